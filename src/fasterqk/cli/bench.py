@@ -1,0 +1,34 @@
+"""The `bench` command: the plain way and ours in one process, and the ratio."""
+
+import argparse
+from importlib import import_module
+
+from fasterqk.cli.output import print_json, print_table, progress_bar
+from fasterqk.cli.parser import Parser, add_json, examples
+
+# A module of `fasterqk.benchmarks` each, with `run(progress) -> dict` that has at least the keys
+# `speedup`, `plain_seconds` and `seconds`.
+BENCHMARKS = {
+    "theory": "closed form against a plain RK4 time-stepping loop",
+}
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples(*(f"fasterqk bench {name} --json" for name in BENCHMARKS))
+    chosen = parser.add_subparsers(dest="benchmark", metavar="NAME", required=True)
+    for name, summary in BENCHMARKS.items():
+        benchmark = chosen.add_parser(
+            name, help=summary, description=summary, epilog=examples(f"fasterqk bench {name} --json")
+        )
+        add_json(benchmark)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    module = import_module(f"fasterqk.benchmarks.{arguments.benchmark}")
+    with progress_bar(f"bench {arguments.benchmark}") as progress:
+        result = module.run(progress)
+    if arguments.json:
+        print_json(result)
+    else:
+        print_table([{"measured": key, "value": value} for key, value in result.items()])
+    return 0

@@ -1,0 +1,76 @@
+"""Entry point: finds the command, runs it, and turns bad input into one line and exit code 2."""
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from fasterqk import __version__
+from fasterqk.cli.parser import Parser
+from fasterqk.errors import InputError
+
+# Each command is a module of this folder with `configure(parser)` and `run(arguments)`. It is imported
+# only when asked for, and imports numpy, scipy and torch only inside `run`.
+COMMANDS = {
+    "theory": "the dynamics solved exactly: attention at a loss, the ratio for a wanted attention",
+    "reproduce": "make a figure or table of the paper",
+    "bench": "measure our way against the plain way in one process",
+}
+
+WELCOME = """\
+fasterqk: how sharply a transformer attends, set by one learning-rate ratio.
+
+Try first:
+  fasterqk theory solve --qk-ratio 10 --loss 1e-4     attention at a loss, exactly
+  fasterqk theory ratio --alpha 0.9 --loss 1e-3       the ratio you need
+  fasterqk reproduce fig4                             a figure of the paper
+  fasterqk --help                                     every command"""
+
+
+def build_parser() -> Parser:
+    """The top-level parser; commands are listed but not imported."""
+    listing = "\n".join(f"  {name:<12}{summary}" for name, summary in COMMANDS.items())
+    parser = Parser(
+        prog="fasterqk",
+        description="Faster query-key learning: apply it, measure it, predict it, reproduce it.",
+        epilog=f"commands:\n{listing}\n\nfasterqk COMMAND --help shows options and examples.",
+    )
+    parser.add_argument("--version", action="version", version=f"fasterqk {__version__}")
+    parser.add_argument("command", nargs="?", metavar="COMMAND", help="one of the commands below")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        print(WELCOME)
+        return 0
+    if words[0] not in COMMANDS:
+        parser = build_parser()
+        command = parser.parse_args(words[:1]).command
+        parser.error(f"unknown command {command!r}; choose from {', '.join(COMMANDS)}")
+    module = import_module(f"fasterqk.cli.{words[0]}")
+    parser = Parser(prog=f"fasterqk {words[0]}", description=COMMANDS[words[0]])
+    module.configure(parser)
+    arguments = parser.parse_args(words[1:])
+    try:
+        return int(module.run(arguments) or 0)
+    except InputError as error:
+        print(f"fasterqk {words[0]}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"fasterqk {words[0]}: stopped; what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) went away: that is its right. Keep the interpreter from complaining.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except OSError as error:
+        where = f": {error.filename!r}" if error.filename else ""
+        print(f"fasterqk {words[0]}: {error.strerror or error}{where}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""The `reproduce` command: a table of experiments, each with its own options."""
+
+import argparse
+from importlib import import_module
+
+from fasterqk.cli.output import print_json
+from fasterqk.cli.parser import Parser, add_json, examples
+
+# A module of this folder each, with SUMMARY, EXAMPLES, `configure(parser)`, `run(arguments) -> dict`
+# (what --json prints) and `show(result)` (what people read).
+EXPERIMENTS = ["fig4", "all"]
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples("fasterqk reproduce fig4 --out out", "fasterqk reproduce all --out out")
+    chosen = parser.add_subparsers(dest="experiment", metavar="NAME", required=True)
+    for name in EXPERIMENTS:
+        module = _module(name)
+        summary = module.SUMMARY
+        experiment = chosen.add_parser(
+            name, help=summary, description=summary, epilog=examples(*module.EXAMPLES)
+        )
+        experiment.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
+        add_json(experiment)
+        module.configure(experiment)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    module = _module(arguments.experiment)
+    result = module.run(arguments)
+    if arguments.json:
+        print_json(result)
+    else:
+        module.show(result)
+    return 0
+
+
+def _module(name: str):  # type: ignore[no-untyped-def]
+    return import_module(f"fasterqk.cli.reproduce.{name.replace('-', '_')}")
