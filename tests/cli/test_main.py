@@ -1,0 +1,93 @@
+"""The front door: help is light, errors are one line, nothing is printed where it does not belong."""
+
+import argparse
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+
+from fasterqk import __version__
+from fasterqk.cli.main import COMMANDS, main
+from fasterqk.cli.parser import Parser
+
+HEAVY = ["numpy", "scipy", "torch", "numba", "matplotlib", "transformers", "rich"]
+
+
+def command_lines(name: str) -> list[list[str]]:
+    """Every command line under one command that takes ``--help``, found by walking its parsers."""
+    parser = Parser(prog=name)
+    import_module(f"fasterqk.cli.{name}").configure(parser)
+
+    def walk(parser: argparse.ArgumentParser, words: list[str]) -> list[list[str]]:
+        found = [words]
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for word, child in action.choices.items():
+                    found += walk(child, [*words, word])
+        return found
+
+    return walk(parser, [name])
+
+
+ALL_COMMAND_LINES = [words for name in COMMANDS for words in command_lines(name)]
+
+
+@pytest.mark.parametrize("words", ALL_COMMAND_LINES, ids=" ".join)
+def test_every_command_shows_help_with_examples(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--help"])
+    assert stop.value.code == 0
+    assert "examples:\n  fasterqk " in capsys.readouterr().out
+
+
+def test_help_of_every_command_imports_nothing_heavy():
+    code = f"""
+import sys
+from fasterqk.cli.main import main
+for words in {ALL_COMMAND_LINES!r} + [[]]:
+    try:
+        main([*words, "--help"])
+    except SystemExit:
+        pass
+print("heavy:", [name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+@pytest.mark.parametrize("words", ALL_COMMAND_LINES, ids=" ".join)
+def test_an_unknown_option_ends_in_one_line_that_quotes_it(words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([*words, "--no-such-option"])
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--version"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == f"fasterqk {__version__}\n"
+
+
+def test_alone_it_says_what_to_try_first(capsys):
+    assert main([]) == 0
+    assert "Try first:" in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_quoted(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["sharpen"])
+    printed = capsys.readouterr()
+    assert stop.value.code == 2
+    assert "'sharpen'" in printed.err
+    assert len(printed.err.splitlines()) == 1
+
+
+def test_a_closed_pipe_is_no_error():
+    command = f"{sys.executable} -m fasterqk.cli.main --help | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
