@@ -1,0 +1,153 @@
+"""What one training run is: a frozen dataclass of plain values, hashed by the store to name its folder."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fasterqk.errors import InputError
+
+OPTIMIZERS = ("adamw", "sgd")
+DECAYS = ("coupled", "independent")
+SCHEDULES = ("cosine", "constant")
+READ_POSITIONS = ("after", "last")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One cell: a task, an arm and a seed, with everything that decides its numbers.
+
+    The defaults are the paper's one-layer HateXplain model; :func:`fasterqk.training.preset` gives the
+    settings of each task. Whole numbers given for real fields become real ones, so that ``qk_ratio=30``
+    and ``qk_ratio=30.0`` are one run.
+
+    >>> TrainConfig("agreement", qk_ratio=30).qk_ratio
+    30.0
+    """
+
+    task: str
+    seed: int = 0
+
+    # Optimisation. `qk_ratio` multiplies the learning rate of the query-key circuit. `decay` says whether
+    # its weight decay is multiplied too ("coupled") or lr * weight_decay is equal for all ("independent").
+    qk_ratio: float = 1.0
+    lr: float = 5e-5
+    epochs: int = 30
+    batch_size: int = 32
+    optimizer: str = "adamw"
+    momentum: float = 0.0
+    weight_decay: float = 1e-4
+    decay: str = "independent"
+    schedule: str = "cosine"
+    warmup: float = 0.1
+    clip: float | None = 1.0
+    # Batches are cut from pools of this many batches that were sorted by length; 1 is plain shuffling.
+    bucket: int = 16
+
+    # Shell-style patterns of parameter names. `faster` takes the multiplier instead of the query-key
+    # circuit; `frozen` is not trained. With `stale_gradients` the gradients of frozen parameters are
+    # still computed, never cleared, and enter the clipped norm, as in the released notebooks.
+    faster: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    stale_gradients: bool = False
+
+    # Model. `read` is the row that makes the prediction: the first position "after" the text (padding
+    # that sees the text and itself) or the "last" token. `mlp_width` 0 leaves the MLP out.
+    layers: int = 1
+    width: int = 64
+    heads: int = 4
+    head_width: int = 64
+    mlp_width: int = 256
+    context: int = 256
+    residual: bool = True
+    read: str = "after"
+    init_scale: float = 0.02
+
+    # Data. `form` chooses among the forms a task has; `file` and its `checksum` belong to task "jsonl".
+    form: str = ""
+    file: str = ""
+    checksum: str = ""
+    train_limit: int | None = None
+
+    # Evaluation: a name in `fasterqk.training.EVALUATIONS`, how often, on how many training examples,
+    # and the shares of tokens (percent) that faithfulness keeps or removes.
+    evaluation: str = "paper"
+    evaluations_per_epoch: int = 1
+    train_subset: int = 2048
+    rationale_k: tuple[int, ...] = (5, 10, 20, 50)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("decay", self.decay, DECAYS)
+        _one_of("schedule", self.schedule, SCHEDULES)
+        _one_of("read", self.read, READ_POSITIONS)
+        for name in ("qk_ratio", "lr", "init_scale"):
+            _at_least(name, getattr(self, name), 0.0, strictly=True)
+        for name in ("weight_decay", "momentum", "warmup"):
+            _at_least(name, getattr(self, name), 0.0)
+        for name in _COUNTS:
+            _at_least(name, getattr(self, name), 1)
+        _at_least("mlp_width", self.mlp_width, 0)
+        if self.warmup > 1:
+            raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
+        if self.clip is not None:
+            _at_least("clip", self.clip, 0.0, strictly=True)
+        if self.train_limit is not None:
+            _at_least("train_limit", self.train_limit, 1)
+        if any(not 0 < k <= 100 for k in self.rationale_k):
+            raise InputError(f"rationale_k {list(self.rationale_k)}: give percentages from 1 to 100")
+
+    def replace(self, **changes: Any) -> "TrainConfig":
+        """This configuration with some fields changed; an unknown field is an error that names it."""
+        names = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in names:
+                raise InputError(f"{name!r} is no field of a training run; fields are {', '.join(names)}")
+        return dataclasses.replace(self, **changes)
+
+
+_COUNTS = (
+    "epochs",
+    "batch_size",
+    "bucket",
+    "layers",
+    "width",
+    "heads",
+    "head_width",
+    "context",
+    "evaluations_per_epoch",
+    "train_subset",
+)
+
+
+def _typed(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    """``value`` in the type the field declares, where that loses nothing; an error otherwise."""
+    declared = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    if value is None and declared.endswith("None"):
+        return None
+    if declared.startswith("tuple") and isinstance(value, list | tuple):
+        item = int if "int" in declared else str
+        if all(isinstance(entry, item) and not isinstance(entry, bool) for entry in value):
+            return tuple(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if declared.startswith("float") and number and math.isfinite(value):
+        return float(value)
+    if declared.startswith("int") and number and float(value).is_integer():
+        return int(value)
+    if declared == "bool" and isinstance(value, bool):
+        return value
+    if declared == "str" and isinstance(value, str):
+        return value
+    raise InputError(f"{field.name} {value!r} is not of type {declared}")
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InputError(f"{name} {value!r} is not one of {', '.join(allowed)}")
+
+
+def _at_least(name: str, value: float, least: float, *, strictly: bool = False) -> None:
+    if value < least or (strictly and value == least):
+        raise InputError(f"{name} {value} is not {'above' if strictly else 'at least'} {least:g}")
