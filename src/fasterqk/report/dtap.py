@@ -32,15 +32,21 @@ def draw_dtap(
     cells = np.asarray(dtap, dtype=float)
     if cells.shape != (len(edges) - 1, len(edges) - 1):
         raise InputError(f"a DTAP table of shape {cells.shape} does not fit {len(edges)} edges")
-    image = axes.imshow(cells, origin="lower", cmap=HEATMAP, vmin=0, vmax=highest)
+    from matplotlib.colors import PowerNorm
+
+    # A square-root scale: most cells hold a few percent, and would all look alike on a linear one.
+    scale = PowerNorm(0.5, vmin=0, vmax=highest)
+    image = axes.imshow(cells, origin="lower", cmap=HEATMAP, norm=scale)
     spread = None if deviation is None else np.asarray(deviation, dtype=float)
     for (row, column), value in np.ndenumerate(cells):
-        text = f"{value:.1f}"
-        if spread is not None:
+        text = "0" if value == 0 else f"{value:.1f}"
+        if spread is not None and np.isfinite(spread[row, column]) and (value or spread[row, column]):
             text += f"\n±{spread[row, column]:.1f}"
         # The colour map runs from dark to light, so dark text belongs on its upper half.
-        color = "black" if value > 0.55 * highest else "white"
-        axes.text(column, row, text, ha="center", va="center", color=color, fontsize=7)
+        color = "black" if scale(value) > 0.55 else "white"
+        axes.text(
+            column, row, text, ha="center", va="center", color=color, fontsize=7, alpha=1 if value else 0.5
+        )
     borders = np.arange(len(edges)) - 0.5
     # The released edges end at 1.001 or 1.1 to close the last interval; what they mean is 1.
     names = [f"{min(edge, 1):g}" for edge in edges]
