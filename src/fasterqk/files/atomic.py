@@ -15,8 +15,8 @@ from pathlib import Path
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write ``data`` to ``path`` atomically, making parent folders; returns the path.
 
-    When the write fails (disk full, no permission) the old file is untouched and no temporary file
-    stays behind.
+    When the write fails (disk full, no permission) the old file is untouched, no temporary file stays
+    behind, and the ``OSError`` names ``path``.
     """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -27,9 +27,11 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(target), None
         raise
     _sync_folder(target.parent)
     return target

@@ -9,6 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from fasterqk.errors import InputError
+
 SCHEMA_VERSION = 1
 
 
@@ -57,13 +59,17 @@ def config_fields(config: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            reduced: Any = config_fields(value)
-        else:
-            reduced = plain(value)
         if _is_default(field, value):
             continue
-        fields[field.name] = reduced
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields[field.name] = config_fields(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            # JSON has no word for it: infinity, not-a-number and None would share one hash.
+            raise InputError(
+                f"{field.name} = {value} cannot be part of a configuration; give a finite number"
+            )
+        else:
+            fields[field.name] = plain(value)
     return fields
 
 
@@ -96,4 +102,6 @@ def _is_default(field: "dataclasses.Field[Any]", value: Any) -> bool:
         default = field.default_factory()
     else:
         return False
+    if value is default:  # nearly always, and a sweep hashes thousands of configurations
+        return True
     return type(value) is type(default) and canonical_json(value) == canonical_json(default)

@@ -1,14 +1,20 @@
-"""The store: a configuration is hashed to a folder that holds it and its result."""
+"""The store: a configuration is hashed to a folder that holds it and everything about its run."""
 
-import dataclasses
-import json
 import os
-from collections.abc import Mapping
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import SCHEMA_VERSION, config_fields, content_hash, plain, write_text
+from fasterqk.files import config_fields, content_hash
+from fasterqk.runs.claim import LOCK_NAME, claim, is_claimed
+from fasterqk.runs.environment import environment
+from fasterqk.runs.sealed import read_sealed, write_sealed
+
+CELL_NAME = re.compile("[0-9a-f]{16}")
 
 
 class Store:
@@ -21,7 +27,8 @@ class Store:
     """
 
     def __init__(self, out: str | os.PathLike[str]) -> None:
-        self.root = Path(out) / "runs"
+        self.out = Path(out)
+        self.root = self.out / "runs"
 
     def folder(self, config: Any) -> Path:
         """Where the results of ``config`` (a frozen dataclass) live, whether or not they exist."""
@@ -29,34 +36,95 @@ class Store:
 
     def result(self, config: Any) -> dict[str, Any] | None:
         """The stored result of ``config``, or None when it has not been run."""
-        path = self.folder(config) / "result.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        try:
-            result = json.loads(text)
-        except ValueError as error:
-            raise InputError(
-                f"{path} is not JSON ({error}); remove its folder to run the cell again"
-            ) from None
-        if not isinstance(result, dict):
-            raise InputError(f"{path} holds no JSON object; remove its folder to run the cell again")
-        return result
+        document = read_result(self.folder(config))
+        return None if document is None else document["result"]
 
-    def save(self, config: Any, result: Mapping[str, Any]) -> Path:
-        """Write ``config`` and its ``result``; the result comes last, so that it marks a finished cell."""
+    def begin(self, config: Any) -> Path:
+        """Write ``config.json``, so that an unfinished cell can be told from others; returns the folder."""
         folder = self.folder(config)
-        document = {
-            "kind": type(config).__name__,
-            "schema": SCHEMA_VERSION,
-            "fields": config_fields(config),
-            "all": dataclasses.asdict(config),
-        }
-        write_text(folder / "config.json", _pretty(document))
-        write_text(folder / "result.json", _pretty(result))
+        if not (folder / "config.json").exists():
+            document = {"kind": type(config).__name__, "fields": config_fields(config), "all": config}
+            write_sealed(folder / "config.json", document)
         return folder
 
+    def save(self, config: Any, result: Mapping[str, Any], **about: Any) -> Path:
+        """Write ``config`` and its ``result``; the result comes last, so that it marks a finished cell.
 
-def _pretty(value: Any) -> str:
-    return json.dumps(plain(value), indent=1, sort_keys=True, allow_nan=False) + "\n"
+        ``about`` stands beside the result: ``seconds`` and ``attempt`` as the sweep measures them.
+        Checksums of the data, when the result has them under ``data_checksums``, go to
+        ``environment.json`` too.
+        """
+        folder = self.begin(config)
+        write_sealed(
+            folder / "environment.json", {**environment(), "data_checksums": result.get("data_checksums")}
+        )
+        write_sealed(folder / "result.json", {"cell": folder.name, **about, "result": result})
+        return folder
+
+    def cells(self) -> Iterator[Path]:
+        """The folders of all cells, finished or not, in order of their names."""
+        try:
+            names = sorted(os.listdir(self.root))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in names:
+            if CELL_NAME.fullmatch(name):
+                yield self.root / name
+
+    def find(self, prefix: str) -> Path:
+        """The folder of the one cell whose name begins with ``prefix``."""
+        found = [folder for folder in self.cells() if folder.name.startswith(prefix)] if prefix else []
+        if len(found) != 1:
+            many = f"{len(found)} cells begin" if found else "no cell begins"
+            raise InputError(
+                f"{many} with {prefix!r} in {self.root}; `fasterqk runs list --out {self.out}` shows them"
+            )
+        return found[0]
+
+    def remove(self, folder: Path) -> None:
+        """Remove a cell and everything in it, unless a process is working on it."""
+        with claim(folder) as claimed:
+            if not claimed:
+                raise InputError(f"cell {folder.name} is running; stop its sweep before removing it")
+            # First what marks the cell as finished: half a removal is then an unfinished cell.
+            with suppress(FileNotFoundError):
+                os.unlink(folder / "result.json")
+            shutil.rmtree(folder)
+
+
+def read_result(folder: Path) -> dict[str, Any] | None:
+    """What ``result.json`` of a cell holds (``result`` and what stands beside it), or None."""
+    path = folder / "result.json"
+    document = read_sealed(path)
+    if document is not None and document.get("cell") != folder.name:
+        raise InputError(f"{path} belongs to cell {document.get('cell')!r}; remove this folder")
+    return document
+
+
+def state(folder: Path) -> str:
+    """``done``, ``running``, ``failed`` (its traceback is in ``error.json``) or ``stopped``."""
+    if (folder / "result.json").exists():
+        return "done"
+    if is_claimed(folder):
+        return "running"
+    return "failed" if (folder / "error.json").exists() else "stopped"
+
+
+def clear(folder: Path) -> None:
+    """Empty a cell's folder, its lock excepted; the caller holds the claim."""
+    with suppress(FileNotFoundError):
+        os.unlink(folder / "result.json")
+    for entry in folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != LOCK_NAME:
+            entry.unlink()
+
+
+def clear_temporary(folder: Path) -> None:
+    """Remove what a killed process left half-written; the caller holds the claim."""
+    for entry in folder.glob(".*.tmp"):
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()

@@ -1,0 +1,56 @@
+"""JSON files that know when they were damaged: the first entry is a checksum of all the others."""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fasterqk.errors import InputError
+from fasterqk.files import SCHEMA_VERSION, plain, write_text
+
+_PREFIX = '{\n "sha256": "'
+_HEAD = len(_PREFIX) + 64 + len('",\n')
+
+
+def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    """Write ``document`` atomically with the schema version and a checksum."""
+    body = json.dumps({"schema": SCHEMA_VERSION, **plain(document)}, indent=1, allow_nan=False)
+    rest = body[2:] + "\n"
+    write_text(path, f'{_PREFIX}{_checksum(rest)}",\n{rest}')
+
+
+def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The document at ``path`` without its checksum, or None when there is no such file.
+
+    A file that is not as it was written raises :class:`~fasterqk.errors.InputError`.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        text = data.decode("utf-8")
+        document = json.loads(text)
+        checksum = document.pop("sha256")
+        version = document["schema"]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise _damaged(path, "it is not the JSON that was written") from None
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        raise InputError(
+            f"{path} was written by a newer fasterqk (schema {version}, this one reads {SCHEMA_VERSION})"
+        )
+    if not text.startswith(_PREFIX) or checksum != _checksum(text[_HEAD:]):
+        raise _damaged(path, "its checksum is wrong")
+    return dict(document)
+
+
+def _checksum(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:
+    folder = Path(path).parent
+    command = f"fasterqk runs rm {folder.name} --out {folder.parent.parent}"
+    return InputError(f"{path} is damaged ({reason}); `{command}` lets the cell run again")
