@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt torch
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[hf,dev]'
+		--constraint constraints.txt --editable '.[hf,cluster,dev]'
 	@touch $(STAMP)
 
 lint: $(STAMP)
