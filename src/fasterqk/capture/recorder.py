@@ -1,0 +1,125 @@
+"""Who is running, and which probabilities were formed inside: the notebook of one forward pass."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from fasterqk.capture.modules import is_attention
+
+# What Hugging Face attention modules call hidden states that only their keys and values are made from.
+_OTHER_SOURCES = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
+# Plain attribute that a capture hangs on every module of the model while it runs.
+ATTRIBUTE = "_fasterqk_recorder"
+
+
+def record(module: nn.Module, probabilities: Tensor, kind: str | None = "self") -> None:
+    """Hand ``probabilities`` (batch, head, query, key) to the capture that is running, if one is.
+
+    Models call it in ``forward`` where they form their attention probabilities. Without a capture it is
+    one attribute check, also under ``torch.compile``. ``kind`` is ``"self"`` or ``"cross"``, or
+    ``"encoder"`` / ``"decoder"`` where a model wants to say it itself.
+
+    >>> import torch
+    >>> class Attention(torch.nn.Module):
+    ...     def forward(self, scores):
+    ...         probabilities = scores.softmax(-1)
+    ...         record(self, probabilities)
+    ...         return probabilities
+    >>> from fasterqk.capture import capture
+    >>> capture(Attention(), torch.zeros(1, 1, 2, 2))[0].tolist()
+    [[[[0.5, 0.5], [0.5, 0.5]]]]
+    """
+    recorder = getattr(module, ATTRIBUTE, None)
+    if recorder is not None:
+        recorder.add(probabilities, module=module, kind=kind)
+
+
+@dataclass(eq=False)
+class Frame:
+    """One call of one module, while it runs and afterwards.
+
+    ``other_source``: it was handed keys from somewhere else than its queries.
+    """
+
+    name: str
+    module: nn.Module
+    other_source: bool = False
+    recorded: bool = False
+    explicit: bool = False
+
+
+@dataclass(eq=False)
+class AttentionCall:
+    """Probabilities that were formed once, and where."""
+
+    frames: tuple[Frame, ...]
+    probabilities: Tensor
+    module: nn.Module | None = None
+    kind: str | None = None
+
+    @property
+    def explicit(self) -> bool:
+        """Whether the module itself (or its attention backend) handed them over."""
+        return self.module is not None
+
+
+@dataclass(eq=False)
+class Recorder:
+    """Collects attention calls during a forward pass and knows the stack of running modules."""
+
+    frames: list[Frame] = field(default_factory=list)
+    entered: list[Frame] = field(default_factory=list)
+    calls: list[AttentionCall] = field(default_factory=list)
+
+    def add(self, probabilities: Tensor, *, module: nn.Module | None = None, kind: str | None = None) -> None:
+        """Note probabilities; with ``module`` they come from the module itself and outrank traced ones."""
+        frames = tuple(self.frames)
+        for frame in frames:
+            frame.recorded = True
+            frame.explicit |= frame.module is module
+        self.calls.append(AttentionCall(frames, probabilities, module, kind))
+
+    def chosen(self) -> list[AttentionCall]:
+        """The calls, without those traced inside a module call that handed over its own."""
+        return [
+            call for call in self.calls if call.explicit or not any(frame.explicit for frame in call.frames)
+        ]
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """Follow the module stack of ``model`` and answer its ``record`` calls; leaves no trace."""
+        handles = []
+        modules = dict(model.named_modules())
+        try:
+            for name, module in modules.items():
+                module.__dict__[ATTRIBUTE] = self
+                handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True))
+                handles.append(module.register_forward_hook(self._leave, always_call=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for module in modules.values():
+                module.__dict__.pop(ATTRIBUTE, None)
+
+    def _enter(self, name: str) -> Any:
+        def enter(module: nn.Module, arguments: Any, keywords: Any) -> None:
+            frame = Frame(name, module, _other_source(module, arguments, keywords))
+            self.frames.append(frame)
+            self.entered.append(frame)
+
+        return enter
+
+    def _leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self.frames and self.frames[-1].module is module:
+            self.frames.pop()
+
+
+def _other_source(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    if isinstance(module, nn.MultiheadAttention):
+        query, key = (*arguments, keywords.get("query"), keywords.get("key"))[:2]
+        return query is not key
+    return is_attention(module) and any(keywords.get(name) is not None for name in _OTHER_SOURCES)

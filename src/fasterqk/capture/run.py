@@ -1,0 +1,163 @@
+"""``capture``: run a model once and come back with its attention probabilities."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasterqk.capture.captured import Captured
+from fasterqk.capture.huggingface import BACKEND, attention_implementation, configurations, register_backend
+from fasterqk.capture.kinds import kinds_of
+from fasterqk.capture.modules import attention_modules, stack_of
+from fasterqk.capture.recorder import AttentionCall, Recorder
+from fasterqk.capture.shapes import four_axes
+from fasterqk.capture.trace import AttentionTrace
+from fasterqk.errors import InputError
+
+
+def capture(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    differentiable: bool = False,
+    forward: Callable[..., Any] | None = None,
+) -> Captured:
+    """Run ``model`` on ``inputs`` in evaluation mode and return its attention probabilities.
+
+    ``inputs`` is a mapping (passed by keyword), a tuple (by position) or one tensor. The result is a
+    sequence with one tensor ``(batch, head, query, key)`` for each layer, in the order the model forms
+    them; see `Captured` for names, kinds and the model's own outputs. With ``differentiable`` the
+    tensors are part of the autograd graph that leads to the outputs. ``forward`` is called in place of
+    the model where another method is meant (``model.get_text_features``).
+
+    Works on Hugging Face models (whatever attention implementation they use), ``nn.MultiheadAttention``
+    and everything built on it, and any module whose attention is a softmax or torch's attention kernel.
+    The model is left exactly as it was found. Fewer layers than the model has is an ``InputError``.
+
+    >>> layer = nn.TransformerEncoderLayer(8, nhead=2, batch_first=True)
+    >>> captured = capture(nn.TransformerEncoder(layer, 3), torch.zeros(1, 5, 8))
+    >>> len(captured), captured[0].shape
+    (3, torch.Size([1, 2, 5, 5]))
+    """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    tries: list[str | None] = [None]
+    if "transformers" in sys.modules and configurations(model):
+        tries = [BACKEND, "eager"] if register_backend() else ["eager"]
+    for position, implementation in enumerate(tries):
+        last = position == len(tries) - 1
+        recorder = Recorder()
+        try:
+            with _running(model, recorder, implementation, differentiable):
+                outputs = _call(forward or model, inputs)
+        except Exception:
+            if last:
+                raise
+            continue
+        calls = recorder.chosen()
+        missing = missing_modules(model, recorder)
+        if last or (calls and not missing):
+            break
+    if missing or not calls:
+        raise InputError(_complaint(model, missing, len(calls)))
+    return _captured(model, calls, outputs, inputs, differentiable)
+
+
+def missing_modules(model: nn.Module, recorder: Recorder) -> list[str]:
+    """Attention modules that ran without forming visible probabilities, or were left out of their stack.
+
+    A whole stack that did not run (the vision tower of a model that was given only text) is no gap.
+    """
+    attention = attention_modules(model)
+    entered = {frame.name for frame in recorder.entered}
+    stacks = {stack_of(name) for name in attention if name in entered}
+    silent = {frame.name for frame in recorder.entered if frame.name in attention and not frame.recorded}
+    return [
+        name for name in attention if name in silent or (name not in entered and stack_of(name) in stacks)
+    ]
+
+
+@contextmanager
+def _running(
+    model: nn.Module, recorder: Recorder, implementation: str | None, differentiable: bool
+) -> Iterator[None]:
+    """Evaluation mode, the chosen attention implementation, hooks and trace on; all undone at the end."""
+    training = [(module, module.training) for module in model.modules()]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    with ExitStack() as stack:
+        try:
+            model.eval()
+            torch.backends.mha.set_fastpath_enabled(False)
+            if hasattr(torch.compiler, "set_stance"):
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(attention_implementation(model, implementation))
+            stack.enter_context(recorder.watching(model))
+            stack.enter_context(torch.set_grad_enabled(differentiable))
+            stack.enter_context(AttentionTrace(recorder))
+            yield
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+            for module, was in training:
+                module.training = was
+
+
+def _call(function: Callable[..., Any], inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, tuple):
+        return function(*inputs)
+    if hasattr(inputs, "keys"):
+        return function(**{name: inputs[name] for name in inputs.keys()})  # noqa: SIM118 (BatchEncoding)
+    raise InputError(f"inputs are a mapping, a tuple or a tensor, not {type(inputs).__name__}")
+
+
+def _complaint(model: nn.Module, missing: list[str], captured: int) -> str:
+    if not missing:
+        return (
+            f"no attention probabilities were formed in {type(model).__name__}; "
+            "call fasterqk.capture.record(self, probabilities) where your model forms them"
+        )
+    classes = sorted({type(model.get_submodule(name)).__name__ for name in missing})
+    shown = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
+    return (
+        f"captured {captured} attention layers, but {len(missing)} more form no softmax that can be seen: "
+        f"{shown} ({', '.join(classes)}); call fasterqk.capture.record(self, probabilities) in their forward"
+    )
+
+
+def _captured(
+    model: nn.Module, calls: list[AttentionCall], outputs: Any, inputs: Any, differentiable: bool
+) -> Captured:
+    attention = attention_modules(model)
+    known = {id(module): name for name, module in model.named_modules()}
+    names = tuple(_name(call, known, attention) for call in calls)
+    batch = _batch(inputs)
+    tensors = tuple(four_axes(call, name, batch) for call, name in zip(calls, names, strict=True))
+    if not differentiable:
+        tensors = tuple(tensor.detach() for tensor in tensors)
+    return Captured(tensors, names, kinds_of(calls, names), outputs)
+
+
+def _name(call: AttentionCall, known: dict[int, str], attention: dict[str, nn.Module]) -> str:
+    """The module that owns this call: the one that said so, else the nearest attention module."""
+    if call.module is not None:
+        return known.get(id(call.module), "")
+    for frame in reversed(call.frames):
+        if frame.name in attention:
+            return frame.name
+    for frame in reversed(call.frames):
+        if any(True for _ in frame.module.parameters()):
+            return frame.name
+    return ""
+
+
+def _batch(inputs: Any) -> int | None:
+    values = [inputs] if isinstance(inputs, Tensor) else inputs
+    if hasattr(values, "keys"):
+        values = [values[name] for name in values.keys()]  # noqa: SIM118
+    for value in values:
+        if isinstance(value, Tensor) and value.dim():
+            return value.shape[0]
+    return None
