@@ -1,0 +1,85 @@
+"""What each row of attention may see, uniform attention over it, and whether a row is a distribution."""
+
+import torch
+from torch import Tensor
+
+from fasterqk.errors import InputError
+
+
+def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
+    """Which key each query may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``.
+
+    Padding is neither seen nor sees.
+    """
+    real = real.bool()
+    pairs = real.unsqueeze(1) & real.unsqueeze(2)
+    return pairs.tril() if causal else pairs
+
+
+def seen_pairs(layer: Tensor, real: Tensor, read: Tensor) -> Tensor:
+    """As :func:`allowed_pairs`, with the pattern read off the attention itself.
+
+    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``. A
+    distance between query and key counts as visible when any head of any instance puts weight on it, so
+    causal, bidirectional and sliding-window attention are told apart without knowing the architecture.
+    """
+    pairs = allowed_pairs(real, causal=False)
+    length = real.shape[1]
+    position = torch.arange(length, device=layer.device)
+    distance = (position.unsqueeze(0) - position.unsqueeze(1) + length - 1).expand_as(pairs)
+    weight = (layer > 0).any(1)
+    if layer.shape[2] == length:
+        found = distance[weight & pairs]
+    else:
+        instance = torch.arange(len(read), device=layer.device)
+        found = distance[instance, read][weight[:, 0] & pairs[instance, read]]
+    visible = torch.zeros(2 * length - 1, dtype=torch.bool, device=layer.device)
+    visible[found] = True
+    return pairs & visible[distance]
+
+
+def read_rows(layer: Tensor, read: Tensor) -> Tensor:
+    """The rows ``(batch, head, key)`` of ``layer`` at the read positions ``(batch,)``.
+
+    A model that computes nothing else in its last layer may give that one row, ``(batch, head, 1, key)``.
+    """
+    if layer.shape[2] == 1:
+        return layer[:, :, 0]
+    if layer.shape[2] != layer.shape[3]:
+        raise InputError(f"attention of shape {tuple(layer.shape)} is not (batch, head, token, token)")
+    return layer[torch.arange(len(read), device=layer.device), :, read]
+
+
+def uniform_attention(allowed: Tensor) -> Tensor:
+    """Attention that spreads evenly over what each row may see, ``(batch, 1, query, key)``.
+
+    Rows that may see nothing (padding) are zero.
+    """
+    weights = allowed.float()
+    return (weights / weights.sum(-1, keepdim=True).clamp_min(1)).unsqueeze(1)
+
+
+def check_rows(rows: Tensor, allowed: Tensor, name: str, tolerance: float = 1e-3) -> None:
+    """Raise unless every row that may see something is finite and sums to one over what it may see.
+
+    ``rows`` and ``allowed`` are ``(batch, query, key)``; ``name`` says which layer it is.
+    """
+    used = allowed.any(-1)
+    total = torch.where(allowed, rows, 0).sum(-1)
+    if not bool(torch.isfinite(total[used]).all()):
+        where = _where(used & ~torch.isfinite(total))
+        raise InputError(f"attention of {name} is not a number at {where}; was the model trained to nan?")
+    wrong = used & ((total - 1).abs() > tolerance)
+    if bool(wrong.any()):
+        worst = float(total[wrong][0])
+        raise InputError(
+            f"attention of {name} sums to {worst:.4g} over what it may see, not to 1, at {_where(wrong)};"
+            " give softmax probabilities and a mask that fits them"
+        )
+
+
+def _where(wrong: Tensor) -> str:
+    place = wrong.nonzero()[0].tolist()
+    return (
+        f"instance {place[0]}, query {place[-1]} of its batch" if len(place) > 1 else f"instance {place[0]}"
+    )
