@@ -7,10 +7,12 @@ whoever only scores does not wait for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fasterqk.attention.eraser import write_eraser
 from fasterqk.attention.examples import Example, read_example, read_examples
 from fasterqk.attention.faithfulness import Faithfulness, Predict, faithfulness
 from fasterqk.attention.instances import Batch, Instance, collate
 from fasterqk.attention.matched_loss import common_levels, matched_loss
+from fasterqk.attention.measurement import Measurement
 from fasterqk.attention.plausibility import Agreement, agreement, auprc, plausibility
 from fasterqk.attention.removal import Removal, percent_count, remove, top_percent
 from fasterqk.attention.scores import (
@@ -35,10 +37,15 @@ if TYPE_CHECKING:
         max_logit,
         without_first_token,
     )
+    from fasterqk.attention.measuring import measure
+    from fasterqk.attention.models import Answer, Measurable, TorchClassifier
     from fasterqk.attention.visibility import allowed_pairs, seen_pairs, uniform_attention
 
 _WITH_TORCH = {
     "Aggregation": "aggregation",
+    "Answer": "models",
+    "Measurable": "models",
+    "TorchClassifier": "models",
     "aggregate": "aggregation",
     "aggregate_null": "aggregation",
     "allowed_pairs": "visibility",
@@ -47,6 +54,7 @@ _WITH_TORCH = {
     "first_token_share": "concentration",
     "largest_weight": "concentration",
     "max_logit": "concentration",
+    "measure": "measuring",
     "relevant_mass": "aggregation",
     "seen_pairs": "visibility",
     "uniform_attention": "visibility",
@@ -57,13 +65,17 @@ __all__ = [
     "DTAP_EDGES",
     "Aggregation",
     "Agreement",
+    "Answer",
     "Batch",
     "Example",
     "Faithfulness",
     "Instance",
     "Interval",
+    "Measurable",
+    "Measurement",
     "Predict",
     "Removal",
+    "TorchClassifier",
     "ac",
     "acmc",
     "aggregate",
@@ -83,6 +95,7 @@ __all__ = [
     "largest_weight",
     "matched_loss",
     "max_logit",
+    "measure",
     "mrta",
     "paired_difference",
     "percent_count",
@@ -97,6 +110,7 @@ __all__ = [
     "top_percent",
     "uniform_attention",
     "without_first_token",
+    "write_eraser",
 ]
 
 

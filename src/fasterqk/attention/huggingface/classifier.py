@@ -1,0 +1,97 @@
+"""Sequence classifiers of Hugging Face transformers, encoders and decoders."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fasterqk.attention.instances import Batch, Instance, collate
+from fasterqk.attention.models import TorchClassifier, leaf_embedding, on_device_of
+from fasterqk.errors import InputError
+
+_PROBE_LENGTH = 6
+
+
+class HuggingFaceClassifier(TorchClassifier):
+    """A ``...ForSequenceClassification`` model.
+
+    Its read position is not assumed but found: the one final hidden state from which a gradient reaches
+    the logits, the first token in encoders, the last in decoders. Models that pool several are refused.
+    """
+
+    def __init__(self, model: Any) -> None:
+        config = model.config
+        if config.num_labels < 2 or config.problem_type == "multi_label_classification":
+            raise InputError(
+                f"{type(model).__name__} with {config.num_labels} label(s) and problem type"
+                f" {config.problem_type!r} gives no probabilities of classes; only classifiers are measured"
+            )
+        classes = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
+        embedding = model.get_input_embeddings()
+        self._text_config: Any = config.get_text_config()
+        super().__init__(model, classes=classes, inputs=self._keywords, embedding=embedding)
+        self.read = self._find_read()
+
+    def attend(self, batch: Batch) -> Any:
+        with self._padding(batch):
+            return super().attend(batch)
+
+    def _logits(self, batch: Batch) -> Tensor:
+        with self._padding(batch):
+            return super()._logits(batch)
+
+    def _keywords(self, batch: Batch) -> dict[str, Tensor]:
+        unused = self._unused(batch)
+        return inputs_of(self.model, batch, np.where(batch.real, batch.tokens, unused))
+
+    @contextmanager
+    def _padding(self, batch: Batch) -> Iterator[None]:
+        # Decoders find the token they read by looking for padding ids, and refuse batches where none is
+        # defined. An id that does not occur in the batch marks it beyond doubt.
+        before = self._text_config.pad_token_id
+        self._text_config.pad_token_id = self._unused(batch)
+        try:
+            yield
+        finally:
+            self._text_config.pad_token_id = before
+
+    def _unused(self, batch: Batch) -> int:
+        used = set(batch.tokens[batch.real].tolist())
+        padding = self._text_config.pad_token_id
+        if padding is not None and padding not in used:
+            return int(padding)
+        return next(number for number in range(self._text_config.vocab_size) if number not in used)
+
+    def _find_read(self) -> Literal["first", "last"]:
+        tokens = np.arange(_PROBE_LENGTH) % self._text_config.vocab_size
+        whole, none = np.ones(_PROBE_LENGTH, dtype=bool), np.zeros(_PROBE_LENGTH)
+        lengths = (_PROBE_LENGTH - 2, _PROBE_LENGTH)
+        batch = collate([Instance(tokens[:n], whole[:n], none[:n]) for n in lengths])
+        with leaf_embedding(self.embedding), self._padding(batch):
+            outputs = self.model(**self._keywords(batch), output_hidden_states=True)
+            # Unequal weights: equal ones would cancel where the classes are mirror images.
+            score = (outputs.logits * torch.arange(1, len(self.classes) + 1).to(outputs.logits)).sum()
+            (gradient,) = torch.autograd.grad(score, outputs.hidden_states[-1])
+        used = (gradient.abs().sum(-1) > 0).cpu().numpy() & batch.real
+        one_each = used.sum() == len(batch)
+        if one_each and used[np.arange(len(batch)), batch.first].all():
+            return "first"
+        if one_each and used[np.arange(len(batch)), batch.last].all():
+            return "last"
+        raise InputError(
+            f"{type(self.model).__name__} does not read its prediction at the first or the last token alone,"
+            " so there is no row of attention that makes the prediction"
+        )
+
+
+def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:
+    """``input_ids`` and ``attention_mask``, with explicit positions where padding comes first."""
+    mask = batch.visible.astype(np.int64)
+    inputs = {"input_ids": on_device_of(model, tokens), "attention_mask": on_device_of(model, mask)}
+    if batch.side == "left":
+        inputs["position_ids"] = on_device_of(model, np.maximum(batch.real.cumsum(1) - 1, 0))
+    return inputs

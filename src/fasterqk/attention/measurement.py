@@ -1,0 +1,145 @@
+"""The result of measuring a model on data: numbers of every instance, their summary, tables for people."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.attention.faithfulness import Faithfulness
+from fasterqk.attention.instances import Instance
+from fasterqk.attention.plausibility import Agreement, agreement, plausibility
+from fasterqk.attention.scores import summarize
+
+# A token belongs to the human rationale from this relevance on (half of the annotators, say).
+RATIONALE_FROM = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """Everything measured, one entry an instance in the order of the data.
+
+    ``columns`` maps a name (``mass``, ``null_mass``, ``probability``, ``correct``, ``entropy``, ...) to its
+    values ``(instance,)``; ``importance`` holds the ranking of each instance's tokens, ``random`` a random
+    one for comparison.
+    """
+
+    instances: tuple[Instance, ...]
+    columns: dict[str, NDArray[np.float64]]
+    importance: tuple[NDArray[np.float64], ...]
+    faithfulness: Faithfulness
+    random_importance: tuple[NDArray[np.float64], ...]
+    random_faithfulness: Faithfulness
+    classes: tuple[str, ...]
+    edges: tuple[float, ...]
+    settings: dict[str, Any]
+
+    def summary(self) -> dict[str, Any]:
+        """All scores as plain JSON data; see docs/measure.md for what each key means."""
+        relevant = np.array([instance.relevant for instance in self.instances])
+        column = self.columns
+        scores = summarize(
+            column["mass"][relevant],
+            column["probability"][relevant],
+            column["null_mass"][relevant],
+            edges=self.edges,
+        )
+        scores["null"]["entropy"] = float(column["null_entropy"].mean())
+        without = column["mass_without_first"][relevant]
+        return {
+            "n": len(self.instances),
+            "n_without_relevance": int((~relevant).sum()),
+            "accuracy": float(column["correct"].mean()),
+            **{name: scores[name] for name in ("mrta", "ac", "acmc", "dtap", "dtap_edges")},
+            "entropy": float(column["entropy"].mean()),
+            **_ranking_scores(self.faithfulness, self.agreements()),
+            "null": scores["null"],
+            "random": _ranking_scores(self.random_faithfulness, self.agreements(random=True)),
+            "concentration": {
+                name: float(column[name].mean())
+                for name in ("effective_tokens", "largest_weight", "max_logit", "first_token_share")
+            },
+            "without_first_token": {
+                "mrta": float(without.mean()),
+                "entropy": float(column["entropy_without_first"].mean()),
+            },
+            "measured": self.settings,
+        }
+
+    def agreements(self, random: bool = False) -> list[Agreement]:
+        """Plausibility of every instance that has a rationale, in order."""
+        rankings = self.random_importance if random else self.importance
+        pairs = zip(self.instances, rankings, strict=True)
+        return [
+            agreement(ranking[instance.rankable], rationale_of(instance))
+            for instance, ranking in pairs
+            if rationale_of(instance).any()
+        ]
+
+    def scores_table(self) -> list[dict[str, Any]]:
+        """A tidy table: one row a score, with what uniform attention or a random ranking gives."""
+        summary = self.summary()
+        rows = [
+            {"score": name, "k": None, "value": summary[name], "null": summary["null"].get(name)}
+            for name in ("accuracy", "mrta", "ac", "acmc", "entropy")
+        ]
+        for name in ("sufficiency", "comprehensiveness"):
+            chance = summary["random"]
+            rows += [
+                {"score": name, "k": int(k), "value": value, "null": chance[name][k]}
+                for k, value in summary[name].items()
+            ]
+            rows.append(
+                {
+                    "score": f"aopc {name}",
+                    "k": None,
+                    "value": summary["aopc"][name],
+                    "null": chance["aopc"][name],
+                }
+            )
+        rows += [
+            {"score": name, "k": None, "value": value, "null": summary["random"]["plausibility"][name]}
+            for name, value in summary["plausibility"].items()
+        ]
+        return rows
+
+    def instances_table(self) -> list[dict[str, Any]]:
+        """A tidy table: one row an instance."""
+        rows = []
+        for number, instance in enumerate(self.instances):
+            row: dict[str, Any] = {
+                "id": instance.id,
+                "tokens": len(instance.tokens),
+                "relevant": instance.relevant,
+            }
+            row |= {name: float(values[number]) for name, values in self.columns.items()}
+            for place, k in enumerate(self.faithfulness.percents):
+                row[f"sufficiency_{k}"] = float(self.faithfulness.sufficiency[number, place])
+                row[f"comprehensiveness_{k}"] = float(self.faithfulness.comprehensiveness[number, place])
+            rows.append(row)
+        return rows
+
+    def _repr_html_(self) -> str:
+        from fasterqk.attention.html import measurement_html
+
+        return measurement_html(self)
+
+
+def rationale_of(instance: Instance) -> NDArray[np.bool_]:
+    """The human rationale over the tokens that may be ranked, 0/1."""
+    return np.asarray(instance.relevance[instance.rankable] >= RATIONALE_FROM)
+
+
+def _ranking_scores(scores: Faithfulness, agreements: list[Agreement]) -> dict[str, Any]:
+    sufficiency = scores.sufficiency.mean(0)
+    comprehensiveness = scores.comprehensiveness.mean(0)
+    names = [str(percent) for percent in scores.percents]
+    return {
+        "sufficiency": dict(zip(names, sufficiency.tolist(), strict=True)),
+        "comprehensiveness": dict(zip(names, comprehensiveness.tolist(), strict=True)),
+        "aopc": {
+            "sufficiency": float(sufficiency.mean()),
+            "comprehensiveness": float(comprehensiveness.mean()),
+        },
+        "plausibility": plausibility(agreements),
+    }

@@ -1,0 +1,117 @@
+"""Measure a model on instances, in batches: attention, faithfulness, plausibility, and their nulls."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fasterqk.attention.aggregation import Aggregation, aggregate, aggregate_null, relevant_mass
+from fasterqk.attention.concentration import (
+    effective_tokens,
+    entropy,
+    first_token_share,
+    largest_weight,
+    max_logit,
+    without_first_token,
+)
+from fasterqk.attention.faithfulness import faithfulness, join
+from fasterqk.attention.instances import Batch, Instance, Side, collate, pad_rows, unpad_rows
+from fasterqk.attention.measurement import Measurement
+from fasterqk.attention.models import Measurable, as_array
+from fasterqk.attention.removal import Removal
+from fasterqk.attention.scores import DTAP_EDGES
+from fasterqk.attention.visibility import seen_pairs
+from fasterqk.errors import InputError
+
+RankBy = Literal["attention", "gradient"]
+Columns = dict[str, NDArray[np.float64]]
+
+
+def measure(
+    model: Measurable,
+    instances: Sequence[Instance],
+    *,
+    generator: np.random.Generator,
+    percents: Sequence[int] = (5, 10, 20, 50),
+    aggregation: Aggregation = Aggregation(),  # noqa: B008 - frozen
+    removal: Removal = Removal(),  # noqa: B008 - frozen
+    rank_by: RankBy = "attention",
+    batch_size: int = 32,
+    edges: Sequence[float] = DTAP_EDGES,
+    side: Side = "right",
+    progress: Callable[[float, float], None] | None = None,
+) -> Measurement:
+    """Measure ``model`` on ``instances``, ``batch_size`` at a time; nothing depends on how they are batched.
+
+    ``generator`` draws the random rankings that faithfulness and plausibility are compared with.
+    ``progress(done, total)`` is called after each batch.
+    """
+    if not instances:
+        raise InputError("no instance was given; nothing can be measured")
+    if not any(instance.relevant for instance in instances):
+        raise InputError(f"no token is relevant in any of {len(instances)} instances; nothing can be scored")
+    if rank_by not in get_args(RankBy):
+        raise InputError(f"unknown ranking {rank_by!r}; choose from {', '.join(get_args(RankBy))}")
+    random_rankings = [generator.random(len(instance.tokens)) for instance in instances]
+    # Neighbours in length share a batch, so that little is spent on padding.
+    order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
+    columns, importances, scores, random_scores = [], [], [], []
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        batch = collate([instances[i] for i in chosen], side)
+        measured, rows, outcomes = _measure_attention(model, batch, aggregation)
+        importance = rows if rank_by == "attention" else model.gradient_times_input(batch)
+        random_importance = pad_rows([random_rankings[i] for i in chosen], batch)
+        columns.append(measured)
+        importances += unpad_rows(importance, batch)
+        scores.append(faithfulness(model.predict, batch, importance, percents, removal, outcomes))
+        random_scores.append(
+            faithfulness(model.predict, batch, random_importance, percents, removal, outcomes)
+        )
+        if progress:
+            progress(start + len(chosen), len(order))
+    place = np.argsort(order)
+    return Measurement(
+        instances=tuple(instances),
+        columns={name: np.concatenate([part[name] for part in columns])[place] for name in columns[0]},
+        importance=tuple(importances[i] for i in place),
+        faithfulness=join(scores, order),
+        random_importance=tuple(random_rankings),
+        random_faithfulness=join(random_scores, order),
+        classes=model.classes,
+        edges=tuple(edges),
+        settings={"aggregation": asdict(aggregation), "removal": asdict(removal), "rank_by": rank_by},
+    )
+
+
+def _measure_attention(
+    model: Measurable, batch: Batch, aggregation: Aggregation
+) -> tuple[Columns, NDArray[np.float64], NDArray[np.float64]]:
+    """Numbers of each instance, the aggregated rows, and the model's outcomes on the whole input."""
+    layers, read = model.attend(batch)
+    answer = model.answer(batch)
+    real = torch.from_numpy(batch.real).to(read.device)
+    relevance = torch.from_numpy(batch.relevance).to(read.device)
+    allowed = [seen_pairs(layer, real, read) for layer in layers]
+    rows = aggregate(layers, read, allowed, aggregation)
+    null_rows = aggregate_null(allowed, len(layers), read, aggregation)
+    weights, null_weights = as_array(rows), as_array(null_rows)
+    without_first = without_first_token(weights, batch.real)
+    columns: dict[str, Any] = {
+        "probability": answer.probability,
+        "correct": answer.correct.astype(float),
+        "mass": as_array(relevant_mass(rows, relevance)),
+        "null_mass": as_array(relevant_mass(null_rows, relevance)),
+        "entropy": entropy(weights),
+        "null_entropy": entropy(null_weights),
+        "effective_tokens": effective_tokens(weights),
+        "largest_weight": largest_weight(weights),
+        "max_logit": as_array(max_logit(layers, read, allowed)),
+        "first_token_share": first_token_share(weights, batch.real),
+        "mass_without_first": (without_first * batch.relevance).sum(1),
+        "entropy_without_first": entropy(without_first),
+    }
+    return columns, weights, answer.outcomes
