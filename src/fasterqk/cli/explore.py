@@ -1,0 +1,18 @@
+"""The `explore` command: the theory as one interactive page."""
+
+import argparse
+from pathlib import Path
+
+from fasterqk.cli.pages import add_page_options, write_and_show
+from fasterqk.cli.parser import Parser, examples
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples("fasterqk explore --open", "fasterqk explore -o explorer.html")
+    add_page_options(parser, "explorer.html")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from fasterqk.report.explorer import write_explorer
+
+    return write_and_show(arguments, "explorer", Path(arguments.output or "explorer.html"), write_explorer)

@@ -1,0 +1,66 @@
+// From a state to everything the charts and sentences show.
+
+const LOWEST_LOSS = NUMBERS.loss.low;
+
+// The lines of the comparison: four parameterizations at one ratio, or five ratios in one parameterization.
+function comparedSettings(state) {
+  if (state.compare === "models") {
+    return MODELS.map((model) => ({
+      key: model,
+      name: model,
+      color: `var(--${model.toLowerCase()})`,
+      strong: model === state.model,
+      problem: makeProblem({ ...state, model }),
+    }));
+  }
+  const settings = RATIOS.map((r, k) => ({
+    key: `r${r}`,
+    name: `r = ${r}`,
+    color: `var(--ratio-${k + 1})`,
+    strong: r === state.r,
+    problem: makeProblem({ ...state, r }),
+  }));
+  if (settings.some((setting) => setting.strong)) return settings;
+  const own = { key: "own", name: `r = ${short(state.r)}`, color: "var(--ink)", strong: true };
+  return [...settings, { ...own, problem: makeProblem(state) }];
+}
+
+// States from the start down to the lowest loss on the axis, closer together where attention moves fast.
+function lossPath(problem, points = 110) {
+  const first = startState(problem);
+  const path = [];
+  const top = Math.min(first.loss * 0.999, 1);
+  for (let k = 0; k <= points; k += 1) {
+    path.push(stateAtLoss(problem, top * (LOWEST_LOSS / top) ** ((k / points) ** 1.6)));
+  }
+  return path;
+}
+
+// Attention at the chosen loss for every ratio on the axis.
+function attentionByRatio(state, model, points = 110) {
+  const { low, high } = NUMBERS.r;
+  return Array.from({ length: points + 1 }, (_, k) => {
+    const r = low * (high / low) ** (k / points);
+    return [r, stateAtLoss(makeProblem({ ...state, model, r }), state.loss).alpha];
+  });
+}
+
+function computeAll(state) {
+  const settings = comparedSettings(state).map((setting) => {
+    const training = trajectory(setting.problem, state.loss);
+    return { ...setting, training, end: training[training.length - 1], path: lossPath(setting.problem) };
+  });
+  const models = MODELS.map((model) => {
+    const problem = makeProblem({ ...state, model });
+    const end = stateAtLoss(problem, state.loss);
+    return {
+      model,
+      problem,
+      end: { ...end, time: timeBetween(problem, problem.mu0, end.mu) },
+      start: startState(problem),
+      byRatio: attentionByRatio(state, model),
+      needed: ratioForAttention(problem, state.target, state.loss),
+    };
+  });
+  return { settings, models, chosen: models.find((one) => one.model === state.model) };
+}
