@@ -14,6 +14,7 @@ from fasterqk.errors import InputError
 COMMANDS = {
     "theory": "the dynamics solved exactly: attention at a loss, the ratio for a wanted attention",
     "reproduce": "make a figure or table of the paper",
+    "explore": "the theory as an interactive page, computed in the browser",
     "bench": "measure our way against the plain way in one process",
 }
 
