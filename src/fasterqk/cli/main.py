@@ -13,7 +13,11 @@ from fasterqk.errors import InputError
 # only when asked for, and imports numpy, scipy and torch only inside `run`.
 COMMANDS = {
     "theory": "the dynamics solved exactly: attention at a loss, the ratio for a wanted attention",
+    "measure": "attention and its faithfulness of a Hugging Face model on your own data",
     "reproduce": "make a figure or table of the paper",
+    "sweep": "run the cells of a spec that are not done yet, over local workers",
+    "plan": "what a sweep would still do, and an estimate of its time",
+    "runs": "list, show and remove the cells of a store, and try to break it",
     "explore": "the theory as an interactive page, computed in the browser",
     "bench": "measure our way against the plain way in one process",
 }

@@ -7,6 +7,7 @@ appended by the process that holds the claim. A line cut short by a crash is not
 import json
 import os
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ def note(folder: Path, event: str, attempt: int, **about: Any) -> None:
         "event": event,
         "attempt": attempt,
         **about,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "time": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
         "process": os.getpid(),
         "host": socket.gethostname(),
     }

@@ -1,16 +1,13 @@
 """Small cells that do real work in steps and keep checkpoints: what the crash tests run."""
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fasterqk.files import write_text
-
-
-class Progress(Protocol):
-    def __call__(self, done: float, total: float, note: str = "") -> None: ...
+from fasterqk.runs.sealed import read_sealed, write_sealed
+from fasterqk.runs.task import Progress
 
 
 @dataclass(frozen=True)
@@ -30,20 +27,22 @@ class Walk:
 
     seed: int = 0
     steps: int = 20
-    work: int = 20_000
+    work: int = 10_000
 
 
 def walk(config: Walk, *, folder: Path, progress: Progress) -> dict[str, Any]:
     """Any step that is lost, repeated or taken from another cell changes the last link."""
     path = folder / "checkpoint.json"
-    links = json.loads(path.read_text()) if path.exists() else [f"{config.seed}"]
+    saved = read_sealed(path)
+    links = saved["links"] if saved else [f"{config.seed}"]
     for step in range(len(links), config.steps + 1):
         link = links[-1].encode()
         for _ in range(config.work):
             link = hashlib.blake2b(link).digest()
-        links.append(link.hex()[:16])
-        write_text(path, json.dumps(links))
+        links.append(link.hex()[:32])
+        # The history first: killed between the two, the step is done again and the history written again.
         write_text(folder / "history.jsonl", "".join(f'{{"link": "{link}"}}\n' for link in links))
+        write_sealed(path, {"links": links})
         progress(step, config.steps, links[-1])
     return {"links": links}
 
@@ -94,8 +93,8 @@ def learn(config: Learn, *, folder: Path, progress: Progress) -> dict[str, Any]:
         losses.append(loss.item())
         progress(step + 1, config.steps, f"loss {losses[-1]:.4f}")
         if (step + 1) % config.every == 0:
-            checkpoint.save(folder, scalars={"losses": losses}, **state)
             write_text(folder / "history.jsonl", "".join(f'{{"loss": {value!r}}}\n' for value in losses))
+            checkpoint.save(folder, scalars={"losses": losses}, **state)
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.numpy().tobytes())

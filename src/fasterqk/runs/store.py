@@ -47,18 +47,30 @@ class Store:
             write_sealed(folder / "config.json", document)
         return folder
 
-    def save(self, config: Any, result: Mapping[str, Any], **about: Any) -> Path:
+    def save(
+        self,
+        config: Any,
+        result: Mapping[str, Any],
+        *,
+        function: str | None = None,
+        attempt: int | None = None,
+        seconds: float | None = None,
+    ) -> Path:
         """Write ``config`` and its ``result``; the result comes last, so that it marks a finished cell.
 
-        ``about`` stands beside the result: ``seconds`` and ``attempt`` as the sweep measures them.
-        Checksums of the data, when the result has them under ``data_checksums``, go to
-        ``environment.json`` too.
+        How it came about (``function``, which ``attempt``, its ``seconds``, versions, and the checksums
+        of the data when the result has them under ``data_checksums``) goes to ``environment.json``.
         """
         folder = self.begin(config)
-        write_sealed(
-            folder / "environment.json", {**environment(), "data_checksums": result.get("data_checksums")}
-        )
-        write_sealed(folder / "result.json", {"cell": folder.name, **about, "result": result})
+        about = {
+            "function": function,
+            "attempt": attempt,
+            "seconds": seconds,
+            "data_checksums": result.get("data_checksums"),
+            **environment(),
+        }
+        write_sealed(folder / "environment.json", about)
+        write_sealed(folder / "result.json", {"cell": folder.name, "attempt": attempt, "result": result})
         return folder
 
     def cells(self) -> Iterator[Path]:

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 
+class Progress(Protocol):
+    """Called to say how far something is: so much done of so much, and a word about it."""
+
+    def __call__(self, done: float, total: float, note: str = "") -> None: ...
+
+
 @dataclass(frozen=True)
 class Task:
     """One cell to be done. ``function`` is ``"module:function"``, called as f(config, folder=, progress=)."""

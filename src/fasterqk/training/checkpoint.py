@@ -117,6 +117,11 @@ def load(
     return scalars
 
 
+def verify(path: str | os.PathLike[str]) -> None:
+    """Raise :class:`~fasterqk.errors.InputError` unless the file at ``path`` is a whole checkpoint."""
+    _parse(Path(path), Path(path).read_bytes())
+
+
 def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """The header document and the tensors of a checkpoint whose checksum is right."""
     try:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash
@@ -14,15 +14,9 @@ from fasterqk.runs.execute import keep_error
 from fasterqk.runs.journal import next_attempt
 from fasterqk.runs.local import LocalWorkers, ThisProcess
 from fasterqk.runs.store import Store, read_result
-from fasterqk.runs.task import Backend, Event, Task
+from fasterqk.runs.task import Backend, Event, Progress, Task
 
 RETRIES = 2
-
-
-class Progress(Protocol):
-    """Called with the number of finished cells, of all cells, and a word about them."""
-
-    def __call__(self, done: float, total: float, note: str = "") -> None: ...
 
 
 @dataclass(frozen=True)
@@ -176,7 +170,7 @@ class _Job:
             return False
         self.results[cell] = document["result"]
         if kind is not None and self._observe is not None:
-            self._observe(Event(kind, cell, seconds=document.get("seconds")))
+            self._observe(Event(kind, cell))
         return True
 
     def _give_up(self, event: Event) -> None:

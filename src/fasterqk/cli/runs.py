@@ -1,0 +1,179 @@
+"""The `runs` command: look into a store, clear it up, and try to break it."""
+
+import argparse
+import dataclasses
+import sys
+from typing import Any
+
+from fasterqk.cli.output import print_json, print_table, progress_bar
+from fasterqk.cli.parser import Parser, add_json, examples, positive_int
+
+_VERDICTS = {True: "passed", False: "FAILED", None: "not tried"}
+STATES = ("done", "running", "failed", "stopped", "damaged")
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples(
+        "fasterqk runs list --out out",
+        "fasterqk runs show 3f2a --out out",
+        "fasterqk runs rm --failed --out out",
+        "fasterqk runs torture --kills 20",
+    )
+    chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = chosen.add_parser(
+        "list",
+        help="all cells, their state and what they differ in",
+        description="All cells of a store: done, running, failed, stopped or damaged.",
+        epilog=examples("fasterqk runs list --out out", "fasterqk runs list --state failed --json"),
+    )
+    listing.add_argument("--state", choices=STATES, help="only cells in this state")
+    show = chosen.add_parser(
+        "show",
+        help="everything about one cell",
+        description="Configuration, result, journal and files of one cell.",
+        epilog=examples("fasterqk runs show 3f2a --out out"),
+    )
+    show.add_argument("cell", metavar="CELL", help="the beginning of its name")
+    remove = chosen.add_parser(
+        "rm",
+        help="remove cells",
+        description="Remove cells, so that a sweep does them again. A running cell is not removed.",
+        epilog=examples(
+            "fasterqk runs rm 3f2a 91bc", "fasterqk runs rm --failed", "fasterqk runs rm --damaged"
+        ),
+    )
+    remove.add_argument("cells", nargs="*", metavar="CELL", help="the beginnings of their names")
+    for name in ("failed", "stopped", "damaged"):
+        remove.add_argument(f"--{name}", action="store_true", help=f"all {name} cells")
+    for action in (listing, show, remove):
+        action.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
+        add_json(action)
+    torture = chosen.add_parser(
+        "torture",
+        help="kill real sweeps at random moments and make their disk fail",
+        description="Kills sweeps at random moments, fills their disk, takes their permissions, turns their "
+        "clock back, damages their files, runs two at once; and checks that nothing is lost.",
+        epilog=examples(
+            "fasterqk runs torture --kills 100", "fasterqk runs torture --kills 5 --cell walk --json"
+        ),
+    )
+    torture.add_argument(
+        "--kills", type=positive_int, default=100, metavar="N", help="how many (default: 100)"
+    )
+    torture.add_argument(
+        "--cell",
+        choices=["learn", "walk"],
+        default="learn",
+        help="what the killed sweeps do: train a small network, or a chain of hashes (faster)",
+    )
+    torture.add_argument("--seed", type=int, default=0, help="of the random moments (default: 0)")
+    add_json(torture)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    actions = {"list": _list, "show": _show, "rm": _remove, "torture": _torture}
+    return actions[arguments.action](arguments)
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    from fasterqk.runs import Store
+    from fasterqk.runs.summary import summaries, varying
+
+    found = summaries(Store(arguments.out))
+    if arguments.state is not None:
+        found = [summary for summary in found if summary.state == arguments.state]
+    if arguments.json:
+        print_json([dataclasses.asdict(summary) for summary in found])
+        return 0
+    if not found:
+        print(f"no cells in {arguments.out}")
+        return 0
+    kinds = len({summary.kind for summary in found}) > 1
+    print_table(
+        [
+            {
+                "cell": summary.cell,
+                **({"kind": summary.kind} if kinds else {}),
+                "state": summary.state,
+                "seconds": summary.seconds,
+                **fields,
+            }
+            for summary, fields in zip(found, varying([summary.fields for summary in found]), strict=True)
+        ]
+    )
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from fasterqk.runs import Store
+    from fasterqk.runs.describe import describe
+
+    description = describe(Store(arguments.out).find(arguments.cell))
+    if arguments.json:
+        print_json(description)
+        return 0
+    print(f"cell {description['cell']} is {description['state']}, in {description['folder']}")
+    for title in ("config", "result", "environment"):
+        _print_part(title, description[title] or {})
+    print("journal")
+    for line in description["journal"]:
+        told = f"  {line.get('time')}  attempt {line['attempt']}  {line['event']}  {line.get('line', '')}"
+        print(told.rstrip())
+    _print_part("files", {name: f"{size} bytes" for name, size in description["files"].items()})
+    for line in description["damaged"]:
+        print(line)
+    if description["error"]:
+        print(description["error"]["traceback"], end="")
+    return 0
+
+
+def _print_part(title: str, part: dict[str, Any]) -> None:
+    """Scalars as they are, under dotted names; of a list only its length, since results hold long ones."""
+    from fasterqk.runs.table import flatten
+
+    told = flatten(part) | {name: f"{len(v)} values" for name, v in part.items() if isinstance(v, list)}
+    width = max(map(len, told), default=0)
+    print(title)
+    for name, value in told.items():
+        print(f"  {name:<{width}}  {'-' if value is None else value}")
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    from fasterqk.errors import InputError
+    from fasterqk.runs import Store
+    from fasterqk.runs.summary import summaries
+
+    store = Store(arguments.out)
+    states = [name for name in ("failed", "stopped", "damaged") if getattr(arguments, name)]
+    if not arguments.cells and not states:
+        raise InputError("name the cells to remove, or give --failed, --stopped or --damaged")
+    folders = {store.find(prefix) for prefix in arguments.cells}
+    if states:
+        folders |= {store.root / summary.cell for summary in summaries(store) if summary.state in states}
+    removed: list[str] = []
+    for folder in sorted(folders):
+        store.remove(folder)
+        removed.append(folder.name)
+    if arguments.json:
+        print_json({"removed": removed})
+    else:
+        print(f"removed {len(removed)} cells" + "".join(f"\n  {name}" for name in removed))
+    return 0
+
+
+def _torture(arguments: argparse.Namespace) -> int:
+    from fasterqk.runs.torture import torture
+
+    with progress_bar("torture") as progress:
+        report = torture(arguments.kills, arguments.cell, arguments.seed, progress)
+    if arguments.json:
+        print_json(report)
+    else:
+        for trial in report["trials"]:
+            print(f"{_VERDICTS[trial['passed']]:<10}{trial['fault']}: {trial['told']}")
+            for problem in trial["problems"]:
+                print(f"{'':<10}{problem}")
+    if not report["passed"]:
+        print("fasterqk runs torture: something was lost; see above", file=sys.stderr)
+        return 1
+    return 0
