@@ -1,0 +1,76 @@
+"""How fast the scales grow: the paper's bounds in time, and the laws once attention has saturated."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fasterqk.errors import InputError
+from fasterqk.theory.path import RATIOS, Path
+from fasterqk.theory.setting import Setting, check_range
+from fasterqk.theory.solve import solve
+
+
+@dataclass(frozen=True)
+class GrowthBounds:
+    """Lower and upper bounds on mu_ov and mu_qk at some times."""
+
+    mu_ov_lower: Any
+    mu_ov_upper: Any
+    mu_qk_lower: Any
+    mu_qk_upper: Any
+
+
+def growth_bounds(
+    setting: Setting,
+    qk_ratio: ArrayLike,
+    times: ArrayLike,
+    *,
+    delta: ArrayLike | None = None,
+    eta_ov: float = 1.0,
+) -> GrowthBounds:
+    """The growth-rate lemma, for CACO from zero; ``qk_ratio`` and ``times`` broadcast.
+
+    mu_ov lies between two logarithms of time, mu_qk between two squared logarithms times the ratio. The
+    lower bound on mu_qk needs alpha <= 1 - delta up to that time: ``delta`` is the best possible,
+    1 - alpha(time), unless it is given.
+    """
+    ratio = check_range("qk_ratio", qk_ratio, *RATIOS)
+    time = check_range("times", times, 0.0, 1e300)
+    room = 1 - solve(setting, ratio, time=time, eta_ov=eta_ov).alpha if delta is None else np.asarray(delta)
+    alpha0 = setting.uniform_attention
+    slow = np.log1p(eta_ov * alpha0 / (setting.M * setting.b) * time)
+    fast = np.log1p(eta_ov * alpha0 / setting.b * time) / alpha0
+    half = ratio * setting.kappa / 2
+    return GrowthBounds(
+        mu_ov_lower=slow,
+        mu_ov_upper=fast,
+        mu_qk_lower=half * room * slow**2,
+        mu_qk_upper=half * (1 - alpha0) * fast**2,
+    )
+
+
+def saturated_remainder(
+    setting: Setting,
+    qk_ratio: ArrayLike,
+    mu_ov: ArrayLike,
+    mu_qk: ArrayLike | None = None,
+    *,
+    parameterization: str = "CACO",
+) -> Any:
+    """What attention leaves to the background, 1 - alpha, once it is nearly one.
+
+    CACO 2/(kappa mu^2), CAFO gamma_ov/(kappa mu), FACO 2/(kappa gamma_qk mu^2 q) and FAFO
+    gamma_ov/(kappa gamma_qk mu q), with kappa at this ratio. ``mu_qk`` is needed for the last two.
+    As mu_ov grows like log t, attention approaches one only like a power of 1/log t.
+    """
+    path = Path.of(setting, parameterization)
+    mu = np.asarray(mu_ov, dtype=float)
+    h = mu / setting.gamma_ov if path.factorized_ov else mu**2 / 2
+    odds = path.strength(qk_ratio) * h
+    if path.factorized_qk:
+        if mu_qk is None:
+            raise InputError(f"{path.parameterization} needs mu_qk as well as mu_ov")
+        odds = odds * np.asarray(mu_qk, dtype=float)
+    return (1 / odds)[()]
