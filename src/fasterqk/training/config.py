@@ -12,17 +12,36 @@ DECAYS = ("coupled", "independent")
 SCHEDULES = ("cosine", "constant")
 READ_POSITIONS = ("after", "last")
 
+# The value of a field that was not given and that depends on the task.
+OF_TASK: Any = None
+# The paper's one-layer HateXplain model, and what other tasks do otherwise.
+PAPER_SETTINGS = {
+    "lr": 5e-5,
+    "epochs": 30,
+    "batch_size": 32,
+    "weight_decay": 1e-4,
+    "mlp_width": 256,
+    "context": 256,
+    "residual": True,
+    "read": "after",
+}
+TASK_SETTINGS: dict[str, dict[str, Any]] = {
+    "agreement": {"lr": 5e-4, "epochs": 15, "context": 32},
+    "jsonl": {"lr": 5e-4, "epochs": 15},
+}
+
 
 @dataclass(frozen=True)
 class TrainConfig:
     """One cell: a task, an arm and a seed, with everything that decides its numbers.
 
-    The defaults are the paper's one-layer HateXplain model; :func:`fasterqk.training.preset` gives the
-    settings of each task. Whole numbers given for real fields become real ones, so that ``qk_ratio=30``
-    and ``qk_ratio=30.0`` are one run.
+    Fields marked ``OF_TASK`` take what `TASK_SETTINGS` says for the task unless they are given. Whole
+    numbers given for real fields become real ones, so that ``qk_ratio=30`` and ``qk_ratio=30.0`` are one
+    run.
 
-    >>> TrainConfig("agreement", qk_ratio=30).qk_ratio
-    30.0
+    >>> config = TrainConfig("hatexplain", qk_ratio=30)
+    >>> config.qk_ratio, config.lr, config.epochs
+    (30.0, 5e-05, 30)
     """
 
     task: str
@@ -31,12 +50,12 @@ class TrainConfig:
     # Optimisation. `qk_ratio` multiplies the learning rate of the query-key circuit. `decay` says whether
     # its weight decay is multiplied too ("coupled") or lr * weight_decay is equal for all ("independent").
     qk_ratio: float = 1.0
-    lr: float = 5e-5
-    epochs: int = 30
-    batch_size: int = 32
+    lr: float = OF_TASK
+    epochs: int = OF_TASK
+    batch_size: int = OF_TASK
     optimizer: str = "adamw"
     momentum: float = 0.0
-    weight_decay: float = 1e-4
+    weight_decay: float = OF_TASK
     decay: str = "independent"
     schedule: str = "cosine"
     warmup: float = 0.1
@@ -57,10 +76,10 @@ class TrainConfig:
     width: int = 64
     heads: int = 4
     head_width: int = 64
-    mlp_width: int = 256
-    context: int = 256
-    residual: bool = True
-    read: str = "after"
+    mlp_width: int = OF_TASK
+    context: int = OF_TASK
+    residual: bool = OF_TASK
+    read: str = OF_TASK
     init_scale: float = 0.02
 
     # Data. `form` chooses among the forms a task has; `file` and its `checksum` belong to task "jsonl".
@@ -77,15 +96,18 @@ class TrainConfig:
     rationale_k: tuple[int, ...] = (5, 10, 20, 50)
 
     def __post_init__(self) -> None:
+        settings = PAPER_SETTINGS | TASK_SETTINGS.get(self.task, {})
         for field in dataclasses.fields(self):
-            object.__setattr__(self, field.name, _typed(field, getattr(self, field.name)))
+            value = getattr(self, field.name)
+            given = settings[field.name] if value is OF_TASK and field.name in settings else value
+            object.__setattr__(self, field.name, _typed(field, given))
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("decay", self.decay, DECAYS)
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("read", self.read, READ_POSITIONS)
         for name in ("qk_ratio", "lr", "init_scale"):
             _at_least(name, getattr(self, name), 0.0, strictly=True)
-        for name in ("weight_decay", "momentum", "warmup"):
+        for name in ("seed", "weight_decay", "momentum", "warmup"):
             _at_least(name, getattr(self, name), 0.0)
         for name in _COUNTS:
             _at_least(name, getattr(self, name), 1)

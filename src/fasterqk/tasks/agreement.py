@@ -1,0 +1,120 @@
+"""A generated language of subject-verb agreement: is the coming verb singular or plural?
+
+A sentence is everything before its verb: an opening adverb now and then, the subject, and up to three
+modifiers, each with a noun that may differ from the subject in number (an *attractor*):
+
+    often , the old actors near the bridge that my doctor praised ...
+
+Only nouns show number (determiners and past-tense verbs do not), and only the subject decides, so its
+noun is exactly the relevant token. The sample is fixed: it is data, not a part of a run.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasterqk.tasks import agreement_words as words
+from fasterqk.tasks.examples import Example, Examples
+from fasterqk.tasks.task import Task
+
+FORMS = ("prefix",)
+COUNTS = {"train": 10_000, "validation": 1_000, "test": 3_000}
+CLASSES = ("singular", "plural")
+SAMPLE_SEED = 20_260
+
+# Chances: of a singular subject, of an opening adverb, of an adjective before a noun, of 0 to 3
+# modifiers, and that a modifier's noun has the other number.
+SINGULAR = 0.6
+OPENING = 0.4
+ADJECTIVE = 0.3
+MODIFIERS = (0.2, 0.35, 0.3, 0.15)
+OTHER_NUMBER = 0.5
+
+PAD = "[PAD]"
+VOCABULARY = (
+    PAD,
+    words.COMMA,
+    words.RELATIVE,
+    *words.DETERMINERS,
+    *words.PREPOSITIONS,
+    *words.OPENERS,
+    *words.ADJECTIVES,
+    *words.VERBS,
+    *words.NOUNS,
+    *(f"{noun}s" for noun in words.NOUNS),
+)
+
+
+def load(form: str, file: str, folder: Path) -> Task:
+    """The task; nothing is read."""
+    generator = np.random.default_rng(SAMPLE_SEED)
+    ids = {word: index for index, word in enumerate(VOCABULARY)}
+    seen: set[tuple[str, ...]] = set()
+    splits = {}
+    for split, count in COUNTS.items():
+        examples: list[Example] = []
+        while len(examples) < count:
+            sentence, subject, number, attractors = draw_sentence(generator)
+            if tuple(sentence) in seen:  # no sentence stands in two splits
+                continue
+            seen.add(tuple(sentence))
+            relevance = np.zeros(len(sentence))
+            relevance[subject] = 1.0
+            examples.append(
+                Example(
+                    id=f"{split}-{len(examples)}",
+                    tokens=np.array([ids[word] for word in sentence]),
+                    label=number,
+                    relevance=relevance,
+                    groups={"attractors": attractors},
+                )
+            )
+        splits[split] = Examples.collect(examples)
+    return Task(name="agreement", splits=splits, classes=CLASSES, vocabulary=VOCABULARY)
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """What ``fasterqk data check`` says: it needs no file."""
+    return {"files": [], "missing": [], "counts": COUNTS, "with_rationale": COUNTS, "expected": True}
+
+
+def draw_sentence(generator: np.random.Generator) -> tuple[list[str], int, int, int]:
+    """One sentence up to its verb: words, place of the subject, its number (1 = plural), attractors.
+
+    >>> sentence, subject, number, attractors = draw_sentence(np.random.default_rng(1))
+    >>> sentence[subject].endswith("s") == (number == 1)
+    True
+    """
+    number = int(generator.random() >= SINGULAR)
+    sentence = []
+    if generator.random() < OPENING:
+        sentence += [_choose(generator, words.OPENERS), words.COMMA]
+    sentence += _noun_phrase(generator, number)
+    subject = len(sentence) - 1
+    attractors = 0
+    for _ in range(generator.choice(len(MODIFIERS), p=MODIFIERS)):
+        other = generator.random() < OTHER_NUMBER
+        attractors += int(other)
+        sentence += _modifier(generator, 1 - number if other else number)
+    return sentence, subject, number, attractors
+
+
+def _modifier(generator: np.random.Generator, number: int) -> list[str]:
+    """ "near the bridge", "that met the nurses" or "that the nurses met", with a noun of that number."""
+    phrase = _noun_phrase(generator, number)
+    kind = generator.integers(3)
+    if kind == 0:
+        return [_choose(generator, words.PREPOSITIONS), *phrase]
+    verb = _choose(generator, words.VERBS)
+    return [words.RELATIVE, verb, *phrase] if kind == 1 else [words.RELATIVE, *phrase, verb]
+
+
+def _noun_phrase(generator: np.random.Generator, number: int) -> list[str]:
+    adjective = [_choose(generator, words.ADJECTIVES)] if generator.random() < ADJECTIVE else []
+    noun = _choose(generator, words.NOUNS) + ("s" if number else "")
+    return [_choose(generator, words.DETERMINERS), *adjective, noun]
+
+
+def _choose(generator: np.random.Generator, options: tuple[str, ...]) -> str:
+    return options[generator.integers(len(options))]

@@ -1,0 +1,130 @@
+"""Classifiers as a workload: cross-entropy on labels, measured where their attention should be."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fasterqk.errors import InputError
+from fasterqk.models import Classifier, ClassifierConfig
+from fasterqk.tasks import Examples, Task, load_task
+from fasterqk.training.batches import pad_examples, shuffled_batches
+from fasterqk.training.config import TrainConfig
+from fasterqk.training.evaluations import EVALUATIONS, flat
+from fasterqk.training.measure import all_logits, measure_fit
+from fasterqk.training.randomness import generator
+
+
+class Classification:
+    """The paper's classifier on a task with labels; see :class:`fasterqk.training.workload.Workload`."""
+
+    def __init__(self, config: TrainConfig, data_dir: str | None = None) -> None:
+        task = load_task(config.task, form=config.form, file=config.file, data_dir=data_dir)
+        if config.evaluation not in EVALUATIONS:
+            known = ", ".join(EVALUATIONS)
+            raise InputError(f"unknown evaluation {config.evaluation!r}; choose from {known}")
+        self.config = config
+        self.task = task
+        self.files = dict(task.files)
+        self.evaluation = EVALUATIONS[config.evaluation]
+        train = _limited(task.splits["train"], config)
+        splits = {**task.splits, "train": train}
+        self.splits = {
+            name: pad_examples(examples, context=config.context, read=config.read, pad=task.pad)
+            for name, examples in splits.items()
+        }
+        self.groups = task.splits["test"].groups
+        chosen = torch.randperm(len(train), generator=generator(0, "subset"))[: config.train_subset]
+        self.subset = self.splits["train"].take(chosen)
+        self.model = build_classifier(config, task, train)
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        return shuffled_batches(
+            self.splits["train"].lengths,
+            batch_size=self.config.batch_size,
+            bucket=self.config.bucket,
+            generator=generator(self.config.seed, "batches", epoch),
+        )
+
+    def loss(self, chosen: Tensor, step: int) -> Tensor:
+        self.model.train()
+        tokens, read, labels = self.splits["train"].batch(chosen)
+        return cross_entropy(self.model(tokens, read), labels)
+
+    def before_step(self) -> None:
+        self.model.embedding.zero_unseen_gradient()
+
+    def evaluate(self) -> dict[str, Any]:
+        train, validation, test = (
+            measure_fit(self.model, split)
+            for split in (self.subset, self.splits["validation"], self.splits["test"])
+        )
+        attention = self.evaluation.measure(self.model, self.splits["test"], self.config.rationale_k)
+        return {
+            "loss": train["loss"],
+            "train_accuracy": train["accuracy"],
+            "validation_loss": validation["loss"],
+            "validation_accuracy": validation["accuracy"],
+            "test_loss": test["loss"],
+            "test_accuracy": test["accuracy"],
+            **flat(attention),
+        }
+
+    def results(self) -> dict[str, Any]:
+        percents = self.config.rationale_k
+        results: dict[str, Any] = {
+            name: measure_fit(self.model, split) for name, split in self.splits.items()
+        }
+        for name in ("validation", "test"):
+            results[name] |= self.evaluation.measure(self.model, self.splits[name], percents)
+        if self.evaluation.chance:
+            scores = self.evaluation.chance(self.model, self.splits["test"], percents, self.config.seed)
+            results["test"]["null"] |= scores
+        results["test"] |= self._by_group()
+        return results
+
+    def _by_group(self) -> dict[str, Any]:
+        """Test accuracy, and that of always saying the most frequent class: in all and group by group."""
+        right = (all_logits(self.model, self.splits["test"]).argmax(1) == self.splits["test"].labels).numpy()
+        majority = int(torch.bincount(self.splits["train"].labels).argmax())
+        frequent = self.splits["test"].labels.numpy() == majority
+        groups = {
+            name: {
+                str(value): {
+                    "n": int((values == value).sum()),
+                    "accuracy": float(right[values == value].mean()),
+                    "majority_accuracy": float(frequent[values == value].mean()),
+                }
+                for value in np.unique(values)
+            }
+            for name, values in self.groups.items()
+        }
+        return {"majority_accuracy": float(frequent.mean()), "groups": groups}
+
+
+def build_classifier(config: TrainConfig, task: Task, train: Examples) -> Classifier:
+    """The model of a run at its start: the same for all arms of a seed."""
+    sizes = ClassifierConfig(
+        vocabulary_size=task.vocabulary_size,
+        classes=len(task.classes),
+        layers=config.layers,
+        width=config.width,
+        heads=config.heads,
+        head_width=config.head_width,
+        mlp_width=config.mlp_width,
+        context=config.context,
+        residual=config.residual,
+        init_scale=config.init_scale,
+    )
+    seen = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
+    return Classifier(sizes, generator(config.seed, "weights"), seen)
+
+
+def _limited(train: Examples, config: TrainConfig) -> Examples:
+    """The first ``train_limit`` examples of a fixed shuffle, or all."""
+    if config.train_limit is None or config.train_limit >= len(train):
+        return train
+    order = torch.randperm(len(train), generator=generator(0, "limit"))
+    return train.take(order[: config.train_limit].numpy())

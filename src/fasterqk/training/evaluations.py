@@ -1,0 +1,43 @@
+"""The ways of measuring attention, by name, and their numbers as one flat record."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fasterqk.models import Classifier
+from fasterqk.training.batches import PaddedExamples
+from fasterqk.training.measure import measure_attention, measure_chance
+from fasterqk.training.released import measure_released
+
+Measure = Callable[[Classifier, PaddedExamples, Sequence[int]], dict[str, Any]]
+MeasureChance = Callable[[Classifier, PaddedExamples, Sequence[int], int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a split is measured, and what rankings by chance would score (None: not asked)."""
+
+    measure: Measure
+    chance: MeasureChance | None = None
+
+
+EVALUATIONS = {
+    "paper": Evaluation(measure_attention, measure_chance),
+    "released-hatexplain": Evaluation(measure_released),
+}
+
+
+def flat(scores: dict[str, Any]) -> dict[str, float | None]:
+    """The single numbers among ``scores`` under one name each, for records along training.
+
+    >>> flat({"mrta": 0.4, "null": {"mrta": 0.2}, "sufficiency": {"5": 0.1}, "dtap": [[100.0]]})
+    {'mrta': 0.4, 'null_mrta': 0.2, 'sufficiency_5': 0.1}
+    """
+    record: dict[str, float | None] = {}
+    for name, value in scores.items():
+        if isinstance(value, dict):
+            prefix = "" if name == "plausibility" else f"{name}_"
+            record |= {f"{prefix}{key}": number for key, number in flat(value).items()}
+        elif not isinstance(value, list):
+            record[name] = value
+    return record

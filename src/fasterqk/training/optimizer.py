@@ -1,0 +1,76 @@
+"""The optimizer of a run: a stock one, its learning rates given by circuit."""
+
+import dataclasses
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasterqk.circuits import Circuits, Slice, find_circuits, make_optimizer
+from fasterqk.errors import InputError
+from fasterqk.training.config import TrainConfig
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW or SGD over all parameters that are not frozen, the chosen ones ``qk_ratio`` times faster."""
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW
+    if config.optimizer == "sgd":
+        kind, options["momentum"] = torch.optim.SGD, config.momentum
+    frozen = matching(model, config.frozen)
+    for parameter in frozen.values():
+        parameter.requires_grad_(False)
+    optimizer = make_optimizer(
+        model,
+        kind,
+        qk_ratio=config.qk_ratio,
+        decay=config.decay,
+        circuits=chosen_circuits(model, config),
+        **options,
+    )
+    if config.stale_gradients:
+        # Their gradients are computed, but the optimizer does not know them, so it never clears them.
+        for parameter in frozen.values():
+            parameter.requires_grad_(True)
+    return optimizer
+
+
+def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
+    """The circuits of ``model``; with ``faster`` patterns the parameters they name stand in for QK."""
+    circuits = find_circuits(model)
+    if not config.faster:
+        return circuits
+    chosen = matching(model, config.faster)
+
+    def relabelled(part: Slice) -> Slice:
+        role = "q" if part.parameter in chosen else "rest" if part.circuit == "qk" else part.role
+        return dataclasses.replace(part, role=role, decided_by="rule")
+
+    return Circuits(tuple(relabelled(part) for part in circuits))
+
+
+def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Parameters whose name matches any shell-style pattern; a pattern without a match is an error."""
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise InputError(f"no parameter matches {pattern!r}; parameters are {', '.join(parameters)}")
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
+    """Scale all gradients so that their joint norm is at most ``largest``; returns the norm before.
+
+    As ``torch.nn.utils.clip_grad_norm_``, but gradients within the bound are not touched.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if norm > largest:
+        torch._foreach_mul_(gradients, largest / (norm + 1e-6))
+    return norm
