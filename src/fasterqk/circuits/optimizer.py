@@ -1,0 +1,204 @@
+"""A stock optimizer whose query-key slices learn at their own rate, also inside fused weights."""
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from fasterqk.circuits.alias import Fused
+from fasterqk.circuits.assign import Assigned, Only, Run, assign, labels_for
+from fasterqk.circuits.gradients import normalizer
+from fasterqk.circuits.groups import Group, gather
+from fasterqk.circuits.parametrization import parametrize_split
+from fasterqk.circuits.ratio import RatioLike
+from fasterqk.circuits.rules import Request, Rules
+from fasterqk.circuits.slices import Circuits
+from fasterqk.circuits.stepping import GroupPlan, Stepping
+from fasterqk.circuits.window import Window, regular
+from fasterqk.errors import InputError
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+Mechanism = Literal["auto", "alias", "shadow", "parametrization"]
+Decay = Literal["coupled", "independent"]
+_VECTOR = 64  # entries; a multiple of every vector width in use
+
+
+def make_optimizer(
+    model: nn.Module,
+    optimizer_class: Callable[..., OptimizerT],
+    *,
+    lr: float,
+    qk_ratio: RatioLike = 1.0,
+    ov_ratio: RatioLike = 1.0,
+    decay: Decay = "coupled",
+    rules: Rules | None = None,
+    circuits: Circuits | None = None,
+    mechanism: Mechanism = "auto",
+    only: Only | None = None,
+    **kwargs: Any,
+) -> OptimizerT:
+    """An ``optimizer_class`` for ``model`` whose query-key circuit learns ``qk_ratio`` times faster.
+
+    >>> model = nn.TransformerEncoderLayer(8, 2)                                       # doctest: +SKIP
+    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)     # doctest: +SKIP
+
+    Returns an optimizer of exactly that class. Fused weights (``c_attn``, ``in_proj_weight``,
+    ``query_key_value``) are trained slice by slice without touching the module or its state dict.
+    With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
+
+    - ``qk_ratio``, ``ov_ratio``: a number; ``Ramp(1, 20, 1000)`` or any function of the step; one value
+      a layer (sequence, or mapping for some layers); nested, one a head; or a function of any of
+      ``layer``, ``head``, ``step`` by these names.
+    - ``weight_decay`` among ``kwargs``: biases and norms are then left out of decay, as the Hugging Face
+      Trainer does. Without it the optimizer's default holds for everything, as in the plain optimizer.
+    - ``decay="coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
+      times larger on QK; ``"independent"`` divides it by the ratio, so lr times decay is equal.
+    - ``rules``: more by circuit, as in ``{"ov": {"weight_decay": 0.1}, "qk": {"gradient_norm": 1.0}}``.
+    - ``circuits``: labels from :func:`find_circuits`, when they are at hand or adjusted.
+    - ``mechanism``: ``auto`` uses views of the fused weight, and copies during the step where a slice is
+      not one piece of memory; ``alias`` views only; ``shadow`` copies always; ``parametrization`` makes
+      the slices parameters of the module (which changes its state dict).
+    - ``only(name, parameter)``: optimize some of the parameters (matrices with Muon, say).
+    """
+    _check_words(mechanism, decay, optimizer_class)
+    request = Request(lr, qk_ratio, ov_ratio, kwargs.get("weight_decay"), rules or {})
+    labels = labels_for(model, request, circuits)
+    assigned = assign(model, request, labels, only)
+    fused, pieces = _split(model, assigned, mechanism, optimizer_class, bool(kwargs.get("fused")))
+    groups = gather(pieces)
+    optimizer = optimizer_class([group.options(lr) for group in groups], lr=lr, **kwargs)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"{optimizer_class!r} made a {type(optimizer).__name__}, not a torch optimizer")
+    _check_options(optimizer, request)
+    plans = [
+        _plan(group, options, decay) for group, options in zip(groups, optimizer.param_groups, strict=True)
+    ]
+    if request.same_everywhere:
+        return optimizer
+    trained = {id(parameter): parameter for group in groups for parameter in group.parameters}
+    trained |= {id(each.parameter): each.parameter for each in fused}
+    Stepping(
+        plans,
+        fused,
+        [
+            (module, attribute, parameter)
+            for module in model.modules()
+            for attribute, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in trained
+        ],
+        weakref.ref(model),
+        labels,
+        mechanism,
+        partial(
+            make_optimizer,
+            optimizer_class=optimizer_class,
+            lr=lr,
+            qk_ratio=qk_ratio,
+            ov_ratio=ov_ratio,
+            decay=decay,
+            rules=rules,
+            circuits=labels,
+            mechanism=mechanism,
+            only=only,
+            **kwargs,
+        ),
+        normalizer(model, labels, request.gradient_norms),
+    ).attach(optimizer)
+    return optimizer
+
+
+def _split(
+    model: nn.Module, assigned: list[Assigned], mechanism: str, optimizer_class: Any, fused_kernel: bool
+) -> tuple[list[Fused], list[tuple[Run, nn.Parameter, str]]]:
+    """Leaves for every slice that goes its own way; whole parameters stay as they are."""
+    fused = []
+    pieces: list[tuple[Run, nn.Parameter, str]] = []
+    for each in assigned:
+        if not each.split:
+            pieces.append((each.runs[0], each.parameter, each.name))
+            continue
+        if mechanism == "parametrization":
+            pieces += parametrize_split(model, each)
+            continue
+        if hasattr(each.parameter, "placements"):
+            raise InputError(
+                f"{each.name} is sharded over several devices, where its slices have no memory of their own; "
+                "use mechanism='parametrization' before sharding"
+            )
+        windows = _windows(each, fused_kernel)
+        made = Fused(
+            each.name,
+            each.parameter,
+            [window for _, window in windows],
+            copied=mechanism != "alias",
+            always=mechanism == "shadow",
+        )
+        if made.strided and not _knows_strides(optimizer_class):
+            raise InputError(
+                f"mechanism='alias' hands {optimizer_class!r} slices of {each.name} that are not one piece "
+                "of memory, which only torch's own optimizers are known to respect; use mechanism='auto'"
+            )
+        fused.append(made)
+        for (run, window), leaf in zip(windows, made.leaves, strict=True):
+            pieces.append((run, leaf, window.label(each.name)))
+    return fused, pieces
+
+
+def _windows(assigned: Assigned, fused_kernel: bool) -> list[tuple[Run, Window]]:
+    """What the leaves of a fused parameter look at: a run each.
+
+    Fused kernels round the last few entries of a tensor another way than the rest (vector against scalar
+    instructions). Where that would show, the runs of all heads become one leaf, as in a separate weight.
+    """
+    found = []
+    for unit in assigned.units():
+        axis = unit[0].axis or 0
+        size = assigned.parameter.shape[axis]
+        spans = [(run.start, run.stop) for run in unit]
+        uneven = any((b - a) * assigned.parameter.numel() // size % _VECTOR for a, b in spans)
+        together = regular(axis, size, spans) if fused_kernel and uneven else None
+        if together is not None:
+            found.append((unit[0], together))
+        else:
+            found += [(run, Window(axis, run.start, run.stop - run.start)) for run in unit]
+    return found
+
+
+def _plan(group: Group, options: dict[str, Any], decay: str) -> GroupPlan:
+    """What the hooks need to know about a group; also divides its decay by a constant ratio."""
+    ratio = group.settings.ratio
+    if decay == "coupled" or ratio == 1 or "weight_decay" not in options:
+        return GroupPlan(group.name, ratio)
+    if callable(ratio):
+        return GroupPlan(group.name, ratio, options["weight_decay"])
+    options["weight_decay"] /= ratio
+    return GroupPlan(group.name, ratio)
+
+
+def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
+    if mechanism not in ("auto", "alias", "shadow", "parametrization"):
+        raise InputError(f"mechanism={mechanism!r} is not auto, alias, shadow or parametrization")
+    if decay not in ("coupled", "independent"):
+        raise InputError(f"decay={decay!r} is not coupled or independent")
+    if not callable(optimizer_class):
+        raise InputError(f"{optimizer_class!r} is not an optimizer class such as torch.optim.AdamW")
+    if isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.LBFGS):
+        raise InputError("LBFGS knows one rate for all parameters and cannot train circuits apart; use AdamW")
+
+
+def _knows_strides(optimizer_class: Any) -> bool:
+    return getattr(optimizer_class, "__module__", "").startswith("torch.optim.")
+
+
+def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
+    """A rule for an option the optimizer does not have would silently do nothing."""
+    for circuit, rule in request.rules.items():
+        for key in rule:
+            if key not in (*optimizer.defaults, "gradient_norm"):
+                raise InputError(
+                    f"rules[{circuit!r}] sets {key!r}, which {type(optimizer).__name__} does not have; "
+                    f"it has {', '.join(optimizer.defaults)}"
+                )

@@ -1,0 +1,199 @@
+"""What happens around every step of an optimizer made here: checks, rates, gradients.
+
+All of it hangs on the hooks a stock optimizer offers (before and after a step, before a state is loaded),
+so the optimizer stays an object of the class the user handed in.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fasterqk.circuits.alias import Fused, zero_grad_with
+from fasterqk.circuits.ramp import Ratio, checked_ratio
+from fasterqk.circuits.slices import Circuits
+from fasterqk.errors import InputError
+
+_ATTRIBUTE = "_fasterqk"
+_STEP = "ratio_step"  # key of a parameter group: steps taken under a ratio that changes
+# Rates closer than this to their ratio are left as a scheduler made them, to the last bit.
+_CLOSE = 1e-6
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What the hooks know about one parameter group.
+
+    ``decay`` is the weight decay that is divided by the ratio at every step (independent decay under a
+    ratio that changes), or None.
+    """
+
+    name: str
+    ratio: Ratio
+    decay: float | None = None
+
+
+@dataclass
+class Stepping:
+    """The hooks of one optimizer.
+
+    ``remake`` builds the same optimizer for a copy of the model; ``normalize`` runs after the gradients
+    are known and before the step; ``homes`` are (module, attribute, parameter) of everything optimized.
+    """
+
+    plans: Sequence[GroupPlan]
+    fused: Sequence[Fused]
+    homes: Sequence[tuple[nn.Module, str, nn.Parameter]]
+    model: "weakref.ref[nn.Module]"
+    circuits: Circuits | None
+    mechanism: str
+    remake: Callable[[nn.Module], torch.optim.Optimizer]
+    normalize: Callable[[torch.optim.Optimizer], None] | None = None
+    _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
+    _inside: bool = False
+    _strided: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._strided = [fused.name for fused in self.fused if fused.strided]
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hang the hooks on ``optimizer``."""
+        setattr(optimizer, _ATTRIBUTE, self)
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+        optimizer.register_load_state_dict_pre_hook(self._check_state)
+        self._check_kernels(optimizer)
+        if self.fused:
+            # torch has no hook for it; schedulers replace `step` on the object in the same way.
+            setattr(optimizer, "zero_grad", zero_grad_with(optimizer, self.fused))  # noqa: B010
+        for group, plan in zip(optimizer.param_groups, self.plans, strict=True):
+            if callable(plan.ratio):
+                group[_STEP] = 0
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        self._leave()  # a step that raised has left things half done
+        self._check(optimizer)
+        self._set_rates(optimizer)
+        self._inside = True
+        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._take_gradients(optimizer)
+            return None
+        # The gradients come into being inside the step.
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": self._around(optimizer, closure)}
+        return (args[0], self._around(optimizer, closure), *args[2:]), kwargs
+
+    def _around(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluated() -> Any:
+            with torch.no_grad():
+                for fused in self.fused:
+                    fused.flush()  # an optimizer may have moved the weights before it asks again
+            loss = closure()
+            self._take_gradients(optimizer)
+            return loss
+
+        return evaluated
+
+    @torch.no_grad()
+    def _take_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        for fused in self.fused:
+            fused.collect()
+        if self.normalize is not None:
+            self.normalize(optimizer)
+        for fused in self.fused:
+            fused.enter()
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self._leave()
+        for group, plan in zip(optimizer.param_groups, self.plans, strict=False):
+            if callable(plan.ratio):
+                group[_STEP] += 1
+
+    @torch.no_grad()
+    def _leave(self) -> None:
+        if not self._inside:
+            return
+        self._inside = False
+        for fused in self.fused:
+            fused.leave()
+        for group, key, value in self._saved:
+            group[key] = value
+        self._saved.clear()
+
+    def _check(self, optimizer: torch.optim.Optimizer) -> None:
+        for module, attribute, parameter in self.homes:
+            if module._parameters.get(attribute) is not parameter:
+                self._check_still_there(attribute, parameter)
+        for fused in self.fused:
+            fused.check()
+        self._check_kernels(optimizer)
+
+    def _check_kernels(self, optimizer: torch.optim.Optimizer) -> None:
+        """Fused kernels walk through memory in one piece; a loaded state may have switched them on."""
+        if self._strided and any(group.get("fused") for group in optimizer.param_groups):
+            raise InputError(
+                f"fused=True would overwrite the other circuit in {self._strided[0]}, whose slices are not "
+                "one piece of memory; use mechanism='auto' or fused=False"
+            )
+
+    def _check_still_there(self, attribute: str, parameter: nn.Parameter) -> None:
+        """A parameter may have moved to another module (a parametrization); it must not be gone."""
+        model = self.model()
+        if model is None or any(parameter is each for each in model.parameters()):
+            return
+        raise InputError(
+            f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
+            "load_state_dict(assign=True), sharding or the like) and would no longer be trained: "
+            "make the optimizer after the model has its final parameters"
+        )
+
+    def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Every rate is its ratio times the base rate, whatever a scheduler did to the groups.
+
+        The first group carries the base rate. A constant ratio is mended in place where it is off (a
+        scheduler with one absolute value for all groups); a ratio that changes is multiplied in for this
+        step only, because schedulers like CosineAnnealingLR build each rate on the last.
+        """
+        groups = optimizer.param_groups
+        first = self.plans[0].ratio
+        base = groups[0]["lr"] if callable(first) or first == 1 else groups[0]["lr"] / first
+        for group, plan in zip(groups, self.plans, strict=False):  # later groups are the user's own
+            if not callable(plan.ratio):
+                if not math.isclose(float(group["lr"]), float(base) * plan.ratio, rel_tol=_CLOSE):
+                    group["lr"] = base * plan.ratio
+                continue
+            step = group[_STEP]
+            ratio = checked_ratio(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
+            self._saved.append((group, "lr", group["lr"]))
+            group["lr"] = base * ratio
+            if plan.decay is not None:
+                self._saved.append((group, "weight_decay", group["weight_decay"]))
+                group["weight_decay"] = plan.decay / ratio
+
+    def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """A saved state must belong to the same slices, and know how far a changing ratio has come."""
+        saved = state["param_groups"]
+        for group, plan, other in zip(optimizer.param_groups, self.plans, saved, strict=False):
+            names, others = group["param_names"], other.get("param_names", group["param_names"])
+            for ours, theirs in zip(names, others, strict=False):
+                if not (ours.endswith(theirs) or theirs.endswith(ours)):
+                    raise InputError(
+                        f"the saved state has {theirs!r} where this optimizer has {ours!r}; "
+                        "make it for the same model, with the same kind of ratios and mechanism"
+                    )
+            if callable(plan.ratio) and _STEP not in other:
+                raise InputError(
+                    f"the saved state does not say how many steps the ratio of group {plan.name!r} has "
+                    "seen; it was not saved with a ratio that changes"
+                )
+
+
+def stepping_of(optimizer: torch.optim.Optimizer) -> Stepping | None:
+    """The hooks that :func:`make_optimizer` hung on ``optimizer``, if it made it."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
+    return getattr(inner, _ATTRIBUTE, None)
