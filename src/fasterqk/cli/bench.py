@@ -9,6 +9,7 @@ from fasterqk.cli.parser import Parser, add_json, examples
 # A module of `fasterqk.benchmarks` each, with `run(progress) -> dict` that has at least the keys
 # `speedup`, `plain_seconds` and `seconds`.
 BENCHMARKS = {
+    "attention": "attention and faithfulness in batches against one instance at a time",
     "theory": "closed form against a plain RK4 time-stepping loop",
 }
 

@@ -1,13 +1,16 @@
 """The DTAP heat map in the paper's orientation: attention to the right, probability upwards."""
 
 from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
-from fasterqk.report.style import HEATMAP
+from fasterqk.report.figure import save_figure
+from fasterqk.report.style import HEATMAP, plotting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,3 +61,39 @@ def draw_dtap(
     if title:
         axes.set_title(title)
     return image
+
+
+def dtap_rows(dtap: ArrayLike, edges: Sequence[float]) -> list[dict[str, float]]:
+    """A DTAP table as tidy rows: the interval of probability, the interval of mass, percent of instances."""
+    return [
+        {
+            "probability_from": edges[row],
+            "probability_to": edges[row + 1],
+            "mass_from": edges[column],
+            "mass_to": edges[column + 1],
+            "percent": float(percent),
+        }
+        for (row, column), percent in np.ndenumerate(np.asarray(dtap, dtype=float))
+    ]
+
+
+def dtap_lines(dtap: ArrayLike, edges: Sequence[float]) -> list[dict[str, Any]]:
+    """A DTAP table as the rows of a text table, the highest probability on top."""
+    names = [f"{low:g}-{min(high, 1):g}" for low, high in pairwise(edges)]
+    cells = np.asarray(dtap, dtype=float)
+    return [
+        {"p \\ mass": name, **dict(zip(names, row.tolist(), strict=True))}
+        for name, row in reversed(list(zip(names, cells, strict=True)))
+    ]
+
+
+def save_dtap(
+    out: Path, name: str, dtap: ArrayLike, edges: Sequence[float], *, title: str, caption: str
+) -> dict[str, str]:
+    """Write one DTAP heat map as a figure of ``out``; returns its paths by suffix."""
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(figsize=(4.2, 3.6))
+        figure.colorbar(draw_dtap(axes, dtap, edges), ax=axes, label="% of instances")
+        return save_figure(figure, out, name, title=title, caption=caption, rows=dtap_rows(dtap, edges))

@@ -1,0 +1,174 @@
+"""The `measure` command: attention and its faithfulness of a Hugging Face model on your own data."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from fasterqk.cli.output import print_json, print_table, progress_bar
+from fasterqk.cli.parser import Parser, add_json, examples, list_of, positive_int
+from fasterqk.errors import InputError
+
+_DATA = """\
+data: one JSON object a line, with
+  "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
+  or "text": "a fine film" and "spans": [[2, 6]]                   (characters)
+  and "label": 1 or "positive" for a classifier, "target": "some text" for a causal model
+"""
+
+
+def configure(parser: Parser) -> None:
+    parser.description = "Measure attention and its faithfulness of a Hugging Face model on your own data."
+    parser.epilog = (
+        _DATA
+        + "\n"
+        + examples(
+            "fasterqk measure --model my-classifier --data test.jsonl",
+            "fasterqk measure --model my-classifier --data test.jsonl --rationale-k 5,10,20,50 --json",
+            "fasterqk measure --model my-gpt --data qa.jsonl --aggregate layer:3 --remove attention",
+            "fasterqk measure --model my-classifier --data test.jsonl --eraser-out mine.jsonl --out out",
+        )
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="DIR", help="a saved sequence classifier or causal language model"
+    )
+    parser.add_argument("--data", required=True, metavar="FILE.jsonl", help="your data, see below")
+    parser.add_argument(
+        "--rationale-k",
+        type=list_of(positive_int),
+        default=[5, 10, 20, 50],
+        metavar="K,...",
+        help="percent of tokens kept or removed for faithfulness (default: 5,10,20,50)",
+    )
+    parser.add_argument(
+        "--aggregate",
+        default="rollout",
+        metavar="HOW",
+        help="over layers: rollout, mean, max, last or layer:N from 0 (default: rollout)",
+    )
+    parser.add_argument(
+        "--residual",
+        type=float,
+        default=0.5,
+        metavar="W",
+        help="weight of the identity in rollout (default: 0.5)",
+    )
+    parser.add_argument(
+        "--rank-by",
+        choices=("attention", "gradient"),
+        default="attention",
+        help="what ranks tokens for faithfulness and plausibility: attention or gradient x input",
+    )
+    parser.add_argument(
+        "--remove",
+        choices=("delete", "mask", "attention"),
+        default="delete",
+        help="how tokens are removed: deleted, replaced by the mask token, or hidden from attention",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive_int, default=32, metavar="N", help="instances at a time (default: 32)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the random rankings compared with (default: 0)"
+    )
+    parser.add_argument(
+        "--eraser-out", metavar="FILE", help="write predictions in ERASER's format, rationales beside them"
+    )
+    parser.add_argument("--out", metavar="DIR", help="write the DTAP heat map and tables into this folder")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    from fasterqk.attention import Aggregation, Removal, measure, read_examples, write_eraser
+
+    aggregation = Aggregation.parse(arguments.aggregate, residual=arguments.residual)
+    _check_percents(arguments.rationale_k)
+    data = read_examples(arguments.data)
+
+    from fasterqk.attention.huggingface import load_model
+
+    loaded = load_model(arguments.model)
+    mask_token = None
+    if arguments.remove == "mask":
+        mask_token = loaded.tokenizer.mask_token_id
+        if mask_token is None:
+            raise InputError(f"--remove mask: the tokenizer of {arguments.model!r} has no mask token")
+    with progress_bar("measure") as progress:
+        measurement = measure(
+            loaded.model,
+            loaded.encode(data),
+            generator=np.random.default_rng(arguments.seed),
+            percents=arguments.rationale_k,
+            aggregation=aggregation,
+            removal=Removal(arguments.remove, mask_token),
+            rank_by=arguments.rank_by,
+            batch_size=arguments.batch_size,
+            progress=progress,
+        )
+    summary = measurement.summary()
+    summary["measured"] |= {"model": arguments.model, "data": arguments.data, "seed": arguments.seed}
+    if arguments.eraser_out:
+        write_eraser(measurement, arguments.eraser_out)
+    if arguments.out:
+        _write(Path(arguments.out), measurement, summary)
+    if arguments.json:
+        print_json(summary)
+    else:
+        _print(measurement, summary)
+    return 0
+
+
+def _check_percents(percents: list[int]) -> None:
+    for percent in percents:
+        if percent > 100:
+            raise InputError(f"--rationale-k {percent} is above 100 percent")
+    if len(set(percents)) < len(percents):
+        raise InputError(f"--rationale-k {','.join(map(str, percents))} names a percentage twice")
+
+
+def _print(measurement: Any, summary: dict[str, Any]) -> None:
+    from fasterqk.report.dtap import dtap_lines
+
+    print_table(
+        measurement.scores_table(),
+        f"{summary['n']} instances, {summary['n_without_relevance']} of them without a relevant token"
+        " (null: uniform attention, or a random ranking)",
+    )
+    print()
+    print_table(
+        dtap_lines(summary["dtap"], summary["dtap_edges"]),
+        "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
+    )
+
+
+def _write(out: Path, measurement: Any, summary: dict[str, Any]) -> None:
+    from fasterqk.files import write_csv
+    from fasterqk.report.dtap import save_dtap
+    from fasterqk.report.tables import save_table
+
+    columns: list[dict[str, Any]] = [
+        {"key": "score", "label": "score"},
+        {"key": "k", "label": "k %"},
+        {"key": "value", "label": "value", "digits": 3},
+        {"key": "null", "label": "uniform or random", "digits": 3, "source": "null"},
+    ]
+    save_table(
+        out,
+        "measure-scores",
+        title="Attention and faithfulness",
+        caption=f"{summary['n']} instances of {summary['measured']['data']},"
+        f" model {summary['measured']['model']}.",
+        columns=columns,
+        rows=measurement.scores_table(),
+    )
+    write_csv(out / "tables" / "measure-instances.csv", measurement.instances_table())
+    save_dtap(
+        out,
+        "measure-dtap",
+        summary["dtap"],
+        summary["dtap_edges"],
+        title="Attention on relevant tokens and probability of the answer",
+        caption=f"Percent of {summary['n'] - summary['n_without_relevance']} instances with relevant tokens."
+        f" AC {summary['ac']:.1f} (uniform {summary['null']['ac']:.1f}), ACMC {summary['acmc']:.1f}.",
+    )
