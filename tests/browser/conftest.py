@@ -80,7 +80,7 @@ def quiet_pages(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(**{"offline": True, "viewport": size, **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(30_000)
         address = path.resolve().as_uri()
 
         def check_request(request: Any) -> None:

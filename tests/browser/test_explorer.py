@@ -13,6 +13,19 @@ def explorer(tmp_path_factory):
     return write_explorer(tmp_path_factory.mktemp("explorer") / "explorer.html")
 
 
+@pytest.fixture(scope="module")
+def shared(open_shared_page, explorer):
+    return open_shared_page(explorer)
+
+
+@pytest.fixture
+def page(shared):
+    """The explorer with its defaults; opening it anew for each test would take most of their time."""
+    shared.click("#reset")
+    assert link(shared) == ""
+    return shared
+
+
 def link(page):
     """The address after the page has taken in what happened last."""
     page.evaluate(NEXT_FRAME)
@@ -24,8 +37,7 @@ def curves(page):
     return page.evaluate(ALL_LINES)
 
 
-def test_every_slider_moves_the_curves_by_keyboard(open_page, explorer):
-    page = open_page(explorer)
+def test_every_slider_moves_the_curves_by_keyboard(page):
     before = curves(page)
     for name in ["r", "loss", "M", "b", "m", "n", "start"]:
         numbers = page.inner_text("#models")
@@ -41,8 +53,7 @@ def test_every_slider_moves_the_curves_by_keyboard(open_page, explorer):
         before = after
 
 
-def test_every_choice_redraws(open_page, explorer):
-    page = open_page(explorer)
+def test_every_choice_redraws(page):
     last = curves(page)
     for selector in [
         "input[value=FAFO]",
@@ -62,8 +73,7 @@ def test_every_choice_redraws(open_page, explorer):
         last = now
 
 
-def test_a_number_can_be_typed_and_nonsense_is_put_back(open_page, explorer):
-    page = open_page(explorer)
+def test_a_number_can_be_typed_and_nonsense_is_put_back(page):
     box = page.get_by_label("Ratio, as a number")
     box.fill("37")
     box.press("Enter")
@@ -77,8 +87,7 @@ def test_a_number_can_be_typed_and_nonsense_is_put_back(open_page, explorer):
     assert link(page) == "#r=10000"
 
 
-def test_dragging_the_wanted_attention_gives_the_ratio(open_page, explorer):
-    page = open_page(explorer)
+def test_dragging_the_wanted_attention_gives_the_ratio(page):
     sentence = page.inner_text(".verdict")
     handle = page.locator("#chart-ratio .draggable .handle")
     handle.scroll_into_view_if_needed()
@@ -103,8 +112,7 @@ def test_dragging_the_wanted_attention_gives_the_ratio(open_page, explorer):
     assert f"r = {shown}" in page.text_content("#chart-ratio")
 
 
-def test_dragging_the_loss(open_page, explorer):
-    page = open_page(explorer)
+def test_dragging_the_loss(page):
     page.locator("#chart-loss").scroll_into_view_if_needed()
     box = page.locator("#chart-loss .draggable .handle").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
@@ -115,8 +123,7 @@ def test_dragging_the_loss(open_page, explorer):
     assert loss < 1e-5
 
 
-def test_a_pointer_reads_the_values_of_the_lines(open_page, explorer):
-    page = open_page(explorer)
+def test_a_pointer_reads_the_values_of_the_lines(page):
     page.locator("#chart-loss").scroll_into_view_if_needed()
     box = page.locator("#chart-loss svg").bounding_box()
     page.mouse.move(box["x"] + box["width"] * 0.7, box["y"] + box["height"] / 2)
@@ -124,8 +131,7 @@ def test_a_pointer_reads_the_values_of_the_lines(open_page, explorer):
     assert all(model in reading for model in ["FAFO", "FACO", "CAFO", "CACO"])
 
 
-def test_a_link_restores_the_state(open_page, explorer):
-    page = open_page(explorer)
+def test_a_link_restores_the_state(page, open_page, explorer):
     page.click('[data-ratio="0.1"]')
     page.check("input[value=FACO]")
     page.check("input[value=ratios]")
@@ -143,9 +149,11 @@ def test_a_link_restores_the_state(open_page, explorer):
     assert curves(page) != drawn
 
 
-def test_a_link_with_nonsense_shows_the_defaults(open_page, explorer):
-    drawn = curves(open_page(explorer))
-    page = open_page(explorer, "#r=x&M=-4e&model=%3Cscript%3E&query=2&loss=")
+def test_a_link_with_nonsense_shows_the_defaults(page):
+    drawn = curves(page)
+    page.evaluate("location.hash = '#r=100'")
+    assert curves(page) != drawn
+    page.evaluate("location.hash = '#r=x&M=-4e&model=%3Cscript%3E&query=2&loss='")
     assert curves(page) == drawn
 
 

@@ -2,9 +2,9 @@
 
 ``out/comparisons/NAME.json`` is ``{name, title, setting, arms, matched}``. The first arm is the baseline.
 An arm is ``{arm, qk_ratio, seeds, metrics}`` and, where known, ``null`` (the same attention metrics under
-uniform attention) and ``seconds`` (training time of one cell). ``metrics`` maps a key of
-``METRICS`` to a number or an interval ``{mean, half_width, n}``. ``matched`` is what
-``fasterqk.attention.matched_loss`` returns, or null.
+uniform attention), ``paper`` (what the paper reports) and ``seconds`` (training time of one cell).
+``metrics``, ``null`` and ``paper`` map a key of ``METRICS`` to a number or an interval
+``{mean, half_width, n}``. ``matched`` is what ``fasterqk.attention.matched_loss`` returns, or null.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,6 +57,7 @@ def check_comparison(document: Mapping[str, Any], where: str) -> None:
     for arm in arms:
         if not isinstance(arm, Mapping) or not {"arm", "metrics"} <= set(arm):
             raise InputError(f"{where}: arm {arm!r:.80} has no 'arm' and 'metrics'")
-        unknown = [key for key in arm["metrics"] if key not in METRICS]
+        given = [*arm["metrics"], *(arm.get("null") or {}), *(arm.get("paper") or {})]
+        unknown = [key for key in given if key not in METRICS]
         if unknown:
             raise InputError(f"{where}: metric {unknown[0]!r} is not one of {', '.join(METRICS)}")

@@ -1,49 +1,124 @@
-"""One self-contained HTML page from the figures of a results folder."""
+"""The report: one self-contained HTML page from whatever a results folder holds."""
 
-import base64
 import html
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fasterqk import __version__
+from fasterqk.errors import InputError
 from fasterqk.files import write_text
+from fasterqk.report.budget import fit_curves, fit_examples, fit_tables
+from fasterqk.report.comparisons import load_comparisons
+from fasterqk.report.curves import load_curves
+from fasterqk.report.documents import load_documents
+from fasterqk.report.examples import load_examples
+from fasterqk.report.explorer import CHART_SCRIPTS
+from fasterqk.report.fragments import comparison_html, curves_html, examples_html, figure_html, table_html
+from fasterqk.report.html import page_html
+from fasterqk.report.links import Links
+from fasterqk.report.order import Group, in_groups
+from fasterqk.report.summary import comparison_sentences, count, what_was_run
+from fasterqk.report.tables import load_tables
 
-_STYLE = """
-:root { color-scheme: light dark; }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-figure { margin: 2.5rem 0; }
-img { width: 100%; background: #fff; border-radius: 4px; }
-figcaption { font-size: .9rem; opacity: .85; }
-@media print { figure { break-inside: avoid; } }
-"""
+REPORT_SCRIPTS = (
+    *CHART_SCRIPTS,
+    "report-tables.js",
+    "report-curves.js",
+    "report-examples.js",
+    "report-main.js",
+)
+_FRAGMENTS = {
+    "comparisons": comparison_html,
+    "figures": figure_html,
+    "tables": table_html,
+    "curves": curves_html,
+    "examples": examples_html,
+}
+
+_NOUNS = {
+    "comparisons": "comparison",
+    "figures": "figure",
+    "tables": "table",
+    "curves": "set of training curves",
+    "examples": "set of examples",
+}
 
 
-def write_page(out: Path) -> Path:
-    """Write ``out/report.html`` from ``out/figures`` and return its path."""
-    figures = "\n".join(_figure(path) for path in sorted((out / "figures").glob("*.json")))
-    text = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>fasterqk report</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>Faster query-key learning sharpens attention</h1>
-<p>Made by fasterqk {html.escape(__version__)}. Each figure stands on the CSV file of the same name.</p>
-{figures}
-</body>
-</html>
-"""
-    return write_text(out / "report.html", text)
+def write_page(out: Path, path: Path | None = None) -> Path:
+    """Write the report of the results folder ``out`` to ``path`` (default ``out/report.html``).
+
+    Figures, tables, training curves, comparisons and examples are found in the folders of these names.
+    Returns the path. A folder that holds none of them is an error that says how to fill it.
+    """
+    out = Path(out)
+    path = out / "report.html" if path is None else Path(path)
+    kinds = {
+        "comparisons": load_comparisons(out),
+        "figures": _load_figures(out),
+        "tables": fit_tables(load_tables(out)),
+        "curves": fit_curves(load_curves(out)),
+        "examples": fit_examples(load_examples(out)),
+    }
+    if not any(kinds.values()):
+        raise InputError(
+            f"{str(out)!r} holds no figures, tables or examples; "
+            f"make some with: fasterqk reproduce all --out {str(out)!r}"
+        )
+    return write_text(path, _report_html(out, kinds, Links(out, path)))
 
 
-def _figure(about_path: Path) -> str:
-    about = json.loads(about_path.read_text(encoding="utf-8"))
-    image = base64.b64encode(about_path.with_suffix(".svg").read_bytes()).decode("ascii")
-    title, caption = html.escape(about["title"]), html.escape(about["caption"])
-    return (
-        f'<figure><h2>{title}</h2><img alt="{title}" src="data:image/svg+xml;base64,{image}">'
-        f"<figcaption>{caption}</figcaption></figure>"
+def _report_html(out: Path, kinds: Mapping[str, list[dict[str, Any]]], links: Links) -> str:
+    chapters = in_groups(dict(kinds))
+    body = [
+        '<header class="lead"><p class="kicker">fasterqk report</p>',
+        "<h1>Faster query-key learning sharpens attention</h1>",
+        _summary_html(out, kinds),
+        _contents_html([group for group, _ in chapters]),
+        "</header><main>",
+    ]
+    for group, documents in chapters:
+        body.append(f'<section id="{group.slug}"><h2>{group.title}</h2>')
+        body += [_FRAGMENTS[kind](document, links) for kind, document in documents]
+        body.append("</section>")
+    body.append(f"</main><footer><p>Made by fasterqk {html.escape(__version__)}. {_FOOTER}</p></footer>")
+    data = {kind: {one["name"]: one for one in kinds[kind]} for kind in ("curves", "examples")}
+    return page_html(
+        title="fasterqk report",
+        body="\n".join(body),
+        styles=("base.css", "report.css"),
+        scripts=REPORT_SCRIPTS,
+        data=data,
     )
+
+
+_FOOTER = (
+    "± is the half width of a 95% interval over seeds; differences are paired by seed. "
+    "The null is uniform attention over what each position may see."
+)
+
+
+def _load_figures(out: Path) -> list[dict[str, Any]]:
+    figures = load_documents(out, "figures")
+    for figure in figures:
+        image = out / "figures" / f"{figure['name']}.svg"
+        if not image.is_file():
+            raise InputError(f"{str(image)!r} is missing beside its .json; make the figure again")
+    return figures
+
+
+def _summary_html(out: Path, kinds: Mapping[str, list[dict[str, Any]]]) -> str:
+    counts = ", ".join(count(len(found), _NOUNS[kind]) for kind, found in kinds.items() if found)
+    lines = [what_was_run(out), f"On this page: {counts}."]
+    items = [f"<p>{html.escape(line)}</p>" for line in lines if line]
+    for comparison in kinds["comparisons"]:
+        sentences = "".join(f"<li>{html.escape(line)}</li>" for line in comparison_sentences(comparison))
+        title = html.escape(str(comparison.get("title") or comparison["name"]))
+        setting = html.escape(str(comparison.get("setting") or ""))
+        items.append(f'<h3>{title}</h3><p class="setting">{setting}</p><ul>{sentences}</ul>')
+    return f'<div class="summary" id="summary">{"".join(items)}</div>'
+
+
+def _contents_html(groups: list[Group]) -> str:
+    links = "".join(f'<a href="#{group.slug}">{group.title}</a>' for group in groups)
+    return f'<nav aria-label="Contents">{links}</nav>'

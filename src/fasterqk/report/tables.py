@@ -12,6 +12,7 @@ from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_csv
+from fasterqk.report.cells import is_interval
 from fasterqk.report.documents import load_documents, save_document
 
 FOLDER = "tables"
@@ -72,11 +73,6 @@ def check_table(table: Mapping[str, Any], where: str) -> None:
         unknown = [key for key in row if key not in keys] if isinstance(row, Mapping) else [row]
         if unknown:
             raise InputError(f"{where}: {unknown[0]!r} in a row is no column; columns are {keys}")
-
-
-def is_interval(value: Any) -> bool:
-    """Whether a cell is ``{mean, half_width, n}``."""
-    return isinstance(value, Mapping) and {"mean", "half_width"} <= set(value)
 
 
 def table_csv_rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:

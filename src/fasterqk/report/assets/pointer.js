@@ -58,7 +58,7 @@ function showReading(svg, current, x, y) {
   const group = svgElement("g", { class: "reading" });
   group.append(svgElement("line", { x1: x, x2: x, y1: box.top, y2: box.bottom }));
   const heading = `${description.x.short ?? description.x.label} ${(description.x.format ?? short)(at)}`;
-  const texts = [heading, ...rows.map(({ line, value }) => `${line.name}  ${format(value)}`)];
+  const texts = [heading, ...rows.map(({ line, value }) => `${line.name}: ${format(value)}`)];
   const width = 18 + 6.6 * Math.max(...texts.map((text) => text.length));
   const left = x + 12 + width > box.right ? Math.max(x - 12 - width, 2) : x + 12;
   const top = box.top + 4;

@@ -1,0 +1,26 @@
+"""The `report` command: a results folder as one page."""
+
+import argparse
+from pathlib import Path
+
+from fasterqk.cli.pages import add_page_options, write_and_show
+from fasterqk.cli.parser import Parser, examples
+from fasterqk.errors import InputError
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples(
+        "fasterqk report", "fasterqk report out -o report.html", "fasterqk report out --open"
+    )
+    parser.add_argument("out", nargs="?", default="out", metavar="OUT", help="results folder (default: out)")
+    add_page_options(parser, "OUT/report.html")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from fasterqk.report.page import write_page
+
+    out = Path(arguments.out)
+    if not out.is_dir():
+        raise InputError(f"{arguments.out!r} is no folder; make one with: fasterqk reproduce all --out OUT")
+    path = Path(arguments.output) if arguments.output else out / "report.html"
+    return write_and_show(arguments, "report", path, lambda target: write_page(out, target))
