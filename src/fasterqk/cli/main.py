@@ -19,6 +19,7 @@ COMMANDS = {
     "plan": "what a sweep would still do, and an estimate of its time",
     "runs": "list, show and remove the cells of a store, and try to break it",
     "explore": "the theory as an interactive page, computed in the browser",
+    "report": "a results folder as one page to open",
     "bench": "measure our way against the plain way in one process",
 }
 
