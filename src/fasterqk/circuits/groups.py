@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import nn
 
-from fasterqk.circuits.assign import Only, Run, assign, labels_for
+from fasterqk.circuits.assign import Assigned, Only, Run, assign, labels_for
 from fasterqk.circuits.ratio import RatioLike
 from fasterqk.circuits.rules import Request, Rules, Settings
-from fasterqk.circuits.slices import Circuits
+from fasterqk.circuits.slices import Circuits, Slice
 from fasterqk.errors import InputError
 
 
 @dataclass
 class Group:
-    """Parameters that are told the same; ``decay_ratio`` is what independent decay divides by."""
+    """Parameters that are told the same."""
 
     arm: str
     exempt: bool
@@ -52,6 +52,20 @@ def gather(pieces: Iterable[tuple[Run, nn.Parameter, str]]) -> list[Group]:
     groups.sort(key=lambda group: (order[group.arm], group.exempt))
     _name(groups)
     return groups
+
+
+def members(
+    labels: Iterable[Slice], assigned: Iterable[Assigned], groups: list[Group]
+) -> list[tuple[Slice, int]]:
+    """Every labelled slice that is trained, with the index of its group."""
+    runs = {each.name: each.runs for each in assigned}
+    found = []
+    for part in labels:
+        for run in runs.get(part.parameter, ()):
+            if run.axis is None or run.start <= (part.start or 0) < run.stop:
+                keys = [(group.arm, group.settings) for group in groups]
+                found.append((part, keys.index((run.arm, run.settings))))
+    return found
 
 
 def _name(groups: list[Group]) -> None:

@@ -11,7 +11,7 @@ from torch import nn
 from fasterqk.circuits.alias import Fused
 from fasterqk.circuits.assign import Assigned, Only, Run, assign, labels_for
 from fasterqk.circuits.gradients import normalizer
-from fasterqk.circuits.groups import Group, gather
+from fasterqk.circuits.groups import Group, gather, members
 from fasterqk.circuits.parametrization import parametrize_split
 from fasterqk.circuits.ratio import RatioLike
 from fasterqk.circuits.rules import Request, Rules
@@ -65,6 +65,8 @@ def make_optimizer(
     """
     _check_words(mechanism, decay, optimizer_class)
     request = Request(lr, qk_ratio, ov_ratio, kwargs.get("weight_decay"), rules or {})
+    if request.gradient_norms and mechanism == "parametrization":
+        raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
     labels = labels_for(model, request, circuits)
     assigned = assign(model, request, labels, only)
     fused, pieces = _split(model, assigned, mechanism, optimizer_class, bool(kwargs.get("fused")))
@@ -90,7 +92,7 @@ def make_optimizer(
             if parameter is not None and id(parameter) in trained
         ],
         weakref.ref(model),
-        labels,
+        members(labels or (), assigned, groups),
         mechanism,
         partial(
             make_optimizer,

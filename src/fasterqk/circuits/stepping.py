@@ -15,7 +15,7 @@ from torch import nn
 
 from fasterqk.circuits.alias import Fused, zero_grad_with
 from fasterqk.circuits.ramp import Ratio, checked_ratio
-from fasterqk.circuits.slices import Circuits
+from fasterqk.circuits.slices import Slice
 from fasterqk.errors import InputError
 
 _ATTRIBUTE = "_fasterqk"
@@ -42,14 +42,15 @@ class Stepping:
     """The hooks of one optimizer.
 
     ``remake`` builds the same optimizer for a copy of the model; ``normalize`` runs after the gradients
-    are known and before the step; ``homes`` are (module, attribute, parameter) of everything optimized.
+    are known and before the step; ``homes`` are (module, attribute, parameter) of everything optimized;
+    ``members`` says of every labelled slice in which group it is.
     """
 
     plans: Sequence[GroupPlan]
     fused: Sequence[Fused]
     homes: Sequence[tuple[nn.Module, str, nn.Parameter]]
     model: "weakref.ref[nn.Module]"
-    circuits: Circuits | None
+    members: Sequence[tuple[Slice, int]]
     mechanism: str
     remake: Callable[[nn.Module], torch.optim.Optimizer]
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
@@ -72,7 +73,7 @@ class Stepping:
             setattr(optimizer, "zero_grad", zero_grad_with(optimizer, self.fused))  # noqa: B010
         for group, plan in zip(optimizer.param_groups, self.plans, strict=True):
             if callable(plan.ratio):
-                group[_STEP] = 0
+                group.setdefault(_STEP, 0)
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         self._leave()  # a step that raised has left things half done
@@ -159,21 +160,32 @@ class Stepping:
         scheduler with one absolute value for all groups); a ratio that changes is multiplied in for this
         step only, because schedulers like CosineAnnealingLR build each rate on the last.
         """
-        groups = optimizer.param_groups
-        first = self.plans[0].ratio
-        base = groups[0]["lr"] if callable(first) or first == 1 else groups[0]["lr"] / first
-        for group, plan in zip(groups, self.plans, strict=False):  # later groups are the user's own
+        base = self.base_rate(optimizer)
+        groups = zip(optimizer.param_groups, self.plans, strict=False)  # later groups are the user's own
+        for index, (group, plan) in enumerate(groups):
             if not callable(plan.ratio):
                 if not math.isclose(float(group["lr"]), float(base) * plan.ratio, rel_tol=_CLOSE):
                     group["lr"] = base * plan.ratio
                 continue
-            step = group[_STEP]
-            ratio = checked_ratio(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
+            ratio = self.ratio_now(optimizer, index)
             self._saved.append((group, "lr", group["lr"]))
             group["lr"] = base * ratio
             if plan.decay is not None:
                 self._saved.append((group, "weight_decay", group["weight_decay"]))
                 group["weight_decay"] = plan.decay / ratio
+
+    def base_rate(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The rate of ratio 1, which the first group carries."""
+        first, lr = self.plans[0].ratio, optimizer.param_groups[0]["lr"]
+        return lr if callable(first) or first == 1 else lr / first
+
+    def ratio_now(self, optimizer: torch.optim.Optimizer, index: int) -> float:
+        """The ratio of group ``index`` at the step that comes next."""
+        plan = self.plans[index]
+        if not callable(plan.ratio):
+            return plan.ratio
+        step = optimizer.param_groups[index][_STEP]
+        return checked_ratio(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
 
     def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A saved state must belong to the same slices, and know how far a changing ratio has come."""

@@ -1,0 +1,192 @@
+"""A check that can be pasted into an issue: does every circuit move as fast as its ratio promises?"""
+
+import copy
+import dataclasses
+import math
+import random
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fasterqk
+from fasterqk.circuits.checked import CircuitCheck, CircuitUpdate
+from fasterqk.circuits.describe import rate
+from fasterqk.circuits.find import find_circuits
+from fasterqk.circuits.gradients import view_of
+from fasterqk.circuits.slices import Slice
+from fasterqk.circuits.stepping import GroupPlan, Stepping, stepping_of
+from fasterqk.errors import InputError
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def check_circuits(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss: Loss | None = None
+) -> CircuitCheck:
+    """Take one step on a copy and compare the update of each circuit with what its ratio promises.
+
+    Prints the table and returns it. ``batch`` is passed to the model (a mapping by keyword, a tuple by
+    position); ``loss(outputs)`` makes a number of what comes out, and defaults to ``outputs.loss``. The
+    model, the optimizer and the random generators are left exactly as they were.
+
+    The step is taken twice from the same point: as it is set, and with every rate at the base. Their
+    quotient is the measured ratio; it is exact for every optimizer whose update is proportional to the
+    rate, whatever its state. The ``update`` column shows the step itself: in the first step of Adam every
+    entry moves by about its rate, so there ``update`` is close to ``lr``.
+
+    >>> check_circuits(model, optimizer, {"input_ids": ids, "labels": ids}).ok     # doctest: +SKIP
+    True
+    """
+    stepping = stepping_of(optimizer)
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
+    members = stepping.members if stepping else _members(model, optimizer)
+    ratios = _ratios(optimizer, stepping)
+    as_set = _updates(model, optimizer, stepping, members, batch, loss, slow=False)
+    at_base = _updates(model, optimizer, stepping, members, batch, loss, slow=True)
+    base = float(stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"])
+    rows = []
+    for circuit in ("qk", "ov", "shared", "rest"):
+        places = [i for i, (part, _) in enumerate(members) if part.circuit == circuit]
+        found = sorted({ratios[members[i][1]] for i in places})
+        for ratio in found:
+            chosen = [i for i in places if ratios[members[i][1]] == ratio]
+            squares, moved, entries = (sum(as_set[i][which] for i in chosen) for which in range(3))
+            slow = sum(at_base[i][0] for i in chosen)
+            rows.append(
+                CircuitUpdate(
+                    circuit if len(found) == 1 else f"{circuit} x{ratio:g}",
+                    int(entries),
+                    len({members[i][0].parameter for i in chosen}),
+                    base * ratio,
+                    math.sqrt(squares / moved) if moved else 0.0,
+                    moved / entries,
+                    ratio,
+                    math.sqrt(squares / slow) if slow else math.nan,
+                )
+            )
+    setting = (
+        f"{type(model).__name__}, {type(optimizer).__name__}, base lr {rate(base)}, "
+        f"fasterqk {fasterqk.__version__}, torch {torch.__version__}"
+    )
+    result = CircuitCheck(tuple(rows), setting)
+    print(result)
+    return result
+
+
+def _members(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[Slice, int]]:
+    """Slices and their groups in an optimizer that was made elsewhere."""
+    group_of = {
+        id(parameter): index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    strangers = group_of.keys() - {id(parameter) for parameter in parameters.values()}
+    if strangers:
+        raise InputError(
+            f"{len(strangers)} parameters of the optimizer are not in this model; "
+            "check_circuits needs the model that the optimizer was made for"
+        )
+    known = [(part, group_of.get(id(parameters[part.parameter]))) for part in find_circuits(model)]
+    return [(part, index) for part, index in known if index is not None]
+
+
+def _ratios(optimizer: torch.optim.Optimizer, stepping: Stepping | None) -> list[float]:
+    groups = optimizer.param_groups
+    if stepping is None:
+        return [float(group["lr"]) / float(groups[0]["lr"]) for group in groups]
+    return [stepping.ratio_now(optimizer, index) for index in range(len(stepping.plans))]
+
+
+def _updates(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    stepping: Stepping | None,
+    members: Any,
+    batch: Any,
+    loss: Loss | None,
+    *,
+    slow: bool,
+) -> list[tuple[float, int, int]]:
+    """Of every member: the sum of squares of its update, entries that moved, all entries."""
+    with _random_states_kept():
+        other, stepper = _copy(model, optimizer, stepping)
+        if slow:
+            _all_at_base(stepper, optimizer, stepping)
+        before = [_tensor(other, part).detach().clone() for part, _ in members]
+        outputs = _call(other, batch)
+        _scalar(outputs, loss).backward()
+        stepper.step()
+        found = []
+        for (part, _), old in zip(members, before, strict=True):
+            change = _tensor(other, part).detach().double() - old.double()
+            found.append((float(change.square().sum()), int((change != 0).sum()), change.numel()))
+    return found
+
+
+def _copy(
+    model: nn.Module, optimizer: torch.optim.Optimizer, stepping: Stepping | None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    if stepping is None or stepping.mechanism == "parametrization":
+        other, stepper = copy.deepcopy((model, optimizer))
+        if stepping is not None:
+            dataclasses.replace(stepping, homes=[], model=weakref.ref(other)).attach(stepper)
+        return other, stepper
+    other = copy.deepcopy(model)
+    stepper = stepping.remake(other)
+    stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return other, stepper
+
+
+def _all_at_base(
+    stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, stepping: Stepping | None
+) -> None:
+    """Only the rates change: whatever decay the real step would use stays."""
+    base = stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"]
+    for index, group in enumerate(stepper.param_groups):
+        decay = stepping.plans[index].decay if stepping else None
+        if stepping is not None and decay is not None:
+            group["weight_decay"] = decay / stepping.ratio_now(optimizer, index)
+        group["lr"] = base
+    own = stepping_of(stepper)
+    if own is not None:
+        own.plans = [GroupPlan(plan.name, 1.0) for plan in own.plans]
+
+
+def _tensor(model: nn.Module, part: Slice) -> torch.Tensor:
+    """The slice in the model, also where the parameter is parametrized."""
+    prefix, _, attribute = part.parameter.rpartition(".")
+    return view_of(getattr(model.get_submodule(prefix), attribute), part)
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def _scalar(outputs: Any, loss: Loss | None) -> torch.Tensor:
+    value = loss(outputs) if loss is not None else getattr(outputs, "loss", outputs)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise InputError(
+            f"the model returned {type(outputs).__name__} without a loss; put labels into the batch or pass "
+            "loss=lambda outputs: ..."
+        )
+    return value
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Dropout in the copy draws the same numbers each time and leaves no trace."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

@@ -1,0 +1,96 @@
+"""Initialisation imbalance: make one factor of a circuit larger, with or without changing the product."""
+
+import math
+import re
+
+import torch
+from torch import nn
+
+from fasterqk.circuits.find import find_circuits
+from fasterqk.circuits.gradients import view_of
+from fasterqk.circuits.ramp import checked_ratio
+from fasterqk.circuits.slices import Circuits, Slice
+from fasterqk.errors import InputError
+
+_SCORES = re.compile(r"scale|sink|temperature|table|tau$", re.IGNORECASE)
+
+
+@torch.no_grad()
+def scale_circuits(
+    model: nn.Module,
+    *,
+    qk: float = 1.0,
+    ov: float = 1.0,
+    keep_product: bool = True,
+    circuits: Circuits | None = None,
+) -> None:
+    """Scale the weights of the circuits of ``model`` in place.
+
+    ``keep_product=True``: queries are multiplied and keys divided by ``qk``, values multiplied and outputs
+    divided by ``ov``. Scores and outputs, and so the function of the model, stay as they are; how fast
+    each factor learns does not. ``keep_product=False``: the products W_Q W_K and W_V W_O become ``qk`` and
+    ``ov`` times larger, shared equally between their factors.
+
+    Biases of q, k and v are scaled with their weights; the output bias is added after the product and
+    stays. Norms on queries or keys undo a scale, so a model that has them is refused, as is one with
+    adapters or with queries and keys from one matrix.
+
+    >>> scale_circuits(model, qk=4.0)                            # doctest: +SKIP
+    """
+    checked_ratio(qk, "qk")
+    checked_ratio(ov, "ov")
+    labels = circuits if circuits is not None else find_circuits(model)
+    wanted = [name for name, factor in (("qk", qk), ("ov", ov)) if factor != 1]
+    parts = [part for part in labels if part.circuit in wanted]
+    _check_factors(labels, wanted)
+    if keep_product:
+        factors = {"q": qk, "k": 1 / qk, "v": ov, "o": 1 / ov}
+    else:
+        factors = {"q": math.sqrt(qk), "k": math.sqrt(qk), "v": math.sqrt(ov), "o": math.sqrt(ov)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    chosen = [part for part in parts if _is_factor(model, part, parameters[part.parameter])]
+    for part in chosen:  # only after every part was found to be fit
+        view_of(parameters[part.parameter].detach(), part).mul_(factors[part.role])
+
+
+def _check_factors(labels: Circuits, wanted: list[str]) -> None:
+    """Each layer must have both factors of a product, each with weights of its own."""
+    pairs = {"qk": ("q", "k"), "ov": ("v", "o")}
+    for circuit in wanted:
+        layers = {part.layer for part in labels if part.circuit == circuit}
+        if not layers:
+            raise InputError(f"the model has no {circuit} parameters to scale")
+        for layer in layers:
+            roles = {part.role for part in labels if part.layer == layer}
+            missing = [role for role in pairs[circuit] if role not in roles]
+            if missing:
+                raise InputError(
+                    f"layer {layer} has no {missing[0]} weights of its own, so its {circuit} product cannot "
+                    "be scaled"
+                )
+
+
+def _is_factor(model: nn.Module, part: Slice, parameter: nn.Parameter) -> bool:
+    """Whether a slice of a circuit is a factor of its product (or a bias that goes with one)."""
+    prefix, _, attribute = part.parameter.rpartition(".")
+    owner = model.get_submodule(prefix)
+    kind = type(owner).__name__
+    if "norm" in kind.lower():
+        if part.role in ("q", "k", "v"):
+            raise InputError(
+                f"{part.parameter} normalises after the projection and undoes any scale of it; "
+                "scale_circuits cannot serve this model"
+            )
+        return False
+    if "lora_" in part.parameter:
+        raise InputError(f"{part.parameter} is an adapter: scale the model before adapters are added")
+    if isinstance(owner, nn.Embedding) or _SCORES.search(attribute):
+        return False  # added to or applied on the scores: no factor of the product
+    bias = "bias" in attribute or attribute.startswith("b_")
+    if bias:
+        return part.role != "o"
+    if parameter.ndim < 2:
+        raise InputError(
+            f"{part.parameter} is neither a weight nor a bias scale_circuits knows; scale it by hand"
+        )
+    return True
