@@ -1,0 +1,1 @@
+"""The paper's toy language, its four parameterizations, and an engine that trains them fast."""

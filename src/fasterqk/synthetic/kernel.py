@@ -1,0 +1,202 @@
+"""Loss and gradients of one batch, by hand.
+
+The model depends on a sequence only through how often each token occurs and through its class's
+query. With counts n_v, scores s_v (one vector a class) and the value table U (one row a token):
+
+    a_v  = n_v e^{s_v} / sum_u n_u e^{s_u}     attention on all occurrences of token v
+    y    = sum_v a_v U_v                       the attended value
+    z    = y  or  y O                          logits: collapsed, or through the output matrix
+    loss = log sum_o e^{z_o} - z_label
+
+and with D = (softmax(z) - onehot(label)) / batch, and dy = D or D O^T:
+
+    dL/dO = sum y^T D,   dL/dU_v = sum a_v dy,   dL/ds_v = sum a_v (U_v - y) . dy
+
+The first half of dL/ds_v is U_v times the row dL/dU_v summed over one class, so the scores cost no
+further product with the batch. A sequence of class c holds only the S tokens of ``support[c]``.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fasterqk.synthetic.compiled import compiled, dot, exponentiate, largest, total
+from fasterqk.synthetic.weights import Weights
+
+
+class Scratch(NamedTuple):
+    """Work space of one cell; S tokens a class, H the width of the value table, M outputs."""
+
+    relative: np.ndarray  # (class, S): e^{s - max s}
+    attention: np.ndarray  # (batch, S): a
+    attended: np.ndarray  # (batch, H): y
+    attended_gradient: np.ndarray  # (batch, H): dy; the same array as `errors` when OV is collapsed
+    logits: np.ndarray  # (batch, M): z; the same array as `attended` when OV is collapsed
+    errors: np.ndarray  # (batch, M): D
+    powers: np.ndarray  # (batch * M,), int64: for the exponential
+    class_gradient: np.ndarray  # (S, H): dL/dU from the sequences of one class
+    pull: np.ndarray  # (S,): sum a_v y.dy over the sequences of one class
+
+
+def make_scratch(batch: int, support: np.ndarray, weights: Weights) -> Scratch:
+    """Work space for ``weights`` and batches of ``batch`` sequences."""
+    collapsed = weights.output.shape[0] == 0
+    hidden, outputs = weights.table.shape[1], weights.output.shape[1]
+    logits, errors = np.zeros((batch, outputs)), np.zeros((batch, outputs))
+    return Scratch(
+        relative=np.zeros(support.shape),
+        attention=np.zeros((batch, support.shape[1])),
+        attended=logits if collapsed else np.zeros((batch, hidden)),
+        attended_gradient=errors if collapsed else np.zeros((batch, hidden)),
+        logits=logits,
+        errors=errors,
+        powers=np.zeros(batch * outputs, np.int64),
+        class_gradient=np.zeros((support.shape[1], hidden)),
+        pull=np.zeros(support.shape[1]),
+    )
+
+
+@compiled
+def batch_gradient(
+    counts: np.ndarray,  # (batch, S): how often each token of its class's support occurs
+    starts: np.ndarray,  # (class + 1,): the batch is sorted; class c is rows starts[c]:starts[c + 1]
+    support: np.ndarray,  # (class, S): token ids
+    labels: np.ndarray,  # (class,): the next token
+    score_scale: float,
+    weights: Weights,
+    gradients: Weights,
+    work: Scratch,
+) -> float:
+    """Fill ``gradients`` with those of the batch's mean loss, and return that loss."""
+    factorized_ov = weights.output.shape[0] > 0
+    relative_scores(support, score_scale, weights, work.relative)
+    for c in range(support.shape[0]):
+        attend(counts, starts[c], starts[c + 1], work.relative[c], work.attention)
+        mix_rows(work.attention, starts[c], starts[c + 1], support[c], weights.table, work.attended)
+    if factorized_ov:
+        np.dot(work.attended, weights.output, work.logits)
+    loss = softmax_errors(starts, labels, work.logits, work.errors, work.powers)
+    if factorized_ov:
+        np.dot(work.errors, weights.output.T, work.attended_gradient)
+        np.dot(work.attended.T, work.errors, gradients.output)
+    gradients.table[:] = 0.0
+    gradients.scores[:] = 0.0
+    for c in range(support.shape[0]):
+        if starts[c] < starts[c + 1]:
+            _class_gradients(c, starts[c], starts[c + 1], support[c], score_scale, weights, gradients, work)
+    if weights.keys.shape[0] > 0:
+        _factor_gradients(support, weights, gradients)
+    return loss
+
+
+@compiled
+def relative_scores(support: np.ndarray, score_scale: float, weights: Weights, relative: np.ndarray) -> None:
+    """``relative[c, i]`` = e^{s - max s} for the tokens of class c; factorized scores are s = K q."""
+    for c in range(support.shape[0]):
+        if weights.keys.shape[0] > 0:
+            for token in support[c]:
+                weights.scores[c, token] = dot(weights.keys[token], weights.queries[c])
+        for i in range(support.shape[1]):
+            relative[c, i] = score_scale * weights.scores[c, support[c, i]]
+        top = largest(relative[c])
+        for i in range(support.shape[1]):
+            relative[c, i] = np.exp(relative[c, i] - top)
+
+
+@compiled
+def attend(counts: np.ndarray, start: int, stop: int, relative: np.ndarray, attention: np.ndarray) -> None:
+    """``attention[b, i]``: the share of all occurrences of token i, for the sequences of one class."""
+    for b in range(start, stop):
+        row = attention[b]
+        for i in range(relative.shape[0]):
+            row[i] = counts[b, i] * relative[i]
+        normalizer = 1.0 / total(row)
+        for i in range(relative.shape[0]):
+            row[i] *= normalizer
+
+
+@compiled
+def mix_rows(
+    shares: np.ndarray, start: int, stop: int, tokens: np.ndarray, table: np.ndarray, mixed: np.ndarray
+) -> None:
+    """``mixed[b] = sum_i shares[b, i] table[tokens[i]]``, five tokens in one pass over the row."""
+    width, whole = table.shape[1], tokens.shape[0] - tokens.shape[0] % 5
+    for b in range(start, stop):
+        share, row = shares[b], mixed[b]
+        row[:] = 0.0
+        for i in range(0, whole, 5):
+            t0, t1, t2 = table[tokens[i]], table[tokens[i + 1]], table[tokens[i + 2]]
+            t3, t4 = table[tokens[i + 3]], table[tokens[i + 4]]
+            s0, s1, s2, s3, s4 = share[i], share[i + 1], share[i + 2], share[i + 3], share[i + 4]
+            for o in range(width):
+                row[o] += (s0 * t0[o] + s1 * t1[o]) + (s2 * t2[o] + s3 * t3[o]) + s4 * t4[o]
+        for i in range(whole, tokens.shape[0]):
+            for o in range(width):
+                row[o] += share[i] * table[tokens[i], o]
+
+
+@compiled
+def softmax_errors(
+    starts: np.ndarray, labels: np.ndarray, logits: np.ndarray, errors: np.ndarray, powers: np.ndarray
+) -> float:
+    """Fill ``errors`` with (softmax - onehot)/batch and return the mean loss."""
+    batch, outputs = logits.shape
+    loss = 0.0
+    for b in range(batch):
+        top = largest(logits[b])
+        for o in range(outputs):
+            errors[b, o] = logits[b, o] - top
+    for c in range(labels.shape[0]):
+        for b in range(starts[c], starts[c + 1]):
+            loss -= errors[b, labels[c]]
+    exponentiate(errors.reshape(batch * outputs), powers)
+    for b in range(batch):
+        normalizer = total(errors[b])
+        loss += np.log(normalizer)
+        scale = 1.0 / (batch * normalizer)
+        for o in range(outputs):
+            errors[b, o] *= scale
+    for c in range(labels.shape[0]):
+        for b in range(starts[c], starts[c + 1]):
+            errors[b, labels[c]] -= 1.0 / batch
+    return loss / batch
+
+
+@compiled
+def _class_gradients(
+    c: int,
+    start: int,
+    stop: int,
+    tokens: np.ndarray,
+    score_scale: float,
+    weights: Weights,
+    gradients: Weights,
+    work: Scratch,
+) -> None:
+    """Add what the sequences of class c contribute to dL/dU, and set dL/ds of the class."""
+    np.dot(work.attention[start:stop].T, work.attended_gradient[start:stop], work.class_gradient)
+    work.pull[:] = 0.0
+    for b in range(start, stop):
+        overlap = dot(work.attended[b], work.attended_gradient[b])
+        for i in range(tokens.shape[0]):
+            work.pull[i] += work.attention[b, i] * overlap
+    for i in range(tokens.shape[0]):
+        row, token = work.class_gradient[i], tokens[i]
+        gradients.scores[c, token] = score_scale * (dot(row, weights.table[token]) - work.pull[i])
+        for o in range(row.shape[0]):
+            gradients.table[token, o] += row[o]
+
+
+@compiled
+def _factor_gradients(support: np.ndarray, weights: Weights, gradients: Weights) -> None:
+    """Scores s = K q: dL/dK_v = sum_c ds_v q_c and dL/dq_c = sum_v ds_v K_v."""
+    gradients.keys[:] = 0.0
+    gradients.queries[:] = 0.0
+    for c in range(support.shape[0]):
+        query, query_gradient = weights.queries[c], gradients.queries[c]
+        for token in support[c]:
+            slope = gradients.scores[c, token]
+            key, key_gradient = weights.keys[token], gradients.keys[token]
+            for h in range(query.shape[0]):
+                key_gradient[h] += slope * query[h]
+                query_gradient[h] += slope * key[h]

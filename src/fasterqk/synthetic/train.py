@@ -1,0 +1,174 @@
+"""Train one cell to its stop rule, and say what became of it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fasterqk.attention import summarize
+from fasterqk.synthetic.cell import SyntheticCell
+from fasterqk.synthetic.epoch import Sample, Schedule, Task, train_epoch
+from fasterqk.synthetic.evaluate import evaluate
+from fasterqk.synthetic.kernel import make_scratch
+from fasterqk.synthetic.language import Counts, draw_counts
+from fasterqk.synthetic.parameterization import initial_matrices
+from fasterqk.synthetic.stream import make_stream, no_stream
+from fasterqk.synthetic.weights import empty_like, pack, zeros_like
+
+_MATCHED = 1600  # training sequences on which the loss is measured along training, in evaluation mode
+_HISTORY_GROWTH = 1.07  # the history is read at epochs that grow by this factor
+_LOST = 100.0  # a mean loss this far above chance (ln 50 = 3.9) does not come back
+
+
+class Trainer:
+    """A cell in training: call :meth:`epoch` until it is :attr:`finished`.
+
+    >>> trainer = Trainer(SyntheticCell("CACO", batches=2, max_steps=4, lr=0.5))
+    >>> trainer.run()["steps"]
+    4
+    """
+
+    def __init__(self, cell: SyntheticCell) -> None:
+        self.cell = cell
+        language = cell.language
+        seed = cell.seed if cell.init_seed is None else cell.init_seed
+        self.matrices = initial_matrices(
+            cell.parameterization,
+            language.vocabulary,
+            cell.qk_init,
+            cell.ov_init,
+            seed,
+            cell.outputs,
+        )
+        self.weights = pack(self.matrices, language.queries, cell.outputs)
+        self.gradients = zeros_like(self.weights)
+        moments = zeros_like if cell.optimizer == "adam" else empty_like
+        self.moments = moments(self.weights), moments(self.weights)
+        support = language.support
+        self.work = make_scratch(cell.batch, support, self.weights)
+        self.task = Task(support, np.array(cell.labels), cell.score_scale)
+        self.schedule = Schedule(cell.lr, cell.qk_ratio, cell.ramp_steps, cell.optimizer == "adam")
+        self.stream = make_stream(language, cell.seed) if cell.fresh else no_stream()
+        self.sample, self.matched = _training_data(cell)
+        self.held_out = draw_counts(language, cell.evaluated, np.random.default_rng([cell.seed, 3]))
+        self.step = 0
+        self.epoch_losses: list[float] = []
+        self.history: list[dict[str, float]] = []
+        self.reached = False
+        self.diverged = False
+        self._accumulated = 0.0
+        self._next_record = 0
+        self._record()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the stop rule is met, the cap is hit, or the cell has diverged."""
+        return self.reached or self.diverged or self.step >= self.cell.max_steps
+
+    def epoch(self) -> float:
+        """Train one epoch (or what the cap leaves of it) and return its mean loss."""
+        batches = min(self.cell.batches, self.cell.max_steps - self.step)
+        loss = train_epoch(
+            self.step,
+            batches,
+            self.task,
+            self.sample,
+            self.stream,
+            self.schedule,
+            self.weights,
+            self.gradients,
+            *self.moments,
+            self.work,
+        )
+        self.step += batches
+        self.epoch_losses.append(loss)
+        self.diverged = not math.isfinite(loss) or loss > _LOST
+        self.reached = not self.diverged and self._meets_rule(loss)
+        if self.diverged or self.finished or len(self.epoch_losses) >= self._next_record:
+            self._record()
+        return loss
+
+    def run(self, keep_going: Callable[[float], bool] = lambda share: True) -> dict[str, Any]:
+        """Train to the end and return the result; ``keep_going(share done)`` may stop it by False."""
+        while not self.finished:
+            self.epoch()
+            if not keep_going(self.step / self.cell.max_steps):
+                raise KeyboardInterrupt
+        return self.result()
+
+    def result(self) -> dict[str, Any]:
+        """Scores on held-out sequences, how training went, and its history. Plain JSON data."""
+        about = {
+            "steps": self.step,
+            "reached": self.reached,
+            "diverged": self.diverged,
+            "train_loss": None if self.diverged else self.epoch_losses[-1],
+            "window_losses": _window_means(self.epoch_losses),
+            "history": self.history,
+        }
+        if self.diverged:
+            nothing = dict.fromkeys(("loss", "accuracy", "query_mass", "mrta", "ac", "acmc", "dtap"))
+            return about | nothing | {"null": dict.fromkeys(("mrta", "ac", "acmc"))}
+        scores = evaluate(self.cell, self.weights, self.held_out)
+        return about | {
+            "loss": float(scores.loss.mean()),
+            "accuracy": float(scores.correct.mean()),
+            "query_mass": float(scores.query_mass.mean()),
+            **summarize(scores.mass, scores.probability, scores.null_mass),
+        }
+
+    def _meets_rule(self, loss: float) -> bool:
+        if self.cell.stop == "epoch":
+            return loss <= self.cell.target_loss
+        if self.cell.stop == "never":
+            return False
+        self._accumulated += loss
+        met = self._accumulated <= self.cell.target_loss
+        if len(self.epoch_losses) % 100 == 0:
+            self._accumulated = 0.0
+        return met
+
+    def _record(self) -> None:
+        """Read loss (training subset) and attention (held-out) off the weights as they are now."""
+        epoch = len(self.epoch_losses)
+        self._next_record = max(epoch + 1, math.ceil(epoch * _HISTORY_GROWTH))
+        entry = {"step": self.step, "loss": math.nan, "mrta": math.nan}
+        if not self.diverged:
+            entry["loss"] = float(evaluate(self.cell, self.weights, self.matched).loss.mean())
+            entry["mrta"] = float(evaluate(self.cell, self.weights, self.held_out).mass.mean())
+        self.history.append(entry)
+
+
+def train(cell: SyntheticCell) -> dict[str, Any]:
+    """Train ``cell`` to its end; see :meth:`Trainer.result`."""
+    return Trainer(cell).run()
+
+
+def _training_data(cell: SyntheticCell) -> tuple[Sample, Counts]:
+    """The batches of an epoch, and the subset on which the matched loss is measured."""
+    language, generator = cell.language, np.random.default_rng([cell.seed, 1])
+    if cell.fresh:
+        room = Sample(
+            np.zeros((1, cell.batch, language.support.shape[1])),
+            np.zeros((1, language.classes + 1), np.int64),
+        )
+        return room, draw_counts(language, _MATCHED, generator)
+    drawn = [draw_counts(language, cell.batch, generator) for _ in range(cell.batches)]
+    sample = Sample(np.stack([batch.counts for batch in drawn]), np.stack([batch.starts for batch in drawn]))
+    return sample, _join(drawn[: max(1, _MATCHED // cell.batch)])
+
+
+def _join(batches: list[Counts]) -> Counts:
+    """Many sorted batches as one."""
+    classes = range(len(batches[0].starts) - 1)
+    groups = [
+        np.concatenate([batch.counts[batch.starts[c] : batch.starts[c + 1]] for batch in batches])
+        for c in classes
+    ]
+    return Counts(np.concatenate(groups), np.cumsum([0, *(len(group) for group in groups)]))
+
+
+def _window_means(losses: list[float], window: int = 100) -> list[float]:
+    """The mean loss of each ``window`` epochs in a row: what the released notebooks print."""
+    return [float(np.mean(losses[i : i + window])) for i in range(0, len(losses) - window + 1, window)]
