@@ -5,6 +5,8 @@ from torch import Tensor
 
 from fasterqk.errors import InputError
 
+_WINDOW_EVIDENCE = 16
+
 
 def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
     """Which key each query may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``.
@@ -19,23 +21,26 @@ def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
 def seen_pairs(layer: Tensor, real: Tensor, read: Tensor) -> Tensor:
     """As :func:`allowed_pairs`, with the pattern read off the attention itself.
 
-    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``. A
-    distance between query and key counts as visible when any head of any instance puts weight on it, so
-    causal, bidirectional and sliding-window attention are told apart without knowing the architecture.
+    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``.
+    Causal, bidirectional and sliding-window attention are told apart by the distances between query and
+    key that no head of any instance puts weight on.
     """
     pairs = allowed_pairs(real, causal=False)
-    length = real.shape[1]
-    position = torch.arange(length, device=layer.device)
-    distance = (position.unsqueeze(0) - position.unsqueeze(1) + length - 1).expand_as(pairs)
-    weight = (layer > 0).any(1)
-    if layer.shape[2] == length:
-        found = distance[weight & pairs]
-    else:
-        instance = torch.arange(len(read), device=layer.device)
-        found = distance[instance, read][weight[:, 0] & pairs[instance, read]]
-    visible = torch.zeros(2 * length - 1, dtype=torch.bool, device=layer.device)
-    visible[found] = True
-    return pairs & visible[distance]
+    position = torch.arange(real.shape[1], device=layer.device)
+    ahead = (position.unsqueeze(0) - position.unsqueeze(1)).expand_as(pairs)
+    weighted = (layer > 0).any(1)
+    if layer.shape[2] == 1:
+        row = read_rows(pairs.unsqueeze(1), read)
+        found = read_rows(ahead.unsqueeze(1), read)[row & weighted]
+        return pairs & (ahead <= 0) if not bool((found > 0).any()) else pairs
+    found = ahead[pairs & weighted]
+    if not found.numel():
+        return pairs
+    if not bool((found > 0).any()):
+        pairs = pairs & (ahead <= 0)
+    too_far = pairs & (ahead.abs() > found.abs().max())
+    # Sharp attention underflows to zero on single pairs; a window leaves whole corners empty.
+    return pairs & ~too_far if int(too_far.sum()) >= _WINDOW_EVIDENCE else pairs
 
 
 def read_rows(layer: Tensor, read: Tensor) -> Tensor:

@@ -1,0 +1,107 @@
+"""Arms compared at equal training loss."""
+
+from math import exp, inf, log, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasterqk.attention import common_levels, matched_loss
+from fasterqk.errors import InputError
+
+
+def history(losses, slope=1.0, offset=0.0):
+    """A metric that is a straight line in log loss, so interpolation must be exact."""
+    return [{"loss": loss, "ac": offset - slope * log(loss)} for loss in losses]
+
+
+def test_the_lowest_level_is_the_lowest_that_all_cells_reach():
+    cells = {
+        ("a", 0): history([2.0, 0.5, 0.01]),
+        ("a", 1): history([2.0, 0.1]),
+        ("b", 0): history([1.5, 0.02]),
+    }
+    levels = common_levels(cells)
+    assert levels[0] == 0.1
+    assert levels[1] == pytest.approx(0.1 * 15 ** (1 / 3))
+    assert levels[2] == pytest.approx(0.1 * 15 ** (2 / 3))
+
+
+@given(
+    st.lists(st.floats(-3, 2.9), min_size=1, max_size=8),
+    st.lists(st.floats(-3, 2.9), min_size=1, max_size=8),
+    st.floats(0.1, 5),
+)
+def test_a_line_in_log_loss_is_read_exactly(first, second, slope):
+    runs = {
+        ("slow", 0): history([exp(3), *(exp(x) for x in sorted(first, reverse=True))]),
+        ("fast", 0): history([exp(3), *(exp(x) for x in sorted(second, reverse=True))], slope),
+    }
+    for level in matched_loss(runs, ["ac"]):
+        assert level["missing"] == []
+        assert level["arms"]["slow"]["ac"].mean == pytest.approx(-log(level["loss"]), abs=1e-9)
+        assert level["arms"]["fast"]["ac"].mean == pytest.approx(-slope * log(level["loss"]), abs=1e-9)
+        difference = level["difference"]["fast"]["ac"].mean
+        assert difference == pytest.approx((1 - slope) * log(level["loss"]), abs=1e-9)
+
+
+def test_seeds_are_paired():
+    runs = {}
+    for seed, offset in enumerate((0.0, 10.0, 20.0)):
+        runs["r=1", seed] = history([1.0, 0.1], offset=offset)
+        runs["r=10", seed] = history([1.0, 0.1], offset=offset + 3)
+    lowest = matched_loss(runs, ["ac"])[0]
+    assert lowest["difference"]["r=10"]["ac"].mean == pytest.approx(3)
+    assert lowest["difference"]["r=10"]["ac"].half_width == pytest.approx(0, abs=1e-9)
+    assert lowest["arms"]["r=1"]["ac"].half_width > 10
+
+
+def test_the_first_crossing_counts_when_the_loss_goes_up_again():
+    records = [
+        {"loss": 1.0, "ac": 0.0},
+        {"loss": 0.1, "ac": 1.0},
+        {"loss": 0.9, "ac": 7.0},
+        {"loss": 0.1, "ac": 9.0},
+    ]
+    (level,) = matched_loss({("a", 0): records}, ["ac"], [0.1])
+    assert level["arms"]["a"]["ac"].mean == 1.0
+
+
+@pytest.mark.parametrize("bad", [nan, inf, None])
+def test_a_diverged_cell_is_listed_and_does_not_decide_the_level(bad):
+    runs = {
+        ("a", 0): history([1.0, 0.1]),
+        ("b", 0): history([1.0, 0.2]),
+        ("b", 1): [{"loss": bad, "ac": None}],
+    }
+    levels = matched_loss(runs, ["ac"])
+    assert levels[0]["loss"] == 0.2
+    assert all(level["missing"] == [["b", 1]] for level in levels)
+    assert levels[0]["arms"]["b"]["ac"].n == 1
+
+
+def test_cells_below_a_given_level_or_above_it_are_listed():
+    runs = {("a", 0): history([1.0, 0.5]), ("b", 0): history([0.01, 0.001]), ("c", 0): history([1.0, 0.01])}
+    (level,) = matched_loss(runs, ["ac"], [0.1])
+    assert level["missing"] == [["a", 0], ["b", 0]]
+    assert set(level["arms"]) == {"c"}
+    assert level["difference"] == {}
+
+
+def test_cells_without_a_common_range_give_one_level():
+    runs = {("a", 0): history([1.0, 0.5]), ("b", 0): history([0.1, 0.01])}
+    (level,) = matched_loss(runs, ["ac"])
+    assert level["loss"] == 0.5
+    assert level["missing"] == [["b", 0]]
+
+
+def test_a_loss_of_zero_can_be_reached():
+    runs = {("a", 0): [{"loss": 1.0, "ac": 1.0}, {"loss": 0.0, "ac": 2.0}]}
+    assert matched_loss(runs, ["ac"])[0]["arms"]["a"]["ac"].mean == 2.0
+
+
+def test_bad_histories_are_refused():
+    with pytest.raises(InputError, match="no history"):
+        matched_loss({}, ["ac"])
+    with pytest.raises(InputError, match="negative"):
+        matched_loss({("a", 0): [{"loss": -1.0}]}, [])

@@ -1,0 +1,116 @@
+"""MRTA, AC, ACMC and DTAP from raw values; the paper's worked sums."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasterqk.attention import DTAP_EDGES, ac, acmc, dtap, dtap_over_seeds, mrta, sum_cells, summarize
+from fasterqk.errors import InputError
+
+unit = st.floats(0, 1)
+pairs = st.lists(st.tuples(unit, unit), min_size=1, max_size=40)
+
+# The SQuAD baseline heat map as the paper prints it, from the highest probability down.
+PAPER_EDGES = (0, 0.05, 0.1, 0.5, 1.001)
+PAPER_CELLS = [
+    [10.77, 19.45, 11.13, 0],
+    [19.25, 12.08, 1.47, 0],
+    [0.54, 0.19, 0.01, 0],
+    [23.51, 1.57, 0.04, 0],
+][::-1]
+
+
+def test_papers_worked_sums():
+    assert sum_cells(PAPER_CELLS, PAPER_EDGES, 0.1) == pytest.approx(12.65, abs=1e-12)
+    assert sum_cells(PAPER_CELLS, PAPER_EDGES, 0.1, 0.1) == pytest.approx(12.60, abs=1e-12)
+
+
+def test_hand_worked_instances():
+    mass, probability = [0.5, 0.49, 0.9, 0.0], [0.5, 0.9, 0.2, 1.0]
+    assert mrta(mass) == pytest.approx(0.4725, abs=1e-12)
+    assert ac(mass) == 50.0
+    assert acmc(mass, probability) == 25.0
+    assert ac(mass, 0.4) == 75.0
+    assert acmc(mass, probability, 0.4, 0.6) == 25.0
+
+
+def test_dtap_rows_are_probability_from_below_and_columns_mass():
+    table = dtap([0.95, 0.95, 0.95, 0.05], [0.1, 0.3, 1.0, 1.0])
+    assert table[0][4] == table[1][4] == table[4][4] == table[4][0] == 25.0
+
+
+def test_an_edge_belongs_to_the_interval_above_it_and_one_to_the_last():
+    assert dtap([0.2], [1.0])[4][1] == 100.0
+    assert dtap([1.0], [0.0])[0][4] == 100.0
+
+
+def test_mass_above_one_of_a_maximum_over_layers_counts_in_the_last_column():
+    assert dtap([1.7], [0.5])[2][4] == 100.0
+
+
+@given(pairs)
+def test_dtap_sums_to_100_and_agrees_with_ac_at_its_edges(instances):
+    mass, probability = zip(*instances, strict=True)
+    table = np.array(dtap(mass, probability))
+    assert table.sum() == pytest.approx(100)
+    assert table.min() >= 0
+    assert ac(mass, 0.6) == pytest.approx(sum_cells(table, DTAP_EDGES, 0.6))
+    assert acmc(mass, probability, 0.6, 0.4) == pytest.approx(sum_cells(table, DTAP_EDGES, 0.6, 0.4))
+
+
+@given(pairs, st.randoms(use_true_random=False))
+def test_shuffling_instances_changes_nothing(instances, random):
+    shuffled = list(instances)
+    random.shuffle(shuffled)
+    one, other = ([np.array(x) for x in zip(*some, strict=True)] for some in (instances, shuffled))
+    before, after = summarize(one[0], one[1], one[0] / 2), summarize(other[0], other[1], other[0] / 2)
+    assert before["dtap"] == after["dtap"]
+    assert (before["ac"], before["acmc"]) == (after["ac"], after["acmc"])
+    assert before["mrta"] == pytest.approx(after["mrta"], abs=1e-12)
+    assert before["null"] == pytest.approx(after["null"], abs=1e-12)
+
+
+@given(pairs)
+def test_acmc_is_part_of_ac(instances):
+    mass, probability = zip(*instances, strict=True)
+    assert 0 <= acmc(mass, probability) <= ac(mass) <= 100
+
+
+def test_summary_has_the_shared_keys_and_the_null_beside_them():
+    scores = summarize([0.9, 0.1], [0.8, 0.9], [0.6, 0.2])
+    assert set(scores) == {"mrta", "ac", "acmc", "dtap", "dtap_edges", "null"}
+    assert scores["null"] == {"mrta": pytest.approx(0.4), "ac": 50.0, "acmc": 50.0}
+    assert summarize([0.9], [0.8])["null"] == {"mrta": None, "ac": None, "acmc": None}
+
+
+def test_dtap_over_seeds_is_mean_and_sample_deviation():
+    mean, deviation = dtap_over_seeds([[[1.0, 2.0], [3.0, 94.0]], [[3.0, 2.0], [3.0, 92.0]]])
+    assert mean == [[2.0, 2.0], [3.0, 93.0]]
+    assert deviation[0][0] == pytest.approx(np.sqrt(2))
+    assert deviation[0][1] == 0.0
+    assert np.isnan(dtap_over_seeds([[[100.0]]])[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mrta([]), "no instance has a relevant token"),
+        (lambda: mrta([0.1, float("nan")]), "mass of instance 1"),
+        (lambda: ac([-0.2]), "negative"),
+        (lambda: acmc([0.1], [0.2, 0.3]), "1 masses but 2 probabilities"),
+        (lambda: acmc([0.1], [1.2]), "above 1"),
+        (lambda: dtap([0.1], [0.2], (0, 0.5)), "do not cover"),
+        (lambda: dtap([0.1], [0.2], (0, 0.5, 0.5, 1)), "do not increase"),
+        (lambda: dtap([[0.1]], [0.2]), "shape (1, 1)"),
+        (lambda: sum_cells(PAPER_CELLS, PAPER_EDGES, 0.2), "0.2 is no edge"),
+        (lambda: sum_cells(PAPER_CELLS, DTAP_EDGES, 0.2), "does not fit"),
+        (lambda: dtap_over_seeds([]), "no DTAP table"),
+        (lambda: dtap_over_seeds([[[1.0]], [[1.0, 2.0]]]), "differ in shape"),
+    ],
+)
+def test_bad_input_is_one_clear_line(call, message):
+    with pytest.raises(InputError) as raised:
+        call()
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
