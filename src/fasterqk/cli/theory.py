@@ -1,0 +1,198 @@
+"""The `theory` command: the dynamics of Theorem 1 solved exactly."""
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fasterqk.cli.output import print_json, print_table, progress_bar
+from fasterqk.cli.parser import Parser, add_json, examples, list_of, positive_float, positive_int
+
+if TYPE_CHECKING:
+    from fasterqk.theory import Setting
+
+STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio")
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples(
+        "fasterqk theory solve --qk-ratio 10 --loss 1e-4",
+        "fasterqk theory ratio --alpha 0.9 --loss 1e-3",
+        "fasterqk theory table --qk-ratio 0.1,1,10 --loss 1e-2,1e-4 --csv",
+        "fasterqk theory check",
+    )
+    chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    solve = _action(
+        chosen,
+        "solve",
+        "the state of a run at a loss or at a time",
+        "fasterqk theory solve --M 5 --b 50 --m 5 --n 50 --qk-ratio 10 --loss 1e-4 --json",
+        "fasterqk theory solve --qk-ratio 10 --time 1e6 --parameterization FAFO --mu0 1e-2 --q0 1e-2",
+    )
+    solve.add_argument("--qk-ratio", type=positive_float, required=True, help="eta_QK / eta_OV")
+    where = solve.add_mutually_exclusive_group(required=True)
+    where.add_argument("--loss", type=positive_float, help="stop when the loss is this")
+    where.add_argument("--time", type=positive_float, help="stop at this time (eta_OV = 1)")
+    solve.add_argument("--parameterization", default="CACO", metavar="NAME", help=_PARAMETERIZATION)
+    _add_setting(solve)
+
+    ratio = _action(
+        chosen,
+        "ratio",
+        "the ratio that gives a wanted attention at a wanted loss",
+        "fasterqk theory ratio --alpha 0.9 --loss 1e-3",
+        "fasterqk theory ratio --alpha 0.9 --loss 1e-3 --M 20 --parameterization FAFO --json",
+    )
+    ratio.add_argument("--alpha", type=positive_float, required=True, help="attention on class positions")
+    ratio.add_argument("--loss", type=positive_float, required=True, help="the loss to have it at")
+    ratio.add_argument("--parameterization", default="CACO", metavar="NAME", help=_PARAMETERIZATION)
+    _add_setting(ratio)
+
+    table = _action(
+        chosen,
+        "table",
+        "the states for lists of ratios, losses and parameterizations",
+        "fasterqk theory table --csv > table.csv",
+        "fasterqk theory table --qk-ratio 0.1,1,10 --loss 1e-2,1e-4 --parameterization CACO,FAFO",
+    )
+    numbers = list_of(positive_float)
+    table.add_argument(
+        "--qk-ratio",
+        type=numbers,
+        default=[0.01, 0.1, 1.0, 10.0, 100.0],
+        metavar="R,R",
+        help="eta_QK / eta_OV (default: 0.01,0.1,1,10,100)",
+    )
+    table.add_argument(
+        "--loss",
+        type=numbers,
+        default=[1.0, 0.1, 1e-2, 1e-3, 1e-4],
+        metavar="L,L",
+        help="stop at these losses (default: 1,0.1,0.01,0.001,0.0001)",
+    )
+    table.add_argument(
+        "--parameterization", type=list_of(str), default=["CACO"], metavar="NAME,NAME", help=_PARAMETERIZATION
+    )
+    table.add_argument("--csv", action="store_true", help="print CSV with all digits")
+    _add_setting(table)
+
+    check = _action(
+        chosen, "check", "every identity of the theory with its largest error", "fasterqk theory check --json"
+    )
+    add_json(check)
+
+
+_PARAMETERIZATION = "FAFO, FACO, CAFO or CACO (default: CACO)"
+
+
+def _action(chosen: Any, name: str, summary: str, *lines: str) -> Any:
+    return chosen.add_parser(name, help=summary, description=summary, epilog=examples(*lines))
+
+
+def _add_setting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--M", type=positive_int, default=5, help="classes (default: 5)")
+    parser.add_argument("--b", type=positive_int, default=50, help="tokens of each class (default: 50)")
+    parser.add_argument("--m", type=positive_int, default=5, help="class positions (default: 5)")
+    parser.add_argument("--n", type=positive_int, default=50, help="background positions (default: 50)")
+    parser.add_argument("--query", default="token", metavar="KIND", help="token or fixed (default: token)")
+    parser.add_argument("--mu0", type=float, help="start of mu_ov (default: 0, factorized 1e-3)")
+    parser.add_argument("--q0", type=float, help="start of mu_qk (default: 0, factorized 1e-3)")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return {"solve": _solve, "ratio": _ratio, "table": _table, "check": _check}[arguments.action](arguments)
+
+
+def _setting(arguments: argparse.Namespace) -> "Setting":
+    from fasterqk.theory import Setting
+
+    return Setting(arguments.M, arguments.b, arguments.m, arguments.n, arguments.query)
+
+
+def _start(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {"mu0": arguments.mu0, "q0": arguments.q0}
+
+
+def _solve(arguments: argparse.Namespace) -> int:
+    from fasterqk.theory import solve
+
+    state = solve(
+        _setting(arguments),
+        arguments.qk_ratio,
+        loss=arguments.loss,
+        time=arguments.time,
+        parameterization=arguments.parameterization,
+        **_start(arguments),
+    )
+    result = {name: getattr(state, name) for name in STATE}
+    if arguments.json:
+        print_json(result)
+    else:
+        print_table([result])
+    return 0
+
+
+def _ratio(arguments: argparse.Namespace) -> int:
+    from fasterqk.theory import ratio_for
+
+    ratio = ratio_for(
+        _setting(arguments),
+        arguments.alpha,
+        arguments.loss,
+        parameterization=arguments.parameterization,
+        **_start(arguments),
+    )
+    if arguments.json:
+        print_json({"qk_ratio": ratio})
+    else:
+        print(f"{ratio:.6g}")
+    return 0
+
+
+def _table(arguments: argparse.Namespace) -> int:
+    import numpy as np
+
+    from fasterqk.files import csv_text
+    from fasterqk.theory import solve
+
+    ratios, losses = np.array(arguments.qk_ratio), np.array(arguments.loss)
+    rows = []
+    for name in arguments.parameterization:
+        states = solve(
+            _setting(arguments), ratios[:, None], loss=losses, parameterization=name, **_start(arguments)
+        )
+        columns = {key: getattr(states, key) for key in STATE}
+        for place in np.ndindex(len(ratios), len(losses)):
+            about = {"parameterization": states.path.parameterization, "qk_ratio": float(ratios[place[0]])}
+            rows.append(about | {key: float(column[place]) for key, column in columns.items()})
+    if arguments.json:
+        print_json(rows)
+    elif arguments.csv:
+        print(csv_text(rows), end="")
+    else:
+        print_table(rows)
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from fasterqk.theory import check_identities
+
+    with progress_bar("theory check") as progress:
+        identities = check_identities(progress)
+    ok = all(identity.ok for identity in identities)
+    rows = [
+        {
+            "identity": identity.name,
+            "error": identity.error,
+            "tolerance": identity.tolerance,
+            "ok": identity.ok,
+            "says": identity.says,
+        }
+        for identity in identities
+    ]
+    if arguments.json:
+        print_json({"ok": ok, "identities": rows})
+    else:
+        print_table(rows)
+        print("every identity holds" if ok else "NOT every identity holds")
+    return 0 if ok else 1
