@@ -1,4 +1,4 @@
-"""The explorer's JavaScript against scipy: roots by brentq on the invariants, time by quad, Ei by expi."""
+"""The explorer's JavaScript against scipy (brentq on the invariants, quad for time) and the package."""
 
 import itertools
 import math
@@ -11,6 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import expi, wrightomega
 
 from fasterqk.report.explorer import write_explorer
+from fasterqk.theory import Setting, solve
 
 NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 MODELS = ["FAFO", "FACO", "CAFO", "CACO"]
@@ -156,6 +157,35 @@ def test_the_ratio_for_a_wanted_attention_equals_scipy(page):
         assert relative(ratio, reference.left(q) / grown) < 1e-9, case
         reached += 1
     assert reached > len(cases) // 2
+
+
+def test_the_page_and_the_package_say_the_same(page):
+    """Every state, time and effective ratio of the grid against ``fasterqk.theory``."""
+    found = page.evaluate(
+        """cases => cases.map((one) => {
+          const problem = fasterqk.makeProblem(one);
+          const {mu, q, alpha} = fasterqk.stateAtLoss(problem, one.loss);
+          const time = fasterqk.timeBetween(problem, problem.mu0, mu);
+          return [mu, q, alpha, time, fasterqk.effectiveRatio(problem, {mu, q})];
+        })""",
+        GRID,
+    )
+    runs: dict[tuple[Any, ...], list[tuple[dict[str, Any], list[float]]]] = {}
+    for case, numbers in zip(GRID, found, strict=True):
+        key = tuple(case[name] for name in ("model", "query", "M", "b", "m", "n", "start"))
+        runs.setdefault(key, []).append((case, numbers))
+    for (model, query, M, b, m, n, start), pairs in runs.items():
+        solution = solve(
+            Setting(M=M, b=b, m=m, n=n, query=query),
+            [case["r"] for case, _ in pairs],
+            loss=[case["loss"] for case, _ in pairs],
+            parameterization=model,
+            mu0=start if model[2] == "F" else None,
+            q0=start if model[0] == "F" else None,
+        )
+        ours = np.array([numbers for _, numbers in pairs], dtype=float).T
+        theirs = solution.mu_ov, solution.mu_qk, solution.alpha, solution.time, solution.effective_ratio
+        np.testing.assert_allclose(ours, theirs, rtol=1e-9, err_msg=f"{model} {query} M={M}")
 
 
 def test_the_page_prints_the_reference_values(page):

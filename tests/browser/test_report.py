@@ -65,7 +65,7 @@ def report(tmp_path_factory):
     )
     save_curves(
         out,
-        "table1-curves",
+        "table1-agreement",
         title=SCRIPT,
         caption=IMAGE,
         x={"key": "step", "label": f"step {SCRIPT}"},
@@ -109,7 +109,7 @@ def test_hostile_texts_are_texts(page):
 
 def test_chapters_stand_in_the_order_of_the_paper(page):
     titles = page.locator("main > section > h2").all_inner_texts()
-    assert titles == ["Figure 2", "Figure 4", "Tables", "More results"]
+    assert titles == ["Figure 2", "Figure 4", "Tables", "Agreement", "Hurtful", "Words"]
     assert page.locator("nav a").all_inner_texts() == titles
     widths = page.locator("figure.figure img").evaluate_all("all => all.map((one) => one.naturalWidth)")
     assert all(width > 0 for width in widths)

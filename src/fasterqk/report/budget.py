@@ -6,10 +6,9 @@ from typing import Any
 from fasterqk.report.html import json_text
 
 PAGE_BYTES = 3_000_000
-# Shares of the page. Pictures grow by a third when they are written into it; a cell of a table takes about
-# 90 bytes with its markup.
-IMAGE_BYTES = 1_200_000
-ONE_IMAGE_BYTES = 400_000
+# Shares of the page; a cell of a table takes about 90 bytes with its markup.
+IMAGE_BYTES = 1_700_000
+ONE_IMAGE_BYTES = 600_000
 _EXAMPLES_BYTES = 350_000
 _CURVES_BYTES = 350_000
 _TABLE_CELLS = 5_000

@@ -6,6 +6,16 @@ from typing import Any
 
 _FIGURE = re.compile(r"fig(?:ure)?[-_]?0*(\d+)")
 
+_TABLE = re.compile(r"table\d*(?:[-_]|$)")
+
+# What the tables measure, in the paper's order; the made-up agreement language needs no data and comes first.
+_DATA = {
+    "agreement": "Agreement",
+    "squad": "SQuAD",
+    "sva": "Subject-verb agreement",
+    "hatexplain": "HateXplain",
+}
+
 
 @dataclass(frozen=True, order=True)
 class Group:
@@ -18,18 +28,22 @@ class Group:
 
 
 def group_of(name: str) -> Group:
-    """The chapter that the document ``name`` belongs to.
+    """The chapter that the document ``name`` belongs to: its figure, its data, or the first word of its name.
 
-    >>> [group_of(name).title for name in ("fig2-dtap", "table1-sva", "measure-scores")]
-    ['Figure 2', 'Tables', 'More results']
+    >>> [group_of(name).title for name in ("fig2-dtap", "table-squad-paper-end", "measure-scores")]
+    ['Figure 2', 'SQuAD', 'Measure']
     """
     figure = _FIGURE.match(name)
     if figure:
         number = int(figure[1])
         return Group(0, number, f"figure-{number}", f"Figure {number}")
-    if name.startswith("table"):
+    table = _TABLE.match(name)
+    word = re.split(r"[-_.]", name[table.end() :] if table else name)[0].lower()
+    if table and not word:
         return Group(1, 0, "tables", "Tables")
-    return Group(2, 0, "more", "More results")
+    if word in _DATA:
+        return Group(1, 1 + list(_DATA).index(word), word, _DATA[word])
+    return Group(1 if table else 2, 1 + len(_DATA), word, word.capitalize())
 
 
 def in_groups(kinds: dict[str, list[dict[str, Any]]]) -> list[tuple[Group, list[tuple[str, dict[str, Any]]]]]:

@@ -72,13 +72,13 @@ def _report_html(out: Path, kinds: Mapping[str, list[dict[str, Any]]], links: Li
     chapters = in_groups(dict(kinds))
     body = [
         '<header class="lead"><p class="kicker">fasterqk report</p>',
-        "<h1>Faster query-key learning sharpens attention</h1>",
+        "<h1>Does faster query-key learning sharpen attention?</h1>",
         _summary_html(out, kinds),
         _contents_html([group for group, _ in chapters]),
         "</header><main>",
     ]
     for group, documents in chapters:
-        body.append(f'<section id="{group.slug}"><h2>{group.title}</h2>')
+        body.append(f'<section id="{html.escape(group.slug)}"><h2>{html.escape(group.title)}</h2>')
         body += [_FRAGMENTS[kind](document, links) for kind, document in documents]
         body.append("</section>")
     body.append(f"</main><footer><p>Made by fasterqk {html.escape(__version__)}. {_FOOTER}</p></footer>")
@@ -120,5 +120,7 @@ def _summary_html(out: Path, kinds: Mapping[str, list[dict[str, Any]]]) -> str:
 
 
 def _contents_html(groups: list[Group]) -> str:
-    links = "".join(f'<a href="#{group.slug}">{group.title}</a>' for group in groups)
+    links = "".join(
+        f'<a href="#{html.escape(group.slug)}">{html.escape(group.title)}</a>' for group in groups
+    )
     return f'<nav aria-label="Contents">{links}</nav>'
