@@ -4,23 +4,32 @@ import re
 
 from torch import nn
 
+from fasterqk.capture.names import meaning
+
 _CLASS = re.compile(r"attention|attn", re.IGNORECASE)
-# Children or parameters that only the module which forms queries and keys has.
-_QUERY = re.compile(
-    r"^_?(q|query|wq|w_q|to_q|q_proj|q_lin|q_linear|q_a_proj|q_b_proj|q_attn|query_proj|query_layer|"
-    r"queries|linear_q|proj_q|q_net|qkv|wqkv|to_qkv|qkv_proj|in_proj|in_proj_weight|q_proj_weight|"
-    r"c_attn|query_key_value|attention_qkv|att_proj|qk|query_key|pack|w_pack|qkvw|q_nope|fused_qkv)$",
-    re.IGNORECASE,
-)
+# Fused projections whose name does not spell q, k, v; other modules use these words too, so the class
+# has to say attention.
+_FUSED = re.compile(r"^(c_attn|in_proj|in_proj_weight|w_?pack|att_proj)$", re.IGNORECASE)
+# A projection is a small thing; a child with more modules than this is a part of a model.
+_SMALL = 8
 
 
 def is_attention(module: nn.Module) -> bool:
     """Whether ``module`` itself forms queries and keys, judged by its class and the names it holds."""
     if isinstance(module, nn.MultiheadAttention):
         return True
-    held = [name for name, _ in module.named_children()]
-    held += [name for name, _ in module.named_parameters(recurse=False)]
-    return bool(_CLASS.search(type(module).__name__)) and any(_QUERY.match(name) for name in held)
+    letters, fused = "", False
+    for name in _held(module):
+        letters += meaning(name).letters
+        fused = fused or bool(_FUSED.match(name))
+    if "q" in letters and "k" in letters:
+        return True
+    return fused and says_attention(module)
+
+
+def says_attention(module: nn.Module) -> bool:
+    """Whether the class of ``module`` is called attention."""
+    return bool(_CLASS.search(type(module).__name__))
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -35,3 +44,13 @@ def stack_of(name: str) -> str:
     'transformer.h.*.attn'
     """
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def _held(module: nn.Module) -> list[str]:
+    """The names of the projections and parameters that ``module`` holds directly."""
+    held = [name for name, _ in module.named_parameters(recurse=False)]
+    for name, child in module.named_children():
+        size = sum(1 for _ in child.modules())
+        if size <= _SMALL and any(True for _ in child.parameters()):
+            held.append(name)
+    return held

@@ -35,11 +35,11 @@ WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: explicit.scaled_dot_product_attention,
     F.multi_head_attention_forward: explicit.multi_head_attention_forward,
 }
-TAG = "_fasterqk_tag"
+_TAG = "_fasterqk_probabilities"
 
 
 class Tag:
-    """Marks tensors that still carry one softmax's probabilities."""
+    """Marks the tensors that still carry one softmax's probabilities."""
 
     def __init__(self, probabilities: Tensor) -> None:
         self.probabilities = probabilities
@@ -64,31 +64,35 @@ class AttentionTrace(TorchFunctionMode):
         if not isinstance(output, Tensor):
             return output
         if func in SOFTMAXES:
-            if _over_last_axis(output, args, kwargs):
-                setattr(output, TAG, Tag(output))
+            if over_last_axis(output, args, kwargs):
+                setattr(output, _TAG, Tag(output))
             return output
-        for operand in _tensors(args, kwargs):
-            tag = getattr(operand, TAG, None)
+        for operand in tensors_in(args, kwargs):
+            tag = getattr(operand, _TAG, None)
             if tag is None:
                 continue
             if func in PRODUCTS:
-                self._confirm(tag)
-            elif output.numel() == operand.numel() or func is Tensor.__getitem__:
-                setattr(output, TAG, tag)
+                if not tag.confirmed:
+                    tag.confirmed = True
+                    self.recorder.add(tag.probabilities)
+            elif carries(func, operand, output):
+                setattr(output, _TAG, tag)
         return output
 
-    def _confirm(self, tag: Tag) -> None:
-        if not tag.confirmed:
-            tag.confirmed = True
-            self.recorder.add(tag.probabilities)
 
-
-def _over_last_axis(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def over_last_axis(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this softmax call runs over the last axis of at least two."""
     axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
     return output.dim() >= 2 and axis in (-1, output.dim() - 1)
 
 
-def _tensors(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+def carries(func: Callable[..., Any], operand: Tensor, output: Tensor) -> bool:
+    """Whether ``output`` still holds the elements of ``operand``: reshaped, masked, cast or cut out."""
+    return output.numel() == operand.numel() or func is Tensor.__getitem__
+
+
+def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments of a call, lists of tensors included."""
     found = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):

@@ -1,80 +1,92 @@
 """``find_circuits``: a label for every parameter and every slice of a fused parameter."""
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from torch import nn
 
-from fasterqk.capture.modules import is_attention
-from fasterqk.circuits.heads import head_counts
-from fasterqk.circuits.layouts import concatenated
-from fasterqk.circuits.patterns import meaning
-from fasterqk.circuits.slices import Circuits, Role, Slice
+from fasterqk.circuits.labels.assemble import assemble
+from fasterqk.circuits.labels.inputs import run_guessed, runner
+from fasterqk.circuits.labels.judge import Judgement, first_guesses, judge, transfer
+from fasterqk.circuits.labels.refusals import refuse_linear_attention, refuse_open, refuse_unverified
+from fasterqk.circuits.labels.twin import build_twin, can_have_twin
+from fasterqk.circuits.labels.user_rules import Rules, apply_rules
+from fasterqk.circuits.slices import Circuits
 from fasterqk.errors import InputError
 
+# Up to this many parameters the probe runs on a copy of the model itself; larger ones are verified on a
+# small twin where there is a configuration to build it from, and copied only when a layout is unknown.
+_SMALL = 8_000_000
+_COPY = 400_000_000
 
-def find_circuits(model: nn.Module, rules: Any = None, verify: Any = "auto", heads: bool = False) -> Circuits:
-    """Label every parameter of ``model``."""
-    cores = {name: module for name, module in model.named_modules() if is_attention(module)}
-    found: list[Slice] = []
-    unknown = []
-    for name, parameter in model.named_parameters():
-        core = next((c for c in cores if name.startswith(c + ".") or c == ""), None)
-        path = name.split(".")
-        layer = next((int(p) for p in path if p.isdigit()), None)
-        role: Role | None = "rest"
-        if core is None and len(path) > 3 and ".".join(path[:-3]) + ".self" in cores:
-            role = "o" if path[-2] == "dense" else "rest"
-        if core is not None:
-            role = None
-            for part in reversed(path[core.count(".") + 1 if core else 0 :]):
-                said = meaning(part)
-                if said.letters in ("q", "k", "v"):
-                    role = said.letters  # type: ignore[assignment]
-                elif said.score:
-                    role = "k"
-                elif said.letters == "qkv" or part in ("c_attn", "in_proj_weight", "in_proj_bias"):
-                    counts = head_counts(cores[core])
-                    axis = 1 if path[-1] == "weight" and part == "c_attn" else 0
-                    assert counts
-                    start = 0
-                    for block in concatenated(parameter.shape[axis], *counts):
-                        numel = block.size * parameter.numel() // parameter.shape[axis]
-                        last = found[-1] if found else None
-                        if last and last.parameter == name and last.role == block.role and not heads:
-                            found[-1] = Slice(
-                                name,
-                                axis,
-                                last.start,
-                                start + block.size,
-                                block.role,
-                                layer,
-                                "registry",
-                                last.numel + numel,
-                            )
-                        else:
-                            found.append(
-                                Slice(
-                                    name,
-                                    axis,
-                                    start,
-                                    start + block.size,
-                                    block.role,
-                                    layer,
-                                    "registry",
-                                    numel,
-                                    block.head if heads else None,
-                                )
-                            )
-                        start += block.size
-                    break
-                elif said.output:
-                    role = "o"
-                if role is not None:
-                    break
-            else:
-                unknown.append(name)
-        if role is not None:
-            found.append(Slice(name, None, None, None, role, layer, "name", parameter.numel()))
-    if unknown:
-        raise InputError(f"{len(unknown)} attention parameters matched no circuit: {', '.join(unknown[:5])}")
-    return Circuits(tuple(found))
+
+def find_circuits(
+    model: nn.Module,
+    rules: Rules | None = None,
+    verify: bool | Literal["auto"] = "auto",
+    heads: bool = False,
+    *,
+    inputs: Any = None,
+) -> Circuits:
+    """Label every parameter of ``model``, slice by slice where a weight is fused.
+
+    Roles are q and k (circuit ``qk``), v and o (``ov``), ``shared`` (inside attention, reaching both) and
+    ``rest`` (outside attention). In this order: ``rules`` (a mapping of name patterns to roles or to runs
+    ``(axis, start, stop, role)``, or a function ``(name, parameter)`` that returns either or None), a
+    registry of layouts by module class, the names, and the autograd probe on a copy, which verifies all
+    of it and decides what is left. An attention parameter that nothing explains is an ``InputError``.
+
+    ``verify``: ``"auto"`` probes small models on a copy and large Hugging Face models on a shrunken twin;
+    True demands that the probe sees every attention block; False trusts registry and names. ``heads``
+    cuts slices head by head. ``inputs`` are example inputs for the probe (as for ``capture``) where they
+    cannot be guessed. The model is never changed.
+
+    >>> circuits = find_circuits(nn.MultiheadAttention(8, 2))
+    >>> [(s.parameter, s.start, s.stop, s.role) for s in circuits][:3]
+    [('in_proj_weight', 0, 8, 'q'), ('in_proj_weight', 8, 16, 'k'), ('in_proj_weight', 16, 24, 'v')]
+    """
+    if verify not in (True, False, "auto"):
+        raise InputError(f'verify is True, False or "auto", not {verify!r}')
+    model = getattr(model, "_orig_mod", model)
+    stated = apply_rules(rules, dict(model.named_parameters()))
+    refuse_linear_attention(model, stated)
+    judgement = _judgement(model, stated, verify, inputs)
+    refuse_linear_attention(model, stated, judgement.silent)
+    refuse_open(model, judgement, stated)
+    if verify is True:
+        refuse_unverified(judgement, stated)
+    return assemble(model, judgement, stated, heads)
+
+
+def _judgement(model: nn.Module, stated: Mapping[str, Any], verify: bool | str, inputs: Any) -> Judgement:
+    plain = first_guesses(model)
+    if verify is False:
+        return plain
+    size = sum(parameter.numel() for parameter in model.parameters())
+    runs = not any(parameter.is_meta for parameter in model.parameters())
+    run = run_guessed if inputs is None else runner(inputs)
+    if (not runs or (size > _SMALL and inputs is None)) and can_have_twin(model):
+        twin = build_twin(type(model), model.config, expected=len(plain.scopes))
+        if twin is not None:
+            carried, settled = transfer(_tried(twin, run_guessed), model)
+            if settled or not runs:
+                return carried
+            plain = carried
+    unknown = [name for name in plain.open() if name not in stated]
+    if runs and (size <= _COPY or unknown or verify is True):
+        return _tried(model, run)
+    return plain
+
+
+def _tried(model: nn.Module, run: Any) -> Judgement:
+    """The judgement of the probe, or the guesses alone where the model would not run."""
+    try:
+        return judge(model, run)
+    except InputError:
+        raise
+    except Exception as error:
+        # Anybody's forward may fail on inputs we made up. What the probe would have decided then stays
+        # open and is reported as such.
+        judgement = first_guesses(model)
+        judgement.failure = f"{type(error).__name__}: {error}"
+        return judgement

@@ -1,8 +1,7 @@
-"""What a name says about a parameter: ``q_proj`` makes queries, ``out_proj`` writes the output.
+"""What a name says about a part of attention: ``q_proj`` makes queries, ``out_proj`` writes the output.
 
 A name is cut into words (``c_attn`` -> c, attn; ``W_Q`` -> w, q; ``queryProj`` -> query, proj), and a few
-words carry the meaning. This is how nine of ten models spell it; where it is not enough the registry or
-the probe decides.
+words carry the meaning.
 """
 
 import re
@@ -25,24 +24,27 @@ _LETTERS = {
     "wkv": "kv",
     "qk": "qk",
     "wqk": "qk",
+    "qv": "qv",
     "qkv": "qkv",
     "wqkv": "qkv",
-    "qv": "qv",
 }
 _OUTPUT = {"o", "wo", "out", "output", "dense", "proj", "projection"}
-_NORM = {"norm", "layernorm", "rmsnorm", "ln", "batchnorm", "groupnorm", "l2norm"}
-# Tables and numbers that reach the scores only.
-_BIAS = re.compile(
+_NORM = {"norm", "layernorm", "rmsnorm", "ln", "batchnorm", "groupnorm", "l2norm", "normalization", "bn"}
+# Tables and numbers that are added to the scores or scale them, and act nowhere else.
+_SCORE = re.compile(
     r"relative_attention_bias|rel(ative)?_pos|relative_position|position_bias|rel_bias|relative_bias|"
-    r"logit_scale|sinks?$|attention_biases|r_[wrs]_bias|pos_bias|linear_pos|pos_proj|"
-    r"attention_scale|temperature|tau$",
+    r"logit_scale|sinks?$|attention_bias(es)?$|r_[wrs]_bias|pos_bias|linear_pos|attention_scale|temperature",
     re.IGNORECASE,
 )
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the words of one name say: the letters of q, k, v they hold, and whether it is a norm."""
+    """What the words of one name say.
+
+    ``letters``: those of q, k, v it names, in that order; ``output``: it writes attention's output;
+    ``norm``: it is a normalisation; ``score``: it acts on the scores alone.
+    """
 
     letters: str = ""
     output: bool = False
@@ -73,5 +75,5 @@ def meaning(name: str) -> Meaning:
         letters,
         output=not letters and any(part in _OUTPUT for part in parts),
         norm=any(part in _NORM for part in parts),
-        score=bool(_BIAS.search(name)),
+        score=bool(_SCORE.search(name)),
     )

@@ -1,0 +1,116 @@
+"""How many query and key-value heads an attention module has, and its tensors cut by head."""
+
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from fasterqk.capture.names import meaning
+from fasterqk.circuits.labels.address import Address, locate
+from fasterqk.circuits.labels.scopes import Scope
+from fasterqk.circuits.slices import Slice
+from fasterqk.errors import InputError
+
+_QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
+_KEY_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "n_key_value_heads",
+    "kv_heads",
+    "kv_n_heads",
+)
+
+
+def head_counts(module: nn.Module) -> tuple[int, int] | None:
+    """(query heads, key-value heads) as the module or its configuration states them, or None."""
+    owners = (module, getattr(module, "config", None), getattr(module, "cfg", None))
+    queries = _first(owners, _QUERY_HEADS)
+    if queries is None:
+        return None
+    keys = _first(owners, _KEY_HEADS)
+    if getattr(module, "multi_query", False) and not getattr(module, "new_decoder_architecture", False):
+        keys = 1
+    return queries, keys if keys is not None and queries % keys == 0 else queries
+
+
+def cut_by_head(model: nn.Module, scope: Scope, parameter: nn.Parameter, cut: list[Slice]) -> list[Slice]:
+    """Slices of one parameter, those of one role for all heads cut head by head.
+
+    Queries, keys and values along their output, output projections along their input; key-value heads
+    where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
+    output bias) keeps ``head`` None.
+    """
+    whole = cut[0]
+    if len(cut) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
+        return cut
+    address = locate(model, scope.path, whole.parameter, parameter)
+    counts = head_counts(scope.module) or _counted(parameter)
+    if counts is None:
+        raise InputError(
+            f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
+            "say how many heads it has; set num_heads on the module"
+        )
+    number = counts[0] if whole.role in ("q", "o") else counts[1]
+    axis = _head_axis(address, parameter, whole.role, number, counts[0], _width(model, scope, whole))
+    if axis is None:
+        return cut
+    number = counts[0] if parameter.shape[axis] == counts[0] else number
+    size = parameter.shape[axis] // number
+    return [
+        replace(
+            whole,
+            axis=axis,
+            start=head * size,
+            stop=(head + 1) * size,
+            numel=whole.numel // number,
+            head=head,
+        )
+        for head in range(number)
+    ]
+
+
+def _head_axis(
+    address: Address, parameter: nn.Parameter, role: str, number: int, queries: int, width: int
+) -> int | None:
+    """The axis along which ``parameter`` has one part a head; None where it has no such parts."""
+    shape = parameter.shape
+    if any(meaning(component).score for component in address.components):
+        return next((axis for axis in reversed(range(len(shape))) if shape[axis] == queries), None)
+    if len(shape) == 3:
+        return next((axis for axis in range(3) if shape[axis] == number), None)
+    if role == "o":
+        inward = 1 - address.axis
+        fits = len(shape) == 2 and not address.bias and address.adapter != "out"
+        return inward if fits and shape[inward] % number == 0 else None
+    if len(shape) == 2 and address.bias:
+        return 0 if shape[0] == number else None
+    axis = 0 if address.adapter else address.axis
+    axis = axis if axis < len(shape) else 0
+    return axis if address.adapter != "in" and shape[axis] == width and width % number == 0 else None
+
+
+def _width(model: nn.Module, scope: Scope, whole: Slice) -> int:
+    """The rows of the projection that makes these heads: the widest of the same letter in the block."""
+    widest = 0
+    for name, parameter in model.named_parameters():
+        if scope.in_core(name) and parameter.dim() == 2:
+            address = locate(model, scope.core, name, parameter)
+            said = [meaning(component) for component in address.components]
+            if any(one.letters == whole.role and not one.score for one in said) and address.adapter != "in":
+                widest = max(widest, parameter.shape[0 if address.adapter else address.axis])
+    return widest
+
+
+def _counted(parameter: nn.Parameter) -> tuple[int, int] | None:
+    """Per-head tensors [head, ...] say themselves how many there are."""
+    return (parameter.shape[0], parameter.shape[0]) if parameter.dim() == 3 else None
+
+
+def _first(owners: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
+    for owner in owners:
+        for name in names:
+            number = getattr(owner, name, None)
+            if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+                return number
+    return None

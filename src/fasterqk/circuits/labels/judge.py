@@ -1,0 +1,156 @@
+"""Guesses and the probe brought together: what is confirmed, what the probe decides, what stays open."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from fasterqk.capture.modules import stack_of
+from fasterqk.circuits.labels.guess import Guess, guess
+from fasterqk.circuits.labels.layouts import merged
+from fasterqk.circuits.labels.probe import Evidence, Finding, probe
+from fasterqk.circuits.labels.scopes import Scope, find_scopes, layer_numbers
+from fasterqk.circuits.slices import CIRCUIT_OF_ROLE
+
+
+@dataclass
+class Judgement:
+    """What is known of the attention parameters of a model.
+
+    ``guesses`` has every parameter in a scope; ``confirmed`` those the probe agrees with; ``found`` what
+    the probe decides otherwise. ``ran`` are the scopes the probe saw attending, ``silent`` those that ran
+    without a softmax.
+    """
+
+    scopes: list[Scope]
+    guesses: dict[str, Guess | None]
+    confirmed: set[str] = field(default_factory=set)
+    found: dict[str, Finding] = field(default_factory=dict)
+    ran: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    failure: str = ""
+
+    def scope_of(self, parameter: str) -> Scope | None:
+        """The scope that holds the parameter."""
+        return next((scope for scope in self.scopes if scope.holds(parameter)), None)
+
+    def open(self) -> list[str]:
+        """Parameters without a label, and fused ones whose layout nobody has seen."""
+        return [
+            name
+            for name, own in self.guesses.items()
+            if name not in self.confirmed and name not in self.found and (own is None or not own.certain)
+        ]
+
+
+def first_guesses(model: nn.Module, scopes: list[Scope] | None = None) -> Judgement:
+    """Scopes and guesses, before any probe."""
+    judgement = Judgement(find_scopes(model) if scopes is None else scopes, {})
+    for name, parameter in model.named_parameters():
+        scope = judgement.scope_of(name)
+        if scope is not None:
+            judgement.guesses[name] = guess(model, scope, name, parameter)
+    return judgement
+
+
+def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
+    """Guesses of ``model`` with what the probe sees while ``run`` runs a copy of it."""
+    judgement = first_guesses(model)
+    evidence = probe(model, run, _paths(judgement))
+    if evidence.elsewhere:
+        scopes = _with_discovered(model, judgement.scopes, evidence)
+        judgement = first_guesses(model, scopes)
+        evidence = probe(model, run, _paths(judgement))
+    judgement.ran = set(evidence.attending)
+    judgement.silent = set(evidence.silent)
+    for name, own in judgement.guesses.items():
+        finding = evidence.findings.get(name)
+        scope = judgement.scope_of(name)
+        if finding is None or scope is None or scope.path not in judgement.ran:
+            continue
+        if own is not None and agree(own, finding):
+            judgement.confirmed.add(name)
+        elif _decides(own, finding, scope):
+            judgement.found[name] = finding
+    return judgement
+
+
+def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
+    """What a judgement of a small twin says about ``model``, and whether that settles everything.
+
+    Parameters correspond by name with the layer numbers taken out. A split that the twin's probe found
+    against its guess cannot be carried over: its rows are other rows.
+    """
+    known = {scope.path for scope in find_scopes(model)}
+    patterns = {stack_of(scope.path): scope for scope in twin.scopes}
+    scopes = find_scopes(model)
+    for path, module in model.named_modules():
+        like = patterns.get(stack_of(path))
+        if like is not None and like.path == like.core and path not in known and not like.named:
+            scopes.append(Scope(path, path, module, None, named=False))
+    judgement = first_guesses(model, scopes)
+    confirmed = {stack_of(name) for name in twin.confirmed}
+    found = {stack_of(name): finding for name, finding in twin.found.items()}
+    settled = True
+    for name in judgement.guesses:
+        pattern = stack_of(name)
+        finding = found.get(pattern)
+        if finding is not None and finding.axis is None:
+            judgement.found[name] = finding
+        elif finding is not None:
+            settled = False
+        elif pattern in confirmed:
+            judgement.confirmed.add(name)
+    ran, silent = {stack_of(path) for path in twin.ran}, {stack_of(path) for path in twin.silent}
+    judgement.ran = {scope.path for scope in scopes if stack_of(scope.path) in ran}
+    judgement.silent = {scope.path for scope in scopes if stack_of(scope.path) in silent - ran}
+    return judgement, settled and not judgement.open()
+
+
+def agree(own: Guess, finding: Finding) -> bool:
+    """Whether guess and finding put every row into the same circuit."""
+    if own.role is not None:
+        return finding.role is not None and CIRCUIT_OF_ROLE[own.role] == CIRCUIT_OF_ROLE[finding.role]
+    if own.axis != finding.axis:
+        return False
+    return _circuits(tuple(merged(own.blocks))) == _circuits(finding.runs)
+
+
+def _circuits(runs: Any) -> list[tuple[int, int, str]]:
+    joined: list[tuple[int, int, str]] = []
+    for start, stop, role in runs:
+        circuit = CIRCUIT_OF_ROLE[role]  # type: ignore[index]
+        if joined and joined[-1][2] == circuit:
+            joined[-1] = (joined[-1][0], stop, circuit)
+        else:
+            joined.append((start, stop, circuit))
+    return joined
+
+
+def _decides(own: Guess | None, finding: Finding, scope: Scope) -> bool:
+    """Whether the finding replaces the guess it disagrees with."""
+    if own is None:
+        return True
+    if own.firm:
+        return False
+    if own.role == "rest":
+        # A norm in front of attention reaches both circuits and is still not part of them; a block that
+        # is not called attention holds other things too. What acts on a context itself is output.
+        looks = finding.role in ("q", "k", "v") and not scope.named
+        return looks or (finding.direct and finding.role == "o")
+    return True
+
+
+def _paths(judgement: Judgement) -> list[str]:
+    return [scope.path for scope in judgement.scopes]
+
+
+def _with_discovered(model: nn.Module, scopes: list[Scope], evidence: Evidence) -> list[Scope]:
+    layers = layer_numbers(list(evidence.elsewhere))
+    added = [
+        Scope(path, path, model.get_submodule(path), layers[path], named=False)
+        for path in evidence.elsewhere
+        if not any(scope.path == path or scope.path.startswith(path + ".") for scope in scopes)
+    ]
+    return [*scopes, *added]

@@ -1,0 +1,279 @@
+"""The autograd probe: which rows of which parameter reach the queries, the keys, the values, the output.
+
+A copy of the model is run once on tiny inputs. The hidden states that enter an attention block are cut
+out of the graph, so gradients stay inside it. Then random projections of the queries, the keys, the
+probabilities and the contexts (probabilities cut out) are sent back: a row is in the QK circuit where
+the first three reach it, in the OV circuit where the last does, and shared where both do.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasterqk.capture.recorder import Recorder
+from fasterqk.circuits.labels.signals import Signals, SignalTrace
+from fasterqk.circuits.slices import Role
+
+_QUERY, _KEY, _CONTEXT, _SCORE, _OUTPUT = 1, 2, 4, 8, 16
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the probe saw of one parameter: roles of the runs ``(start, stop, role)`` along ``axis``.
+
+    ``axis`` None means that the whole tensor has one role. ``direct``: the parameter acts on a context
+    itself, as an output projection does.
+    """
+
+    axis: int | None
+    runs: tuple[tuple[int, int, Role], ...]
+    direct: bool = False
+
+    @property
+    def role(self) -> Role | None:
+        """The role of the whole tensor, None where it is split."""
+        return self.runs[0][2] if self.axis is None else None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the probe saw: findings by parameter name, and which blocks ran.
+
+    ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax. ``elsewhere`` are
+    the modules outside all blocks in which queries met keys.
+    """
+
+    findings: dict[str, Finding]
+    attending: frozenset[str]
+    silent: frozenset[str]
+    elsewhere: tuple[str, ...]
+
+
+def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
+    """Probe the attention blocks at the paths ``scopes`` while ``run(copy)`` runs a copy of ``model``.
+
+    The model itself, its gradients and the random state are left alone.
+    """
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[device.index or 0 for device in devices]):
+        torch.manual_seed(0)
+        return _probe(scrambled(model), run, scopes)
+
+
+def scrambled(model: nn.Module) -> nn.Module:
+    """A float32 copy in evaluation mode with noise on every parameter.
+
+    Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
+    """
+    twin = copy.deepcopy(model).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in twin.modules():
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.float()
+        for parameter in twin.parameters():
+            if parameter.is_floating_point():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+                width = parameter.shape[-1] if parameter.dim() > 1 else 100
+                parameter.data = torch.nan_to_num(parameter.data) + noise / width**0.5
+                parameter.grad = None
+                parameter.requires_grad_(True)
+    return twin
+
+
+def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
+    recorder = Recorder()
+    trace = SignalTrace(recorder)
+    outputs: list[Tensor] = []
+    entered: set[str] = set()
+    with (
+        recorder.watching(model),
+        _cutting(model, scopes, outputs, entered),
+        torch.enable_grad(),
+        trace,
+    ):
+        run(model)
+    held = {path: _parameters(model, path) for path in scopes}
+    inside: dict[str, list[Signals]] = {}
+    elsewhere = []
+    for signals in trace.found:
+        path = next((frame.name for frame in signals.frames if frame.name in held), None)
+        if path is not None:
+            inside.setdefault(path, []).append(signals)
+        elif signals.complete:
+            elsewhere.append(_home(signals))
+    # Where queries visibly met keys, other softmaxes of the block (a gate, a kernel) are something else.
+    heard = [
+        signals for found in inside.values() for signals in ([one for one in found if one.complete] or found)
+    ]
+    parameters = {name: value for path in scopes for name, value in held[path].items()}
+    return Evidence(
+        _findings(parameters, heard, outputs) if parameters else {},
+        frozenset(inside),
+        frozenset(entered - inside.keys()),
+        tuple(dict.fromkeys(elsewhere)),
+    )
+
+
+@contextmanager
+def _cutting(
+    model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], entered: set[str]
+) -> Iterator[None]:
+    """Cut what enters each scope out of the graph, and keep what leaves it."""
+    handles = []
+
+    def enter(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            entered.add(name)
+            return _detached(args), _detached(kwargs)
+
+        return hook
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        outputs.extend(_float_tensors(output))
+
+    try:
+        for name in scopes:
+            module = model.get_submodule(name)
+            handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(leave))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _findings(
+    parameters: dict[str, nn.Parameter], found: list[Signals], outputs: list[Tensor]
+) -> dict[str, Finding]:
+    generator = torch.Generator().manual_seed(1)
+    sources = {
+        _QUERY: [tensor for signals in found for tensor in signals.queries],
+        _KEY: [tensor for signals in found for tensor in signals.keys],
+        _CONTEXT: [tensor for signals in found for tensor in signals.contexts],
+        _SCORE: [signals.probabilities for signals in found],
+        _OUTPUT: outputs,
+    }
+    codes = {name: torch.zeros(value.shape, dtype=torch.int8) for name, value in parameters.items()}
+    for bit, tensors in sources.items():
+        for name, gradient in _gradients(tensors, parameters, generator).items():
+            codes[name] |= (gradient != 0).to("cpu", torch.int8) * bit
+    projections = {number for signals in found for number in signals.output_parameters}
+    findings = {}
+    for name, code in codes.items():
+        finding = _read(code)
+        direct = id(parameters[name]) in projections
+        if finding is None and direct:
+            finding = Finding(None, ((0, 0, "o"),))
+        if finding is not None:
+            findings[name] = replace(finding, direct=direct)
+    return findings
+
+
+def _gradients(
+    tensors: list[Tensor], parameters: dict[str, nn.Parameter], generator: torch.Generator
+) -> dict[str, Tensor]:
+    total = None
+    for tensor in tensors:
+        if tensor.requires_grad:
+            weights = torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+            # Masked scores are -inf somewhere upstream; 0 * inf must not poison the sum.
+            part = (torch.nan_to_num(tensor) * weights).sum()
+            total = part if total is None else total + part
+    if total is None:
+        return {}
+    gradients = torch.autograd.grad(total, list(parameters.values()), retain_graph=True, allow_unused=True)
+    return {
+        name: gradient for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
+    }
+
+
+def _read(code: Tensor) -> Finding | None:
+    """The roles along the axis that explains the codes best; None where nothing was seen or no axis does."""
+    roles = torch.zeros_like(code)
+    for number, role in enumerate(_ROLES, start=1):
+        for value in range(1, 32):
+            if _role(value) == role:
+                roles[code == value] = number
+    seen = [number for number in roles.unique().tolist() if number]
+    if not seen:
+        return None
+    if len(seen) == 1:
+        # Unused rows of a table, dead units: nothing was seen there, and nothing contradicts.
+        return Finding(None, ((0, 0, _ROLES[seen[0] - 1]),))
+    best = None
+    for axis in range(code.dim()):
+        lines = roles.movedim(axis, 0).reshape(roles.shape[axis], -1)
+        top = lines.amax(1)
+        if bool(((lines == top[:, None]) | (lines == 0)).all()):
+            runs = _runs([int(number) for number in top])
+            if best is None or len(runs) < len(best.runs):
+                best = Finding(axis, runs)
+    return best
+
+
+_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared")
+
+
+def _role(code: int) -> Role | None:
+    looks = code & (_QUERY | _KEY)
+    if code & _CONTEXT:
+        return "shared" if looks or code & _SCORE else "v"
+    if looks:
+        return "k" if looks == _KEY else "q"
+    if code & _SCORE:
+        return "k"
+    return "o" if code & _OUTPUT else None
+
+
+def _runs(numbers: list[int]) -> tuple[tuple[int, int, Role], ...]:
+    """Neighbouring rows of one role; rows where nothing was seen go with the run before them."""
+    runs: list[tuple[int, int, Role]] = []
+    first = next(number for number in numbers if number)
+    for row, number in enumerate(numbers):
+        role = _ROLES[number - 1] if number else (runs[-1][2] if runs else _ROLES[first - 1])
+        if runs and runs[-1][2] == role:
+            runs[-1] = (runs[-1][0], row + 1, role)
+        else:
+            runs.append((row, row + 1, role))
+    return tuple(runs)
+
+
+def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:
+    prefix = path + "." if path else ""
+    return {
+        prefix + name: value
+        for name, value in model.get_submodule(path).named_parameters()
+        if value.is_floating_point()
+    }
+
+
+def _home(signals: Signals) -> str:
+    """The innermost module around a softmax that has weight matrices."""
+    for frame in reversed(signals.frames):
+        if any(parameter.dim() > 1 for parameter in frame.module.parameters()):
+            return frame.name
+    return ""
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return type(value)((key, _detached(item)) for key, item in value.items())
+    if type(value) in (tuple, list):
+        return type(value)(_detached(item) for item in value)
+    return value
+
+
+def _float_tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in _float_tensors(item)]

@@ -1,0 +1,128 @@
+"""A Hugging Face configuration made small: few layers, narrow, the structure of its heads kept."""
+
+import copy
+import re
+from typing import Any
+
+WIDTH, HEADS, HEAD_WIDTH, VOCABULARY, LAYERS = 64, 4, 16, 128, 2
+
+_HEADS = re.compile(
+    r"^(num_attention_heads|num_heads|n_heads?|heads|attention_heads|\w+_attention_heads|encoder_heads|decoder_heads"
+    r"|\w+_n_heads|\w+_num_heads|num_attn_heads|num_head)$"
+)
+_KEY_HEADS = re.compile(
+    r"^(num_key_value_heads|num_kv_heads|n_kv_heads|\w+_num_key_value_heads|\w+_kv_heads)$"
+)
+_HEAD_WIDTH = re.compile(
+    r"^(head_dim|kv_channels|d_kv|d_head|dim_head|attention_head_dim|v_head_dim|qk_nope_head_dim|qk_rope_head_dim"
+    r"|global_head_dim|linear_key_head_dim|linear_value_head_dim|index_head_dim|swa_head_dim|\w+_head_dim)$"
+)
+_WIDTH = re.compile(
+    r"^(hidden_size|d_model|n_embd|dim|embed_dim|embedding_size|hidden_dim|emb_dim|projection_dim|out_hidden_size"
+    r"|text_hidden_size|output_hidden_size|encoder_hidden_size|decoder_hidden_size|word_embed_proj_dim|d_embed"
+    r"|word_embed_proj_dim|output_dim|projector_hidden_size|backbone_hidden_size|cross_attention_hidden_size"
+    r"|vision_hidden_size|audio_hidden_size|proj_dim|hidden_size_per_layer_input|lru_width|text_embed_dim"
+    r"|q_lora_rank|kv_lora_rank|o_lora_rank|pooler_hidden_size|bottleneck_size|rnn_hidden_size|language_dim"
+    r"|projection_size|text_config_hidden_size|input_hidden_size|embedding_dim|projection_hidden_dim)$"
+)
+_INNER = re.compile(
+    r"^(intermediate_size|\w*_intermediate_size|ffn_dim|\w+_ffn_dim|d_ff|d_inner|n_inner|mlp_dim|ffn_hidden_size"
+    r"|pooler_intermediate_size|projector_intermediate_size|feed_forward_dim|dff|intermediate_dim|inner_dim)$"
+)
+_LAYERS = re.compile(
+    r"^(num_hidden_layers|num_layers|n_layers?|layers|depth|encoder_layers|decoder_layers|num_encoder_layers"
+    r"|num_decoder_layers|\w+_num_hidden_layers|num_hidden_layers_\w+|\w+_num_layers|resampler_depth|max_window_layers"
+    r"|text_encoder_num_layers|\w+_layers)$"
+)
+_EXPERTS = re.compile(
+    r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|\w+_num_experts)$"
+)
+_CHOSEN = re.compile(r"^(num_experts_per_tok\w*|moe_topk|moe_k|top_k_experts|experts_per_token)$")
+_NOT_LAYERS = re.compile(
+    r"feat_extract|adapter|shared_layers|nextn|predict|lstm|residual|feature_layers|kv_shared"
+)
+
+
+def shrink(config: Any, *, narrow: bool = True) -> Any:
+    """A small copy of ``config``; with ``narrow`` also its widths, otherwise only depth and vocabulary."""
+    small = copy.deepcopy(config)
+    for part in _parts(small):
+        _shrink_part(part, narrow)
+    return small
+
+
+def _parts(config: Any) -> list[Any]:
+    """The configuration and all configurations inside it."""
+    found = [config]
+    for value in vars(config).values():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if hasattr(item, "to_diff_dict"):
+                found += _parts(item)
+    return found
+
+
+def _shrink_part(part: Any, narrow: bool) -> None:
+    values = {name: value for name, value in vars(part).items() if not name.startswith("_attn")}
+    heads = next((v for n, v in values.items() if _HEADS.match(n) and _count(v)), None)
+    kept = _kept_layers(values)
+    for name, value in values.items():
+        new = _smaller(name, value, heads, narrow, len(kept) if kept else LAYERS)
+        if kept and isinstance(value, list) and len(value) == max(len(values["layer_types"]), 1):
+            new = [value[i] for i in kept]
+        if new is not None and new != value:
+            part.__dict__[name] = new
+    vocabulary = getattr(part, "vocab_size", None)
+    if isinstance(vocabulary, int):
+        for name, value in vars(part).items():
+            if name.endswith("token_id") and isinstance(value, int) and value >= vocabulary:
+                part.__dict__[name] = value % vocabulary
+
+
+def _kept_layers(values: dict[str, Any]) -> list[int]:
+    """One layer of each type where a configuration lists the types of its layers, else nothing."""
+    types = values.get("layer_types")
+    if not isinstance(types, list) or not types:
+        return []
+    first = sorted({kind: i for i, kind in reversed(list(enumerate(types)))}.values())
+    return first if len(first) > 1 else [0, min(1, len(types) - 1)]
+
+
+def _smaller(name: str, value: Any, heads: int | None, narrow: bool, layers: int) -> Any:
+    if not _count(value):
+        return None
+    if name in ("vocab_size", "vocab_size_per_layer_input", "text_vocab_size"):
+        return min(value, VOCABULARY)
+    if _LAYERS.match(name) and not _NOT_LAYERS.search(name):
+        return min(value, layers)
+    if name == "max_source_positions":
+        return min(value, 64)
+    if name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        return min(value, 512)
+    if _EXPERTS.match(name):
+        return min(value, 4)
+    if _CHOSEN.match(name):
+        return min(value, 2)
+    if not narrow:
+        return None
+    if _KEY_HEADS.match(name):
+        return _key_heads(value, heads or value)
+    if _HEADS.match(name):
+        return min(value, HEADS)
+    if _HEAD_WIDTH.match(name):
+        return min(value, HEAD_WIDTH)
+    if _WIDTH.match(name):
+        return min(value, WIDTH)
+    if _INNER.match(name):
+        return min(value, WIDTH)
+    return None
+
+
+def _key_heads(value: int, heads: int) -> int:
+    small = min(heads, HEADS)
+    if value >= heads:
+        return small
+    return 1 if value == 1 else max(1, min(value, small // 2))
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
