@@ -4,7 +4,10 @@
 set -u
 
 found() {
-  [ -n "${FASTERQK_CHROMIUM:-}" ] && [ -x "${FASTERQK_CHROMIUM}" ] && return 0
+  if [ -n "${FASTERQK_CHROMIUM:-}" ]; then
+    [ -x "$FASTERQK_CHROMIUM" ]
+    return
+  fi
   for name in chromium chromium-browser google-chrome; do
     command -v "$name" >/dev/null 2>&1 && return 0
   done

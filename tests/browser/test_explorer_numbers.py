@@ -188,6 +188,27 @@ def test_the_page_and_the_package_say_the_same(page):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, err_msg=f"{model} {query} M={M}")
 
 
+def test_curves_are_finite_and_monotone_in_every_corner(page):
+    """At the ends of all sliders: attention, time and loss move one way, and nothing overflows."""
+    wrong = page.evaluate(
+        """() => {
+          const ends = {r: [1e-3, 1e4], loss: [1e-8, 0.5], M: [2, 100], b: [1, 500], m: [1, 50], n: [1, 500],
+            start: [1e-6, 0.1], query: ["token", "fixed"], model: ["FAFO", "FACO", "CAFO", "CACO"]};
+          let corners = [{}];
+          for (const [name, values] of Object.entries(ends)) {
+            corners = corners.flatMap((corner) => values.map((value) => ({...corner, [name]: value})));
+          }
+          return corners.filter((corner) => {
+            const path = fasterqk.trajectory(fasterqk.makeProblem(corner), corner.loss, 8);
+            return !path.every((state, k) => Object.values(state).every(Number.isFinite) && (k === 0 || (
+              state.time > path[k - 1].time && state.alpha >= path[k - 1].alpha * (1 - 1e-14)
+              && state.loss <= path[k - 1].loss * (1 + 1e-14))));
+          });
+        }"""
+    )
+    assert wrong == []
+
+
 def test_the_page_prints_the_reference_values(page):
     """M=5 of the theory's reference table at loss 1e-4, as a reader sees it."""
     for ratio, alpha, mu, q, time in [

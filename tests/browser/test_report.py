@@ -69,9 +69,19 @@ def report(tmp_path_factory):
         title=SCRIPT,
         caption=IMAGE,
         x={"key": "step", "label": f"step {SCRIPT}"},
-        metrics=[{"key": "loss", "label": f"loss {IMAGE}", "log": True}, {"key": "none", "label": "nothing"}],
+        metrics=[
+            {"key": "loss", "label": f"loss {IMAGE}", "log": True},
+            {"key": "narrow", "label": "within one power of ten", "log": True, "null": 0.35},
+            {"key": "none", "label": "nothing"},
+        ],
         cells=[
-            {"arm": arm, "seed": seed, "points": [{"step": k, "loss": 1 / (k + seed + 1)} for k in range(9)]}
+            {
+                "arm": arm,
+                "seed": seed,
+                "points": [
+                    {"step": k, "loss": 1 / (k + seed + 1), "narrow": 0.4 - k / 100} for k in range(9)
+                ],
+            }
             for arm, seed in itertools.product(ARMS, [0, 1])
         ],
     )
@@ -149,12 +159,13 @@ def test_a_table_can_be_copied(page):
 
 def test_training_curves_are_drawn(page):
     charts = page.locator("[data-curves] .chart-frame")
-    paths = (
-        charts.nth(0).locator(".lines path").evaluate_all("all => all.map((one) => one.getAttribute('d'))")
-    )
-    assert len(paths) == 9  # three arms of two seeds and their mean
-    assert all(path.count("L") == 8 and "NaN" not in path for path in paths)
-    assert "no numbers" in charts.nth(1).inner_text()
+    for chart in charts.all()[:2]:
+        paths = chart.locator(".lines path").evaluate_all("all => all.map((one) => one.getAttribute('d'))")
+        assert len(paths) == 9  # three arms of two seeds and their mean
+        assert all(path.count("L") == 8 and "NaN" not in path for path in paths)
+        assert chart.locator(".ticks text").count() > 4
+    assert charts.nth(1).locator(".guide line").count() == 1
+    assert "no numbers" in charts.nth(2).inner_text()
 
 
 def test_the_picker_shows_an_example_a_layer_and_two_arms(page):

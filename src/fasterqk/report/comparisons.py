@@ -55,7 +55,7 @@ def check_comparison(document: Mapping[str, Any], where: str) -> None:
     if not isinstance(arms, list) or not arms:
         raise InputError(f"{where} has no list 'arms' with a baseline in it")
     for arm in arms:
-        if not isinstance(arm, Mapping) or not {"arm", "metrics"} <= set(arm):
+        if not isinstance(arm, Mapping) or "arm" not in arm or not isinstance(arm.get("metrics"), Mapping):
             raise InputError(f"{where}: arm {arm!r:.80} has no 'arm' and 'metrics'")
         given = [*arm["metrics"], *(arm.get("null") or {}), *(arm.get("paper") or {})]
         unknown = [key for key in given if key not in METRICS]

@@ -68,5 +68,5 @@ def check_curves(document: Mapping[str, Any], where: str) -> None:
         if not isinstance(description, Mapping) or not {"key", "label"} <= set(description):
             raise InputError(f"{where}: {description!r} has no 'key' and 'label'")
     for cell in document["cells"]:
-        if not isinstance(cell, Mapping) or not {"arm", "points"} <= set(cell):
+        if not isinstance(cell, Mapping) or "arm" not in cell or not isinstance(cell.get("points"), list):
             raise InputError(f"{where}: cell {cell!r:.80} has no 'arm' and 'points'")

@@ -69,6 +69,8 @@ def check_examples(document: Mapping[str, Any], where: str) -> None:
         for arm, reading in example["arms"].items():
             if arm not in document["arms"]:
                 raise InputError(f"{here}: {arm!r} is not one of the arms {document['arms']}")
+            if not isinstance(reading, Mapping) or not isinstance(reading.get("layers"), Mapping):
+                raise InputError(f"{here}, {arm!r} has no 'layers'")
             for layer, weights in reading["layers"].items():
                 if len(weights) != length:
                     raise InputError(

@@ -17,7 +17,7 @@ from fasterqk.report.explorer import CHART_SCRIPTS
 from fasterqk.report.fragments import comparison_html, curves_html, examples_html, figure_html, table_html
 from fasterqk.report.html import page_html
 from fasterqk.report.links import Links
-from fasterqk.report.order import Group, in_groups
+from fasterqk.report.order import Group, group_of, in_groups
 from fasterqk.report.summary import comparison_sentences, count, what_was_run
 from fasterqk.report.tables import load_tables
 
@@ -111,7 +111,7 @@ def _summary_html(out: Path, kinds: Mapping[str, list[dict[str, Any]]]) -> str:
     counts = ", ".join(count(len(found), _NOUNS[kind]) for kind, found in kinds.items() if found)
     lines = [what_was_run(out), f"On this page: {counts}."]
     items = [f"<p>{html.escape(line)}</p>" for line in lines if line]
-    for comparison in kinds["comparisons"]:
+    for comparison in sorted(kinds["comparisons"], key=lambda one: (group_of(one["name"]), one["name"])):
         sentences = "".join(f"<li>{html.escape(line)}</li>" for line in comparison_sentences(comparison))
         title = html.escape(str(comparison.get("title") or comparison["name"]))
         setting = html.escape(str(comparison.get("setting") or ""))

@@ -2,7 +2,7 @@
 //
 // A chart is described by a function that returns
 //   { x: {label, domain, log}, y: {label, domain, log, format}, lines, guides, marks, summary }
-// where a line is {points: [[x, y], ...], color, name, strong, faint}, a guide {axis, at, color, drag(value)}
+// where a line is {points: [[x, y], ...], color, name, strong, faint}, a guide {axis, at, drag(value)}
 // and a mark {x, y, color, label, hollow}. `refresh()` asks for it again.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -84,7 +84,7 @@ function drawLines({ description, across, up }) {
       .filter(([x, y]) => Number.isFinite(x) && Number.isFinite(y))
       .map(([x, y], k) => `${k ? "L" : "M"}${x.toFixed(2)} ${y.toFixed(2)}`);
     const kind = line.strong ? "strong" : line.faint ? "faint" : "";
-    const drawn = svgElement("path", { d: path.join(""), class: kind, "data-name": line.name ?? "" });
+    const drawn = svgElement("path", { d: path.join(""), class: kind });
     drawn.style.stroke = line.color;
     group.append(drawn);
   }

@@ -69,13 +69,13 @@ function bindNumber(field, change) {
     slider.value = nearestStop(stops, state[name]);
     slider.setAttribute("aria-valuetext", SPOKEN[name](state[name]));
     slider.style.setProperty("--filled", `${(100 * slider.value) / slider.max}%`);
-    if (box && document.activeElement !== box) box.value = String(state[name]);
+    if (document.activeElement !== box) box.value = String(state[name]);
   };
-  box?.addEventListener("change", () => {
+  box.addEventListener("change", () => {
     const value = allowedNumber(name, box.value.replace(",", "."));
     if (value !== null) change({ [name]: value });
     box.blur();
   });
-  box?.addEventListener("blur", () => change({}));
+  box.addEventListener("blur", () => change({}));
   return follow;
 }

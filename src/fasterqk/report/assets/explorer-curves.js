@@ -6,7 +6,6 @@ const LOWEST_LOSS = NUMBERS.loss.low;
 function comparedSettings(state) {
   if (state.compare === "models") {
     return MODELS.map((model) => ({
-      key: model,
       name: model,
       color: `var(--${model.toLowerCase()})`,
       strong: model === state.model,
@@ -14,14 +13,13 @@ function comparedSettings(state) {
     }));
   }
   const settings = RATIOS.map((r, k) => ({
-    key: `r${r}`,
     name: `r = ${r}`,
     color: `var(--ratio-${k + 1})`,
     strong: r === state.r,
     problem: makeProblem({ ...state, r }),
   }));
   if (settings.some((setting) => setting.strong)) return settings;
-  const own = { key: "own", name: `r = ${short(state.r)}`, color: "var(--ink)", strong: true };
+  const own = { name: `r = ${short(state.r)}`, color: "var(--ink)", strong: true };
   return [...settings, { ...own, problem: makeProblem(state) }];
 }
 

@@ -25,9 +25,10 @@ function linearTicks(domain, wanted = 5) {
   return ticks;
 }
 
-// Whole powers of ten, thinned out until there are about as many as wanted.
+// Whole powers of ten, thinned out until there are about as many as wanted; linear ticks in a narrow range.
 function logTicks(domain, wanted = 6) {
   const [low, high] = [Math.min(...domain), Math.max(...domain)].map(Math.log10);
+  if (Math.floor(high + 1e-9) - Math.ceil(low - 1e-9) < 1) return linearTicks(domain, wanted);
   const step = Math.max(1, Math.ceil((Math.floor(high) - Math.ceil(low)) / wanted));
   const ticks = [];
   for (let exponent = Math.ceil(low - 1e-9); exponent <= high + 1e-9; exponent += 1) {
