@@ -72,7 +72,7 @@ def assign(
     if request.per_head and circuits is not None and all(part.head is None for part in circuits):
         raise InputError("a ratio per head needs labels per head: find_circuits(model, heads=True)")
     resolver = Resolver(request, circuits or ())
-    exempt = undecayed(model) if request.weight_decay is not None else set()
+    exempt = undecayed(model)
     slices = _by_parameter(model, circuits)
     assigned = []
     for name, parameter in model.named_parameters():

@@ -31,7 +31,8 @@ class Group:
         if settings.lr is not None:
             found["lr"] = settings.lr
         else:
-            found["lr"] = lr if callable(settings.ratio) else lr * settings.ratio
+            # A product also where the ratio changes: a tensor rate must not be shared between groups.
+            found["lr"] = lr * (1.0 if callable(settings.ratio) else settings.ratio)
         if settings.weight_decay is not None:
             found["weight_decay"] = settings.weight_decay
         return {**found, "name": self.name, "param_names": self.names}

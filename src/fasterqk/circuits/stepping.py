@@ -76,7 +76,8 @@ class Stepping:
                 group.setdefault(_STEP, 0)
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
-        self._leave()  # a step that raised has left things half done
+        if self._inside:
+            self._leave()  # a step that raised has left things half done
         self._check(optimizer)
         self._set_rates(optimizer)
         self._inside = True
@@ -110,15 +111,14 @@ class Stepping:
             fused.enter()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        first = self._inside  # a class whose step calls its parent's comes here twice
         self._leave()
         for group, plan in zip(optimizer.param_groups, self.plans, strict=False):
-            if callable(plan.ratio):
+            if first and callable(plan.ratio):
                 group[_STEP] += 1
 
     @torch.no_grad()
     def _leave(self) -> None:
-        if not self._inside:
-            return
         self._inside = False
         for fused in self.fused:
             fused.leave()

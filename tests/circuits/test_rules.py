@@ -1,0 +1,110 @@
+"""Weight decay, rates and options by circuit."""
+
+import pytest
+import torch
+from torch import optim
+
+from fasterqk.circuits import Ramp, make_optimizer
+from fasterqk.errors import InputError
+
+
+def groups(made):
+    return {group["name"]: group for group in made.param_groups}
+
+
+def test_decay_by_circuit_shrinks_that_circuit_only(net, label):
+    """Without gradients nothing but decay moves a weight; here gradients are zero."""
+    model = net("rows")
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    made = make_optimizer(
+        model,
+        optim.SGD,
+        lr=0.5,
+        weight_decay=0.1,
+        rules={"qk": {"weight_decay": 0.4}, "ov": {"weight_decay": 0.0}},
+        circuits=label(model),
+    )
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    made.step()
+    shrunk = {
+        name: float((parameter.detach() / before[name]).mean())
+        for name, parameter in model.named_parameters()
+    }
+    qkv = (model.layers[0].qkv / before["layers.0.qkv"]).detach()
+    assert torch.allclose(qkv[:24], torch.tensor(0.8)) and torch.equal(qkv[24:], torch.ones(12, 12))
+    assert shrunk["head.weight"] == pytest.approx(0.95) and shrunk["layers.0.out.weight"] == 1
+    assert torch.equal(model.layers[0].qkv_bias, before["layers.0.qkv_bias"])
+    assert torch.equal(model.norm.weight, before["norm.weight"])
+
+
+def test_a_decay_rule_alone_spares_biases(net, label):
+    model = net(separate=True)
+    made = make_optimizer(
+        model, optim.AdamW, lr=1e-3, rules={"qk": {"weight_decay": 0.3}}, circuits=label(model)
+    )
+    decays = {name: group["weight_decay"] for name, group in groups(made).items()}
+    assert decays == {"base": 0.01, "qk": 0.3, "qk no decay": 0.0}
+
+
+def test_rates_and_options_by_circuit(net, label):
+    model = net(separate=True)
+    made = make_optimizer(
+        model, optim.AdamW, lr=1e-3, rules={"ov": {"lr": 1e-4, "betas": (0.5, 0.9)}}, circuits=label(model)
+    )
+    assert groups(made)["ov"]["lr"] == 1e-4 and groups(made)["ov"]["betas"] == (0.5, 0.9)
+    assert groups(made)["base"]["betas"] == (0.9, 0.999)
+
+
+def test_slower_ov(net, label):
+    model = net(separate=True)
+    made = make_optimizer(model, optim.SGD, lr=1e-3, ov_ratio=0.05, circuits=label(model))
+    assert groups(made)["ov"]["lr"] == pytest.approx(5e-5)
+    assert groups(made).keys() == {"base", "ov"}
+
+
+@pytest.mark.parametrize("ratio", [8.0, Ramp(8, 8, 1)])
+@pytest.mark.parametrize(("decay", "shrinks"), [("coupled", 1 - 8 * 0.05), ("independent", 0.95)])
+def test_independent_decay_keeps_rate_times_decay(ratio, decay, shrinks, net, label):
+    model = net("rows")
+    before = model.qkv()
+    made = make_optimizer(
+        model, optim.AdamW, lr=0.5, weight_decay=0.1, qk_ratio=ratio, decay=decay, circuits=label(model)
+    )
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    made.step()
+    weight = slice(0, 24 * 12)  # queries and keys of the first layer
+    assert torch.allclose(model.qkv()[weight] / before[weight], torch.tensor(shrinks))
+    assert torch.allclose(model.head.weight / net("rows").head.weight, torch.tensor(0.95))
+
+
+def test_independent_decay_of_the_optimizers_own_default(net, label):
+    made = make_optimizer(
+        model := net(separate=True),
+        optim.AdamW,
+        lr=1e-3,
+        qk_ratio=4,
+        decay="independent",
+        circuits=label(model),
+    )
+    assert groups(made)["qk"]["weight_decay"] == 0.01 / 4 and groups(made)["base"]["weight_decay"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"rules": {"attention": {"lr": 1}}}, "'attention'"),
+        ({"rules": {"qk": {"wieght_decay": 1}}}, "'wieght_decay', which AdamW does not have"),
+        ({"rules": {"qk": {"weight_decay": -1}}}, "not -1"),
+        ({"rules": {"qk": {"lr": 0}}}, "not 0"),
+        ({"rules": {"qk": {"lr": 1e-2}}, "qk_ratio": 3}, "give one of them"),
+        ({"rules": {"qk": {"gradient_norm": 0}}}, "not 0"),
+        ({"rules": {"qk": {"gradient_norm": 1}}, "mechanism": "parametrization"}, "gradient_norm"),
+        ({"ov_ratio": 0}, "ov_ratio"),
+    ],
+)
+def test_bad_rules_are_quoted(arguments, told, net, label):
+    model = net()
+    with pytest.raises(InputError, match=told):
+        make_optimizer(model, optim.AdamW, lr=1e-3, circuits=label(model), **arguments)
