@@ -133,6 +133,8 @@ def test_the_same_folder_gives_the_same_page(tmp_path):
         (-0.5, 2, "−0.50"),
         ({"mean": 0.12345, "half_width": 0.0123, "n": 5}, None, "0.123 ± 0.012"),
         ({"mean": 1.0, "half_width": None, "n": 1}, 1, "1.0"),
+        ({"mean": -0.001, "half_width": 0.31, "n": 3}, None, "0.00 ± 0.31"),
+        ({"mean": 1.44e-5, "half_width": 2.24e-5, "n": 3}, None, "1.4e-05 ± 2.2e-05"),
         ({"mean": None, "half_width": None, "n": 1}, 1, "–"),
         ("<b>", None, "<b>"),
     ],

@@ -28,7 +28,10 @@ def number_text(value: float, digits: int | None = None) -> str:
         text = str(value)
     else:
         text = f"{value:.4g}" if digits is None else f"{value:.{digits}f}"
-    return text.replace("-", "−", 1) if text.startswith("-") else text
+    if text.startswith("-"):
+        # What rounds to zero has no sign.
+        return f"−{text[1:]}" if float(text) else text[1:]
+    return text
 
 
 def cell_text(value: Any, digits: int | None = None) -> str:
@@ -49,8 +52,14 @@ def cell_text(value: Any, digits: int | None = None) -> str:
     half_width = value["half_width"]
     if half_width is None:
         return number_text(mean, digits)
+    if digits is None and max(abs(mean), half_width) < 1e-3:
+        return f"{_two_digits(mean)} ± {_two_digits(half_width)}"
     places = digits if digits is not None else _places(half_width)
     return f"{number_text(mean, places)} ± {number_text(half_width, places)}"
+
+
+def _two_digits(value: float) -> str:
+    return number_text(float(f"{value:.2g}"))
 
 
 def _places(half_width: float) -> int:

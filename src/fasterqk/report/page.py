@@ -56,9 +56,9 @@ def write_page(out: Path, path: Path | None = None) -> Path:
     kinds = {
         "comparisons": load_comparisons(out),
         "figures": _load_figures(out),
-        "tables": fit_tables(load_tables(out)),
         "curves": fit_curves(load_curves(out)),
         "examples": fit_examples(load_examples(out)),
+        "tables": fit_tables(load_tables(out)),
     }
     if not any(kinds.values()):
         raise InputError(
