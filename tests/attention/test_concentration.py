@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -26,6 +26,7 @@ def test_uniform_and_one_hot():
     assert largest_weight(both).tolist() == [0.25, 1.0]
 
 
+@settings(deadline=None)
 @given(rows)
 def test_bounds_and_scale_freedom(weights):
     found = entropy(weights)

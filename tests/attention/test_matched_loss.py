@@ -3,7 +3,7 @@
 from math import exp, inf, log, nan
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.attention import common_levels, matched_loss
@@ -27,6 +27,7 @@ def test_the_lowest_level_is_the_lowest_that_all_cells_reach():
     assert levels[2] == pytest.approx(0.1 * 15 ** (2 / 3))
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.floats(-3, 2.9), min_size=1, max_size=8),
     st.lists(st.floats(-3, 2.9), min_size=1, max_size=8),

@@ -4,7 +4,7 @@ from math import isnan, nan, sqrt
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -23,6 +23,7 @@ def test_five_seeds_by_hand():
     assert (found.low, found.high) == (3 - found.half_width, 3 + found.half_width)
 
 
+@settings(deadline=None)
 @given(numbers)
 def test_agrees_with_scipy(values):
     low, high = stats.t.interval(0.95, len(values) - 1, np.mean(values), stats.sem(values) or 1e-300)
@@ -31,6 +32,7 @@ def test_agrees_with_scipy(values):
     assert found.high == pytest.approx(high, abs=1e-6)
 
 
+@settings(deadline=None)
 @given(numbers, st.floats(-10, 10))
 def test_a_constant_shift_is_a_difference_without_spread(values, shift):
     found = paired_difference([value + shift for value in values], values)

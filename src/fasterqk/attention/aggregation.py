@@ -7,12 +7,11 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fasterqk.attention.visibility import check_rows, read_rows, uniform_attention
+from fasterqk.attention.visibility import HALF, check_rows, in_full_precision, read_rows, uniform_attention
 from fasterqk.errors import InputError
 
 Method = Literal["rollout", "mean", "max", "last", "layer"]
 Allowed = Tensor | Sequence[Tensor]
-_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ def _read_row(layer: Tensor, read: Tensor, pairs: Tensor | None, how: Aggregatio
 
 
 def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
-    layer = layer.float() if layer.dtype in _HALF else layer
+    layer = in_full_precision(layer)
     if how.head is None:
         return layer.mean(1)
     if not 0 <= how.head < layer.shape[1]:
@@ -153,7 +152,7 @@ def _clean(
     matrix: Tensor, allowed: Tensor | None, how: Aggregation, number: int, dtype: torch.dtype
 ) -> Tensor:
     seen = torch.ones_like(matrix, dtype=torch.bool) if allowed is None else allowed
-    check_rows(matrix, seen, f"layer {number}", tolerance=2e-2 if dtype in _HALF else 1e-3)
+    check_rows(matrix, seen, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
     matrix = torch.where(seen, matrix, 0)
     return _discard_lowest(matrix, seen, how.discard) if how.discard else matrix
 

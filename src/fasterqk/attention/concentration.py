@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fasterqk.attention.visibility import read_rows
+from fasterqk.attention.visibility import in_full_precision, read_rows
 
 Rows = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ def max_logit(layers: Sequence[Tensor], read: Tensor, allowed: Sequence[Tensor])
     """
     largest = []
     for layer, pairs in zip(layers, allowed, strict=True):
-        rows = read_rows(layer, read).float()
+        rows = in_full_precision(read_rows(layer, read))
         logarithm = rows.clamp_min(torch.finfo(rows.dtype).tiny).log()
         seen = read_rows(pairs.unsqueeze(1), read)
         mean = torch.where(seen, logarithm, 0).sum(-1) / seen.sum(-1)

@@ -95,7 +95,7 @@ class TorchClassifier:
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
-            return as_array(self._logits(batch).double().softmax(-1))
+            return self._logits(batch).cpu().double().softmax(-1).numpy()
 
     def answer(self, batch: Batch) -> Answer:
         outcomes = self.predict(batch)
@@ -156,7 +156,7 @@ def on_device_of(model: nn.Module, array: NDArray[Any]) -> Tensor:
 
 def as_array(values: Tensor) -> NDArray[np.float64]:
     """A tensor as double-precision numpy."""
-    return np.asarray(values.detach().double().cpu().numpy())
+    return np.asarray(values.detach().cpu().double().numpy())
 
 
 def _as_they_are(outputs: Any) -> Tensor:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from fasterqk.errors import InputError
 
+HALF = (torch.float16, torch.bfloat16)
 _WINDOW_EVIDENCE = 16
 
 
@@ -55,6 +56,11 @@ def read_rows(layer: Tensor, read: Tensor) -> Tensor:
     return layer[torch.arange(len(read), device=layer.device), :, read]
 
 
+def in_full_precision(values: Tensor) -> Tensor:
+    """Half precision as single; everything else as it is."""
+    return values.float() if values.dtype in HALF else values
+
+
 def uniform_attention(allowed: Tensor) -> Tensor:
     """Attention that spreads evenly over what each row may see, ``(batch, 1, query, key)``.
 
@@ -84,7 +90,5 @@ def check_rows(rows: Tensor, allowed: Tensor, name: str, tolerance: float = 1e-3
 
 
 def _where(wrong: Tensor) -> str:
-    place = wrong.nonzero()[0].tolist()
-    return (
-        f"instance {place[0]}, query {place[-1]} of its batch" if len(place) > 1 else f"instance {place[0]}"
-    )
+    instance, query = wrong.nonzero()[0].tolist()
+    return f"instance {instance}, row {query} of its batch"

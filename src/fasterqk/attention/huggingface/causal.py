@@ -48,13 +48,13 @@ class HuggingFaceCausal:
         with torch.no_grad():
             chosen, greedy = self._target_logits(batch)
         probability = _mean_over(np.exp(as_array(chosen)), batch.target_real)
-        right = (greedy.cpu().numpy() == batch.target) | ~batch.target_real
+        right = (greedy.numpy() == batch.target) | ~batch.target_real
         return Answer(probability, right.all(1), probability[:, None])
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         with leaf_embedding(self.embedding) as leaves:
             chosen, _ = self._target_logits(batch)
-            score = (chosen * on_device_of(self.model, batch.target_real)).sum()
+            score = (chosen * torch.from_numpy(batch.target_real)).sum()
         whole = as_array(saliency(score, leaves))
         place = np.arange(batch.tokens.shape[1])[None, :] + self._shift(batch)[:, None]
         return np.where(batch.real, np.take_along_axis(whole, place.clip(0, whole.shape[1] - 1), 1), 0.0)
@@ -66,8 +66,8 @@ class HuggingFaceCausal:
         before = joined.last[:, None] - batch.target_real.sum(1)[:, None] + np.arange(batch.target.shape[1])
         place = on_device_of(self.model, before.clip(0, joined.tokens.shape[1] - 1))
         rows = torch.arange(len(batch), device=logits.device).unsqueeze(1)
-        there = logits[rows, place].double().log_softmax(-1)
-        target = on_device_of(self.model, batch.target).unsqueeze(-1)
+        there = logits[rows, place].cpu().double().log_softmax(-1)
+        target = torch.from_numpy(batch.target).unsqueeze(-1)
         return there.gather(-1, target).squeeze(-1), there.argmax(-1)
 
     def _shift(self, batch: Batch) -> NDArray[np.int64]:

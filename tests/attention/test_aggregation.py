@@ -1,0 +1,202 @@
+"""Rollout against its reference formula, the other aggregations, and their nulls."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasterqk.attention import (
+    Aggregation,
+    aggregate,
+    aggregate_null,
+    allowed_pairs,
+    relevant_mass,
+    uniform_attention,
+)
+from fasterqk.errors import InputError
+
+REAL = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 3 + [1] * 3]).bool()
+LAST = torch.tensor([5, 3, 5])
+FIRST = torch.tensor([0, 0, 3])
+
+
+def layers_of(allowed, count=4, heads=3, seed=0, scale=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for _ in range(count):
+        scores = scale * torch.randn(len(allowed), heads, *allowed.shape[1:], generator=generator)
+        scores = scores.double().masked_fill(~allowed.unsqueeze(1), -torch.inf)
+        made.append(scores.softmax(-1).nan_to_num(1 / allowed.shape[-1]))
+    return made
+
+
+def reference_rollout(layers, residual):
+    """Abnar and Zuidema, word for word: add the identity, normalise rows, multiply all matrices."""
+    joint = None
+    for layer in layers:
+        mean = layer.mean(1)
+        mixed = (1 - residual) * mean + residual * torch.eye(mean.shape[-1], dtype=mean.dtype)
+        mixed = mixed / mixed.sum(-1, keepdim=True)
+        joint = mixed if joint is None else mixed @ joint
+    return joint
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("residual", [0.5, 0.0, 0.2])
+@pytest.mark.parametrize("read", [FIRST, LAST])
+def test_rollout_of_the_read_rows_is_the_reference(causal, residual, read):
+    allowed = allowed_pairs(REAL, causal)
+    layers = layers_of(allowed)
+    whole = reference_rollout(layers, residual)[torch.arange(3), read]
+    rows = aggregate(layers, read, allowed, Aggregation(residual=residual))
+    assert (rows - whole).abs().max() < 1e-12
+    assert torch.allclose(rows.sum(1), torch.ones(3, dtype=rows.dtype))
+
+
+def test_original_formula_is_half_and_half():
+    allowed = allowed_pairs(REAL, False)
+    layers = layers_of(allowed, 3)
+    joint = torch.eye(6, dtype=torch.float64).expand(3, 6, 6)
+    for layer in layers:
+        joint = (layer.mean(1) + torch.eye(6)) / 2 @ joint
+    assert torch.allclose(aggregate(layers, LAST, allowed), joint[torch.arange(3), LAST])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(["rollout", "mean", "last"]),
+    st.sampled_from([0, 10, 29, 50, 99]),
+    st.booleans(),
+    st.integers(0, 10**6),
+)
+def test_rows_are_distributions_over_what_is_seen(method, discard, causal, seed):
+    allowed = allowed_pairs(REAL, causal)
+    rows = aggregate(layers_of(allowed, seed=seed), LAST, allowed, Aggregation(method, discard=discard))
+    assert torch.allclose(rows.sum(1), torch.ones(3, dtype=rows.dtype), atol=1e-12)
+    assert rows.min() >= 0
+    assert rows[~REAL].sum() == 0
+    relevance = torch.rand(3, 6, generator=torch.Generator().manual_seed(seed))
+    mass = relevant_mass(rows, relevance)
+    assert (mass >= 0).all()
+    assert (mass <= 1 + 1e-12).all()
+
+
+def test_discarding_keeps_the_highest_weights_and_renormalises():
+    layer = torch.tensor([[[[0.1, 0.2, 0.3, 0.4]] * 4]])
+    row = aggregate([layer], torch.tensor([0]), None, Aggregation("last", discard=50))
+    assert row[0].tolist() == pytest.approx([0, 0, 3 / 7, 4 / 7])
+    # 49 percent of four weights is one whole weight.
+    row = aggregate([layer], torch.tensor([0]), None, Aggregation("last", discard=49))
+    assert row[0].tolist() == pytest.approx([0, 2 / 9, 3 / 9, 4 / 9])
+
+
+def test_discarding_spares_weights_equal_to_the_smallest_kept():
+    uniform = uniform_attention(allowed_pairs(REAL, True))
+    row = aggregate([uniform], LAST, allowed_pairs(REAL, True), Aggregation("last", discard=50))
+    assert torch.equal(row, uniform[torch.arange(3), 0, LAST])
+
+
+def test_mean_max_last_and_layer():
+    allowed = allowed_pairs(REAL, True)
+    layers = layers_of(allowed)
+    rows = torch.stack([layer[torch.arange(3), :, LAST].mean(1) for layer in layers])
+    expected = {"mean": rows.mean(0), "max": rows.amax(0), "last": rows[-1]}
+    for method, row in expected.items():
+        found = aggregate(layers, LAST, allowed, Aggregation(method))
+        assert torch.allclose(found[REAL], row[REAL])
+    assert torch.allclose(aggregate(layers, LAST, allowed, Aggregation("layer", 1))[REAL], rows[1][REAL])
+    assert aggregate(layers, LAST, allowed, Aggregation("max")).sum(1).max() > 1  # not renormalised
+
+
+def test_a_named_head():
+    layers = layers_of(allowed_pairs(REAL, False))
+    found = aggregate(layers, LAST, None, Aggregation("last", head=2))
+    assert torch.equal(found[0], layers[-1][0, 2, 5])
+    alone = [layer[:, 2:3] for layer in layers]
+    for method in ("rollout", "mean", "max"):
+        named = aggregate(layers[:1], LAST[:1], None, Aggregation(method, head=2))
+        assert torch.equal(named, aggregate(alone[:1], LAST[:1], None, Aggregation(method)))
+
+
+def test_layers_may_come_one_after_the_other():
+    layers = layers_of(allowed_pairs(REAL, False))
+    for method in ("mean", "max", "last"):
+        how = Aggregation(method)
+        assert torch.equal(aggregate(iter(layers), LAST, None, how), aggregate(layers, LAST, None, how))
+
+
+@pytest.mark.parametrize("method", ["rollout", "mean", "max", "last"])
+def test_the_last_layer_may_hold_its_read_row_alone(method):
+    allowed = allowed_pairs(REAL, True)
+    layers = layers_of(allowed)
+    short = [*layers[:-1], layers[-1][torch.arange(3), :, LAST].unsqueeze(2)]
+    how = Aggregation(method)
+    assert torch.equal(aggregate(short, LAST, allowed, how), aggregate(layers, LAST, allowed, how))
+
+
+@pytest.mark.parametrize(
+    "how", [Aggregation(), Aggregation("mean"), Aggregation("max", discard=30), Aggregation("last")]
+)
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_null_is_the_same_aggregation_of_uniform_attention(how, causal):
+    allowed = allowed_pairs(REAL, causal)
+    null = aggregate_null(allowed, 4, LAST, how)
+    assert torch.equal(null, aggregate([uniform_attention(allowed)] * 4, LAST, allowed, how))
+    assert torch.equal(null, aggregate_null([allowed] * 4, 4, LAST, how))
+    if not causal or how.method != "rollout":
+        return
+    # Rollout of uniform causal attention favours early tokens: it is not the uniform row.
+    assert null[0, 0] > null[0, 1] > null[0, 4]
+
+
+def test_one_uniform_layer_is_its_own_null():
+    allowed = allowed_pairs(REAL, False)
+    assert aggregate_null(allowed, 1, LAST, Aggregation("last"))[0].tolist() == pytest.approx([1 / 6] * 6)
+
+
+def test_padding_rows_may_hold_anything():
+    allowed = allowed_pairs(REAL, False)
+    layers = layers_of(allowed)
+    clean = aggregate(layers, LAST, allowed)
+    for layer in layers:
+        layer.transpose(1, 2)[~REAL] = torch.nan
+    assert torch.equal(aggregate(layers, LAST, allowed), clean)
+
+
+def test_half_precision_is_accepted():
+    layers = [layer.to(torch.bfloat16) for layer in layers_of(allowed_pairs(REAL, False))]
+    rows = aggregate(layers, LAST, allowed_pairs(REAL, False))
+    assert rows.dtype == torch.float32
+    assert torch.allclose(rows.sum(1), torch.ones(3), atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Aggregation("sum"), "unknown aggregation 'sum'"),
+        (lambda: Aggregation("layer"), "needs the number"),
+        (lambda: Aggregation(residual=1.0), "residual weight 1.0"),
+        (lambda: Aggregation(discard=100), "discard is 100"),
+        (lambda: Aggregation(discard=0.1), "discard is 0.1"),
+        (lambda: Aggregation.parse("layer:x"), "unknown aggregation 'layer:x'"),
+        (lambda: Aggregation.parse("layer"), "unknown aggregation 'layer'"),
+        (lambda: aggregate([], LAST), "0 layers"),
+        (
+            lambda: aggregate([torch.full((3, 1, 6, 6), 1 / 6)], LAST, None, Aggregation("layer", 3)),
+            "layer 3 was",
+        ),
+        (lambda: aggregate([torch.full((3, 2, 6, 6), 1 / 6)], LAST, None, Aggregation(head=2)), "head 2 was"),
+        (lambda: aggregate([torch.full((3, 1, 6, 6), 0.1)], LAST), "sums to 0.6"),
+        (lambda: aggregate([torch.full((3, 1, 6, 6), torch.nan)], LAST), "not a number"),
+    ],
+)
+def test_bad_input_is_one_clear_line(call, message):
+    with pytest.raises(InputError) as raised:
+        call()
+    assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", ["rollout", "mean", "max", "last"])
+def test_what_users_type(text):
+    assert Aggregation.parse(text, residual=0.0) == Aggregation(text, residual=0.0)

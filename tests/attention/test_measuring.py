@@ -1,0 +1,181 @@
+"""The whole measurement on a small model of our own."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fasterqk.attention import (
+    Aggregation,
+    Removal,
+    TorchClassifier,
+    aggregate,
+    allowed_pairs,
+    collate,
+    measure,
+    uniform_attention,
+)
+from fasterqk.errors import InputError
+
+HOWS = [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last"), Aggregation("layer", 0)]
+
+
+def measured(model, instances, **options):
+    return measure(model, instances, generator=np.random.default_rng(0), **options)
+
+
+def assert_same(one, other, tolerance=1e-6):
+    for name in one.columns:
+        assert other.columns[name] == pytest.approx(one.columns[name], abs=tolerance), name
+    for ours, theirs in (
+        (one.faithfulness, other.faithfulness),
+        (one.random_faithfulness, other.random_faithfulness),
+    ):
+        assert theirs.sufficiency == pytest.approx(ours.sufficiency, abs=tolerance)
+        assert theirs.comprehensiveness == pytest.approx(ours.comprehensiveness, abs=tolerance)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("removal", [Removal(), Removal("mask", 0), Removal("attention")])
+def test_batched_equals_single_on_both_sides(small_model, some_instances, causal, removal):
+    model, instances = small_model(causal=causal), some_instances()
+    single = measured(model, instances, batch_size=1, removal=removal)
+    for side in ("right", "left"):
+        assert_same(single, measured(model, instances, batch_size=4, removal=removal, side=side))
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_every_aggregation_batched_equals_single(small_model, some_instances, how):
+    model, instances = small_model(causal=True), some_instances()
+    single = measured(model, instances, batch_size=1, aggregation=how, percents=[20])
+    assert_same(single, measured(model, instances, batch_size=7, aggregation=how, percents=[20]))
+
+
+def test_gradient_ranking_batched_equals_single(small_model, some_instances):
+    model, instances = small_model(), some_instances()
+    single = measured(model, instances, batch_size=1, rank_by="gradient")
+    batched = measured(model, instances, batch_size=5, rank_by="gradient")
+    assert_same(single, batched)
+    for one, other in zip(single.importance, batched.importance, strict=True):
+        assert other == pytest.approx(one, abs=1e-9)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 10**6))
+def test_permuting_tokens_with_their_relevance_changes_nothing(small_model, some_instances, seed):
+    model = small_model(positions=False)
+    (instance,) = some_instances(1, seed)
+    instance = replace(instance, relevance=(np.arange(len(instance.tokens)) == 1) * 1.0)
+    # The first token stays: it is the one that reads.
+    order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(len(instance.tokens) - 1)])
+    moved = replace(instance, tokens=instance.tokens[order], relevance=instance.relevance[order])
+    one, other = (measured(model, [x], percents=[20]).columns for x in (instance, moved))
+    for name in ("mass", "null_mass", "probability", "entropy", "largest_weight", "max_logit"):
+        assert other[name] == pytest.approx(one[name], abs=1e-6), name
+    assert 0 <= one["mass"][0] <= 1
+
+
+def test_mass_and_null_are_what_their_definitions_say(small_model, some_instances):
+    model, instances = small_model(causal=True), some_instances()
+    found = measured(model, instances)
+    batch = collate(instances)
+    layers, read = model.attend(batch)
+    allowed = allowed_pairs(torch.from_numpy(batch.real), causal=True)
+    relevance = torch.from_numpy(batch.relevance)
+    rows = aggregate(layers, read, allowed)
+    null = aggregate([uniform_attention(allowed)] * 2, read, allowed)
+    assert found.columns["mass"] == pytest.approx((rows * relevance).sum(1).numpy(), abs=1e-9)
+    assert found.columns["null_mass"] == pytest.approx((null * relevance).sum(1).numpy(), abs=1e-6)
+
+
+def test_uniform_attention_equals_its_null(small_model, some_instances):
+    model = small_model()
+    for layer in model.model.layers:
+        torch.nn.init.zeros_(layer.q_proj.weight)
+        torch.nn.init.zeros_(layer.q_proj.bias)
+    columns = measured(model, some_instances()).columns
+    assert columns["mass"] == pytest.approx(columns["null_mass"], abs=1e-6)
+    assert columns["entropy"] == pytest.approx(columns["null_entropy"], abs=1e-6)
+    assert columns["max_logit"] == pytest.approx(0, abs=1e-6)
+
+
+def test_summary_counts_and_keys(small_model, some_instances):
+    instances = some_instances()
+    nothing = replace(instances[0], relevance=np.zeros(len(instances[0].tokens)))
+    summary = measured(small_model(), [nothing, *instances[1:]], percents=[5, 50]).summary()
+    assert list(summary)[:15] == [
+        "n",
+        "n_without_relevance",
+        "accuracy",
+        "mrta",
+        "ac",
+        "acmc",
+        "dtap",
+        "dtap_edges",
+        "entropy",
+        "sufficiency",
+        "comprehensiveness",
+        "aopc",
+        "plausibility",
+        "null",
+        "random",
+    ]
+    assert summary["n"] == 7
+    assert summary["n_without_relevance"] == 1 + sum(not x.relevant for x in instances[1:])
+    assert set(summary["sufficiency"]) == set(summary["random"]["comprehensiveness"]) == {"5", "50"}
+    for name in ("sufficiency", "comprehensiveness"):
+        assert summary["aopc"][name] == pytest.approx(np.mean(list(summary[name].values())), abs=1e-12)
+    assert np.sum(summary["dtap"]) == pytest.approx(100)
+    assert set(summary["plausibility"]) == {"auprc", "token_f1", "iou_f1"}
+    assert {"mrta", "ac", "acmc", "entropy"} <= set(summary["null"])
+
+
+def test_tables_are_tidy(small_model, some_instances):
+    found = measured(small_model(), some_instances(), percents=[5, 50])
+    scores, rows = found.scores_table(), found.instances_table()
+    assert {frozenset(row) for row in scores} == {frozenset({"score", "k", "value", "null"})}
+    summary = found.summary()
+    by_name = {(row["score"], row["k"]): row for row in scores}
+    assert by_name["sufficiency", 50]["value"] == summary["sufficiency"]["50"]
+    assert by_name["sufficiency", 50]["null"] == summary["random"]["sufficiency"]["50"]
+    assert by_name["mrta", None]["null"] == summary["null"]["mrta"]
+    assert [row["id"] for row in rows] == [str(i) for i in range(7)]
+    assert np.mean([row["sufficiency_50"] for row in rows]) == pytest.approx(summary["sufficiency"]["50"])
+
+
+def test_notebook_view_escapes_what_users_wrote(small_model, some_instances):
+    instances = [replace(x, id="<script>&") for x in some_instances(1)]
+    text = measured(small_model(), instances)._repr_html_()
+    assert "<script>" not in text
+    assert "&lt;script&gt;&amp;" in text
+    assert "&lt;w1&gt;" in text
+    assert text.count("<table>") == text.count("</table>") == 1
+
+
+def test_progress_and_reproducible_randomness(small_model, some_instances):
+    calls = []
+    one = measured(small_model(), some_instances(), batch_size=3, progress=lambda a, b: calls.append((a, b)))
+    assert calls == [(3, 7), (6, 7), (7, 7)]
+    other = measured(small_model(), some_instances(), batch_size=2)
+    for a, b in zip(one.random_importance, other.random_importance, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_bad_input_is_one_clear_line(small_model, some_instances):
+    model, instances = small_model(), some_instances()
+    with pytest.raises(InputError, match="no instance was given"):
+        measured(model, [])
+    with pytest.raises(InputError, match="no token is relevant in any of 7 instances"):
+        measured(model, [replace(x, relevance=0 * x.relevance) for x in instances])
+    with pytest.raises(InputError, match="unknown ranking 'chance'"):
+        measured(model, instances, rank_by="chance")
+    with pytest.raises(InputError, match="embedding module"):
+        measured(
+            TorchClassifier(model.model, classes="abc", inputs=model.inputs), instances, rank_by="gradient"
+        )
+    model.model.layers[0].k_proj.bias.data[0] = torch.nan
+    with pytest.raises(InputError, match="attention of layer 1 is not a number"):
+        measured(model, instances)

@@ -1,0 +1,86 @@
+"""What rows may see: masks, patterns read off attention, uniform attention, bad rows."""
+
+import pytest
+import torch
+
+from fasterqk.attention import allowed_pairs, seen_pairs, uniform_attention
+from fasterqk.attention.visibility import check_rows, read_rows
+from fasterqk.errors import InputError
+
+REAL = torch.tensor([[1] * 8, [1] * 5 + [0] * 3, [0] * 6 + [1] * 2]).bool()
+
+
+def attention(allowed, seed=0):
+    torch.manual_seed(seed)
+    scores = torch.randn(len(allowed), 2, *allowed.shape[1:]).masked_fill(~allowed.unsqueeze(1), -torch.inf)
+    return scores.softmax(-1).nan_to_num(0.3)  # padding rows hold something, as they do in real models
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_padding_neither_sees_nor_is_seen(causal):
+    pairs = allowed_pairs(REAL, causal)
+    assert not pairs[~REAL].any()
+    assert not pairs.transpose(1, 2)[~REAL].any()
+    assert pairs[0].sum() == (36 if causal else 64)
+    assert pairs[1].sum() == (15 if causal else 25)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_pattern_is_read_off_the_attention(causal):
+    pairs = allowed_pairs(REAL, causal)
+    read = torch.tensor([7, 4, 7])
+    layer = attention(pairs)
+    assert torch.equal(seen_pairs(layer, REAL, read), pairs)
+
+
+def test_sliding_window_is_seen():
+    position = torch.arange(8)
+    distance = position.unsqueeze(1) - position.unsqueeze(0)
+    pairs = allowed_pairs(REAL, True) & (distance < 3)
+    assert torch.equal(seen_pairs(attention(pairs), REAL, torch.tensor([7, 4, 7])), pairs)
+
+
+def test_single_weights_that_underflow_do_not_make_a_window():
+    pairs = allowed_pairs(REAL[:1], True)
+    layer = attention(pairs)
+    layer[:, :, 7, 0] = 0
+    layer[:, :, 5, 2] = 0
+    assert torch.equal(seen_pairs(layer, REAL[:1], torch.tensor([7])), pairs)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_layer_that_has_only_its_read_row(causal):
+    read = torch.tensor([3, 2, 6])
+    pairs = allowed_pairs(REAL, causal)
+    row = read_rows(attention(pairs), read).unsqueeze(2)
+    assert torch.equal(seen_pairs(row, REAL, read), pairs)
+
+
+def test_uniform_attention_is_even_over_what_is_seen():
+    weights = uniform_attention(allowed_pairs(REAL, True))
+    assert weights.shape == (3, 1, 8, 8)
+    assert weights[0, 0, 3].tolist() == [0.25] * 4 + [0] * 4
+    assert weights[1, 0, 6].sum() == 0
+    assert torch.allclose(weights.sum(-1)[:, 0], REAL.float())
+
+
+def test_bad_rows_are_one_clear_line():
+    pairs = allowed_pairs(REAL, False)
+    good = attention(pairs).mean(1)
+    check_rows(good, pairs, "layer 0")
+    missing = good.clone()
+    missing[1, 2] *= 0.5
+    with pytest.raises(InputError, match=r"layer 3 sums to 0.5 .* instance 1, row 2"):
+        check_rows(missing, pairs, "layer 3")
+    broken = good.clone()
+    broken[0, 4, 1] = torch.nan
+    with pytest.raises(InputError, match=r"layer 1 is not a number at instance 0, row 4"):
+        check_rows(broken, pairs, "layer 1")
+    # What padding rows hold is nobody's business.
+    good[1, 6] = torch.nan
+    check_rows(good, pairs, "layer 0")
+
+
+def test_cross_attention_has_no_read_row():
+    with pytest.raises(InputError, match="is not"):
+        read_rows(torch.zeros(1, 1, 3, 5), torch.tensor([0]))
