@@ -10,6 +10,7 @@ from fasterqk.cli.parser import Parser, add_json, examples
 # `speedup`, `plain_seconds` and `seconds`.
 BENCHMARKS = {
     "attention": "attention and faithfulness in batches against one instance at a time",
+    "training": "HateXplain training steps against a plain padded full-sequence module",
     "theory": "closed form against a plain RK4 time-stepping loop",
 }
 

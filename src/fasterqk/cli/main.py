@@ -13,8 +13,11 @@ from fasterqk.errors import InputError
 # only when asked for, and imports numpy, scipy and torch only inside `run`.
 COMMANDS = {
     "theory": "the dynamics solved exactly: attention at a loss, the ratio for a wanted attention",
+    "circuits": "which parameters of an architecture are query-key, which output-value",
     "measure": "attention and its faithfulness of a Hugging Face model on your own data",
     "reproduce": "make a figure or table of the paper",
+    "train": "one model on one task, its query-key circuit at a rate of its own",
+    "data": "which data files are found, what is in them, what is missing",
     "sweep": "run the cells of a spec that are not done yet, over local workers",
     "plan": "what a sweep would still do, and an estimate of its time",
     "runs": "list, show and remove the cells of a store, and try to break it",

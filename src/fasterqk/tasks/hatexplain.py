@@ -21,9 +21,8 @@ FORMS = ("union", "votes")
 ANNOTATORS = 3
 
 OFFICIAL = ["hatexplain/dataset.json", "hatexplain/post_id_divisions.json"]
-OFFICIAL_CLONE = ["hatexplain/Data/dataset.json", "hatexplain/Data/post_id_divisions.json"]
 COMPACT = ["hatexplain/hatexplain.jsonl.xz"]
-FILES = [OFFICIAL, OFFICIAL_CLONE, COMPACT]
+FILES = [OFFICIAL, COMPACT]
 COMPACT_SHA256 = "787bc23299de645b784c12ed411df474773fdad27d7e38ba09fecf33450b3c61"
 EXPECTED_COUNTS = {"train": 15383, "validation": 1922, "test": 1924}
 DOWNLOAD = (

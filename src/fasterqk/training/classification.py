@@ -1,5 +1,6 @@
 """Classifiers as a workload: cross-entropy on labels, measured where their attention should be."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from fasterqk.training.randomness import generator
 class Classification:
     """The paper's classifier on a task with labels; see :class:`fasterqk.training.workload.Workload`."""
 
-    def __init__(self, config: TrainConfig, data_dir: str | None = None) -> None:
+    def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
         task = load_task(config.task, form=config.form, file=config.file, data_dir=data_dir)
         if config.evaluation not in EVALUATIONS:
             known = ", ".join(EVALUATIONS)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         model,
         kind,
         qk_ratio=config.qk_ratio,
-        decay=config.decay,
+        decay=cast(Any, config.decay),
         circuits=chosen_circuits(model, config),
         **options,
     )

@@ -1,5 +1,6 @@
 """What the loop needs to know of a task: its model, its batches, its loss, its measurements."""
 
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ class Workload(Protocol):
         """Everything measured at the end."""
 
 
-def build_workload(config: TrainConfig, data_dir: str | None = None) -> Workload:
+def build_workload(config: TrainConfig, data_dir: str | Path | None = None) -> Workload:
     """The workload of a run."""
     from fasterqk.training.classification import Classification
 

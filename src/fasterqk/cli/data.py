@@ -1,0 +1,65 @@
+"""The `data` command: which data files are there, what is in them, and what is missing."""
+
+import argparse
+from typing import Any
+
+from fasterqk.cli.output import print_json
+from fasterqk.cli.parser import Parser, add_json, examples
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples("fasterqk data check", "fasterqk data check --data-dir ./data --json")
+    chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    summary = "list the data of every task: what is found, its counts, what is missing"
+    check = chosen.add_parser(
+        "check",
+        help=summary,
+        description=summary,
+        epilog=examples("fasterqk data check", "fasterqk data check --data-dir ./data --json"),
+    )
+    check.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
+    add_json(check)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from fasterqk.tasks import data_folder
+
+    folder = data_folder(arguments.data_dir)
+    tasks = _check(folder)
+    if arguments.json:
+        print_json({"data_dir": str(folder), "tasks": tasks})
+    else:
+        print(f"data folder {folder}")
+        for name, report in tasks.items():
+            _show(name, report)
+    return 1 if any(report["status"] == "damaged" for report in tasks.values()) else 0
+
+
+def _check(folder: Any) -> dict[str, dict[str, Any]]:
+    from fasterqk.errors import InputError
+    from fasterqk.tasks import TASKS, task_module
+
+    tasks = {}
+    for name in TASKS:
+        try:
+            report = task_module(name).check(folder)
+            status = "missing" if report["missing"] else "ready"
+        except InputError as error:
+            report, status = {"files": [], "missing": [], "error": str(error)}, "damaged"
+        tasks[name] = {"status": status, **report}
+    return tasks
+
+
+def _show(name: str, report: dict[str, Any]) -> None:
+    print(f"\n{name}: {report['status']}")
+    for path in report["files"]:
+        print(f"  found {path}")
+    if report.get("counts"):
+        counts, rated = report["counts"], report["with_rationale"]
+        parts = [f"{split} {counts[split]} ({rated[split]} with rationale)" for split in counts]
+        print(f"  {', '.join(parts)}")
+        if not report["expected"]:
+            print("  these are not the counts or the checksum of the published data")
+    for line in (*report["missing"], report.get("error"), report.get("note")):
+        if line:
+            print(f"  {line}")

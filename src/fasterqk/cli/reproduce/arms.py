@@ -1,0 +1,62 @@
+"""What the commands of all two-arm tables share: options, the run, and what people read."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasterqk.cli.output import print_table, progress_bar
+from fasterqk.cli.parser import Parser, positive_int
+
+if TYPE_CHECKING:
+    from fasterqk.experiments.arms import Experiment
+
+
+def add_arm_options(parser: Parser) -> None:
+    """Options of every two-arm table."""
+    parser.add_argument("--epochs", type=positive_int, metavar="N", help="instead of the protocol's own")
+    parser.add_argument(
+        "--workers", type=positive_int, default=2, metavar="N", help="cells at a time (default: 2)"
+    )
+    parser.add_argument("--force", action="store_true", help="do finished cells again")
+
+
+def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run what is not done yet, write tables and figures, and return what --json prints."""
+    from fasterqk.cli.failures import failures_in_one_line
+    from fasterqk.experiments.arms import run_arms, summarize_arms
+    from fasterqk.report.arms import save_arms
+    from fasterqk.tasks import load_task
+    from fasterqk.tasks.data_folder import VARIABLE
+
+    if getattr(arguments, "data_dir", None):
+        os.environ[VARIABLE] = arguments.data_dir  # for the worker processes, which inherit it
+    config = next(iter(experiment.arms.values()))
+    load_task(config.task, form=config.form)  # missing or damaged data is told before any worker starts
+    out = Path(arguments.out)
+    with progress_bar(experiment.name) as progress, failures_in_one_line():
+        results = run_arms(
+            experiment, out, workers=arguments.workers, force=arguments.force, progress=progress
+        )
+    summary = summarize_arms(experiment, results)
+    return {**summary, "files": save_arms(summary, results, out, title=experiment.title)}
+
+
+def show_arms(result: dict[str, Any]) -> None:
+    """Print the table at the end of training and the one at equal loss."""
+    from fasterqk.report.arm_tables import ARM_NAMES, end_rows, group_rows, matched_rows
+    from fasterqk.report.arms import describe
+    from fasterqk.report.cells import cell_text
+
+    def as_text(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [{ARM_NAMES.get(key, key): cell_text(value) for key, value in row.items()} for row in rows]
+
+    print(describe(result))
+    print_table(as_text(end_rows(result)), title="\nat the end of training (test split)")
+    print_table(as_text(matched_rows(result)), title="\nat equal training loss")
+    for group in result["arms"]["baseline"].get("groups") or {}:
+        print_table(as_text(group_rows(result, group)), title=f"\naccuracy by {group}")
+    diverged = {arm: entry["diverged"] for arm, entry in result["arms"].items() if entry["diverged"]}
+    if diverged:
+        print(f"\ndiverged: {diverged}")
+    print(f"\nfigures: {result['files']['dtap']['png']} {result['files']['loss']['png']}")

@@ -1,0 +1,114 @@
+"""The `train` command: one model on one task, with its query-key circuit at a rate of its own."""
+
+import argparse
+import time
+from typing import Any
+
+from fasterqk.cli.output import print_json, print_table, progress_bar
+from fasterqk.cli.parser import Parser, add_json, examples, positive_float, positive_int
+
+# Options that set a field of the same name; what is not given is the task's own setting.
+FIELDS = ("qk_ratio", "lr", "seed", "epochs", "batch_size", "weight_decay", "optimizer", "layers", "form")
+
+
+def configure(parser: Parser) -> None:
+    parser.epilog = examples(
+        "fasterqk train agreement --qk-ratio 30",
+        "fasterqk train hatexplain --qk-ratio 30 --lr 5e-5 --seed 0 --epochs 30 --out out --json",
+        "fasterqk train jsonl --data mine.jsonl --qk-ratio 10 --out out",
+    )
+    parser.add_argument("task", metavar="TASK", help="hatexplain, agreement or jsonl")
+    parser.add_argument("--qk-ratio", type=positive_float, metavar="R", help="QK learning rate times R (1)")
+    parser.add_argument("--lr", type=positive_float, metavar="RATE", help="base learning rate")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and batches (0)")
+    parser.add_argument("--epochs", type=positive_int, metavar="N", help="passes over the training data")
+    parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples a step")
+    parser.add_argument("--weight-decay", type=float, metavar="W", help="weight decay")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default: adamw")
+    parser.add_argument("--layers", type=positive_int, metavar="N", help="depth of the model (1)")
+    parser.add_argument("--form", metavar="NAME", help="another form of the task's data")
+    parser.add_argument("--data", metavar="FILE.jsonl", help="your data, for task jsonl")
+    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
+    parser.add_argument(
+        "--out", metavar="DIR", help="keep the run there; a killed run goes on from its last checkpoint"
+    )
+    parser.add_argument("--force", action="store_true", help="train again what --out has already")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = _config(arguments)
+    start = time.perf_counter()
+    with progress_bar(f"train {config.task}") as progress:
+        result = _result(config, arguments, progress)
+    result = {**result, "seconds": round(time.perf_counter() - start, 2)}
+    if arguments.json:
+        print_json(result)
+    else:
+        _show(result)
+    return 0
+
+
+def _config(arguments: argparse.Namespace) -> Any:
+    from pathlib import Path
+
+    from fasterqk.tasks import task_module
+    from fasterqk.tasks.data_folder import checksum
+    from fasterqk.training import TrainConfig
+
+    task_module(arguments.task)
+    given = {name: getattr(arguments, name) for name in FIELDS}
+    fields = {name: value for name, value in given.items() if value is not None}
+    if arguments.data:
+        # The checksum is part of the run: a file that changed is another run.
+        fields |= {"file": arguments.data, "checksum": checksum(Path(arguments.data))}
+    return TrainConfig(arguments.task, **fields)
+
+
+def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
+    from fasterqk.training import train
+
+    if arguments.out is None:
+        return train(config, progress=progress, data_dir=arguments.data_dir)
+    import os
+
+    from fasterqk.cli.failures import failures_in_one_line
+    from fasterqk.runs import sweep
+    from fasterqk.tasks import load_task
+    from fasterqk.tasks.data_folder import VARIABLE
+
+    if arguments.data_dir:
+        os.environ[VARIABLE] = arguments.data_dir
+    load_task(config.task, form=config.form, file=config.file)
+    with failures_in_one_line():
+        (result,) = sweep(
+            [config],
+            "fasterqk.training:train",
+            arguments.out,
+            workers=0,
+            force=arguments.force,
+            progress=progress,
+        )
+    return result
+
+
+def _show(result: dict[str, Any]) -> None:
+    if result["diverged"]:
+        print(f"diverged after {result['steps']} steps; try a smaller --lr or --qk-ratio")
+        return
+    test = result["test"]
+    rows = [
+        {"measured": "training loss", "value": result["loss"]},
+        {"measured": "train accuracy", "value": result["train"]["accuracy"]},
+        {"measured": "validation accuracy", "value": result["validation"]["accuracy"]},
+        {"measured": "test accuracy", "value": test["accuracy"], "null": test["majority_accuracy"]},
+    ]
+    for name in ("mrta", "ac", "acmc", "entropy"):
+        if test.get(name) is not None:
+            rows.append({"measured": name, "value": test[name], "null": test["null"].get(name)})
+    for name in ("sufficiency", "comprehensiveness"):
+        for k, value in test.get(name, {}).items():
+            chance = test["null"].get(name, {}).get(k)
+            rows.append({"measured": f"{name}, top {k}%", "value": value, "null": chance})
+    print_table(rows)
+    print(f"{result['steps']} steps in {result['seconds']} s")

@@ -1,0 +1,171 @@
+"""What a two-arm experiment shows: heat maps, attention against loss, tables, and its story."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasterqk.report.arm_tables import ARM_NAMES, save_tables
+from fasterqk.report.comparisons import METRICS as STORY_METRICS
+from fasterqk.report.comparisons import save_comparison
+from fasterqk.report.curves import save_curves
+from fasterqk.report.dtap import draw_dtap, dtap_rows
+from fasterqk.report.figure import save_figure
+from fasterqk.report.style import COLORS, plotting
+
+ARM_COLORS = {"baseline": COLORS[0], "faster_qk": COLORS[1]}
+PANELS = {"mrta": "attention on relevant tokens (MRTA)", "test_accuracy": "test accuracy"}
+
+Summary = Mapping[str, Any]
+Results = Mapping[tuple[str, int], Mapping[str, Any]]
+
+
+def save_arms(summary: Summary, results: Results, out: Path, *, title: str) -> dict[str, Any]:
+    """Write everything that shows ``summary`` (from ``experiments.arms``); returns the paths by kind."""
+    name = f"{summary['experiment']}-{summary['protocol']}"
+    setting = describe(summary)
+    _save_epochs(summary, results, out, name, title, setting)
+    _save_story(summary, out, name, title, setting)
+    return {
+        "tables": save_tables(summary, out, name, title=title, setting=setting),
+        "dtap": _save_heat_maps(summary, out, f"{name}-dtap", title, setting),
+        "loss": _save_loss_figure(summary, results, out, f"{name}-loss", title, setting),
+    }
+
+
+def describe(summary: Summary) -> str:
+    """What was run, in a few words."""
+    seeds, ratio = len(summary["seeds"]), summary["arms"]["faster_qk"]["qk_ratio"]
+    return (
+        f"{summary['experiment']}, protocol {summary['protocol']}: {summary['epochs']} epochs, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}, QK learning rate times {ratio:g} in the faster arm"
+    )
+
+
+def _save_heat_maps(summary: Summary, out: Path, name: str, title: str, setting: str) -> dict[str, str]:
+    arms = {arm: entry["dtap"] for arm, entry in summary["arms"].items() if "dtap" in entry}
+    rows = [
+        {"arm": arm, **row} for arm, table in arms.items() for row in dtap_rows(table["mean"], table["edges"])
+    ]
+    highest = max((cell for table in arms.values() for row in table["mean"] for cell in row), default=100.0)
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(1, max(1, len(arms)), figsize=(7.6, 3.5), squeeze=False)
+        for axis, (arm, table) in zip(axes[0], arms.items(), strict=False):
+            image = draw_dtap(
+                axis,
+                table["mean"],
+                table["edges"],
+                ARM_NAMES[arm],
+                deviation=table["standard_deviation"],
+                highest=highest,
+            )
+        if arms:
+            figure.colorbar(image, ax=axes[0].tolist(), label="% of instances")
+        caption = f"Percent of test instances, mean ± standard deviation over seeds. {setting}."
+        return save_figure(figure, out, name, title=f"{title}: DTAP", caption=caption, rows=rows)
+
+
+def _save_loss_figure(
+    summary: Summary, results: Results, out: Path, name: str, title: str, setting: str
+) -> dict[str, str]:
+    """Attention and test accuracy against training loss, a line a cell: the idea in one picture."""
+    rows = [
+        {"arm": arm, "seed": seed, "epoch": point["epoch"], "loss": point["loss"]}
+        | {key: point.get(key) for key in PANELS}
+        for (arm, seed), result in results.items()
+        for point in _finite(result)
+    ]
+    null = summary["arms"]["baseline"]["null"]["mrta"]
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(1, len(PANELS), figsize=(7.4, 3.2))
+        for axis, (key, label) in zip(axes, PANELS.items(), strict=True):
+            for (arm, _), result in results.items():
+                _draw_cell(axis, arm, _finite(result), key)
+            axis.set(xlabel="training loss (training goes to the right)", ylabel=label, xscale="log")
+            axis.invert_xaxis()
+        if null is not None:
+            axes[0].axhline(null, color="0.4", linestyle="--", linewidth=1, label="uniform attention")
+        handles, labels = axes[0].get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))
+        axes[0].legend(unique.values(), unique.keys(), loc="best")
+        return save_figure(
+            figure,
+            out,
+            name,
+            title=f"{title}: attention at equal loss",
+            caption=f"A line is one cell, a point one evaluation on the test split. {setting}.",
+            rows=rows,
+        )
+
+
+def _draw_cell(axis: Any, arm: str, points: Sequence[Mapping[str, Any]], key: str) -> None:
+    shown = [point for point in points if point.get(key) is not None]
+    axis.plot(
+        [point["loss"] for point in shown],
+        [point[key] for point in shown],
+        color=ARM_COLORS[arm],
+        label=ARM_NAMES[arm],
+        alpha=0.8,
+        linewidth=1.1,
+        marker="o",
+        markersize=2,
+    )
+
+
+def _save_epochs(summary: Summary, results: Results, out: Path, name: str, title: str, setting: str) -> None:
+    null = summary["arms"]["baseline"]["null"]["mrta"]
+    mass: dict[str, Any] = {"key": "mrta", "label": PANELS["mrta"]}
+    save_curves(
+        out,
+        name,
+        title=f"{title}: along training",
+        caption=f"{setting}.",
+        x={"key": "epoch", "label": "epoch"},
+        metrics=[
+            {"key": "loss", "label": "training loss", "log": True},
+            mass if null is None else {**mass, "null": null},
+            {"key": "test_accuracy", "label": "test accuracy"},
+        ],
+        cells=[
+            {"arm": ARM_NAMES[arm], "seed": seed, "points": _finite(result)}
+            for (arm, seed), result in results.items()
+        ],
+    )
+
+
+def _save_story(summary: Summary, out: Path, name: str, title: str, setting: str) -> None:
+    arms = []
+    for arm, entry in summary["arms"].items():
+        metrics = {key: entry[key] for key in STORY_METRICS if key in entry}
+        if "test_accuracy" in entry:
+            metrics["accuracy"] = entry["test_accuracy"]
+        shown = {key: _bare(value) for key, value in metrics.items()}
+        arms.append(
+            {
+                "arm": ARM_NAMES[arm],
+                "qk_ratio": entry["qk_ratio"],
+                "seeds": len(summary["seeds"]),
+                "metrics": shown,
+                "null": entry["null"],
+            }
+        )
+    matched = [
+        {
+            **level,
+            "arms": {ARM_NAMES[arm]: values for arm, values in level["arms"].items()},
+            "difference": {ARM_NAMES[arm]: values for arm, values in level["difference"].items()},
+        }
+        for level in summary["matched"]
+    ]
+    save_comparison(out, name, title=title, setting=setting, arms=arms, matched=matched)
+
+
+def _bare(cell: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: cell[key] for key in ("mean", "half_width", "n")}
+
+
+def _finite(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [point for point in result["history"] if point["loss"] is not None]
