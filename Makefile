@@ -32,6 +32,7 @@ lint: $(STAMP)
 	.venv/bin/mypy
 
 test: lint
+	@sh tools/ensure_chromium.sh
 	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
 
 reproduce: $(STAMP)
