@@ -1,7 +1,8 @@
 """Sequence classifiers of Hugging Face transformers, encoders and decoders."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -36,13 +37,35 @@ class HuggingFaceClassifier(TorchClassifier):
         super().__init__(model, classes=classes, inputs=self._keywords, embedding=embedding)
         self.read = self._find_read()
 
-    def attend(self, batch: Batch) -> Any:
-        with self._padding(batch):
-            return super().attend(batch)
+    def attend(self, batch: Batch) -> tuple[Sequence[Tensor], Tensor]:
+        ours = self._laid_out(batch)
+        with self._padding(ours):
+            layers, read = super().attend(ours)
+        if ours is batch:
+            return layers, read
+        column = on_device_of(self.model, _columns_when_left_aligned(batch))
+        rows, columns = column[:, None, :, None], column[:, None, None, :]
+        moved = [
+            layer.gather(2, rows.expand_as(layer)).gather(3, columns.expand_as(layer)) for layer in layers
+        ]
+        return moved, on_device_of(self.model, batch.first)
+
+    def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
+        found = super().gradient_times_input(batch)
+        if self._laid_out(batch) is batch:
+            return found
+        return np.take_along_axis(found, _columns_when_left_aligned(batch), 1) * batch.real
 
     def _logits(self, batch: Batch) -> Tensor:
-        with self._padding(batch):
-            return super()._logits(batch)
+        ours = self._laid_out(batch)
+        with self._padding(ours):
+            return super()._logits(ours)
+
+    def _laid_out(self, batch: Batch) -> Batch:
+        # Encoders read column 0, whatever stands there, so padding cannot come first.
+        if batch.side == "right" or self.read == "last":
+            return batch
+        return replace(batch, side="right").keep(batch.real)
 
     def _keywords(self, batch: Batch) -> dict[str, Tensor]:
         unused = self._unused(batch)
@@ -86,6 +109,11 @@ class HuggingFaceClassifier(TorchClassifier):
             f"{type(self.model).__name__} does not read its prediction at the first or the last token alone,"
             " so there is no row of attention that makes the prediction"
         )
+
+
+def _columns_when_left_aligned(batch: Batch) -> NDArray[np.int64]:
+    """For each column of a batch padded on the left, where that token stands when padding is on the right."""
+    return np.asarray((np.arange(batch.real.shape[1]) - batch.first[:, None]) % batch.real.shape[1])
 
 
 def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:
