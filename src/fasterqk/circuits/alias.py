@@ -77,7 +77,7 @@ class Fused:
         if gradient is not None and gradient is self._gradient:
             if all(leaf.grad is None for leaf in self.leaves):
                 raise InputError(
-                    f"the gradient of {self.name} was added to an old one that was cleared on the optimizer's "
+                    f"the gradient of {self.name} was added to an old one, cleared on the optimizer's "
                     "side only; call optimizer.zero_grad() or model.zero_grad() before the backward pass"
                 )
             return

@@ -15,6 +15,7 @@ from torch import nn
 
 import fasterqk
 from fasterqk.circuits.checked import CircuitCheck, CircuitUpdate
+from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.describe import rate
 from fasterqk.circuits.find import find_circuits
 from fasterqk.circuits.gradients import view_of
@@ -42,6 +43,7 @@ def check_circuits(
     >>> check_circuits(model, optimizer, {"input_ids": ids, "labels": ids}).ok     # doctest: +SKIP
     True
     """
+    model = uncompiled(model)
     stepping = stepping_of(optimizer)
     optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
     members = stepping.members if stepping else _members(model, optimizer)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.find import find_circuits
 from fasterqk.circuits.ramp import checked_ratio
 from fasterqk.circuits.rules import CIRCUITS
@@ -37,6 +38,7 @@ def normalize_gradients(
         if circuit not in CIRCUITS:
             raise InputError(f"{circuit!r} is not a circuit; circuits are {', '.join(CIRCUITS)}")
         checked_ratio(norm, f"the gradient norm of {circuit!r}")
+    model = uncompiled(model)
     labels = circuits if circuits is not None else find_circuits(model)
     before = {}
     for circuit, norm in norms.items():

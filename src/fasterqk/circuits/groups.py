@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from fasterqk.circuits.assign import Assigned, Only, Run, assign, labels_for
+from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.ratio import RatioLike
 from fasterqk.circuits.rules import Request, Rules, Settings
 from fasterqk.circuits.slices import Circuits, Slice
@@ -114,6 +115,7 @@ def param_groups(
     request = Request(lr, qk_ratio, ov_ratio, weight_decay, rules or {})
     if request.gradient_norms:
         raise InputError("rules with 'gradient_norm' act at every step: use make_optimizer")
+    model = uncompiled(model)
     assigned = assign(model, request, labels_for(model, request, circuits), only)
     fused = [each.name for each in assigned if each.split]
     if fused:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fasterqk.circuits.alias import Fused
 from fasterqk.circuits.assign import Assigned, Only, Run, assign, labels_for
+from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.gradients import normalizer
 from fasterqk.circuits.groups import Group, gather, members
 from fasterqk.circuits.parametrization import parametrize_split
@@ -64,6 +65,7 @@ def make_optimizer(
     - ``only(name, parameter)``: optimize some of the parameters (matrices with Muon, say).
     """
     _check_words(mechanism, decay, optimizer_class)
+    model = uncompiled(model)
     request = Request(lr, qk_ratio, ov_ratio, kwargs.get("weight_decay"), rules or {})
     if request.gradient_norms and mechanism == "parametrization":
         raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")

@@ -6,6 +6,7 @@ import re
 import torch
 from torch import nn
 
+from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.find import find_circuits
 from fasterqk.circuits.gradients import view_of
 from fasterqk.circuits.ramp import checked_ratio
@@ -39,6 +40,7 @@ def scale_circuits(
     """
     checked_ratio(qk, "qk")
     checked_ratio(ov, "ov")
+    model = uncompiled(model)
     labels = circuits if circuits is not None else find_circuits(model)
     wanted = [name for name, factor in (("qk", qk), ("ov", ov)) if factor != 1]
     parts = [part for part in labels if part.circuit in wanted]
