@@ -3,11 +3,11 @@
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from fasterqk.files import content_hash, plain
+from fasterqk.files import plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +19,7 @@ ENDED = ("skipped", "saved", "found", "failed")
 
 
 @contextmanager
-def live_table(cells: "Sequence[SpecCell]") -> "Iterator[Callable[[Event], None] | None]":
+def live_table(cells: "Mapping[str, SpecCell]") -> "Iterator[Callable[[Event], None] | None]":
     """Shows a sweep while it runs; yields what to call with its events, None when nobody watches."""
     if not sys.stderr.isatty():
         yield None
@@ -37,15 +37,14 @@ def live_table(cells: "Sequence[SpecCell]") -> "Iterator[Callable[[Event], None]
 class Board:
     """Where every cell of a sweep stands."""
 
-    def __init__(self, cells: "Sequence[SpecCell]") -> None:
+    def __init__(self, cells: "Mapping[str, SpecCell]") -> None:
         from fasterqk.runs.summary import varying
 
-        names = [content_hash(cell.config) for cell in cells]
-        differences = varying([plain(cell.config) for cell in cells])
-        self._arms = {name: cell.arm or "all" for name, cell in zip(names, cells, strict=True)}
+        differences = varying([plain(cell.config) for cell in cells.values()])
+        self._arms = {name: cell.arm or "all" for name, cell in cells.items()}
         self._labels = {
             name: " ".join([cell.arm, *(f"{field} {value}" for field, value in fields.items())]).strip()
-            for name, cell, fields in zip(names, cells, differences, strict=True)
+            for (name, cell), fields in zip(cells.items(), differences, strict=True)
         }
         self._ended: dict[str, str] = {}
         self._running: dict[str, tuple[float, str]] = {}

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import sys
+from pathlib import Path
 from typing import Any
 
 from fasterqk.cli.output import print_json, print_table, progress_bar
@@ -54,8 +55,17 @@ def configure(parser: Parser) -> None:
         description="Kills sweeps at random moments, fills their disk, takes their permissions, turns their "
         "clock back, damages their files, runs two at once; and checks that nothing is lost.",
         epilog=examples(
-            "fasterqk runs torture --kills 100", "fasterqk runs torture --kills 5 --cell walk --json"
+            "fasterqk runs torture --kills 100",
+            "fasterqk runs torture SPEC.toml --kills 20",
+            "fasterqk runs torture --kills 5 --cell walk --json",
         ),
+    )
+    torture.add_argument(
+        "spec",
+        nargs="?",
+        type=Path,
+        metavar="SPEC.toml",
+        help="a sweep of your own to kill; its results must not depend on time",
     )
     torture.add_argument(
         "--kills", type=positive_int, default=100, metavar="N", help="how many (default: 100)"
@@ -165,7 +175,9 @@ def _torture(arguments: argparse.Namespace) -> int:
     from fasterqk.runs.torture import torture
 
     with progress_bar("torture") as progress:
-        report = torture(arguments.kills, arguments.cell, arguments.seed, progress)
+        report = torture(
+            arguments.kills, arguments.cell, arguments.seed, spec=arguments.spec, progress=progress
+        )
     if arguments.json:
         print_json(report)
     else:

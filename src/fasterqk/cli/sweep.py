@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.output import print_json, print_table
 from fasterqk.cli.parser import Parser, add_json, examples, positive_int
+from fasterqk.files import content_hash, plain
 
 if TYPE_CHECKING:
-    from fasterqk.runs import Failure
+    from fasterqk.runs.spec import SpecCell
+    from fasterqk.runs.sweeping import Outcome
 
 # More rows than this are better read with `fasterqk runs list`.
 ROWS_SHOWN = 40
@@ -44,43 +46,41 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk.cli.live import live_table
-    from fasterqk.runs import SweepError, read_spec, sweep
-    from fasterqk.runs.sweeping import take_shard
+    from fasterqk.runs import read_spec
+    from fasterqk.runs.sweeping import run_cells, take_shard
 
     spec = read_spec(arguments.spec)
-    cells = take_shard(list(spec.cells), arguments.shard)
-    failures: list[Failure] = []
+    cells = {content_hash(cell.config): cell for cell in take_shard(list(spec.cells), arguments.shard)}
     start = time.perf_counter()
     with live_table(cells) as watch:
-        try:
-            sweep(
-                [cell.config for cell in cells],
-                spec.function,
-                arguments.out,
-                workers=arguments.workers,
-                threads=arguments.threads,
-                force=arguments.force,
-                observe=watch,
-            )
-        except SweepError as error:
-            failures = error.failures
+        outcome = run_cells(
+            {name: cell.config for name, cell in cells.items()},
+            spec.function,
+            arguments.out,
+            workers=arguments.workers,
+            threads=arguments.threads,
+            force=arguments.force,
+            observe=watch,
+        )
     seconds = round(time.perf_counter() - start, 2)
-    rows = _rows(cells, arguments.out, failures)
     if arguments.json:
         print_json(
             {
                 "out": arguments.out,
-                "cells": rows,
-                "done": len(rows) - len(failures),
-                "failed": len(failures),
+                "done": len(outcome.results),
+                "failed": len(outcome.failures),
                 "seconds": seconds,
+                "cells": [_row(name, cell, outcome) for name, cell in cells.items()],
             }
         )
     else:
-        _show(rows, failures, arguments.out, seconds)
-    for failure in failures:
+        if len(cells) <= ROWS_SHOWN:
+            _print_cells([_row(name, cell, outcome) for name, cell in cells.items()])
+        done = f"{len(outcome.results)} of {len(cells)} cells done, in {seconds} s"
+        print(f"{done}; fasterqk.runs.load({arguments.out!r})")
+    for failure in outcome.failures:
         print(f"fasterqk sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)
-    return 1 if failures else 0
+    return 1 if outcome.failures else 0
 
 
 def processors() -> int:
@@ -98,41 +98,25 @@ def shard(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def _rows(cells: list[Any], out: str, failures: list["Failure"]) -> list[dict[str, Any]]:
-    from fasterqk.files import content_hash, plain
-    from fasterqk.runs import Store
-    from fasterqk.runs.store import read_result
-
-    store = Store(out)
-    failed = {failure.cell for failure in failures}
-    rows = []
-    for cell in cells:
-        name = content_hash(cell.config)
-        document = None if name in failed else read_result(store.root / name)
-        rows.append(
-            {
-                "cell": name,
-                "arm": cell.arm,
-                "config": plain(cell.config),
-                "state": "done" if document else "failed",
-                "result": document["result"] if document else None,
-            }
-        )
-    return rows
+def _row(name: str, cell: "SpecCell", outcome: "Outcome") -> dict[str, Any]:
+    return {
+        "cell": name,
+        "arm": cell.arm,
+        "config": plain(cell.config),
+        "state": "done" if name in outcome.results else "failed",
+        "result": outcome.results.get(name),
+    }
 
 
-def _show(rows: list[dict[str, Any]], failures: list["Failure"], out: str, seconds: float) -> None:
+def _print_cells(rows: list[dict[str, Any]]) -> None:
     from fasterqk.runs.summary import varying
     from fasterqk.runs.table import flatten
 
-    if len(rows) <= ROWS_SHOWN:
-        differences = varying([row["config"] for row in rows])
-        lines = []
-        for row, fields in zip(rows, differences, strict=True):
-            numbers = [item for item in flatten(row["result"] or {}).items() if isinstance(item[1], float)]
-            arm = {"arm": row["arm"]} if row["arm"] else {}
-            lines.append({"cell": row["cell"], **arm, **fields, **dict(numbers[:RESULTS_SHOWN])})
-        print_table(lines)
-    print(
-        f"{len(rows) - len(failures)} of {len(rows)} cells done, in {seconds} s; fasterqk.runs.load({out!r})"
-    )
+    lines = []
+    for row, fields in zip(rows, varying([row["config"] for row in rows]), strict=True):
+        numbers = [item for item in flatten(row["result"] or {}).items() if isinstance(item[1], float)]
+        arm = {"arm": row["arm"]} if row["arm"] else {}
+        lines.append(
+            {"cell": row["cell"], "state": row["state"], **arm, **fields, **dict(numbers[:RESULTS_SHOWN])}
+        )
+    print_table(lines)

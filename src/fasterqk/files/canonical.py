@@ -1,6 +1,7 @@
 """Canonical JSON, and the content hash by which a configuration finds its results again."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -57,19 +58,18 @@ def config_fields(config: Any) -> dict[str, Any]:
     Nested dataclasses are reduced in the same way. Fields without a default are always there.
     """
     fields: dict[str, Any] = {}
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if _is_default(field, value):
+    kind: Any = type(config)
+    for name, default in _defaults(kind):
+        value = getattr(config, name)
+        if value is default or _is_default(default, value):
             continue
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields[field.name] = config_fields(value)
+            fields[name] = config_fields(value)
         elif isinstance(value, float) and not math.isfinite(value):
             # JSON has no word for it: infinity, not-a-number and None would share one hash.
-            raise InputError(
-                f"{field.name} = {value} cannot be part of a configuration; give a finite number"
-            )
+            raise InputError(f"{name} = {value} cannot be part of a configuration; give a finite number")
         else:
-            fields[field.name] = plain(value)
+            fields[name] = plain(value)
     return fields
 
 
@@ -95,13 +95,19 @@ def content_hash(config: Any) -> str:
     return hashlib.sha256(canonical_json(document).encode("ascii")).hexdigest()[:16]
 
 
-def _is_default(field: "dataclasses.Field[Any]", value: Any) -> bool:
-    if field.default is not dataclasses.MISSING:
-        default = field.default
-    elif field.default_factory is not dataclasses.MISSING:
-        default = field.default_factory()
-    else:
+@functools.cache  # a sweep hashes thousands of configurations of one class
+def _defaults(kind: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass with their defaults, ``MISSING`` where there is none."""
+    return [
+        (
+            field.name,
+            field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def _is_default(default: Any, value: Any) -> bool:
+    if type(value) is not type(default) or (isinstance(value, int | float | str) and value != default):
         return False
-    if value is default:  # nearly always, and a sweep hashes thousands of configurations
-        return True
-    return type(value) is type(default) and canonical_json(value) == canonical_json(default)
+    return canonical_json(value) == canonical_json(default)

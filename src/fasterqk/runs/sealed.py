@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import SCHEMA_VERSION, plain, write_text
+from fasterqk.files import SCHEMA_VERSION, plain, write_bytes
 
-_PREFIX = '{\n "sha256": "'
-_HEAD = len(_PREFIX) + 64 + len('",\n')
+_PREFIX = b'{\n "sha256": "'
+_HEAD = len(_PREFIX) + 64 + len(b'",\n')
 
 
 def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     """Write ``document`` atomically with the schema version and a checksum."""
     body = json.dumps({"schema": SCHEMA_VERSION, **plain(document)}, indent=1, allow_nan=False)
-    rest = body[2:] + "\n"
-    write_text(path, f'{_PREFIX}{_checksum(rest)}",\n{rest}')
+    rest = (body[2:] + "\n").encode("ascii")
+    write_bytes(path, _PREFIX + _checksum(rest).encode("ascii") + b'",\n' + rest)
 
 
 def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -27,12 +27,12 @@ def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     A file that is not as it was written raises :class:`~fasterqk.errors.InputError`.
     """
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb") as stream:
+            data = stream.read()
     except FileNotFoundError:
         return None
     try:
-        text = data.decode("utf-8")
-        document = json.loads(text)
+        document = json.loads(data)
         checksum = document.pop("sha256")
         version = document["schema"]
     except (ValueError, KeyError, AttributeError, TypeError):
@@ -41,13 +41,13 @@ def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         raise InputError(
             f"{path} was written by a newer fasterqk (schema {version}, this one reads {SCHEMA_VERSION})"
         )
-    if not text.startswith(_PREFIX) or checksum != _checksum(text[_HEAD:]):
+    if not data.startswith(_PREFIX) or checksum != _checksum(data[_HEAD:]):
         raise _damaged(path, "its checksum is wrong")
-    return dict(document)
+    return document
 
 
-def _checksum(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:

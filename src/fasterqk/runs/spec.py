@@ -94,8 +94,14 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
                 raise InputError(f"'seed' is in [{where}] and in seeds; choose one")
             _check_field(kind, name, where)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    given = {*base, *grid, *(["seed"] if "seeds" in document else [])}
+    for arm, fields in (arms or {"": {}}).items():
+        missing = [name for name in _required(kind) if name not in given and name not in fields]
+        if missing:
+            raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} has to give {missing[0]!r}")
+    hints = typing.get_type_hints(kind)
     cells = [
-        SpecCell(arm, _config(kind, base | fields | combination | seed, arm))
+        SpecCell(arm, _config(kind, hints, base | fields | combination | seed, arm))
         for seed in seeds
         for combination in combinations
         for arm, fields in (arms or {"": {}}).items()
@@ -114,17 +120,7 @@ def _config_class(name: Any) -> type:
     return kind
 
 
-def _config(kind: Any, fields: Mapping[str, Any], arm: str) -> Any:
-    hints = typing.get_type_hints(kind)
-    missing = [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.name not in fields
-        and field.default is dataclasses.MISSING
-        and field.default_factory is dataclasses.MISSING
-    ]
-    if missing:
-        raise InputError(f"[base] has to give {', '.join(map(repr, missing))}")
+def _config(kind: Any, hints: Mapping[str, Any], fields: Mapping[str, Any], arm: str) -> Any:
     try:
         return kind(**{name: _typed(name, value, hints[name]) for name, value in fields.items()})
     except InputError as error:
@@ -163,6 +159,14 @@ def _check_field(kind: Any, name: str, where: str) -> None:
     names = [field.name for field in dataclasses.fields(kind) if field.init]
     if name not in names:
         raise InputError(f"{kind.__name__} has no field {name!r} (in [{where}]){_suggestion(name, names)}")
+
+
+def _required(kind: Any) -> list[str]:
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:

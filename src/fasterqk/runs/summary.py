@@ -59,8 +59,8 @@ def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         )
         for row in rows
     ]
-    values: dict[str, set[str]] = {}
+    values: dict[str, set[tuple[type, Any]]] = {}
     for fields in flat:
         for name, value in fields.items():
-            values.setdefault(name, set()).add(canonical_json(value))
+            values.setdefault(name, set()).add((type(value), value))
     return [{name: value for name, value in fields.items() if len(values[name]) > 1} for fields in flat]

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +34,14 @@ class SweepError(RuntimeError):
         first = failures[0]
         super().__init__(f"{len(failures)} of {total} cells failed; cell {first.cell}: {first.line}")
         self.failures = failures
-        self.total = total
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a sweep came to: the results by cell, and the cells that have none."""
+
+    results: dict[str, dict[str, Any]]
+    failures: list[Failure]
 
 
 def sweep(
@@ -67,13 +74,42 @@ def sweep(
     [{'loss': 0.11}, {'loss': 0.12}]
     """
     cells = [(content_hash(config), config) for config in take_shard(list(configs), shard)]
-    job = _Job(dict(cells), function, Store(out), force, retries, progress, observe)
+    outcome = run_cells(
+        dict(cells),
+        function,
+        out,
+        workers=workers,
+        threads=threads,
+        force=force,
+        retries=retries,
+        progress=progress,
+        observe=observe,
+        backend=backend,
+    )
+    if outcome.failures:
+        raise SweepError(outcome.failures, len(dict(cells)))
+    return [outcome.results[cell] for cell, _ in cells]
+
+
+def run_cells(
+    configs: Mapping[str, Any],
+    function: str,
+    out: str | os.PathLike[str],
+    *,
+    workers: int,
+    threads: int = 1,
+    force: bool = False,
+    retries: int = RETRIES,
+    progress: Progress | None = None,
+    observe: Callable[[Event], None] | None = None,
+    backend: Backend | None = None,
+) -> Outcome:
+    """What :func:`sweep` does, for configurations under the names of their cells; failures are returned."""
+    job = _Job(configs, function, Store(out), force, retries, progress, observe)
     if job.pending:
         with closing(backend or _default_backend(workers, threads, len(job.pending))) as using:
             job.run(using)
-    if job.failures:
-        raise SweepError(job.failures, len(job.configs))
-    return [job.results[cell] for cell, _ in cells]
+    return Outcome(job.results, job.failures)
 
 
 def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
@@ -95,7 +131,7 @@ class _Job:
 
     def __init__(
         self,
-        configs: dict[str, Any],
+        configs: Mapping[str, Any],
         function: str,
         store: Store,
         force: bool,

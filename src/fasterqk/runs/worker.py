@@ -31,13 +31,14 @@ def main(descriptor: int) -> None:
     """Do tasks from the connection at ``descriptor`` until the sweep stops this worker, or is gone."""
     # Ctrl-C reaches the whole terminal: the sweep decides what it means for its workers.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
     faulthandler.enable()
     connection = Connection(descriptor)
     parcels: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, parcels), daemon=True).start()
     reporter = _Reporter(connection)
     try:
+        # Only here, where it is caught: until now the signal ends the process without a word.
+        signal.signal(signal.SIGTERM, _stop)
         connection.send(Event("ready", ""))
         while True:
             parcel = parcels.get()

@@ -26,7 +26,7 @@ COMPARED = ("history.jsonl", "checkpoint.json", "checkpoint.safetensors")
 
 @dataclass(frozen=True)
 class Subject:
-    """A sweep of practice cells, its undisturbed results, and how long these took."""
+    """A sweep, its undisturbed results, and how long these took."""
 
     spec: Path
     reference: Path
@@ -71,16 +71,21 @@ class Subject:
         return found
 
 
-def prepare_subject(cell: str, count: int, folder: Path) -> Subject:
-    """A sweep of ``count`` practice cells, run once without any disturbance."""
+def practice_spec(cell: str, count: int, folder: Path) -> Path:
+    """The spec of ``count`` practice cells, ``"learn"`` or ``"walk"``, written into ``folder``."""
     spec = folder / f"{cell}.toml"
     spec.write_text(SPEC.format(kind=cell.capitalize(), cell=cell, seeds=list(range(count))))
-    reference = folder / f"{cell}-undisturbed"
+    return spec
+
+
+def prepare_subject(spec: Path, folder: Path) -> Subject:
+    """The sweep of ``spec``, run once without any disturbance; all its stores are made in ``folder``."""
+    reference = folder / "undisturbed"
     start = time.perf_counter()
     process = _start(spec, reference)
     _, told = process.communicate()
     if process.returncode != 0:
-        raise RuntimeError(f"the undisturbed sweep failed: {told.strip()}")
+        raise InputError(f"{spec} does not even run undisturbed: {told.strip()}")
     return Subject(spec, reference, time.perf_counter() - start, folder)
 
 

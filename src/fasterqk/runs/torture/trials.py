@@ -9,29 +9,33 @@ from typing import Any
 from fasterqk.runs.task import Progress
 from fasterqk.runs.torture.faults import FAULTS
 from fasterqk.runs.torture.kills import kill_at_random_moments
-from fasterqk.runs.torture.subject import prepare_subject
+from fasterqk.runs.torture.subject import practice_spec, prepare_subject
 
 CELLS = 8
 
 
-def torture(kills: int, cell: str, seed: int, progress: Progress) -> dict[str, Any]:
-    """Kill sweeps of ``cell`` (``"learn"`` or ``"walk"``) ``kills`` times, then try every other fault.
+def torture(
+    kills: int, cell: str = "learn", seed: int = 0, *, spec: Path | None = None, progress: Progress
+) -> dict[str, Any]:
+    """Kill sweeps ``kills`` times at random moments, then try every other fault; everything is temporary.
 
-    Returns ``{"passed", "seconds", "trials": [{"fault", "passed", "told", "problems"}]}``. Everything
-    happens in a temporary folder. The other faults use the quick cells: they are about files, not about
-    what is in them.
+    The killed sweeps are those of ``spec``, or of practice cells (``"learn"`` or ``"walk"``). The other
+    faults use the quick practice cells: they are about files, not about what is in them. Returns
+    ``{"passed", "seconds", "trials": [{"fault", "passed", "told", "problems"}]}``.
     """
     generator = random.Random(seed)
     start = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="fasterqk-torture-") as name:
-        folder = Path(name)
-        subject = prepare_subject(cell, CELLS, folder)
-        trials = [kill_at_random_moments(subject, kills, generator, progress)]
-        quick = subject if cell == "walk" else prepare_subject("walk", CELLS, folder)
+        folders = [Path(name) / "kills", Path(name) / "faults"]
+        for folder in folders:
+            folder.mkdir()
+        killed = prepare_subject(spec or practice_spec(cell, CELLS, folders[0]), folders[0])
+        trials = [kill_at_random_moments(killed, kills, generator, progress)]
+        quick = prepare_subject(practice_spec("walk", CELLS, folders[1]), folders[1])
         trials += [trial(quick, generator) for trial in FAULTS]
     return {
         "passed": all(trial["passed"] is not False for trial in trials),
-        "cell": cell,
+        "sweep": str(spec or cell),
         "seed": seed,
         "seconds": round(time.perf_counter() - start, 1),
         "trials": trials,

@@ -1,0 +1,102 @@
+"""The runs command: what is there, all about one cell, and what to do without."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fasterqk.cli.main import main
+from fasterqk.files import content_hash
+from fasterqk.runs import Store, sweep
+from fasterqk.runs.practice import Empty
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> str:
+    sweep([Empty(seed) for seed in range(3)], "fasterqk.runs.practice:empty", tmp_path, workers=0)
+    Store(tmp_path).begin(Empty(9))
+    return str(tmp_path)
+
+
+def test_list(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "list", "--out", out]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["cell", "state", "seconds", "seed"]
+    assert {line[0]: line[1] for line in lines[1:]} == {
+        content_hash(Empty(seed)): "stopped" if seed == 9 else "done" for seed in (0, 1, 2, 9)
+    }
+
+
+def test_list_as_json_by_state(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "list", "--out", out, "--state", "stopped", "--json"]) == 0
+    (cell,) = json.loads(capsys.readouterr().out)
+    assert (cell["cell"], cell["kind"], cell["fields"]) == (content_hash(Empty(9)), "Empty", {"seed": 9})
+
+
+def test_list_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "list", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"no cells in {tmp_path}\n"
+
+
+def test_show(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    name = content_hash(Empty(2))
+    assert main(["runs", "show", name[:12], "--out", out, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["cell"], document["state"], document["result"]) == (name, "done", {"seed": 2})
+    assert main(["runs", "show", name, "--out", out]) == 0
+    text = capsys.readouterr().out
+    assert f"cell {name} is done" in text
+    assert "attempt 1  saved" in text
+    assert "result.json" in text
+
+
+def test_rm_by_name_and_by_state(out: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [content_hash(Empty(seed)) for seed in (1, 9)]
+    assert main(["runs", "rm", names[0], "--stopped", "--out", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"removed": sorted(names)}
+    assert sorted(folder.name for folder in Store(out).cells()) == sorted(
+        content_hash(Empty(seed)) for seed in (0, 2)
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rm"], "name the cells to remove"),
+        (["rm", "zzz"], "no cell begins with 'zzz'"),
+        (["show", "zzz"], "no cell begins with 'zzz'"),
+    ],
+)
+def test_what_is_not_there_is_one_line(
+    out: str, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs", *words, "--out", out]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert len(list(Store(out).cells())) == 4
+
+
+def test_torture_prints_its_verdict(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The trials themselves have their own tests; here one of them fails and one cannot be tried."""
+    from fasterqk.runs.torture import trials
+
+    def bad(subject: object, generator: object) -> dict[str, object]:
+        return {"fault": "bad luck", "passed": False, "told": "a line", "problems": ["a cell is gone"]}
+
+    def impossible(subject: object, generator: object) -> dict[str, object]:
+        return {"fault": "read-only folder", "passed": None, "told": "not here", "problems": []}
+
+    monkeypatch.setattr(trials, "prepare_subject", lambda spec, folder: None)
+    monkeypatch.setattr(trials, "kill_at_random_moments", lambda *arguments: impossible(None, None))
+    monkeypatch.setattr(trials, "FAULTS", (bad,))
+    assert main(["runs", "torture", "--kills", "1", "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["passed"] is False
+    assert main(["runs", "torture", "--kills", "1"]) == 1
+    output = capsys.readouterr()
+    assert "FAILED    bad luck: a line\n          a cell is gone" in output.out
+    assert "not tried read-only folder" in output.out
+    assert "something was lost" in output.err
+    monkeypatch.setattr(trials, "FAULTS", ())
+    assert main(["runs", "torture", "--kills", "1"]) == 0

@@ -1,0 +1,187 @@
+"""The sweep command: quiet when piped, one line a failure, and Ctrl-C that keeps what is done."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasterqk.cli.live import Board
+from fasterqk.cli.main import main
+from fasterqk.runs import Store, read_spec
+from fasterqk.runs.practice import Walk
+from fasterqk.runs.store import state
+from fasterqk.runs.task import Event
+
+SPEC = """
+config = "fasterqk.runs.practice:Walk"
+function = "fasterqk.runs.practice:walk"
+seeds = [0, 1]
+[base]
+work = 10
+[arms.short]
+steps = 2
+[arms.long]
+steps = 3
+"""
+HOLD = """
+import signal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Held:
+    pipe: str
+    seed: int = 0
+
+
+def hold(config, *, folder, progress):
+    if config.seed == 0:
+        return {"seed": 0}
+    with open(config.pipe, "w") as pipe:
+        pipe.write("running")
+    signal.pause()
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> str:
+    path = tmp_path / "spec.toml"
+    path.write_text(SPEC)
+    return str(path)
+
+
+def test_one_json_document(tmp_path: Path, spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", spec, "--out", str(tmp_path), "--workers", "2", "--json"]
+    assert main(words) == 0
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert output.err == ""
+    assert (document["done"], document["failed"]) == (4, 0)
+    assert [(cell["arm"], cell["config"]["seed"]) for cell in document["cells"]] == [
+        ("short", 0),
+        ("long", 0),
+        ("short", 1),
+        ("long", 1),
+    ]
+    assert document["cells"][1]["result"] == Store(tmp_path).result(Walk(0, steps=3, work=10))
+    assert main(words) == 0
+    assert json.loads(capsys.readouterr().out)["cells"] == document["cells"]
+
+
+def test_people_see_a_table_and_pipes_no_progress(
+    tmp_path: Path, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", spec, "--out", str(tmp_path), "--shard", "1/2"]) == 0
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert output.out.splitlines()[0].split() == ["cell", "state", "arm", "seed"]
+    assert "2 of 2 cells done" in output.out
+    assert len(list(Store(tmp_path).cells())) == 2
+
+
+def test_a_line_for_each_failure(tmp_path: Path, spec: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Store(tmp_path).folder(Walk(0, steps=3, work=10))
+    folder.mkdir(parents=True)
+    (folder / "checkpoint.json").write_text("{")
+    assert main(["sweep", spec, "--out", str(tmp_path), "--json"]) == 1
+    output = capsys.readouterr()
+    document = json.loads(output.out)
+    assert (document["done"], document["failed"]) == (3, 1)
+    assert [cell["state"] for cell in document["cells"]] == ["done", "failed", "done", "done"]
+    (line,) = output.err.splitlines()
+    assert line.startswith(f"fasterqk sweep: cell {folder.name}: {folder / 'checkpoint.json'} is damaged")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--shard", "3/2"], "'3/2' is not I/N"),
+        (["--shard", "0/2"], "'0/2' is not I/N"),
+        (["--shard", "one"], "'one' is not I/N"),
+        (["--workers", "0"], "'0' is not at least 1"),
+    ],
+)
+def test_bad_options_are_one_line(
+    spec: str, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["sweep", spec, *words])
+    assert caught.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+
+
+def test_an_unknown_field_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text('[base]\ntask = "agreement"\nqk_rato = 30\n')
+    assert main(["sweep", str(path), "--out", str(tmp_path)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'qk_rato'" in line
+    assert "'qk_ratio'" in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_write_that_fails_is_one_line(
+    tmp_path: Path, spec: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    assert main(["sweep", spec, "--out", str(tmp_path)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(tmp_path / "runs") in line
+
+
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
+    (tmp_path / "held_cells.py").write_text(HOLD)
+    os.mkfifo(tmp_path / "pipe")
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        'config = "held_cells:Held"\nfunction = "held_cells:hold"\nseeds = [0, 1]\n'
+        f"[base]\npipe = '{tmp_path / 'pipe'}'\n"
+    )
+    command = [sys.executable, "-m", "fasterqk", "sweep", str(spec), "--out", str(tmp_path), "--workers", "1"]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert (tmp_path / "pipe").read_text() == "running"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
+    output, told = process.communicate()
+    assert process.returncode == 130
+    assert output == ""
+    assert told == "fasterqk sweep: stopped; what was finished is kept\n"
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nobody is left
+    states = sorted(state(folder) for folder in Store(tmp_path).cells())
+    assert states == ["done", "stopped"]
+
+
+def test_the_live_table_counts(tmp_path: Path, spec: str) -> None:
+    cells = {str(number): cell for number, cell in enumerate(read_spec(spec).cells)}
+    board = Board(cells)
+    assert board.rows() == [("short", 0, 0, 0, 2), ("long", 0, 0, 0, 2)]
+    for event in (
+        Event("skipped", "0"),
+        Event("started", "1"),
+        Event("progress", "1", "loss 0.5", 1, 4),
+        Event("started", "2"),
+        Event("started", "3"),
+        Event("failed", "2", "broken"),
+        Event("retried", "3"),
+    ):
+        board.watch(event)
+    assert board.rows() == [("short", 1, 0, 1, 0), ("long", 0, 1, 0, 1)]
+    from rich.console import Console
+
+    console = Console(width=100)
+    with console.capture() as capture:
+        console.print(board.render())
+    (running,) = [line for line in capture.get().splitlines() if "%" in line]
+    assert running.split() == ["25%", "long", "seed", "0", "steps", "3", "loss", "0.5"]

@@ -1,0 +1,128 @@
+"""Canonical JSON and the hash: one text for one value, another for another."""
+
+import dataclasses
+import enum
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fasterqk.errors import InputError
+from fasterqk.files import canonical_json, config_fields, content_hash, plain
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    width: int = 64
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    task: str
+    seed: int = 0
+    lr: float = 0.1
+    clip: float | None = 1.0
+    inner: Inner = Inner()
+    layers: tuple[int, ...] = dataclasses.field(default_factory=lambda: (1, 2))
+
+
+configs = st.builds(
+    Config,
+    task=st.text(max_size=3),
+    seed=st.integers(0, 3),
+    lr=st.sampled_from([0.1, 0.2, -0.0, 0.0]),
+    clip=st.none() | st.sampled_from([1.0, 2.0]),
+    inner=st.builds(Inner, width=st.sampled_from([64, 32])),
+    layers=st.sampled_from([(1, 2), (), (1,)]),
+)
+
+
+@given(values)
+def test_plain_data_survives_the_text(value: Any) -> None:
+    assert json.loads(canonical_json(value)) == value
+
+
+@given(values)
+def test_the_text_is_canonical(value: Any) -> None:
+    text = canonical_json(value)
+    assert text.isascii()
+    assert canonical_json(json.loads(text)) == text
+
+
+@given(st.dictionaries(st.text(), scalars, max_size=6), st.randoms())
+def test_the_order_of_keys_does_not_matter(value: dict[str, Any], random: Any) -> None:
+    items = list(value.items())
+    random.shuffle(items)
+    assert canonical_json(dict(items)) == canonical_json(value)
+
+
+def test_plain_takes_what_configurations_and_results_hold() -> None:
+    class Colour(enum.Enum):
+        RED = "red"
+
+    assert plain({1: (np.float64(0.5), np.arange(2), Colour.RED, Path("a/b"), {2, 1}, math.inf)}) == {
+        "1": [0.5, [0, 1], "red", "a/b", [1, 2], None]
+    }
+    assert plain(Inner()) == {"width": 64, "names": []}
+    with pytest.raises(TypeError, match="object"):
+        plain(object())
+
+
+@given(configs, configs)
+def test_hashes_are_equal_exactly_when_configurations_are(one: Config, other: Config) -> None:
+    same = canonical_json(one) == canonical_json(other)
+    assert (content_hash(one) == content_hash(other)) is same
+
+
+@given(configs)
+def test_only_what_differs_from_the_defaults_is_hashed(config: Config) -> None:
+    fields = config_fields(config)
+    assert "task" in fields
+    rebuilt = dict(fields)
+    if "inner" in rebuilt:
+        rebuilt["inner"] = Inner(**rebuilt["inner"])
+    if "layers" in rebuilt:
+        rebuilt["layers"] = tuple(rebuilt["layers"])
+    assert Config(**rebuilt) == config
+
+
+@given(configs)
+def test_a_new_field_with_a_default_keeps_old_hashes(config: Config) -> None:
+    newer = dataclasses.make_dataclass("Config", [("added", int, 7)], bases=(Config,), frozen=True)
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    assert content_hash(newer(**fields)) == content_hash(config)
+    assert content_hash(newer(**fields, added=8)) != content_hash(config)
+
+
+def test_another_class_is_another_configuration() -> None:
+    one, other = (
+        dataclasses.make_dataclass(name, [("seed", int, 0)], frozen=True) for name in ("One", "Other")
+    )
+    assert content_hash(one()) != content_hash(other())
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_json_cannot_say_is_no_configuration(value: float) -> None:
+    with pytest.raises(InputError, match="lr = "):
+        content_hash(Config("a", lr=value))
+
+
+@pytest.mark.parametrize("value", [Config, {"seed": 1}, 3])
+def test_only_dataclass_instances_are_configurations(value: Any) -> None:
+    with pytest.raises(TypeError, match="dataclass instance"):
+        content_hash(value)
