@@ -95,8 +95,7 @@ class Clock:
             slope = now * np.exp(self._log_rate(row[which], now) - log_t)
             return log_t - log_time[which], slope
 
-        with np.errstate(all="ignore"):
-            return increasing_roots(excess, low, high, guess)
+        return increasing_roots(excess, low, high, guess)
 
     def _edges(self) -> Floats:
         """Panel edges, (rows, panels + 1): 0, a first panel, then equal steps of ``_spread``."""

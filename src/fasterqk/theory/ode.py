@@ -85,11 +85,16 @@ class _Equations:
         s = self.path.setting
         return s.m / (s.m + s.n * math.exp(-q))
 
+    def rest(self, q: float) -> float:
+        """1 - alpha, with all its digits also when alpha is nearly one."""
+        s = self.path.setting
+        return s.n / (s.n + s.m * math.exp(q))
+
     def _numerators(self, mu: float, q: float) -> tuple[float, float, float]:
         """alpha, and both speeds without their common denominator e^(alpha mu) + M - 1."""
         s, alpha = self.path.setting, self.alpha(q)
         ov = self.eta_ov * alpha / s.b
-        qk = self.eta_ov * self.qk_ratio * (s.M - 1) * alpha * (1 - alpha) * mu / (s.M * s.query_norm)
+        qk = self.eta_ov * self.qk_ratio * (s.M - 1) * alpha * self.rest(q) * mu / (s.M * s.query_norm)
         if self.path.factorized_ov:
             ov *= s.gamma_ov * mu
         if self.path.factorized_qk:
@@ -105,5 +110,5 @@ class _Equations:
     def over_margin(self, margin: float, state: Floats) -> list[float]:
         mu, q = float(state[0]), float(state[1])
         alpha, ov, qk = self._numerators(mu, q)
-        speed = alpha * ov + mu * alpha * (1 - alpha) * qk
+        speed = alpha * ov + mu * alpha * self.rest(q) * qk
         return [ov / speed, qk / speed, (math.exp(alpha * mu) + self.path.setting.M - 1) / speed]

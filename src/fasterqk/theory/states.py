@@ -68,8 +68,7 @@ def _at_margin(path: Path, strength: Floats, margin: Floats, highest: Floats) ->
         fall = mu * (1 / path.setting.gamma_ov if path.factorized_ov else mu) / (1 + odds)
         return value, now * ((1 + odds) / integral + (q if path.factorized_qk else 1.0) * fall / h)
 
-    with np.errstate(all="ignore"):  # the bracket catches whatever a far-off guess gives
-        return increasing_roots(excess, low, high, guess)
+    return increasing_roots(excess, low, high, guess)
 
 
 def _coordinate_at_integral(path: Path, integral: Floats) -> Floats:
@@ -85,8 +84,7 @@ def _coordinate_at_integral(path: Path, integral: Floats) -> Floats:
         value = path.qk_integral(now)
         return np.log(value / target[which]), now * (1 + path.odds(path.mu_qk(now))) / value
 
-    with np.errstate(all="ignore"):
-        c[moved] = increasing_roots(excess, low, high, lookup.coordinate(np.log(target)))
+    c[moved] = increasing_roots(excess, low, high, lookup.coordinate(np.log(target)))
     return c
 
 

@@ -1,0 +1,49 @@
+"""Every registered identity holds, and one that does not is noticed."""
+
+import doctest
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fasterqk import theory
+from fasterqk.theory import check
+from fasterqk.theory.check import CHECKS, Identity, check_identities
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_identity(name):
+    _, tolerance, function = CHECKS[name]
+    assert function() <= tolerance
+
+
+def test_progress_and_failures_are_reported(monkeypatch):
+    fake = {"fine": ("holds", 1e-3, lambda: 1e-4), "broken": ("does not", 1e-3, lambda: 1e-2)}
+    monkeypatch.setattr(check, "CHECKS", fake)
+    seen = []
+    identities = check_identities(lambda done, total: seen.append((done, total)))
+    assert [identity.ok for identity in identities] == [True, False]
+    assert seen == [(1, 2), (2, 2)]
+
+
+def test_not_a_number_is_not_ok():
+    assert not Identity("x", "y", np.nan, 1.0).ok
+
+
+def test_a_wrong_sign_would_be_caught(monkeypatch):
+    """The appendix's transposed QK gradient fails the check that the right one passes."""
+    right = theory.Population.gradients
+    monkeypatch.setattr(
+        theory.Population, "gradients", lambda self, *w: (right(self, *w)[0], right(self, *w)[1].T)
+    )
+    _, tolerance, function = CHECKS["propositions_1_2"]
+    assert function() > tolerance
+
+
+@pytest.mark.parametrize(
+    "path", sorted(Path(theory.__file__).parent.glob("*.py")), ids=lambda path: path.stem
+)
+def test_examples_in_docstrings(path):
+    module = import_module(f"fasterqk.theory.{path.stem}") if path.stem != "__init__" else theory
+    assert doctest.testmod(module).failed == 0

@@ -1,0 +1,68 @@
+"""The closed form against DOP853, on settings nobody picked."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from fasterqk.errors import InputError
+from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Path, Setting, integrate, solve
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+@pytest.mark.parametrize("query", QUERIES)
+@hypothesis_settings(max_examples=12)
+@given(
+    M=st.integers(2, 1000),
+    b=st.integers(1, 500),
+    m=st.integers(1, 100),
+    n=st.integers(1, 1000),
+    log_ratio=st.floats(-4, 4),
+    early=st.floats(0.3, 0.95),
+    late=st.floats(-8, -1),
+)
+def test_closed_form_equals_integration(parameterization, query, M, b, m, n, log_ratio, early, late):
+    setting, ratio = Setting(M, b, m, n, query), 10.0**log_ratio
+    losses = np.array([early * Path.of(setting, parameterization).starting_loss, 10.0**late])
+    exact = solve(setting, ratio, loss=losses, parameterization=parameterization)
+    other = integrate(setting, ratio, losses=losses, parameterization=parameterization)
+    for name in ("mu_ov", "mu_qk", "alpha", "time"):
+        np.testing.assert_allclose(getattr(exact, name), getattr(other, name), rtol=1e-8)
+    # A state asked for by its time is on the integrated run at that time.
+    at_time = solve(setting, ratio, time=exact.time, parameterization=parameterization)
+    run = integrate(setting, ratio, losses=at_time.loss, parameterization=parameterization)
+    np.testing.assert_allclose(run.time, exact.time, rtol=1e-8)
+    np.testing.assert_allclose(run.mu_qk, at_time.mu_qk, rtol=1e-8)
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+def test_integrating_over_time_and_over_the_margin_agree(parameterization):
+    setting, losses = Setting(), [0.2, 1e-3]
+    over_margin = integrate(setting, 3.0, losses=losses, parameterization=parameterization, eta_ov=2.0)
+    over_time = integrate(setting, 3.0, times=over_margin.time, parameterization=parameterization, eta_ov=2.0)
+    np.testing.assert_allclose(over_time.mu_ov, over_margin.mu_ov, rtol=1e-10)
+    np.testing.assert_allclose(over_time.loss, losses, rtol=1e-9)
+
+
+@pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
+def test_other_starts(parameterization):
+    start = {"mu0": 2.0, "q0": 0.7, "parameterization": parameterization}
+    exact = solve(Setting(), 5.0, loss=[1.0, 0.1], **start)
+    other = integrate(Setting(), 5.0, losses=[1.0, 0.1], **start)
+    for name in ("mu_ov", "mu_qk", "alpha", "time"):
+        np.testing.assert_allclose(getattr(exact, name), getattr(other, name), rtol=1e-9)
+
+
+def test_losses_come_back_in_the_order_they_were_asked():
+    run = integrate(Setting(), 1.0, losses=[1e-3, 1.0, 0.1])
+    np.testing.assert_allclose(run.loss, [1e-3, 1.0, 0.1], rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"losses": 0.1, "times": 1.0}, {"losses": 9.0}, {"times": -1.0}, {"losses": float("nan")}],
+)
+def test_bad_input(arguments):
+    with pytest.raises(InputError):
+        integrate(Setting(), 1.0, **arguments)
