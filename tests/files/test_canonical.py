@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
-from fasterqk.files import canonical_json, config_fields, content_hash, plain
+from fasterqk.files import canonical_json, config_defaults, config_fields, content_hash, plain
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -107,6 +107,16 @@ def test_a_new_field_with_a_default_keeps_old_hashes(config: Config) -> None:
     fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     assert content_hash(newer(**fields)) == content_hash(config)
     assert content_hash(newer(**fields, added=8)) != content_hash(config)
+
+
+def test_defaults_are_plain_data() -> None:
+    assert config_defaults(Config) == {
+        "seed": 0,
+        "lr": 0.1,
+        "clip": 1.0,
+        "inner": {"width": 64, "names": []},
+        "layers": [1, 2],
+    }
 
 
 def test_another_class_is_another_configuration() -> None:

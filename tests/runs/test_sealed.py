@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
 from fasterqk.runs import sealed
-from fasterqk.runs.sealed import read_sealed, write_sealed
+from fasterqk.runs.sealed import is_whole, read_sealed, write_sealed
 
 scalars = (
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -29,6 +29,7 @@ def test_a_document_comes_back(tmp_path_factory: pytest.TempPathFactory, documen
     write_sealed(path, document)
     assert read_sealed(path) == {"schema": 1, **document}
     assert json.loads(path.read_text()).items() >= document.items()
+    assert is_whole(path)
 
 
 def test_the_order_of_keys_is_kept(tmp_path: Path) -> None:
@@ -38,6 +39,7 @@ def test_the_order_of_keys_is_kept(tmp_path: Path) -> None:
 
 def test_no_file_is_none(tmp_path: Path) -> None:
     assert read_sealed(tmp_path / "file.json") is None
+    assert is_whole(tmp_path / "file.json")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,7 @@ def test_any_changed_byte_is_noticed(written: Path, place: int, change: int) -> 
     try:
         with pytest.raises(InputError) as caught:
             read_sealed(written)
+        assert not is_whole(written)
     finally:
         written.write_bytes(whole)
     assert str(written) in str(caught.value)

@@ -1,5 +1,6 @@
 """The store: what was saved is found again by its configuration, and by nothing else."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,20 @@ def test_a_result_of_another_cell_is_refused(tmp_path: Path, setting: Any) -> No
     (second / "result.json").write_bytes((first / "result.json").read_bytes())
     with pytest.raises(InputError, match=f"belongs to cell '{first.name}'"):
         store.result(setting(2))
+
+
+def test_a_result_from_before_a_default_changed_is_refused(tmp_path: Path) -> None:
+    def kind(**defaults: float) -> Any:
+        return dataclasses.make_dataclass("Kind", [(n, float, v) for n, v in defaults.items()], frozen=True)
+
+    store = Store(tmp_path)
+    store.save(kind(lr=0.1, decay=0.5)(), {"loss": 1.0})
+    store.save(kind(lr=0.1, decay=0.5)(lr=0.3), {"loss": 2.0})
+    newer = kind(lr=0.2, decay=0.5, clip=1.0)
+    with pytest.raises(InputError, match=r"the default of lr was 0\.1; now it is 0\.2"):
+        store.result(newer())
+    assert store.result(newer(lr=0.3)) == {"loss": 2.0}  # given, not a default: nothing has changed
+    assert store.result(kind(lr=0.1, decay=0.5, clip=1.0)()) == {"loss": 1.0}  # a new field changes nothing
 
 
 def test_states(tmp_path: Path, setting: Any) -> None:

@@ -17,12 +17,14 @@ def test_every_state_is_told(tmp_path: Path, setting: Any) -> None:
     stopped = store.begin(setting(2))
     damaged = store.begin(setting(3))
     (damaged / "config.json").write_text("{}")
+    spoilt = store.save(setting(4), {})
+    (spoilt / "result.json").write_text("{}")
     (tmp_path / "runs" / ("0" * 16)).mkdir()
     found = {summary.cell: summary for summary in summaries(store)}
     assert (found[done.name].state, found[done.name].seconds) == ("done", 1.5)
     assert found[done.name].fields == {"seed": 1, "lr": 0.1, "task": "agreement"}
     assert found[stopped.name].state == "stopped"
-    assert found[damaged.name].state == "damaged"
+    assert (found[damaged.name].state, found[spoilt.name].state) == ("damaged", "damaged")
     assert (found["0" * 16].state, found["0" * 16].kind) == ("stopped", None)
 
 

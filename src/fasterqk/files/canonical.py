@@ -73,6 +73,11 @@ def config_fields(config: Any) -> dict[str, Any]:
     return fields
 
 
+def config_defaults(kind: Any) -> dict[str, Any]:
+    """The defaults of a dataclass as plain JSON data; fields without a default are left out."""
+    return {name: plain(value) for name, value in _defaults(kind) if value is not dataclasses.MISSING}
+
+
 def content_hash(config: Any) -> str:
     """Sixteen hexadecimal digits that name a frozen dataclass by its content.
 

@@ -73,7 +73,7 @@ def _attempt(
         clear(folder)
     else:
         try:
-            if read_result(folder) is not None:
+            if read_result(folder, task.config) is not None:
                 return Event("found", task.cell)
         except InputError as error:
             return Event("failed", task.cell, note=str(error))

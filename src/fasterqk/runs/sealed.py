@@ -11,14 +11,15 @@ from fasterqk.errors import InputError
 from fasterqk.files import SCHEMA_VERSION, plain, write_bytes
 
 _PREFIX = b'{\n "sha256": "'
-_HEAD = len(_PREFIX) + 64 + len(b'",\n')
+_SUFFIX = b'",\n'
+_HEAD = len(_PREFIX) + 64 + len(_SUFFIX)
 
 
 def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
     """Write ``document`` atomically with the schema version and a checksum."""
     body = json.dumps({"schema": SCHEMA_VERSION, **plain(document)}, indent=1, allow_nan=False)
     rest = (body[2:] + "\n").encode("ascii")
-    write_bytes(path, _PREFIX + _checksum(rest).encode("ascii") + b'",\n' + rest)
+    write_bytes(path, _PREFIX + _checksum(rest).encode("ascii") + _SUFFIX + rest)
 
 
 def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -44,6 +45,16 @@ def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     if not data.startswith(_PREFIX) or checksum != _checksum(data[_HEAD:]):
         raise _damaged(path, "its checksum is wrong")
     return document
+
+
+def is_whole(path: str | os.PathLike[str]) -> bool:
+    """Whether the file at ``path`` is as it was written, or not there; cheaper than reading it."""
+    try:
+        with open(path, "rb") as stream:
+            data = stream.read()
+    except FileNotFoundError:
+        return True
+    return data[:_HEAD] == _PREFIX + _checksum(data[_HEAD:]).encode("ascii") + _SUFFIX
 
 
 def _checksum(data: bytes) -> str:

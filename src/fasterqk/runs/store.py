@@ -1,5 +1,6 @@
 """The store: a configuration is hashed to a folder that holds it and everything about its run."""
 
+import functools
 import os
 import re
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import config_fields, content_hash
+from fasterqk.files import config_defaults, config_fields, content_hash
 from fasterqk.runs.claim import LOCK_NAME, claim, is_claimed
 from fasterqk.runs.environment import environment
 from fasterqk.runs.sealed import read_sealed, write_sealed
@@ -36,7 +37,7 @@ class Store:
 
     def result(self, config: Any) -> dict[str, Any] | None:
         """The stored result of ``config``, or None when it has not been run."""
-        document = read_result(self.folder(config))
+        document = read_result(self.folder(config), config)
         return None if document is None else document["result"]
 
     def begin(self, config: Any) -> Path:
@@ -104,13 +105,39 @@ class Store:
             shutil.rmtree(folder)
 
 
-def read_result(folder: Path) -> dict[str, Any] | None:
-    """What ``result.json`` of a cell holds (``result`` and what stands beside it), or None."""
+def read_result(folder: Path, config: Any = None) -> dict[str, Any] | None:
+    """What ``result.json`` of a cell holds (``result``, ``cell`` and ``attempt``), or None.
+
+    With its ``config``, a result from before a default changed is refused: fields at their defaults are
+    not part of a cell's name, so such a result would be taken for one of today.
+    """
     path = folder / "result.json"
     document = read_sealed(path)
-    if document is not None and document.get("cell") != folder.name:
+    if document is None:
+        return None
+    if document.get("cell") != folder.name:
         raise InputError(f"{path} belongs to cell {document.get('cell')!r}; remove this folder")
+    if config is not None:
+        _refuse_other_defaults(folder, type(config))
     return document
+
+
+@functools.cache
+def _present_defaults(kind: Any) -> dict[str, Any]:
+    return config_defaults(kind)
+
+
+def _refuse_other_defaults(folder: Path, kind: Any) -> None:
+    saved = read_sealed(folder / "config.json")
+    if saved is None:
+        return
+    for name, value in _present_defaults(kind).items():
+        then = saved["all"].get(name, value)
+        if then != value and name not in saved["fields"]:
+            raise InputError(
+                f"{folder} was run when the default of {name} was {then!r}; now it is {value!r}: "
+                f"give {name} = {then!r} for that cell, or remove it"
+            )
 
 
 def state(folder: Path) -> str:

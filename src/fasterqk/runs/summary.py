@@ -7,7 +7,7 @@ from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
-from fasterqk.runs.sealed import read_sealed
+from fasterqk.runs.sealed import is_whole, read_sealed
 from fasterqk.runs.store import Store, state
 from fasterqk.runs.table import flatten, read_config
 
@@ -30,7 +30,10 @@ def summarize(folder: Path) -> Summary:
         config = read_config(folder) or {}
         finished = state(folder)
         about = (read_sealed(folder / "environment.json") or {}) if finished == "done" else {}
+        whole = is_whole(folder / "result.json")
     except InputError:
+        whole = False
+    if not whole:
         return Summary(folder.name, "damaged", None, {}, None, None)
     return Summary(
         cell=folder.name,

@@ -198,7 +198,7 @@ class _Job:
     def _collect(self, cell: str, kind: str | None = None) -> bool:
         """Read the result of ``cell`` from the store; True when nothing is left to do for it."""
         try:
-            document = read_result(self._store.root / cell)
+            document = read_result(self._store.root / cell, self.configs[cell])
         except InputError as error:
             self.failures.append(Failure(cell, str(error)))
             return True
