@@ -110,7 +110,7 @@ def test_time_is_one_quadrature_over_the_ov_scale(parameterization, query):
         state = solve(setting, ratio, loss=1e-3, parameterization=parameterization, eta_ov=0.5)
 
         start = np.log(state.path.mu0) if state.path.mu0 else -30.0
-        edges = np.linspace(start, np.log(state.mu_ov), 81)
+        edges = np.linspace(start, np.log(state.mu_ov), 401)
         nodes, weights = np.polynomial.legendre.leggauss(20)
         half = np.diff(edges)[:, None] / 2
         mu = np.exp((edges[:-1, None] + half) + half * nodes)
