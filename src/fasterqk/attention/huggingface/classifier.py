@@ -99,7 +99,7 @@ class HuggingFaceClassifier(TorchClassifier):
             # Unequal weights: equal ones would cancel where the classes are mirror images.
             score = (outputs.logits * torch.arange(1, len(self.classes) + 1).to(outputs.logits)).sum()
             (gradient,) = torch.autograd.grad(score, outputs.hidden_states[-1])
-        used = (gradient.abs().sum(-1) > 0).cpu().numpy() & batch.real
+        used = (gradient != 0).any(-1).cpu().numpy() & batch.real
         one_each = used.sum() == len(batch)
         if one_each and used[np.arange(len(batch)), batch.first].all():
             return "first"

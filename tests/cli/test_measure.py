@@ -1,0 +1,208 @@
+"""`fasterqk measure` from end to end on tiny models, and one line for every kind of bad input."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from fasterqk.cli.main import main
+
+WORDS = ["the", "film", "was", "good", "bad", "very", "not", "plot", "yes", "no"]
+KEYS = {
+    "n",
+    "n_without_relevance",
+    "accuracy",
+    "mrta",
+    "ac",
+    "acmc",
+    "dtap",
+    "dtap_edges",
+    "entropy",
+    "sufficiency",
+    "comprehensiveness",
+    "aopc",
+    "plausibility",
+    "null",
+    "random",
+}
+CLASSIFIED = [
+    {"tokens": ["the", "film", "was", "very", "good"], "relevance": [0, 0, 0, 1, 1], "label": "positive"},
+    {"text": "the plot was bad", "spans": [[13, 16]], "label": 0},
+    {"tokens": ["the", "film"], "relevance": [0, 0], "label": 1},
+]
+WRITTEN = [
+    {"tokens": ["the", "film", "was", "good"], "relevance": [0, 0, 0, 1], "target": "yes"},
+    {"text": "the plot was bad", "spans": [[13, 16]], "target": "no not good"},
+]
+
+
+def tokenizer(special):
+    names = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    made = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    if special:
+        made.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+    more = {"mask_token": "[MASK]"} if special else {}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=made, pad_token="[PAD]", **more)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A classifier, a causal model and a model of another kind, saved."""
+    torch.manual_seed(0)
+    root = tmp_path_factory.mktemp("models")
+    size = {"vocab_size": 15, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size |= {"intermediate_size": 16, "max_position_embeddings": 32, "initializer_range": 0.5}
+    bert = transformers.BertConfig(**size, id2label={0: "negative", 1: "positive"})
+    saved = {
+        "classifier": transformers.BertForSequenceClassification(bert),
+        "causal": transformers.LlamaForCausalLM(transformers.LlamaConfig(**size)),
+        "tagger": transformers.BertForTokenClassification(bert),
+    }
+    for name, model in saved.items():
+        model.save_pretrained(root / name)
+        tokenizer(special=name != "causal").save_pretrained(root / name)
+    return root
+
+
+@pytest.fixture
+def command(folders, tmp_path, capsys):
+    """Runs the command on lines of data; returns exit code, standard output and standard error."""
+
+    def run(model, lines, *options):
+        path = tmp_path / "data.jsonl"
+        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+        capsys.readouterr()
+        code = main(["measure", "--model", str(folders / model), "--data", str(path), *options])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.mark.parametrize(("model", "lines"), [("classifier", CLASSIFIED), ("causal", WRITTEN)])
+def test_json_is_one_document_with_the_promised_keys(command, model, lines):
+    code, out, error = command(model, lines, "--json", "--rationale-k", "5,10,20,50")
+    summary = json.loads(out)
+    assert code == 0
+    assert error == ""
+    assert set(summary) >= KEYS
+    assert summary["n"] == len(lines)
+    assert summary["n_without_relevance"] == (1 if model == "classifier" else 0)
+    assert set(summary["sufficiency"]) == set(summary["random"]["sufficiency"]) == {"5", "10", "20", "50"}
+    assert sum(map(sum, summary["dtap"])) == pytest.approx(100)
+    assert 0 <= summary["mrta"] <= 1
+    assert 0 <= summary["null"]["mrta"] <= 1
+    assert set(summary["plausibility"]) == {"auprc", "token_f1", "iou_f1"}
+
+
+def test_batch_size_changes_nothing(command):
+    one, many = (
+        json.loads(command("classifier", CLASSIFIED, "--json", "--batch-size", size)[1])
+        for size in ("1", "3")
+    )
+    for name in ("accuracy", "mrta", "ac", "acmc", "entropy"):
+        assert one[name] == pytest.approx(many[name], abs=1e-6)
+    for name in ("sufficiency", "comprehensiveness"):
+        assert one[name] == pytest.approx(many[name], abs=1e-6)
+        assert one["random"][name] == pytest.approx(many["random"][name], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--aggregate", "mean"],
+        ["--aggregate", "max"],
+        ["--aggregate", "last"],
+        ["--aggregate", "layer:0"],
+        ["--residual", "0"],
+        ["--rank-by", "gradient"],
+        ["--remove", "mask"],
+        ["--remove", "attention"],
+    ],
+)
+def test_options(command, options):
+    code, out, _ = command("classifier", CLASSIFIED, "--json", "--rationale-k", "20", *options)
+    assert code == 0
+    assert set(json.loads(out)) >= KEYS
+
+
+def test_people_get_tables(command):
+    code, out, _ = command("causal", WRITTEN)
+    assert code == 0
+    assert "2 instances, 0 of them without a relevant token" in out
+    assert "comprehensiveness" in out
+    assert "DTAP, percent of instances" in out
+
+
+def test_files_on_request(command, tmp_path):
+    target, out = tmp_path / "e" / "mine.jsonl", tmp_path / "out"
+    code, *_ = command("classifier", CLASSIFIED, "--json", "--eraser-out", str(target), "--out", str(out))
+    assert code == 0
+    predictions = [json.loads(line) for line in target.read_text().splitlines()]
+    assert {line["classification"] for line in predictions} <= {"negative", "positive"}
+    assert (tmp_path / "e" / "mine.data" / "docs.jsonl").is_file()
+    assert (out / "figures" / "measure-dtap.svg").is_file()
+    assert (out / "tables" / "measure-instances.csv").read_text().count("\n") == 1 + len(CLASSIFIED)
+
+
+GOOD = CLASSIFIED[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "lines", "options", "message"),
+    [
+        ("classifier", [], [], "is empty"),
+        (
+            "classifier",
+            [GOOD | {"relevance": [1] * 6}],
+            [],
+            "'relevance' has 6 numbers but 'tokens' has 5 words",
+        ),
+        ("classifier", [CLASSIFIED[2]], [], "no token is relevant in any of 1 instances"),
+        ("classifier", [GOOD | {"label": 2}], [], "the label 2 is none of the model's classes"),
+        ("classifier", [GOOD | {"label": "ugly"}], [], "the label 'ugly' is none of the model's classes"),
+        ("classifier", WRITTEN, [], "a classifier needs 'label'"),
+        ("causal", CLASSIFIED, [], "a causal model needs 'target'"),
+        ("causal", WRITTEN, ["--remove", "mask"], "has no mask token"),
+        ("causal", [WRITTEN[0] | {"target": "no " * 40}], [], "but the model reads 32"),
+        ("tagger", CLASSIFIED, [], "holds BertForTokenClassification; only sequence classifiers"),
+        ("nothing", CLASSIFIED, [], "has no config.json"),
+        ("classifier", CLASSIFIED, ["--aggregate", "sum"], "unknown aggregation 'sum'"),
+        (
+            "classifier",
+            CLASSIFIED,
+            ["--aggregate", "layer:7"],
+            "2 layers of attention; layer 7 was asked for",
+        ),
+        ("classifier", CLASSIFIED, ["--rationale-k", "5,200"], "--rationale-k 200 is above 100"),
+        ("classifier", CLASSIFIED, ["--rationale-k", "5,5"], "names a percentage twice"),
+        ("classifier", ["{"], [], "line 1 is not JSON"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(command, model, lines, options, message):
+    code, out, error = command(model, lines, *options)
+    assert code == 2
+    assert out == ""
+    assert message in error
+    assert error.startswith("fasterqk measure: ")
+    assert error.count("\n") == 1
+
+
+def test_a_model_trained_to_nan_is_said_so(command, folders, tmp_path):
+    model = transformers.BertForSequenceClassification.from_pretrained(folders / "classifier")
+    torch.nn.init.constant_(model.bert.encoder.layer[0].attention.self.query.weight, torch.nan)
+    model.save_pretrained(tmp_path / "broken")
+    tokenizer(special=True).save_pretrained(tmp_path / "broken")
+    code, _, error = command(tmp_path / "broken", CLASSIFIED)
+    assert code == 2
+    assert "attention of layer 1 is not a number" in error
+    assert error.count("\n") == 1
+
+
+def test_a_missing_file_is_named(folders, capsys):
+    assert main(["measure", "--model", str(folders / "classifier"), "--data", "none.jsonl"]) == 2
+    assert "cannot read the data 'none.jsonl'" in capsys.readouterr().err
