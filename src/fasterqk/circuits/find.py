@@ -8,7 +8,12 @@ from torch import nn
 from fasterqk.circuits.labels.assemble import assemble
 from fasterqk.circuits.labels.inputs import run_guessed, runner
 from fasterqk.circuits.labels.judge import Judgement, first_guesses, judge, transfer
-from fasterqk.circuits.labels.refusals import refuse_linear_attention, refuse_open, refuse_unverified
+from fasterqk.circuits.labels.refusals import (
+    refuse_linear_attention,
+    refuse_open,
+    refuse_unverified,
+    refuse_without_attention,
+)
 from fasterqk.circuits.labels.twin import build_twin, can_have_twin
 from fasterqk.circuits.labels.user_rules import Rules, apply_rules
 from fasterqk.circuits.slices import Circuits
@@ -55,7 +60,9 @@ def find_circuits(
     refuse_open(model, judgement, stated)
     if verify is True:
         refuse_unverified(judgement, stated)
-    return assemble(model, judgement, stated, heads)
+    circuits = assemble(model, judgement, stated, heads)
+    refuse_without_attention(model, circuits)
+    return circuits
 
 
 def _judgement(model: nn.Module, stated: Mapping[str, Any], verify: bool | str, inputs: Any) -> Judgement:

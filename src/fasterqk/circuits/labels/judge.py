@@ -120,7 +120,7 @@ def agree(own: Guess, finding: Finding) -> bool:
 def _circuits(runs: Any) -> list[tuple[int, int, str]]:
     joined: list[tuple[int, int, str]] = []
     for start, stop, role in runs:
-        circuit = CIRCUIT_OF_ROLE[role]  # type: ignore[index]
+        circuit = CIRCUIT_OF_ROLE[role]
         if joined and joined[-1][2] == circuit:
             joined[-1] = (joined[-1][0], stop, circuit)
         else:

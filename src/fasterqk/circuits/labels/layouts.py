@@ -51,23 +51,25 @@ def keys_then_values(rows: int, heads: int, key_heads: int) -> list[Block]:
 
 
 def key_value_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
-    """For each head [k; v]."""
-    return alternating(("k", 1), ("v", 1))(rows, heads, key_heads)
+    """For each key-value head [k; v]."""
+    width = _width(rows, 2 * key_heads)
+    return per_head(("k", width), ("v", width))(rows, heads, key_heads)
 
 
 def query_gate_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
     """For each head [q; gate on the output]: Qwen3-Next."""
     width = _width(rows, 2 * heads)
-    roles: tuple[Role, Role] = ("q", "o")
-    return [Block(role, width, head) for head in range(heads) for role in roles]
+    return per_head(("q", width), ("o", width))(rows, heads, key_heads)
 
 
-def alternating(*parts: tuple[Role, int]) -> Layout:
-    """For each key-value head the parts ``(role, share of the rows)`` in turn."""
+def per_head(*parts: tuple[Role, int]) -> Layout:
+    """For each head the parts ``(role, rows)`` in turn; the rows say how many heads there are."""
 
     def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
-        width = _width(rows, key_heads * sum(share for _, share in parts))
-        return [Block(role, share * width, head) for head in range(key_heads) for role, share in parts]
+        size = sum(width for _, width in parts)
+        if size <= 0 or rows % size:
+            raise ValueError(f"{rows} rows are not heads of {parts}")
+        return [Block(role, width, head) for head in range(rows // size) for role, width in parts]
 
     return layout
 

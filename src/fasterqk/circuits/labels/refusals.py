@@ -5,8 +5,10 @@ from typing import Any
 
 from torch import nn
 
+from fasterqk.capture.modules import stack_of
 from fasterqk.circuits.labels.judge import Judgement
 from fasterqk.circuits.labels.registry import refused
+from fasterqk.circuits.slices import Circuits
 from fasterqk.errors import InputError
 
 
@@ -14,19 +16,29 @@ def refuse_linear_attention(
     model: nn.Module, stated: Mapping[str, Any], silent: Collection[str] = ()
 ) -> None:
     """Raise for blocks that mix positions without a softmax, unless rules label all they hold."""
-    for path, module in model.named_modules():
-        known = refused(module)
-        prefix = path + "." if path else ""
-        held = [prefix + name for name, _ in module.named_parameters()]
-        if not held or not (known or path in silent) or all(name in stated for name in held):
-            continue
-        if known and any(refused(child) for child in module.modules() if child is not module):
-            continue  # name the block, not the model around it
-        pattern = ".".join("*" if part.isdigit() else part for part in path.split("."))
+    blocks = {path: module for path, module in model.named_modules() if refused(module) or path in silent}
+    # Name the mixer itself, not what is around it.
+    inner = [path for path in blocks if not any(_inside(other, path) for other in blocks)]
+    left = [path for path in inner if any(name not in stated for name in _held(blocks[path], path))]
+    if not left:
+        return
+    patterns = dict.fromkeys(stack_of(path) for path in left)
+    # A pattern may also catch the softmax layers of a hybrid: then every block is named.
+    loose = {stack_of(path) for path, _ in model.named_modules() if path not in blocks}
+    keys = [own for own in patterns if own not in loose] + [own for own in left if stack_of(own) in loose]
+    rules = ", ".join(f"{key + '.*'!r}: 'rest'" for key in keys[:4]) + (", ..." if len(keys) > 4 else "")
+    raise InputError(
+        f"{left[0] or 'the model'} ({type(blocks[left[0]]).__name__}) forms no softmax over queries and keys"
+        f", so it has no QK circuit; to leave such blocks at the base rate pass rules={{{rules}}}"
+    )
+
+
+def refuse_without_attention(model: nn.Module, circuits: Circuits) -> None:
+    """Raise where no parameter at all is in the QK circuit."""
+    if not circuits.numel("qk"):
         raise InputError(
-            f"{path or type(model).__name__} ({type(module).__name__}) forms no softmax over queries and "
-            f"keys, so it has no QK circuit; to leave such blocks at the base rate pass "
-            f"rules={{{pattern + '.*'!r}: 'rest'}}"
+            f"no attention was found in {type(model).__name__}; name its parts with "
+            "rules={'*.my_query.weight': 'q', '*.my_key.weight': 'k', ...}"
         )
 
 
@@ -59,3 +71,11 @@ def refuse_unverified(judgement: Judgement, stated: Mapping[str, Any]) -> None:
             f"the probe did not reach {len(unseen)} attention blocks: {', '.join(unseen[:4])}{why}; "
             "pass inputs= that run them, or verify='auto'"
         )
+
+
+def _inside(path: str, outer: str) -> bool:
+    return path != outer and (not outer or path.startswith(outer + "."))
+
+
+def _held(module: nn.Module, path: str) -> list[str]:
+    return [f"{path}.{name}" if path else name for name, _ in module.named_parameters()]

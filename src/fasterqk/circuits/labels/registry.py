@@ -1,12 +1,11 @@
 """Layouts that are known by the class of the module, and blocks that have no QK circuit at all.
 
 Classes are known by name, so that neither transformers nor timm has to be imported. To add an
-architecture, add a line to ``FUSED``; the probe checks it (see docs/architectures.md).
+architecture, add a line to ``REGISTRY``; the probe checks it (see docs/architectures.md).
 """
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 from torch import nn
 
@@ -15,15 +14,19 @@ from fasterqk.circuits.labels.layouts import (
     Layout,
     concatenated,
     in_order,
-    key_value_per_head,
     keys_then_values,
     per_group,
-    query_gate_per_head,
+    per_head,
 )
 from fasterqk.circuits.slices import Role
 
-# A layout, a role of the whole tensor, or a function of the module that gives either.
-Entry = Layout | Role | Callable[[nn.Module], "Layout | Role"]
+# What a child of a module holds: one role, or a layout of its rows; it may depend on the module.
+Entry = Callable[[nn.Module], "Layout | Role"]
+
+
+def always(entry: Layout | Role) -> Entry:
+    """An entry that is the same for every module of the class."""
+    return lambda module: entry
 
 
 def _gpt2(module: nn.Module) -> Layout:
@@ -40,7 +43,7 @@ def _multi_query(module: nn.Module) -> Layout:
 
 
 def _codegen(module: nn.Module) -> Layout:
-    """Four blocks for four accelerators, each [q; v; k] of its share of the heads."""
+    """Four parts for four accelerators, each [q; v; k] of its share of the heads."""
 
     def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
         share, width = heads // 4, rows // (3 * heads)
@@ -52,70 +55,72 @@ def _codegen(module: nn.Module) -> Layout:
     return layout
 
 
-# class name (a pattern) -> child that holds the fused weight -> layout
-FUSED: dict[str, dict[str, Any]] = {
+def _latent(module: nn.Module) -> Layout:
+    """Multi-head latent attention: the latent feeds both circuits, the rotary rows make keys alone."""
+    return in_order(("shared", _size(module, "kv_lora_rank")), ("k", _size(module, "qk_rope_head_dim")))
+
+
+def _latent_heads(module: nn.Module) -> Layout:
+    return per_head(("k", _size(module, "qk_nope_head_dim")), ("v", _size(module, "v_head_dim")))
+
+
+def _gated_query(module: nn.Module) -> "Layout | Role":
+    """For each head [q; gate on the output] where the projection is twice as wide as its heads."""
+    projection, width = getattr(module, "q_proj", None), _size(module, "head_dim")
+    heads = _size(module, "num_heads") or getattr(getattr(module, "config", None), "num_attention_heads", 0)
+    rows = getattr(projection, "out_features", 0)
+    return per_head(("q", width), ("o", width)) if width and rows == 2 * heads * width else "q"
+
+
+def _size(module: nn.Module, name: str) -> int:
+    value = getattr(module, name, None)
+    return value if isinstance(value, int) else 0
+
+
+# class name (a pattern) -> child that holds the parameter -> entry
+REGISTRY: dict[str, dict[str, Entry]] = {
     r"GPT2Attention|DecisionTransformerGPT2Attention|ImageGPTAttention": {"c_attn": _gpt2},
-    r"MultiheadAttention": {"in_proj_weight": concatenated, "in_proj_bias": concatenated},
-    r"Phi3Attention|Phi4MultimodalAttention": {"qkv_proj": concatenated},
-    r"ModernBert\w*Attention|MptAttention": {"Wqkv": concatenated},
-    r"GPTNeoX(Japanese)?Attention|BloomAttention|PersimmonAttention": {"query_key_value": per_group},
+    r"MultiheadAttention": {"in_proj_weight": always(concatenated), "in_proj_bias": always(concatenated)},
+    r"Phi3Attention|Phi4MultimodalAttention": {"qkv_proj": always(concatenated)},
+    r"ModernBert\w*Attention|MptAttention": {"Wqkv": always(concatenated)},
+    r"GPTNeoX(Japanese)?Attention|BloomAttention|PersimmonAttention": {"query_key_value": always(per_group)},
     r"FalconAttention": {"query_key_value": _falcon},
     r"GPTBigCodeAttention": {"c_attn": _multi_query},
     r"CodeGenAttention": {"qkv_proj": _codegen},
-    r"DisentangledSelfAttention": {"in_proj": per_group},
+    r"DisentangledSelfAttention": {"in_proj": always(per_group)},
+    r"BarkSelfAttention": {"att_proj": always(concatenated)},
+    r"Qwen3\w*Attention": {"q_proj": _gated_query},
+    r"\w*Indexer": {"weights_proj": always("q")},
+    r"AriaCrossAttention": {"linear": always("o")},
+    # Known by its children: every model with latent attention calls them so.
+    r"\w*Attention": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},
 }
 
 
 def registered(module: nn.Module, child: str) -> "Layout | Role | None":
     """The layout or role of the parameters that ``module`` keeps under ``child``, or None."""
     name = type(module).__name__
-    for pattern, entries in FUSED.items():
+    for pattern, entries in REGISTRY.items():
         if child in entries and re.fullmatch(pattern, name):
-            entry = entries[child]
-            return entry(module) if entry in _DEPENDS else entry
+            return entries[child](module)
     if type(module).__module__.startswith("timm.") and child == "qkv":
         return concatenated
-    return _latent(module, child)
-
-
-_DEPENDS = {_gpt2, _falcon, _multi_query, _codegen}
-
-
-def _latent(module: nn.Module, child: str) -> "Layout | Role | None":
-    """Multi-head latent attention (DeepSeek), known by its sizes: the latent feeds both circuits."""
-    sizes = [getattr(module, name, None) for name in ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim")]
-    value = getattr(module, "v_head_dim", None)
-    if not all(isinstance(size, int) for size in (*sizes, value)):
-        return None
-    latent, rotary, plain = (int(size) for size in sizes if size is not None)
-    if child == "kv_a_proj_with_mqa":
-        return in_order(("shared", latent), ("k", rotary))
-    if child == "kv_b_proj" and value is not None:
-        return _key_value(plain, int(value))
     return None
 
 
-def _key_value(key: int, value: int) -> Layout:
-    def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
-        count = rows // (key + value)
-        if count * (key + value) != rows:
-            raise ValueError(f"{rows} rows are not heads of {key} + {value}")
-        return [block for head in range(count) for block in (Block("k", key, head), Block("v", value, head))]
-
-    return layout
-
-
-# Sequence mixers without a softmax over scores of queries and keys.
+# Sequence mixers without a softmax over scores of queries and keys, by class and by what they hold.
 _NO_SOFTMAX = re.compile(
     r"mamba|rwkv|deltanet|deltaattention|lightningattention|linearattention|retention|retnet|hyena|rglru"
-    r"|recurrentblock|xlstmlayer|mlstmlayer|slstm|s4layer|shortconv|fnetbasicfourier|performer",
+    r"|recurrentblock|mlstm|slstm|xlstmlayer|s4layer|shortconv|fourier|performer",
     re.IGNORECASE,
 )
+_NOT_A_MIXER = re.compile(r"norm|embed|model$|forcausallm|cache|head$", re.IGNORECASE)
+_STATE_SPACE = {"A_log", "time_decay", "time_first", "time_mix_key"}
 
 
 def refused(module: nn.Module) -> bool:
     """Whether ``module`` is known to mix positions without softmax attention."""
-    return bool(_NO_SOFTMAX.search(type(module).__name__))
-
-
-__all__ = ["FUSED", "key_value_per_head", "query_gate_per_head", "refused", "registered"]
+    name = type(module).__name__
+    if _STATE_SPACE & {own for own, _ in module.named_parameters(recurse=False)}:
+        return True
+    return bool(_NO_SOFTMAX.search(name)) and not _NOT_A_MIXER.search(name)

@@ -71,11 +71,25 @@ def _shrink_part(part: Any, narrow: bool) -> None:
             new = [value[i] for i in kept]
         if new is not None and new != value:
             part.__dict__[name] = new
+    if narrow:
+        for rotary in (getattr(part, "rope_parameters", None), getattr(part, "rope_scaling", None)):
+            _shrink_sections(rotary)
     vocabulary = getattr(part, "vocab_size", None)
     if isinstance(vocabulary, int):
         for name, value in vars(part).items():
             if name.endswith("token_id") and isinstance(value, int) and value >= vocabulary:
                 part.__dict__[name] = value % vocabulary
+
+
+def _shrink_sections(rotary: Any) -> None:
+    """Sections of a rotary embedding (time, height, width) share half the width of a head."""
+    for holder in (rotary, *(rotary.values() if isinstance(rotary, dict) else ())):
+        if isinstance(holder, dict) and isinstance(holder.get("mrope_section"), list | tuple):
+            sections = list(holder["mrope_section"])
+            half = int(HEAD_WIDTH * holder.get("partial_rotary_factor", 1.0)) // 2
+            small = [max(1, half * size // sum(sections)) for size in sections]
+            small[0] += half - sum(small)
+            holder["mrope_section"] = small
 
 
 def _kept_layers(values: dict[str, Any]) -> list[int]:
@@ -108,7 +122,7 @@ def _smaller(name: str, value: Any, heads: int | None, narrow: bool, layers: int
         return _key_heads(value, heads or value)
     if _HEADS.match(name):
         return min(value, HEADS)
-    if _HEAD_WIDTH.match(name):
+    if _HEAD_WIDTH.match(name) or name == "rotary_dim":
         return min(value, HEAD_WIDTH)
     if _WIDTH.match(name):
         return min(value, WIDTH)

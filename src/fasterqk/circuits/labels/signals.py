@@ -119,7 +119,7 @@ def _cut(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _query_and_key(
     func: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Of a product that makes scores, the operand that runs over queries and the one over keys (last axis)."""
+    """Of a product that makes scores: the operand that runs over queries, the one over keys (last axis)."""
     left, right = tensors[-2:]
     if func is Tensor.__rmatmul__:
         left, right = right, left

@@ -61,7 +61,7 @@ def _checked(name: str, value: Any, parameter: nn.Parameter) -> Any:
 def _role(name: str, role: Any) -> Role:
     if role not in get_args(Role):
         raise InputError(f"the rule for {name!r} gives {role!r}; roles are {', '.join(get_args(Role))}")
-    return role  # type: ignore[no-any-return]
+    return role
 
 
 def _some(parameters: Mapping[str, nn.Parameter]) -> str:
