@@ -26,7 +26,7 @@ PAPER_SETTINGS = {
     "read": "after",
 }
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
-    "agreement": {"lr": 5e-4, "epochs": 15, "context": 32},
+    "agreement": {"lr": 1e-4, "epochs": 8, "context": 32},
     "jsonl": {"lr": 5e-4, "epochs": 15},
 }
 

@@ -89,7 +89,7 @@ def measure_attention(model: Classifier, split: PaddedExamples, percents: Sequen
         np.concatenate([getattr(part, name) for part in parts])[rated]
         for name in ("mass", "null_mass", "probability")
     )
-    scores = summarize(mass, probability, null_mass)
+    scores = summarize(mass, probability, null_mass) if rated.any() else _no_scores()
     scores["entropy"] = _mean([entropy(part.rows) for part in parts])
     scores["null"]["entropy"] = _mean([entropy(part.null_rows) for part in parts])
     ranked = [part.rows[:, : part.batch.tokens.shape[1]] for part in parts]
@@ -104,6 +104,12 @@ def measure_chance(
     draw = generator(seed, "chance")
     ranked = [torch.rand(part.batch.tokens.shape, generator=draw).double().numpy() for part in parts]
     return _ranking_scores(_predictor(model, split), parts, ranked, percents)
+
+
+def _no_scores() -> dict[str, Any]:
+    """What stands in place of scores where no example has relevant tokens."""
+    names = ("mrta", "ac", "acmc")
+    return {**dict.fromkeys((*names, "dtap", "dtap_edges")), "null": dict.fromkeys(names)}
 
 
 @dataclass(frozen=True, eq=False)
