@@ -63,6 +63,7 @@ def test_rm_by_name_and_by_state(out: str, capsys: pytest.CaptureFixture[str]) -
     ("words", "told"),
     [
         (["rm"], "name the cells to remove"),
+        (["list", "--state", "odd"], "'odd' is no state; choose from done"),
         (["rm", "zzz"], "no cell begins with 'zzz'"),
         (["show", "zzz"], "no cell begins with 'zzz'"),
     ],

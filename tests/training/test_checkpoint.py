@@ -156,13 +156,9 @@ def test_learning_rates_of_the_groups_come_back(tmp_path: Path) -> None:
     assert other.optimizer.param_groups[0]["betas"] == (0.9, 0.999)
 
 
-def test_no_checkpoint_is_none(tmp_path: Path) -> None:
-    assert Run().load(tmp_path) is None
-    assert Run().load(tmp_path / "nowhere") is None
-
-
-def test_a_checkpoint_is_one_file_and_leaves_no_other(tmp_path: Path) -> None:
+def test_a_folder_has_one_checkpoint_or_none(tmp_path: Path) -> None:
     run = Run()
+    assert run.load(tmp_path) is None
     run.save(tmp_path)
     run.train(1).save(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE_NAME]
@@ -255,12 +251,9 @@ def test_a_pickle_in_its_place_is_not_loaded(tmp_path: Path, protocol: int) -> N
     assert "not a fasterqk checkpoint" in refusal(tmp_path)
 
 
-def test_a_torch_save_file_in_its_place(tmp_path: Path) -> None:
+def test_other_formats_in_its_place(tmp_path: Path) -> None:
     torch.save({"step": 3}, tmp_path / checkpoint.FILE_NAME)
     assert "pickle" in refusal(tmp_path)
-
-
-def test_another_safetensors_file_in_its_place(tmp_path: Path) -> None:
     safetensors.torch.save_file({"weight": torch.ones(2)}, tmp_path / checkpoint.FILE_NAME)
     assert "no fasterqk checkpoint" in refusal(tmp_path)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from fasterqk.cli.output import print_json, print_table, progress_bar
 from fasterqk.cli.parser import Parser, add_json, examples, positive_int
+from fasterqk.errors import InputError
 
 _VERDICTS = {True: "passed", False: "FAILED", None: "not tried"}
-STATES = ("done", "running", "failed", "stopped", "damaged")
 
 
 def configure(parser: Parser) -> None:
@@ -27,7 +27,9 @@ def configure(parser: Parser) -> None:
         description="All cells of a store: done, running, failed, stopped or damaged.",
         epilog=examples("fasterqk runs list --out out", "fasterqk runs list --state failed --json"),
     )
-    listing.add_argument("--state", choices=STATES, help="only cells in this state")
+    listing.add_argument(
+        "--state", metavar="STATE", help="only those that are done, running, failed, stopped or damaged"
+    )
     show = chosen.add_parser(
         "show",
         help="everything about one cell",
@@ -87,8 +89,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     from fasterqk.runs import Store
-    from fasterqk.runs.summary import summaries, varying
+    from fasterqk.runs.summary import STATES, summaries, varying
 
+    if arguments.state not in (None, *STATES):
+        raise InputError(f"{arguments.state!r} is no state; choose from {', '.join(STATES)}")
     found = summaries(Store(arguments.out))
     if arguments.state is not None:
         found = [summary for summary in found if summary.state == arguments.state]
@@ -149,7 +153,6 @@ def _print_part(title: str, part: dict[str, Any]) -> None:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    from fasterqk.errors import InputError
     from fasterqk.runs import Store
     from fasterqk.runs.summary import summaries
 

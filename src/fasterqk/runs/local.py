@@ -118,7 +118,7 @@ class _Worker:
         environment = os.environ | {name: str(threads) for name in _THREAD_VARIABLES}
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno())],
+                [sys.executable, "-c", _BOOT, json.dumps(list(map(str, sys.path))), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],

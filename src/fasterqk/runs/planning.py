@@ -9,9 +9,7 @@ from typing import Any
 from fasterqk.files import canonical_json, config_fields
 from fasterqk.runs.spec import Spec
 from fasterqk.runs.store import Store
-from fasterqk.runs.summary import Summary, summaries, summarize
-
-STATES = ("done", "running", "failed", "stopped", "damaged")
+from fasterqk.runs.summary import STATES, Summary, summaries, summarize
 
 
 @dataclass(frozen=True)

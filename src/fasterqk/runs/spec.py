@@ -24,6 +24,7 @@ import os
 import tomllib
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -80,12 +81,10 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
     base = _table(document, "base")
     arms = {name: _table(_table(document, "arms"), name, "arms.") for name in _table(document, "arms")}
     grid = {name: _values(name, values, "grid") for name, values in _table(document, "grid").items()}
+    seeds: list[dict[str, Any]] = [{}]
     if "seeds" in document:
-        if "seed" in grid:
-            raise InputError("'seed' is in [grid] and in seeds; choose one")
+        _check_field(kind, "seed", "seeds")
         seeds = [{"seed": seed} for seed in _values("seeds", document["seeds"])]
-    else:
-        seeds = [{}]
     for where, fields in [("base", base), ("grid", grid), *((f"arms.{name}", arms[name]) for name in arms)]:
         for name in fields:
             if where.startswith("arms.") and name in grid:
@@ -99,6 +98,9 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
         missing = [name for name in _required(kind) if name not in given and name not in fields]
         if missing:
             raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} has to give {missing[0]!r}")
+    for (arm, fields), (other, others) in itertools.combinations(arms.items(), 2):
+        if base | fields == base | others:
+            raise InputError(f"the arms {arm!r} and {other!r} are the same")
     hints = typing.get_type_hints(kind)
     cells = [
         SpecCell(arm, _config(kind, hints, base | fields | combination | seed, arm))
@@ -123,7 +125,7 @@ def _config_class(name: Any) -> type:
 def _config(kind: Any, hints: Mapping[str, Any], fields: Mapping[str, Any], arm: str) -> Any:
     try:
         return kind(**{name: _typed(name, value, hints[name]) for name, value in fields.items()})
-    except InputError as error:
+    except (ValueError, TypeError) as error:
         raise InputError(f"arm {arm!r}: {error}" if arm else str(error)) from None
 
 
@@ -152,6 +154,9 @@ def _values(name: str, values: Any, where: str = "") -> list[Any]:
     if not isinstance(values, list) or not values:
         place = f" in [{where}]" if where else ""
         raise InputError(f"{name} = {values!r}{place} is no list of values, such as {name} = [1, 2]")
+    word, count = Counter(map(repr, values)).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"{name} has {word} more than once")
     return values
 
 

@@ -11,6 +11,8 @@ from fasterqk.runs.sealed import is_whole, read_sealed
 from fasterqk.runs.store import Store, state
 from fasterqk.runs.table import flatten, read_config
 
+STATES = ("done", "running", "failed", "stopped", "damaged")
+
 
 @dataclass(frozen=True)
 class Summary:
