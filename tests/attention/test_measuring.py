@@ -18,6 +18,7 @@ from fasterqk.attention import (
     measure,
     uniform_attention,
 )
+from fasterqk.attention.metrics import METRICS
 from fasterqk.errors import InputError
 
 HOWS = [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last"), Aggregation("layer", 0)]
@@ -73,7 +74,7 @@ def test_permuting_tokens_with_their_relevance_changes_nothing(small_model, some
     order = np.concatenate([[0], 1 + np.random.default_rng(seed).permutation(len(instance.tokens) - 1)])
     moved = replace(instance, tokens=instance.tokens[order], relevance=instance.relevance[order])
     one, other = (measured(model, [x], percents=[20]).columns for x in (instance, moved))
-    for name in ("mass", "null_mass", "probability", "entropy", "largest_weight", "max_logit"):
+    for name in one:
         assert other[name] == pytest.approx(one[name], abs=1e-6), name
     assert 0 <= one["mass"][0] <= 1
 
@@ -97,8 +98,8 @@ def test_uniform_attention_equals_its_null(small_model, some_instances):
         torch.nn.init.zeros_(layer.q_proj.weight)
         torch.nn.init.zeros_(layer.q_proj.bias)
     columns = measured(model, some_instances()).columns
-    assert columns["mass"] == pytest.approx(columns["null_mass"], abs=1e-6)
-    assert columns["entropy"] == pytest.approx(columns["null_entropy"], abs=1e-6)
+    for name in METRICS:
+        assert columns[name] == pytest.approx(columns[f"null_{name}"], abs=1e-6), name
     assert columns["max_logit"] == pytest.approx(0, abs=1e-6)
 
 
@@ -131,6 +132,9 @@ def test_summary_counts_and_keys(small_model, some_instances):
     assert np.sum(summary["dtap"]) == pytest.approx(100)
     assert set(summary["plausibility"]) == {"auprc", "token_f1", "iou_f1"}
     assert {"mrta", "ac", "acmc", "entropy"} <= set(summary["null"])
+    # Every metric of the registry is reported with its null.
+    reported = {**summary["concentration"], "entropy": summary["entropy"]}
+    assert set(reported) == set(METRICS) - {"mass"} == set(summary["null"]) - {"mrta", "ac", "acmc"}
 
 
 def test_tables_are_tidy(small_model, some_instances):

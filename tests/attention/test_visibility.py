@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasterqk.attention import allowed_pairs, seen_pairs, uniform_attention
+from fasterqk.attention import Pattern, allowed_pairs, find_pattern, uniform_attention
 from fasterqk.attention.visibility import check_rows, read_rows
 from fasterqk.errors import InputError
 
@@ -25,35 +25,31 @@ def test_padding_neither_sees_nor_is_seen(causal):
     assert pairs[1].sum() == (15 if causal else 25)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-def test_pattern_is_read_off_the_attention(causal):
-    pairs = allowed_pairs(REAL, causal)
-    read = torch.tensor([7, 4, 7])
-    layer = attention(pairs)
-    assert torch.equal(seen_pairs(layer, REAL, read), pairs)
+@pytest.mark.parametrize("pattern", [Pattern(True), Pattern(False), Pattern(True, 3), Pattern(False, 4)])
+def test_pattern_is_read_off_the_attention(pattern):
+    layer = attention(pattern.pairs(REAL))
+    assert find_pattern(layer, REAL, torch.tensor([7, 4, 7])) == pattern
 
 
-def test_sliding_window_is_seen():
-    position = torch.arange(8)
-    distance = position.unsqueeze(1) - position.unsqueeze(0)
-    pairs = allowed_pairs(REAL, True) & (distance < 3)
-    assert torch.equal(seen_pairs(attention(pairs), REAL, torch.tensor([7, 4, 7])), pairs)
+def test_windows_hide_what_is_far():
+    pairs = Pattern(True, 3).pairs(REAL)
+    assert pairs[0, 5].tolist() == [False, False, False, True, True, True, False, False]
+    assert Pattern(False, 2).pairs(REAL)[0, 0].tolist() == [True, True] + [False] * 6
+    assert torch.equal(Pattern(True).pairs(REAL), allowed_pairs(REAL, True))
 
 
 def test_single_weights_that_underflow_do_not_make_a_window():
-    pairs = allowed_pairs(REAL[:1], True)
-    layer = attention(pairs)
+    layer = attention(allowed_pairs(REAL[:1], True))
     layer[:, :, 7, 0] = 0
     layer[:, :, 5, 2] = 0
-    assert torch.equal(seen_pairs(layer, REAL[:1], torch.tensor([7])), pairs)
+    assert find_pattern(layer, REAL[:1], torch.tensor([7])) == Pattern(True)
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_a_layer_that_has_only_its_read_row(causal):
     read = torch.tensor([3, 2, 6])
-    pairs = allowed_pairs(REAL, causal)
-    row = read_rows(attention(pairs), read).unsqueeze(2)
-    assert torch.equal(seen_pairs(row, REAL, read), pairs)
+    row = read_rows(attention(allowed_pairs(REAL, causal)), read).unsqueeze(2)
+    assert find_pattern(row, REAL, read) == Pattern(causal)
 
 
 def test_uniform_attention_is_even_over_what_is_seen():

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from fasterqk.attention.measuring import measure
     from fasterqk.attention.models import Answer, Measurable, TorchClassifier
-    from fasterqk.attention.visibility import allowed_pairs, seen_pairs, uniform_attention
+    from fasterqk.attention.visibility import Pattern, allowed_pairs, find_pattern, uniform_attention
 
 _WITH_TORCH = {
     "Aggregation": "aggregation",
@@ -56,7 +56,8 @@ _WITH_TORCH = {
     "max_logit": "concentration",
     "measure": "measuring",
     "relevant_mass": "aggregation",
-    "seen_pairs": "visibility",
+    "Pattern": "visibility",
+    "find_pattern": "visibility",
     "uniform_attention": "visibility",
     "without_first_token": "concentration",
 }
@@ -73,6 +74,7 @@ __all__ = [
     "Interval",
     "Measurable",
     "Measurement",
+    "Pattern",
     "Predict",
     "Removal",
     "TorchClassifier",
@@ -90,6 +92,7 @@ __all__ = [
     "effective_tokens",
     "entropy",
     "faithfulness",
+    "find_pattern",
     "first_token_share",
     "interval",
     "largest_weight",
@@ -104,7 +107,6 @@ __all__ = [
     "read_examples",
     "relevant_mass",
     "remove",
-    "seen_pairs",
     "sum_cells",
     "summarize",
     "top_percent",

@@ -44,26 +44,29 @@ class Measurement:
             column["null_mass"][relevant],
             edges=self.edges,
         )
-        scores["null"]["entropy"] = float(column["null_entropy"].mean())
-        without = column["mass_without_first"][relevant]
+        means, null = self._means(relevant, ""), self._means(relevant, "null_")
         return {
             "n": len(self.instances),
             "n_without_relevance": int((~relevant).sum()),
             "accuracy": float(column["correct"].mean()),
             **{name: scores[name] for name in ("mrta", "ac", "acmc", "dtap", "dtap_edges")},
-            "entropy": float(column["entropy"].mean()),
+            "entropy": means.pop("entropy"),
             **_ranking_scores(self.faithfulness, self.agreements()),
-            "null": scores["null"],
+            "null": {**scores["null"], **null},
             "random": _ranking_scores(self.random_faithfulness, self.agreements(random=True)),
-            "concentration": {
-                name: float(column[name].mean())
-                for name in ("effective_tokens", "largest_weight", "max_logit", "first_token_share")
-            },
-            "without_first_token": {
-                "mrta": float(without.mean()),
-                "entropy": float(column["entropy_without_first"].mean()),
-            },
+            "concentration": means,
             "measured": self.settings,
+        }
+
+    def _means(self, relevant: NDArray[np.bool_], prefix: str) -> dict[str, float]:
+        """Every metric but mass (which is MRTA) averaged over the instances it speaks of."""
+        names = [name.removeprefix("null_") for name in self.columns if name.startswith("null_")]
+        return {
+            name: float(
+                self.columns[prefix + name][relevant if name.startswith("mass") else slice(None)].mean()
+            )
+            for name in names
+            if name != "mass"
         }
 
     def agreements(self, random: bool = False) -> list[Agreement]:

@@ -2,28 +2,21 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fasterqk.attention.aggregation import Aggregation, aggregate, aggregate_null, relevant_mass
-from fasterqk.attention.concentration import (
-    effective_tokens,
-    entropy,
-    first_token_share,
-    largest_weight,
-    max_logit,
-    without_first_token,
-)
+from fasterqk.attention.aggregation import Aggregation, aggregate, aggregate_null
 from fasterqk.attention.faithfulness import faithfulness, join
 from fasterqk.attention.instances import Batch, Instance, Side, collate, pad_rows, unpad_rows
 from fasterqk.attention.measurement import Measurement
+from fasterqk.attention.metrics import METRICS, Reading
 from fasterqk.attention.models import Measurable, as_array
 from fasterqk.attention.removal import Removal
 from fasterqk.attention.scores import DTAP_EDGES
-from fasterqk.attention.visibility import seen_pairs
+from fasterqk.attention.visibility import Pattern, find_pattern, uniform_attention
 from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
@@ -58,11 +51,12 @@ def measure(
     random_rankings = [generator.random(len(instance.tokens)) for instance in instances]
     # Neighbours in length share a batch, so that little is spent on padding.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
+    patterns = _patterns(model, instances[order[-1]])
     columns, importances, scores, random_scores = [], [], [], []
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
         batch = collate([instances[i] for i in chosen], side)
-        measured, rows, outcomes = _measure_attention(model, batch, aggregation)
+        measured, rows, outcomes = _measure_attention(model, batch, aggregation, patterns)
         importance = rows if rank_by == "attention" else model.gradient_times_input(batch)
         random_importance = pad_rows([random_rankings[i] for i in chosen], batch)
         columns.append(measured)
@@ -87,31 +81,28 @@ def measure(
     )
 
 
+def _patterns(model: Measurable, longest: Instance) -> list[Pattern]:
+    """What each layer lets a row see, found on the instance that shows most of it."""
+    batch = collate([longest])
+    layers, read = model.attend(batch)
+    real = torch.from_numpy(batch.real).to(read.device)
+    return [find_pattern(layer, real, read) for layer in layers]
+
+
 def _measure_attention(
-    model: Measurable, batch: Batch, aggregation: Aggregation
+    model: Measurable, batch: Batch, aggregation: Aggregation, patterns: Sequence[Pattern]
 ) -> tuple[Columns, NDArray[np.float64], NDArray[np.float64]]:
     """Numbers of each instance, the aggregated rows, and the model's outcomes on the whole input."""
     layers, read = model.attend(batch)
     answer = model.answer(batch)
     real = torch.from_numpy(batch.real).to(read.device)
-    relevance = torch.from_numpy(batch.relevance).to(read.device)
-    allowed = [seen_pairs(layer, real, read) for layer in layers]
-    rows = aggregate(layers, read, allowed, aggregation)
-    null_rows = aggregate_null(allowed, len(layers), read, aggregation)
-    weights, null_weights = as_array(rows), as_array(null_rows)
-    without_first = without_first_token(weights, batch.real)
-    columns: dict[str, Any] = {
-        "probability": answer.probability,
-        "correct": answer.correct.astype(float),
-        "mass": as_array(relevant_mass(rows, relevance)),
-        "null_mass": as_array(relevant_mass(null_rows, relevance)),
-        "entropy": entropy(weights),
-        "null_entropy": entropy(null_weights),
-        "effective_tokens": effective_tokens(weights),
-        "largest_weight": largest_weight(weights),
-        "max_logit": as_array(max_logit(layers, read, allowed)),
-        "first_token_share": first_token_share(weights, batch.real),
-        "mass_without_first": (without_first * batch.relevance).sum(1),
-        "entropy_without_first": entropy(without_first),
-    }
+    allowed = [pattern.pairs(real) for pattern in patterns]
+    weights = as_array(aggregate(layers, read, allowed, aggregation))
+    null_weights = as_array(aggregate_null(allowed, len(layers), read, aggregation))
+    reading = Reading(weights, batch, layers, allowed, read)
+    null = Reading(null_weights, batch, [uniform_attention(pairs) for pairs in allowed], allowed, read)
+    columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
+    for name, metric in METRICS.items():
+        columns[name] = metric(reading)
+        columns[f"null_{name}"] = metric(null)
     return columns, weights, answer.outcomes

@@ -1,5 +1,7 @@
 """What each row of attention may see, uniform attention over it, and whether a row is a distribution."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -7,6 +9,22 @@ from fasterqk.errors import InputError
 
 HALF = (torch.float16, torch.bfloat16)
 _WINDOW_EVIDENCE = 16
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which keys a query may see: only those before it (``causal``), only within a ``window``, or all.
+
+    A window of w hides keys that are w or more tokens away.
+    """
+
+    causal: bool
+    window: int | None = None
+
+    def pairs(self, real: Tensor) -> Tensor:
+        """What each row may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``."""
+        pairs = allowed_pairs(real, self.causal)
+        return pairs if self.window is None else pairs & (_ahead(real).abs() < self.window)
 
 
 def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
@@ -19,29 +37,29 @@ def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
     return pairs.tril() if causal else pairs
 
 
-def seen_pairs(layer: Tensor, real: Tensor, read: Tensor) -> Tensor:
-    """As :func:`allowed_pairs`, with the pattern read off the attention itself.
+def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
+    """The pattern of one layer, read off the weights it gives: no architecture needs to be known.
 
-    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``.
-    Causal, bidirectional and sliding-window attention are told apart by the distances between query and
-    key that no head of any instance puts weight on.
+    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``, which
+    shows no window.
     """
-    pairs = allowed_pairs(real, causal=False)
-    position = torch.arange(real.shape[1], device=layer.device)
-    ahead = (position.unsqueeze(0) - position.unsqueeze(1)).expand_as(pairs)
-    weighted = (layer > 0).any(1)
+    pairs, ahead = allowed_pairs(real, causal=False), _ahead(real).expand(len(real), -1, -1)
     if layer.shape[2] == 1:
-        row = read_rows(pairs.unsqueeze(1), read)
-        found = read_rows(ahead.unsqueeze(1), read)[row & weighted]
-        return pairs & (ahead <= 0) if not bool((found > 0).any()) else pairs
-    found = ahead[pairs & weighted]
-    if not found.numel():
-        return pairs
-    if not bool((found > 0).any()):
-        pairs = pairs & (ahead <= 0)
-    too_far = pairs & (ahead.abs() > found.abs().max())
+        pairs, ahead = (read_rows(every.unsqueeze(1), read) for every in (pairs, ahead))
+    weighted = pairs & (layer > 0).any(1)
+    causal = not bool((ahead[weighted] > 0).any())
+    if layer.shape[2] == 1 or not bool(weighted.any()):
+        return Pattern(causal)
+    window = int(ahead[weighted].abs().max()) + 1
+    beyond = allowed_pairs(real, causal) & (ahead.abs() >= window)
     # Sharp attention underflows to zero on single pairs; a window leaves whole corners empty.
-    return pairs & ~too_far if int(too_far.sum()) >= _WINDOW_EVIDENCE else pairs
+    return Pattern(causal, window if int(beyond.sum()) >= _WINDOW_EVIDENCE else None)
+
+
+def _ahead(real: Tensor) -> Tensor:
+    """How far each key is behind (negative) or ahead of each query, ``(query, key)``."""
+    position = torch.arange(real.shape[1], device=real.device)
+    return position.unsqueeze(0) - position.unsqueeze(1)
 
 
 def read_rows(layer: Tensor, read: Tensor) -> Tensor:
