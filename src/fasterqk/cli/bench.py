@@ -9,9 +9,11 @@ from fasterqk.cli.parser import Parser, add_json, examples
 # A module of `fasterqk.benchmarks` each, with `run(progress) -> dict` that has at least the keys
 # `speedup`, `plain_seconds` and `seconds`.
 BENCHMARKS = {
+    "circuits": "AdamW by circuit inside fused weights against the plain optimizer, at the size of GPT-2",
     "attention": "attention and faithfulness in batches against one instance at a time",
     "training": "HateXplain training steps against a plain padded full-sequence module",
     "theory": "closed form against a plain RK4 time-stepping loop",
+    "synthetic": "toy-language training against a plain PyTorch loop, per run and step",
 }
 
 

@@ -27,7 +27,7 @@ class SyntheticCell:
     seed: int = 0
     qk_ratio: float = 1.0
     ramp_steps: int = 0
-    lr: float = 0.1
+    lr: float = 0.2
     optimizer: str = "sgd"
     language: Language = field(default_factory=Language)
     qk_init: Init = field(default_factory=Init)

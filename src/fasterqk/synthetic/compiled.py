@@ -47,11 +47,10 @@ _FOLDER = _cache_folder()
 
 def _compile(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
     def decorate(function: Callable[..., Any]) -> Any:
-        if _FOLDER is None:
-            return njit(nogil=True, fastmath=flags)(function)
-        before, settings.CACHE_DIR = settings.CACHE_DIR, _FOLDER
+        before, settings.CACHE_DIR = settings.CACHE_DIR, _FOLDER or settings.CACHE_DIR
         try:
-            return njit(nogil=True, fastmath=flags, cache=True)(function)
+            # Division by zero gives infinity, as everywhere in numpy.
+            return njit(nogil=True, error_model="numpy", fastmath=flags, cache=_FOLDER is not None)(function)
         finally:
             settings.CACHE_DIR = before
 

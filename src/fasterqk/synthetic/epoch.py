@@ -90,16 +90,17 @@ def ratio_at(step: int, qk_ratio: float, ramp_steps: int) -> float:
 @compiled
 def _sgd(qk_lr: float, ov_lr: float, weights: Weights, gradients: Weights) -> None:
     if weights.keys.shape[0] > 0:
-        _descend(weights.keys, gradients.keys, qk_lr)
-        _descend(weights.queries, gradients.queries, qk_lr)
+        descend(weights.keys, gradients.keys, qk_lr)
+        descend(weights.queries, gradients.queries, qk_lr)
     else:
-        _descend(weights.scores, gradients.scores, qk_lr)
-    _descend(weights.table, gradients.table, ov_lr)
-    _descend(weights.output, gradients.output, ov_lr)
+        descend(weights.scores, gradients.scores, qk_lr)
+    descend(weights.table, gradients.table, ov_lr)
+    descend(weights.output, gradients.output, ov_lr)
 
 
 @compiled
-def _descend(values: np.ndarray, gradient: np.ndarray, lr: float) -> None:
+def descend(values: np.ndarray, gradient: np.ndarray, lr: float) -> None:
+    """One step of gradient descent, in place."""
     flat, slope = values.reshape(values.size), gradient.reshape(values.size)
     for i in range(flat.shape[0]):
         flat[i] -= lr * slope[i]

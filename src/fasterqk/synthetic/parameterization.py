@@ -41,7 +41,7 @@ class Init:
     """
 
     kind: str = "gaussian"
-    scale: float = 0.1
+    scale: float = 1e-3
 
     def __post_init__(self) -> None:
         if self.kind not in INIT_KINDS:
@@ -90,13 +90,17 @@ def layer_names(parameterization: str) -> list[str]:
     return attention + (["value", "output"] if factorized_output(parameterization) else ["output_value"])
 
 
-def linear_draws(size: int, layers: int, seed: int) -> list[np.ndarray]:
-    """The weights that ``layers`` bias-free linear layers get after ``torch.manual_seed(seed)``."""
+def linear_draws(size: int, layers: int, seed: int, bias: bool = False) -> list[np.ndarray]:
+    """The numbers that ``layers`` linear layers get after ``torch.manual_seed(seed)``.
+
+    One (size, size) weight a layer, each followed by its (size,) bias where there is one.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
+    shapes = ([(size, size), (size,)] if bias else [(size, size)]) * layers
     bound = size**-0.5
-    draws = [torch.empty(size, size).uniform_(-bound, bound, generator=generator) for _ in range(layers)]
+    draws = [torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in shapes]
     return [draw.double().numpy() for draw in draws]
 
 

@@ -24,20 +24,21 @@ class Stream(NamedTuple):
     bits: int
     context: int
     query_slot: np.ndarray  # (class,) int64: where the query is counted, or -1 when it is not attended
+    balanced: bool  # every class has the same share of a batch
 
 
-def make_stream(language: Language, seed: int) -> Stream:
+def make_stream(language: Language, seed: int, balanced: bool = False) -> Stream:
     """An endless, seeded stream of sequences of ``language``."""
     bits = int(np.ceil(np.log2(language.support.shape[1])))
     threshold, choices = _alias_table(language.probabilities, bits)
     state = np.random.SeedSequence([seed, 2]).generate_state(1, np.uint64)
-    return Stream(state, threshold, choices, bits, language.context, language.query_slots)
+    return Stream(state, threshold, choices, bits, language.context, language.query_slots, balanced)
 
 
 def no_stream() -> Stream:
     """The stream of a cell that trains on a fixed sample."""
     empty = np.zeros(0, np.uint64)
-    return Stream(empty, empty, np.zeros(0, np.int64), 0, 0, np.zeros(0, np.int64))
+    return Stream(empty, empty, np.zeros(0, np.int64), 0, 0, np.zeros(0, np.int64), False)
 
 
 def _alias_table(probabilities: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
@@ -66,12 +67,16 @@ def draw_batch(stream: Stream, counts: np.ndarray, starts: np.ndarray) -> None:
     batch, classes = counts.shape[0], starts.shape[0] - 1
     state = stream.state[0]  # in a register: the loop below is all there is to a step's sampling
     starts[:] = 0
-    for _ in range(batch):
-        state += _GOLDEN
-        c = ((_scramble(state) >> np.uint64(32)) * np.uint64(classes)) >> np.uint64(32)
-        starts[np.int64(c) + 1] += 1
-    for c in range(classes):
-        starts[c + 1] += starts[c]
+    if stream.balanced:
+        for c in range(classes):
+            starts[c + 1] = batch * (c + 1) // classes
+    else:
+        for _ in range(batch):
+            state += _GOLDEN
+            c = ((_scramble(state) >> np.uint64(32)) * np.uint64(classes)) >> np.uint64(32)
+            starts[np.int64(c) + 1] += 1
+        for c in range(classes):
+            starts[c + 1] += starts[c]
     for b in range(batch):
         row = counts[b]
         row[:] = 0.0

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fasterqk.synthetic.parameterization import initial_matrices
 from fasterqk.synthetic.stream import make_stream, no_stream
 from fasterqk.synthetic.weights import empty_like, pack, zeros_like
 
+Progress = Callable[..., None]
 _MATCHED = 1600  # training sequences on which the loss is measured along training, in evaluation mode
 _HISTORY_GROWTH = 1.07  # the history is read at epochs that grow by this factor
 _LOST = 100.0  # a mean loss this far above chance (ln 50 = 3.9) does not come back
@@ -89,12 +91,12 @@ class Trainer:
             self._record()
         return loss
 
-    def run(self, keep_going: Callable[[float], bool] = lambda share: True) -> dict[str, Any]:
-        """Train to the end and return the result; ``keep_going(share done)`` may stop it by False."""
+    def run(self, progress: Progress | None = None) -> dict[str, Any]:
+        """Train to the end and return the result."""
         while not self.finished:
             self.epoch()
-            if not keep_going(self.step / self.cell.max_steps):
-                raise KeyboardInterrupt
+            if progress is not None:
+                progress(self.step, self.cell.max_steps)
         return self.result()
 
     def result(self) -> dict[str, Any]:
@@ -140,9 +142,11 @@ class Trainer:
         self.history.append(entry)
 
 
-def train(cell: SyntheticCell) -> dict[str, Any]:
-    """Train ``cell`` to its end; see :meth:`Trainer.result`."""
-    return Trainer(cell).run()
+def train(
+    cell: SyntheticCell, *, folder: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Train ``cell`` to its end; see :meth:`Trainer.result`. Made to be called by a sweep."""
+    return Trainer(cell).run(progress)
 
 
 def _training_data(cell: SyntheticCell) -> tuple[Sample, Counts]:
