@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
 from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Setting, growth_bounds, saturated_remainder, solve
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     M=st.integers(2, 1000),
     b=st.integers(1, 500),

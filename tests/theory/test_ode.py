@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import settings as hypothesis_settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
@@ -12,7 +11,7 @@ from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Path, Setting, integrate
 
 @pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)
 @pytest.mark.parametrize("query", QUERIES)
-@hypothesis_settings(max_examples=12)
+@settings(deadline=None, max_examples=12)
 @given(
     M=st.integers(2, 1000),
     b=st.integers(1, 500),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
@@ -10,6 +10,7 @@ from fasterqk.errors import InputError
 from fasterqk.theory import PARAMETERIZATIONS, Path, Setting
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     factorized=st.booleans(),
     start=st.floats(1e-4, 8),

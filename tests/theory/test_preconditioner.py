@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
@@ -15,6 +15,7 @@ def root(gram):
     return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
 
 
+@settings(deadline=None, max_examples=40)
 @given(rows=st.integers(1, 6), columns=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
 def test_the_operator_is_the_dense_matrix(rows, columns, seed):
     random = np.random.default_rng(seed)
@@ -26,6 +27,7 @@ def test_the_operator_is_the_dense_matrix(rows, columns, seed):
     np.testing.assert_allclose(Omega.of(2.5 * c)(g), 2.5 * omega(g), atol=1e-12)
 
 
+@settings(deadline=None, max_examples=40)
 @given(rows=st.integers(1, 6), columns=st.integers(1, 6), seed=st.integers(0, 2**32 - 1))
 def test_factorized_flow_is_omega_times_collapsed_flow(rows, columns, seed):
     """The product rule on balanced factors, for any gradient."""

@@ -1,12 +1,13 @@
 """Roots found together are the roots one would find alone."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.theory.roots import increasing_roots
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     roots=st.lists(st.floats(1e-12, 1e12), min_size=1, max_size=20),
     power=st.floats(0.1, 9),

@@ -5,7 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import wrightomega
 
@@ -60,7 +60,7 @@ def test_factorized_results_depend_on_the_start():
     assert found == [0.69, 0.93, 0.97]
 
 
-def settings():
+def drawn_settings():
     return st.builds(
         Setting,
         M=st.integers(2, 1000),
@@ -71,8 +71,9 @@ def settings():
     )
 
 
+@settings(deadline=None, max_examples=40)
 @given(
-    setting=settings(),
+    setting=drawn_settings(),
     parameterization=st.sampled_from(PARAMETERIZATIONS),
     log_ratio=st.floats(-4, 4),
     log_loss=st.floats(-8, -1),
@@ -90,7 +91,10 @@ def test_loss_time_and_scale_are_three_names_of_one_state(setting, parameterizat
     assert again.time == pytest.approx(at_loss.time, rel=1e-11)
 
 
-@given(setting=settings(), log_ratio=st.floats(-4, 4), log_mu=st.floats(-6, 4), factorized=st.booleans())
+@settings(deadline=None, max_examples=40)
+@given(
+    setting=drawn_settings(), log_ratio=st.floats(-4, 4), log_mu=st.floats(-6, 4), factorized=st.booleans()
+)
 def test_attention_is_the_derivative_of_wright_omega(setting, log_ratio, log_mu, factorized):
     path = Path.of(setting, "CAFO" if factorized else "CACO")
     mu = path.mu0 + 10.0**log_mu

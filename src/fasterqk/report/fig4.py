@@ -59,6 +59,10 @@ def draw_fig4(data: Fig4) -> "Figure":
     _by_ratio(bottom[1], data)
     _needed(bottom[2], data, figure)
     top[0].legend(title=r"$r=\eta_{QK}/\eta_{OV}$", loc="lower left")
+    for axes in (*top, *bottom):
+        axes.minorticks_off()
+    figure.draw_without_rendering()  # lay out once, not again for every file format
+    figure.set_layout_engine("none")
     return figure
 
 

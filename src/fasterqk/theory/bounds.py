@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from fasterqk.errors import InputError
 from fasterqk.theory.path import RATIOS, Path
 from fasterqk.theory.setting import Setting, check_range
-from fasterqk.theory.solve import solve
+from fasterqk.theory.solve import LARGEST_TIME, solve
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def growth_bounds(
     1 - alpha(time), unless it is given.
     """
     ratio = check_range("qk_ratio", qk_ratio, *RATIOS)
-    time = check_range("times", times, 0.0, 1e300)
+    time = check_range("times", times, 0.0, LARGEST_TIME)
     room = 1 - solve(setting, ratio, time=time, eta_ov=eta_ov).alpha if delta is None else np.asarray(delta)
     alpha0 = setting.uniform_attention
     slow = np.log1p(eta_ov * alpha0 / (setting.M * setting.b) * time)

@@ -76,14 +76,14 @@ class Clock:
 
     def log_time(self, row: np.ndarray, c: Floats) -> Floats:
         """The logarithm of the time at coordinates ``c`` of rows ``row``; minus infinity at the start."""
-        panel = np.clip((self.edges[row] < c[:, None]).sum(axis=1) - 1, 0, self.edges.shape[1] - 2)
+        panel = _panel_of(self.edges, row, c)
         with np.errstate(all="ignore"):
             last = self._integrate(row, panel, c)
         return np.logaddexp(self.log_times[row, panel], last)
 
     def coordinate(self, row: np.ndarray, log_time: Floats) -> Floats:
         """The coordinates at which rows ``row`` have these finite log times."""
-        panel = np.clip((self.log_times[row] < log_time[:, None]).sum(axis=1) - 1, 0, self.edges.shape[1] - 2)
+        panel = _panel_of(self.log_times, row, log_time)
         high = self.edges[row, panel + 1]
         # On the first panel t grows at least like c and at most like sqrt(c).
         share = np.minimum(log_time - self.log_times[row, 1], 0.0)
@@ -146,6 +146,15 @@ class Clock:
         x = mu * odds / (1 + odds)
         scale = path.setting.b / self.eta_ov / strength * (1 + 1 / odds) * (1 + odds) / mu
         return np.logaddexp(x, np.log(path.setting.M - 1)) + np.log(scale)
+
+
+def _panel_of(table: Floats, row: np.ndarray, values: Floats) -> np.ndarray:
+    """The panel of each value among the increasing entries of its row of ``table``."""
+    panel = np.empty(len(row), dtype=int)
+    for begin in range(0, len(row), 16 * _BLOCK):
+        block = slice(begin, begin + 16 * _BLOCK)
+        panel[block] = (table[row[block]] < values[block, None]).sum(axis=1) - 1
+    return np.clip(panel, 0, table.shape[1] - 2)
 
 
 def _first_panel(path: Path, strength: Floats) -> Floats:

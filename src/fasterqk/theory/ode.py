@@ -14,7 +14,7 @@ from scipy.integrate import solve_ivp
 from fasterqk.errors import InputError
 from fasterqk.theory.path import RATIOS, Path
 from fasterqk.theory.setting import Floats, Setting, check_range
-from fasterqk.theory.solve import check_loss
+from fasterqk.theory.solve import LARGEST_TIME, check_loss, check_rate
 
 _RTOL = 1e-12
 _ATOL = 1e-24
@@ -51,10 +51,10 @@ def integrate(
     ratio = float(check_range("qk_ratio", qk_ratio, *RATIOS))
     if (losses is None) == (times is None):
         raise InputError("give either losses or times")
-    equations = _Equations(path, ratio, float(eta_ov))
+    equations = _Equations(path, ratio, check_rate(eta_ov))
     function: Callable[[float, Floats], list[float]]
     if times is not None:
-        where = np.atleast_1d(check_range("times", times, 0.0, 1e300))
+        where = np.atleast_1d(check_range("times", times, 0.0, LARGEST_TIME))
         begin, state = 0.0, [path.mu0, path.q0]
         function = equations.over_time
     else:

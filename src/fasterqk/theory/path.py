@@ -1,4 +1,4 @@
-"""The exact path of a run through (mu_ov, mu_qk), the same four lines for all parameterizations.
+"""The exact path of a run through (mu_ov, mu_qk), one law for all four parameterizations.
 
 Dividing the two equations of Theorem 1 separates the variables. With W = rho e^q (the odds of class
 positions), dc = dq (collapsed QK) or dq/q (factorized QK), and dh = mu dmu (collapsed OV) or

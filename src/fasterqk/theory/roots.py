@@ -44,7 +44,7 @@ def _block_roots(function: Function, which: np.ndarray, low: Floats, high: Float
         before = np.where(good, np.abs(step), np.log(high / low) / 2)
         following = np.where(good, following, np.sqrt(low) * np.sqrt(high))
         result[place] = following
-        going = before >= _CONVERGED
+        going = before >= np.where(good, _CONVERGED, 4e-16)
         if not going.any():
             break
         place, which, now, before = place[going], which[going], following[going], before[going]

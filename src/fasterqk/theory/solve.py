@@ -9,12 +9,12 @@ from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
 from fasterqk.theory.clock import Clock
-from fasterqk.theory.path import Path
+from fasterqk.theory.path import RATIOS, Path
 from fasterqk.theory.setting import Floats, Setting, check_range
 from fasterqk.theory.states import coordinate_at_margin, coordinate_at_mu_ov
 
 LEAST_LOSS = 1e-300
-_LARGEST_TIME = 1e300
+LARGEST_TIME = 1e300
 _LARGEST_MU_OV = 1e30
 _LARGEST_MARGIN = 700.0  # e^700: times beyond this are no floats
 
@@ -84,7 +84,7 @@ def solve(
     '3.307e+06'
     """
     path = Path.of(setting, parameterization, mu0, q0)
-    rate = float(check_range("eta_ov", eta_ov, 1e-12, 1e12))
+    rate = check_rate(eta_ov)
     strength = path.strength(qk_ratio)
     given = {"loss": loss, "time": time, "mu_ov": mu_ov}
     chosen = [name for name, value in given.items() if value is not None]
@@ -146,7 +146,7 @@ def trajectory(
 
     A single ratio gives arrays of the shape of ``times``.
     """
-    ratio, when = np.asarray(qk_ratio, dtype=float), np.asarray(times, dtype=float)
+    ratio, when = check_range("qk_ratio", qk_ratio, *RATIOS), check_range("times", times, 0.0, LARGEST_TIME)
     return solve(
         setting,
         ratio.reshape(ratio.shape + (1,) * when.ndim),
@@ -156,6 +156,11 @@ def trajectory(
         q0=q0,
         eta_ov=eta_ov,
     )
+
+
+def check_rate(eta_ov: float) -> float:
+    """``eta_ov`` when it is a learning rate; otherwise an InputError."""
+    return float(check_range("eta_ov", eta_ov, 1e-12, 1e12))
 
 
 def check_loss(path: Path, loss: ArrayLike) -> Floats:
@@ -173,7 +178,7 @@ def _check_target(path: Path, name: str, value: Any) -> Floats:
     if name == "loss":
         return check_loss(path, value)
     if name == "time":
-        return check_range("time", value, 0.0, _LARGEST_TIME)
+        return check_range("time", value, 0.0, LARGEST_TIME)
     return check_range("mu_ov", value, path.mu0, _LARGEST_MU_OV)
 
 
