@@ -63,13 +63,9 @@ def save(
         ),
     }
     text = json.dumps(document)
-    header = {
-        "format": FORMAT,
-        "version": str(VERSION),
-        "sha256": _checksum(text, tensors),
-        "document": text,
-    }
-    write_bytes(Path(folder) / FILE_NAME, safetensors.torch.save(tensors, header))
+    header = {"version": VERSION, "sha256": _checksum(text, tensors), "document": text}
+    # One entry only: safetensors writes several in any order, and equal states shall be equal files.
+    write_bytes(Path(folder) / FILE_NAME, safetensors.torch.save(tensors, {FORMAT: json.dumps(header)}))
 
 
 def load(
@@ -127,7 +123,7 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(data[8 : 8 + length]).get("__metadata__", {})
+        header = json.loads(json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(FORMAT, "null"))
     except (SafetensorError, ValueError, KeyError) as error:
         if data.startswith((b"\x80", b"PK\x03\x04")):
             reason = "it looks like a pickle, and nothing is unpickled here"
@@ -136,9 +132,9 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise InputError(
             f"{path} is not a fasterqk checkpoint ({reason}); remove it to start again"
         ) from None
-    if header.get("format") != FORMAT:
+    if not isinstance(header, dict):
         raise InputError(f"{path} is a safetensors file, but no fasterqk checkpoint; remove it to start")
-    if header.get("version") != str(VERSION):
+    if header.get("version") != VERSION:
         raise InputError(
             f"{path} is a checkpoint of format version {header.get('version')!r}; "
             f"this fasterqk reads version {VERSION}"
@@ -182,11 +178,17 @@ def _refuse_another_optimizer(
 def _labels(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """A name for each parameter of the optimizer, in the order of its ``state_dict``.
 
-    A view of a fused weight is no parameter of the model; its place in the optimizer names it.
+    The optimizers of :mod:`fasterqk.circuits` name theirs, views of fused weights too. Otherwise the
+    model knows the name, or the place in the optimizer has to do.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    return [names.get(id(parameter), f"#{index}") for index, parameter in enumerate(parameters)]
+    labels: list[str] = []
+    for group in optimizer.param_groups:
+        given = group.get("param_names", [])
+        for index, parameter in enumerate(group["params"]):
+            own = given[index] if index < len(given) else names.get(id(parameter), f"#{len(labels)}")
+            labels.append(own)
+    return labels
 
 
 def _encode(value: Any, path: str, tensors: dict[str, Tensor]) -> Any:

@@ -33,7 +33,8 @@ def kill_at_random_moments(
     return {
         "fault": f"SIGKILL at {killed} random moments",
         "passed": not problems,
-        "told": f"{stores} stores with {cells} cells finished, each cell once, in {attempts} attempts",
+        "told": f"{stores} stores with {cells} cells in {attempts} attempts"
+        + ("; each cell done once and as if undisturbed" if not problems else ""),
         "problems": problems,
         "kills": killed,
         "stores": stores,
