@@ -155,8 +155,11 @@ def _difference(experiment: Experiment, ends: Mapping[Any, Record], name: str) -
 
 
 def _matched(experiment: Experiment, results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
+    # A diverged cell has no say in where the others are compared, and is listed as missing there.
     histories: dict[tuple[Hashable, Hashable], Any] = {
-        (arm, seed): results[arm, seed]["history"] for arm in experiment.arms for seed in experiment.seeds
+        (arm, seed): [] if results[arm, seed]["diverged"] else results[arm, seed]["history"]
+        for arm in experiment.arms
+        for seed in experiment.seeds
     }
     recorded = [name for name in names if any(name in row for rows in histories.values() for row in rows)]
     return matched_loss(histories, recorded)

@@ -32,7 +32,9 @@ def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> d
     if getattr(arguments, "data_dir", None):
         os.environ[VARIABLE] = arguments.data_dir  # for the worker processes, which inherit it
     config = next(iter(experiment.arms.values()))
-    load_task(config.task, form=config.form)  # missing or damaged data is told before any worker starts
+    load_task(
+        config.task, form=config.form, file=config.file
+    )  # missing or damaged data is told before any worker starts
     out = Path(arguments.out)
     with progress_bar(experiment.name) as progress, failures_in_one_line():
         results = run_arms(

@@ -1,0 +1,93 @@
+import json
+
+import pytest
+
+from fasterqk.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("data") / "mine.jsonl"
+    lines = [
+        {
+            "id": str(i),
+            "tokens": ["a", "good" if i % 2 else "bad", "day", "it", "was"][: 2 + i % 4],
+            "relevance": [0, 1, 0, 0, 0][: 2 + i % 4],
+            "label": "yes" if i % 2 else "no",
+        }
+        for i in range(80)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def run(capsys, *words):
+    code = main(["train", *words])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_json_is_one_document_with_the_measurements(capsys, data):
+    code, out, err = run(capsys, "jsonl", "--data", data, "--epochs", "2", "--qk-ratio", "10", "--json")
+    result = json.loads(out)
+    assert (code, err) == (0, "")
+    assert result["qk_ratio"] == 10
+    assert result["diverged"] is False
+    assert {"accuracy", "mrta", "ac", "acmc", "dtap", "null", "sufficiency"} <= set(result["test"])
+    assert len(result["history"]) == 3
+    assert result["seconds"] > 0
+
+
+def test_table_for_people(capsys, data):
+    code, out, _ = run(capsys, "jsonl", "--data", data, "--epochs", "1")
+    assert code == 0
+    assert "test accuracy" in out
+    assert "mrta" in out
+
+
+def test_out_keeps_the_run_and_does_not_train_again(capsys, data, tmp_path):
+    words = ("jsonl", "--data", data, "--epochs", "1", "--seed", "7", "--out", str(tmp_path), "--json")
+    first = json.loads(run(capsys, *words)[1])
+    (cell,) = (tmp_path / "runs").iterdir()
+    assert (cell / "result.json").exists()
+    written = (cell / "result.json").stat().st_mtime_ns
+    second = json.loads(run(capsys, *words)[1])
+    assert (cell / "result.json").stat().st_mtime_ns == written
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    run(capsys, *words, "--force")
+    assert (cell / "result.json").stat().st_mtime_ns > written
+
+
+def test_a_diverged_run_says_so(capsys, data):
+    words = ("jsonl", "--data", data, "--epochs", "4", "--lr", "1e5", "--optimizer", "sgd")
+    code, out, _ = run(capsys, *words)
+    assert code == 0
+    assert out.startswith("diverged after")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["imdb"], "unknown task 'imdb'; choose from"),
+        (["jsonl"], "--data FILE.jsonl"),
+        (["jsonl", "--data", "nowhere.jsonl"], "nowhere.jsonl"),
+        (["agreement", "--form", "whole"], "no form 'whole'"),
+        (["agreement", "--seed", "-1"], "seed -1"),
+        (["agreement", "--weight-decay", "-1"], "weight_decay -1"),
+        (["hatexplain", "--data-dir", "/nonexistent"], "/nonexistent"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_two(capsys, words, message):
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_missing_data_is_told_before_anything_is_written(capsys, tmp_path):
+    words = ("hatexplain", "--data-dir", "/nonexistent", "--out", str(tmp_path / "out"))
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert "dataset.json" in err
+    assert not (tmp_path / "out").exists()
