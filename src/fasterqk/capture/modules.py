@@ -11,7 +11,7 @@ _CLASS = re.compile(r"attention|attn", re.IGNORECASE)
 # has to say attention.
 _FUSED = re.compile(r"^(c_attn|in_proj|in_proj_weight|w_?pack|att_proj)$", re.IGNORECASE)
 # A projection is a small thing; a child with more modules than this is a part of a model.
-_SMALL = 8
+_SMALL = 24
 
 
 def is_attention(module: nn.Module) -> bool:

@@ -1,15 +1,15 @@
 """Guesses and the probe brought together: what is confirmed, what the probe decides, what stays open."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
-from fasterqk.capture.modules import stack_of
+from fasterqk.capture.modules import says_attention, stack_of
 from fasterqk.circuits.labels.guess import Guess, guess
 from fasterqk.circuits.labels.layouts import merged
-from fasterqk.circuits.labels.probe import Evidence, Finding, probe
+from fasterqk.circuits.labels.probe import Finding, probe
 from fasterqk.circuits.labels.scopes import Scope, find_scopes, layer_numbers
 from fasterqk.circuits.slices import CIRCUIT_OF_ROLE
 
@@ -59,7 +59,7 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
     judgement = first_guesses(model)
     evidence = probe(model, run, _paths(judgement))
     if evidence.elsewhere:
-        scopes = _with_discovered(model, judgement.scopes, evidence)
+        scopes = _with_discovered(model, judgement.scopes, evidence.elsewhere)
         judgement = first_guesses(model, scopes)
         evidence = probe(model, run, _paths(judgement))
     judgement.ran = set(evidence.attending)
@@ -82,13 +82,12 @@ def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     Parameters correspond by name with the layer numbers taken out. A split that the twin's probe found
     against its guess cannot be carried over: its rows are other rows.
     """
-    known = {scope.path for scope in find_scopes(model)}
-    patterns = {stack_of(scope.path): scope for scope in twin.scopes}
     scopes = find_scopes(model)
-    for path, module in model.named_modules():
-        like = patterns.get(stack_of(path))
-        if like is not None and like.path == like.core and path not in known and not like.named:
-            scopes.append(Scope(path, path, module, None, named=False))
+    known = {stack_of(scope.path) for scope in scopes}
+    discovered = {stack_of(scope.path) for scope in twin.scopes} - known
+    scopes = _with_discovered(
+        model, scopes, [path for path, _ in model.named_modules() if stack_of(path) in discovered]
+    )
     judgement = first_guesses(model, scopes)
     confirmed = {stack_of(name) for name in twin.confirmed}
     found = {stack_of(name): finding for name, finding in twin.found.items()}
@@ -146,11 +145,14 @@ def _paths(judgement: Judgement) -> list[str]:
     return [scope.path for scope in judgement.scopes]
 
 
-def _with_discovered(model: nn.Module, scopes: list[Scope], evidence: Evidence) -> list[Scope]:
-    layers = layer_numbers(list(evidence.elsewhere))
-    added = [
-        Scope(path, path, model.get_submodule(path), layers[path], named=False)
-        for path in evidence.elsewhere
-        if not any(scope.path == path or scope.path.startswith(path + ".") for scope in scopes)
+def _with_discovered(model: nn.Module, scopes: list[Scope], paths: Sequence[str]) -> list[Scope]:
+    """The scopes, and modules whose attention only the probe has seen."""
+    layers = layer_numbers(list(paths))
+    return [
+        *scopes,
+        *(
+            Scope(path, path, module := model.get_submodule(path), layers[path], says_attention(module))
+            for path in paths
+            if not any(scope.path == path or scope.path.startswith(path + ".") for scope in scopes)
+        ),
     ]
-    return [*scopes, *added]
