@@ -61,13 +61,13 @@ def members(
 ) -> list[tuple[Slice, int]]:
     """Every labelled slice that is trained, with the index of its group."""
     runs = {each.name: each.runs for each in assigned}
-    found = []
-    for part in labels:
-        for run in runs.get(part.parameter, ()):
-            if run.axis is None or run.start <= (part.start or 0) < run.stop:
-                keys = [(group.arm, group.settings) for group in groups]
-                found.append((part, keys.index((run.arm, run.settings))))
-    return found
+    keys = [(group.arm, group.settings) for group in groups]
+    return [
+        (part, keys.index((run.arm, run.settings)))
+        for part in labels
+        for run in runs.get(part.parameter, ())
+        if run.axis is None or run.start <= (part.start or 0) < run.stop
+    ]
 
 
 def _name(groups: list[Group]) -> None:

@@ -129,8 +129,8 @@ def _split(
             continue
         if hasattr(each.parameter, "placements"):
             raise InputError(
-                f"{each.name} is sharded over several devices, where its slices have no memory of their own; "
-                "use mechanism='parametrization' before sharding"
+                f"{each.name} is fused and sharded over devices, which make_optimizer does not split; "
+                "sharded models need separate query, key and value weights"
             )
         windows = _windows(each, fused_kernel)
         made = Fused(
