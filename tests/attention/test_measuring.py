@@ -18,6 +18,7 @@ from fasterqk.attention import (
     measure,
     uniform_attention,
 )
+from fasterqk.attention.measuring import batches
 from fasterqk.attention.metrics import METRICS
 from fasterqk.errors import InputError
 
@@ -157,6 +158,17 @@ def test_notebook_view_escapes_what_users_wrote(small_model, some_instances):
     assert "&lt;script&gt;&amp;" in text
     assert "&lt;w1&gt;" in text
     assert text.count("<table>") == text.count("</table>") == 1
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 50), max_size=30), st.integers(1, 8), st.integers(1, 5000))
+def test_batches_cover_everything_once_within_memory(lengths, batch_size, weights):
+    lengths = np.sort(np.array(lengths, dtype=np.int64))
+    runs = list(batches(lengths, batch_size, heads=3, weights=weights))
+    assert [place for start, stop in runs for place in range(start, stop)] == list(range(len(lengths)))
+    for start, stop in runs:
+        assert 1 <= stop - start <= batch_size
+        assert stop - start == 1 or (stop - start) * 3 * lengths[stop - 1] ** 2 <= weights
 
 
 def test_progress_and_reproducible_randomness(small_model, some_instances):

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -47,14 +47,14 @@ class Aggregation:
             raise InputError(f"discard is {self.discard!r}; give a whole percentage from 0 to 99")
 
     @classmethod
-    def parse(cls, text: str, *, residual: float = 0.5) -> "Aggregation":
+    def parse(cls, text: str, **options: Any) -> "Aggregation":
         """From what a user types: ``rollout``, ``mean``, ``max``, ``last`` or ``layer:N`` (from 0)."""
         name, _, number = text.partition(":")
         if name == "layer" and number.isdecimal():
-            return cls("layer", int(number), residual=residual)
+            return cls("layer", int(number), **options)
         for method in get_args(Method):
             if text == method != "layer":
-                return cls(method, residual=residual)
+                return cls(method, **options)
         raise InputError(f"unknown aggregation {text!r}; choose rollout, mean, max, last or layer:N")
 
 

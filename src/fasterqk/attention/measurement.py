@@ -34,7 +34,7 @@ class Measurement:
     edges: tuple[float, ...]
     settings: dict[str, Any]
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self, mass_threshold: float = 0.5, probability_threshold: float = 0.5) -> dict[str, Any]:
         """All scores as plain JSON data; see docs/measure.md for what each key means."""
         relevant = np.array([instance.relevant for instance in self.instances])
         column = self.columns
@@ -43,6 +43,8 @@ class Measurement:
             column["probability"][relevant],
             column["null_mass"][relevant],
             edges=self.edges,
+            mass_threshold=mass_threshold,
+            probability_threshold=probability_threshold,
         )
         means, null = self._means(relevant, ""), self._means(relevant, "null_")
         return {

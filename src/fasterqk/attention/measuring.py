@@ -1,6 +1,6 @@
 """Measure a model on instances, in batches: attention, faithfulness, plausibility, and their nulls."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Literal, get_args
 
@@ -21,6 +21,8 @@ from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
 Columns = dict[str, NDArray[np.float64]]
+# Half a gigabyte in single precision.
+WEIGHTS_IN_MEMORY = 2**27
 
 
 def measure(
@@ -37,8 +39,9 @@ def measure(
     side: Side = "right",
     progress: Callable[[float, float], None] | None = None,
 ) -> Measurement:
-    """Measure ``model`` on ``instances``, ``batch_size`` at a time; nothing depends on how they are batched.
+    """Measure ``model`` on ``instances``, at most ``batch_size`` at a time.
 
+    Nothing depends on how instances are batched, so long ones are taken fewer at a time to save memory.
     ``generator`` draws the random rankings that faithfulness and plausibility are compared with.
     ``progress(done, total)`` is called after each batch.
     """
@@ -51,10 +54,11 @@ def measure(
     random_rankings = [generator.random(len(instance.tokens)) for instance in instances]
     # Neighbours in length share a batch, so that little is spent on padding.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
-    patterns = _patterns(model, instances[order[-1]])
+    patterns, heads = _patterns(model, instances[order[-1]])
+    lengths = np.array([len(instances[i].tokens) for i in order])
     columns, importances, scores, random_scores = [], [], [], []
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
+    for start, stop in batches(lengths, batch_size, heads):
+        chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen], side)
         measured, rows, outcomes = _measure_attention(model, batch, aggregation, patterns)
         importance = rows if rank_by == "attention" else model.gradient_times_input(batch)
@@ -66,7 +70,7 @@ def measure(
             faithfulness(model.predict, batch, random_importance, percents, removal, outcomes)
         )
         if progress:
-            progress(start + len(chosen), len(order))
+            progress(stop, len(order))
     place = np.argsort(order)
     return Measurement(
         instances=tuple(instances),
@@ -81,12 +85,32 @@ def measure(
     )
 
 
-def _patterns(model: Measurable, longest: Instance) -> list[Pattern]:
-    """What each layer lets a row see, found on the instance that shows most of it."""
+def batches(
+    lengths: NDArray[np.int64], batch_size: int, heads: int, weights: int = WEIGHTS_IN_MEMORY
+) -> Iterator[tuple[int, int]]:
+    """Runs ``start, stop`` over ascending ``lengths``: at most ``batch_size`` instances, fewer if long.
+
+    All attention of a batch is held at once, ``heads`` (of all layers) times length squared weights an
+    instance; a batch takes no more instances than fit into ``weights`` of them, and at least one.
+
+    >>> list(batches(np.array([5, 5, 10, 100]), batch_size=3, heads=2, weights=600))
+    [(0, 3), (3, 4)]
+    """
+    start = 0
+    while start < len(lengths):
+        stop = min(start + batch_size, len(lengths))
+        while stop > start + 1 and (stop - start) * heads * int(lengths[stop - 1]) ** 2 > weights:
+            stop -= 1
+        yield start, stop
+        start = stop
+
+
+def _patterns(model: Measurable, longest: Instance) -> tuple[list[Pattern], int]:
+    """What each layer lets a row see, found on the longest instance, and how many heads all layers have."""
     batch = collate([longest])
     layers, read = model.attend(batch)
     real = torch.from_numpy(batch.real).to(read.device)
-    return [find_pattern(layer, real, read) for layer in layers]
+    return [find_pattern(layer, real, read) for layer in layers], sum(layer.shape[1] for layer in layers)
 
 
 def _measure_attention(

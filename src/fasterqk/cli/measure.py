@@ -52,6 +52,14 @@ def configure(parser: Parser) -> None:
         metavar="W",
         help="weight of the identity in rollout (default: 0.5)",
     )
+    parser.add_argument("--head", type=int, metavar="N", help="one head, from 0, instead of the mean of all")
+    parser.add_argument(
+        "--discard",
+        type=int,
+        default=0,
+        metavar="PERCENT",
+        help="of the lowest weights of each row, before aggregating (default: 0)",
+    )
     parser.add_argument(
         "--rank-by",
         choices=("attention", "gradient"),
@@ -82,8 +90,10 @@ def run(arguments: argparse.Namespace) -> int:
 
     from fasterqk.attention import Aggregation, Removal, measure, read_examples, write_eraser
 
-    aggregation = Aggregation.parse(arguments.aggregate, residual=arguments.residual)
-    _check_percents(arguments.rationale_k)
+    aggregation = Aggregation.parse(
+        arguments.aggregate, residual=arguments.residual, head=arguments.head, discard=arguments.discard
+    )
+    _check(arguments)
     data = read_examples(arguments.data)
 
     from fasterqk.attention.huggingface import load_model
@@ -119,12 +129,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_percents(percents: list[int]) -> None:
+def _check(arguments: argparse.Namespace) -> None:
+    percents = arguments.rationale_k
     for percent in percents:
         if percent > 100:
             raise InputError(f"--rationale-k {percent} is above 100 percent")
     if len(set(percents)) < len(percents):
         raise InputError(f"--rationale-k {','.join(map(str, percents))} names a percentage twice")
+    if arguments.seed < 0:
+        raise InputError(f"--seed {arguments.seed} is negative")
 
 
 def _print(measurement: Any, summary: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from fasterqk.attention import Instance, Removal, collate, measure
 from fasterqk.attention.huggingface import HuggingFaceClassifier
@@ -123,3 +124,6 @@ def test_heads_that_cannot_be_measured_are_refused(make_model):
         HuggingFaceClassifier(
             make_model("ModernBertForSequenceClassification", "ModernBertConfig", **pooling)
         )
+    xlnet = transformers.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16)
+    with pytest.raises(InputError, match="XLNetForSequenceClassification does not show the hidden states"):
+        HuggingFaceClassifier(transformers.XLNetForSequenceClassification(xlnet))

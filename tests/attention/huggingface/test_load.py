@@ -5,6 +5,7 @@ import json
 import pytest
 import transformers
 
+from fasterqk.attention import read_example
 from fasterqk.attention.huggingface import HuggingFaceCausal, HuggingFaceClassifier, load_model
 from fasterqk.attention.huggingface.load import longest_input
 from fasterqk.errors import InputError
@@ -62,6 +63,13 @@ def test_weights_that_are_missing_are_not_made_up(saved):
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(InputError, match=r"lacks 2 weights of BertForSequenceClassification, such as 'class"):
         load_model(folder)
+
+
+def test_a_tokenizer_of_another_model(saved):
+    loaded = load_model(saved("BertForSequenceClassification", "BertConfig", vocab_size=10))
+    example = read_example({"tokens": ["not"], "relevance": [1], "label": 0}, "'data.jsonl' line 1")
+    with pytest.raises(InputError, match="line 1: the tokenizer gives token 18, but the model knows 10"):
+        loaded.encode([example])
 
 
 def test_damaged_folders_are_one_line(saved, tmp_path):

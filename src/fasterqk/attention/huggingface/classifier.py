@@ -98,7 +98,11 @@ class HuggingFaceClassifier(TorchClassifier):
             outputs = self.model(**self._keywords(batch), output_hidden_states=True)
             # Unequal weights: equal ones would cancel where the classes are mirror images.
             score = (outputs.logits * torch.arange(1, len(self.classes) + 1).to(outputs.logits)).sum()
-            (gradient,) = torch.autograd.grad(score, outputs.hidden_states[-1])
+            (gradient,) = torch.autograd.grad(score, outputs.hidden_states[-1], allow_unused=True)
+        if gradient is None:
+            raise InputError(
+                f"{type(self.model).__name__} does not show the hidden states that it predicts from"
+            )
         used = (gradient != 0).any(-1).cpu().numpy() & batch.real
         one_each = used.sum() == len(batch)
         if one_each and used[np.arange(len(batch)), batch.first].all():

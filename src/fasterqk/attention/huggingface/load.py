@@ -13,21 +13,33 @@ from fasterqk.attention.instances import Instance
 from fasterqk.attention.models import Measurable
 from fasterqk.errors import InputError
 
+# Tokenizers without a limit say 1e30, which no tokenizer can count to.
+_NO_LIMIT = 2**30
 _CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
 
 class Loaded(NamedTuple):
-    """A model ready to be measured, its tokenizer, and the longest input it takes."""
+    """A model ready to be measured, its tokenizer, the longest input it takes, how many tokens it knows."""
 
     model: Measurable
     tokenizer: Any
     limit: int
+    vocabulary: int
 
     def encode(self, examples: Sequence[Example]) -> list[Instance]:
         """The examples as this model reads them."""
         if self.model.classes:
-            return encode_for_classifier(examples, self.tokenizer, self.model.classes, self.limit)
-        return encode_for_causal(examples, self.tokenizer, self.limit)
+            instances = encode_for_classifier(examples, self.tokenizer, self.model.classes, self.limit)
+        else:
+            instances = encode_for_causal(examples, self.tokenizer, self.limit)
+        for example, instance in zip(examples, instances, strict=True):
+            highest = max(int(ids.max()) for ids in (instance.tokens, instance.target) if ids is not None)
+            if highest >= self.vocabulary:
+                raise InputError(
+                    f"{example.where}: the tokenizer gives token {highest}, but the model knows"
+                    f" {self.vocabulary}; tokenizer and model do not belong together"
+                )
+        return instances
 
 
 def load_model(folder: str | PathLike[str]) -> Loaded:
@@ -63,19 +75,21 @@ def load_model(folder: str | PathLike[str]) -> Loaded:
         )
     tokenizer = _opened(transformers.AutoTokenizer, path)
     wrapped: Measurable = HuggingFaceCausal(model) if causal else HuggingFaceClassifier(model)
-    return Loaded(wrapped, tokenizer, longest_input(model, tokenizer))
+    vocabulary = model.get_input_embeddings().num_embeddings
+    return Loaded(wrapped, tokenizer, longest_input(model, tokenizer), vocabulary)
 
 
 def longest_input(model: Any, tokenizer: Any) -> int:
     """How many tokens the model takes, from its positions and its tokenizer."""
-    limit = (
-        getattr(model.config.get_text_config(), "max_position_embeddings", None) or tokenizer.model_max_length
-    )
+    limits = [tokenizer.model_max_length]
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and positions > 0:  # XLNet says -1 for "no limit"
+        limits.append(positions)
     for name, module in model.named_modules():
         # RoBERTa and its kin count positions from behind the padding id.
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            limit = min(limit, module.num_embeddings - module.padding_idx - 1)
-    return int(min(limit, tokenizer.model_max_length))
+            limits.append(module.num_embeddings - module.padding_idx - 1)
+    return int(min(*limits, _NO_LIMIT))
 
 
 def _opened(kind: Any, path: Path, **options: Any) -> Any:
