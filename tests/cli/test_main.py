@@ -87,6 +87,14 @@ def test_an_unknown_command_is_quoted(capsys):
     assert len(printed.err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("number", ["-1", "-.5", "-1e-3", "-inf", "-nan"])
+def test_a_negative_number_is_read_as_a_value_and_quoted(number, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["theory", "solve", "--qk-ratio", number, "--loss", "1e-4"])
+    assert stop.value.code == 2
+    assert repr(number) in capsys.readouterr().err
+
+
 def test_a_closed_pipe_is_no_error():
     command = f"{sys.executable} -m fasterqk.cli.main --help | true"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)

@@ -2,9 +2,12 @@
 
 import argparse
 import math
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
+
+_NEGATIVE_NUMBER = re.compile(r"-((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf|infinity|nan)$", re.IGNORECASE)
 
 
 class Parser(argparse.ArgumentParser):
@@ -14,6 +17,8 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        # So that -1e-3, -inf and -nan are read as values, and refused as such, not taken for options.
+        self._negative_number_matcher = _NEGATIVE_NUMBER
 
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {' '.join(message.split())}", file=sys.stderr)
