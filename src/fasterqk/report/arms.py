@@ -9,6 +9,7 @@ from fasterqk.report.comparisons import METRICS as STORY_METRICS
 from fasterqk.report.comparisons import save_comparison
 from fasterqk.report.curves import save_curves
 from fasterqk.report.dtap import draw_dtap, dtap_rows
+from fasterqk.report.examples import save_examples
 from fasterqk.report.figure import save_figure
 from fasterqk.report.style import COLORS, plotting
 
@@ -30,6 +31,25 @@ def save_arms(summary: Summary, results: Results, out: Path, *, title: str) -> d
         "dtap": _save_heat_maps(summary, out, f"{name}-dtap", title, setting),
         "loss": _save_loss_figure(summary, results, out, f"{name}-loss", title, setting),
     }
+
+
+def save_arm_examples(
+    summary: Summary, examples: Sequence[Mapping[str, Any]], out: Path, *, title: str, sensitive: bool
+) -> None:
+    """Write single examples with the attention of both arms, for the report to show."""
+    named = [
+        {**example, "arms": {ARM_NAMES[arm]: reading for arm, reading in example["arms"].items()}}
+        for example in examples
+    ]
+    save_examples(
+        out,
+        f"{summary['experiment']}-{summary['protocol']}",
+        title=f"{title}: where it looks",
+        caption=f"Seed {summary['seeds'][0]}. {describe(summary)}.",
+        arms=list(ARM_NAMES.values()),
+        examples=named,
+        sensitive=sensitive,
+    )
 
 
 def describe(summary: Summary) -> str:

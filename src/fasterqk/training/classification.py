@@ -29,6 +29,7 @@ class Classification:
         if config.checksum and config.checksum not in task.files.values():
             raise InputError(f"{config.file!r} is not the file this run was made for: its checksum differs")
         self.config = config
+        self.task = task
         self.files = dict(task.files)
         self.evaluation = EVALUATIONS[config.evaluation]
         train = _limited(task.splits["train"], config)

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from fasterqk.cli.main import main
+from fasterqk.cli.reproduce.arms import show_arms
 from fasterqk.experiments import table_agreement as experiment
 from fasterqk.training import TrainConfig
 
@@ -37,7 +38,7 @@ def test_table_agreement_prints_both_arms(capsys, tmp_path):
         assert {"sufficiency", "comprehensiveness", "plausibility", "null", "dtap"} <= set(arm)
     assert document["matched"]
     assert document["difference"]
-    assert main(words) == 0
+    show_arms(document)
     text = capsys.readouterr().out
     assert "at equal training loss" in text
     assert "faster QK" in text

@@ -25,23 +25,27 @@ def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> d
     """Run what is not done yet, write tables and figures, and return what --json prints."""
     from fasterqk.cli.failures import failures_in_one_line
     from fasterqk.experiments.arms import run_arms, summarize_arms
-    from fasterqk.report.arms import save_arms
+    from fasterqk.experiments.attention_examples import attention_examples
+    from fasterqk.report.arms import save_arm_examples, save_arms
     from fasterqk.tasks import load_task
     from fasterqk.tasks.data_folder import VARIABLE
 
     if getattr(arguments, "data_dir", None):
         os.environ[VARIABLE] = arguments.data_dir  # for the worker processes, which inherit it
     config = next(iter(experiment.arms.values()))
-    load_task(
-        config.task, form=config.form, file=config.file
-    )  # missing or damaged data is told before any worker starts
+    # Missing or damaged data is told before any worker starts.
+    task = load_task(config.task, form=config.form, file=config.file)
     out = Path(arguments.out)
     with progress_bar(experiment.name) as progress, failures_in_one_line():
         results = run_arms(
             experiment, out, workers=arguments.workers, force=arguments.force, progress=progress
         )
     summary = summarize_arms(experiment, results)
-    return {**summary, "files": save_arms(summary, results, out, title=experiment.title)}
+    files = save_arms(summary, results, out, title=experiment.title)
+    if not any(result["diverged"] for result in results.values()):
+        examples = attention_examples(experiment, out)
+        save_arm_examples(summary, examples, out, title=experiment.title, sensitive=task.sensitive)
+    return {**summary, "files": files}
 
 
 def show_arms(result: dict[str, Any]) -> None:
