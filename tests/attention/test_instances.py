@@ -45,6 +45,15 @@ def test_keeping_some_tokens_closes_gaps_and_trims(side):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
+def test_some_rows_lose_the_padding_they_do_not_need(side):
+    batch = collate([instance(1, 2, 3, 4), instance(5, 6, 7, label=2)], side)
+    alone = batch.rows(slice(1, 2))
+    assert alone.tokens.tolist() == [[5, 6, 7]]
+    assert alone.label.tolist() == [2]
+    assert alone.side == side
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
 def test_rows_come_back_from_padding(side):
     batch = collate([instance(1, 2, 3), instance(4, 5)], side)
     rows = [np.array([0.1, 0.2, 0.3]), np.array([0.4, 0.5])]

@@ -12,7 +12,7 @@ from fasterqk.attention.examples import Example, read_example, read_examples
 from fasterqk.attention.faithfulness import Faithfulness, Predict, faithfulness
 from fasterqk.attention.instances import Batch, Instance, collate
 from fasterqk.attention.matched_loss import common_levels, matched_loss
-from fasterqk.attention.measurement import Measurement
+from fasterqk.attention.measurement import Measurement, ranking_scores
 from fasterqk.attention.plausibility import Agreement, agreement, auprc, plausibility
 from fasterqk.attention.removal import Removal, percent_count, remove, top_percent
 from fasterqk.attention.scores import (
@@ -103,6 +103,7 @@ __all__ = [
     "paired_difference",
     "percent_count",
     "plausibility",
+    "ranking_scores",
     "read_example",
     "read_examples",
     "relevant_mass",

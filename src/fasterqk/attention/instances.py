@@ -18,7 +18,7 @@ class Instance:
 
     ``rankable`` is False for special tokens, which are always kept and never ranked. ``label`` is the
     class of a classifier; ``target`` holds the token ids a causal model should write. ``pieces`` are the
-    tokens as text, for people.
+    tokens as text, for people. ``truncated`` says that the text went on.
     """
 
     tokens: NDArray[np.int64]
@@ -28,6 +28,7 @@ class Instance:
     target: NDArray[np.int64] | None = None
     pieces: tuple[str, ...] = ()
     id: str = ""
+    truncated: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -81,6 +82,11 @@ class Batch:
     def last(self) -> NDArray[np.intp]:
         """The position of each last real token."""
         return self.real.shape[1] - 1 - self.real[:, ::-1].argmax(1)
+
+    def rows(self, chosen: slice) -> "Batch":
+        """Some of the instances, without padding that none of them needs."""
+        arrays = {name: value[chosen] for name, value in vars(self).items() if name != "side"}
+        return Batch(**arrays, side=self.side).keep(self.real[chosen])
 
     def keep(self, kept: NDArray[np.bool_]) -> "Batch":
         """The batch without the tokens that are not ``kept``: order stays, gaps close, padding is trimmed."""

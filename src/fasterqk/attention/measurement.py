@@ -20,8 +20,8 @@ class Measurement:
     """Everything measured, one entry an instance in the order of the data.
 
     ``columns`` maps a name (``mass``, ``null_mass``, ``probability``, ``correct``, ``entropy``, ...) to its
-    values ``(instance,)``; ``importance`` holds the ranking of each instance's tokens, ``random`` a random
-    one for comparison.
+    values ``(instance,)``; ``importance`` holds the ranking of each instance's tokens, and
+    ``random_importance`` a random one for comparison.
     """
 
     instances: tuple[Instance, ...]
@@ -53,11 +53,11 @@ class Measurement:
             "accuracy": float(column["correct"].mean()),
             **{name: scores[name] for name in ("mrta", "ac", "acmc", "dtap", "dtap_edges")},
             "entropy": means.pop("entropy"),
-            **_ranking_scores(self.faithfulness, self.agreements()),
+            **ranking_scores(self.faithfulness, self.agreements()),
             "null": {**scores["null"], **null},
-            "random": _ranking_scores(self.random_faithfulness, self.agreements(random=True)),
+            "random": ranking_scores(self.random_faithfulness, self.agreements(random=True)),
             "concentration": means,
-            "measured": self.settings,
+            "measured": {**self.settings, "n_truncated": sum(x.truncated for x in self.instances)},
         }
 
     def _means(self, relevant: NDArray[np.bool_], prefix: str) -> dict[str, float]:
@@ -135,7 +135,8 @@ def rationale_of(instance: Instance) -> NDArray[np.bool_]:
     return np.asarray(instance.relevance[instance.rankable] >= RATIONALE_FROM)
 
 
-def _ranking_scores(scores: Faithfulness, agreements: list[Agreement]) -> dict[str, Any]:
+def ranking_scores(scores: Faithfulness, agreements: list[Agreement]) -> dict[str, Any]:
+    """``sufficiency``, ``comprehensiveness``, ``aopc`` and ``plausibility`` of one ranking, averaged."""
     sufficiency = scores.sufficiency.mean(0)
     comprehensiveness = scores.comprehensiveness.mean(0)
     names = [str(percent) for percent in scores.percents]

@@ -86,6 +86,15 @@ def test_a_text_that_ends_in_the_padding_id_is_read_at_its_end(make_model):
     assert own.config.pad_token_id == 7
 
 
+def test_a_vocabulary_in_which_every_token_ends_some_text(make_model):
+    own = make_model("GPT2ForSequenceClassification", "GPT2Config", vocab_size=3, pad_token_id=0)
+    model = HuggingFaceClassifier(own)
+    data = [Instance(np.array(x), np.ones(len(x), bool), np.ones(len(x))) for x in ([1, 0], [1], [2, 2, 2])]
+    together = model.predict(collate(data))
+    for row, instance in enumerate(data):
+        assert together[row] == pytest.approx(model.predict(collate([instance]))[0], abs=1e-6)
+
+
 def test_no_padding_id_is_needed_and_the_configuration_is_put_back(make_model):
     own = make_model("GPT2ForSequenceClassification", "GPT2Config", pad_token_id=None)
     assert HuggingFaceClassifier(own).predict(collate(instances())).shape == (5, 2)

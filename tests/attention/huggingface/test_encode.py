@@ -53,7 +53,9 @@ def test_long_texts_are_cut(word_pieces):
     given = words(*["cat"] * 9, "dog", relevance=[0] * 9 + [1], label=0)
     (found,) = encode_for_classifier([given], word_pieces, CLASSES, 6)
     assert len(found.tokens) == 6
+    assert found.truncated
     assert not found.relevant
+    assert not encode_for_classifier([given], word_pieces, CLASSES, 12)[0].truncated
 
 
 def test_target_follows_the_prompt_as_one_text(bytes_with_blanks):

@@ -58,6 +58,8 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def _logits(self, batch: Batch) -> Tensor:
         ours = self._laid_out(batch)
+        if self._marker(ours) is None:
+            return torch.cat([self._logits(ours.rows(slice(i, i + 1))) for i in range(len(ours))])
         with self._padding(ours):
             return super()._logits(ours)
 
@@ -68,26 +70,25 @@ class HuggingFaceClassifier(TorchClassifier):
         return replace(batch, side="right").keep(batch.real)
 
     def _keywords(self, batch: Batch) -> dict[str, Tensor]:
-        unused = self._unused(batch)
-        return inputs_of(self.model, batch, np.where(batch.real, batch.tokens, unused))
+        return inputs_of(self.model, batch, np.where(batch.real, batch.tokens, self._marker(batch) or 0))
 
     @contextmanager
     def _padding(self, batch: Batch) -> Iterator[None]:
-        # Decoders find the token they read by looking for padding ids, and refuse batches where none is
-        # defined. An id that does not occur in the batch marks it beyond doubt.
+        # Decoders read the last token that is not the padding id, and refuse batches where none is defined.
         before = self._text_config.pad_token_id
-        self._text_config.pad_token_id = self._unused(batch)
+        self._text_config.pad_token_id = self._marker(batch) or 0
         try:
             yield
         finally:
             self._text_config.pad_token_id = before
 
-    def _unused(self, batch: Batch) -> int:
-        used = set(batch.tokens[batch.real].tolist())
-        padding = self._text_config.pad_token_id
-        if padding is not None and padding not in used:
-            return int(padding)
-        return next(number for number in range(self._text_config.vocab_size) if number not in used)
+    def _marker(self, batch: Batch) -> int | None:
+        """An id to pad with that no text ends in (None in a vocabulary too small for that)."""
+        ends = set(batch.tokens[np.arange(len(batch)), batch.last].tolist())
+        own = self._text_config.pad_token_id
+        if own is not None and own not in ends:
+            return int(own)
+        return next((number for number in range(self._text_config.vocab_size) if number not in ends), None)
 
     def _find_read(self) -> Literal["first", "last"]:
         tokens = np.arange(_PROBE_LENGTH) % self._text_config.vocab_size

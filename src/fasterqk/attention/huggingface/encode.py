@@ -23,7 +23,8 @@ def encode_for_classifier(
         relevance = _token_relevance(example, encoded["offset_mapping"][row]) * ~special
         tokens = _tokens(encoded["input_ids"][row], example)
         pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
-        instances.append(Instance(tokens, ~special, relevance, label, None, pieces, example.id))
+        cut = bool(encoded.encodings[row].overflowing)
+        instances.append(Instance(tokens, ~special, relevance, label, None, pieces, example.id, cut))
     return instances
 
 
