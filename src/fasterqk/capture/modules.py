@@ -24,7 +24,7 @@ def is_attention(module: nn.Module) -> bool:
         fused = fused or bool(_FUSED.match(name))
     if "q" in letters and "k" in letters:
         return True
-    return fused and says_attention(module)
+    return (fused or "k" in letters) and says_attention(module)
 
 
 def says_attention(module: nn.Module) -> bool:

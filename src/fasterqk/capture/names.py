@@ -28,12 +28,13 @@ _LETTERS = {
     "qkv": "qkv",
     "wqkv": "qkv",
 }
-_OUTPUT = {"o", "wo", "out", "output", "dense", "proj", "projection"}
+_OUTPUT = {"o", "wo", "out", "output", "dense", "proj", "projection", "post", "gate", "ov"}
 _NORM = {"norm", "layernorm", "rmsnorm", "ln", "batchnorm", "groupnorm", "l2norm", "normalization", "bn"}
 # Tables and numbers that are added to the scores or scale them, and act nowhere else.
 _SCORE = re.compile(
     r"relative_attention_bias|rel(ative)?_pos|relative_position|position_bias|rel_bias|relative_bias|"
-    r"logit_scale|sinks?$|attention_bias(es)?$|r_[wrs]_bias|pos_bias|linear_pos|attention_scale|temperature",
+    r"logit_scale|sinks?$|attention_bias(es)?$|r_[wrs]_bias|r_kernel|pos_bias|linear_pos|pos_proj|rel_logits|"
+    r"attention_scale|per_dim_scale|temperature",
     re.IGNORECASE,
 )
 

@@ -14,7 +14,7 @@ from fasterqk.circuits.labels.refusals import (
     refuse_unverified,
     refuse_without_attention,
 )
-from fasterqk.circuits.labels.twin import build_twin, can_have_twin
+from fasterqk.circuits.labels.twin import can_have_twin, twins
 from fasterqk.circuits.labels.user_rules import Rules, apply_rules
 from fasterqk.circuits.slices import Circuits
 from fasterqk.errors import InputError
@@ -73,16 +73,26 @@ def _judgement(model: nn.Module, stated: Mapping[str, Any], verify: bool | str, 
     runs = not any(parameter.is_meta for parameter in model.parameters())
     run = run_guessed if inputs is None else runner(inputs)
     if (not runs or (size > _SMALL and inputs is None)) and can_have_twin(model):
-        twin = build_twin(type(model), model.config, expected=len(plain.scopes))
-        if twin is not None:
-            carried, settled = transfer(_tried(twin, run_guessed), model)
-            if settled or not runs:
-                return carried
-            plain = carried
+        carried, settled = _from_twins(model)
+        if carried is not None and (settled or not runs):
+            return carried
+        plain = carried or plain
     unknown = [name for name in plain.open() if name not in stated]
     if runs and (size <= _COPY or unknown or verify is True):
         return _tried(model, run)
     return plain
+
+
+def _from_twins(model: nn.Module) -> tuple[Judgement | None, bool]:
+    """What the first twin that runs says of ``model``, and whether that settles everything."""
+    best, settled = None, False
+    for twin in twins(type(model), model.config):
+        seen = _tried(twin, run_guessed)
+        if best is None or seen.ran:
+            best, settled = transfer(seen, model)
+        if seen.ran and not seen.failure:
+            break
+    return best, settled
 
 
 def _tried(model: nn.Module, run: Any) -> Judgement:

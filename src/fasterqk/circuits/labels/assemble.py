@@ -33,7 +33,7 @@ def assemble(model: nn.Module, judgement: Judgement, stated: Mapping[str, Any], 
         if _crosses(model, judgement, cut, tied.get(id(parameter), ())):
             cut = [replace(whole, role="shared", decided_by="name")]
         elif heads and scope is not None:
-            cut = cut_by_head(model, scope, parameter, cut)
+            cut = cut_by_head(model, scope, parameter, cut, judgement.heads.get(scope.path))
         slices += _merged(cut)
     return Circuits(tuple(slices))
 

@@ -34,25 +34,29 @@ def head_counts(module: nn.Module) -> tuple[int, int] | None:
     return queries, keys if keys is not None and queries % keys == 0 else queries
 
 
-def cut_by_head(model: nn.Module, scope: Scope, parameter: nn.Parameter, cut: list[Slice]) -> list[Slice]:
+def cut_by_head(
+    model: nn.Module, scope: Scope, parameter: nn.Parameter, cut: list[Slice], seen: int | None = None
+) -> list[Slice]:
     """Slices of one parameter, those of one role for all heads cut head by head.
 
     Queries, keys and values along their output, output projections along their input; key-value heads
     where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
-    output bias) keeps ``head`` None.
+    output bias) keeps ``head`` None. ``seen``: the number of heads the probe saw, for modules that state
+    none.
     """
     whole = cut[0]
     if len(cut) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
         return cut
     address = locate(model, scope.path, whole.parameter, parameter)
     counts = head_counts(scope.module) or _counted(parameter)
+    counts = counts or _from_widths(model, scope) or ((seen, seen) if seen else None)
     if counts is None:
         raise InputError(
             f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
             "say how many heads it has; set num_heads on the module"
         )
     number = counts[0] if whole.role in ("q", "o") else counts[1]
-    axis = _head_axis(address, parameter, whole.role, number, counts[0], _width(model, scope, whole))
+    axis = _head_axis(address, parameter, whole.role, number, counts[0], _width(model, scope, whole.role))
     if axis is None:
         return cut
     number = counts[0] if parameter.shape[axis] == counts[0] else number
@@ -90,16 +94,23 @@ def _head_axis(
     return axis if address.adapter != "in" and shape[axis] == width and width % number == 0 else None
 
 
-def _width(model: nn.Module, scope: Scope, whole: Slice) -> int:
+def _width(model: nn.Module, scope: Scope, role: str) -> int:
     """The rows of the projection that makes these heads: the widest of the same letter in the block."""
     widest = 0
     for name, parameter in model.named_parameters():
         if scope.in_core(name) and parameter.dim() == 2:
             address = locate(model, scope.core, name, parameter)
             said = [meaning(component) for component in address.components]
-            if any(one.letters == whole.role and not one.score for one in said) and address.adapter != "in":
+            if any(one.letters == role and not one.score for one in said) and address.adapter != "in":
                 widest = max(widest, parameter.shape[0 if address.adapter else address.axis])
     return widest
+
+
+def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
+    """Heads counted from the width of one and the rows of the projections."""
+    size = _first((scope.module,), ("head_dim", "attention_head_size", "head_size", "dim_head", "d_head"))
+    queries, keys = (_width(model, scope, role) // size if size else 0 for role in ("q", "k"))
+    return (queries, keys) if queries and keys else None
 
 
 def _counted(parameter: nn.Parameter) -> tuple[int, int] | None:
@@ -110,7 +121,11 @@ def _counted(parameter: nn.Parameter) -> tuple[int, int] | None:
 def _first(owners: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
     for owner in owners:
         for name in names:
-            number = getattr(owner, name, None)
+            try:
+                number = getattr(owner, name, None)
+            except Exception:
+                # Configurations with values per layer refuse to name one for all.
+                continue
             if isinstance(number, int) and not isinstance(number, bool) and number > 0:
                 return number
     return None

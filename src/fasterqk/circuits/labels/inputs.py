@@ -82,6 +82,8 @@ def _for_transformers(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]
         for name, parameter in inspect.signature(model.forward).parameters.items()
         if parameter.default is inspect.Parameter.empty
     ]
+    if "grid_thw" in names:
+        yield {names[0]: _patches(config), "grid_thw": torch.tensor([[1, 4, 4]])}
     decoder = ["decoder_input_ids"] if "decoder_input_ids" in names else []
     seen: list[list[str]] = []
     for chosen in (
@@ -119,8 +121,6 @@ def _input(name: str, config: Any) -> Tensor | None:
         height, width = (size if isinstance(size, list | tuple) else (size, size))[:2]
         channels = _number(vision, "num_channels", "in_channels", "in_chans") or 3
         return torch.randn(1, channels, height, width, generator=generator)
-    if name == "pixel_values_videos":
-        return None
     if name == "input_features":
         audio = getattr(config, "audio_config", None) or config
         bins = _number(audio, "num_mel_bins", "feature_size", "input_feat_per_channel") or 80
@@ -129,6 +129,14 @@ def _input(name: str, config: Any) -> Tensor | None:
     if name == "input_values":
         return torch.randn(1, 4000, generator=generator)
     return None
+
+
+def _patches(config: Any) -> Tensor:
+    """Sixteen patches of a picture, each one row, as vision towers with a grid take them."""
+    channels = _number(config, "in_channels", "num_channels", "in_chans") or 3
+    area = (_number(config, "patch_size", "spatial_patch_size") or 14) ** 2
+    width = channels * area * (_number(config, "temporal_patch_size") or 1)
+    return torch.randn(16, width, generator=torch.Generator().manual_seed(0))
 
 
 def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:

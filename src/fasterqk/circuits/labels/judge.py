@@ -29,6 +29,7 @@ class Judgement:
     found: dict[str, Finding] = field(default_factory=dict)
     ran: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
+    heads: dict[str, int] = field(default_factory=dict)
     failure: str = ""
 
     def scope_of(self, parameter: str) -> Scope | None:
@@ -64,6 +65,8 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
         evidence = probe(model, run, _paths(judgement))
     judgement.ran = set(evidence.attending)
     judgement.silent = set(evidence.silent)
+    judgement.heads = evidence.heads
+    parameters = dict(model.named_parameters())
     for name, own in judgement.guesses.items():
         finding = evidence.findings.get(name)
         scope = judgement.scope_of(name)
@@ -71,7 +74,7 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
             continue
         if own is not None and agree(own, finding):
             judgement.confirmed.add(name)
-        elif _decides(own, finding, scope):
+        elif _decides(own, finding, scope, parameters[name]):
             judgement.found[name] = finding
     return judgement
 
@@ -127,11 +130,12 @@ def _circuits(runs: Any) -> list[tuple[int, int, str]]:
     return joined
 
 
-def _decides(own: Guess | None, finding: Finding, scope: Scope) -> bool:
+def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Parameter) -> bool:
     """Whether the finding replaces the guess it disagrees with."""
     if own is None:
         return True
-    if own.firm:
+    if own.firm or (parameter.dim() == 1 and own.role is not None and finding.role is None):
+        # The softmax forgets a bias of the keys: what the probe sees of it is rounding noise.
         return False
     if own.role == "rest":
         # A norm in front of attention reaches both circuits and is still not part of them; a block that

@@ -69,7 +69,7 @@ def per_head(*parts: tuple[Role, int]) -> Layout:
         size = sum(width for _, width in parts)
         if size <= 0 or rows % size:
             raise ValueError(f"{rows} rows are not heads of {parts}")
-        return [Block(role, width, head) for head in range(rows // size) for role, width in parts]
+        return [Block(role, width, head) for head in range(rows // size) for role, width in parts if width]
 
     return layout
 
@@ -80,7 +80,7 @@ def in_order(*parts: tuple[Role, int]) -> Layout:
     def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
         if sum(size for _, size in parts) != rows:
             raise ValueError(f"{rows} rows are not {parts}")
-        return [Block(role, size) for role, size in parts]
+        return [Block(role, size) for role, size in parts if size]
 
     return layout
 

@@ -45,13 +45,14 @@ class Evidence:
     """What the probe saw: findings by parameter name, and which blocks ran.
 
     ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax. ``elsewhere`` are
-    the modules outside all blocks in which queries met keys.
+    the modules outside all blocks in which queries met keys. ``heads``: how many the probabilities show.
     """
 
     findings: dict[str, Finding]
     attending: frozenset[str]
     silent: frozenset[str]
     elsewhere: tuple[str, ...]
+    heads: dict[str, int]
 
 
 def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
@@ -91,10 +92,10 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     recorder = Recorder()
     trace = SignalTrace(recorder)
     outputs: list[Tensor] = []
-    entered: set[str] = set()
+    finished: set[str] = set()
     with (
         recorder.watching(model),
-        _cutting(model, scopes, outputs, entered),
+        _cutting(model, scopes, outputs, finished),
         torch.enable_grad(),
         trace,
     ):
@@ -116,33 +117,38 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     return Evidence(
         _findings(parameters, heard, outputs) if parameters else {},
         frozenset(inside),
-        frozenset(entered - inside.keys()),
+        frozenset(finished - inside.keys()),
         tuple(dict.fromkeys(elsewhere)),
+        {
+            path: found[0].probabilities.shape[1]
+            for path, found in inside.items()
+            if found[0].probabilities.dim() == 4
+        },
     )
 
 
 @contextmanager
 def _cutting(
-    model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], entered: set[str]
+    model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], finished: set[str]
 ) -> Iterator[None]:
     """Cut what enters each scope out of the graph, and keep what leaves it."""
     handles = []
 
-    def enter(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            entered.add(name)
-            return _detached(args), _detached(kwargs)
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return _detached(args), _detached(kwargs)
+
+    def leave(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            finished.add(name)
+            outputs.extend(_float_tensors(output))
 
         return hook
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        outputs.extend(_float_tensors(output))
 
     try:
         for name in scopes:
             module = model.get_submodule(name)
-            handles.append(module.register_forward_pre_hook(enter(name), with_kwargs=True))
-            handles.append(module.register_forward_hook(leave))
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave(name)))
         yield
     finally:
         for handle in handles:
@@ -156,7 +162,8 @@ def _findings(
     sources = {
         _QUERY: [tensor for signals in found for tensor in signals.queries],
         _KEY: [tensor for signals in found for tensor in signals.keys],
-        _CONTEXT: [tensor for signals in found for tensor in signals.contexts],
+        # Without known queries the probabilities were not cut out of the context.
+        _CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
         _SCORE: [signals.probabilities for signals in found],
         _OUTPUT: outputs,
     }

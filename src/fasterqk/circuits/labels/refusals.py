@@ -17,9 +17,8 @@ def refuse_linear_attention(
 ) -> None:
     """Raise for blocks that mix positions without a softmax, unless rules label all they hold."""
     blocks = {path: module for path, module in model.named_modules() if refused(module) or path in silent}
-    # Name the mixer itself, not what is around it.
-    inner = [path for path in blocks if not any(_inside(other, path) for other in blocks)]
-    left = [path for path in inner if any(name not in stated for name in _held(blocks[path], path))]
+    outer = [path for path in blocks if not any(_inside(path, other) for other in blocks)]
+    left = [path for path in outer if any(name not in stated for name in _held(blocks[path], path))]
     if not left:
         return
     patterns = dict.fromkeys(stack_of(path) for path in left)

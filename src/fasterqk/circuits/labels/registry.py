@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from fasterqk.capture.names import meaning
 from fasterqk.circuits.labels.layouts import (
     Block,
     Layout,
@@ -72,6 +73,23 @@ def _gated_query(module: nn.Module) -> "Layout | Role":
     return per_head(("q", width), ("o", width)) if width and rows == 2 * heads * width else "q"
 
 
+def _gated_latent_query(module: nn.Module) -> Layout:
+    return per_head(("q", _size(module, "qk_head_dim")), ("o", _size(module, "v_head_dim")))
+
+
+def _levit(module: nn.Module) -> Layout:
+    """For each head [q; k; v], or [k; v] where queries are made apart; values are wider."""
+    key = _size(module, "key_dim")
+    value = int(getattr(module, "attention_ratio", 0) * key)
+    query = 0 if hasattr(module, "keys_values") else key
+    return per_head(("q", query), ("k", key), ("v", value))
+
+
+def _second_bias(module: nn.Module) -> Role:
+    """Of the two biases of relative attention, both added to the queries; alone it is one of the values."""
+    return "q" if hasattr(module, "bias_u") else "v"
+
+
 def _size(module: nn.Module, name: str) -> int:
     value = getattr(module, name, None)
     return value if isinstance(value, int) else 0
@@ -90,8 +108,12 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     r"DisentangledSelfAttention": {"in_proj": always(per_group)},
     r"BarkSelfAttention": {"att_proj": always(concatenated)},
     r"Qwen3\w*Attention": {"q_proj": _gated_query},
-    r"\w*Indexer": {"weights_proj": always("q")},
+    r"AXK2Attention": {"q_gate_proj": _gated_latent_query},
+    r"LevitAttention(Subsample)?": {"queries_keys_values": _levit, "keys_values": _levit},
+    r"GraniteSpeech\w*Attention": {"to_kv": always(keys_then_values)},
+    r"DeepseekV4\w*(Attention|Compressor)": {"kv_proj": always("shared"), "gate_proj": always("shared")},
     r"AriaCrossAttention": {"linear": always("o")},
+    r"\w*": {"bias_u": always("q"), "bias_v": _second_bias},
     # Known by its children: every model with latent attention calls them so.
     r"\w*Attention": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},
 }
@@ -103,18 +125,23 @@ def registered(module: nn.Module, child: str) -> "Layout | Role | None":
     for pattern, entries in REGISTRY.items():
         if child in entries and re.fullmatch(pattern, name):
             return entries[child](module)
-    if type(module).__module__.startswith("timm.") and child == "qkv":
+    if child == "qkv" and type(module).__module__.startswith(("timm.", "transformers.")):
         return concatenated
+    if "Indexer" in name:
+        # It chooses which keys are looked at, so all of it is about looking.
+        return "q" if meaning(child).letters == "q" else "k"
     return None
 
 
 # Sequence mixers without a softmax over scores of queries and keys, by class and by what they hold.
 _NO_SOFTMAX = re.compile(
     r"mamba|rwkv|deltanet|deltaattention|lightningattention|linearattention|retention|retnet|hyena|rglru"
-    r"|recurrentblock|mlstm|slstm|xlstmlayer|s4layer|shortconv|fourier|performer",
+    r"|mlstm|slstm|xlstmlayer|s4layer|lfm2\w*shortconv|fourier|performer",
     re.IGNORECASE,
 )
-_NOT_A_MIXER = re.compile(r"norm|embed|model$|forcausallm|cache|head$", re.IGNORECASE)
+_NOT_A_MIXER = re.compile(
+    r"norm|embed|model$|forcausallm|cache|head$|block$|(de|en)coderlayer$", re.IGNORECASE
+)
 _STATE_SPACE = {"A_log", "time_decay", "time_first", "time_mix_key"}
 
 

@@ -4,7 +4,9 @@ import copy
 import re
 from typing import Any
 
-WIDTH, HEADS, HEAD_WIDTH, VOCABULARY, LAYERS = 64, 4, 16, 128, 2
+HEADS, VOCABULARY, LAYERS, POSITIONS = 4, 128, 2, 512
+# Widths of a head to try, narrow first; None leaves all widths alone.
+HEAD_WIDTHS = (16, 64, None)
 
 _HEADS = re.compile(
     r"^(num_attention_heads|num_heads|n_heads?|heads|attention_heads|\w+_attention_heads|encoder_heads|decoder_heads"
@@ -43,11 +45,11 @@ _NOT_LAYERS = re.compile(
 )
 
 
-def shrink(config: Any, *, narrow: bool = True) -> Any:
-    """A small copy of ``config``; with ``narrow`` also its widths, otherwise only depth and vocabulary."""
+def shrink(config: Any, head_width: int | None = HEAD_WIDTHS[0]) -> Any:
+    """A small copy of ``config``: a layer or two of each type, few heads of ``head_width``, few tokens."""
     small = copy.deepcopy(config)
     for part in _parts(small):
-        _shrink_part(part, narrow)
+        _shrink_part(part, head_width)
     return small
 
 
@@ -61,47 +63,33 @@ def _parts(config: Any) -> list[Any]:
     return found
 
 
-def _shrink_part(part: Any, narrow: bool) -> None:
+def _shrink_part(part: Any, head_width: int | None) -> None:
     values = {name: value for name, value in vars(part).items() if not name.startswith("_attn")}
-    heads = next((v for n, v in values.items() if _HEADS.match(n) and _count(v)), None)
+    if any(isinstance(value, list | tuple) and _HEADS.match(name) for name, value in values.items()):
+        head_width = None  # stages with heads of their own: widths follow from each other
+    heads = next((v for n, v in values.items() if _HEADS.match(n) and _count(v)), 0)
     kept = _kept_layers(values)
     for name, value in values.items():
-        new = _smaller(name, value, heads, narrow, len(kept) if kept else LAYERS)
-        if kept and isinstance(value, list) and len(value) == max(len(values["layer_types"]), 1):
+        new = _fewer(name, value, len(kept) or LAYERS)
+        if new is None and head_width is not None:
+            new = _narrower(name, value, heads, head_width)
+        if kept and isinstance(value, list) and len(value) == len(values["layer_types"]):
             new = [value[i] for i in kept]
-        if new is not None and new != value:
+        if new is not None:
             part.__dict__[name] = new
-    if narrow:
-        for rotary in (getattr(part, "rope_parameters", None), getattr(part, "rope_scaling", None)):
-            _shrink_sections(rotary)
+    if head_width is not None:
+        _shrink_sections(values, head_width)
+        _shrink_image(part)
     vocabulary = getattr(part, "vocab_size", None)
-    if isinstance(vocabulary, int):
-        for name, value in vars(part).items():
-            if name.endswith("token_id") and isinstance(value, int) and value >= vocabulary:
-                part.__dict__[name] = value % vocabulary
+    for name, value in values.items():
+        if name.endswith("token_id") and _count(value) and _count(vocabulary) and value >= vocabulary:
+            part.__dict__[name] = value % vocabulary
 
 
-def _shrink_sections(rotary: Any) -> None:
-    """Sections of a rotary embedding (time, height, width) share half the width of a head."""
-    for holder in (rotary, *(rotary.values() if isinstance(rotary, dict) else ())):
-        if isinstance(holder, dict) and isinstance(holder.get("mrope_section"), list | tuple):
-            sections = list(holder["mrope_section"])
-            half = int(HEAD_WIDTH * holder.get("partial_rotary_factor", 1.0)) // 2
-            small = [max(1, half * size // sum(sections)) for size in sections]
-            small[0] += half - sum(small)
-            holder["mrope_section"] = small
-
-
-def _kept_layers(values: dict[str, Any]) -> list[int]:
-    """One layer of each type where a configuration lists the types of its layers, else nothing."""
-    types = values.get("layer_types")
-    if not isinstance(types, list) or not types:
-        return []
-    first = sorted({kind: i for i, kind in reversed(list(enumerate(types)))}.values())
-    return first if len(first) > 1 else [0, min(1, len(types) - 1)]
-
-
-def _smaller(name: str, value: Any, heads: int | None, narrow: bool, layers: int) -> Any:
+def _fewer(name: str, value: Any, layers: int) -> Any:
+    """Fewer layers, tokens, positions and experts; None where ``name`` is none of these."""
+    if name == "depths" and isinstance(value, list | tuple):
+        return type(value)(min(depth, LAYERS) for depth in value)
     if not _count(value):
         return None
     if name in ("vocab_size", "vocab_size_per_layer_input", "text_vocab_size"):
@@ -111,31 +99,56 @@ def _smaller(name: str, value: Any, heads: int | None, narrow: bool, layers: int
     if name == "max_source_positions":
         return min(value, 64)
     if name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        return min(value, 512)
+        return min(value, POSITIONS)
     if _EXPERTS.match(name):
         return min(value, 4)
     if _CHOSEN.match(name):
         return min(value, 2)
-    if not narrow:
+    return 1 if name in ("n_group", "topk_group", "num_expert_groups") else None
+
+
+def _narrower(name: str, value: Any, heads: int, head_width: int) -> Any:
+    """Fewer and narrower heads, and the width that goes with them."""
+    if not _count(value):
         return None
+    few = min(heads or HEADS, HEADS)
     if _KEY_HEADS.match(name):
-        return _key_heads(value, heads or value)
+        if value == 1 or value >= heads:
+            return min(value, few)
+        return max(1, min(value, few // 2))
     if _HEADS.match(name):
         return min(value, HEADS)
     if _HEAD_WIDTH.match(name) or name == "rotary_dim":
-        return min(value, HEAD_WIDTH)
-    if _WIDTH.match(name):
-        return min(value, WIDTH)
-    if _INNER.match(name):
-        return min(value, WIDTH)
-    return None
+        return min(value, head_width)
+    return min(value, HEADS * head_width) if _WIDTH.match(name) or _INNER.match(name) else None
 
 
-def _key_heads(value: int, heads: int) -> int:
-    small = min(heads, HEADS)
-    if value >= heads:
-        return small
-    return 1 if value == 1 else max(1, min(value, small // 2))
+def _shrink_sections(values: dict[str, Any], head_width: int) -> None:
+    """Sections of a rotary embedding (time, height, width) share half the width of a head."""
+    for rotary in (values.get("rope_parameters"), values.get("rope_scaling")):
+        for holder in (rotary, *(rotary.values() if isinstance(rotary, dict) else ())):
+            if isinstance(holder, dict) and isinstance(holder.get("mrope_section"), list | tuple):
+                sections = list(holder["mrope_section"])
+                half = int(head_width * holder.get("partial_rotary_factor", 1.0)) // 2
+                small = [max(1, half * size // sum(sections)) for size in sections]
+                small[0] += half - sum(small)
+                holder["mrope_section"] = small
+
+
+def _shrink_image(part: Any) -> None:
+    size: Any = getattr(part, "image_size", None)
+    patch: Any = getattr(part, "patch_size", None)
+    if _count(size) and _count(patch) and not hasattr(part, "window_size"):
+        part.image_size = min(size, 4 * patch)
+
+
+def _kept_layers(values: dict[str, Any]) -> list[int]:
+    """One layer of each type where a configuration lists the types of its layers, else nothing."""
+    types = values.get("layer_types")
+    if not isinstance(types, list) or not types:
+        return []
+    first = sorted({kind: i for i, kind in reversed(list(enumerate(types)))}.values())
+    return first if len(first) > 1 else [0, min(1, len(types) - 1)]
 
 
 def _count(value: Any) -> bool:

@@ -21,6 +21,7 @@ _PROBABILITIES = "_fasterqk_weights"
 _CONTEXT = "_fasterqk_context"
 # A projection ends what was a context; everything before it (norms, gates) still belongs to it.
 _PROJECTIONS = {F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, *PRODUCTS}
+_PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
 
 
 @dataclass(eq=False)
@@ -62,9 +63,14 @@ class SignalTrace(TorchFunctionMode):
         weighting = [getattr(t, _PROBABILITIES) for t in tensors if hasattr(t, _PROBABILITIES)]
         if func in PRODUCTS and weighting:
             output = func(*_cut(args), **kwargs)
-            self._weigh(weighting[0], output)
+            weighting[0].contexts.append(output)
+            setattr(output, _CONTEXT, weighting[0])
             return output
         output = func(*args, **kwargs)
+        if func is Tensor.__setitem__:
+            output = args[0]  # scores written into a larger tensor, piece by piece
+            _carry(func, tensors, output)
+            return None
         if not isinstance(output, Tensor):
             return output
         if func in SOFTMAXES:
@@ -77,14 +83,13 @@ class SignalTrace(TorchFunctionMode):
             return output
         self._project(func, tensors, output)
         if func in PRODUCTS and len(tensors) >= 2:
-            setattr(output, _SCORES, [_query_and_key(func, args, tensors)])
+            pair = _query_and_key(func, args, tensors)
+            # A product with a weight is a projection; scores come from two activations.
+            if not any(isinstance(_source(one), nn.Parameter) for one in pair):
+                setattr(output, _SCORES, [pair])
         else:
             _carry(func, tensors, output)
         return output
-
-    def _weigh(self, signals: Signals, output: Tensor) -> None:
-        signals.contexts.append(output)
-        setattr(output, _CONTEXT, signals)
 
     def _project(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
         for operand in tensors:
@@ -96,22 +101,30 @@ class SignalTrace(TorchFunctionMode):
 
 
 def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
-    scores: list[tuple[Tensor, Tensor]] = []
+    """Hand marks on to what still holds the marked elements: masked, padded, joined, cut out."""
+    scores: list[tuple[Tensor, Tensor]] = list(getattr(output, _SCORES, ()))
     for operand in tensors:
-        if not carries(func, operand, output):
+        if func not in _PIECES and output.numel() < operand.numel():
             continue
         if hasattr(operand, _PROBABILITIES):
             setattr(output, _PROBABILITIES, getattr(operand, _PROBABILITIES))
         scores += [pair for pair in getattr(operand, _SCORES, ()) if all(pair is not own for own in scores)]
-    if scores:
+    if scores and func not in _PROJECTIONS:
         setattr(output, _SCORES, scores)
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """The tensor that ``tensor`` is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def _cut(args: tuple[Any, ...]) -> tuple[Any, ...]:
     def cut(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return type(value)(cut(item) for item in value)
-        return value.detach() if isinstance(value, Tensor) and hasattr(value, _PROBABILITIES) else value
+        # Other softmaxes (a gate, a kernel) are no attention, and stay in the graph.
+        signals = getattr(value, _PROBABILITIES, None)
+        return value.detach() if signals is not None and signals.queries else value
 
     return tuple(cut(value) for value in args)
 
