@@ -125,7 +125,7 @@ class Measurement:
         return rows
 
     def _repr_html_(self) -> str:
-        from fasterqk.attention.html import measurement_html
+        from fasterqk.attention.notebook import measurement_html
 
         return measurement_html(self)
 

@@ -51,6 +51,9 @@ def draw_dtap(
             column, row, text, ha="center", va="center", color=color, fontsize=7, alpha=1 if value else 0.5
         )
     borders = np.arange(len(edges)) - 0.5
+    for border in borders[1:-1]:
+        axes.axhline(border, color="white", linewidth=0.5, alpha=0.4)
+        axes.axvline(border, color="white", linewidth=0.5, alpha=0.4)
     # The released edges end at 1.001 or 1.1 to close the last interval; what they mean is 1.
     names = [f"{min(edge, 1):g}" for edge in edges]
     axes.set_xticks(borders, names)
