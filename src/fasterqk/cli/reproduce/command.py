@@ -8,7 +8,7 @@ from fasterqk.cli.parser import Parser, add_json, examples
 
 # A module of this folder each, with SUMMARY, EXAMPLES, `configure(parser)`, `run(arguments) -> dict`
 # (what --json prints) and `show(result)` (what people read).
-EXPERIMENTS = ["fig2", "fig3", "fig4", "table-hatexplain", "table-agreement", "all"]
+EXPERIMENTS = ["fig2", "fig2-init", "fig3", "fig4", "table-hatexplain", "table-agreement", "phase", "all"]
 
 
 def configure(parser: Parser) -> None:
