@@ -1,0 +1,135 @@
+"""Draws the phase diagram: attention over ratio and init, beside the theory, and under Adam."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fasterqk.experiments.phase import Phase
+from fasterqk.experiments.synthetic_grid import Point
+from fasterqk.report.figure import save_figure
+from fasterqk.report.style import HEATMAP, PARAMETERIZATION_COLORS, plotting
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_VALUES = {"scale": "scale of the init", "gamma": "share γ of distinct tokens"}
+_SOFTMAX = {"paper": "50 outputs", "scaled": "50 outputs, scaled scores", "closed": "4 outputs"}
+
+
+def write_phase(data: Phase, out: Path) -> dict[str, str]:
+    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
+    levels = ", ".join(
+        f"{name} {level:.2g}" for name, level in dict.fromkeys((p.protocol, p.level) for p in data.grid)
+    )
+    protocols = "-".join(dict.fromkeys(point.protocol for point in data.grid))
+    rows = [{"arm": "SGD", **point.record()} for point in data.grid]
+    rows += [{"arm": "Adam", **point.record()} for point in data.adam]
+    rows += [{"arm": "theory", "parameterization": "CACO", **point} for point in data.theory]
+    with plotting():
+        return save_figure(
+            draw_phase(data),
+            out,
+            f"phase-{data.over}-{protocols}",
+            title=f"Where faster query-key learning sharpens attention, over the {_VALUES[data.over]}",
+            caption="Attention on distinct tokens at matched training loss"
+            f" ({levels}) over the ratio of learning rates; a cell without a number did not reach that loss."
+            " The line for the theory is Theorem 1 with a fixed query and is indicative: its background is"
+            " zero-mean, that of the language is not. Bars: the same models trained with Adam.",
+            rows=rows,
+        )
+
+
+def draw_phase(data: Phase) -> "Figure":
+    """A row a protocol: four heat maps, CACO against the theory, Adam; call inside ``plotting()``."""
+    import matplotlib.pyplot as plt
+
+    protocols = list(dict.fromkeys(point.protocol for point in data.grid))
+    figure = plt.figure(figsize=(13.5, 3.0 * len(protocols)))
+    grid = figure.add_gridspec(len(protocols), 6, width_ratios=[1, 1, 1, 1, 1.15, 1.0])
+    maps: list[Any] = []
+    image: Any = None
+    for row, protocol in enumerate(protocols):
+        for column, name in enumerate(PARAMETERIZATION_COLORS):
+            axis = figure.add_subplot(grid[row, column])
+            image = _heat_map(axis, data, protocol, name)
+            axis.set_ylabel(f"{_SOFTMAX[protocol]}\n{_VALUES[data.over]}" if column == 0 else "")
+            maps.append(axis)
+        _against_theory(figure.add_subplot(grid[row, 4]), data, protocol)
+        _adam(figure.add_subplot(grid[row, 5]), data, protocol)
+    bar = figure.colorbar(image, ax=maps, label="attention on distinct tokens", shrink=0.7, pad=0.015)
+    bar.ax.grid(False)
+    return figure
+
+
+def value_of(point: Point, over: str) -> float:
+    """What varies beside the ratio."""
+    return point.cell.ov_init.scale if over == "scale" else point.cell.language.gamma
+
+
+def _heat_map(axis: "Axes", data: Phase, protocol: str, name: str) -> Any:
+    own = [p for p in data.grid if (p.protocol, p.cell.parameterization) == (protocol, name)]
+    ratios = list(dict.fromkeys(point.cell.qk_ratio for point in own))
+    values = list(dict.fromkeys(value_of(point, data.over) for point in own))
+    cells = np.full((len(values), len(ratios)), np.nan)
+    for point in own:
+        if point.alpha is not None:
+            place = values.index(value_of(point, data.over)), ratios.index(point.cell.qk_ratio)
+            cells[place] = point.alpha.mean
+    image = axis.imshow(cells, origin="lower", cmap=HEATMAP, vmin=0, vmax=1, aspect="auto")
+    for (row, column), alpha in np.ndenumerate(cells):
+        text = "–" if np.isnan(alpha) else f"{alpha:.2f}".removeprefix("0")
+        color = "black" if alpha > 0.55 or np.isnan(alpha) else "white"
+        axis.text(column, row, text, ha="center", va="center", fontsize=6.5, color=color)
+    axis.set_xticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios], fontsize=7)
+    axis.set_yticks(range(len(values)), [f"{value:g}" for value in values], fontsize=7)
+    axis.set(title=name, xlabel=r"ratio $r=\eta_{QK}/\eta_{OV}$")
+    axis.grid(False)
+    return image
+
+
+def _against_theory(axis: "Axes", data: Phase, protocol: str) -> None:
+    own = [p for p in data.grid if (p.protocol, p.cell.parameterization) == (protocol, "CACO")]
+    gammas = list(dict.fromkeys(point["gamma"] for point in data.theory))
+    for place, value in enumerate(dict.fromkeys(value_of(point, data.over) for point in own)):
+        line = [p for p in own if value_of(p, data.over) == value and p.alpha is not None]
+        axis.plot(
+            [p.cell.qk_ratio for p in line],
+            [p.alpha.mean for p in line if p.alpha],
+            "o-",
+            markersize=3,
+            linewidth=1,
+            color=PARAMETERIZATION_COLORS["CACO"],
+            alpha=0.35 + 0.2 * place,
+            label="trained" if place == 0 else None,
+        )
+    for place, gamma in enumerate(gammas):
+        exact = [p for p in data.theory if p["gamma"] == gamma and p["protocol"] == protocol]
+        axis.plot(
+            [p["qk_ratio"] for p in exact],
+            [p["alpha"] for p in exact],
+            "k--",
+            linewidth=1,
+            alpha=0.35 + 0.2 * place if len(gammas) > 1 else 1,
+            label="theory (indicative)" if place == 0 else None,
+        )
+    axis.set(xscale="log", xlabel="ratio $r$", title="CACO and the theory", ylim=(-0.03, 1.03))
+    axis.legend(loc="best")
+
+
+def _adam(axis: "Axes", data: Phase, protocol: str) -> None:
+    own = [point for point in data.adam if point.protocol == protocol]
+    ratios = list(dict.fromkeys(point.cell.qk_ratio for point in own))
+    names = list(PARAMETERIZATION_COLORS)
+    for place, ratio in enumerate(ratios):
+        for point in own:
+            if point.cell.qk_ratio == ratio and point.alpha is not None:
+                x = names.index(point.cell.parameterization) + 0.38 * place
+                axis.bar(x, point.alpha.mean, width=0.34, color=("0.7", "0.35")[place])
+    for place, ratio in enumerate(ratios):
+        axis.bar(0, 0, color=("0.7", "0.35")[place], label=f"$r={ratio:g}$")
+    axis.set_xticks(np.arange(len(names)) + 0.19, names, fontsize=7)
+    axis.set(title="Adam", ylim=(0, 1.22), yticks=np.linspace(0, 1, 6))
+    axis.grid(False, axis="x")
+    axis.legend(loc="upper center", ncols=2)
