@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import gelu
+from torch.nn.functional import gelu, linear
 
 from fasterqk.capture import record
 from fasterqk.models.embedding import Embedding
@@ -54,26 +54,46 @@ class Attention(nn.Module):
         self.b_V = nn.Parameter(torch.zeros(config.heads, config.head_width))
         self.b_O = nn.Parameter(torch.zeros(config.width))
 
-    def forward(self, rows: Tensor, stream: Tensor, hidden: Tensor) -> Tensor:
-        """What the ``rows`` (batch, row, width) read from the ``stream`` (batch, position, width).
+    def forward(self, stream: Tensor, rows: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
+        """What positions of the ``stream`` (batch, position, width) read from those up to themselves.
 
-        ``hidden`` (batch or 1, row, position) is true where a row may not look.
+        Every position, or only one of each text: ``rows`` (batch, width), which may not look where
+        ``hidden`` (batch, position) is true.
         """
-        batch, count, width = rows.shape
+        return (
+            self._all_rows(stream) if rows is None or hidden is None else self._one_row(stream, rows, hidden)
+        )
+
+    def _all_rows(self, stream: Tensor) -> Tensor:
+        batch, length, width = stream.shape
         heads, _, head_width = self.W_Q.shape
-        flat = rows.reshape(1, -1, width)
-        query = torch.baddbmm(self.b_Q[:, None], flat.expand(heads, -1, -1), self.W_Q)
-        # (head, batch * row, width) -> (batch, head * row, width)
-        asked = torch.bmm(query, self.W_K.transpose(1, 2)) * head_width**-0.5
-        asked = asked.view(heads, batch, count, width).transpose(0, 1).reshape(batch, -1, width)
-        scores = torch.bmm(asked, stream.transpose(1, 2)).view(batch, heads, count, -1)
-        weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
+        query, key, value = (
+            linear(stream, weight.transpose(1, 2).reshape(-1, width), bias)
+            .view(batch, length, heads, head_width)
+            .transpose(1, 2)
+            for weight, bias in (
+                (self.W_Q, self.b_Q.view(-1)),
+                (self.W_K, None),
+                (self.W_V, self.b_V.view(-1)),
+            )
+        )
+        later = torch.ones(length, length, dtype=torch.bool, device=stream.device).triu(1)
+        scores = query @ key.transpose(2, 3) * head_width**-0.5
+        weights = scores.masked_fill(later, -torch.inf).softmax(3)
         record(self, weights)
-        mixed = torch.bmm(weights.view(batch, heads * count, -1), stream)
-        mixed = mixed.view(batch, heads, count, width).transpose(0, 1).reshape(heads, -1, width)
+        mixed = (weights @ value).transpose(1, 2).reshape(batch, length, -1)
+        return linear(mixed, self.W_O.view(-1, width).T, self.b_O)
+
+    def _one_row(self, stream: Tensor, rows: Tensor, hidden: Tensor) -> Tensor:
+        heads, _, head_width = self.W_Q.shape
+        query = torch.baddbmm(self.b_Q[:, None], rows.expand(heads, -1, -1), self.W_Q)
+        asked = torch.bmm(query, self.W_K.transpose(1, 2))  # (head, batch, width)
+        scores = torch.bmm(stream, asked.permute(1, 2, 0)) * head_width**-0.5  # (batch, position, head)
+        weights = scores.masked_fill(hidden[:, :, None], -torch.inf).softmax(1).transpose(1, 2)
+        record(self, weights[:, :, None])
+        mixed = torch.bmm(weights, stream).transpose(0, 1)
         values = torch.baddbmm(self.b_V[:, None], mixed, self.W_V)
-        together = values.transpose(0, 1).reshape(-1, heads * head_width)
-        return torch.addmm(self.b_O, together, self.W_O.view(-1, width)).view(batch, count, width)
+        return torch.bmm(values, self.W_O).sum(0) + self.b_O
 
 
 class MLP(nn.Module):
@@ -87,7 +107,9 @@ class MLP(nn.Module):
         self.b_out = nn.Parameter(torch.zeros(config.width))
 
     def forward(self, rows: Tensor) -> Tensor:
-        return gelu(rows @ self.W_in + self.b_in, approximate="tanh") @ self.W_out + self.b_out
+        """The map at every row, ``(..., width)``."""
+        middle = gelu(linear(rows, self.W_in.T, self.b_in), approximate="tanh")
+        return linear(middle, self.W_out.T, self.b_out)
 
 
 class Block(nn.Module):
@@ -99,14 +121,15 @@ class Block(nn.Module):
         self.mlp = MLP(config, generator) if config.mlp_width else None
         self.residual = config.residual
 
-    def forward(self, rows: Tensor, stream: Tensor, hidden: Tensor) -> Tensor:
-        """The ``rows`` of the stream after this block; see :class:`Attention` for shapes."""
-        read = self.attention(rows, stream, hidden)
+    def forward(self, stream: Tensor, rows: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
+        """The stream after this block, or its ``rows`` alone; see :class:`Attention` for shapes."""
+        read: Tensor = self.attention(stream, rows, hidden)
+        rows = stream if rows is None else rows
         rows = rows + read if self.residual else read
         if self.mlp is None:
             return rows
-        added: Tensor = self.mlp(rows)
-        return rows + added if self.residual else added
+        changed: Tensor = self.mlp(rows)
+        return rows + changed if self.residual else changed
 
 
 class Classifier(nn.Module):
@@ -143,16 +166,14 @@ class Classifier(nn.Module):
         """
         length = tokens.shape[1]
         stream = self.embedding(tokens) + self.positions[:length]
-        place = torch.arange(length, device=tokens.device)
-        whole = len(self.blocks) if every_row else len(self.blocks) - 1
-        if whole:
-            hidden = (place[None, :] > place[:, None])[None]
-            for block in self.blocks[:whole]:
-                stream = block(stream, stream, hidden)
-        rows = stream.gather(1, read[:, None, None].expand(-1, 1, stream.shape[2]))
+        instance = torch.arange(len(read), device=read.device)
+        for block in self.blocks[: len(self.blocks) - (not every_row)]:
+            stream = block(stream)
+        rows = stream[instance, read]
         if not every_row:
-            rows = self.blocks[-1](rows, stream, (place > read[:, None])[:, None])
-        return torch.addmm(self.b_U, rows[:, 0], self.W_U)
+            hidden = torch.arange(length, device=read.device) > read[:, None]
+            rows = self.blocks[-1](stream, rows, hidden)
+        return torch.addmm(self.b_U, rows, self.W_U)
 
 
 def _normal(shape: tuple[int, ...], config: ClassifierConfig, generator: torch.Generator) -> nn.Parameter:
