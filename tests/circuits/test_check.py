@@ -146,3 +146,11 @@ def test_a_missing_loss_is_told(net, label):
     made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
     with pytest.raises(InputError, match="returned Tensor without a loss"):
         check_circuits(model, made, model.inputs)
+
+
+def test_a_rate_of_zero_is_told(net, label):
+    model = net(separate=True)
+    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
+    optim.lr_scheduler.LambdaLR(made, lambda step: float(step))
+    with pytest.raises(InputError, match="is 0 at this step"):
+        check_circuits(model, made, model.inputs, loss_of(model))

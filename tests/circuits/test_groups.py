@@ -55,7 +55,7 @@ def test_groups_partition_the_trainable_parameters(net, label, qk, ov, decay, fr
 
 def test_fused_weights_need_make_optimizer(net, label):
     model = net("rows")
-    with pytest.raises(InputError, match=r"layers\.0\.qkv and 3 more .* use make_optimizer"):
+    with pytest.raises(InputError, match=r"4 parameters, such as layers\.0\.qkv, hold .* use make_optimizer"):
         param_groups(model, lr=1e-3, qk_ratio=2, circuits=label(model))
     assert len(param_groups(model, lr=1e-3, circuits=label(model))) == 1
 

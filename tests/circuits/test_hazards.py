@@ -220,7 +220,7 @@ def test_normalising_scaled_gradients_is_refused(unscaled, net, label):
 def test_sharded_weights_are_refused(net, label):
     model = net("rows")
     model.layers[0].qkv.placements = ("shard",)  # what a DTensor has
-    with raises(r"layers\.0\.qkv is sharded"):
+    with raises(r"layers\.0\.qkv is fused and sharded"):
         make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(model))
 
 

@@ -1,5 +1,7 @@
 """One ratio, one a layer, one a head, or a function."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -143,8 +145,13 @@ def test_a_ratio_a_head_needs_labels_a_head(net, label):
 def test_labels_of_another_model_are_refused(net, label):
     model = net()
     parts = tuple(label(model))
+    short = dataclasses.replace(parts[2], stop=30)
     for broken, told in (
-        (parts[1:], "layers.0.qkv.*cover nothing|cover 12:24"),
+        (parts[3:], r"layers\.0\.qkv \(shape \(36, 12\)\) cover nothing"),
+        (
+            (*parts[:2], short, *parts[3:]),
+            "cover 0:12 of axis 0, 12:24 of axis 0, 24:30 of axis 0, not every",
+        ),
         ((*parts, Slice("gone", None, None, None, "q", 0, "rule", 1)), "'gone'"),
     ):
         with pytest.raises(InputError, match=told):

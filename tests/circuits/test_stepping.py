@@ -152,6 +152,24 @@ def test_a_class_whose_step_calls_its_parents_steps_once(layout, net, label, tra
     assert torch.equal(ours.qkv(), plain.qkv())
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
+def test_hooks_of_the_user_act_on_the_step(layout, net, label, train):
+    """A hook that changes gradients just before the step, registered after ours."""
+    fused, apart = net(layout), net(layout, separate=True)
+    for model in (fused, apart):
+        made = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=5, circuits=label(model), fused=True)
+
+        def halve(*_, model=model):
+            for parameter in model.parameters():
+                parameter.grad.mul_(0.5)
+
+        handle = made.register_step_pre_hook(halve)
+        train(model, made, 3)
+        handle.remove()
+        train(model, made, 1)
+    assert torch.equal(fused.qkv(), apart.qkv())
+
+
 def test_groups_added_later_are_the_users_own(net, label, train):
     model = net("rows")
     made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))

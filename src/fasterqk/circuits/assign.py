@@ -79,7 +79,7 @@ def assign(
         if not parameter.requires_grad or (only is not None and not only(name, parameter)):
             continue
         parts = slices.get(id(parameter), []) if circuits is not None else [None]
-        runs = [_run(part, parameter, resolver, name not in exempt) for part in parts]
+        runs = [_run(part, resolver, name not in exempt) for part in parts]
         if circuits is not None:
             _check_cover(name, parameter, runs)
         assigned.append(Assigned(name, parameter, _merge(runs)))
@@ -102,7 +102,7 @@ def _by_parameter(model: nn.Module, circuits: Circuits | None) -> dict[int, list
     return {key: next(iter(names.values())) for key, names in found.items()}
 
 
-def _run(part: Slice | None, parameter: nn.Parameter, resolver: Resolver, decayed: bool) -> Run:
+def _run(part: Slice | None, resolver: Resolver, decayed: bool) -> Run:
     settings, usual = resolver.settings(part, decayed), resolver.settings(None, decayed)
     arm = "base" if part is None or settings == usual else part.circuit
     exempt = not decayed and settings != resolver.settings(part, True)

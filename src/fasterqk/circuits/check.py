@@ -47,10 +47,12 @@ def check_circuits(
     stepping = stepping_of(optimizer)
     optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
     members = stepping.members if stepping else _members(model, optimizer)
+    base = float(stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"])
+    if base == 0:
+        raise InputError("the base learning rate is 0 at this step (a warm-up?), so nothing would move")
     ratios = _ratios(optimizer, stepping)
     as_set = _updates(model, optimizer, stepping, members, batch, loss, slow=False)
     at_base = _updates(model, optimizer, stepping, members, batch, loss, slow=True)
-    base = float(stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"])
     rows = []
     for circuit in ("qk", "ov", "shared", "rest"):
         places = [i for i, (part, _) in enumerate(members) if part.circuit == circuit]

@@ -1,10 +1,10 @@
 """What a check of the circuits found, as a table."""
 
-import html
 import math
 from dataclasses import dataclass
 
-from fasterqk.circuits.describe import count, rate
+from fasterqk.circuits.describe import rate
+from fasterqk.circuits.table import html_table, readable, text_table
 
 _TOLERANCE = 0.01
 
@@ -44,47 +44,24 @@ class CircuitCheck:
         """Whether every circuit moves as its ratio promises."""
         return all(row.ok for row in self.rows)
 
-    def cells(self) -> list[list[str]]:
-        """The table with its heading."""
-        heading = [
-            "circuit",
-            "parameters",
-            "tensors",
-            "lr",
-            "update (rms)",
-            "moved",
-            "promised",
-            "measured",
-            "",
-        ]
-        lines = [
-            [
-                row.circuit,
-                count(row.parameters),
-                str(row.tensors),
-                rate(row.lr),
-                f"{row.update:.3e}",
-                f"{row.moved:.0%}",
-                f"{row.promised:.4g}",
-                "did not move" if math.isnan(row.measured) else f"{row.measured:.4g}",
-                "ok" if row.ok else "DIFFERS",
-            ]
+    def _table(self) -> list[dict[str, str]]:
+        return [
+            {
+                "circuit": row.circuit,
+                "parameters": readable(row.parameters),
+                "tensors": str(row.tensors),
+                "lr": rate(row.lr),
+                "update (rms)": f"{row.update:.3e}",
+                "moved": f"{row.moved:.0%}",
+                "promised": f"{row.promised:.4g}",
+                "measured": "did not move" if math.isnan(row.measured) else f"{row.measured:.4g}",
+                "": "ok" if row.ok else "DIFFERS",
+            }
             for row in self.rows
         ]
-        return [heading, *lines]
 
     def __str__(self) -> str:
-        table = self.cells()
-        widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-        lines = [
-            "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table
-        ]
-        return "\n".join([self.setting, *(line.rstrip() for line in lines)])
+        return f"{self.setting}\n{text_table(self._table())}"
 
     def _repr_html_(self) -> str:
-        heading, *lines = ([html.escape(cell) for cell in line] for line in self.cells())
-        rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
-        return (
-            f"<table><caption>{html.escape(self.setting)}</caption>"
-            f"<tr>{''.join(f'<th>{cell}</th>' for cell in heading)}</tr>{rows}</table>"
-        )
+        return html_table(self._table(), self.setting)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from fasterqk.circuits.stepping import stepping_of
+from fasterqk.circuits.table import readable
 
 
 @dataclass(frozen=True)
@@ -19,10 +20,11 @@ class Share:
     changing: bool
 
     def __str__(self) -> str:
+        tensors = f"{self.tensors} tensor{'s' * (self.tensors != 1)}"
         split = f", {self.split} split" if self.split else ""
         low, high = rate(min(self.rates)), rate(max(self.rates))
         return (
-            f"{self.name} {count(self.parameters)} parameters ({self.tensors} tensors{split}) lr "
+            f"{self.name} {readable(self.parameters)} parameters ({tensors}{split}) lr "
             + (low if low == high else f"{low} to {high}")
             + (" at this step" if self.changing else "")
         )
@@ -53,9 +55,9 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
             for index, group in enumerate(optimizer.param_groups)
         ]
     base = float(stepping.base_rate(optimizer))
-    split = {
-        name.split("[")[0] for group in optimizer.param_groups for name in group["param_names"] if "[" in name
-    }
+    places: dict[str, set[int]] = {}
+    for part, index in stepping.members:
+        places.setdefault(part.parameter, set()).add(index)
     found = []
     for circuit in ("qk", "ov", "shared", "rest"):
         parts = [(part, index) for part, index in stepping.members if part.circuit == circuit]
@@ -67,20 +69,12 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
                     circuit,
                     sum(part.numel for part, _ in parts),
                     len(names),
-                    len(names & split),
+                    sum(len(places[name]) > 1 for name in names),
                     tuple(base * stepping.ratio_now(optimizer, index) for index in groups),
                     any(callable(stepping.plans[index].ratio) for index in groups),
                 )
             )
     return found
-
-
-def count(number: int) -> str:
-    """``1234567`` as ``1.2M``."""
-    for unit, size in (("B", 10**9), ("M", 10**6), ("k", 10**3)):
-        if number >= size:
-            return f"{number / size:.1f}{unit}"
-    return str(number)
 
 
 def rate(value: float) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 
 from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.find import find_circuits
-from fasterqk.circuits.ramp import checked_ratio
+from fasterqk.circuits.numbers import checked_number
 from fasterqk.circuits.rules import CIRCUITS
 from fasterqk.circuits.slices import Circuits, Slice
 from fasterqk.errors import InputError
@@ -37,7 +37,7 @@ def normalize_gradients(
     for circuit, norm in norms.items():
         if circuit not in CIRCUITS:
             raise InputError(f"{circuit!r} is not a circuit; circuits are {', '.join(CIRCUITS)}")
-        checked_ratio(norm, f"the gradient norm of {circuit!r}")
+        checked_number(norm, f"the gradient norm of {circuit!r}")
     model = uncompiled(model)
     labels = circuits if circuits is not None else find_circuits(model)
     before = {}

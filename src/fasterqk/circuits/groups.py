@@ -120,8 +120,8 @@ def param_groups(
     fused = [each.name for each in assigned if each.split]
     if fused:
         raise InputError(
-            f"{fused[0]} and {len(fused) - 1} more parameters hold several circuits in one tensor, "
-            "which parameter groups cannot split: use make_optimizer(model, optimizer_class, lr=..., ...)"
+            f"{len(fused)} parameters, such as {fused[0]}, hold several circuits in one tensor, which "
+            "parameter groups cannot split: use make_optimizer(model, optimizer_class, lr=..., ...)"
         )
     groups = gather((each.runs[0], each.parameter, each.name) for each in assigned)
     if any(callable(group.settings.ratio) for group in groups):

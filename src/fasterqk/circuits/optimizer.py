@@ -43,8 +43,10 @@ def make_optimizer(
 ) -> OptimizerT:
     """An ``optimizer_class`` for ``model`` whose query-key circuit learns ``qk_ratio`` times faster.
 
-    >>> model = nn.TransformerEncoderLayer(8, 2)                                       # doctest: +SKIP
-    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)     # doctest: +SKIP
+    >>> model = nn.TransformerEncoderLayer(8, 2)
+    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)
+    >>> type(optimizer).__name__, [group["name"] for group in optimizer.param_groups]
+    ('AdamW', ['base', 'qk'])
 
     Returns an optimizer of exactly that class. Fused weights (``c_attn``, ``in_proj_weight``,
     ``query_key_value``) are trained slice by slice without touching the module or its state dict.
@@ -71,7 +73,7 @@ def make_optimizer(
         raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
     labels = labels_for(model, request, circuits)
     assigned = assign(model, request, labels, only)
-    fused, pieces = _split(model, assigned, mechanism, optimizer_class, bool(kwargs.get("fused")))
+    fused, pieces = _split(model, assigned, mechanism, optimizer_class, _wants_fused(optimizer_class, kwargs))
     groups = gather(pieces)
     optimizer = optimizer_class([group.options(lr) for group in groups], lr=lr, **kwargs)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -82,8 +84,8 @@ def make_optimizer(
     ]
     if request.same_everywhere:
         return optimizer
-    trained = {id(parameter): parameter for group in groups for parameter in group.parameters}
-    trained |= {id(each.parameter): each.parameter for each in fused}
+    trained = {id(parameter) for group in groups for parameter in group.parameters}
+    trained |= {id(each.parameter) for each in fused}
     Stepping(
         plans,
         fused,
@@ -191,6 +193,11 @@ def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
         raise InputError(f"{optimizer_class!r} is not an optimizer class such as torch.optim.AdamW")
     if isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.LBFGS):
         raise InputError("LBFGS knows one rate for all parameters and cannot train circuits apart; use AdamW")
+
+
+def _wants_fused(optimizer_class: Any, kwargs: dict[str, Any]) -> bool:
+    """Also where it is wrapped: ``functools.partial(AdamW, fused=True)``."""
+    return bool({**getattr(optimizer_class, "keywords", {}), **kwargs}.get("fused"))
 
 
 def _knows_strides(optimizer_class: Any) -> bool:

@@ -1,10 +1,9 @@
 """Ratios that change while training goes on."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
+from fasterqk.circuits.numbers import checked_number
 from fasterqk.errors import InputError
 
 Schedule = Callable[[int], float]
@@ -27,7 +26,7 @@ class Ramp:
 
     def __post_init__(self) -> None:
         for value in (self.start, self.stop):
-            checked_ratio(value, f"{self!r}: the ratio")
+            checked_number(value, f"{self!r}: the ratio")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise InputError(f"{self!r}: steps must be a whole number of at least 1, not {self.steps!r}")
 
@@ -35,14 +34,3 @@ class Ramp:
         """The ratio at ``step``; the first step is 0."""
         done = min(max(step, 0) / self.steps, 1.0)
         return float(self.start) * (1 - done) + float(self.stop) * done
-
-
-def checked_ratio(value: Any, what: str) -> float:
-    """``value`` as a float if it is a finite number above 0; otherwise an ``InputError`` that quotes it."""
-    try:
-        number = float("nan") if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not math.isfinite(number) or number <= 0:
-        raise InputError(f"{what} must be a finite number above 0, not {value!r}")
-    return number

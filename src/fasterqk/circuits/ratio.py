@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from fasterqk.circuits.ramp import Ratio, checked_ratio
+from fasterqk.circuits.numbers import checked_number
+from fasterqk.circuits.ramp import Ratio
 from fasterqk.circuits.slices import Slice
 from fasterqk.errors import InputError
 
@@ -139,7 +140,7 @@ class Ratios:
         return self._number(value)
 
     def _number(self, value: Any) -> float:
-        return checked_ratio(value, f"{self.name}={self.given!r}: the ratio")
+        return checked_number(value, f"{self.name}={self.given!r}: the ratio")
 
 
 def _argument_words(given: Any) -> tuple[str, ...] | None:

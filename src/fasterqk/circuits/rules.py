@@ -1,11 +1,11 @@
 """What each circuit's parameters are told: a rate, a decay, and any other option of the optimizer."""
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasterqk.circuits.ramp import Ratio, checked_ratio
+from fasterqk.circuits.numbers import checked_number
+from fasterqk.circuits.ramp import Ratio
 from fasterqk.circuits.ratio import RatioLike, Ratios
 from fasterqk.circuits.slices import Slice
 from fasterqk.errors import InputError
@@ -41,19 +41,19 @@ class Request:
     rules: Rules = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checked_at_least_zero(self.lr, "lr")
+        checked_number(self.lr, "lr", zero=True)
         if self.weight_decay is not None:
-            checked_at_least_zero(self.weight_decay, "weight_decay")
+            checked_number(self.weight_decay, "weight_decay", zero=True)
         for circuit, rule in self.rules.items():
             if circuit not in CIRCUITS:
                 raise InputError(f"rules name the circuit {circuit!r}; circuits are {', '.join(CIRCUITS)}")
             if "weight_decay" in rule:
-                checked_at_least_zero(rule["weight_decay"], f"rules[{circuit!r}]['weight_decay']")
+                checked_number(rule["weight_decay"], f"rules[{circuit!r}]['weight_decay']", zero=True)
             for key in ("lr", "gradient_norm"):
                 if key in rule:
-                    checked_ratio(rule[key], f"rules[{circuit!r}][{key!r}]")
+                    checked_number(rule[key], f"rules[{circuit!r}][{key!r}]")
             if "lr" in rule:
-                checked_ratio(self.lr, "lr, beside a rule that sets another one,")
+                checked_number(self.lr, "lr, beside a rule that sets another one,")
             given = {"qk": self.qk_ratio, "ov": self.ov_ratio}.get(circuit, 1.0)
             if "lr" in rule and not Ratios(f"{circuit}_ratio", given).plain_one:
                 raise InputError(
@@ -101,14 +101,3 @@ class Resolver:
             return Settings(lr / float(self.request.lr), lr, decay, options)
         ratio = self._ratios[part.circuit].of(part) if part and part.circuit in self._ratios else 1.0
         return Settings(ratio, None, decay, options)
-
-
-def checked_at_least_zero(value: Any, what: str) -> float:
-    """``value`` as a float if it is finite and at least 0; otherwise an ``InputError`` that quotes it."""
-    try:
-        number = float("nan") if isinstance(value, bool | str) else float(value)
-    except (TypeError, ValueError):
-        number = float("nan")
-    if not math.isfinite(number) or number < 0:
-        raise InputError(f"{what} must be a finite number of at least 0, not {value!r}")
-    return number

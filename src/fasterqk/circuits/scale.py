@@ -9,7 +9,7 @@ from torch import nn
 from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.find import find_circuits
 from fasterqk.circuits.gradients import view_of
-from fasterqk.circuits.ramp import checked_ratio
+from fasterqk.circuits.numbers import checked_number
 from fasterqk.circuits.slices import Circuits, Slice
 from fasterqk.errors import InputError
 
@@ -38,8 +38,8 @@ def scale_circuits(
 
     >>> scale_circuits(model, qk=4.0)                            # doctest: +SKIP
     """
-    checked_ratio(qk, "qk")
-    checked_ratio(ov, "ov")
+    checked_number(qk, "qk")
+    checked_number(ov, "ov")
     model = uncompiled(model)
     labels = circuits if circuits is not None else find_circuits(model)
     wanted = [name for name, factor in (("qk", qk), ("ov", ov)) if factor != 1]

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from fasterqk.circuits.alias import Fused, zero_grad_with
-from fasterqk.circuits.ramp import Ratio, checked_ratio
+from fasterqk.circuits.numbers import checked_number
+from fasterqk.circuits.ramp import Ratio
 from fasterqk.circuits.slices import Slice
 from fasterqk.errors import InputError
 
@@ -54,9 +55,10 @@ class Stepping:
     mechanism: str
     remake: Callable[[nn.Module], torch.optim.Optimizer]
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
-    _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list)
-    _inside: bool = False
-    _strided: list[str] = field(default_factory=list)
+    _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
+    _inside: bool = field(default=False, init=False)
+    _strided: list[str] = field(default_factory=list, init=False)
+    _last: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._strided = [fused.name for fused in self.fused if fused.strided]
@@ -68,21 +70,44 @@ class Stepping:
         optimizer.register_step_post_hook(self._after)
         optimizer.register_load_state_dict_pre_hook(self._check_state)
         self._check_kernels(optimizer)
+        # Torch has no hooks for these two; schedulers replace `step` on the object in the same way.
         if self.fused:
-            # torch has no hook for it; schedulers replace `step` on the object in the same way.
             setattr(optimizer, "zero_grad", zero_grad_with(optimizer, self.fused))  # noqa: B010
+        if self.fused or self.normalize:
+            setattr(optimizer, "register_step_pre_hook", self._registering(optimizer))  # noqa: B010
+            self._go_last(optimizer)
         for group, plan in zip(optimizer.param_groups, self.plans, strict=True):
             if callable(plan.ratio):
                 group.setdefault(_STEP, 0)
 
-    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+    def _go_last(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take gradients after every other hook, which may still clip them."""
+        if self._last is not None:
+            self._last.remove()
+        self._last = type(optimizer).register_step_pre_hook(optimizer, self._take)
+
+    def _registering(self, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
+        seen = weakref.ref(optimizer)
+
+        def register_step_pre_hook(hook: Any) -> Any:
+            found = seen()
+            assert found is not None  # it is being called
+            handle = type(found).register_step_pre_hook(found, hook)
+            self._go_last(found)
+            return handle
+
+        return register_step_pre_hook
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside:
             self._leave()  # a step that raised has left things half done
         self._check(optimizer)
         self._set_rates(optimizer)
         self._inside = True
-        closure = kwargs.get("closure") or (args[1] if len(args) > 1 else None)
-        if closure is None:
+
+    def _take(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
             self._take_gradients(optimizer)
             return None
         # The gradients come into being inside the step.
@@ -185,7 +210,7 @@ class Stepping:
         if not callable(plan.ratio):
             return plan.ratio
         step = optimizer.param_groups[index][_STEP]
-        return checked_ratio(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
+        return checked_number(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
 
     def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A saved state must belong to the same slices, and know how far a changing ratio has come."""
