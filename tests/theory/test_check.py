@@ -1,5 +1,6 @@
 """Every registered identity holds, and one that does not is noticed."""
 
+import dataclasses
 import doctest
 from importlib import import_module
 from pathlib import Path
@@ -29,6 +30,21 @@ def test_progress_and_failures_are_reported(monkeypatch):
 
 def test_not_a_number_is_not_ok():
     assert not Identity("x", "y", np.nan, 1.0).ok
+
+
+@pytest.mark.parametrize("name", ["matched_loss", "growth_rates", "saturation"])
+def test_not_a_number_among_the_states_is_noticed(name, monkeypatch):
+    """One bad state in many must show, whatever order the cases come in."""
+    calls = []
+
+    def solve_once_badly(*arguments, **options):
+        state = theory.solve(*arguments, **options)
+        calls.append(state)
+        return dataclasses.replace(state, mu_qk=state.mu_qk * np.nan) if len(calls) == 3 else state
+
+    monkeypatch.setattr(check, "solve", solve_once_badly)
+    says, tolerance, function = CHECKS[name]
+    assert not Identity(name, says, function(), tolerance).ok
 
 
 def test_a_wrong_sign_would_be_caught(monkeypatch):

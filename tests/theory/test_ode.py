@@ -1,5 +1,7 @@
 """The closed form against DOP853, on settings nobody picked."""
 
+import warnings
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -33,6 +35,26 @@ def test_closed_form_equals_integration(parameterization, query, M, b, m, n, log
     run = integrate(setting, ratio, losses=at_time.loss, parameterization=parameterization)
     np.testing.assert_allclose(run.time, exact.time, rtol=1e-8)
     np.testing.assert_allclose(run.mu_qk, at_time.mu_qk, rtol=1e-8)
+
+
+def test_far_times_and_starts_neither_overflow_nor_lose_digits():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        far = integrate(Setting(), 1.0, times=[1e20, 1e100])
+        still = integrate(Setting(), 1.0, times=1e5, mu0=1e4, q0=1.0)
+    np.testing.assert_allclose(far.mu_qk, solve(Setting(), 1.0, time=far.time).mu_qk, rtol=1e-8)
+    assert still.mu_ov == 1e4 and still.mu_qk == 1.0
+    with pytest.raises(InputError, match=r"times = 1e\+200"):
+        integrate(Setting(), 1.0, times=1e200)
+
+
+def test_an_integration_that_fails_says_so(monkeypatch):
+    class Failed:
+        success, message, y = False, "step size is too small", np.zeros((2, 1))
+
+    monkeypatch.setattr("fasterqk.theory.ode.solve_ivp", lambda *arguments, **options: Failed())
+    with pytest.raises(RuntimeError, match="step size is too small"):
+        integrate(Setting(), 1.0, times=1.0)
 
 
 @pytest.mark.parametrize("parameterization", PARAMETERIZATIONS)

@@ -35,12 +35,9 @@ class Fig4:
     @property
     def integration_error(self) -> float:
         """The largest relative difference between integrated and exact attention in the figure."""
-        worst = 0.0
-        for name, points in self.integrated.items():
-            exact = self.sweeps[name].alpha[::_EVERY]
-            found = np.array([state.alpha[0] for _, state in points])
-            worst = max(worst, float(np.abs(found / exact - 1).max()))
-        return worst
+        exact = [self.sweeps[name].alpha[::_EVERY] for name in self.integrated]
+        found = [[state.alpha[0] for _, state in points] for points in self.integrated.values()]
+        return float(np.abs(np.array(found) / np.array(exact) - 1).max())
 
     def final_values(self) -> list[dict[str, float]]:
         """One entry a ratio: the state at which its run stops."""

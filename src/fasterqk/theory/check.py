@@ -50,9 +50,14 @@ def check_identities(progress: Callable[[float, float], None] | None = None) -> 
     return found
 
 
+def _largest(*errors: ArrayLike) -> float:
+    """The largest of all errors; not-a-number wins (Python's own ``max`` would lose it)."""
+    return float(np.max([np.max(error) for error in errors]))
+
+
 def _apart(ours: ArrayLike, theirs: ArrayLike) -> float:
     """The largest relative difference."""
-    return float(np.max(np.abs(np.subtract(ours, theirs)) / np.abs(theirs)))
+    return _largest(np.abs(np.subtract(ours, theirs)) / np.abs(theirs))
 
 
 def _settings() -> Iterator[tuple[Setting, str, float]]:
@@ -69,7 +74,7 @@ def _closed_form_against_integration() -> float:
         exact = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
         other = integrate(setting, ratio, losses=_LOSSES, parameterization=parameterization)
         for name in ("mu_ov", "mu_qk", "alpha"):
-            worst = max(worst, _apart(getattr(exact, name), getattr(other, name)))
+            worst = _largest(worst, _apart(getattr(exact, name), getattr(other, name)))
     return worst
 
 
@@ -78,7 +83,7 @@ def _time_against_integration() -> float:
     for setting, parameterization, ratio in _settings():
         exact = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
         other = integrate(setting, ratio, times=exact.time, parameterization=parameterization)
-        worst = max(worst, _apart(exact.mu_ov, other.mu_ov), _apart(exact.mu_qk, other.mu_qk))
+        worst = _largest(worst, _apart(exact.mu_ov, other.mu_ov), _apart(exact.mu_qk, other.mu_qk))
     return worst
 
 
@@ -94,7 +99,7 @@ def _wright_omega() -> float:
         z = np.log(setting.rho) + setting.rho + energy
         step = 1e-200j  # a complex step differentiates omega without cancellation
         slope = (wrightomega(z + step) / 1e-200).imag
-        worst = max(worst, _apart(state.alpha, slope))
+        worst = _largest(worst, _apart(state.alpha, slope))
     return worst
 
 
@@ -102,9 +107,9 @@ def _matched_loss() -> float:
     worst = 0.0
     for setting, parameterization, ratio in _settings():
         state = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
-        worst = max(worst, _apart(state.alpha * state.mu_ov, setting.margin(_LOSSES)))
+        worst = _largest(worst, _apart(state.alpha * state.mu_ov, setting.margin(_LOSSES)))
         along = solve(setting, ratio, mu_ov=state.mu_ov, parameterization=parameterization)
-        worst = max(worst, _apart(along.mu_qk, state.mu_qk))
+        worst = _largest(worst, _apart(along.mu_qk, state.mu_qk))
     return worst
 
 
@@ -115,7 +120,7 @@ def _inverse_design() -> float:
         if (state.alpha > 0.999999).any() or (state.alpha < 1.001 * setting.uniform_attention).any():
             continue  # there alpha itself no longer carries the digits of the ratio
         back = ratio_for(setting, state.alpha, _LOSSES, parameterization=parameterization)
-        worst = max(worst, _apart(back, np.full(back.shape, ratio)))
+        worst = _largest(worst, _apart(back, np.full(back.shape, ratio)))
     return worst
 
 
@@ -132,8 +137,8 @@ def _full_matrices() -> float:
                 mu, q, off = scales(population, weights)
                 alpha = population.attention_on_class(weights.w_qk)
                 loss = population.loss(weights.w_ov, weights.w_qk)
-                worst = max(worst, off, _apart(mu, exact.mu_ov[index]), _apart(q, exact.mu_qk[index]))
-                worst = max(worst, _apart(alpha, exact.alpha[index]), _apart(loss, exact.loss[index]))
+                worst = _largest(worst, off, _apart(mu, exact.mu_ov[index]), _apart(q, exact.mu_qk[index]))
+                worst = _largest(worst, _apart(alpha, exact.alpha[index]), _apart(loss, exact.loss[index]))
     return worst
 
 
@@ -158,7 +163,9 @@ def _complex_step() -> float:
             moved = [part.astype(complex) for part in matrices]
             moved[which][place] += 1e-100j
             loss = population.loss(moved[0] @ moved[1], moved[2] @ moved[3].T)
-            worst = max(worst, abs(loss.imag / 1e-100 - exact[which][place]) / np.abs(exact[which]).max())
+            worst = _largest(
+                worst, abs(loss.imag / 1e-100 - exact[which][place]) / np.abs(exact[which]).max()
+            )
     return worst
 
 
@@ -166,9 +173,9 @@ def _balance() -> float:
     population, weights = _random_model(Setting(2, 2, 2, 2), balanced=False)
     last = flow(population, weights, np.array([5.0]), qk_ratio=2.0)[0]
     ov, qk = ov_imbalance(*weights.ov), qk_imbalance(*weights.qk)
-    return max(
-        float(np.abs(ov_imbalance(*last.ov) - ov).max() / np.abs(ov).max()),
-        float(np.abs(qk_imbalance(*last.qk) - qk).max() / np.abs(qk).max()),
+    return _largest(
+        np.abs(ov_imbalance(*last.ov) - ov) / np.abs(ov).max(),
+        np.abs(qk_imbalance(*last.qk) - qk) / np.abs(qk).max(),
     )
 
 
@@ -187,7 +194,7 @@ def _omega() -> float:
         dense = (omega.dense() @ gradient.ravel(order="F")).reshape(gradient.shape, order="F")
         doubled = Omega.of(2 * collapsed)(gradient) / 2  # degree-1 homogeneous
         for side in (omega(gradient), dense, doubled):
-            worst = max(worst, float(np.abs(side - product_rule).max() / size))
+            worst = _largest(worst, np.abs(side - product_rule) / size)
     return worst
 
 
@@ -202,8 +209,8 @@ def _growth() -> float:
             (state.mu_ov, bounds.mu_ov_lower, bounds.mu_ov_upper),
             (state.mu_qk, bounds.mu_qk_lower, bounds.mu_qk_upper),
         ):
-            worst = max(worst, float(np.max((low - value) / value)), float(np.max((value - high) / value)))
-    return max(worst, 0.0)
+            worst = _largest(worst, (low - value) / value, (value - high) / value)
+    return worst
 
 
 def _saturation() -> float:
@@ -212,7 +219,7 @@ def _saturation() -> float:
         state = solve(setting, ratio, mu_ov=1e25, parameterization=parameterization)
         law = saturated_remainder(setting, ratio, 1e25, state.mu_qk, parameterization=parameterization)
         remainder = 1 / (1 + state.path.odds(state.mu_qk))
-        worst = max(worst, _apart(law, remainder) * state.mu_qk / 2)
+        worst = _largest(worst, _apart(law, remainder) * state.mu_qk / 2)
     return worst
 
 
@@ -229,7 +236,7 @@ def _collapsed_with_growing_rates() -> float:
             theirs = flow(population, factorized, times, qk_ratio=2.0)
             for one, other in zip(ours, theirs, strict=True):
                 for a, b in ((one.w_ov, other.w_ov), (one.w_qk, other.w_qk)):
-                    worst = max(worst, float(np.abs(a - b).max() / np.abs(b).max()))
+                    worst = _largest(worst, np.abs(a - b) / np.abs(b).max())
     return worst
 
 

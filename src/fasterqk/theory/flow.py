@@ -95,6 +95,8 @@ def flow(
     for time in np.atleast_1d(times):
         if time > begin:
             run = solve_ivp(speed, (begin, float(time)), state, method="DOP853", rtol=rtol, atol=rtol * 1e-4)
+            if not run.success:
+                raise RuntimeError(f"the flow stopped on its way to time {time:g}: {run.message}")
             begin, state = float(time), run.y[:, -1]
         visited.append(unpack(state))
     return visited

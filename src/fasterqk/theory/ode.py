@@ -14,10 +14,11 @@ from scipy.integrate import solve_ivp
 from fasterqk.errors import InputError
 from fasterqk.theory.path import RATIOS, Path
 from fasterqk.theory.setting import Floats, Setting, check_range
-from fasterqk.theory.solve import LARGEST_TIME, check_loss, check_rate
+from fasterqk.theory.solve import check_loss, check_rate
 
 _RTOL = 1e-12
 _ATOL = 1e-24
+_LARGEST_TIME = 1e100  # DOP853 squares its errors, which overflow for steps beyond 1e150
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def integrate(
     equations = _Equations(path, ratio, check_rate(eta_ov))
     function: Callable[[float, Floats], list[float]]
     if times is not None:
-        where = np.atleast_1d(check_range("times", times, 0.0, LARGEST_TIME))
+        where = np.atleast_1d(check_range("times", times, 0.0, _LARGEST_TIME))
         begin, state = 0.0, [path.mu0, path.q0]
         function = equations.over_time
     else:
@@ -66,6 +67,8 @@ def integrate(
     for index in np.argsort(where):
         if where[index] > begin:
             run = solve_ivp(function, (begin, where[index]), state, method="DOP853", rtol=_RTOL, atol=_ATOL)
+            if not run.success:
+                raise RuntimeError(f"the integration stopped on its way to {where[index]:g}: {run.message}")
             begin, state = where[index], run.y[:, -1]
         states[index] = state
     mu, q = states[:, 0], states[:, 1]
@@ -83,12 +86,12 @@ class _Equations:
 
     def alpha(self, q: float) -> float:
         s = self.path.setting
-        return s.m / (s.m + s.n * math.exp(-q))
+        return s.m / (s.m + s.n * _exp(-q))
 
     def rest(self, q: float) -> float:
         """1 - alpha, with all its digits also when alpha is nearly one."""
         s = self.path.setting
-        return s.n / (s.n + s.m * math.exp(q))
+        return s.n / (s.n + s.m * _exp(q))
 
     def _numerators(self, mu: float, q: float) -> tuple[float, float, float]:
         """alpha, and both speeds without their common denominator e^(alpha mu) + M - 1."""
@@ -104,11 +107,16 @@ class _Equations:
     def over_time(self, time: float, state: Floats) -> list[float]:
         mu, q = float(state[0]), float(state[1])
         alpha, ov, qk = self._numerators(mu, q)
-        denominator = math.exp(alpha * mu) + self.path.setting.M - 1
+        denominator = _exp(alpha * mu) + self.path.setting.M - 1
         return [ov / denominator, qk / denominator]
 
     def over_margin(self, margin: float, state: Floats) -> list[float]:
         mu, q = float(state[0]), float(state[1])
         alpha, ov, qk = self._numerators(mu, q)
         speed = alpha * ov + mu * alpha * self.rest(q) * qk
-        return [ov / speed, qk / speed, (math.exp(alpha * mu) + self.path.setting.M - 1) / speed]
+        return [ov / speed, qk / speed, (_exp(alpha * mu) + self.path.setting.M - 1) / speed]
+
+
+def _exp(x: float) -> float:
+    """e^x; beyond what a float holds only steps go that the integrator tries and rejects."""
+    return math.exp(min(x, 709.0))
