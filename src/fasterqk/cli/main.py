@@ -27,6 +27,9 @@ COMMANDS = {
     "bench": "measure our way against the plain way in one process",
 }
 
+# Errors of the operating system that mean: this path of yours is not what it should be.
+_WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+
 WELCOME = """\
 fasterqk: how sharply a transformer attends, set by one learning-rate ratio.
 
@@ -53,6 +56,30 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    name = f"fasterqk {words[0]}" if words and words[0] in COMMANDS else "fasterqk"
+    try:
+        try:
+            return _run(words)
+        finally:
+            sys.stdout.flush()  # here, where a reader that left or a full disk can still be dealt with
+    except InputError as error:
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{name}: stopped; what was finished is kept", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader (head, less) went away: that is its right.
+        _drop_unwritten_output()
+        return 141
+    except OSError as error:
+        where = f": {error.filename!r}" if error.filename else ""
+        print(f"{name}: {error.strerror or error}{where}", file=sys.stderr)
+        _drop_unwritten_output()
+        return 2 if error.filename and isinstance(error, _WRONG_PATH) else 1
+
+
+def _run(words: list[str]) -> int:
     if not words:
         print(WELCOME)
         return 0
@@ -64,22 +91,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = Parser(prog=f"fasterqk {words[0]}", description=COMMANDS[words[0]])
     module.configure(parser)
     arguments = parser.parse_args(words[1:])
+    return int(module.run(arguments) or 0)
+
+
+def _drop_unwritten_output() -> None:
+    """Keep the interpreter from complaining, on its way out, about output that cannot be written."""
     try:
-        return int(module.run(arguments) or 0)
-    except InputError as error:
-        print(f"fasterqk {words[0]}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"fasterqk {words[0]}: stopped; what was finished is kept", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader (head, less) went away: that is its right. Keep the interpreter from complaining.
+        sys.stdout.flush()
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except OSError as error:
-        where = f": {error.filename!r}" if error.filename else ""
-        print(f"fasterqk {words[0]}: {error.strerror or error}{where}", file=sys.stderr)
-        return 1
 
 
 if __name__ == "__main__":

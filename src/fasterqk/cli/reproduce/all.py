@@ -28,7 +28,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         _run_part([*words, "--out", arguments.out])
         seconds = round(time.perf_counter() - start, 1)
         parts.append({"experiment": " ".join(words), "seconds": seconds})
-        print(f"{' '.join(words)}: {seconds} s", file=sys.stderr)
+        if sys.stderr.isatty():
+            print(f"{' '.join(words)}: {seconds} s", file=sys.stderr)
     from fasterqk.report.page import write_page
 
     return {"parts": parts, "report": str(write_page(Path(arguments.out)))}
