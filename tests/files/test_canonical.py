@@ -130,6 +130,17 @@ def test_another_class_is_another_configuration() -> None:
 def test_what_json_cannot_say_is_no_configuration(value: float) -> None:
     with pytest.raises(InputError, match="lr = "):
         content_hash(Config("a", lr=value))
+    with pytest.raises(InputError, match="layers = "):
+        content_hash(Config("a", layers=(1, value)))  # type: ignore[arg-type]
+
+
+def test_parts_of_another_class_are_another_configuration() -> None:
+    part = [("width", int, 64)]
+    one, other = (dataclasses.make_dataclass(name, part, frozen=True) for name in ("One", "Other"))
+    hashes = {
+        content_hash(Config("a", inner=inner)) for inner in (one(), other(), one(8), other(8), Inner(8))
+    }
+    assert len(hashes) == 5
 
 
 @pytest.mark.parametrize("value", [Config, {"seed": 1}, 3])

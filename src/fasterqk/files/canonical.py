@@ -55,7 +55,8 @@ def canonical_json(value: Any) -> str:
 def config_fields(config: Any) -> dict[str, Any]:
     """The fields of a frozen dataclass that differ from their defaults, as plain JSON data.
 
-    Nested dataclasses are reduced in the same way. Fields without a default are always there.
+    Nested dataclasses are reduced in the same way, and name their class where it is not that of the
+    default. Fields without a default are always there.
     """
     fields: dict[str, Any] = {}
     kind: Any = type(config)
@@ -64,12 +65,13 @@ def config_fields(config: Any) -> dict[str, Any]:
         if value is default or _is_default(default, value):
             continue
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            fields[name] = config_fields(value)
-        elif isinstance(value, float) and not math.isfinite(value):
+            kind_of_part = {} if type(value) is type(default) else {"kind": type(value).__name__}
+            fields[name] = kind_of_part | config_fields(value)
+        elif _all_finite(value):
+            fields[name] = plain(value)
+        else:
             # JSON has no word for it: infinity, not-a-number and None would share one hash.
             raise InputError(f"{name} = {value} cannot be part of a configuration; give a finite number")
-        else:
-            fields[name] = plain(value)
     return fields
 
 
@@ -110,6 +112,14 @@ def _defaults(kind: Any) -> list[tuple[str, Any]]:
         )
         for field in dataclasses.fields(kind)
     ]
+
+
+def _all_finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_all_finite(item) for item in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(_all_finite(item) for item in value)
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def _is_default(default: Any, value: Any) -> bool:
