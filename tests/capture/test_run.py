@@ -1,26 +1,197 @@
-"""Attention probabilities out of models of every make."""
+"""capture: what it returns, what it refuses, and that it leaves models as they were."""
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from fasterqk.capture import capture
+from fasterqk.capture import Captured, capture, record
 from fasterqk.errors import InputError
 
-
-def test_encoder_layers_come_in_order_and_sum_to_one() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(16, nhead=4, dim_feedforward=32, batch_first=True)
-    model = nn.TransformerEncoder(layer, num_layers=3)
-    captured = capture(model, torch.randn(2, 5, 16))
-    assert captured.names == tuple(f"layers.{i}.self_attn" for i in range(3))
-    assert captured.kinds == ("self",) * 3
-    for probabilities in captured:
-        assert probabilities.shape == (2, 4, 5, 5)
-        torch.testing.assert_close(probabilities.sum(-1), torch.ones(2, 4, 5))
-    assert model.training
+WIDTH = 8
 
 
-def test_a_module_without_attention_is_refused() -> None:
+class OwnAttention(nn.Module):
+    """One head; tells the capture about itself where asked to."""
+
+    def __init__(self, tell: bool = False, kind: str = "self") -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+        self.tell, self.kind = tell, kind
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        source = x if memory is None else memory
+        probabilities = (self.query(x) @ self.key(source).transpose(1, 2)).softmax(-1)
+        if self.tell:
+            record(self, probabilities[:, None], kind=self.kind)
+        return probabilities @ self.value(source)
+
+
+class HiddenAttention(OwnAttention):
+    """Forms its weights in a way that cannot be seen: not a softmax."""
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+        scores = self.query(x) @ self.key(x).transpose(1, 2)
+        return scores.sigmoid() @ self.value(x)
+
+
+def states(batch: int = 2, length: int = 5) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_single_head_gets_its_axis() -> None:
+    captured = capture(OwnAttention(), states())
+    assert captured[0].shape == (2, 1, 5, 5)
+
+
+def test_record_and_trace_do_not_count_twice() -> None:
+    model = nn.Sequential(OwnAttention(tell=True), OwnAttention())
+    captured = capture(model, states())
+    assert captured.names == ("0", "1")
+    torch.testing.assert_close(captured[0], capture(model[0], states())[0])
+
+
+def test_record_without_a_capture_does_nothing_and_compiles() -> None:
+    model = OwnAttention(tell=True)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(states()), model(states()))
+    assert len(capture(compiled, states())) == 1
+    torch.testing.assert_close(compiled(states()), model(states()))
+
+
+def test_kinds_that_models_state_are_kept() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = OwnAttention(tell=True)
+            self.decoder = nn.ModuleList([OwnAttention(tell=True), OwnAttention(tell=True, kind="cross")])
+
+        def forward(self, x: Tensor) -> Tensor:
+            memory = self.encoder(x)
+            return self.decoder[1](self.decoder[0](x), memory)
+
+    captured = capture(Both(), states())
+    assert captured.kinds == ("encoder", "decoder", "cross")
+    assert len(captured.select("self")) == 2 and captured.select("cross").names == ("decoder.1",)
+
+
+def test_unknown_kind_is_quoted() -> None:
+    with pytest.raises(InputError, match="unknown kind of attention 'sideways'"):
+        Captured((), (), ()).select("sideways")  # type: ignore[arg-type]
+
+
+def test_fewer_layers_than_the_model_has_is_an_error_that_names_them() -> None:
+    model = nn.Sequential(OwnAttention(), HiddenAttention())
+    with pytest.raises(
+        InputError, match=r"captured 1 attention layers, but 1 more .*: 1 \(HiddenAttention\)"
+    ):
+        capture(model, states())
+
+
+def test_a_layer_that_is_left_out_is_an_error() -> None:
+    class Skips(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(OwnAttention() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers[2](self.layers[0](x))
+
+    with pytest.raises(InputError, match=r"layers\.1"):
+        capture(Skips(), states())
+
+
+def test_a_part_that_is_not_asked_for_is_no_gap() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.text, self.vision = OwnAttention(), OwnAttention()
+
+        def read(self, x: Tensor) -> Tensor:
+            return self.text(x)
+
+    model = Towers()
+    assert capture(model, states(), forward=model.read).names == ("text",)
+
+
+def test_a_model_without_attention_is_refused() -> None:
     with pytest.raises(InputError, match="no attention probabilities were formed in Linear"):
         capture(nn.Linear(2, 2), torch.zeros(1, 2))
+
+
+def test_other_softmaxes_are_not_attention() -> None:
+    class Routed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.router = OwnAttention(), nn.Linear(WIDTH, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.attention(x)
+            gates = self.router(x).softmax(-1).topk(2).values
+            return F.softmax(gates.sum(-1, keepdim=True) * x, dim=-1)
+
+    assert len(capture(Routed(), states())) == 1
+
+
+def test_everything_is_undone_after_an_exception() -> None:
+    class Fails(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = OwnAttention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            raise RuntimeError(f"not today {self.attention(x).shape}")
+
+    model = Fails().train()
+    fast = torch.backends.mha.get_fastpath_enabled()
+    with pytest.raises(RuntimeError, match="not today"):
+        capture(model, states())
+    assert torch.backends.mha.get_fastpath_enabled() == fast
+    for module in model.modules():
+        assert module.training and not module._forward_hooks and not module._forward_pre_hooks
+        assert "_fasterqk_recorder" not in module.__dict__
+
+
+def test_inputs_that_cannot_be_passed_are_quoted() -> None:
+    with pytest.raises(InputError, match="mapping, a tuple or a tensor, not int"):
+        capture(OwnAttention(), 3)
+
+
+def test_heads_folded_into_the_batch_are_unfolded() -> None:
+    class Folded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 4
+            self.q, self.k, self.v = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            batch, length, _ = x.shape
+            q, k, v = (
+                part(x).view(batch, length, 4, 2).transpose(1, 2).reshape(batch * 4, length, 2)
+                for part in (self.q, self.k, self.v)
+            )
+            return torch.bmm(torch.bmm(q, k.transpose(1, 2)).softmax(-1), v)
+
+    folded = Folded()
+    captured = capture(folded, states())
+    assert captured[0].shape == (2, 4, 5, 5)
+    q, k = (part(states()).view(2, 5, 4, 2).transpose(1, 2) for part in (folded.q, folded.k))
+    torch.testing.assert_close(captured[0], (q @ k.transpose(-1, -2)).softmax(-1))
+
+
+def test_a_shape_that_is_not_attention_of_positions_is_refused() -> None:
+    class Windows(OwnAttention):
+        def forward(self, x: Tensor, memory: Tensor | None = None) -> Tensor:
+            windows = x.view(2, 3, 2, 2, 1, WIDTH)
+            probabilities = (self.query(windows) @ self.key(windows).transpose(-1, -2)).softmax(-1)
+            return probabilities @ self.value(windows)
+
+    with pytest.raises(InputError, match=r"has shape \(2, 3, 2, 2, 1, 1\)"):
+        capture(Windows(), states(2, 12))
+
+
+def test_dropout_is_off_while_capturing() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, dropout=0.9, batch_first=True).train()
+    first, second = capture(layer, states()), capture(layer, states())
+    torch.testing.assert_close(first.outputs, second.outputs)
+    torch.testing.assert_close(first[0].sum(-1), torch.ones(2, 2, 5))

@@ -4,12 +4,9 @@ import re
 
 from torch import nn
 
-from fasterqk.capture.names import meaning
+from fasterqk.capture.names import is_fused, meaning
 
 _CLASS = re.compile(r"attention|attn", re.IGNORECASE)
-# Fused projections whose name does not spell q, k, v; other modules use these words too, so the class
-# has to say attention.
-_FUSED = re.compile(r"^(c_attn|in_proj|in_proj_weight|w_?pack|att_proj)$", re.IGNORECASE)
 # A projection is a small thing; a child with more modules than this is a part of a model.
 _SMALL = 24
 
@@ -18,13 +15,12 @@ def is_attention(module: nn.Module) -> bool:
     """Whether ``module`` itself forms queries and keys, judged by its class and the names it holds."""
     if isinstance(module, nn.MultiheadAttention):
         return True
-    letters, fused = "", False
-    for name in _held(module):
-        letters += meaning(name).letters
-        fused = fused or bool(_FUSED.match(name))
+    held = _held(module)
+    # Other modules have an ``in_proj`` too: names that do not spell it out need the class to say attention.
+    letters = "".join(meaning(name).letters for name in held if not is_fused(name))
     if "q" in letters and "k" in letters:
         return True
-    return (fused or "k" in letters) and says_attention(module)
+    return says_attention(module) and ("k" in letters or any(is_fused(name) for name in held))
 
 
 def says_attention(module: nn.Module) -> bool:

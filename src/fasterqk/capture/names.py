@@ -28,7 +28,11 @@ _LETTERS = {
     "qkv": "qkv",
     "wqkv": "qkv",
 }
-_OUTPUT = {"o", "wo", "out", "output", "dense", "proj", "projection", "post", "gate", "ov"}
+_OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "ov"}
+# A projection that says nothing else is the one at the end.
+_BARE = {"proj", "projection"}
+# Fused projections whose names do not spell q, k, v.
+_FUSED = re.compile(r"c_attn|in_proj(_weight|_bias)?|w_?pack|att(n|ention)?_proj", re.IGNORECASE)
 _NORM = {"norm", "layernorm", "rmsnorm", "ln", "batchnorm", "groupnorm", "l2norm", "normalization", "bn"}
 # Tables and numbers that are added to the scores or scale them, and act nowhere else.
 _SCORE = re.compile(
@@ -63,18 +67,27 @@ def words(name: str) -> list[str]:
     return [word for word in re.split(r"[_\W]+", spaced.lower()) if word]
 
 
+def is_fused(name: str) -> bool:
+    """Whether ``name`` is one of the usual names for queries, keys and values in one weight."""
+    return bool(_FUSED.fullmatch(name))
+
+
 def meaning(name: str) -> Meaning:
     """What ``name`` (one component of a path) says.
 
     >>> meaning("q_proj").letters, meaning("query_key_value").letters, meaning("out_proj").output
     ('q', 'qkv', True)
+    >>> meaning("c_proj").output, meaning("rank_proj").output
+    (True, False)
     """
     parts = words(name)
-    found = "".join(_LETTERS.get(part, "") for part in parts)
+    found = "qkv" if is_fused(name) else "".join(_LETTERS.get(part, "") for part in parts)
     letters = "".join(letter for letter in "qkv" if letter in found)
+    bare = bool(parts) and parts[-1] in _BARE and set(parts[:-1]) <= {"c"}
+    output = bare or any(part in _OUTPUT for part in parts)
     return Meaning(
         letters,
-        output=not letters and any(part in _OUTPUT for part in parts),
+        output=not letters and output,
         norm=any(part in _NORM for part in parts),
         score=bool(_SCORE.search(name)),
     )

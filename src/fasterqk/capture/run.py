@@ -90,7 +90,8 @@ def _running(
         try:
             model.eval()
             torch.backends.mha.set_fastpath_enabled(False)
-            if hasattr(torch.compiler, "set_stance"):
+            # Nothing is compiled before dynamo is imported, which takes seconds.
+            if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
                 stack.enter_context(torch.compiler.set_stance("force_eager"))
             stack.enter_context(attention_implementation(model, implementation))
             stack.enter_context(recorder.watching(model))

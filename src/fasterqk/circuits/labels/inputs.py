@@ -1,6 +1,7 @@
 """Tiny inputs that make a model run: guessed from its signature and configuration, or handed in."""
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,7 +62,8 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
     for inputs in guesses(model):
         before = set(entered)
         try:
-            with attention_implementation(model, "eager"):
+            with attention_implementation(model, "eager"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about inputs the user never wrote
                 runner(inputs)(model)
         except Exception as error:
             # Wrong guess; what ran inside counts as not run.

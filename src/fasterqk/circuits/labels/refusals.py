@@ -33,8 +33,8 @@ def refuse_linear_attention(
 
 
 def refuse_without_attention(model: nn.Module, circuits: Circuits) -> None:
-    """Raise where no parameter at all is in the QK circuit."""
-    if not circuits.numel("qk"):
+    """Raise where everything is rest."""
+    if all(piece.circuit == "rest" for piece in circuits):
         raise InputError(
             f"no attention was found in {type(model).__name__}; name its parts with "
             "rules={'*.my_query.weight': 'q', '*.my_key.weight': 'k', ...}"
