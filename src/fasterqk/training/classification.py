@@ -64,7 +64,7 @@ class Classification:
             measure_fit(self.model, split)
             for split in (self.subset, self.splits["validation"], self.splits["test"])
         )
-        attention = self.evaluation.measure(self.model, self.splits["test"], self.config.rationale_k)
+        attention = self.evaluation.along(self.model, self.splits["test"], self.config.rationale_k)
         return {
             "loss": train["loss"],
             "train_accuracy": train["accuracy"],

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fasterqk.models import Classifier
@@ -15,15 +16,16 @@ MeasureChance = Callable[[Classifier, PaddedExamples, Sequence[int], int], dict[
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How a split is measured, and what rankings by chance would score (None: not asked)."""
+    """How a split is measured, quicker along training, and what rankings by chance would score (or None)."""
 
     measure: Measure
+    along: Measure
     chance: MeasureChance | None = None
 
 
 EVALUATIONS = {
-    "paper": Evaluation(measure_attention, measure_chance),
-    "released-hatexplain": Evaluation(measure_released),
+    "paper": Evaluation(measure_attention, partial(measure_attention, quick=True), measure_chance),
+    "released-hatexplain": Evaluation(measure_released, measure_released),
 }
 
 

@@ -33,6 +33,8 @@ from fasterqk.training.batches import PaddedExamples
 from fasterqk.training.randomness import generator
 
 EVALUATION_BATCH = 512
+# Along training plausibility is scored on so many examples, evenly over all lengths: it goes one by one.
+PLAUSIBILITY_SAMPLE = 256
 # One layer is read as it is; deeper stacks are multiplied without a residual, which for one layer would
 # be the same number.
 ONE_LAYER = Aggregation("last")
@@ -76,12 +78,14 @@ def attention_rows(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Ten
     return captured.outputs, aggregate(layers, row, allowed, how), null
 
 
-def measure_attention(model: Classifier, split: PaddedExamples, percents: Sequence[int]) -> dict[str, Any]:
+def measure_attention(
+    model: Classifier, split: PaddedExamples, percents: Sequence[int], *, quick: bool = False
+) -> dict[str, Any]:
     """Where the model looks and whether that is why it predicts, as plain JSON data.
 
     Keys are those of ``fasterqk measure``. Mass, AC, ACMC, DTAP and plausibility are over the examples
     with relevant tokens; entropy, sufficiency and comprehensiveness over all. ``null`` has the scores
-    of uniform attention.
+    of uniform attention. ``quick`` scores plausibility on a fixed part of the examples.
     """
     parts = _readings(model, split)
     rated = np.concatenate([part.rated for part in parts])
@@ -93,7 +97,8 @@ def measure_attention(model: Classifier, split: PaddedExamples, percents: Sequen
     scores["entropy"] = _mean([entropy(part.rows) for part in parts])
     scores["null"]["entropy"] = _mean([entropy(part.null_rows) for part in parts])
     ranked = [part.rows[:, : part.batch.tokens.shape[1]] for part in parts]
-    return scores | _ranking_scores(_predictor(model, split), parts, ranked, percents)
+    sample = PLAUSIBILITY_SAMPLE if quick else len(split)
+    return scores | _ranking_scores(_predictor(model, split), parts, ranked, percents, sample)
 
 
 def measure_chance(
@@ -103,7 +108,7 @@ def measure_chance(
     parts = _readings(model, split)
     draw = generator(seed, "chance")
     ranked = [torch.rand(part.batch.tokens.shape, generator=draw).double().numpy() for part in parts]
-    return _ranking_scores(_predictor(model, split), parts, ranked, percents)
+    return _ranking_scores(_predictor(model, split), parts, ranked, percents, len(split))
 
 
 def _no_scores() -> dict[str, Any]:
@@ -166,8 +171,9 @@ def _ranking_scores(
     parts: Sequence[_Reading],
     ranked: Sequence[NDArray[np.float64]],
     percents: Sequence[int],
+    sample: int,
 ) -> dict[str, Any]:
-    """Faithfulness and plausibility of one ranking of the tokens of each text."""
+    """Faithfulness of one ranking of the tokens of each text, and plausibility of about ``sample`` texts."""
     faithful = [
         faithfulness(predict, part.batch, importance, percents, whole=part.whole)
         for part, importance in zip(parts, ranked, strict=True)
@@ -177,14 +183,15 @@ def _ranking_scores(
         means = np.concatenate([getattr(part, name) for part in faithful]).mean(0)
         scores[name] = {str(k): float(value) for k, value in zip(percents, means, strict=True)}
         scores["aopc"][name] = float(means.mean())
-    agreements = [
-        agreement(row[real], relevance[real] > 0)
+    rated = [
+        (row[real], relevance[real] > 0)
         for part, importance in zip(parts, ranked, strict=True)
-        for row, real, relevance, rated in zip(
+        for row, real, relevance, has in zip(
             importance, part.batch.real, part.batch.relevance, part.rated, strict=True
         )
-        if rated
+        if has
     ]
+    agreements = [agreement(*pair) for pair in rated[:: -(-len(rated) // sample) or 1]]
     return scores | {"plausibility": plausibility(agreements)}
 
 
