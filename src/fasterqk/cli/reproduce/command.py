@@ -2,9 +2,12 @@
 
 import argparse
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 from fasterqk.cli.output import print_json
 from fasterqk.cli.parser import Parser, add_json, examples
+from fasterqk.errors import InputError
 
 # A module of this folder each, with SUMMARY, EXAMPLES, `configure(parser)`, `run(arguments) -> dict`
 # (what --json prints) and `show(result)` (what people read).
@@ -27,6 +30,9 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     module = _module(arguments.experiment)
+    out = Path(arguments.out)
+    if out.exists() and not out.is_dir():  # said now, not after minutes of work
+        raise InputError(f"--out {arguments.out!r} is a file; name a folder")
     result = module.run(arguments)
     if arguments.json:
         print_json(result)
@@ -35,5 +41,5 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _module(name: str):  # type: ignore[no-untyped-def]
+def _module(name: str) -> ModuleType:
     return import_module(f"fasterqk.cli.reproduce.{name.replace('-', '_')}")
