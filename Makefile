@@ -11,20 +11,20 @@ export OMP_NUM_THREADS ?= 1
 .PHONY: test reproduce lint clean
 .DEFAULT_GOAL := test
 
-# The stamp is removed before and written after an installation, so a .venv without one is a
-# half-made one: it is thrown away and made again.
+# While an installation runs, .venv/.installing stands; if it is found at the start, the last one was
+# interrupted and .venv is made anew. The stamp is written at the end.
 $(STAMP): pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "fasterqk needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
-	@test -f $(STAMP) || rm -rf .venv
+	@test ! -f .venv/.installing || rm -rf .venv
+	@mkdir -p .venv && touch .venv/.installing
 	@test -x .venv/bin/python || "$(PYTHON)" -m venv .venv
-	@rm -f $(STAMP)
 	@echo "installing into .venv (a few minutes the first time)"
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt torch
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt --editable '.[hf,cluster,dev]'
-	@touch $(STAMP)
+	@rm .venv/.installing && touch $(STAMP)
 
 lint: $(STAMP)
 	.venv/bin/ruff check .

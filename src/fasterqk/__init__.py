@@ -10,7 +10,6 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "capture": "fasterqk.capture",
     "find_circuits": "fasterqk.circuits",
     "param_groups": "fasterqk.circuits",
     "make_optimizer": "fasterqk.circuits",

@@ -1,0 +1,79 @@
+"""Every code block of the README but the two make lines is executed."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(language: str, block: str, folder: Path) -> str:
+    """What a block prints when it is run in ``folder`` with this Python's commands first on the path."""
+    command = {"python": [sys.executable, "-c", block], "bash": ["bash", "-euo", "pipefail", "-c", block]}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(
+        command[language], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory):
+    """A folder with `my-classifier`: a tiny BERT and its tokenizer, as transformers writes them."""
+    import torch
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    folder = tmp_path_factory.mktemp("readme")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "very", "fine", "film"]
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+    )
+    config = BertConfig(
+        vocab_size=len(words),
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    torch.manual_seed(0)
+    BertForSequenceClassification(config).save_pretrained(folder / "my-classifier")
+    fast.save_pretrained(folder / "my-classifier")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("language", "block"), BLOCKS, ids=[block.split("\n")[0][:40] for _, block in BLOCKS]
+)
+def test_block_runs(language, block, workplace):
+    assert run(language, block, workplace)
+
+
+def test_the_ratio_in_the_text_is_the_ratio_that_is_printed(workplace):
+    block = next(block for _, block in BLOCKS if "theory ratio" in block)
+    printed = run("bash", block, workplace).strip()
+    assert f"prints {printed}:" in README
+
+
+def test_every_link_leads_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
