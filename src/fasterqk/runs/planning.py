@@ -40,7 +40,7 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     """The plan for ``spec`` on the store in ``out``; nothing is run or written."""
     store = Store(out)
     configs = {store.folder(cell.config): cell.config for cell in spec.cells}
-    found = {folder: summarize(folder) for folder in configs if folder.exists()}
+    found = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
     states = {name: sum(1 for one in found.values() if one.state == name) for name in STATES}
     left = [configs[folder] for folder in configs if folder not in found or found[folder].state != "done"]
     siblings: dict[str, list[float]] = {}

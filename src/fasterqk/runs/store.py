@@ -1,6 +1,7 @@
 """The store: a configuration is hashed to a folder that holds it and everything about its run."""
 
 import functools
+import hashlib
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import config_defaults, config_fields, content_hash
+from fasterqk.files import canonical_json, config_defaults, config_fields, content_hash
 from fasterqk.runs.claim import LOCK_NAME, claim, is_claimed
 from fasterqk.runs.environment import environment
 from fasterqk.runs.sealed import read_sealed, write_sealed
@@ -71,7 +72,13 @@ class Store:
             **environment(),
         }
         write_sealed(folder / "environment.json", about)
-        write_sealed(folder / "result.json", {"cell": folder.name, "attempt": attempt, "result": result})
+        document = {
+            "cell": folder.name,
+            "attempt": attempt,
+            "defaults": _defaults_signature(config),
+            "result": result,
+        }
+        write_sealed(folder / "result.json", document)
         return folder
 
     def cells(self) -> Iterator[Path]:
@@ -106,7 +113,7 @@ class Store:
 
 
 def read_result(folder: Path, config: Any = None) -> dict[str, Any] | None:
-    """What ``result.json`` of a cell holds (``result``, ``cell`` and ``attempt``), or None.
+    """What ``result.json`` of a cell holds (``result`` and what it belongs to), or None.
 
     With its ``config``, a result from before a default changed is refused: fields at their defaults are
     not part of a cell's name, so such a result would be taken for one of today.
@@ -117,21 +124,27 @@ def read_result(folder: Path, config: Any = None) -> dict[str, Any] | None:
         return None
     if document.get("cell") != folder.name:
         raise InputError(f"{path} belongs to cell {document.get('cell')!r}; remove this folder")
-    if config is not None:
+    if config is not None and document.get("defaults") != _defaults_signature(config):
         _refuse_other_defaults(folder, type(config))
     return document
 
 
+def _defaults_signature(config: Any) -> str:
+    """The same as long as no default of its class changes: a quick way to see that nothing did."""
+    kind: Any = type(config)
+    return _signature_of(kind)
+
+
 @functools.cache
-def _present_defaults(kind: Any) -> dict[str, Any]:
-    return config_defaults(kind)
+def _signature_of(kind: Any) -> str:
+    return hashlib.sha256(canonical_json(config_defaults(kind)).encode("ascii")).hexdigest()[:16]
 
 
 def _refuse_other_defaults(folder: Path, kind: Any) -> None:
     saved = read_sealed(folder / "config.json")
     if saved is None:
         return
-    for name, value in _present_defaults(kind).items():
+    for name, value in config_defaults(kind).items():
         then = saved["all"].get(name, value)
         if then != value and name not in saved["fields"]:
             raise InputError(

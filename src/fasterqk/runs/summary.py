@@ -26,10 +26,13 @@ class Summary:
     seconds: float | None
 
 
-def summarize(folder: Path) -> Summary:
-    """The summary of one cell; a cell with an unreadable file is ``damaged``."""
+def summarize(folder: Path, *, with_config: bool = True) -> Summary:
+    """The summary of one cell, quicker without its configuration.
+
+    A cell with an unreadable file is ``damaged``.
+    """
     try:
-        config = read_config(folder) or {}
+        config = (read_config(folder) or {}) if with_config else {}
         finished = state(folder)
         about = (read_sealed(folder / "environment.json") or {}) if finished == "done" else {}
         whole = is_whole(folder / "result.json")
