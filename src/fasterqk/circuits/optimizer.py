@@ -73,7 +73,9 @@ def make_optimizer(
         raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
     labels = labels_for(model, request, circuits)
     assigned = assign(model, request, labels, only)
-    fused, pieces = _split(model, assigned, mechanism, optimizer_class, _wants_fused(optimizer_class, kwargs))
+    fused, pieces = _split(
+        model, assigned, mechanism, optimizer_class, _uses_torch_fused(optimizer_class, kwargs)
+    )
     groups = gather(pieces)
     optimizer = optimizer_class([group.options(lr) for group in groups], lr=lr, **kwargs)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -126,14 +128,14 @@ def _split(
         if not each.split:
             pieces.append((each.runs[0], each.parameter, each.name))
             continue
-        if mechanism == "parametrization":
-            pieces += parametrize_split(model, each)
-            continue
         if hasattr(each.parameter, "placements"):
             raise InputError(
                 f"{each.name} is fused and sharded over devices, which make_optimizer does not split; "
                 "sharded models need separate query, key and value weights"
             )
+        if mechanism == "parametrization":
+            pieces += parametrize_split(model, each)
+            continue
         windows = _windows(each, fused_kernel)
         made = Fused(
             each.name,
@@ -142,7 +144,7 @@ def _split(
             copied=mechanism != "alias",
             always=mechanism == "shadow",
         )
-        if made.strided and not _knows_strides(optimizer_class):
+        if made.strided and not _is_torchs_own(optimizer_class):
             raise InputError(
                 f"mechanism='alias' hands {optimizer_class!r} slices of {each.name} that are not one piece "
                 "of memory, which only torch's own optimizers are known to respect; use mechanism='auto'"
@@ -195,13 +197,14 @@ def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
         raise InputError("LBFGS knows one rate for all parameters and cannot train circuits apart; use AdamW")
 
 
-def _wants_fused(optimizer_class: Any, kwargs: dict[str, Any]) -> bool:
+def _uses_torch_fused(optimizer_class: Any, kwargs: dict[str, Any]) -> bool:
     """Also where it is wrapped: ``functools.partial(AdamW, fused=True)``."""
-    return bool({**getattr(optimizer_class, "keywords", {}), **kwargs}.get("fused"))
+    options = {**getattr(optimizer_class, "keywords", {}), **kwargs}
+    return bool(options.get("fused")) and _is_torchs_own(optimizer_class)
 
 
-def _knows_strides(optimizer_class: Any) -> bool:
-    return getattr(optimizer_class, "__module__", "").startswith("torch.optim.")
+def _is_torchs_own(optimizer_class: Any) -> bool:
+    return str(getattr(optimizer_class, "func", optimizer_class).__module__).startswith("torch.optim.")
 
 
 def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
