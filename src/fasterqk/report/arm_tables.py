@@ -1,6 +1,6 @@
 """The tables of a two-arm experiment: at the end, at the best validation epoch, and at equal loss."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,13 @@ def best_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _arm_rows({arm: entry["at_best_validation"] for arm, entry in summary["arms"].items()}, {})
 
 
-def matched_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a metric and loss level."""
+def matched_rows(summary: Mapping[str, Any], names: Collection[str] = ()) -> list[dict[str, Any]]:
+    """One row a loss level and metric, of all metrics or of those in ``names``."""
     rows = []
     for level in summary["matched"]:
         for name in next(iter(level["arms"].values()), {}):
+            if names and name not in names:
+                continue
             row = {"metric": label(name), "at loss": level["loss"]}
             row |= {arm: values[name] for arm, values in level["arms"].items()}
             difference = level["difference"].get("faster_qk")
@@ -141,10 +143,21 @@ def _source_order(key: str) -> int:
     return ["null", *SOURCES].index(key.partition(",")[0]) + 1 if "," in key else 0
 
 
-def _column(key: str) -> dict[str, Any]:
+def column_label(key: str) -> str:
+    """What a column is called.
+
+    >>> column_label("faster_qk"), column_label("released, baseline")
+    ('faster QK', 'notebooks, baseline')
+    """
     source, comma, arm = key.partition(", ")
     if not comma:
-        return {"key": key, "label": ARM_NAMES.get(key, key)}
-    name = {"null": "null", **SOURCES}[source]
-    kind = "null" if source == "null" else "paper"
-    return {"key": key, "label": f"{name}, {ARM_NAMES.get(arm, arm)}", "source": kind}
+        return ARM_NAMES.get(key, key)
+    return f"{SOURCES.get(source, source)}, {ARM_NAMES.get(arm, arm)}"
+
+
+def _column(key: str) -> dict[str, Any]:
+    source, comma, _ = key.partition(", ")
+    column = {"key": key, "label": column_label(key)}
+    if comma:
+        column["source"] = "null" if source == "null" else "paper"
+    return column

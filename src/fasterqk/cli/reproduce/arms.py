@@ -11,6 +11,9 @@ from fasterqk.cli.parser import Parser, positive_int
 if TYPE_CHECKING:
     from fasterqk.experiments.arms import Experiment
 
+# The rest is in the table that is written.
+SHOWN_AT_EQUAL_LOSS = ("test_accuracy", "mrta", "ac", "acmc", "aopc_sufficiency", "aopc_comprehensiveness")
+
 
 def add_arm_options(parser: Parser) -> None:
     """Options of every two-arm table."""
@@ -50,16 +53,16 @@ def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> d
 
 def show_arms(result: dict[str, Any]) -> None:
     """Print the table at the end of training and the one at equal loss."""
-    from fasterqk.report.arm_tables import ARM_NAMES, end_rows, group_rows, matched_rows
+    from fasterqk.report.arm_tables import column_label, end_rows, group_rows, matched_rows
     from fasterqk.report.arms import describe
     from fasterqk.report.cells import cell_text
 
     def as_text(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{ARM_NAMES.get(key, key): cell_text(value) for key, value in row.items()} for row in rows]
+        return [{column_label(key): cell_text(value) for key, value in row.items()} for row in rows]
 
     print(describe(result))
     print_table(as_text(end_rows(result)), title="\nat the end of training (test split)")
-    print_table(as_text(matched_rows(result)), title="\nat equal training loss")
+    print_table(as_text(matched_rows(result, SHOWN_AT_EQUAL_LOSS)), title="\nat equal training loss")
     for group in result["arms"]["baseline"].get("groups") or {}:
         print_table(as_text(group_rows(result, group)), title=f"\naccuracy by {group}")
     diverged = {arm: entry["diverged"] for arm, entry in result["arms"].items() if entry["diverged"]}
