@@ -1,4 +1,4 @@
-"""Every parameter of every architecture gets the label that was written down by hand, and the probe agrees."""
+"""Every parameter of every architecture gets the label written down by hand, and the probe agrees."""
 
 import pytest
 

@@ -58,13 +58,13 @@ def _from_file(path: str) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
     try:
-        fields = json.loads(Path(path).read_text(encoding="utf-8"))
+        fields = dict(json.loads(Path(path).read_text(encoding="utf-8")))
         kind = fields.pop("model_type", None)
     except FileNotFoundError:
         raise InputError(f"there is no {path!r}") from None
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{path!r} is not a model configuration: {error}") from None
-    if kind not in CONFIG_MAPPING:
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise InputError(f"{path!r} has model_type {kind!r}, which this transformers does not know")
     try:
         return AutoConfig.for_model(kind, **fields)

@@ -12,7 +12,7 @@ from fasterqk.circuits.labels.registry import registered
 from fasterqk.circuits.labels.scopes import Scope
 from fasterqk.circuits.slices import Role
 
-_SCALES = {"scale", "temperature", "tau"}
+_SCALES = {"scale", "scaling", "temperature"}
 # Words that make a norm inside attention one of the output side.
 _INNER = {"sub", "inner"}
 

@@ -1,0 +1,97 @@
+"""`fasterqk circuits`: where configurations come from, what is printed, what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fasterqk.cli.main import main
+
+TINY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "vocab_size": 40,
+}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY))
+    return path
+
+
+def test_a_model_type_prints_a_verified_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["circuits", "gpt2"]) == 0
+    printed = capsys.readouterr()
+    assert "default configuration of model type 'gpt2'" in printed.err
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert ["h.*.attn.c_attn.weight", "0:768", "of", "axis", "1", "q", "qk", "0-11"] in [
+        row[:8] for row in rows
+    ]
+    assert printed.out.splitlines()[-1].startswith("qk 14.2M parameters (24 tensors, 24 split) - ov 14.2M")
+    assert "registry+probe" in printed.out
+
+
+def test_a_config_file_as_json(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["circuits", "--config", str(config), "--json", "--heads"]) == 0
+    printed = capsys.readouterr()
+    data = json.loads(printed.out)
+    assert data["model"] == "LlamaForCausalLM" and str(config) in data["source"]
+    # Queries 32 x 32, keys 16 x 32; values 16 x 32, output 32 x 32; three layers.
+    assert data["parameters"]["qk"] == data["parameters"]["ov"] == 3 * (32 + 16) * 32
+    keys = [
+        piece for piece in data["slices"] if piece["parameter"] == "model.layers.1.self_attn.k_proj.weight"
+    ]
+    assert [(piece["start"], piece["stop"], piece["head"], piece["layer"]) for piece in keys] == [
+        (0, 8, 0, 1),
+        (8, 16, 1, 1),
+    ]
+
+
+def test_a_directory(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["circuits", str(config.parent), "--all"]) == 0
+    printed = capsys.readouterr()
+    assert f"directory {str(config.parent)!r}" in printed.err
+    assert "model.layers.2.self_attn.q_proj.weight" in printed.out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a model configuration"),
+        ("[1]", "is not a model configuration"),
+        ("{}", "model_type None"),
+        ('{"model_type": "nonesuch"}', "model_type 'nonesuch'"),
+        ('{"model_type": "llama", "hidden_size": "wide"}', "is not a configuration of 'llama'"),
+    ],
+)
+def test_bad_configurations_are_one_line(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    assert main(["circuits", "--config", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_what_cannot_be_found_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("fasterqk.circuits.outline._hub_answers", lambda: False)
+    for words, message in (
+        (["nonesuch/model"], "'nonesuch/model' is not a directory, not a model type"),
+        ([str(tmp_path)], "there is no"),
+        ([], "name a model type"),
+        (["gpt2", "--config", "x.json"], "not both"),
+        (["mamba"], "(MambaMixer) forms no softmax"),
+    ):
+        assert main(["circuits", *words]) == 2
+        lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fasterqk")]
+        assert len(lines) == 1 and message in lines[0]
