@@ -60,9 +60,9 @@ class Attention(nn.Module):
         Every position, or only one of each text: ``rows`` (batch, width), which may not look where
         ``hidden`` (batch, position) is true.
         """
-        return (
-            self._all_rows(stream) if rows is None or hidden is None else self._one_row(stream, rows, hidden)
-        )
+        if rows is None or hidden is None:
+            return self._all_rows(stream)
+        return self._one_row(stream, rows, hidden)
 
     def _all_rows(self, stream: Tensor) -> Tensor:
         batch, length, width = stream.shape
@@ -85,6 +85,7 @@ class Attention(nn.Module):
         return linear(mixed, self.W_O.view(-1, width).T, self.b_O)
 
     def _one_row(self, stream: Tensor, rows: Tensor, hidden: Tensor) -> Tensor:
+        # Contracted in the width first, as the top of this file explains.
         heads, _, head_width = self.W_Q.shape
         query = torch.baddbmm(self.b_Q[:, None], rows.expand(heads, -1, -1), self.W_Q)
         asked = torch.bmm(query, self.W_K.transpose(1, 2))  # (head, batch, width)

@@ -27,6 +27,7 @@ from fasterqk.attention import (
     relevant_mass,
     summarize,
 )
+from fasterqk.attention.measurement import RATIONALE_FROM
 from fasterqk.capture import capture
 from fasterqk.models import Classifier
 from fasterqk.training.batches import PaddedExamples
@@ -184,12 +185,12 @@ def _ranking_scores(
         scores[name] = {str(k): float(value) for k, value in zip(percents, means, strict=True)}
         scores["aopc"][name] = float(means.mean())
     rated = [
-        (row[real], relevance[real] > 0)
+        (row[real], relevance[real] >= RATIONALE_FROM)
         for part, importance in zip(parts, ranked, strict=True)
         for row, real, relevance, has in zip(
             importance, part.batch.real, part.batch.relevance, part.rated, strict=True
         )
-        if has
+        if has and (relevance >= RATIONALE_FROM).any()
     ]
     agreements = [agreement(*pair) for pair in rated[:: -(-len(rated) // sample) or 1]]
     return scores | {"plausibility": plausibility(agreements)}
