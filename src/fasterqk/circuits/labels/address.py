@@ -47,7 +47,7 @@ def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Ad
         if adapter is None and part not in _WRAPPERS:
             components.append(part)
             holders.append(module)
-        module = getattr(module, part) if not part.isdigit() else module[int(part)]  # type: ignore[index]
+        module = getattr(module, part)
     leaf = parts[-1]
     if adapter is None and leaf not in _PLAIN_LEAVES:
         components.append(leaf)

@@ -11,18 +11,18 @@ from fasterqk.circuits.labels.guess import guess
 from fasterqk.circuits.labels.heads import cut_by_head, head_counts
 from fasterqk.circuits.labels.judge import Judgement
 from fasterqk.circuits.labels.layouts import Block, matching
-from fasterqk.circuits.labels.scopes import Scope, layer_prefixes
+from fasterqk.circuits.labels.scopes import Scope, layer_prefixes, nearest
 from fasterqk.circuits.slices import CIRCUIT_OF_ROLE, Circuits, Role, Slice
 
 
 def assemble(model: nn.Module, judgement: Judgement, stated: Mapping[str, Any], heads: bool) -> Circuits:
     """The labels of all parameters of ``model``, in its order."""
-    prefixes = layer_prefixes(judgement.scopes)
+    prefixes = layer_prefixes(judgement.scopes.values())
     tied = _tied(model)
     slices: list[Slice] = []
     for name, parameter in model.named_parameters():
         scope = judgement.scope_of(name)
-        layer = scope.layer if scope is not None else _layer(name, prefixes)
+        layer = scope.layer if scope is not None else nearest(name, prefixes)
         whole = Slice(name, None, None, None, "rest", layer, "name", parameter.numel())
         if name in stated:
             cut = _stated(whole, parameter, stated[name])
@@ -127,7 +127,3 @@ def _crosses(model: nn.Module, judgement: Judgement, cut: list[Slice], names: An
         if role is not None and CIRCUIT_OF_ROLE[role] not in {piece.circuit for piece in cut}:
             return True
     return False
-
-
-def _layer(name: str, prefixes: dict[str, int]) -> int | None:
-    return next((number for prefix, number in prefixes.items() if name.startswith(prefix + ".")), None)

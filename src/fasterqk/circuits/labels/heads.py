@@ -97,8 +97,8 @@ def _head_axis(
 def _width(model: nn.Module, scope: Scope, role: str) -> int:
     """The rows of the projection that makes these heads: the widest of the same letter in the block."""
     widest = 0
-    for name, parameter in model.named_parameters():
-        if scope.in_core(name) and parameter.dim() == 2:
+    for name, parameter in scope.module.named_parameters(prefix=scope.core):
+        if parameter.dim() == 2:
             address = locate(model, scope.core, name, parameter)
             said = [meaning(component) for component in address.components]
             if any(one.letters == role and not one.score for one in said) and address.adapter != "in":

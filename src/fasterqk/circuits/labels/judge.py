@@ -10,7 +10,7 @@ from fasterqk.capture.modules import says_attention, stack_of
 from fasterqk.circuits.labels.guess import Guess, guess
 from fasterqk.circuits.labels.layouts import merged
 from fasterqk.circuits.labels.probe import Finding, probe
-from fasterqk.circuits.labels.scopes import Scope, find_scopes, layer_numbers
+from fasterqk.circuits.labels.scopes import Scope, find_scopes, layer_numbers, nearest
 from fasterqk.circuits.slices import CIRCUIT_OF_ROLE
 
 
@@ -23,7 +23,7 @@ class Judgement:
     without a softmax.
     """
 
-    scopes: list[Scope]
+    scopes: dict[str, Scope]
     guesses: dict[str, Guess | None]
     confirmed: set[str] = field(default_factory=set)
     found: dict[str, Finding] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Judgement:
 
     def scope_of(self, parameter: str) -> Scope | None:
         """The scope that holds the parameter."""
-        return next((scope for scope in self.scopes if scope.holds(parameter)), None)
+        return nearest(parameter, self.scopes)
 
     def open(self) -> list[str]:
         """Parameters without a label, and fused ones whose layout nobody has seen."""
@@ -45,7 +45,7 @@ class Judgement:
         ]
 
 
-def first_guesses(model: nn.Module, scopes: list[Scope] | None = None) -> Judgement:
+def first_guesses(model: nn.Module, scopes: dict[str, Scope] | None = None) -> Judgement:
     """Scopes and guesses, before any probe."""
     judgement = Judgement(find_scopes(model) if scopes is None else scopes, {})
     for name, parameter in model.named_parameters():
@@ -58,11 +58,11 @@ def first_guesses(model: nn.Module, scopes: list[Scope] | None = None) -> Judgem
 def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
     """Guesses of ``model`` with what the probe sees while ``run`` runs a copy of it."""
     judgement = first_guesses(model)
-    evidence = probe(model, run, _paths(judgement))
+    evidence = probe(model, run, list(judgement.scopes))
     if evidence.elsewhere:
         scopes = _with_discovered(model, judgement.scopes, evidence.elsewhere)
         judgement = first_guesses(model, scopes)
-        evidence = probe(model, run, _paths(judgement))
+        evidence = probe(model, run, list(judgement.scopes))
     judgement.ran = set(evidence.attending)
     judgement.silent = set(evidence.silent)
     judgement.heads = evidence.heads
@@ -86,8 +86,7 @@ def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     against its guess cannot be carried over: its rows are other rows.
     """
     scopes = find_scopes(model)
-    known = {stack_of(scope.path) for scope in scopes}
-    discovered = {stack_of(scope.path) for scope in twin.scopes} - known
+    discovered = {stack_of(path) for path in twin.scopes} - {stack_of(path) for path in scopes}
     scopes = _with_discovered(
         model, scopes, [path for path, _ in model.named_modules() if stack_of(path) in discovered]
     )
@@ -105,8 +104,8 @@ def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
         elif pattern in confirmed:
             judgement.confirmed.add(name)
     ran, silent = {stack_of(path) for path in twin.ran}, {stack_of(path) for path in twin.silent}
-    judgement.ran = {scope.path for scope in scopes if stack_of(scope.path) in ran}
-    judgement.silent = {scope.path for scope in scopes if stack_of(scope.path) in silent - ran}
+    judgement.ran = {path for path in scopes if stack_of(path) in ran}
+    judgement.silent = {path for path in scopes if stack_of(path) in silent - ran}
     return judgement, settled and not judgement.open()
 
 
@@ -145,18 +144,12 @@ def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Pa
     return True
 
 
-def _paths(judgement: Judgement) -> list[str]:
-    return [scope.path for scope in judgement.scopes]
-
-
-def _with_discovered(model: nn.Module, scopes: list[Scope], paths: Sequence[str]) -> list[Scope]:
+def _with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
     """The scopes, and modules whose attention only the probe has seen."""
     layers = layer_numbers(list(paths))
-    return [
-        *scopes,
-        *(
-            Scope(path, path, module := model.get_submodule(path), layers[path], says_attention(module))
-            for path in paths
-            if not any(scope.path == path or scope.path.startswith(path + ".") for scope in scopes)
-        ),
-    ]
+    found = dict(scopes)
+    for path in paths:
+        if not any(own == path or own.startswith(path + ".") for own in scopes):
+            module = model.get_submodule(path)
+            found[path] = Scope(path, path, module, layers[path], says_attention(module))
+    return found

@@ -59,10 +59,10 @@ def refuse_open(model: nn.Module, judgement: Judgement, stated: Mapping[str, Any
 def refuse_unverified(judgement: Judgement, stated: Mapping[str, Any]) -> None:
     """Raise for attention blocks that the probe did not see (``verify=True``)."""
     unseen = [
-        scope.path
-        for scope in judgement.scopes
-        if scope.path not in judgement.ran
-        and not all(name in stated for name in judgement.guesses if scope.holds(name))
+        path
+        for path, scope in judgement.scopes.items()
+        if path not in judgement.ran
+        and not all(name in stated for name in judgement.guesses if judgement.scope_of(name) is scope)
     ]
     if unseen:
         why = f" ({judgement.failure})" if judgement.failure else ""

@@ -1,11 +1,15 @@
 """Where attention is in a model: the module that forms queries and keys, and the wrapper around it."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import nn
 
 from fasterqk.capture.modules import attention_modules, says_attention, stack_of
 from fasterqk.capture.names import meaning
+
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -23,26 +27,37 @@ class Scope:
     layer: int | None
     named: bool = True
 
-    def holds(self, parameter: str) -> bool:
-        """Whether the parameter of that name is inside the scope."""
-        return not self.path or parameter.startswith(self.path + ".")
-
     def in_core(self, parameter: str) -> bool:
         """Whether the parameter of that name is inside the core."""
         return not self.core or parameter.startswith(self.core + ".")
 
 
-def find_scopes(model: nn.Module) -> list[Scope]:
-    """The attention blocks of ``model``, in its order; a core inside another belongs to the outer one."""
+def find_scopes(model: nn.Module) -> dict[str, Scope]:
+    """The attention blocks of ``model`` by path; a core inside another belongs to the outer one."""
     cores: dict[str, nn.Module] = {}
     for name, module in attention_modules(model).items():
         if not any(outer and name.startswith(outer + ".") for outer in cores):
             cores[name] = module
     layers = layer_numbers(list(cores))
-    return [
+    scopes = (
         Scope(_wrapper(model, name, core, cores), name, core, layers[name], _named(core))
         for name, core in cores.items()
-    ]
+    )
+    return {scope.path: scope for scope in scopes}
+
+
+def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:
+    """What the innermost path around ``name`` stands for.
+
+    >>> nearest("h.0.attn.q.weight", {"h.0": 1, "h.0.attn": 2, "h.1": 3})
+    2
+    """
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in by_path:
+            return by_path[path]
+    return None
 
 
 def layer_numbers(paths: list[str]) -> dict[str, int | None]:
@@ -59,7 +74,7 @@ def layer_numbers(paths: list[str]) -> dict[str, int | None]:
     return {path: number for path, (number, _) in _numbered(paths).items()}
 
 
-def layer_prefixes(scopes: list[Scope]) -> dict[str, int]:
+def layer_prefixes(scopes: Iterable[Scope]) -> dict[str, int]:
     """The path of each numbered layer, for what is in the layer but not in its attention."""
     numbered = _numbered([scope.core for scope in scopes])
     return {prefix: number for number, prefix in numbered.values() if number is not None}
