@@ -133,14 +133,18 @@ def _arm_rows(arms: Mapping[str, Mapping[str, Any]], difference: Mapping[str, An
 
 
 def _save(out: Path, name: str, title: str, caption: str, rows: list[dict[str, Any]]) -> dict[str, str]:
-    """Write a table whose columns are the keys of its rows, in the order ours, null, others."""
-    keys = sorted(dict.fromkeys(key for row in rows for key in row), key=_source_order)
-    columns = [_column(key) for key in keys]
+    columns = [_column(key) for key in column_keys(rows)]
     return save_table(out, name, title=title, caption=caption, columns=columns, rows=rows)
 
 
-def _source_order(key: str) -> int:
-    return ["null", *SOURCES].index(key.partition(",")[0]) + 1 if "," in key else 0
+def column_keys(rows: list[dict[str, Any]]) -> list[str]:
+    """The keys of all rows in the order of a table: ours, the nulls, others' numbers."""
+    sources = ["null", *SOURCES]
+
+    def place(key: str) -> int:
+        return sources.index(key.partition(",")[0]) + 1 if "," in key else 0
+
+    return sorted(dict.fromkeys(key for row in rows for key in row), key=place)
 
 
 def column_label(key: str) -> str:

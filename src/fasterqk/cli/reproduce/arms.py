@@ -53,12 +53,19 @@ def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> d
 
 def show_arms(result: dict[str, Any]) -> None:
     """Print the table at the end of training and the one at equal loss."""
-    from fasterqk.report.arm_tables import column_label, end_rows, group_rows, matched_rows
+    from fasterqk.report.arm_tables import (
+        column_keys,
+        column_label,
+        end_rows,
+        group_rows,
+        matched_rows,
+    )
     from fasterqk.report.arms import describe
     from fasterqk.report.cells import cell_text
 
     def as_text(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [{column_label(key): cell_text(value) for key, value in row.items()} for row in rows]
+        keys = column_keys(rows)
+        return [{column_label(key): cell_text(row.get(key)) for key in keys} for row in rows]
 
     print(describe(result))
     print_table(as_text(end_rows(result)), title="\nat the end of training (test split)")
