@@ -170,7 +170,7 @@ def test_the_live_table_counts(tmp_path: Path, spec: str) -> None:
     for event in (
         Event("skipped", "0"),
         Event("started", "1"),
-        Event("progress", "1", "loss 0.5", 1, 4),
+        Event("progress", "1", "[loss] 0.5", 1, 4),
         Event("started", "2"),
         Event("started", "3"),
         Event("failed", "2", "broken"),
@@ -184,4 +184,4 @@ def test_the_live_table_counts(tmp_path: Path, spec: str) -> None:
     with console.capture() as capture:
         console.print(board.render())
     (running,) = [line for line in capture.get().splitlines() if "%" in line]
-    assert running.split() == ["25%", "long", "seed", "0", "steps", "3", "loss", "0.5"]
+    assert running.split() == ["25%", "long", "seed", "0", "steps", "3", "[loss]", "0.5"]

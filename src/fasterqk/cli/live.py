@@ -72,13 +72,16 @@ class Board:
 
     def render(self) -> "Table":
         from rich.table import Table
+        from rich.text import Text
 
         table = Table(box=None, pad_edge=False)
         for column in ("arm", "done", "running", "failed", "left"):
             table.add_column(column, justify="left" if column == "arm" else "right")
         table.add_column(f"{time.monotonic() - self._start:.0f} s")
         for row in self.rows():
-            table.add_row(*(str(value) for value in row), "")
+            table.add_row(*(Text(str(value)) for value in row), "")
         for cell, (share, note) in list(self._running.items()):
-            table.add_row("", "", f"{100 * share:.0f}%", "", "", f"{self._labels[cell]}  {note}"[:72])
+            # As text, not markup: notes and labels may have brackets of their own.
+            words = Text(f"{self._labels[cell]}  {note}"[:72])
+            table.add_row("", "", f"{100 * share:.0f}%", "", "", words)
         return table
