@@ -129,7 +129,7 @@ def test_a_write_that_fails_is_one_line(
     tmp_path: Path, spec: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs").write_text("in the way")
-    assert main(["sweep", spec, "--out", str(tmp_path)]) == 1
+    assert main(["sweep", spec, "--out", str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert str(tmp_path / "runs") in line
 

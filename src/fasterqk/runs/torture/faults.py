@@ -68,7 +68,7 @@ def read_only_folder(subject: Subject, generator: random.Random) -> dict[str, An
     out.mkdir()
     out.chmod(0o555)
     process = subject.start(out, prepare=_respect_permissions)
-    told, problems = _one_line(process, 1, "Permission denied")
+    told, problems = _one_line(process, 2, "Permission denied")
     if process.returncode == 0 and os.geteuid() == 0:
         return {"fault": name, "passed": None, "told": "this user may write everywhere", "problems": []}
     out.chmod(0o755)
