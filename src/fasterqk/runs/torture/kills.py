@@ -3,6 +3,7 @@
 import itertools
 import random
 import subprocess
+from pathlib import Path
 from typing import Any
 
 from fasterqk.runs.store import Store, read_result
@@ -43,7 +44,7 @@ def kill_at_random_moments(
     }
 
 
-def _one_store(subject: Subject, out: Any, kills: int, generator: random.Random) -> tuple[int, list[str]]:
+def _one_store(subject: Subject, out: Path, kills: int, generator: random.Random) -> tuple[int, list[str]]:
     """Start, kill, start again, until the sweep ends by itself; returns how often it was killed."""
     problems: list[str] = []
     for killed in itertools.count():
