@@ -135,6 +135,28 @@ def test_division_that_names_an_unknown_post(official_folder):
         load_task("hatexplain", data_dir=official_folder)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("annotators", 3), ("rationales", "01"), ("rationales", [None]), ("post_tokens", "you are"), (None, 7)],
+)
+def test_records_of_another_shape_are_told_in_one_line(official_folder, field, value):
+    path = official_folder / "hatexplain" / "dataset.json"
+    dataset = json.loads(path.read_text())
+    if field:
+        dataset["d4"][field] = value
+    else:
+        dataset["d4"] = value
+    path.write_text(json.dumps(dataset))
+    with pytest.raises(InputError, match=r"dataset\.json'"):
+        load_task("hatexplain", data_dir=official_folder)
+
+
+def test_compact_record_of_another_shape(rewrite_compact, compact_folder):
+    rewrite_compact(lambda records: [{**records[0], "text": 5}, *records[1:]])
+    with pytest.raises(InputError, match="line 1: 'text' is not a JSON text"):
+        load_task("hatexplain", data_dir=compact_folder)
+
+
 def test_check_counts_what_is_there(official_folder, compact_folder, tmp_path):
     for folder in (official_folder, compact_folder):
         report = check(folder)

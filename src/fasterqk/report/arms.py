@@ -104,8 +104,8 @@ def _save_loss_figure(
         for axis, (key, label) in zip(axes, PANELS.items(), strict=True):
             for (arm, _), result in results.items():
                 _draw_cell(axis, arm, _finite(result), key)
-            axis.set(xlabel="training loss (training goes to the right)", ylabel=label, xscale="log")
-            axis.invert_xaxis()
+            axis.set(xlabel="training loss (training goes to the right)", ylabel=label)
+            _loss_axis(axis)
         if null is not None:
             axes[0].axhline(null, color="0.4", linestyle="--", linewidth=1, label="uniform attention")
         handles, labels = axes[0].get_legend_handles_labels()
@@ -119,6 +119,19 @@ def _save_loss_figure(
             caption=f"A line is one cell, a point one evaluation on the test split. {setting}.",
             rows=rows,
         )
+
+
+def _loss_axis(axis: Any) -> None:
+    """A logarithmic axis that falls to the right, with plain numbers where it spans a decade or so."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_xscale("log")
+    low, high = axis.get_xlim()
+    if high < 30 * low:
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 6, 8)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.invert_xaxis()
 
 
 def _draw_cell(axis: Any, arm: str, points: Sequence[Mapping[str, Any]], key: str) -> None:

@@ -1,7 +1,7 @@
 """HateXplain on disk: the official two files, or one compact file with a post a line."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,15 +37,15 @@ def read_official(dataset: Path, divisions: Path) -> list[Post]:
         raise InputError(f"{str(dataset)!r} or {str(divisions)!r} holds no JSON object; download it again")
     posts = []
     for name, split in SPLIT_NAMES.items():
-        for identity in _field(split_ids, name, repr(str(divisions))):
+        for identity in _field(split_ids, name, repr(str(divisions)), list):
             where = f"{str(dataset)!r} post {identity!r}"
-            record = _field(records, identity, repr(str(dataset)))
-            annotators = _field(record, "annotators", where)
-            label = majority([_label(_field(a, "label", where), where) for a in annotators])
+            record = _field(records, identity, repr(str(dataset)), dict)
+            annotators = _field(record, "annotators", where, list)
+            label = majority([_label(_field(one, "label", where), where) for one in annotators])
             if label is None:
                 continue
-            masks = tuple(tuple(int(mark) for mark in m) for m in _field(record, "rationales", where))
-            words = tuple(_field(record, "post_tokens", where))
+            masks = tuple(_marks(mask, 1, where) for mask in _field(record, "rationales", where, list))
+            words = tuple(str(word) for word in _field(record, "post_tokens", where, list))
             posts.append(Post(identity, split, label, words, _union(masks), masks))
     return _checked(posts, dataset)
 
@@ -61,8 +61,8 @@ def majority(labels: Sequence[str]) -> str | None:
     >>> majority(["normal", "offensive", "normal"])
     'normal'
     """
-    ((label, votes),) = Counter(labels).most_common(1)
-    return label if votes > 1 else None
+    votes = Counter(labels)
+    return next((label for label, count in votes.items() if count > 1), None)
 
 
 def _compact_posts(path: Path) -> Iterator[Post]:
@@ -76,9 +76,9 @@ def _compact_posts(path: Path) -> Iterator[Post]:
             id=str(_field(record, "id", where)),
             split=SPLIT_NAMES[split],
             label=_label(_field(record, "label", where), where),
-            words=tuple(str(_field(record, "text", where)).split(" ")),
-            union=None if union is None else _marks(union),
-            annotators=None if masks is None else tuple(_marks(mask) for mask in masks),
+            words=tuple(_field(record, "text", where, str).split(" ")),
+            union=None if union is None else _marks(union, "1", where),
+            annotators=None if masks is None else tuple(_marks(mask, "1", where) for mask in masks),
         )
 
 
@@ -106,8 +106,10 @@ def _union(masks: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
     return tuple(max(marks) for marks in zip(*masks, strict=False)) if masks else None
 
 
-def _marks(text: str) -> tuple[int, ...]:
-    return tuple(int(mark == "1") for mark in text)
+def _marks(mask: Any, marked: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(mask, str | list):
+        raise InputError(f"{where}: the rationale {mask!r} is no mask over words")
+    return tuple(int(mark == marked) for mark in mask)
 
 
 def _label(label: Any, where: str) -> str:
@@ -116,7 +118,12 @@ def _label(label: Any, where: str) -> str:
     return str(label)
 
 
-def _field(record: Mapping[str, Any], name: str, where: str) -> Any:
-    if not isinstance(record, Mapping) or name not in record:
+def _field(record: Any, name: str, where: str, kind: type = object) -> Any:
+    if not isinstance(record, dict) or name not in record:
         raise InputError(f"{where} has no {name!r}")
+    if not isinstance(record[name], kind):
+        raise InputError(f"{where}: {name!r} is not a JSON {_JSON_NAMES[kind]}")
     return record[name]
+
+
+_JSON_NAMES: dict[type, str] = {list: "list", dict: "object", str: "text"}
