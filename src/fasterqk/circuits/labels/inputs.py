@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fasterqk.capture.huggingface import attention_implementation
 
 LENGTH = 12
+_PICTURE = 128
 
 
 def runner(inputs: Any) -> Callable[[nn.Module], Any]:
@@ -103,7 +104,15 @@ def _for_transformers(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]
         wanted = [name for name in dict.fromkeys(chosen) if name in made]
         if wanted and wanted not in seen:
             seen.append(wanted)
+            picture = made.get("pixel_values")
+            if "pixel_values" in wanted and picture is not None and picture.shape[-1] > 2 * _PICTURE:
+                # Many models take pictures of any size, and attention grows with the fourth power of it.
+                yield {name: made[name] for name in wanted} | {"pixel_values": _cropped(picture)}
             yield {name: made[name] for name in wanted}
+
+
+def _cropped(picture: Tensor) -> Tensor:
+    return picture[..., :_PICTURE, :_PICTURE].clone()
 
 
 def _input(name: str, config: Any) -> Tensor | None:

@@ -138,7 +138,7 @@ def _shrink_sections(values: dict[str, Any], head_width: int) -> None:
 def _shrink_image(part: Any) -> None:
     size: Any = getattr(part, "image_size", None)
     patch: Any = getattr(part, "patch_size", None)
-    if _count(size) and _count(patch) and not hasattr(part, "window_size"):
+    if _count(size) and _count(patch):
         part.image_size = min(size, 4 * patch)
 
 

@@ -1,0 +1,79 @@
+"""Adapters and wrappers: labelled by what they act on."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from fasterqk.circuits import Circuits, find_circuits
+
+WIDTH, HEADS = 16, 2
+
+
+def base(kind: str) -> nn.Module:
+    from transformers import AutoConfig, AutoModel
+
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": HEADS, "vocab_size": 20}
+    sizes |= {"pad_token_id": 0, "intermediate_size": 12}
+    return AutoModel.from_config(AutoConfig.for_model(kind, **sizes))
+
+
+def roles(circuits: Circuits, part: str) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for piece in circuits:
+        if part in piece.parameter:
+            found.setdefault(piece.parameter.partition("self_attn.")[2], []).append(piece.role)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["lora", "dora", "ia3", "loha", "adalora"])
+def test_adapters_on_separate_projections_follow_them(kind: str) -> None:
+    import peft
+
+    targets: dict[str, Any] = {"target_modules": ["k_proj", "v_proj"]}
+    adapter = {
+        "lora": lambda: peft.LoraConfig(r=2, **targets),
+        "dora": lambda: peft.LoraConfig(r=2, use_dora=True, **targets),
+        "ia3": lambda: peft.IA3Config(feedforward_modules=[], **targets),
+        "loha": lambda: peft.LoHaConfig(r=2, **targets),
+        "adalora": lambda: peft.AdaLoraConfig(total_step=10, **targets),
+    }[kind]()
+    found = roles(find_circuits(peft.get_peft_model(base("llama"), adapter)), "self_attn")
+    added = {name: role for name, role in found.items() if "base_layer" not in name and name.count(".") > 1}
+    assert len(added) >= 2
+    assert all(role == [name[0]] for name, role in added.items())
+
+
+def test_dora_on_a_fused_projection_is_parted_with_it() -> None:
+    import peft
+
+    adapter = peft.LoraConfig(r=2, use_dora=True, target_modules=["qkv_proj"])
+    found = roles(find_circuits(peft.get_peft_model(base("phi3"), adapter)), "qkv_proj")
+    assert found == {
+        "qkv_proj.base_layer.weight": ["q", "k", "v"],
+        "qkv_proj.lora_A.default.weight": ["shared"],
+        "qkv_proj.lora_B.default.weight": ["q", "k", "v"],
+        "qkv_proj.lora_magnitude_vector.default.weight": ["q", "k", "v"],
+    }
+
+
+def test_parametrized_weights_are_seen_through() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.num_heads = 1
+            self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return self.proj((q @ k.transpose(1, 2)).softmax(-1) @ v)
+
+    model = Attention()
+    weight_norm(model.qkv)
+    found: dict[str, list[str]] = {}
+    for piece in find_circuits(model):
+        found.setdefault(piece.parameter, []).append(piece.role)
+    for name in ("original0", "original1"):
+        assert found[f"qkv.parametrizations.weight.{name}"] == ["q", "k", "v"]

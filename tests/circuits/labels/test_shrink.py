@@ -1,0 +1,64 @@
+"""Small twins keep what labels depend on: the kinds of layers and the structure of heads."""
+
+import pytest
+from torch import nn
+
+from fasterqk.circuits import find_circuits
+from fasterqk.circuits.labels.shrink import shrink
+from fasterqk.circuits.labels.twin import can_have_twin, twins
+
+
+def config(kind: str, **fields: object) -> object:
+    from transformers import AutoConfig
+
+    return AutoConfig.for_model(kind, **fields)
+
+
+@pytest.mark.parametrize(
+    ("heads", "keys", "small"), [(32, 32, (4, 4)), (32, 8, (4, 2)), (16, 1, (4, 1)), (2, 2, (2, 2))]
+)
+def test_heads_keep_their_groups(heads: int, keys: int, small: tuple[int, int]) -> None:
+    found = shrink(config("llama", num_attention_heads=heads, num_key_value_heads=keys))
+    assert (found.num_attention_heads, found.num_key_value_heads) == small
+
+
+def test_every_type_of_layer_stays() -> None:
+    types = ["linear_attention"] * 3 + ["full_attention"]
+    found = shrink(config("qwen3_next", num_hidden_layers=4, layer_types=types))
+    assert found.layer_types == ["linear_attention", "full_attention"] and found.num_hidden_layers == 2
+
+
+def test_the_original_stays_as_it_was() -> None:
+    original = config("llama")
+    before = original.to_dict()
+    shrink(original)
+    assert original.to_dict() == before
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert", "t5", "deepseek_v3", "gemma2", "vit"])
+def test_twins_are_small(kind: str) -> None:
+    from transformers import AutoModel
+
+    found = config(kind)
+    twin = next(twins(AutoModel._model_mapping[type(found)], found))
+    assert sum(parameter.numel() for parameter in twin.parameters()) < 1_000_000
+
+
+def test_only_models_with_a_configuration_have_twins() -> None:
+    assert not can_have_twin(nn.MultiheadAttention(4, 2))
+
+
+def test_large_models_are_verified_on_a_twin() -> None:
+    """On the meta device nothing of the model itself can run."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config("phi3"))
+    fused = [piece for piece in find_circuits(model, verify=True) if "qkv_proj" in piece.parameter]
+    assert {piece.decided_by for piece in fused} == {"registry+probe"}
+    assert [(piece.start, piece.stop, piece.role) for piece in fused[:3]] == [
+        (0, 3072, "q"),
+        (3072, 6144, "k"),
+        (6144, 9216, "v"),
+    ]
