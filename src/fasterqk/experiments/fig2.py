@@ -16,7 +16,7 @@ RELEASED_TOP_ROWS = {
     "g": (0.0, 0.0, 2.3, 76.8, 20.8),
     "h": (0.0, 0.0, 2.6, 86.9, 10.5),
 }
-# Mean losses of 100 epochs each that those notebooks print, by epoch.
+# Mean losses of 100 epochs each that those notebooks print for torch seed 1234, by epoch.
 RELEASED_LOSSES = {
     "a": {100: 2.901, 200: 1.310, 300: 0.081, 400: 0.009, 500: 0.005, 600: 0.003, 800: 0.002, 1100: 0.001},
     "b": {100: 2.522, 200: 1.030, 300: 0.564, 400: 0.376, 500: 0.280, 600: 0.222, 700: 0.183, 800: 0.156}
@@ -25,6 +25,11 @@ RELEASED_LOSSES = {
     | {900: 0.036, 1000: 0.026, 2000: 0.006},
     "h": {100: 3.285, 200: 2.220, 300: 1.500, 400: 1.035, 500: 0.711, 600: 0.468, 700: 0.293, 800: 0.178}
     | {900: 0.110, 1000: 0.071, 2000: 0.007},
+}
+# The last of them, for each of the five seeds.
+RELEASED_FINAL_LOSSES = {
+    "g": (0.006, 0.006, 0.006, 0.007, 0.007),
+    "h": (0.007, 0.008, 0.007, 0.008, 0.008),
 }
 
 
@@ -63,24 +68,27 @@ def compute(
     )
 
 
-def differences_from_released(summaries: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def differences_from_released(data: Fig2) -> dict[str, Any]:
     """How far our `released` panels are from what the notebooks saved.
 
-    ``top_row`` is ours minus theirs in percentage points; ``losses`` maps an epoch to ours and theirs.
+    ``top_row`` is ours minus theirs in percentage points, ours over all seeds; ``losses`` maps an epoch
+    to ours and theirs, of torch seed 1234; ``final_losses`` has both for each seed that they print.
     """
     found: dict[str, Any] = {}
     for name, row in RELEASED_TOP_ROWS.items():
-        summary = summaries.get(name)
+        summary = data.summaries.get(name)
         if summary is None or summary["dtap"] is None:
             continue
-        windows = summary["window_losses"]
+        windows = [data.results[name, seed]["window_losses"] for seed in summary["seeds"]]
+        finals = RELEASED_FINAL_LOSSES.get(name, ())
         found[name] = {
             "top_row": [ours - theirs for ours, theirs in zip(summary["dtap"][-1], row, strict=True)],
             "losses": {
-                str(epoch): [windows[epoch // 100 - 1], theirs]
+                str(epoch): [windows[0][epoch // 100 - 1], theirs]
                 for epoch, theirs in RELEASED_LOSSES[name].items()
-                if epoch // 100 <= len(windows)
+                if epoch // 100 <= len(windows[0])
             },
+            "final_losses": [[own[-1], theirs] for own, theirs in zip(windows, finals, strict=False)],
         }
     return found
 

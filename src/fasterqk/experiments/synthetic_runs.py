@@ -1,7 +1,6 @@
 """Running cells of the toy language, and what one arm came to over its seeds."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from math import nan
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +56,6 @@ def summarize_seeds(results: Mapping[int, Result], stop: str = "epoch") -> dict[
             name: interval(result["null"][name] for result in finished).mean for name in summary["null"]
         }
         summary["intervals"] = intervals
-        summary["window_losses"] = _mean_windows([result["window_losses"] for result in finished])
     capped = [seed for seed, result in results.items() if not result["reached"] and seed not in diverged]
     return summary | {
         "diverged": bool(diverged),
@@ -72,14 +70,3 @@ def levels_for(results: Mapping[tuple[str, int], Result], count: int = 3) -> lis
     reached = {key: result for key, result in results.items() if result["reached"]}
     deciding = reached or {key: result for key, result in results.items() if not result["diverged"]}
     return common_levels({key: result["history"] for key, result in deciding.items()}, count)
-
-
-def value_at(comparison: Mapping[str, Any], arm: str, metric: str) -> float:
-    """The mean of a metric of one arm in one entry of ``matched_loss``, nan where the arm is missing."""
-    found = comparison["arms"].get(arm)
-    return float(found[metric].mean) if found else nan
-
-
-def _mean_windows(windows: Sequence[Sequence[float]]) -> list[float]:
-    shortest = min(len(one) for one in windows)
-    return [interval(one[i] for one in windows).mean for i in range(shortest)]

@@ -92,17 +92,18 @@ def largest(values: np.ndarray) -> float:
 def exponentiate(values: np.ndarray, powers: np.ndarray) -> None:
     """Replace a vector of numbers <= 0 by their exponentials, to the last bit or two.
 
-    ``exp(x) = 2**k * exp(r)`` with ``|r| <= ln(2)/2`` and a Taylor polynomial for ``exp(r)``: a
-    plain loop that vectorizes, three times as fast as calling the C library for each number.
-    ``powers`` is scratch of the same length (int64). Below -700 the result is exp(-700).
+    ``exp(x) = 2**k * exp(r)`` with ``|r| <= ln(2)/2`` and a Taylor polynomial for ``exp(r)``: plain
+    loops that vectorize, four times as fast as calling the C library for each number. ``powers`` is
+    scratch of at least that length (int64). Below -700 the result is exp(-700).
     """
+    floats = powers.view(np.float64)
     for i in range(values.shape[0]):
         x = values[i]
         x = -700.0 if x < -700.0 else x  # written so that not-a-number stays what it is
-        k = (x * _LOG2_E + _ROUND) - _ROUND
+        shifted = x * _LOG2_E + _ROUND
+        k = shifted - _ROUND
         r = (x - k * _LN2_HIGH) - k * _LN2_LOW
-        p = r * (1 / 6227020800) + 1 / 479001600
-        p = p * r + 1 / 39916800
+        p = r * (1 / 479001600) + 1 / 39916800
         p = p * r + 1 / 3628800
         p = p * r + 1 / 362880
         p = p * r + 1 / 40320
@@ -114,7 +115,9 @@ def exponentiate(values: np.ndarray, powers: np.ndarray) -> None:
         p = p * r + 0.5
         p = p * r + 1.0
         values[i] = p * r + 1.0
-        powers[i] = np.int64(np.int32(k) + np.int32(1023)) << np.int64(52)
-    scale = powers.view(np.float64)
+        floats[i] = shifted
+    # The last bits of `shifted` are the integer k; moved to the exponent they are the float 2**k.
     for i in range(values.shape[0]):
-        values[i] *= scale[i]
+        powers[i] = (powers[i] + np.int64(1023)) << np.int64(52)
+    for i in range(values.shape[0]):
+        values[i] *= floats[i]

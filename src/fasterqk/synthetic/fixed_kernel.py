@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasterqk.synthetic.compiled import compiled
+from fasterqk.synthetic.compiled import compiled, total
 from fasterqk.synthetic.epoch import descend
-from fasterqk.synthetic.kernel import softmax_errors
+from fasterqk.synthetic.kernel import power_scratch, softmax_errors
 from fasterqk.synthetic.stream import Stream, draw_batch
 
 
@@ -39,7 +39,7 @@ class FixedScratch(NamedTuple):
     shares: np.ndarray  # (batch, S)
     logits: np.ndarray  # (batch, output)
     errors: np.ndarray  # (batch, output)
-    powers: np.ndarray  # (batch * output,) int64
+    powers: np.ndarray  # int64, for the exponential
     effective: np.ndarray  # (token, output): W
     gradient: np.ndarray  # (token, output): G
     rows: np.ndarray  # (S, output): one class's rows of W, then of G
@@ -56,7 +56,7 @@ class FixedScratch(NamedTuple):
             shares=np.zeros((batch, size)),
             logits=np.zeros((batch, outputs)),
             errors=np.zeros((batch, outputs)),
-            powers=np.zeros(batch * outputs, np.int64),
+            powers=power_scratch(outputs),
             effective=np.zeros((tokens, outputs)),
             gradient=np.zeros((tokens, outputs)),
             rows=np.zeros((size, outputs)),
@@ -126,7 +126,8 @@ def evaluate_fixed(
     _fix_attention(counts, alpha, task, work.shares)
     for c in range(task.support.shape[0]):
         for i in range(task.support.shape[1]):
-            work.rows[i, :] = work.effective[task.support[c, i]]
+            for o in range(work.rows.shape[1]):  # a slice assignment would double the time to compile
+                work.rows[i, o] = work.effective[task.support[c, i], o]
         start, stop = starts[c], starts[c + 1]
         np.dot(work.shares[start:stop], work.rows, work.logits[start:stop])
     return softmax_errors(starts, task.labels, work.logits, work.errors, work.powers)
@@ -139,7 +140,9 @@ def _effective(weights: FixedWeights, effective: np.ndarray) -> None:
         for o in range(weights.output_bias.shape[0]):
             effective[-1, o] += weights.output_bias[o]
     else:
-        effective[:] = weights.table
+        for i in range(effective.shape[0]):
+            for o in range(effective.shape[1]):
+                effective[i, o] = weights.table[i, o]
 
 
 @compiled
@@ -147,10 +150,11 @@ def _fix_attention(counts: np.ndarray, alpha: float, task: FixedTask, shares: np
     """Shares of each token: ``alpha`` evenly over distinct positions, the rest evenly over the others."""
     common, tokens = task.common, task.common + task.distinct
     for b in range(counts.shape[0]):
-        relevant, others = counts[b, common:tokens].sum(), counts[b, :common].sum()
+        background = (1.0 - alpha) / max(total(counts[b, :common]), 1.0)
+        relevant = alpha / max(total(counts[b, common:tokens]), 1.0)
         for i in range(common):
-            shares[b, i] = (1.0 - alpha) * counts[b, i] / max(others, 1.0)
+            shares[b, i] = background * counts[b, i]
         for i in range(common, tokens):
-            shares[b, i] = alpha * counts[b, i] / max(relevant, 1.0)
+            shares[b, i] = relevant * counts[b, i]
         for i in range(tokens, shares.shape[1]):
             shares[b, i] = 1.0

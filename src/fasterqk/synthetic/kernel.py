@@ -23,6 +23,8 @@ import numpy as np
 from fasterqk.synthetic.compiled import compiled, dot, exponentiate, largest, total
 from fasterqk.synthetic.weights import Weights
 
+_BLOCK = 8  # sequences whose softmax is taken together
+
 
 class Scratch(NamedTuple):
     """Work space of one cell; S tokens a class, H the width of the value table, M outputs."""
@@ -33,9 +35,14 @@ class Scratch(NamedTuple):
     attended_gradient: np.ndarray  # (batch, H): dy; the same array as `errors` when OV is collapsed
     logits: np.ndarray  # (batch, M): z; the same array as `attended` when OV is collapsed
     errors: np.ndarray  # (batch, M): D
-    powers: np.ndarray  # (batch * M,), int64: for the exponential
+    powers: np.ndarray  # int64: for the exponential
     class_gradient: np.ndarray  # (S, H): dL/dU from the sequences of one class
     pull: np.ndarray  # (S,): sum a_v y.dy over the sequences of one class
+
+
+def power_scratch(outputs: int) -> np.ndarray:
+    """The scratch that :func:`softmax_errors` needs."""
+    return np.zeros(_BLOCK * outputs, np.int64)
 
 
 def make_scratch(batch: int, support: np.ndarray, weights: Weights) -> Scratch:
@@ -50,7 +57,7 @@ def make_scratch(batch: int, support: np.ndarray, weights: Weights) -> Scratch:
         attended_gradient=errors if collapsed else np.zeros((batch, hidden)),
         logits=logits,
         errors=errors,
-        powers=np.zeros(batch * outputs, np.int64),
+        powers=power_scratch(outputs),
         class_gradient=np.zeros((support.shape[1], hidden)),
         pull=np.zeros(support.shape[1]),
     )
@@ -142,22 +149,23 @@ def softmax_errors(
     """Fill ``errors`` with (softmax - onehot)/batch and return the mean loss."""
     batch, outputs = logits.shape
     loss = 0.0
-    for b in range(batch):
-        top = largest(logits[b])
-        for o in range(outputs):
-            errors[b, o] = logits[b, o] - top
+    for first in range(0, batch, _BLOCK):  # few rows at a time: all three passes stay in the nearest cache
+        rows = errors[first : min(first + _BLOCK, batch)]
+        for b in range(rows.shape[0]):
+            top = largest(logits[first + b])
+            loss += top
+            for o in range(outputs):
+                rows[b, o] = logits[first + b, o] - top
+        exponentiate(rows.reshape(rows.size), powers)
+        for b in range(rows.shape[0]):
+            normalizer = total(rows[b])
+            loss += np.log(normalizer)
+            scale = 1.0 / (batch * normalizer)
+            for o in range(outputs):
+                rows[b, o] *= scale
     for c in range(labels.shape[0]):
         for b in range(starts[c], starts[c + 1]):
-            loss -= errors[b, labels[c]]
-    exponentiate(errors.reshape(batch * outputs), powers)
-    for b in range(batch):
-        normalizer = total(errors[b])
-        loss += np.log(normalizer)
-        scale = 1.0 / (batch * normalizer)
-        for o in range(outputs):
-            errors[b, o] *= scale
-    for c in range(labels.shape[0]):
-        for b in range(starts[c], starts[c + 1]):
+            loss -= logits[b, labels[c]]
             errors[b, labels[c]] -= 1.0 / batch
     return loss / batch
 

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "files": write_fig2(data, Path(arguments.out)),
     }
     if data.protocol == "released":
-        result["differences_from_released"] = differences_from_released(data.summaries)
+        result["differences_from_released"] = differences_from_released(data)
     return dict(plain(result))
 
 
