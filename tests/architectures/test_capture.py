@@ -9,7 +9,8 @@ from torch import nn
 
 from fasterqk.capture import capture
 
-from .huggingface import HUGGINGFACE
+from .other_models import OTHERS
+from .text_models import TEXT
 from .zoo import ZOO
 
 
@@ -31,7 +32,7 @@ def test_every_layer_is_captured_and_the_model_left_alone(name: str) -> None:
     assert state(model) == before
 
 
-@pytest.mark.parametrize("name", [one.name for one in HUGGINGFACE if one.eager])
+@pytest.mark.parametrize("name", [one.name for one in [*TEXT, *OTHERS] if one.eager])
 def test_captured_equals_eager(name: str) -> None:
     architecture = ZOO[name]
     model = architecture.build()

@@ -2,21 +2,18 @@
 
 from torch import Tensor
 
+from fasterqk.capture.heads import head_counts
 from fasterqk.capture.recorder import AttentionCall
 from fasterqk.errors import InputError
 
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
-
 
 def heads_of(call: AttentionCall) -> int | None:
-    """The number of heads that the nearest module which has such an attribute states."""
+    """The number of heads that the nearest module which has one states."""
     modules = [frame.module for frame in reversed(call.frames)]
     for module in ([call.module] if call.module is not None else []) + modules:
-        for owner in (module, getattr(module, "config", None)):
-            for name in _HEADS:
-                number = getattr(owner, name, None)
-                if isinstance(number, int) and number > 0:
-                    return number
+        counts = head_counts(module)
+        if counts is not None:
+            return counts[0]
     return None
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import nn
 
+from fasterqk.capture.heads import head_counts
 from fasterqk.capture.names import meaning
 from fasterqk.circuits.labels.guess import guess
-from fasterqk.circuits.labels.heads import cut_by_head, head_counts
+from fasterqk.circuits.labels.heads import cut_by_head
 from fasterqk.circuits.labels.judge import Judgement
 from fasterqk.circuits.labels.layouts import Block, matching
 from fasterqk.circuits.labels.scopes import Scope, layer_prefixes, nearest

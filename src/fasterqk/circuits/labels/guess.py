@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from fasterqk.capture.heads import head_counts
 from fasterqk.capture.names import meaning, words
 from fasterqk.circuits.labels.address import Address, locate
-from fasterqk.circuits.labels.heads import head_counts
 from fasterqk.circuits.labels.layouts import Block, Layout, concatenated, keys_then_values
 from fasterqk.circuits.labels.registry import registered
 from fasterqk.circuits.labels.scopes import Scope

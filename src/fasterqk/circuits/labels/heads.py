@@ -1,37 +1,15 @@
-"""How many query and key-value heads an attention module has, and its tensors cut by head."""
+"""The tensors of an attention block cut by head."""
 
 from dataclasses import replace
-from typing import Any
 
 from torch import nn
 
+from fasterqk.capture.heads import first_number, head_counts
 from fasterqk.capture.names import meaning
 from fasterqk.circuits.labels.address import Address, locate
 from fasterqk.circuits.labels.scopes import Scope
 from fasterqk.circuits.slices import Slice
 from fasterqk.errors import InputError
-
-_QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
-_KEY_HEADS = (
-    "num_key_value_heads",
-    "num_kv_heads",
-    "n_kv_heads",
-    "n_key_value_heads",
-    "kv_heads",
-    "kv_n_heads",
-)
-
-
-def head_counts(module: nn.Module) -> tuple[int, int] | None:
-    """(query heads, key-value heads) as the module or its configuration states them, or None."""
-    owners = (module, getattr(module, "config", None), getattr(module, "cfg", None))
-    queries = _first(owners, _QUERY_HEADS)
-    if queries is None:
-        return None
-    keys = _first(owners, _KEY_HEADS)
-    if getattr(module, "multi_query", False) and not getattr(module, "new_decoder_architecture", False):
-        keys = 1
-    return queries, keys if keys is not None and queries % keys == 0 else queries
 
 
 def cut_by_head(
@@ -108,7 +86,9 @@ def _width(model: nn.Module, scope: Scope, role: str) -> int:
 
 def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
     """Heads counted from the width of one and the rows of the projections."""
-    size = _first((scope.module,), ("head_dim", "attention_head_size", "head_size", "dim_head", "d_head"))
+    size = first_number(
+        (scope.module,), ("head_dim", "attention_head_size", "head_size", "dim_head", "d_head")
+    )
     queries, keys = (_width(model, scope, role) // size if size else 0 for role in ("q", "k"))
     return (queries, keys) if queries and keys else None
 
@@ -116,16 +96,3 @@ def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
 def _counted(parameter: nn.Parameter) -> tuple[int, int] | None:
     """Per-head tensors [head, ...] say themselves how many there are."""
     return (parameter.shape[0], parameter.shape[0]) if parameter.dim() == 3 else None
-
-
-def _first(owners: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
-    for owner in owners:
-        for name in names:
-            try:
-                number = getattr(owner, name, None)
-            except Exception:
-                # Configurations with values per layer refuse to name one for all.
-                continue
-            if isinstance(number, int) and not isinstance(number, bool) and number > 0:
-                return number
-    return None

@@ -9,7 +9,8 @@ from torch import nn
 from fasterqk.capture.modules import says_attention, stack_of
 from fasterqk.circuits.labels.guess import Guess, guess
 from fasterqk.circuits.labels.layouts import merged
-from fasterqk.circuits.labels.probe import Finding, probe
+from fasterqk.circuits.labels.probe import probe
+from fasterqk.circuits.labels.reading import Finding
 from fasterqk.circuits.labels.scopes import Scope, find_scopes, layer_numbers, nearest
 from fasterqk.circuits.slices import CIRCUIT_OF_ROLE
 

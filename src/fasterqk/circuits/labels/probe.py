@@ -16,28 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.capture.recorder import Recorder
+from fasterqk.circuits.labels.reading import CONTEXT, KEY, OUTPUT, QUERY, SCORE, Finding, read
 from fasterqk.circuits.labels.signals import Signals, SignalTrace
-from fasterqk.circuits.slices import Role
-
-_QUERY, _KEY, _CONTEXT, _SCORE, _OUTPUT = 1, 2, 4, 8, 16
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the probe saw of one parameter: roles of the runs ``(start, stop, role)`` along ``axis``.
-
-    ``axis`` None means that the whole tensor has one role. ``direct``: the parameter acts on a context
-    itself, as an output projection does.
-    """
-
-    axis: int | None
-    runs: tuple[tuple[int, int, Role], ...]
-    direct: bool = False
-
-    @property
-    def role(self) -> Role | None:
-        """The role of the whole tensor, None where it is split."""
-        return self.runs[0][2] if self.axis is None else None
 
 
 @dataclass(frozen=True)
@@ -160,21 +140,21 @@ def _findings(
 ) -> dict[str, Finding]:
     generator = torch.Generator().manual_seed(1)
     sources = {
-        _QUERY: [tensor for signals in found for tensor in signals.queries],
-        _KEY: [tensor for signals in found for tensor in signals.keys],
+        QUERY: [tensor for signals in found for tensor in signals.queries],
+        KEY: [tensor for signals in found for tensor in signals.keys],
         # Without known queries the probabilities were not cut out of the context.
-        _CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
-        _SCORE: [signals.probabilities for signals in found],
-        _OUTPUT: outputs,
+        CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
+        SCORE: [signals.probabilities for signals in found],
+        OUTPUT: outputs,
     }
     codes = {name: torch.zeros(value.shape, dtype=torch.int8) for name, value in parameters.items()}
     for bit, tensors in sources.items():
         for name, gradient in _gradients(tensors, parameters, generator).items():
-            codes[name] |= (gradient != 0).to("cpu", torch.int8) * bit
+            codes[name] |= (torch.nan_to_num(gradient) != 0).to("cpu", torch.int8) * bit
     projections = {number for signals in found for number in signals.output_parameters}
     findings = {}
     for name, code in codes.items():
-        finding = _read(code)
+        finding = read(code)
         direct = id(parameters[name]) in projections
         if finding is None and direct:
             finding = Finding(None, ((0, 0, "o"),))
@@ -199,57 +179,6 @@ def _gradients(
     return {
         name: gradient for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
     }
-
-
-def _read(code: Tensor) -> Finding | None:
-    """The roles along the axis that explains the codes best; None where nothing was seen or no axis does."""
-    roles = torch.zeros_like(code)
-    for number, role in enumerate(_ROLES, start=1):
-        for value in range(1, 32):
-            if _role(value) == role:
-                roles[code == value] = number
-    seen = [number for number in roles.unique().tolist() if number]
-    if not seen:
-        return None
-    if len(seen) == 1:
-        # Unused rows of a table, dead units: nothing was seen there, and nothing contradicts.
-        return Finding(None, ((0, 0, _ROLES[seen[0] - 1]),))
-    best = None
-    for axis in range(code.dim()):
-        lines = roles.movedim(axis, 0).reshape(roles.shape[axis], -1)
-        top = lines.amax(1)
-        if bool(((lines == top[:, None]) | (lines == 0)).all()):
-            runs = _runs([int(number) for number in top])
-            if best is None or len(runs) < len(best.runs):
-                best = Finding(axis, runs)
-    return best
-
-
-_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared")
-
-
-def _role(code: int) -> Role | None:
-    looks = code & (_QUERY | _KEY)
-    if code & _CONTEXT:
-        return "shared" if looks or code & _SCORE else "v"
-    if looks:
-        return "k" if looks == _KEY else "q"
-    if code & _SCORE:
-        return "k"
-    return "o" if code & _OUTPUT else None
-
-
-def _runs(numbers: list[int]) -> tuple[tuple[int, int, Role], ...]:
-    """Neighbouring rows of one role; rows where nothing was seen go with the run before them."""
-    runs: list[tuple[int, int, Role]] = []
-    first = next(number for number in numbers if number)
-    for row, number in enumerate(numbers):
-        role = _ROLES[number - 1] if number else (runs[-1][2] if runs else _ROLES[first - 1])
-        if runs and runs[-1][2] == role:
-            runs[-1] = (runs[-1][0], row + 1, role)
-        else:
-            runs.append((row, row + 1, role))
-    return tuple(runs)
 
 
 def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:

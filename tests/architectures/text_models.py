@@ -1,0 +1,165 @@
+"""Hugging Face models of text with one stack, and their labels by hand."""
+
+from .architecture import GROUPS, HEAD, HEADS, LAYERS, VOCABULARY, WIDTH, in_turn, prefixed
+from .huggingface import BERT, FALCON, GROUPED, LATENT, PER_HEAD, THIRDS, USUAL, self_attention, text
+
+TEXT = [
+    text(
+        "gpt2",
+        {
+            **prefixed("h.*.attn", c_attn=in_turn(1, ("q", WIDTH), ("k", WIDTH), ("v", WIDTH))),
+            **prefixed("h.*.attn", c_proj="o"),
+        },
+        vocab_size=VOCABULARY,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+    ),
+    text("gpt_neox", prefixed("layers.*.attention", query_key_value=PER_HEAD, dense="o"), **USUAL),
+    text(
+        "bloom",
+        prefixed("h.*.self_attention", query_key_value=PER_HEAD, dense="o"),
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+    ),
+    text(
+        "falcon",
+        prefixed(
+            "h.*.self_attention",
+            query_key_value=in_turn(0, ("q", WIDTH), ("k", HEAD), ("v", HEAD)),
+            dense="o",
+        ),
+        name="falcon-multi-query",
+        multi_query=True,
+        **FALCON,
+    ),
+    text(
+        "falcon",
+        prefixed(
+            "h.*.self_attention",
+            query_key_value=in_turn(0, *[("q", 2 * HEAD), ("k", HEAD), ("v", HEAD)] * GROUPS),
+            dense="o",
+        ),
+        name="falcon-new-decoder",
+        new_decoder_architecture=True,
+        num_kv_heads=GROUPS,
+        **FALCON,
+    ),
+    text(
+        "falcon",
+        prefixed("h.*.self_attention", query_key_value=PER_HEAD, dense="o"),
+        name="falcon-alibi",
+        multi_query=False,
+        alibi=True,
+        **FALCON,
+    ),
+    text(
+        "phi3",
+        prefixed(
+            "layers.*.self_attn",
+            qkv_proj=in_turn(0, ("q", WIDTH), ("k", GROUPS * HEAD), ("v", GROUPS * HEAD)),
+            o_proj="o",
+            bias=False,
+        ),
+        **GROUPED,
+    ),
+    text("modernbert", prefixed("layers.*.attn", Wqkv=THIRDS, Wo="o", bias=False), **USUAL),
+    text(
+        "mpt",
+        prefixed("blocks.*.attn", Wqkv=THIRDS, out_proj="o", bias=False),
+        vocab_size=VOCABULARY,
+        d_model=WIDTH,
+        n_heads=HEADS,
+        n_layers=LAYERS,
+    ),
+    text("bert", BERT, **USUAL),
+    text("roberta", BERT, **{**USUAL, "max_position_embeddings": 32}),
+    text(
+        "distilbert",
+        prefixed("transformer.layer.*.attention", q_lin="q", k_lin="k", v_lin="v", out_lin="o"),
+        vocab_size=VOCABULARY,
+        dim=WIDTH,
+        n_layers=LAYERS,
+        n_heads=HEADS,
+        hidden_dim=24,
+    ),
+    text("llama", self_attention(), **GROUPED),
+    text("mistral", self_attention(), sliding_window=3, **GROUPED),
+    text("gemma", self_attention(), **GROUPED),
+    text("gemma2", self_attention(), sliding_window=3, **GROUPED),
+    text("qwen3", self_attention(**{"q_norm.weight": "q", "k_norm.weight": "k"}), **GROUPED),
+    text("olmo2", self_attention(**{"q_norm.weight": "q", "k_norm.weight": "k"}), **GROUPED),
+    text("gpt_oss", self_attention(bias=True, sinks="k"), num_local_experts=4, **GROUPED),
+    text(
+        "gpt_bigcode",
+        prefixed("h.*.attn", c_attn=in_turn(0, ("q", WIDTH), ("k", HEAD), ("v", HEAD)), c_proj="o"),
+        vocab_size=VOCABULARY,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+    ),
+    text(
+        "codegen",
+        prefixed(
+            "h.*.attn",
+            qkv_proj=in_turn(0, *[(role, HEAD) for _ in range(4) for role in "qvk"]),
+            out_proj="o",
+            bias=False,
+        ),
+        vocab_size=VOCABULARY,
+        n_embd=WIDTH,
+        n_layer=LAYERS,
+        n_head=HEADS,
+        rotary_dim=4,
+    ),
+    text(
+        "deepseek_v3",
+        {
+            **prefixed(
+                "layers.*.self_attn",
+                q_a_proj="q",
+                q_a_layernorm="q",
+                q_b_proj="q",
+                kv_a_proj_with_mqa=in_turn(0, ("shared", 10), ("k", 4)),
+                kv_a_layernorm="shared",
+                kv_b_proj=in_turn(0, *[("k", 6), ("v", 5)] * HEADS),
+                o_proj="o",
+                bias=False,
+            )
+        },
+        **LATENT,
+    ),
+    text(
+        "deberta-v2",
+        {
+            **prefixed("encoder.layer.*.attention.self", query_proj="q", key_proj="k", value_proj="v"),
+            **prefixed("encoder.layer.*.attention.self", pos_query_proj="q", pos_key_proj="k"),
+            **prefixed("encoder.layer.*.attention.output", dense="o"),
+        },
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+        **USUAL,
+    ),
+    text(
+        "mpnet",
+        {
+            **prefixed("encoder.layer.*.attention.attn", q="q", k="k", v="v", o="o"),
+            "encoder.relative_attention_bias.weight": "k",
+        },
+        **{**USUAL, "max_position_embeddings": 32},
+    ),
+    text(
+        "albert",
+        prefixed(
+            "encoder.albert_layer_groups.*.albert_layers.*.attention",
+            query="q",
+            key="k",
+            value="v",
+            dense="o",
+        ),
+        embedding_size=16,
+        **USUAL,
+    ),
+]
