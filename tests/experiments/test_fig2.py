@@ -34,7 +34,7 @@ def test_the_released_panels_are_the_notebooks_settings():
 
 
 def test_faster_qk_in_both_kinds_of_softmax(tmp_path):
-    opened = compute("paper", tmp_path, seeds=2, names=["a", "e"], workers=0)
+    opened = compute("paper", tmp_path, seeds=1, names=["a", "e"], workers=0)
     closed = compute("closed", tmp_path, seeds=2, names=["a", "e"], workers=0)
     assert opened.summaries["e"]["mrta"] < 0.1 < opened.summaries["a"]["mrta"]
     assert closed.summaries["a"]["mrta"] < closed.summaries["e"]["mrta"]
