@@ -81,7 +81,7 @@ def test_the_leaves_are_in_the_fused_memory(pair):
     for parameter in (fused.layers[0].qkv, fused.layers[0].qkv_bias):
         inside = parameter.untyped_storage().data_ptr()
         found = [leaf for leaf in leaves(optimizer) if leaf.untyped_storage().data_ptr() == inside]
-        assert sum(leaf.numel() for leaf in found) == parameter.numel() and len(found) >= 3
+        assert sum(leaf.numel() for leaf in found) == parameter.numel() and len(found) >= 2
         shared = parameter.grad.untyped_storage().data_ptr()
         assert all(leaf.grad.untyped_storage().data_ptr() == shared for leaf in found)
 

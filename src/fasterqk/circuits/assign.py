@@ -1,7 +1,7 @@
 """Every trainable parameter of a model, cut where its slices are told different things."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from torch import nn
 
@@ -82,7 +82,7 @@ def assign(
         runs = [_run(part, resolver, name not in exempt) for part in parts]
         if circuits is not None:
             _check_cover(name, parameter, runs)
-        assigned.append(Assigned(name, parameter, _merge(runs)))
+        assigned.append(Assigned(name, parameter, _whole_or_runs(runs)))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
     return assigned
@@ -127,16 +127,24 @@ def _check_cover(name: str, parameter: nn.Parameter, runs: list[Run]) -> None:
         )
 
 
-def _merge(runs: list[Run]) -> tuple[Run, ...]:
-    """Neighbours of one role that are told the same become one run; a parameter told one thing is whole."""
-    if all(run.settings == runs[0].settings and run.arm == runs[0].arm for run in runs):
-        first = runs[0]
-        return (Run(None, 0, 0, first.role, first.arm, first.exempt, first.settings),)
+def merge(runs: Sequence[Run], *, by_role: bool = True) -> tuple[Run, ...]:
+    """Neighbours that are told the same (and have one role) become one run."""
     merged: list[Run] = []
     for run in sorted(runs, key=lambda run: run.start):
         last = merged[-1] if merged else None
-        if last and (last.role, last.arm, last.settings) == (run.role, run.arm, run.settings):
-            run = Run(run.axis, last.start, run.stop, run.role, run.arm, run.exempt, run.settings)
+        if (
+            last
+            and (last.arm, last.settings) == (run.arm, run.settings)
+            and (last.role == run.role or not by_role)
+        ):
+            run = replace(run, start=last.start)
             merged.pop()
         merged.append(run)
     return tuple(merged)
+
+
+def _whole_or_runs(runs: list[Run]) -> tuple[Run, ...]:
+    """A parameter that is told one thing is whole."""
+    if all((run.arm, run.settings) == (runs[0].arm, runs[0].settings) for run in runs):
+        return (replace(runs[0], axis=None, start=0, stop=0),)
+    return merge(runs)

@@ -8,23 +8,20 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from fasterqk.circuits.alias import Fused
-from fasterqk.circuits.assign import Assigned, Only, Run, assign, labels_for
+from fasterqk.circuits.assign import Only, assign, labels_for
 from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.gradients import normalizer
 from fasterqk.circuits.groups import Group, gather, members
-from fasterqk.circuits.parametrization import parametrize_split
 from fasterqk.circuits.ratio import RatioLike
 from fasterqk.circuits.rules import Request, Rules
 from fasterqk.circuits.slices import Circuits
+from fasterqk.circuits.split import split
 from fasterqk.circuits.stepping import GroupPlan, Stepping
-from fasterqk.circuits.window import Window, regular
 from fasterqk.errors import InputError
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Mechanism = Literal["auto", "alias", "shadow", "parametrization"]
 Decay = Literal["coupled", "independent"]
-_VECTOR = 64  # entries; a multiple of every vector width in use
 
 
 def make_optimizer(
@@ -73,9 +70,7 @@ def make_optimizer(
         raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
     labels = labels_for(model, request, circuits)
     assigned = assign(model, request, labels, only)
-    fused, pieces = _split(
-        model, assigned, mechanism, optimizer_class, _uses_torch_fused(optimizer_class, kwargs)
-    )
+    fused, pieces = split(model, assigned, mechanism, optimizer_class, kwargs)
     groups = gather(pieces)
     optimizer = optimizer_class([group.options(lr) for group in groups], lr=lr, **kwargs)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -118,63 +113,6 @@ def make_optimizer(
     return optimizer
 
 
-def _split(
-    model: nn.Module, assigned: list[Assigned], mechanism: str, optimizer_class: Any, fused_kernel: bool
-) -> tuple[list[Fused], list[tuple[Run, nn.Parameter, str]]]:
-    """Leaves for every slice that goes its own way; whole parameters stay as they are."""
-    fused = []
-    pieces: list[tuple[Run, nn.Parameter, str]] = []
-    for each in assigned:
-        if not each.split:
-            pieces.append((each.runs[0], each.parameter, each.name))
-            continue
-        if hasattr(each.parameter, "placements"):
-            raise InputError(
-                f"{each.name} is fused and sharded over devices, which make_optimizer does not split; "
-                "sharded models need separate query, key and value weights"
-            )
-        if mechanism == "parametrization":
-            pieces += parametrize_split(model, each)
-            continue
-        windows = _windows(each, fused_kernel)
-        made = Fused(
-            each.name,
-            each.parameter,
-            [window for _, window in windows],
-            copied=mechanism != "alias",
-            always=mechanism == "shadow",
-        )
-        if made.strided and not _is_torchs_own(optimizer_class):
-            raise InputError(
-                f"mechanism='alias' hands {optimizer_class!r} slices of {each.name} that are not one piece "
-                "of memory, which only torch's own optimizers are known to respect; use mechanism='auto'"
-            )
-        fused.append(made)
-        for (run, window), leaf in zip(windows, made.leaves, strict=True):
-            pieces.append((run, leaf, window.label(each.name)))
-    return fused, pieces
-
-
-def _windows(assigned: Assigned, fused_kernel: bool) -> list[tuple[Run, Window]]:
-    """What the leaves of a fused parameter look at: a run each.
-
-    Fused kernels round the last few entries of a tensor another way than the rest (vector against scalar
-    instructions). Where that would show, the runs of all heads become one leaf, as in a separate weight.
-    """
-    found = []
-    for unit in assigned.units():
-        axis = unit[0].axis or 0
-        size = assigned.parameter.shape[axis]
-        spans = [(run.start, run.stop) for run in unit]
-        uneven = any((b - a) * assigned.parameter.numel() // size % _VECTOR for a, b in spans)
-        together = regular(axis, size, spans) if fused_kernel and uneven else None
-        if together is not None:
-            found.append((unit[0], together))
-        else:
-            found += [(run, Window(axis, run.start, run.stop - run.start)) for run in unit]
-    return found
-
-
 def _plan(group: Group, options: dict[str, Any], decay: str) -> GroupPlan:
     """What the hooks need to know about a group; also divides its decay by a constant ratio."""
     ratio = group.settings.ratio
@@ -195,16 +133,6 @@ def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
         raise InputError(f"{optimizer_class!r} is not an optimizer class such as torch.optim.AdamW")
     if isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.LBFGS):
         raise InputError("LBFGS knows one rate for all parameters and cannot train circuits apart; use AdamW")
-
-
-def _uses_torch_fused(optimizer_class: Any, kwargs: dict[str, Any]) -> bool:
-    """Also where it is wrapped: ``functools.partial(AdamW, fused=True)``."""
-    options = {**getattr(optimizer_class, "keywords", {}), **kwargs}
-    return bool(options.get("fused")) and _is_torchs_own(optimizer_class)
-
-
-def _is_torchs_own(optimizer_class: Any) -> bool:
-    return str(getattr(optimizer_class, "func", optimizer_class).__module__).startswith("torch.optim.")
 
 
 def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
