@@ -78,6 +78,7 @@ def quiet_pages(browser: Any) -> Iterator[Callable[..., Any]]:
     def open_file(path: Path, fragment: str = "", **options: Any) -> Any:
         size = {"width": 1200, "height": 900}
         context = browser.new_context(**{"offline": True, "viewport": size, **options})
+        context.set_default_timeout(120_000)  # a busy machine is no failure
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(30_000)

@@ -8,6 +8,7 @@ from fasterqk.cli.parser import Parser, add_json, examples, positive_float, posi
 
 
 def configure(parser: Parser) -> None:
+    parser.epilog = examples("fasterqk synthetic train --parameterization FAFO --qk-ratio 10 --seed 0 --json")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     train = actions.add_parser(
         "train",
