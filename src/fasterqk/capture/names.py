@@ -28,7 +28,7 @@ _LETTERS = {
     "qkv": "qkv",
     "wqkv": "qkv",
 }
-_OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "ov"}
+_OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "g", "ov"}
 # A projection that says nothing else is the one at the end.
 _BARE = {"proj", "projection"}
 # Fused projections whose names do not spell q, k, v.
@@ -38,7 +38,7 @@ _NORM = {"norm", "layernorm", "rmsnorm", "ln", "batchnorm", "groupnorm", "l2norm
 _SCORE = re.compile(
     r"relative_attention_bias|rel(ative)?_pos|relative_position|position_bias|rel_bias|relative_bias|"
     r"logit_scale|sinks?$|attention_bias(es)?$|r_[wrs]_bias|r_kernel|pos_bias|linear_pos|pos_proj|rel_logits|"
-    r"attention_scale|per_dim_scale|softmax_scal|temperature|distance_embedding",
+    r"attention_scale|per_dim_scale|softmax_scal|^scaling$|temperature|distance_embedding",
     re.IGNORECASE,
 )
 

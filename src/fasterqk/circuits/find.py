@@ -84,15 +84,15 @@ def _judgement(model: nn.Module, stated: Mapping[str, Any], verify: bool | str, 
 
 
 def _from_twins(model: nn.Module) -> tuple[Judgement | None, bool]:
-    """What the first twin that runs says of ``model``, and whether that settles everything."""
-    best, settled = None, False
+    """What the twin that shows most says of ``model``, and whether that settles everything."""
+    best: Judgement | None = None
     for twin in twins(type(model), model.config):
         seen = _tried(twin, run_guessed)
-        if best is None or seen.ran:
-            best, settled = transfer(seen, model)
-        if seen.ran and not seen.failure:
+        if best is None or len(seen.ran) > len(best.ran):
+            best = seen
+        if len(best.ran) == len(best.scopes):
             break
-    return best, settled
+    return (None, False) if best is None else transfer(best, model)
 
 
 def _tried(model: nn.Module, run: Any) -> Judgement:

@@ -75,6 +75,9 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
             continue
         if own is not None and agree(own, finding):
             judgement.confirmed.add(name)
+        elif scope.path in evidence.doubtful and own is not None and own.role in ("q", "k"):
+            # A softmax that does not depend on what is called queries and keys is not over their scores.
+            judgement.silent.add(scope.path)
         elif _decides(own, finding, scope, parameters[name]):
             judgement.found[name] = finding
     return judgement

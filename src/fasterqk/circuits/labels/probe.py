@@ -24,13 +24,15 @@ from fasterqk.circuits.labels.signals import Signals, SignalTrace
 class Evidence:
     """What the probe saw: findings by parameter name, and which blocks ran.
 
-    ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax. ``elsewhere`` are
-    the modules outside all blocks in which queries met keys. ``heads``: how many the probabilities show.
+    ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax; of ``doubtful``
+    ones it was not seen that queries met keys. ``elsewhere`` are modules outside all blocks in which they
+    did. ``heads``: how many the probabilities show.
     """
 
     findings: dict[str, Finding]
     attending: frozenset[str]
     silent: frozenset[str]
+    doubtful: frozenset[str]
     elsewhere: tuple[str, ...]
     heads: dict[str, int]
 
@@ -98,6 +100,7 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
         _findings(parameters, heard, outputs) if parameters else {},
         frozenset(inside),
         frozenset(finished - inside.keys()),
+        frozenset(path for path, found in inside.items() if not any(one.complete for one in found)),
         tuple(dict.fromkeys(elsewhere)),
         {
             path: found[0].probabilities.shape[1]

@@ -135,7 +135,7 @@ def registered(module: nn.Module, child: str) -> "Layout | Role | None":
 
 # Sequence mixers without a softmax over scores of queries and keys, by class and by what they hold.
 _NO_SOFTMAX = re.compile(
-    r"mamba|rwkv|deltanet|deltaattention|lightningattention|linear(self)?attention|retention|retnet|hyena|rglru"
+    r"mamba|rwkv|deltanet|deltaattention|lightningattention|linear(self)?attention|additiveattention|retention|retnet|hyena|rglru"
     r"|mlstm|slstm|xlstmlayer|s4layer|lfm2\w*shortconv|fourier|performer",
     re.IGNORECASE,
 )
