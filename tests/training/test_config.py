@@ -52,6 +52,7 @@ def test_every_field_survives_a_round_trip_through_plain_values():
         ("warmup", 1.5),
         ("weight_decay", -0.1),
         ("clip", 0),
+        ("evaluate_at_fall", 1),
         ("rationale_k", [0]),
         ("rationale_k", [101]),
         ("rationale_k", "5"),

@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ def final_state(config, folder):
         {"optimizer": "sgd", "momentum": 0.9, "lr": 0.02},
         {"frozen": ("*.mlp.*",), "stale_gradients": True, "clip": 0.05},
         {"evaluations_per_epoch": 3, "layers": 2, "bucket": 1},
+        {"evaluate_at_fall": 0.9, "lr": 0.02},
     ],
 )
 def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes):
@@ -78,6 +80,20 @@ def test_history_starts_before_training_and_has_every_evaluation(config, tmp_pat
     assert result["best"]["validation_accuracy"] == best
     assert result["history"][-1]["test_accuracy"] == result["test"]["accuracy"]
     assert result["history"][-1]["mrta"] == result["test"]["mrta"]
+
+
+def test_a_falling_loss_is_looked_at_more_often(config):
+    config = config.replace(epochs=25, lr=5e-3)
+    plain = train(config)["history"]
+    often = train(config.replace(evaluate_at_fall=0.7))["history"]
+    regular = [record["step"] for record in plain]
+    extra = [record["step"] for record in often if record["step"] not in regular]
+    assert extra
+    assert [record for record in often if record["step"] in regular] == plain
+    # Evaluating changes nothing in the training itself, and leaves smaller gaps in the loss.
+    widest = [max(one["loss"] / next_["loss"] for one, next_ in pairwise(rows)) for rows in (often, plain)]
+    assert widest[0] < widest[1]
+    assert regular[1] in [record["step"] for record in often[1:3]]
 
 
 def test_the_little_task_is_learnt_and_attention_goes_to_the_reason(config):

@@ -4,13 +4,13 @@ from fasterqk.experiments.arms import BASELINE, FASTER, Experiment
 from fasterqk.training import TrainConfig
 
 QK_RATIO = 30
-EVALUATIONS_PER_EPOCH = 4
+EVALUATE_AT_FALL = 0.6
 
 
 def table_agreement(seeds: int = 3, epochs: int | None = None) -> Experiment:
     """The experiment; both arms differ in the rate of the query-key circuit and in nothing else."""
-    # The loss falls within an epoch or two; comparing at equal loss needs points on the way.
-    base = TrainConfig("agreement", evaluations_per_epoch=EVALUATIONS_PER_EPOCH)
+    # The loss falls within a fraction of an epoch; comparing at equal loss needs points on the way.
+    base = TrainConfig("agreement", evaluate_at_fall=EVALUATE_AT_FALL)
     if epochs is not None:
         base = base.replace(epochs=epochs)
     return Experiment(

@@ -88,10 +88,12 @@ class TrainConfig:
     checksum: str = ""
     train_limit: int | None = None
 
-    # Evaluation: a name in `fasterqk.training.EVALUATIONS`, how often, on how many training examples,
-    # and the shares of tokens (percent) that faithfulness keeps or removes.
+    # Evaluation: a name in `fasterqk.training.EVALUATIONS`, how often (and also whenever the running loss
+    # has fallen to this share of what it was), on how many training examples, and the shares of tokens
+    # (percent) that faithfulness keeps or removes.
     evaluation: str = "paper"
     evaluations_per_epoch: int = 1
+    evaluate_at_fall: float | None = None
     train_subset: int = 2048
     rationale_k: tuple[int, ...] = (5, 10, 20, 50)
 
@@ -118,6 +120,10 @@ class TrainConfig:
             _at_least("clip", self.clip, 0.0, strictly=True)
         if self.train_limit is not None:
             _at_least("train_limit", self.train_limit, 1)
+        if self.evaluate_at_fall is not None and not 0 < self.evaluate_at_fall < 1:
+            raise InputError(
+                f"evaluate_at_fall {self.evaluate_at_fall} is a share of the loss, between 0 and 1"
+            )
         if any(not 0 < k <= 100 for k in self.rationale_k):
             raise InputError(f"rationale_k {list(self.rationale_k)}: give percentages from 1 to 100")
 

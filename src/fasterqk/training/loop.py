@@ -17,6 +17,9 @@ DIVERGED = 100.0
 # How often progress is told between evaluations, in steps.
 TOLD_EVERY = 50
 
+# Weight of the newest batch in the running mean of losses: it looks back about ten batches.
+NEWEST = 0.1
+
 # Called with how much is done, out of how much, and a few words.
 Progress = Callable[[float, float, str], None]
 
@@ -57,20 +60,30 @@ class _Run:
         self.diverged = False
         points = config.epochs * config.evaluations_per_epoch
         self.evaluated_at = {round(self.steps.total * point / points) for point in range(points + 1)}
+        # The running mean of batch losses, now and at the last evaluation.
+        self.running = self.running_then = 0.0
 
     def to_the_end(self) -> dict[str, Any]:
         """Train from the checkpoint, or from the start, and measure what came out."""
         self._resume()
         if not self.history:
             self._evaluate()
+            self.running = self.running_then = self.history[0]["loss"]
         while self.steps.done < self.steps.total and not self.diverged:
-            self.diverged = not self.steps.step()
-            if self.steps.done in self.evaluated_at or self.diverged:
+            loss = self.steps.step()
+            self.diverged = not math.isfinite(loss)
+            self.running = (1 - NEWEST) * self.running + NEWEST * loss
+            if self.steps.done in self.evaluated_at or self.diverged or self._fell():
                 self._evaluate()
                 self._save()
             elif self.steps.done % TOLD_EVERY == 0:
                 self._tell()
         return self._result()
+
+    def _fell(self) -> bool:
+        """Whether the loss fell far enough since the last evaluation to look again before the next one."""
+        share = self.config.evaluate_at_fall
+        return share is not None and self.running < share * self.running_then
 
     def _evaluate(self) -> None:
         when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}
@@ -80,6 +93,7 @@ class _Run:
             self.diverged = True
             measured = {"loss": None, "diverged": True}
         self.history.append({**when, **measured})
+        self.running_then = self.running
         self._tell()
 
     def _result(self) -> dict[str, Any]:
@@ -114,6 +128,7 @@ class _Run:
             optimizer=self.steps.optimizer,
             scalars={
                 "step": self.steps.done,
+                "running": self.running,
                 "history": self.history,
                 "stale_gradients": self.steps.stale_gradients(),
             },
@@ -133,6 +148,7 @@ class _Run:
         )
         if saved is not None:
             self.steps.done, self.history = saved["step"], saved["history"]
+            self.running = self.running_then = saved["running"]
             self.steps.restore_stale_gradients(saved["stale_gradients"])
 
 

@@ -1,6 +1,5 @@
 """Optimizer steps of a run, one after the other, from any step on."""
 
-import math
 from typing import Any
 
 import torch
@@ -29,8 +28,8 @@ class Steps:
         self._epoch = -1
         self._order: list[Tensor] = []
 
-    def step(self) -> bool:
-        """Take one step; False when the loss was not a finite number."""
+    def step(self) -> float:
+        """Take one step; returns the loss of its batch before it."""
         epoch, place = divmod(self.done, self.per_epoch)
         if epoch != self._epoch:
             self._epoch, self._order = epoch, self.workload.batches(epoch)
@@ -44,7 +43,7 @@ class Steps:
         set_rates(self.optimizer, factor(self.config, self.done, self.total))
         self.optimizer.step()
         self.done += 1
-        return math.isfinite(loss.item())
+        return float(loss.item())
 
     def stale_gradients(self) -> dict[str, Tensor]:
         """Gradients of parameters that the optimizer does not know, and so never clears."""
