@@ -87,22 +87,23 @@ def _from_hub(name: str) -> Any:
 
 
 def _build(config: Any, name: str) -> nn.Module:
-    model_class = _class_for(config)
-    if model_class is None:
+    kind = model_class(config)
+    if kind is None:
         raise InputError(f"transformers has no model for {name!r} ({type(config).__name__})")
     try:
         with torch.device("meta"):
-            model: nn.Module = model_class(config)
+            model: nn.Module = kind(config)
     except Exception as error:
         reason = str(error).strip().splitlines()
         raise InputError(
-            f"{model_class.__name__} cannot be built from the configuration of {name!r}: "
+            f"{kind.__name__} cannot be built from the configuration of {name!r}: "
             f"{reason[0] if reason else type(error).__name__}"
         ) from None
     return model
 
 
-def _class_for(config: Any) -> Any:
+def model_class(config: Any) -> Any:
+    """The class that a configuration names, else the plainest model of its type; None where there is none."""
     import transformers
     from transformers.models.auto import modeling_auto
 

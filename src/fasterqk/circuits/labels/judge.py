@@ -116,7 +116,7 @@ def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
 def agree(own: Guess, finding: Finding) -> bool:
     """Whether guess and finding put every row into the same circuit."""
     if own.role is not None:
-        return finding.role is not None and CIRCUIT_OF_ROLE[own.role] == CIRCUIT_OF_ROLE[finding.role]
+        return {CIRCUIT_OF_ROLE[role] for _, _, role in finding.runs} == {CIRCUIT_OF_ROLE[own.role]}
     if own.axis != finding.axis:
         return False
     return _circuits(tuple(merged(own.blocks))) == _circuits(finding.runs)

@@ -113,6 +113,11 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     r"GraniteSpeech\w*Attention": {"to_kv": always(keys_then_values)},
     r"DeepseekV4\w*(Attention|Compressor)": {"kv_proj": always("shared"), "gate_proj": always("shared")},
     r"AriaCrossAttention": {"linear": always("o")},
+    r"XLNetRelativeAttention|FunnelRelMultiheadAttention": {
+        "r": always("k"),
+        "r_kernel": always("k"),
+        "seg_embed": always("k"),
+    },
     r"\w*": {"bias_u": always("q"), "bias_v": _second_bias},
     # Known by its children: every model with latent attention calls them so.
     r"\w*Attention": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},

@@ -98,6 +98,8 @@ def _fewer(name: str, value: Any, layers: int) -> Any:
         return min(value, layers)
     if name == "max_source_positions":
         return min(value, 64)
+    if name == "num_frames":
+        return min(value, 4)
     if name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
         return min(value, POSITIONS)
     if _EXPERTS.match(name):

@@ -4,6 +4,7 @@ Same tensors as `fasterqk.capture.trace` sees, kept with where they came from. P
 of the autograd graph where they weight the values, so that a context depends on values alone.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,18 +45,23 @@ class Signals:
 class SignalTrace(TorchFunctionMode):
     """While active, collects in ``found`` every softmax with what is known of it, in order.
 
-    One with queries, keys and contexts is attention beyond doubt.
+    One with queries, keys and contexts is attention beyond doubt. After ``seconds`` it ends the run with a
+    ``TimeoutError``: a speech model fed noise may go on talking for hours.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, seconds: float = 30.0) -> None:
         super().__init__()
         self.recorder = recorder
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
         self.found: list[Signals] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if time.monotonic() > self.deadline:
+            raise TimeoutError(f"the probe took more than {self.seconds:g} seconds")
         if func in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT[func](*args, **kwargs)
