@@ -29,6 +29,35 @@ def test_coupled_decay_is_multiplied_too(config):
     assert found["blocks.0.attention.W_Q"] == pytest.approx((0.03, 0.1))
 
 
+def test_output_value_can_learn_slower(config):
+    config = config.replace(lr=1.0, weight_decay=0.1, qk_ratio=1, ov_ratio=0.25)
+    found = groups(build_optimizer(Classification(config).model, config))
+    slower = {name.rpartition(".")[2] for name, (lr, _) in found.items() if lr == 0.25}
+    assert slower == {"W_V", "W_O", "b_V", "b_O"}
+    assert found["blocks.0.attention.W_V"] == pytest.approx((0.25, 0.4))
+
+
+def test_an_imbalance_between_queries_and_keys_leaves_the_function_as_it_was(config):
+    even, uneven = (Classification(config.replace(qk_imbalance=factor)) for factor in (1, 4))
+    here, there = even.model.blocks[0].attention, uneven.model.blocks[0].attention
+    assert torch.equal(there.W_Q, 4 * here.W_Q)
+    assert torch.equal(there.W_K, here.W_K / 4)
+    tokens, read, _ = even.splits["test"].batch(torch.arange(8))
+    assert torch.allclose(even.model(tokens, read), uneven.model(tokens, read), atol=1e-6)
+
+
+def test_gradients_of_both_circuits_get_the_norm_that_was_asked_for(config):
+    config = config.replace(qk_ratio=1, gradient_norm=0.5)
+    workload = Classification(config)
+    optimizer = build_optimizer(workload.model, config)
+    workload.loss(torch.arange(16), 0).backward()
+    optimizer.step()
+    attention = workload.model.blocks[0].attention
+    for names in (("W_Q", "W_K", "b_Q"), ("W_V", "W_O", "b_V", "b_O")):
+        gradients = [getattr(attention, name).grad for name in names]
+        assert torch.nn.utils.get_total_norm(gradients) == pytest.approx(0.5, rel=1e-5)
+
+
 def test_patterns_choose_other_parameters_instead(config):
     config = config.replace(lr=1.0, qk_ratio=30, faster=("embedding.*", "*.W_Q"))
     found = groups(build_optimizer(Classification(config).model, config))

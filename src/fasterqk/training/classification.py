@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError
 from fasterqk.models import Classifier, ClassifierConfig
 from fasterqk.tasks import Examples, Task, load_task
@@ -108,7 +109,7 @@ class Classification:
 
 
 def build_classifier(config: TrainConfig, task: Task, train: Examples) -> Classifier:
-    """The model of a run at its start: the same for all arms of a seed."""
+    """The model of a run at its start: the same function for all arms of a seed."""
     sizes = ClassifierConfig(
         vocabulary_size=task.vocabulary_size,
         classes=len(task.classes),
@@ -122,7 +123,10 @@ def build_classifier(config: TrainConfig, task: Task, train: Examples) -> Classi
         init_scale=config.init_scale,
     )
     seen = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
-    return Classifier(sizes, generator(config.seed, "weights"), seen)
+    model = Classifier(sizes, generator(config.seed, "weights"), seen)
+    if config.qk_imbalance != 1:
+        scale_circuits(model, qk=config.qk_imbalance)
+    return model
 
 
 def _limited(train: Examples, config: TrainConfig) -> Examples:

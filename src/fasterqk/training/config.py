@@ -62,6 +62,12 @@ class TrainConfig:
     clip: float | None = 1.0
     # Batches are cut from pools of this many batches that were sorted by length; 1 is plain shuffling.
     bucket: int = 16
+    # Other ways to change the speeds: `ov_ratio` multiplies the rate of the output-value circuit;
+    # `qk_imbalance` multiplies the queries and divides the keys at the start, which leaves the function as
+    # it is; `gradient_norm` gives the gradient of each circuit this norm at every step.
+    ov_ratio: float = 1.0
+    qk_imbalance: float = 1.0
+    gradient_norm: float | None = None
 
     # Shell-style patterns of parameter names. `faster` takes the multiplier instead of the query-key
     # circuit; `frozen` is not trained. With `stale_gradients` the gradients of frozen parameters are
@@ -107,7 +113,7 @@ class TrainConfig:
         _one_of("decay", self.decay, DECAYS)
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("read", self.read, READ_POSITIONS)
-        for name in ("qk_ratio", "lr", "init_scale"):
+        for name in ("qk_ratio", "ov_ratio", "qk_imbalance", "lr", "init_scale"):
             _at_least(name, getattr(self, name), 0.0, strictly=True)
         for name in ("seed", "weight_decay", "momentum", "warmup"):
             _at_least(name, getattr(self, name), 0.0)
@@ -116,8 +122,9 @@ class TrainConfig:
         _at_least("mlp_width", self.mlp_width, 0)
         if self.warmup > 1:
             raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
-        if self.clip is not None:
-            _at_least("clip", self.clip, 0.0, strictly=True)
+        for name in ("clip", "gradient_norm"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 0.0, strictly=True)
         if self.train_limit is not None:
             _at_least("train_limit", self.train_limit, 1)
         if self.evaluate_at_fall is not None and not 0 < self.evaluate_at_fall < 1:

@@ -26,6 +26,8 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         model,
         kind,
         qk_ratio=config.qk_ratio,
+        ov_ratio=config.ov_ratio,
+        rules=_rules(config),
         decay=cast(Any, config.decay),
         circuits=chosen_circuits(model, config),
         **options,
@@ -35,6 +37,13 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         for parameter in frozen.values():
             parameter.requires_grad_(True)
     return optimizer
+
+
+def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
+    """The same gradient norm for both circuits of attention, where one is asked for."""
+    if config.gradient_norm is None:
+        return {}
+    return {circuit: {"gradient_norm": config.gradient_norm} for circuit in ("qk", "ov")}
 
 
 def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
