@@ -11,7 +11,9 @@ from fasterqk.training import TrainConfig
 
 EQUAL = "equal rates"
 RATIOS = (3, 10, 30, 100)
-EPOCHS = 12
+# Arms are compared at equal loss, so the rate needs no cosine to the end: constant, eight epochs fit the
+# training data as well as fourteen with it.
+EPOCHS = 8
 # Arms that learn everything quickly pass the common loss within an epoch; look again on the way.
 EVALUATE_AT_FALL = 0.85
 # A decay that people use, at which it matters whether it grows with the rate.
@@ -39,7 +41,7 @@ def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS, ratio: float = QK_
     >>> list(ablation_hatexplain().arms)[:3]
     ['equal rates', 'QK ×3', 'QK ×10']
     """
-    base = TrainConfig("hatexplain", epochs=epochs, evaluate_at_fall=EVALUATE_AT_FALL)
+    base = TrainConfig("hatexplain", epochs=epochs, schedule="constant", evaluate_at_fall=EVALUATE_AT_FALL)
     faster = base.replace(qk_ratio=ratio)
     arms = {EQUAL: base}
     arms |= {qk_arm(each): base.replace(qk_ratio=each) for each in sorted({*RATIOS, ratio})}
