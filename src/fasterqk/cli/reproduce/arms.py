@@ -10,6 +10,7 @@ from fasterqk.cli.parser import Parser, positive_int
 
 if TYPE_CHECKING:
     from fasterqk.experiments.arms import Experiment
+    from fasterqk.tasks import Task
 
 # The rest is in the table that is written.
 SHOWN_AT_EQUAL_LOSS = ("test_accuracy", "mrta", "ac", "acmc", "aopc_sufficiency", "aopc_comprehensiveness")
@@ -24,12 +25,12 @@ def add_arm_options(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="do finished cells again")
 
 
-def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run what is not done yet, write tables and figures, and return what --json prints."""
+def run_cells(
+    experiment: "Experiment", arguments: argparse.Namespace
+) -> tuple[dict[tuple[str, int], dict[str, Any]], "Task"]:
+    """The results of all cells, those run now that were not done yet, and the task they are about."""
     from fasterqk.cli.failures import failures_in_one_line
-    from fasterqk.experiments.arms import run_arms, summarize_arms
-    from fasterqk.experiments.attention_examples import attention_examples
-    from fasterqk.report.arms import save_arm_examples, save_arms
+    from fasterqk.experiments.arms import run_arms
     from fasterqk.tasks import load_task
     from fasterqk.tasks.data_folder import VARIABLE
 
@@ -38,11 +39,25 @@ def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> d
     config = next(iter(experiment.arms.values()))
     # Missing or damaged data is told before any worker starts.
     task = load_task(config.task, form=config.form, file=config.file)
-    out = Path(arguments.out)
     with progress_bar(experiment.name) as progress, failures_in_one_line():
         results = run_arms(
-            experiment, out, workers=arguments.workers, force=arguments.force, progress=progress
+            experiment,
+            Path(arguments.out),
+            workers=arguments.workers,
+            force=arguments.force,
+            progress=progress,
         )
+    return results, task
+
+
+def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> dict[str, Any]:
+    """Run what is not done yet, write tables and figures, and return what --json prints."""
+    from fasterqk.experiments.arms import summarize_arms
+    from fasterqk.experiments.attention_examples import attention_examples
+    from fasterqk.report.arms import save_arm_examples, save_arms
+
+    results, task = run_cells(experiment, arguments)
+    out = Path(arguments.out)
     summary = summarize_arms(experiment, results)
     files = save_arms(summary, results, out, title=experiment.title)
     if not any(result["diverged"] for result in results.values()):

@@ -11,7 +11,17 @@ from fasterqk.errors import InputError
 
 # A module of this folder each, with SUMMARY, EXAMPLES, `configure(parser)`, `run(arguments) -> dict`
 # (what --json prints) and `show(result)` (what people read).
-EXPERIMENTS = ["fig2", "fig2-init", "fig3", "fig4", "table-hatexplain", "table-agreement", "phase", "all"]
+EXPERIMENTS = [
+    "fig2",
+    "fig2-init",
+    "fig3",
+    "fig4",
+    "table-hatexplain",
+    "ablation-hatexplain",
+    "table-agreement",
+    "phase",
+    "all",
+]
 
 
 def configure(parser: Parser) -> None:
