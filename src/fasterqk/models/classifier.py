@@ -168,12 +168,15 @@ class Classifier(nn.Module):
         length = tokens.shape[1]
         stream = self.embedding(tokens) + self.positions[:length]
         instance = torch.arange(len(read), device=read.device)
-        for block in self.blocks[: len(self.blocks) - (not every_row)]:
+        *below, last = self.blocks
+        for block in below:
             stream = block(stream)
+        if every_row:
+            stream = last(stream)
         rows = stream[instance, read]
         if not every_row:
             hidden = torch.arange(length, device=read.device) > read[:, None]
-            rows = self.blocks[-1](stream, rows, hidden)
+            rows = last(stream, rows, hidden)
         return torch.addmm(self.b_U, rows, self.W_U)
 
 

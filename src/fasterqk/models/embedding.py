@@ -40,10 +40,14 @@ class Embedding(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Rows of ``tokens``, shape ``tokens.shape + (width,)``."""
         slots = self.slot[tokens]
-        if self.unseen_scale is None or int(slots.max()) < len(self.weight):
+        trained = len(self.weight)
+        if self.unseen_scale is None or int(slots.max()) < trained:
             return nn.functional.embedding(slots, self.weight)
-        rows = torch.cat([self.weight, self.unseen * self.unseen_scale])
-        return nn.functional.embedding(slots, rows)
+        # Seen rows where there are any, then the few others in their places: the whole table would be
+        # many times what a batch needs.
+        others = slots >= trained
+        rows = nn.functional.embedding(slots.where(~others, 0), self.weight)
+        return rows.index_put((others,), self.unseen[slots[others] - trained] * self.unseen_scale)
 
     def full_table(self) -> Tensor:
         """The rows of all tokens in the order of their ids, ``(token, width)``."""

@@ -1,6 +1,7 @@
 """BERT's word pieces: words to token ids, each piece with the word it came from."""
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +43,15 @@ class WordPieces:
 
     def encode(self, texts: Sequence[Sequence[str]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """For every text (a list of words) its token ids and, for each token, the index of its word."""
-        encodings = self._tokenizer.encode_batch(
-            [list(words) for words in texts], is_pretokenized=True, add_special_tokens=False
+        # Words do not see each other, so each distinct word is cut once.
+        distinct = list(dict.fromkeys(word for words in texts for word in words))
+        cut = self._tokenizer.encode_batch(
+            [[word] for word in distinct], is_pretokenized=True, add_special_tokens=False
         )
-        return [(np.array(e.ids, dtype=np.int64), np.array(e.word_ids, dtype=np.int64)) for e in encodings]
+        pieces = {word: encoding.ids for word, encoding in zip(distinct, cut, strict=True)}
+        encoded = []
+        for words in texts:
+            ids = [pieces[word] for word in words]
+            tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int64)
+            encoded.append((tokens, np.repeat(np.arange(len(ids)), [len(own) for own in ids])))
+        return encoded

@@ -10,6 +10,7 @@ from fasterqk.files import plain, write_text
 from fasterqk.training import checkpoint
 from fasterqk.training.config import TrainConfig
 from fasterqk.training.steps import Steps
+from fasterqk.training.threads import one_thread
 from fasterqk.training.workload import Workload, build_workload
 
 # A run whose loss is this many times the one it started with has diverged, even while it is finite.
@@ -41,8 +42,8 @@ def train(
 
     >>> result = train(TrainConfig("agreement", epochs=1, qk_ratio=30), folder="out")   # doctest: +SKIP
     """
-    run = _Run(config, build_workload(config, data_dir), folder, progress)
-    return run.to_the_end()
+    with one_thread():
+        return _Run(config, build_workload(config, data_dir), folder, progress).to_the_end()
 
 
 class _Run:
