@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fasterqk.attention import percent_count
+from fasterqk.capture import capture
 from fasterqk.models import PlainClassifier
 from fasterqk.training.classification import Classification
 from fasterqk.training.measure import (
@@ -106,6 +107,25 @@ def test_rows_of_deeper_models_are_distributions_over_what_is_seen(config):
     assert torch.allclose(rows.sum(1), torch.ones(len(split)), atol=1e-5)
     assert not rows[~seen].any()
     assert torch.allclose(null.sum(1), torch.ones(len(split)), atol=1e-5)
+
+
+def test_each_layer_of_a_deeper_model_is_scored_by_itself(config):
+    workload = Classification(config.replace(layers=2, init_scale=1.0))
+    first = workload.model.blocks[0].attention
+    with torch.no_grad():
+        first.W_Q.zero_()  # a first layer that does not look anywhere
+    split = workload.splits["test"]
+    scores = measure_attention(workload.model, split, (20,))
+    assert set(scores["layer"]) == {"1", "2"}
+    uniform = np.mean([rel.sum() / (len(tokens) + 1) for tokens, _, rel in single_examples(workload)])
+    assert scores["layer"]["1"]["mrta"] == pytest.approx(uniform, rel=1e-5)
+    tokens, read, _ = split.batch(torch.arange(len(split)))
+    captured = capture(workload.model, {"tokens": tokens, "read": read, "every_row": True})
+    row = captured[1].mean(1)[torch.arange(len(split)), read]
+    mass = (row * split.relevance[:, : tokens.shape[1]]).sum(1)
+    assert scores["layer"]["2"]["mrta"] == pytest.approx(float(mass.mean()), rel=1e-5)
+    for layer in scores["layer"].values():
+        assert layer["null"]["mrta"] == pytest.approx(uniform, rel=1e-6)
 
 
 def test_random_rankings_are_reproducible_and_find_what_chance_finds(workload):

@@ -67,6 +67,14 @@ def attention_rows(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Ten
 
     The null is the same aggregation of attention that is uniform over what each row may see.
     """
+    logits, row, null, _ = attention_by_layer(model, tokens, read)
+    return logits, row, null
+
+
+def attention_by_layer(
+    model: Classifier, tokens: Tensor, read: Tensor
+) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    """What :func:`attention_rows` returns, and the row of the read position in each layer of a deep model."""
     deep = len(model.blocks) > 1
     captured = capture(model, {"tokens": tokens, "read": read, "every_row": deep})
     place = torch.arange(tokens.shape[1])
@@ -76,7 +84,8 @@ def attention_rows(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Ten
         row, how, allowed = torch.zeros_like(read), ONE_LAYER, (place <= read[:, None])[:, None]
     layers = list(captured)
     null = aggregate_null(allowed, len(layers), row, how)
-    return captured.outputs, aggregate(layers, row, allowed, how), null
+    single = [aggregate([layer], row, allowed, ONE_LAYER) for layer in layers] if deep else []
+    return captured.outputs, aggregate(layers, row, allowed, how), null, single
 
 
 def measure_attention(
@@ -86,7 +95,8 @@ def measure_attention(
 
     Keys are those of ``fasterqk measure``. Mass, AC, ACMC, DTAP and plausibility are over the examples
     with relevant tokens; entropy, sufficiency and comprehensiveness over all. ``null`` has the scores
-    of uniform attention. ``quick`` scores plausibility on a fixed part of the examples.
+    of uniform attention. ``quick`` scores plausibility on a fixed part of the examples. Deeper models are
+    scored by rollout, and each layer by itself under ``layer``, counted from 1.
     """
     parts = _readings(model, split)
     rated = np.concatenate([part.rated for part in parts])
@@ -97,6 +107,12 @@ def measure_attention(
     scores = summarize(mass, probability, null_mass) if rated.any() else _no_scores()
     scores["entropy"] = _mean([entropy(part.rows) for part in parts])
     scores["null"]["entropy"] = _mean([entropy(part.null_rows) for part in parts])
+    if len(model.blocks) > 1 and rated.any():
+        by_layer = np.concatenate([part.layer_mass for part in parts], axis=1)[:, rated]
+        uniform = np.concatenate([part.uniform_mass for part in parts])[rated]
+        scores["layer"] = {
+            str(number): _layer_scores(own, probability, uniform) for number, own in enumerate(by_layer, 1)
+        }
     ranked = [part.rows[:, : part.batch.tokens.shape[1]] for part in parts]
     sample = PLAUSIBILITY_SAMPLE if quick else len(split)
     return scores | _ranking_scores(_predictor(model, split), parts, ranked, percents, sample)
@@ -110,6 +126,14 @@ def measure_chance(
     draw = generator(seed, "chance")
     ranked = [torch.rand(part.batch.tokens.shape, generator=draw).double().numpy() for part in parts]
     return _ranking_scores(_predictor(model, split), parts, ranked, percents, len(split))
+
+
+def _layer_scores(
+    mass: NDArray[np.float64], probability: NDArray[np.float64], null_mass: NDArray[np.float64]
+) -> dict[str, Any]:
+    """Mass, AC and ACMC of one layer alone, with the null of uniform attention in that layer."""
+    scores = summarize(mass, probability, null_mass)
+    return {name: scores[name] for name in ("mrta", "ac", "acmc", "null")}
 
 
 def _no_scores() -> dict[str, Any]:
@@ -129,6 +153,9 @@ class _Reading:
     mass: NDArray[np.float64]
     null_mass: NDArray[np.float64]
     whole: NDArray[np.float64]
+    # Of each layer alone, (layer, instance), none for one layer; and of uniform attention in one layer.
+    layer_mass: NDArray[np.float64]
+    uniform_mass: NDArray[np.float64]
 
     @property
     def probability(self) -> NDArray[np.float64]:
@@ -142,7 +169,7 @@ def _readings(model: Classifier, split: PaddedExamples) -> list[_Reading]:
 
 def _reading(model: Classifier, split: PaddedExamples, chosen: Tensor) -> _Reading:
     tokens, read, labels = split.batch(chosen)
-    logits, rows, null_rows = attention_rows(model, tokens, read)
+    logits, rows, null_rows, layers = attention_by_layer(model, tokens, read)
     relevance = split.relevance[chosen, : tokens.shape[1]]
     width = int(split.lengths[chosen].max())
     real = np.arange(width) < split.lengths[chosen].numpy()[:, None]
@@ -164,6 +191,8 @@ def _reading(model: Classifier, split: PaddedExamples, chosen: Tensor) -> _Readi
         mass=relevant_mass(rows, relevance).double().numpy(),
         null_mass=relevant_mass(null_rows, relevance).double().numpy(),
         whole=logits.double().softmax(1).numpy(),
+        layer_mass=np.array([relevant_mass(row, relevance).double().numpy() for row in layers]),
+        uniform_mass=(relevance.sum(1).double() / (read + 1)).numpy(),
     )
 
 

@@ -52,12 +52,18 @@ def run_cells(
 
 def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> dict[str, Any]:
     """Run what is not done yet, write tables and figures, and return what --json prints."""
+    results, task = run_cells(experiment, arguments)
+    return save_experiment(experiment, results, task, Path(arguments.out))
+
+
+def save_experiment(
+    experiment: "Experiment", results: dict[tuple[str, int], dict[str, Any]], task: "Task", out: Path
+) -> dict[str, Any]:
+    """Write tables, figures and examples of both arms; returns the summary with their ``files``."""
     from fasterqk.experiments.arms import summarize_arms
     from fasterqk.experiments.attention_examples import attention_examples
     from fasterqk.report.arms import save_arm_examples, save_arms
 
-    results, task = run_cells(experiment, arguments)
-    out = Path(arguments.out)
     summary = summarize_arms(experiment, results)
     files = save_arms(summary, results, out, title=experiment.title)
     if not any(result["diverged"] for result in results.values()):

@@ -17,6 +17,7 @@ EXPERIMENTS = [
     "fig3",
     "fig4",
     "table-hatexplain",
+    "table-layers",
     "ablation-hatexplain",
     "table-agreement",
     "phase",

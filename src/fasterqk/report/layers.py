@@ -1,0 +1,86 @@
+"""Where a deeper model looks: the mass of rollout and of every layer, both arms beside uniform attention."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasterqk.report.arm_tables import ARM_NAMES, label
+from fasterqk.report.arms import ARM_COLORS, describe
+from fasterqk.report.cells import cell_text, mean_of
+from fasterqk.report.figure import save_figure
+from fasterqk.report.style import plotting
+from fasterqk.report.tables import save_table
+
+COLUMNS = {
+    "attention": "attention",
+    "metric": "metric",
+    "at": "at",
+    "loss": "training loss",
+    **ARM_NAMES,
+    "difference": "difference",
+    "null": "null",
+}
+Rows = Sequence[Mapping[str, Any]]
+
+
+def save_layers(
+    rows: Rows, out: Path, name: str, *, title: str, summary: Mapping[str, Any]
+) -> dict[str, dict[str, str]]:
+    """Write the table and the figure of ``rows`` (from ``summarize_layers``); returns their paths."""
+    setting = describe(summary)
+    columns: list[dict[str, Any]] = [{"key": key, "label": text} for key, text in COLUMNS.items()]
+    columns[-1]["source"] = "null"
+    return {
+        "table": save_table(
+            out,
+            f"{name}-by-layer",
+            title=f"{title}: attention by layer",
+            caption=f"Test split, mean and 95% interval over seeds. {setting}.",
+            columns=columns,
+            rows=[{**row, "metric": label(row["metric"])} for row in rows],
+        ),
+        "figure": _save_figure(rows, out, f"{name}-by-layer", title, setting),
+    }
+
+
+def as_text(rows: Rows) -> list[dict[str, str]]:
+    """The mass of every layer, for people to read."""
+    return [
+        {COLUMNS[key]: cell_text(row[key]) for key in COLUMNS if key != "metric"}
+        for row in rows
+        if row["metric"] == "mrta"
+    ]
+
+
+def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> dict[str, str]:
+    shown = [row for row in rows if row["metric"] == "mrta" and row["at"] == "equal loss"]
+    loss = f"training loss {shown[0]['loss']:.3f}" if shown else "equal loss, which no two runs share"
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        figure, axis = plt.subplots(figsize=(1.8 + 1.1 * len(shown), 3.2))
+        for place, row in enumerate(shown):
+            nulls = {"color": "0.4", "linestyle": "--", "linewidth": 1}
+            axis.plot([place - 0.35, place + 0.35], [row["null"]] * 2, **nulls, label="uniform attention")
+            for shift, (arm, color) in zip((-0.12, 0.12), ARM_COLORS.items(), strict=True):
+                mean, width = mean_of(row[arm]), (row[arm] or {}).get("half_width")
+                if mean is not None:
+                    axis.errorbar(place + shift, mean, width, fmt="o", color=color, label=ARM_NAMES[arm])
+        axis.set_xticks(range(len(shown)), [row["attention"] for row in shown])
+        axis.set(ylabel="attention on relevant tokens", ylim=(0, 1), title=title)
+        axis.grid(axis="x", visible=False)
+        handles, labels = axis.get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))
+        axis.legend(unique.values(), unique.keys(), loc="best")
+        return save_figure(
+            figure,
+            out,
+            name,
+            title=f"{title}: attention by layer",
+            caption=f"Both arms at {loss}; intervals over seeds. {setting}.",
+            rows=[
+                {"attention": row["attention"], "loss": row["loss"], "null": row["null"]}
+                | {arm: mean_of(row[arm]) for arm in ARM_NAMES}
+                for row in shown
+            ],
+        )
