@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.output import print_json, print_table
 from fasterqk.cli.parser import Parser, add_json, examples, positive_int
+from fasterqk.errors import InputError
 from fasterqk.files import content_hash, plain
 
 if TYPE_CHECKING:
-    from fasterqk.runs.spec import SpecCell
+    from fasterqk.runs.spec import Resources, SpecCell
     from fasterqk.runs.sweeping import Outcome
+    from fasterqk.runs.task import Backend
 
 # More rows than this are better read with `fasterqk runs list`.
 ROWS_SHOWN = 40
@@ -23,6 +25,7 @@ def configure(parser: Parser) -> None:
     parser.epilog = examples(
         "fasterqk sweep SPEC.toml --out out --workers 2",
         "fasterqk sweep SPEC.toml --shard 2/8        # the second of eight jobs",
+        "fasterqk sweep SPEC.toml --backend ray --address auto",
         "fasterqk plan SPEC.toml                     # what is left, before running it",
     )
     parser.add_argument("spec", metavar="SPEC.toml", help="which cells: [base], [arms.NAME], [grid], seeds")
@@ -30,12 +33,33 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--workers",
         type=positive_int,
-        default=processors(),
         metavar="N",
-        help="cells at a time, each in a process of its own (default: one a processor)",
+        help="cells at a time, each in a process of its own (default: one a processor, or as many as "
+        "the Ray cluster has room for)",
     )
     parser.add_argument(
-        "--threads", type=positive_int, default=1, metavar="N", help="threads of each worker (default: 1)"
+        "--threads",
+        type=positive_int,
+        metavar="N",
+        help="threads of each cell (default: cpus in [resources] of the spec, else 1)",
+    )
+    parser.add_argument(
+        "--backend",
+        choices=["local", "ray"],
+        default="local",
+        help="who does the cells: processes on this machine (local, the default) or a Ray cluster",
+    )
+    parser.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="of a running Ray cluster, or auto (default: $RAY_ADDRESS, else Ray is started here)",
+    )
+    parser.add_argument(
+        "--retries",
+        type=count,
+        default=2,
+        metavar="N",
+        help="more attempts at a cell whose worker dies (default: 2)",
     )
     parser.add_argument(
         "--shard", type=shard, metavar="I/N", help="only the I-th of N equal parts, I counted from 1"
@@ -52,15 +76,18 @@ def run(arguments: argparse.Namespace) -> int:
     spec = read_spec(arguments.spec)
     cells = {content_hash(cell.config): cell for cell in take_shard(list(spec.cells), arguments.shard)}
     start = time.perf_counter()
+    threads = arguments.threads or max(1, int(spec.resources.cpus))
     with live_table(cells) as watch:
         outcome = run_cells(
             {name: cell.config for name, cell in cells.items()},
             spec.function,
             arguments.out,
-            workers=arguments.workers,
-            threads=arguments.threads,
+            workers=arguments.workers or max(1, processors() // threads),
+            threads=threads,
             force=arguments.force,
+            retries=arguments.retries,
             observe=watch,
+            backend=_backend(arguments, spec.resources, threads),
         )
     seconds = round(time.perf_counter() - start, 2)
     if arguments.json:
@@ -83,11 +110,35 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if outcome.failures else 0
 
 
+def _backend(arguments: argparse.Namespace, resources: "Resources", threads: int) -> "Backend | None":
+    """The Ray cluster when it is asked for; None leaves it to local workers."""
+    if arguments.backend == "local":
+        if arguments.address:
+            raise InputError(f"--address {arguments.address}: add --backend ray, or leave it out")
+        return None
+    from fasterqk.runs.ray_backend import RayCluster
+
+    return RayCluster(
+        arguments.address,
+        workers=arguments.workers,
+        cpus=arguments.threads or resources.cpus,
+        gpus=resources.gpus,
+        threads=threads,
+    )
+
+
 def processors() -> int:
     """How many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def count(text: str) -> int:
+    """An argparse type: a whole number of at least zero."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 0")
+    return int(text)
 
 
 def shard(text: str) -> tuple[int, int]:

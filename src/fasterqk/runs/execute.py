@@ -65,18 +65,24 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _attempt(
-    task: Task, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
-) -> Event:
+def settle(task: Task, folder: Path) -> Event | None:
+    """Make the claimed ``folder`` ready for an attempt; returns the end of the task when none is needed."""
     clear_temporary(folder)
     if task.force:
         clear(folder)
-    else:
-        try:
-            if read_result(folder, task.config) is not None:
-                return Event("found", task.cell)
-        except InputError as error:
-            return Event("failed", task.cell, note=str(error))
+        return None
+    try:
+        found = read_result(folder, task.config)
+    except InputError as error:
+        return Event("failed", task.cell, note=str(error))
+    return None if found is None else Event("found", task.cell)
+
+
+def _attempt(
+    task: Task, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
+) -> Event:
+    if (settled := settle(task, folder)) is not None:
+        return settled
     store = Store(task.out)
     store.begin(task.config)
     with suppress(FileNotFoundError):

@@ -66,8 +66,8 @@ class LocalWorkers:
             worker.connection.send_bytes(pickle.dumps(task))
         self._busy[worker.connection] = worker, task
 
-    def wait(self, notify: Notify) -> None:
-        for connection in wait(list(self._busy)):
+    def wait(self, notify: Notify, timeout: float | None = None) -> None:
+        for connection in wait(list(self._busy), timeout):
             worker, task = self._busy[connection]  # type: ignore[index]
             try:
                 event = worker.connection.recv()
@@ -79,7 +79,7 @@ class LocalWorkers:
                 worker.ready = True
                 self._stillborn = 0
                 continue
-            if event.kind not in ("started", "progress"):
+            if event.last:
                 del self._busy[worker.connection]
                 self._idle.append(worker)
             notify(event)

@@ -14,12 +14,17 @@
     [grid]                    # every combination of these
     lr = [1e-4, 1e-3]
 
+    [resources]               # what a cell takes; results do not depend on it
+    cpus = 1
+    gpus = 0
+
 The cells are grid x arms x seeds, seed by seed: a sweep that is stopped early has whole comparisons.
 """
 
 import dataclasses
 import difflib
 import itertools
+import math
 import os
 import tomllib
 import types
@@ -34,7 +39,7 @@ from fasterqk.errors import InputError
 
 DEFAULT_CONFIG = "fasterqk.training:TrainConfig"
 DEFAULT_FUNCTION = "fasterqk.training:train"
-KEYS = ("config", "function", "seeds", "base", "arms", "grid")
+KEYS = ("config", "function", "seeds", "base", "arms", "grid", "resources")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +51,21 @@ class SpecCell:
 
 
 @dataclasses.dataclass(frozen=True)
+class Resources:
+    """What one cell takes of a machine: processors (and as many threads) and GPUs, or parts of one."""
+
+    cpus: float = 1
+    gpus: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Spec:
-    """A sweep as written down: the function and its cells."""
+    """A sweep as written down: the function, its cells, and what each of them takes."""
 
     path: Path
     function: str
     cells: tuple[SpecCell, ...]
+    resources: Resources = Resources()
 
 
 def read_spec(path: str | os.PathLike[str]) -> Spec:
@@ -108,7 +122,7 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
         for combination in combinations
         for arm, fields in (arms or {"": {}}).items()
     ]
-    return Spec(path, function, tuple(cells))
+    return Spec(path, function, tuple(cells), _resources(_table(document, "resources")))
 
 
 def _config_class(name: Any) -> type:
@@ -141,6 +155,17 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
     if all(option in (int, float, str, bool, type(None)) for option in options):
         raise InputError(f"{name} = {value!r} is not of type {' or '.join(o.__name__ for o in options)}")
     return value
+
+
+def _resources(table: Mapping[str, Any]) -> Resources:
+    for name, amount in table.items():
+        _check_field(Resources, name, "resources")
+        number = isinstance(amount, int | float) and not isinstance(amount, bool)
+        if not number or not 0 <= amount < math.inf or (name == "cpus" and amount == 0):
+            raise InputError(f"{name} = {amount!r} in [resources] is no number of {name}")
+        if amount > 1 and amount != int(amount):
+            raise InputError(f"{name} = {amount!r} in [resources]: give a part of one, or a whole number")
+    return Resources(**table)
 
 
 def _table(document: Mapping[str, Any], key: str, prefix: str = "") -> dict[str, Any]:

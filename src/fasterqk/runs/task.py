@@ -42,6 +42,11 @@ class Event:
     seconds: float | None = None
     error: BaseException | None = None
 
+    @property
+    def last(self) -> bool:
+        """Whether the attempt has ended with this event."""
+        return self.kind not in ("started", "progress")
+
 
 Notify = Callable[[Event], None]
 
