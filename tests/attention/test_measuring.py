@@ -56,6 +56,35 @@ def test_every_aggregation_batched_equals_single(small_model, some_instances, ho
     assert_same(single, measured(model, instances, batch_size=7, aggregation=how, percents=[20]))
 
 
+class Everything:
+    """A model that never leaves out a row."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __getattr__(self, name):
+        return getattr(self.model, name)
+
+    def attend(self, batch, *, read_only=False):
+        layers, read = self.model.attend(batch)
+        # The rows are cut out here, after all was captured.
+        place = torch.arange(len(read))
+        return [layer[place, :, read].unsqueeze(2) if read_only else layer for layer in layers], read
+
+
+@pytest.mark.parametrize("how", HOWS[1:])
+@pytest.mark.parametrize("causal", [True, False])
+def test_read_rows_alone_give_the_same(small_model, some_instances, how, causal):
+    model, instances = small_model(causal=causal), some_instances()
+    asked = []
+    attend = model.attend
+    model.attend = lambda batch, **options: asked.append(options) or attend(batch, **options)
+    ours = measured(model, instances, aggregation=how, percents=[20])
+    assert all(options == {"read_only": True} for options in asked)
+    model.attend = attend
+    assert_same(ours, measured(Everything(model), instances, aggregation=how, percents=[20]), tolerance=0)
+
+
 def test_gradient_ranking_batched_equals_single(small_model, some_instances):
     model, instances = small_model(), some_instances()
     single = measured(model, instances, batch_size=1, rank_by="gradient")

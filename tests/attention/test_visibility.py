@@ -80,3 +80,17 @@ def test_bad_rows_are_one_clear_line():
 def test_cross_attention_has_no_read_row():
     with pytest.raises(InputError, match="is not"):
         read_rows(torch.zeros(1, 1, 3, 5), torch.tensor([0]))
+
+
+@pytest.mark.parametrize("pattern", [Pattern(True), Pattern(False), Pattern(True, 3), Pattern(False, 4)])
+def test_rows_see_what_their_pairs_say(pattern):
+    read = torch.tensor([5, 2, 6])
+    row = read_rows(pattern.pairs(REAL).unsqueeze(1), read)
+    assert torch.equal(pattern.row(REAL, read), row)
+
+
+@pytest.mark.parametrize("pattern", [Pattern(True, 5), Pattern(False, 7), Pattern(True), Pattern(False)])
+def test_one_row_of_a_long_text_shows_its_window(pattern):
+    real, read = torch.ones(1, 60).bool(), torch.tensor([30])
+    row = attention(pattern.row(real, read))
+    assert find_pattern(row, real, read) == pattern

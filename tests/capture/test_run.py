@@ -1,5 +1,7 @@
 """capture: what it returns, what it refuses, and that it leaves models as they were."""
 
+import gc
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -195,3 +197,29 @@ def test_dropout_is_off_while_capturing() -> None:
     first, second = capture(layer, states()), capture(layer, states())
     torch.testing.assert_close(first.outputs, second.outputs)
     torch.testing.assert_close(first[0].sum(-1), torch.ones(2, 2, 5))
+
+
+def test_rows_alone_are_kept_and_nothing_behind_them() -> None:
+    model = nn.Sequential(OwnAttention(), OwnAttention(tell=True))
+    rows = torch.tensor([4, 1])
+    for whole, row in zip(capture(model, states()), capture(model, states(), rows=rows), strict=True):
+        torch.testing.assert_close(row, whole[torch.arange(2), :, rows].unsqueeze(2), rtol=0, atol=0)
+        assert row.untyped_storage().nbytes() == row.numel() * row.element_size()
+
+
+def test_rows_that_no_layer_has_are_refused() -> None:
+    with pytest.raises(InputError, match=r"shape \(2, 1, 5, 5\) has no rows \[4, 5\]"):
+        capture(OwnAttention(), states(), rows=torch.tensor([4, 5]))
+
+
+def test_a_layer_is_let_go_of_before_the_collector_comes() -> None:
+    model = nn.Sequential(OwnAttention(), OwnAttention(tell=True))
+    gc.collect()
+    gc.disable()
+    try:
+        rows = capture(model, states(), rows=torch.tensor([4, 1]))
+        whole = [x for x in gc.get_objects() if type(x) is Tensor and x.shape[-2:] == (5, 5)]
+    finally:
+        gc.enable()
+    assert len(rows) == 2
+    assert not whole

@@ -54,13 +54,15 @@ def measure(
     random_rankings = [generator.random(len(instance.tokens)) for instance in instances]
     # Neighbours in length share a batch, so that little is spent on padding.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
-    patterns, heads = _patterns(model, instances[order[-1]])
+    # All but rollout look at the read rows alone, so that no more is kept of any layer.
+    read_only = aggregation.method != "rollout"
+    patterns, heads = _patterns(model, instances[order[-1]], read_only)
     lengths = np.array([len(instances[i].tokens) for i in order])
     columns, importances, scores, random_scores = [], [], [], []
     for start, stop in batches(lengths, batch_size, heads):
         chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen], side)
-        measured, rows, outcomes = _measure_attention(model, batch, aggregation, patterns)
+        measured, rows, outcomes = _measure_attention(model, batch, aggregation, patterns, read_only)
         importance = rows if rank_by == "attention" else model.gradient_times_input(batch)
         random_importance = pad_rows([random_rankings[i] for i in chosen], batch)
         columns.append(measured)
@@ -90,8 +92,8 @@ def batches(
 ) -> Iterator[tuple[int, int]]:
     """Runs ``start, stop`` over ascending ``lengths``: at most ``batch_size`` instances, fewer if long.
 
-    All attention of a batch is held at once, ``heads`` (of all layers) times length squared weights an
-    instance; a batch takes no more instances than fit into ``weights`` of them, and at least one.
+    ``heads`` times length squared weights an instance are held at once; a batch takes no more instances
+    than fit into ``weights`` of them, and at least one.
 
     >>> list(batches(np.array([5, 5, 10, 100]), batch_size=3, heads=2, weights=600))
     [(0, 3), (3, 4)]
@@ -105,22 +107,27 @@ def batches(
         start = stop
 
 
-def _patterns(model: Measurable, longest: Instance) -> tuple[list[Pattern], int]:
-    """What each layer lets a row see, found on the longest instance, and how many heads all layers have."""
+def _patterns(model: Measurable, longest: Instance, read_only: bool) -> tuple[list[Pattern], int]:
+    """What each layer lets a row see, found on the longest instance, and how many heads are held at once."""
     batch = collate([longest])
-    layers, read = model.attend(batch)
+    layers, read = model.attend(batch, read_only=read_only)
     real = torch.from_numpy(batch.real).to(read.device)
-    return [find_pattern(layer, real, read) for layer in layers], sum(layer.shape[1] for layer in layers)
+    heads = [layer.shape[1] for layer in layers]
+    return [find_pattern(layer, real, read) for layer in layers], max(heads) if read_only else sum(heads)
 
 
 def _measure_attention(
-    model: Measurable, batch: Batch, aggregation: Aggregation, patterns: Sequence[Pattern]
+    model: Measurable,
+    batch: Batch,
+    aggregation: Aggregation,
+    patterns: Sequence[Pattern],
+    read_only: bool,
 ) -> tuple[Columns, NDArray[np.float64], NDArray[np.float64]]:
     """Numbers of each instance, the aggregated rows, and the model's outcomes on the whole input."""
-    layers, read = model.attend(batch)
+    layers, read = model.attend(batch, read_only=read_only)
     answer = model.answer(batch)
     real = torch.from_numpy(batch.real).to(read.device)
-    allowed = [pattern.pairs(real) for pattern in patterns]
+    allowed = [pattern.row(real, read) if read_only else pattern.pairs(real) for pattern in patterns]
     weights = as_array(aggregate(layers, read, allowed, aggregation))
     null_weights = as_array(aggregate_null(allowed, len(layers), read, aggregation))
     reading = Reading(weights, batch, layers, allowed, read)

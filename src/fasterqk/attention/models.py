@@ -33,8 +33,11 @@ class Measurable(Protocol):
     @property
     def classes(self) -> tuple[str, ...]: ...
 
-    def attend(self, batch: Batch) -> tuple[Sequence[Tensor], Tensor]:
-        """Attention of all layers ``(batch, head, query, key)``, and the read positions ``(batch,)``."""
+    def attend(self, batch: Batch, *, read_only: bool = False) -> tuple[Sequence[Tensor], Tensor]:
+        """Attention of all layers ``(batch, head, query, key)``, and the read positions ``(batch,)``.
+
+        With ``read_only`` a layer need hold the rows of the read positions alone, ``(batch, head, 1, key)``.
+        """
         ...
 
     def answer(self, batch: Batch) -> Answer:
@@ -89,9 +92,10 @@ class TorchClassifier:
     def classes(self) -> tuple[str, ...]:
         return self._classes
 
-    def attend(self, batch: Batch) -> tuple[Sequence[Tensor], Tensor]:
-        layers = capture(self.model, self.inputs(batch)).select("self")
-        return layers, on_device_of(self.model, batch.first if self.read == "first" else batch.last)
+    def attend(self, batch: Batch, *, read_only: bool = False) -> tuple[Sequence[Tensor], Tensor]:
+        read = on_device_of(self.model, batch.first if self.read == "first" else batch.last)
+        captured = capture(self.model, self.inputs(batch), rows=read if read_only else None)
+        return captured.select("self"), read
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():

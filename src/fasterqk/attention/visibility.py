@@ -26,6 +26,12 @@ class Pattern:
         pairs = allowed_pairs(real, self.causal)
         return pairs if self.window is None else pairs & (_ahead(real).abs() < self.window)
 
+    def row(self, real: Tensor, read: Tensor) -> Tensor:
+        """What the rows at positions ``read`` ``(batch,)`` may see, ``(batch, 1, key)``."""
+        ahead = _ahead_of(real, read)
+        seen = real.bool() & (ahead <= 0 if self.causal else True)
+        return (seen if self.window is None else seen & (ahead.abs() < self.window)).unsqueeze(1)
+
 
 def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
     """Which key each query may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``.
@@ -40,18 +46,18 @@ def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
 def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
     """The pattern of one layer, read off the weights it gives: no architecture needs to be known.
 
-    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``, which
-    shows no window.
+    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``.
     """
-    pairs, ahead = allowed_pairs(real, causal=False), _ahead(real).expand(len(real), -1, -1)
     if layer.shape[2] == 1:
-        pairs, ahead = (read_rows(every.unsqueeze(1), read) for every in (pairs, ahead))
+        pairs, ahead = Pattern(causal=False).row(real, read), _ahead_of(real, read).unsqueeze(1)
+    else:
+        pairs, ahead = allowed_pairs(real, causal=False), _ahead(real).expand(len(real), -1, -1)
     weighted = pairs & (layer > 0).any(1)
     causal = not bool((ahead[weighted] > 0).any())
-    if layer.shape[2] == 1 or not bool(weighted.any()):
+    if not bool(weighted.any()):
         return Pattern(causal)
     window = int(ahead[weighted].abs().max()) + 1
-    beyond = allowed_pairs(real, causal) & (ahead.abs() >= window)
+    beyond = pairs & (ahead.abs() >= window) & (ahead <= 0 if causal else True)
     # Sharp attention underflows to zero on single pairs; a window leaves whole corners empty.
     return Pattern(causal, window if int(beyond.sum()) >= _WINDOW_EVIDENCE else None)
 
@@ -60,6 +66,11 @@ def _ahead(real: Tensor) -> Tensor:
     """How far each key is behind (negative) or ahead of each query, ``(query, key)``."""
     position = torch.arange(real.shape[1], device=real.device)
     return position.unsqueeze(0) - position.unsqueeze(1)
+
+
+def _ahead_of(real: Tensor, read: Tensor) -> Tensor:
+    """How far each key is behind (negative) or ahead of the read position, ``(batch, key)``."""
+    return torch.arange(real.shape[1], device=real.device) - read.unsqueeze(1)
 
 
 def read_rows(layer: Tensor, read: Tensor) -> Tensor:

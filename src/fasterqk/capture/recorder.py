@@ -1,6 +1,6 @@
 """Who is running, and which probabilities were formed inside: the notebook of one forward pass."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,8 +68,12 @@ class AttentionCall:
 
 @dataclass(eq=False)
 class Recorder:
-    """Collects attention calls during a forward pass and knows the stack of running modules."""
+    """Collects attention calls during a forward pass and knows the stack of running modules.
 
+    ``keep`` says what of a call's probabilities is held on to (all, by default).
+    """
+
+    keep: Callable[[AttentionCall], Tensor] | None = None
     frames: list[Frame] = field(default_factory=list)
     entered: list[Frame] = field(default_factory=list)
     calls: list[AttentionCall] = field(default_factory=list)
@@ -80,7 +84,10 @@ class Recorder:
         for frame in frames:
             frame.recorded = True
             frame.explicit |= frame.module is module
-        self.calls.append(AttentionCall(frames, probabilities, module, kind))
+        call = AttentionCall(frames, probabilities, module, kind)
+        if self.keep is not None:
+            call.probabilities = self.keep(call)
+        self.calls.append(call)
 
     def chosen(self) -> list[AttentionCall]:
         """The calls, without those traced inside a module call that handed over its own."""

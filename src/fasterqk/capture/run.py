@@ -24,6 +24,7 @@ def capture(
     *,
     differentiable: bool = False,
     forward: Callable[..., Any] | None = None,
+    rows: Tensor | None = None,
 ) -> Captured:
     """Run ``model`` on ``inputs`` in evaluation mode and return its attention probabilities.
 
@@ -31,7 +32,9 @@ def capture(
     sequence with one tensor ``(batch, head, query, key)`` for each layer, in the order the model forms
     them; see `Captured` for names, kinds and the model's own outputs. With ``differentiable`` the
     tensors are part of the autograd graph that leads to the outputs. ``forward`` is called in place of
-    the model where another method is meant (``model.get_text_features``).
+    the model where another method is meant (``model.get_text_features``). With ``rows``, a query position
+    for each instance ``(batch,)``, only those rows are kept of each layer, ``(batch, head, 1, key)``, as
+    soon as it is formed: what is held grows with the length and not with its square.
 
     Works on Hugging Face models (whatever attention implementation they use), ``nn.MultiheadAttention``
     and everything built on it, and any module whose attention is a softmax or torch's attention kernel.
@@ -48,7 +51,7 @@ def capture(
         tries = [BACKEND, "eager"] if register_backend() else ["eager"]
     for position, implementation in enumerate(tries):
         last = position == len(tries) - 1
-        recorder = Recorder()
+        recorder = Recorder(None if rows is None else _keep_rows(rows))
         try:
             with _running(model, recorder, implementation, differentiable):
                 outputs = _call(forward or model, inputs)
@@ -139,6 +142,19 @@ def _captured(
     if not differentiable:
         tensors = tuple(tensor.detach() for tensor in tensors)
     return Captured(tensors, names, kinds_of(calls, names), outputs)
+
+
+def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:
+    def keep(call: AttentionCall) -> Tensor:
+        layer = four_axes(call, call.frames[-1].name if call.frames else "", len(rows))
+        if layer.shape[2] == 1:  # the model formed no other row
+            return layer
+        if len(layer) != len(rows) or layer.shape[2] <= int(rows.max()):
+            raise InputError(f"attention of shape {tuple(layer.shape)} has no rows {rows.tolist()}")
+        # A copy: a view would hold on to the whole layer.
+        return layer[torch.arange(len(rows), device=layer.device), :, rows.to(layer.device)].unsqueeze(2)
+
+    return keep
 
 
 def _name(call: AttentionCall, known: dict[int, str], attention: dict[str, nn.Module]) -> str:

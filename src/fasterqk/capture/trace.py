@@ -42,8 +42,12 @@ class Tag:
     """Marks the tensors that still carry one softmax's probabilities."""
 
     def __init__(self, probabilities: Tensor) -> None:
-        self.probabilities = probabilities
-        self.confirmed = False
+        self.waiting: Tensor | None = probabilities
+
+    def confirm(self) -> Tensor | None:
+        """The probabilities, the first time; then it lets go of them, which are tagged with it in turn."""
+        probabilities, self.waiting = self.waiting, None
+        return probabilities
 
 
 class AttentionTrace(TorchFunctionMode):
@@ -72,9 +76,9 @@ class AttentionTrace(TorchFunctionMode):
             if tag is None:
                 continue
             if func in PRODUCTS:
-                if not tag.confirmed:
-                    tag.confirmed = True
-                    self.recorder.add(tag.probabilities)
+                probabilities = tag.confirm()
+                if probabilities is not None:
+                    self.recorder.add(probabilities)
             elif carries(func, operand, output):
                 setattr(output, _TAG, tag)
         return output

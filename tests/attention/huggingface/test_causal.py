@@ -79,6 +79,16 @@ def test_batched_equals_single_on_both_sides(make_model, head, config, removal):
             assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_read_rows_are_those_of_the_whole(make_model, side):
+    model, batch = HuggingFaceCausal(make_model(*MODELS[0])), collate(instances(), side)
+    whole, read = model.attend(batch)
+    rows, same_read = model.attend(batch, read_only=True)
+    assert torch.equal(read, same_read)
+    for layer, row in zip(whole, rows, strict=True):
+        torch.testing.assert_close(row, layer[torch.arange(len(read)), :, read].unsqueeze(2), rtol=0, atol=0)
+
+
 def test_attention_is_read_before_the_target(make_model):
     own = make_model("GPT2LMHeadModel", "GPT2Config")
     data = instances()

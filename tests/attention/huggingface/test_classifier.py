@@ -61,6 +61,17 @@ def test_batched_equals_single_on_both_sides(make_model, head, config, removal):
             assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
 
 
+@pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_read_rows_are_those_of_the_whole(make_model, head, config, side):
+    model, batch = HuggingFaceClassifier(make_model(head, config)), collate(instances(), side)
+    whole, read = model.attend(batch)
+    rows, same_read = model.attend(batch, read_only=True)
+    assert torch.equal(read, same_read)
+    for layer, row in zip(whole, rows, strict=True):
+        torch.testing.assert_close(row, layer[torch.arange(len(read)), :, read].unsqueeze(2), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize(("head", "config"), [*ENCODERS, *DECODERS])
 def test_probabilities_are_the_models_own(make_model, head, config):
     own = make_model(head, config, pad_token_id=1)

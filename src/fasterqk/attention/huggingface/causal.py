@@ -30,14 +30,17 @@ class HuggingFaceCausal:
         self.model = model.eval()
         self.embedding = model.get_input_embeddings()
 
-    def attend(self, batch: Batch) -> tuple[Sequence[Tensor], Tensor]:
-        layers = capture(self.model, inputs_of(self.model, batch, batch.tokens)).select("self")
-        for layer in layers:
+    def attend(self, batch: Batch, *, read_only: bool = False) -> tuple[Sequence[Tensor], Tensor]:
+        read = on_device_of(self.model, batch.last)
+        inputs = inputs_of(self.model, batch, batch.tokens)
+        layers = capture(self.model, inputs, rows=read if read_only else None).select("self")
+        # Nothing comes after the last token, so the read rows alone cannot look ahead.
+        for layer in () if read_only else layers:
             # Padding rows may hold anything, so they do not count as looking ahead.
             ahead = layer.triu(1).amax(1)[on_device_of(self.model, batch.real)]
             if bool((ahead > 0).any()):
                 raise InputError(f"{type(self.model).__name__} attends to later tokens: it is not causal")
-        return layers, on_device_of(self.model, batch.last)
+        return layers, read
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():

@@ -37,16 +37,19 @@ class HuggingFaceClassifier(TorchClassifier):
         super().__init__(model, classes=classes, inputs=self._keywords, embedding=embedding)
         self.read = self._find_read()
 
-    def attend(self, batch: Batch) -> tuple[Sequence[Tensor], Tensor]:
+    def attend(self, batch: Batch, *, read_only: bool = False) -> tuple[Sequence[Tensor], Tensor]:
         ours = self._laid_out(batch)
         with self._padding(ours):
-            layers, read = super().attend(ours)
+            layers, read = super().attend(ours, read_only=read_only)
         if ours is batch:
             return layers, read
         column = on_device_of(self.model, _columns_when_left_aligned(batch))
         rows, columns = column[:, None, :, None], column[:, None, None, :]
         moved = [
-            layer.gather(2, rows.expand_as(layer)).gather(3, columns.expand_as(layer)) for layer in layers
+            (layer if read_only else layer.gather(2, rows.expand_as(layer))).gather(
+                3, columns.expand_as(layer)
+            )
+            for layer in layers
         ]
         return moved, on_device_of(self.model, batch.first)
 
