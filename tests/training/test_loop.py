@@ -39,6 +39,7 @@ def final_state(config, folder):
         {"frozen": ("*.mlp.*",), "stale_gradients": True, "clip": 0.05},
         {"evaluations_per_epoch": 3, "layers": 2, "bucket": 1},
         {"evaluate_at_fall": 0.9, "lr": 0.02},
+        {"patience": 2, "epochs": 9},
     ],
 )
 def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes):
@@ -94,6 +95,24 @@ def test_a_falling_loss_is_looked_at_more_often(config):
     widest = [max(one["loss"] / next_["loss"] for one, next_ in pairwise(rows)) for rows in (often, plain)]
     assert widest[0] < widest[1]
     assert regular[1] in [record["step"] for record in often[1:3]]
+
+
+def test_a_run_with_patience_ends_when_validation_accuracy_stops_rising(config):
+    whole = train(config.replace(epochs=9))
+    accuracies = [record["validation_accuracy"] for record in whole["history"]]
+    patience = 2
+    # The last evaluation that is made: the first at which the best one lies two evaluations back.
+    best = [accuracies.index(max(accuracies[: end + 1])) for end in range(len(accuracies))]
+    last = next((end for end in range(len(best)) if end - best[end] >= patience), len(best) - 1)
+    stopped = train(config.replace(epochs=9, patience=patience))
+    assert len(stopped["history"]) == last + 1 < len(accuracies)
+    assert canonical_json(stopped["history"]) == canonical_json(whole["history"][: last + 1])
+
+
+def test_a_run_judged_by_its_fit_measures_no_attention(config):
+    result = train(config.replace(epochs=1, evaluation="fit"))
+    assert result["validation"].keys() == {"loss", "accuracy"}
+    assert not any("mrta" in record for record in result["history"])
 
 
 def test_the_little_task_is_learnt_and_attention_goes_to_the_reason(config):

@@ -17,6 +17,7 @@ COMMANDS = {
     "measure": "attention and its faithfulness of a Hugging Face model on your own data",
     "reproduce": "make a figure or table of the paper",
     "train": "one model on one task, its query-key circuit at a rate of its own",
+    "tune": "choose the base rate, then the multiplier of QK, by validation accuracy alone",
     "synthetic": "train one parameterization of the toy language in seconds",
     "data": "which data files are found, what is in them, what is missing",
     "sweep": "run the cells of a spec that are not done yet, over local workers",

@@ -17,18 +17,10 @@ def configure(parser: Parser) -> None:
         "fasterqk train hatexplain --qk-ratio 30 --lr 5e-5 --seed 0 --epochs 30 --out out --json",
         "fasterqk train jsonl --data mine.jsonl --qk-ratio 10 --out out",
     )
-    parser.add_argument("task", metavar="TASK", help="hatexplain, agreement or jsonl")
+    add_task_options(parser)
     parser.add_argument("--qk-ratio", type=positive_float, metavar="R", help="QK learning rate times R (1)")
     parser.add_argument("--lr", type=positive_float, metavar="RATE", help="base learning rate")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and batches (0)")
     parser.add_argument("--epochs", type=positive_int, metavar="N", help="passes over the training data")
-    parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples a step")
-    parser.add_argument("--weight-decay", type=float, metavar="W", help="weight decay")
-    parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default: adamw")
-    parser.add_argument("--layers", type=positive_int, metavar="N", help="depth of the model (1)")
-    parser.add_argument("--form", metavar="NAME", help="another form of the task's data")
-    parser.add_argument("--data", metavar="FILE.jsonl", help="your data, for task jsonl")
-    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
     parser.add_argument(
         "--out", metavar="DIR", help="keep the run there; a killed run goes on from its last checkpoint"
     )
@@ -36,8 +28,21 @@ def configure(parser: Parser) -> None:
     add_json(parser)
 
 
+def add_task_options(parser: Parser) -> None:
+    """The task and what may be said about its data and its model, for all commands that train."""
+    parser.add_argument("task", metavar="TASK", help="hatexplain, agreement or jsonl")
+    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and batches (0)")
+    parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples a step")
+    parser.add_argument("--weight-decay", type=float, metavar="W", help="weight decay")
+    parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default: adamw")
+    parser.add_argument("--layers", type=positive_int, metavar="N", help="depth of the model (1)")
+    parser.add_argument("--form", metavar="NAME", help="another form of the task's data")
+    parser.add_argument("--data", metavar="FILE.jsonl", help="your data, for task jsonl")
+    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
+
+
 def run(arguments: argparse.Namespace) -> int:
-    config = _config(arguments)
+    config = task_config(arguments)
     start = time.perf_counter()
     with progress_bar(f"train {config.task}") as progress:
         result = _result(config, arguments, progress)
@@ -49,7 +54,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _config(arguments: argparse.Namespace) -> Any:
+def task_config(arguments: argparse.Namespace) -> Any:
+    """The run that the options describe; what the command has no option for is the task's own setting."""
     from pathlib import Path
 
     from fasterqk.tasks import task_module
@@ -57,7 +63,7 @@ def _config(arguments: argparse.Namespace) -> Any:
     from fasterqk.training import TrainConfig
 
     task_module(arguments.task)
-    given = {name: getattr(arguments, name) for name in FIELDS}
+    given = {name: getattr(arguments, name, None) for name in FIELDS}
     fields = {name: value for name, value in given.items() if value is not None}
     if arguments.data:
         # The checksum is part of the run: a file that changed is another run.

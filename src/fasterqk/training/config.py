@@ -26,6 +26,7 @@ PAPER_SETTINGS = {
     "read": "after",
 }
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
+    "sva": {"epochs": 15, "batch_size": 256, "mlp_width": 0, "residual": False, "read": "last"},
     "agreement": {"lr": 1e-4, "epochs": 8, "context": 32},
     "jsonl": {"lr": 5e-4, "epochs": 15},
 }
@@ -96,10 +97,12 @@ class TrainConfig:
 
     # Evaluation: a name in `fasterqk.training.EVALUATIONS`, how often (and also whenever the running loss
     # has fallen to this share of what it was), on how many training examples, and the shares of tokens
-    # (percent) that faithfulness keeps or removes.
+    # (percent) that faithfulness keeps or removes. A run ends early when its validation accuracy has not
+    # risen for `patience` evaluations.
     evaluation: str = "paper"
     evaluations_per_epoch: int = 1
     evaluate_at_fall: float | None = None
+    patience: int | None = None
     train_subset: int = 2048
     rationale_k: tuple[int, ...] = (5, 10, 20, 50)
 
@@ -125,8 +128,9 @@ class TrainConfig:
         for name in ("clip", "gradient_norm"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 0.0, strictly=True)
-        if self.train_limit is not None:
-            _at_least("train_limit", self.train_limit, 1)
+        for name in ("train_limit", "patience"):
+            if getattr(self, name) is not None:
+                _at_least(name, getattr(self, name), 1)
         if self.evaluate_at_fall is not None and not 0 < self.evaluate_at_fall < 1:
             raise InputError(
                 f"evaluate_at_fall {self.evaluate_at_fall} is a share of the loss, between 0 and 1"

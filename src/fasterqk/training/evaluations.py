@@ -23,9 +23,15 @@ class Evaluation:
     chance: MeasureChance | None = None
 
 
+def no_attention(model: Classifier, split: PaddedExamples, percents: Sequence[int]) -> dict[str, Any]:
+    """Nothing: for runs that are judged by their accuracy alone, such as those of a search."""
+    return {}
+
+
 EVALUATIONS = {
     "paper": Evaluation(measure_attention, partial(measure_attention, quick=True), measure_chance),
     "released-hatexplain": Evaluation(measure_released, measure_released),
+    "fit": Evaluation(no_attention, no_attention),
 }
 
 

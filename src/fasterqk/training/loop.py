@@ -70,7 +70,7 @@ class _Run:
         if not self.history:
             self._evaluate()
             self.running = self.running_then = self.history[0]["loss"]
-        while self.steps.done < self.steps.total and not self.diverged:
+        while self.steps.done < self.steps.total and not self.diverged and not self._stalled():
             loss = self.steps.step()
             self.diverged = not math.isfinite(loss)
             self.running = (1 - NEWEST) * self.running + NEWEST * loss
@@ -85,6 +85,13 @@ class _Run:
         """Whether the loss fell far enough since the last evaluation to look again before the next one."""
         share = self.config.evaluate_at_fall
         return share is not None and self.running < share * self.running_then
+
+    def _stalled(self) -> bool:
+        """Whether validation accuracy has not risen for as many evaluations as the run has patience."""
+        if self.config.patience is None or len(self.history) <= self.config.patience:
+            return False
+        accuracies = [record["validation_accuracy"] for record in self.history]
+        return len(accuracies) - 1 - accuracies.index(max(accuracies)) >= self.config.patience
 
     def _evaluate(self) -> None:
         when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}

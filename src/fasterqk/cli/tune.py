@@ -1,0 +1,112 @@
+"""The `tune` command: the base rate by validation accuracy, then the multiplier of the query-key rate."""
+
+import argparse
+import time
+from typing import Any
+
+from fasterqk.cli.output import print_json, print_table, progress_bar
+from fasterqk.cli.parser import Parser, add_json, examples, list_of, positive_float, positive_int
+from fasterqk.cli.train import add_task_options, task_config
+
+
+def configure(parser: Parser) -> None:
+    parser.description = (
+        "Choose the base learning rate on a grid in [1e-6, 1e-2] by validation accuracy, all parameters at "
+        "one rate; then, at that rate, the multiplier of the query-key rate in the same way. Attention is "
+        "not measured. A run ends when its validation accuracy has not risen for --patience epochs and "
+        "counts with the best it reached; every value is tried with one seed, the best three with --seeds "
+        "of them. What is done is kept in --out: a search that was stopped goes on there."
+    )
+    parser.epilog = examples(
+        "fasterqk tune agreement --out out",
+        "fasterqk tune hatexplain --out out --workers 2       # within half an hour on two cores",
+        "fasterqk tune jsonl --data mine.jsonl --rates 1e-4,5e-4,2e-3 --ratios 5,30 --json",
+    )
+    add_task_options(parser)
+    parser.add_argument(
+        "--rates",
+        type=list_of(positive_float),
+        metavar="RATE,...",
+        help="base rates to try (default: 1, 2 and 5 in every decade from 1e-6 to 1e-2)",
+    )
+    parser.add_argument(
+        "--ratios",
+        type=list_of(positive_float),
+        metavar="R,...",
+        help="multipliers to try (default: 5,10,20,30,100)",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=positive_int,
+        metavar="N",
+        help="the most a run takes (default: the task's, at most 12)",
+    )
+    parser.add_argument(
+        "--patience", type=positive_int, default=3, metavar="N", help="epochs without a rise (default: 3)"
+    )
+    parser.add_argument(
+        "--seeds", type=positive_int, default=3, metavar="N", help="seeds of the best values (default: 3)"
+    )
+    parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
+    parser.add_argument(
+        "--workers", type=positive_int, default=2, metavar="N", help="runs at a time (default: 2)"
+    )
+    parser.add_argument("--force", action="store_true", help="do finished runs again")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    import os
+    from pathlib import Path
+
+    from fasterqk.cli.failures import failures_in_one_line
+    from fasterqk.experiments.tuning import search_of, tune
+    from fasterqk.report.tuning import save_tuning
+    from fasterqk.tasks.data_folder import VARIABLE
+
+    given = {"rates": arguments.rates, "ratios": arguments.ratios}
+    search = search_of(
+        task_config(arguments),
+        arguments.epochs,
+        arguments.patience,
+        seeds=arguments.seeds,
+        **{name: tuple(values) for name, values in given.items() if values is not None},
+    )
+    if arguments.data_dir:
+        os.environ[VARIABLE] = arguments.data_dir  # for the worker processes, which inherit it
+    start = time.perf_counter()
+    with progress_bar(f"tune {arguments.task}") as progress, failures_in_one_line():
+        found = tune(
+            search,
+            Path(arguments.out),
+            workers=arguments.workers,
+            force=arguments.force,
+            progress=progress,
+        )
+    found = {**found, "files": save_tuning(found, Path(arguments.out))}
+    found["seconds"] = round(time.perf_counter() - start, 2)
+    if arguments.json:
+        print_json(found)
+    else:
+        _show(found)
+    return 0
+
+
+def _show(found: dict[str, Any]) -> None:
+    from fasterqk.report.cells import cell_text
+    from fasterqk.report.tuning import TITLES, reason, tuning_rows
+
+    for name, stage in found["stages"].items():
+        rows = [
+            {key: cell_text(value) for key, value in row.items() if key != "stage"}
+            for row in tuning_rows(found)
+            if row["stage"] == TITLES[name]
+        ]
+        print_table(rows, title=f"{TITLES[name]}, by the best validation accuracy of a run")
+        print(reason(found, stage) + "\n")
+    print(
+        f"{found['runs']} runs of at most {found['epochs']} epochs; no attention was measured. To train with "
+        f"what was chosen:\n  fasterqk train {found['task']} --lr {found['lr']:g} "
+        f"--qk-ratio {found['qk_ratio']:g}"
+    )
+    print(f"figure: {found['files']['figure']['png']}")
