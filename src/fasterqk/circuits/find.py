@@ -1,18 +1,23 @@
 """``find_circuits``: a label for every parameter and every slice of a fused parameter."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from torch import nn
 
+from fasterqk.capture.modules import stack_of
+from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.labels.assemble import assemble
 from fasterqk.circuits.labels.inputs import run_guessed, runner
 from fasterqk.circuits.labels.judge import Judgement, first_guesses, judge, transfer
+from fasterqk.circuits.labels.notes import notes
 from fasterqk.circuits.labels.refusals import (
     refuse_linear_attention,
     refuse_open,
     refuse_unverified,
     refuse_without_attention,
+    refuse_without_queries,
 )
 from fasterqk.circuits.labels.twin import can_have_twin, twins
 from fasterqk.circuits.labels.user_rules import Rules, apply_rules
@@ -52,7 +57,7 @@ def find_circuits(
     """
     if verify not in (True, False, "auto"):
         raise InputError(f'verify is True, False or "auto", not {verify!r}')
-    model = getattr(model, "_orig_mod", model)
+    model = uncompiled(model)
     stated = apply_rules(rules, dict(model.named_parameters()))
     refuse_linear_attention(model, stated)
     judgement = _judgement(model, stated, verify, inputs)
@@ -62,7 +67,8 @@ def find_circuits(
         refuse_unverified(judgement, stated)
     circuits = assemble(model, judgement, stated, heads)
     refuse_without_attention(model, circuits)
-    return circuits
+    refuse_without_queries(judgement, circuits)
+    return replace(circuits, notes=notes(judgement, circuits) if verify else ())
 
 
 def _judgement(model: nn.Module, stated: Mapping[str, Any], verify: bool | str, inputs: Any) -> Judgement:
@@ -90,7 +96,7 @@ def _from_twins(model: nn.Module) -> tuple[Judgement | None, bool]:
         seen = _tried(twin, run_guessed)
         if best is None or len(seen.ran) > len(best.ran):
             best = seen
-        if len(best.ran) == len(best.scopes):
+        if {stack_of(path) for path in best.ran} == {stack_of(path) for path in best.scopes}:
             break
     return (None, False) if best is None else transfer(best, model)
 

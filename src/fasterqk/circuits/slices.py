@@ -50,9 +50,11 @@ class Circuits(Sequence[Slice]):
     """All slices of a model in parameter order; every parameter is covered exactly once.
 
     Prints as a table, and as HTML in a notebook; ``as_dict`` and ``to_json`` give the same as data.
+    ``notes`` say what a reader should know beside the labels, such as blocks that the probe did not see.
     """
 
     slices: tuple[Slice, ...]
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the slices of each parameter follow each other without gap or overlap."""
@@ -91,10 +93,11 @@ class Circuits(Sequence[Slice]):
         return " - ".join(parts)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data: ``parameters`` by circuit, and ``slices`` with all their fields."""
+        """Plain data: ``parameters`` by circuit, ``slices`` with all their fields, ``notes``."""
         return {
             "parameters": {circuit: self.numel(circuit) for circuit in get_args(Circuit)},
             "slices": [{**asdict(piece), "circuit": piece.circuit} for piece in self.slices],
+            "notes": list(self.notes),
         }
 
     def to_json(self) -> str:
@@ -103,16 +106,19 @@ class Circuits(Sequence[Slice]):
 
     def by_stack(self) -> str:
         """The table with what is the same in all layers on one line."""
-        return text_table(rows_by_stack(self.slices)) + "\n" + self.summary()
+        return "\n".join([text_table(rows_by_stack(self.slices)), self.summary(), *self._noted()])
 
     def __str__(self) -> str:
-        return text_table(rows_of(self.slices)) + "\n" + self.summary()
+        return "\n".join([text_table(rows_of(self.slices)), self.summary(), *self._noted()])
+
+    def _noted(self) -> list[str]:
+        return [f"note: {note}" for note in self.notes]
 
     def __repr__(self) -> str:
         return f"Circuits({self.summary()})"
 
     def _repr_html_(self) -> str:
-        return html_table(rows_of(self.slices), self.summary())
+        return html_table(rows_of(self.slices), "; ".join([self.summary(), *self._noted()]))
 
     @overload
     def __getitem__(self, index: int) -> Slice: ...

@@ -14,7 +14,9 @@ _WRAPPERS = {
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
 }
+# What a parameter of a projection may be called; weight norm and spectral norm have names of their own.
 _PLAIN_LEAVES = {"weight", "bias", "original", "original0", "original1"}
+_PLAIN_LEAVES |= {"weight_g", "weight_v", "weight_orig", "weight_u"}
 
 
 @dataclass(frozen=True)

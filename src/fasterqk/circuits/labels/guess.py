@@ -13,6 +13,8 @@ from fasterqk.circuits.labels.scopes import Scope
 from fasterqk.circuits.slices import Role
 
 _SCALES = {"scale", "scaling", "temperature"}
+# Names of an output projection beside queries and keys, whatever the module is called.
+_OUTPUTS = {"to_out", "out_proj", "proj_out"}
 # Words that make a norm inside attention one of the output side.
 _INNER = {"sub", "inner"}
 
@@ -82,7 +84,9 @@ def _beside(address: Address) -> Guess:
 
 def _strictly_output(address: Address) -> bool:
     """Outside a module that is called attention ``out`` may mean anything; ``W_O`` does not."""
-    return any({"o", "wo", "ov"} & set(words(component)) for component in address.components)
+    return any(
+        {"o", "wo", "ov"} & set(words(component)) or component in _OUTPUTS for component in address.components
+    )
 
 
 def _fused(

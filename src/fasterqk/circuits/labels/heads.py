@@ -1,6 +1,7 @@
 """The tensors of an attention block cut by head."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 from torch import nn
 
@@ -26,8 +27,12 @@ def cut_by_head(
     if len(cut) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
         return cut
     address = locate(model, scope.path, whole.parameter, parameter)
+    single = _single_head(address)
+    if single is not None:
+        return [replace(whole, head=single)]
     counts = head_counts(scope.module) or _counted(parameter)
-    counts = counts or _from_widths(model, scope) or ((seen, seen) if seen else None)
+    counts = counts or _listed(model, scope) or _from_widths(model, scope)
+    counts = counts or ((seen, seen) if seen else None)
     if counts is None:
         raise InputError(
             f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
@@ -50,6 +55,14 @@ def cut_by_head(
         )
         for head in range(number)
     ]
+
+
+def _single_head(address: Address) -> int | None:
+    """The number of the head in a list with one module or parameter a head: ``heads.3.query``, ``Wq.3``."""
+    for listed, number in pairwise(address.components):
+        if number.isdigit() and ("head" in listed.lower() or meaning(listed).letters):
+            return int(number)
+    return None
 
 
 def _head_axis(
@@ -91,6 +104,15 @@ def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
     )
     queries, keys = (_width(model, scope, role) // size if size else 0 for role in ("q", "k"))
     return (queries, keys) if queries and keys else None
+
+
+def _listed(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
+    """Heads counted from a list with one module or parameter each."""
+    found = {
+        _single_head(locate(model, scope.path, name, parameter))
+        for name, parameter in scope.module.named_parameters(prefix=scope.core)
+    } - {None}
+    return (len(found), len(found)) if found else None
 
 
 def _counted(parameter: nn.Parameter) -> tuple[int, int] | None:

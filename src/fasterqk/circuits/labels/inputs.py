@@ -9,17 +9,35 @@ from torch import Tensor, nn
 
 from fasterqk.capture.huggingface import attention_implementation
 from fasterqk.circuits.labels.huggingface_inputs import LENGTH, huggingface_inputs
+from fasterqk.errors import InputError
 
 
 def runner(inputs: Any) -> Callable[[nn.Module], Any]:
-    """A function that runs a model on ``inputs`` (mapping, tuple or tensor), as ``capture`` does."""
+    """A function that runs a model on the user's ``inputs``, as ``capture`` does, and tells if it cannot."""
 
     def run(model: nn.Module) -> Any:
-        if isinstance(inputs, Tensor):
-            return model(inputs)
-        return model(*inputs) if isinstance(inputs, tuple) else model(**inputs)
+        try:
+            with attention_implementation(model, "eager"):
+                return _call(model, inputs)
+        except InputError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(
+                f"{type(model).__name__} does not run on the inputs given for the probe: {reason}"
+            ) from error
 
     return run
+
+
+def _call(model: nn.Module, inputs: Any) -> Any:
+    if isinstance(inputs, Tensor):
+        return model(inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    if not hasattr(inputs, "keys"):
+        raise InputError(f"inputs are a mapping, a tuple or a tensor, not {type(inputs).__name__}")
+    return model(**{name: inputs[name] for name in inputs.keys()})  # noqa: SIM118 (BatchEncoding)
 
 
 def guesses(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
@@ -62,7 +80,7 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
         try:
             with attention_implementation(model, "eager"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about inputs the user never wrote
-                runner(inputs)(model)
+                _call(model, inputs)
         except Exception as error:
             # Wrong guess; what ran inside counts as not run.
             failures.append(f"{type(error).__name__}: {error}")
@@ -76,6 +94,9 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
 def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
     """For modules of unknown make: token numbers, hidden states, pictures, by what it begins with."""
     generator = torch.Generator().manual_seed(0)
+    if isinstance(model, nn.MultiheadAttention):
+        sizes = (model.embed_dim, model.kdim, model.vdim)
+        yield tuple(torch.randn(LENGTH, 1, size, generator=generator) for size in sizes)
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             tokens = torch.randint(0, module.num_embeddings, (1, LENGTH), generator=generator)

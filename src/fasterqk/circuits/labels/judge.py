@@ -1,7 +1,7 @@
 """Guesses and the probe brought together: what is confirmed, what the probe decides, what stays open."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -12,7 +12,7 @@ from fasterqk.circuits.labels.layouts import merged
 from fasterqk.circuits.labels.probe import probe
 from fasterqk.circuits.labels.reading import Finding
 from fasterqk.circuits.labels.scopes import Scope, find_scopes, layer_numbers, nearest
-from fasterqk.circuits.slices import CIRCUIT_OF_ROLE
+from fasterqk.circuits.slices import CIRCUIT_OF_ROLE, Role
 
 
 @dataclass
@@ -21,7 +21,8 @@ class Judgement:
 
     ``guesses`` has every parameter in a scope; ``confirmed`` those the probe agrees with; ``found`` what
     the probe decides otherwise. ``ran`` are the scopes the probe saw attending, ``silent`` those that ran
-    without a softmax.
+    without a softmax; in ``complete`` ones queries were seen meeting keys; ``foreign`` ones are given
+    queries or keys that are made outside of them.
     """
 
     scopes: dict[str, Scope]
@@ -30,7 +31,9 @@ class Judgement:
     found: dict[str, Finding] = field(default_factory=dict)
     ran: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
+    complete: set[str] = field(default_factory=set)
     heads: dict[str, int] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)
     failure: str = ""
 
     def scope_of(self, parameter: str) -> Scope | None:
@@ -66,7 +69,10 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
         evidence = probe(model, run, list(judgement.scopes))
     judgement.ran = set(evidence.attending)
     judgement.silent = set(evidence.silent)
+    judgement.complete = set(evidence.attending - evidence.doubtful)
     judgement.heads = evidence.heads
+    judgement.foreign = evidence.foreign
+    judgement.failure = evidence.failure
     parameters = dict(model.named_parameters())
     for name, own in judgement.guesses.items():
         finding = evidence.findings.get(name)
@@ -79,7 +85,8 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
             # A softmax that does not depend on what is called queries and keys is not over their scores.
             judgement.silent.add(scope.path)
         elif _decides(own, finding, scope, parameters[name]):
-            judgement.found[name] = finding
+            judgement.found[name] = finding if scope.named else _attention_only(finding)
+    _biases_follow(judgement, evidence.findings, parameters)
     return judgement
 
 
@@ -108,8 +115,13 @@ def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
         elif pattern in confirmed:
             judgement.confirmed.add(name)
     ran, silent = {stack_of(path) for path in twin.ran}, {stack_of(path) for path in twin.silent}
+    complete = {stack_of(path) for path in twin.complete}
     judgement.ran = {path for path in scopes if stack_of(path) in ran}
+    judgement.complete = {path for path in scopes if stack_of(path) in complete}
     judgement.silent = {path for path in scopes if stack_of(path) in silent - ran}
+    foreign = {stack_of(path): made for path, made in twin.foreign.items()}
+    judgement.foreign = {path: foreign[stack_of(path)] for path in scopes if stack_of(path) in foreign}
+    judgement.failure = twin.failure
     return judgement, settled and not judgement.open()
 
 
@@ -143,9 +155,40 @@ def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Pa
     if own.role == "rest":
         # A norm in front of attention reaches both circuits and is still not part of them; a block that
         # is not called attention holds other things too. What acts on a context itself is output.
-        looks = finding.role in ("q", "k", "v") and not scope.named
+        looks = any(role in ("q", "k", "v") for _, _, role in finding.runs) and not scope.named
         return looks or (finding.direct and finding.role == "o")
     return True
+
+
+def _attention_only(finding: Finding) -> Finding:
+    """In a block that is not called attention, rows that only reach its output are something else."""
+    if finding.axis is None or finding.direct:
+        return finding
+    runs: list[tuple[int, int, Role]] = [
+        (start, stop, "rest" if role == "o" else role) for start, stop, role in finding.runs
+    ]
+    return replace(finding, runs=tuple(runs))
+
+
+def _biases_follow(
+    judgement: Judgement, findings: dict[str, Finding], parameters: dict[str, nn.Parameter]
+) -> None:
+    """The bias of a fused weight is cut as its weight is.
+
+    The softmax forgets a bias of the keys; where only the probabilities were seen, all the probe sees of
+    it is rounding noise.
+    """
+    for name in [name for name in judgement.guesses if name.endswith("bias")]:
+        weight = name.removesuffix("bias") + "weight"
+        if weight not in judgement.guesses or parameters[name].dim() != 1 or name in judgement.confirmed:
+            continue
+        runs = findings[weight].runs if weight in findings else ()
+        if len(runs) > 1 and runs[-1][1] == len(parameters[name]):
+            if weight in judgement.confirmed:
+                judgement.found.pop(name, None)
+                judgement.confirmed.add(name)
+            elif weight in judgement.found:
+                judgement.found[name] = replace(judgement.found[weight], axis=0)
 
 
 def _with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:

@@ -7,6 +7,7 @@ the first three reach it, in the OV circuit where the last does, and shared wher
 """
 
 import copy
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.capture.recorder import Recorder
-from fasterqk.circuits.labels.reading import CONTEXT, KEY, OUTPUT, QUERY, SCORE, Finding, read
+from fasterqk.circuits.labels.reached import reached
+from fasterqk.circuits.labels.reading import KEY, QUERY, Finding, read
 from fasterqk.circuits.labels.signals import Signals, SignalTrace
+from fasterqk.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Evidence:
 
     ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax; of ``doubtful``
     ones it was not seen that queries met keys. ``elsewhere`` are modules outside all blocks in which they
-    did. ``heads``: how many the probabilities show.
+    did. ``heads``: how many the probabilities show. ``foreign``: blocks whose queries or keys are made
+    outside of them. ``failure``: why the run ended early, if it did; what was seen until then counts.
     """
 
     findings: dict[str, Finding]
@@ -35,6 +39,8 @@ class Evidence:
     doubtful: frozenset[str]
     elsewhere: tuple[str, ...]
     heads: dict[str, int]
+    foreign: dict[str, str]
+    failure: str
 
 
 def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
@@ -53,7 +59,7 @@ def scrambled(model: nn.Module) -> nn.Module:
 
     Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
     """
-    twin = copy.deepcopy(model).eval()
+    twin = copy.deepcopy(model, _computed(model)).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for module in twin.modules():
@@ -70,18 +76,37 @@ def scrambled(model: nn.Module) -> nn.Module:
     return twin
 
 
+def _computed(model: nn.Module) -> dict[int, Any]:
+    """Stand-ins for tensors that deepcopy refuses: those a module computed (old weight norm, caches)."""
+    return {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+
+
 def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
     recorder = Recorder()
     trace = SignalTrace(recorder)
     outputs: list[Tensor] = []
     finished: set[str] = set()
-    with (
-        recorder.watching(model),
-        _cutting(model, scopes, outputs, finished),
-        torch.enable_grad(),
-        trace,
-    ):
-        run(model)
+    failure = ""
+    try:
+        with (
+            _nothing_compiled(),
+            recorder.watching(model),
+            _cutting(model, scopes, outputs, finished),
+            torch.enable_grad(),
+            trace,
+        ):
+            run(model)
+    except InputError:
+        raise
+    except Exception as error:
+        if not trace.found:
+            raise
+        failure = f"{type(error).__name__}: {error}"
     held = {path: _parameters(model, path) for path in scopes}
     inside: dict[str, list[Signals]] = {}
     elsewhere = []
@@ -92,22 +117,34 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
         elif signals.complete:
             elsewhere.append(_home(signals))
     # Where queries visibly met keys, other softmaxes of the block (a gate, a kernel) are something else.
-    heard = [
-        signals for found in inside.values() for signals in ([one for one in found if one.complete] or found)
-    ]
+    heard = {path: [one for one in found if one.complete] or found for path, found in inside.items()}
     parameters = {name: value for path in scopes for name, value in held[path].items()}
+    codes = reached(parameters, list(heard.values()), outputs)
     return Evidence(
-        _findings(parameters, heard, outputs) if parameters else {},
+        _findings(parameters, codes, heard),
         frozenset(inside),
         frozenset(finished - inside.keys()),
-        frozenset(path for path, found in inside.items() if not any(one.complete for one in found)),
+        frozenset(path for path, found in heard.items() if not found[0].complete),
         tuple(dict.fromkeys(elsewhere)),
         {
             path: found[0].probabilities.shape[1]
             for path, found in inside.items()
             if found[0].probabilities.dim() == 4
         },
+        {path: made for path in heard if (made := _made_outside(held[path], codes, heard[path]))},
+        failure,
     )
+
+
+@contextmanager
+def _nothing_compiled() -> Iterator[None]:
+    """Compiled parts of a model run as they are written; compiling them for one run takes minutes."""
+    # Nothing is compiled before dynamo is imported, which takes seconds.
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
 
 
 @contextmanager
@@ -139,22 +176,11 @@ def _cutting(
 
 
 def _findings(
-    parameters: dict[str, nn.Parameter], found: list[Signals], outputs: list[Tensor]
+    parameters: dict[str, nn.Parameter], codes: dict[str, Tensor], heard: dict[str, list[Signals]]
 ) -> dict[str, Finding]:
-    generator = torch.Generator().manual_seed(1)
-    sources = {
-        QUERY: [tensor for signals in found for tensor in signals.queries],
-        KEY: [tensor for signals in found for tensor in signals.keys],
-        # Without known queries the probabilities were not cut out of the context.
-        CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
-        SCORE: [signals.probabilities for signals in found],
-        OUTPUT: outputs,
+    projections = {
+        number for signals in heard.values() for one in signals for number in one.output_parameters
     }
-    codes = {name: torch.zeros(value.shape, dtype=torch.int8) for name, value in parameters.items()}
-    for bit, tensors in sources.items():
-        for name, gradient in _gradients(tensors, parameters, generator).items():
-            codes[name] |= (torch.nan_to_num(gradient) != 0).to("cpu", torch.int8) * bit
-    projections = {number for signals in found for number in signals.output_parameters}
     findings = {}
     for name, code in codes.items():
         finding = read(code)
@@ -166,22 +192,15 @@ def _findings(
     return findings
 
 
-def _gradients(
-    tensors: list[Tensor], parameters: dict[str, nn.Parameter], generator: torch.Generator
-) -> dict[str, Tensor]:
-    total = None
-    for tensor in tensors:
-        if tensor.requires_grad:
-            weights = torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
-            # Masked scores are -inf somewhere upstream; 0 * inf must not poison the sum.
-            part = (torch.nan_to_num(tensor) * weights).sum()
-            total = part if total is None else total + part
-    if total is None:
-        return {}
-    gradients = torch.autograd.grad(total, list(parameters.values()), retain_graph=True, allow_unused=True)
-    return {
-        name: gradient for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
-    }
+def _made_outside(held: dict[str, nn.Parameter], codes: dict[str, Tensor], signals: list[Signals]) -> str:
+    """``"queries"`` or ``"keys"`` where no parameter of the block has a part in them, else nothing."""
+    if not signals[0].complete:
+        return ""
+    seen = 0
+    for name in held:
+        for value in codes[name].unique().tolist():
+            seen |= value
+    return next((word for bit, word in ((QUERY, "queries"), (KEY, "keys")) if not seen & bit), "")
 
 
 def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:

@@ -11,6 +11,9 @@ from fasterqk.circuits.labels.registry import refused
 from fasterqk.circuits.slices import Circuits
 from fasterqk.errors import InputError
 
+# Attention may be formed in ways the probe does not see: exp and sum written out, a sigmoid, a kernel.
+_OTHER_FORMS = ", or to label them by name all the same verify=False"
+
 
 def refuse_linear_attention(
     model: nn.Module, stated: Mapping[str, Any], silent: Collection[str] = ()
@@ -29,16 +32,38 @@ def refuse_linear_attention(
     raise InputError(
         f"{left[0] or 'the model'} ({type(blocks[left[0]]).__name__}) forms no softmax over queries and keys"
         f", so it has no QK circuit; to leave such blocks at the base rate pass rules={{{rules}}}"
+        f"{_OTHER_FORMS if left[0] in silent else ''}"
     )
 
 
 def refuse_without_attention(model: nn.Module, circuits: Circuits) -> None:
     """Raise where everything is rest."""
     if all(piece.circuit == "rest" for piece in circuits):
+        if any(hasattr(module, "_packed_params") for module in model.modules()):
+            raise InputError(
+                f"the weights of {type(model).__name__} are packed for integer arithmetic and are no "
+                "parameters any more; label and train the model before it is quantised"
+            )
         raise InputError(
             f"no attention was found in {type(model).__name__}; name its parts with "
             "rules={'*.my_query.weight': 'q', '*.my_key.weight': 'k', ...}"
         )
+
+
+def refuse_without_queries(judgement: Judgement, circuits: Circuits) -> None:
+    """Raise for blocks that were seen attending while nothing in them is labelled as looking."""
+    held: dict[str, set[str]] = {}
+    for piece in circuits:
+        scope = judgement.scope_of(piece.parameter)
+        if scope is not None:
+            held.setdefault(scope.path, set()).add(piece.circuit if piece.decided_by != "rule" else "qk")
+    for path, found in held.items():
+        outside = path in judgement.foreign or path not in judgement.complete
+        if path in judgement.ran and not outside and not found & {"qk", "shared"}:
+            raise InputError(
+                f"{path or 'the model'} forms attention, but no parameter in it was found to make queries or "
+                f"keys; say which does with rules={{'{path + '.' if path else ''}...': 'q', ...}}"
+            )
 
 
 def refuse_open(model: nn.Module, judgement: Judgement, stated: Mapping[str, Any]) -> None:

@@ -35,9 +35,10 @@ class Scope:
 def find_scopes(model: nn.Module) -> dict[str, Scope]:
     """The attention blocks of ``model`` by path; a core inside another belongs to the outer one."""
     cores: dict[str, nn.Module] = {}
-    for name, module in attention_modules(model).items():
+    for found, module in attention_modules(model).items():
+        name = _caller(model, found, module)
         if not any(outer and name.startswith(outer + ".") for outer in cores):
-            cores[name] = module
+            cores.setdefault(name, model.get_submodule(name))
     layers = layer_numbers(list(cores))
     scopes = (
         Scope(_wrapper(model, name, core, cores), name, core, layers[name], _named(core))
@@ -96,13 +97,29 @@ def _numbered(paths: list[str]) -> dict[str, tuple[int | None, str]]:
     return {path: numbers[path] for path in paths}
 
 
+def _caller(model: nn.Module, name: str, module: nn.Module) -> str:
+    """The module that is called: not a dictionary of projections, not a single head among others."""
+    parent, _, own = name.rpartition(".")
+    if isinstance(module, nn.ModuleDict | nn.ModuleList):
+        return parent
+    around = parent.rpartition(".")[0]
+    listed = own.isdigit() and isinstance(model.get_submodule(parent), nn.ModuleList)
+    if listed and says_attention(model.get_submodule(around)) and not _has_output(module):
+        return around
+    return name
+
+
+def _has_output(module: nn.Module) -> bool:
+    return any(meaning(child).output for child, _ in module.named_children())
+
+
 def _named(core: nn.Module) -> bool:
     return says_attention(core) or isinstance(core, nn.MultiheadAttention)
 
 
 def _wrapper(model: nn.Module, name: str, core: nn.Module, cores: dict[str, nn.Module]) -> str:
     """The parent where that is called attention and only it can have the output projection."""
-    if not _named(core) or any(meaning(child).output for child, _ in core.named_children()):
+    if not _named(core) or _has_output(core):
         return name
     parent = name.rpartition(".")[0]
     alone = sum(1 for other in cores if other.startswith(parent + ".")) == 1

@@ -22,6 +22,8 @@ _PROBABILITIES = "_fasterqk_weights"
 _CONTEXT = "_fasterqk_context"
 # A projection ends what was a context; everything before it (norms, gates) still belongs to it.
 _PROJECTIONS = {F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, *PRODUCTS}
+_SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_}
+_MANY_HEADS = 128
 _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
 
 
@@ -33,6 +35,7 @@ class Signals:
     frames: tuple[Frame, ...]
     queries: list[Tensor] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)  # probabilities as they met the values
     contexts: list[Tensor] = field(default_factory=list)
     output_parameters: set[int] = field(default_factory=set)
 
@@ -69,6 +72,7 @@ class SignalTrace(TorchFunctionMode):
         weighting = [getattr(t, _PROBABILITIES) for t in tensors if hasattr(t, _PROBABILITIES)]
         if func in PRODUCTS and weighting:
             output = func(*_cut(args), **kwargs)
+            weighting[0].weights += [t for t in tensors if getattr(t, _PROBABILITIES, None) is weighting[0]]
             weighting[0].contexts.append(output)
             setattr(output, _CONTEXT, weighting[0])
             return output
@@ -102,7 +106,8 @@ class SignalTrace(TorchFunctionMode):
             signals = getattr(operand, _CONTEXT, None)
             if signals is not None:
                 signals.output_parameters |= {id(t) for t in tensors if isinstance(t, nn.Parameter)}
-                if func not in _PROJECTIONS and carries(func, operand, output):
+                ends = func in _PROJECTIONS or (func in _SUMS and _joins_another_stream(tensors))
+                if not ends and carries(func, operand, output):
                     setattr(output, _CONTEXT, signals)
 
 
@@ -115,8 +120,20 @@ def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> N
         if hasattr(operand, _PROBABILITIES):
             setattr(output, _PROBABILITIES, getattr(operand, _PROBABILITIES))
         scores += [pair for pair in getattr(operand, _SCORES, ()) if all(pair is not own for own in scores)]
-    if scores and func not in _PROJECTIONS:
+    if scores and (func not in _PROJECTIONS or _mixes_heads(tensors)):
         setattr(output, _SCORES, scores)
+
+
+def _mixes_heads(tensors: list[Tensor]) -> bool:
+    """Whether a projection mixes the scores of heads with each other (talking heads)."""
+    weights = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.dim() > 1]
+    square = len(weights) == 1 and weights[0].shape[0] == weights[0].shape[1] <= _MANY_HEADS
+    return square and tensors[0].dim() == 4
+
+
+def _joins_another_stream(tensors: list[Tensor]) -> bool:
+    """Whether a sum adds something that is no context (the residual stream); a bias is none."""
+    return any(not hasattr(t, _CONTEXT) and not isinstance(_source(t), nn.Parameter) for t in tensors)
 
 
 def _source(tensor: Tensor) -> Tensor:
