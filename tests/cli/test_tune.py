@@ -1,0 +1,84 @@
+import json
+
+import pytest
+
+import fasterqk.training
+from fasterqk.cli.main import main
+from fasterqk.experiments import tuning
+from fasterqk.runs import sweep
+
+
+@pytest.fixture
+def data(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    lines = [
+        {"id": str(i), "tokens": ["it", "is", "x" if i % 2 else "y"], "relevance": [0, 0, 1], "label": i % 2}
+        for i in range(60)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Runs without worker processes, each two words long."""
+
+    def here(configs, function, out, **options):
+        return sweep(configs, function, out, **{**options, "workers": 0})
+
+    def train(config, **options):
+        accuracy = 0.6 if config.lr > 1e-3 else 0.5
+        return {"diverged": False, "best": {"validation_accuracy": accuracy, "epoch": 1.0}}
+
+    monkeypatch.setattr(tuning, "sweep", here)
+    monkeypatch.setattr(fasterqk.training, "train", train)
+
+
+def words(data, out):
+    options = ["--rates", "1e-4,5e-3", "--ratios", "5,30", "--seeds", "2", "--out", str(out)]
+    return ["tune", "jsonl", "--data", data, *options]
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_json_is_one_document_with_what_was_chosen(capsys, data, tmp_path):
+    assert main([*words(data, tmp_path / "out"), "--json"]) == 0
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert captured.err == ""
+    assert (found["lr"], found["qk_ratio"]) == (5e-3, 5)
+    assert [row["lr"] for row in found["stages"]["lr"]["tried"]] == [1e-4, 5e-3]
+    assert not any("mrta" in key for key in found)
+    for kind in ("table", "figure"):
+        assert (tmp_path / "out" / f"{kind}s" / "tune-jsonl.csv").exists()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_people_read_what_was_chosen_and_why(capsys, data, tmp_path):
+    assert main(words(data, tmp_path / "out")) == 0
+    out = capsys.readouterr().out
+    assert "Chosen: base rate 0.005, the highest validation accuracy (0.6000, mean of 2 seeds)." in out
+    assert "no attention was measured" in out
+    assert "fasterqk train jsonl --lr 0.005 --qk-ratio 5" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["imdb"], "unknown task 'imdb'; choose from"),
+        (["agreement", "--rates", "1e-3,fast"], "'fast' is not a number"),
+        (["agreement", "--rates", "0.5"], "rate 0.5 lies outside"),
+        (["agreement", "--ratios", "5,5"], "each once"),
+        (["hatexplain", "--data-dir", "/nonexistent"], "/nonexistent"),
+        (["agreement", "--seeds", "0"], "'0' is not at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_two(capsys, tmp_path, options, message):
+    try:
+        code = main(["tune", *options, "--out", str(tmp_path / "out")])
+    except SystemExit as stop:
+        code = stop.code
+    captured = capsys.readouterr()
+    assert (code, captured.out) == (2, "")
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
