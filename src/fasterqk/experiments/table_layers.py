@@ -77,7 +77,7 @@ def summarize_layers(experiment: Experiment, results: Results) -> list[dict[str,
     histories: dict[tuple[Any, Any], Any] = {
         cell: [] if result["diverged"] else result["history"] for cell, result in results.items()
     }
-    finished = next((history for history in histories.values() if history), [{}])
+    finished: list[dict[str, Any]] = next((history for history in histories.values() if history), [{}])
     names = {
         f"{attention}, {metric}": (attention, metric, f"{prefix}{metric}", f"{prefix}null_{metric}")
         for attention, prefix in _attentions(experiment)

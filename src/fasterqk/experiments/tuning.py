@@ -30,6 +30,7 @@ SEEDS = 3
 FINALISTS = 3
 
 Progress = Callable[..., None]
+Run = Callable[[list[TrainConfig]], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,12 @@ def tune(
     base = search.base
     # Missing or damaged data is told before any worker starts.
     validation = len(load_task(base.task, form=base.form, file=base.file).splits["validation"])
-    judge = _Judge(search, out, validation, workers, force, progress)
+
+    def run(configs: list[TrainConfig]) -> list[dict[str, Any]]:
+        function = "fasterqk.training:train"
+        return sweep(configs, function, out, workers=workers, force=force, progress=progress)
+
+    judge = _Judge(search, validation, run)
     rates = judge.stage("lr", search.rates)
     lr = _chosen(rates)
     ratios = judge.stage("qk_ratio", search.ratios, lr=lr)
@@ -101,20 +107,10 @@ def tune(
 class _Judge:
     """Runs the cells of a search and compares them."""
 
-    def __init__(
-        self,
-        search: Search,
-        out: Path,
-        validation: int,
-        workers: int,
-        force: bool,
-        progress: Progress | None,
-    ) -> None:
+    def __init__(self, search: Search, validation: int, run: Run) -> None:
         self.search = search
         self.validation = validation
-        self.out = out
-        self.options = {"workers": workers, "force": force}
-        self.progress = progress
+        self.run = run
         self.runs = 0
 
     def stage(self, name: str, values: Sequence[float], **fixed: float) -> dict[str, Any]:
@@ -134,8 +130,7 @@ class _Judge:
     def _run(self, configs: Mapping[float, TrainConfig], seed: int) -> dict[float, dict[str, Any]]:
         cells = [config.replace(seed=seed) for config in configs.values()]
         self.runs += len(cells)
-        found = sweep(cells, "fasterqk.training:train", self.out, progress=self.progress, **self.options)
-        return dict(zip(configs, found, strict=True))
+        return dict(zip(configs, self.run(cells), strict=True))
 
 
 def _compared(

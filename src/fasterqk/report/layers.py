@@ -60,7 +60,7 @@ def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> 
 
         figure, axis = plt.subplots(figsize=(1.8 + 1.1 * len(shown), 3.2))
         for place, row in enumerate(shown):
-            nulls = {"color": "0.4", "linestyle": "--", "linewidth": 1}
+            nulls: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1}
             axis.plot([place - 0.35, place + 0.35], [row["null"]] * 2, **nulls, label="uniform attention")
             for shift, (arm, color) in zip((-0.12, 0.12), ARM_COLORS.items(), strict=True):
                 mean, width = mean_of(row[arm]), (row[arm] or {}).get("half_width")
