@@ -23,8 +23,8 @@ SECONDS_BETWEEN_PARCELS = 0.5
 # Packing may take one part of the time in so many: large checkpoints travel less often.
 _SHARE_FOR_PACKING = 10
 
-# The worker of this process, kept from cell to cell: torch is imported once.
-_workers: dict[int, LocalWorkers] = {}
+# A worker without work, kept for the next cell: torch is imported once.
+_idle: dict[int, LocalWorkers] = {}
 
 
 def do_cell(
@@ -47,12 +47,11 @@ def do_cell(
         yield host, [Event("fatal", cell, error=error)], {}
         return
     sys.path += [path for path in paths if path not in sys.path and os.path.isdir(path)]
-    with _scratch() as out:
+    with _scratch() as out, _worker(threads) as worker:
         folder = out / "runs" / cell
         folder.mkdir(parents=True)
         unpack(folder, files)
         watch = Watch(folder)
-        worker = _workers.setdefault(threads, LocalWorkers(1, threads))
         worker.submit(Task(cell, _Pickled(config), function, str(out)))
         events: list[Event] = []
         ended, due = False, 0.0
@@ -83,6 +82,20 @@ class _Pickled:
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[bytes]]:
         return pickle.loads, (self._data,)
+
+
+@contextmanager
+def _worker(threads: int) -> Iterator[LocalWorkers]:
+    """A worker for one cell; one that is left in the middle of it is ended."""
+    worker = _idle.pop(threads, None) or LocalWorkers(1, threads)
+    try:
+        yield worker
+    except BaseException:
+        worker.close()
+        raise
+    _idle.setdefault(threads, worker)
+    if _idle[threads] is not worker:
+        worker.close()
 
 
 @contextmanager
