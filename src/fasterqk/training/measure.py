@@ -33,7 +33,8 @@ from fasterqk.models import Classifier
 from fasterqk.training.batches import PaddedExamples
 from fasterqk.training.randomness import generator
 
-EVALUATION_BATCH = 512
+# Larger ones leave the cache: square attention matrices of a deep model then take twice the time.
+EVALUATION_BATCH = 128
 # Along training plausibility is scored on so many examples, evenly over all lengths: it goes one by one.
 PLAUSIBILITY_SAMPLE = 256
 # One layer is read as it is; deeper stacks are multiplied without a residual, which for one layer would
