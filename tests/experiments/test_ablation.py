@@ -9,7 +9,7 @@ from fasterqk.report.ablation import ablation_rows, kind_of, save_ablation
 
 # What may differ from the arm with equal rates.
 SPEEDS = {"qk_ratio", "ov_ratio", "lr", "faster", "frozen", "decay", "weight_decay"}
-SPEEDS |= {"qk_imbalance", "gradient_norm"}
+SPEEDS |= {"qk_imbalance", "gradient_norm", "epochs"}
 
 
 def changes(experiment, arm):
@@ -34,7 +34,7 @@ def test_query_key_alone_has_all_multipliers_and_changes_nothing_else():
 def test_another_multiplier_is_used_by_all_arms_that_have_one():
     experiment = ablation_hatexplain(ratio=7)
     assert changes(experiment, "QK ×7") == {"qk_ratio": 7.0}
-    assert changes(experiment, "OV ÷7") == {"ov_ratio": 1 / 7}
+    assert changes(experiment, "OV ÷7") == {"ov_ratio": 1 / 7, "epochs": 24}
     assert changes(experiment, "everything ×7") == {"lr": pytest.approx(7 * 5e-5)}
     assert not any("30" in arm for arm in experiment.arms if "," in arm)
 
