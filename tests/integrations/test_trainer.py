@@ -133,7 +133,7 @@ def test_what_cannot_be_is_said(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="when_exploding='die'"):
         SharpnessCallback(look, when_exploding="die")
     args = arguments(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(InputError, match="optim='adamw_torch.*' is not"):
+    with monkeypatch.context() as patch, pytest.raises(InputError, match="optim='adamw_torch"):
         # Those that take a whole model or layers of their own need packages that are not here.
         patch.setattr(Trainer, "get_optimizer_cls_and_kwargs", staticmethod(lambda args: (object, {})))
         trainer_optimizer(args, 10)

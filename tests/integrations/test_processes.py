@@ -1,0 +1,69 @@
+"""Two real processes train what one process trains with the same global batch."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).with_name("two_processes.py")
+
+
+@pytest.fixture(scope="module")
+def both():
+    spec = importlib.util.spec_from_file_location("two_processes", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    file = tmp_path_factory.mktemp("processes") / "weights.pt"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run([*launch, str(SCRIPT), str(file)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return torch.load(file, weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def accelerated(tmp_path_factory):
+    file = tmp_path_factory.mktemp("accelerate") / "weights.pt"
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--main_process_port", "0"]
+    done = subprocess.run(
+        [*launch, str(SCRIPT.with_name("accelerated.py")), str(file)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = torch.load(file, weights_only=True)
+    assert found.pop("processes") == 2
+    return found
+
+
+@pytest.mark.parametrize(("way", "model"), [("ddp", "gpt2"), ("ddp, buckets", "gpt2"), ("fsdp2", "llama")])
+def test_two_processes_equal_one(both, results, way, model):
+    assert_equal(results[way], both.weights(both.trained(getattr(both, model)())))
+
+
+def test_accelerate_launch_equals_one_process(both, accelerated):
+    assert_equal(accelerated, both.weights(both.trained(both.gpt2())))
+
+
+def assert_equal(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        keep = torch.ones(len(value), dtype=torch.bool)
+        if name.endswith("c_attn.bias"):
+            keep[16:32] = False  # of a key bias Adam sees rounding noise alone
+        torch.testing.assert_close(found[name][keep], value[keep], rtol=0, atol=1e-5, msg=name)
+
+
+def test_sharded_fused_weights_are_refused(results):
+    assert "c_attn" in results["refusal"]
+    assert "\n" not in results["refusal"]

@@ -1,0 +1,118 @@
+"""What each of two processes does; started by torchrun, the first writes the trained weights to a file.
+
+usage: torchrun --nproc-per-node 2 two_processes.py FILE
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from fasterqk import make_optimizer
+from fasterqk.errors import InputError
+
+STEPS, ROWS, LENGTH, VOCABULARY = 6, 6, 8, 20
+
+
+def gpt2():
+    """Queries, keys and values in one weight."""
+    torch.manual_seed(0)
+    off = {"attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 1}
+    return GPT2LMHeadModel(
+        GPT2Config(vocab_size=VOCABULARY, n_layer=2, n_head=2, n_embd=16, n_positions=LENGTH, **off)
+    )
+
+
+def llama():
+    """Separate projections, keys and values of half the heads."""
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            hidden_size=16,
+            intermediate_size=24,
+            max_position_embeddings=LENGTH,
+        )
+    )
+
+
+def batches():
+    """Rows with a different number of labels each."""
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(STEPS):
+        ids = torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=draw)
+        labels = ids.clone()
+        for row in range(ROWS):
+            labels[row, : row + 1] = -100
+        yield ids, labels
+
+
+def trained(model, wrap=None, rank=0, processes=1):
+    """After a few steps on this process's share of every batch."""
+    wrapped = model if wrap is None else wrap(model)
+    optimizer = make_optimizer(wrapped, optim.AdamW, lr=1e-2, qk_ratio=10, weight_decay=0.1)
+    for ids, labels in batches():
+        mine = slice(rank, None, processes)
+        logits = wrapped(input_ids=ids[mine]).logits[:, :-1]
+        loss = nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels[mine, 1:].flatten(), ignore_index=-100, reduction="sum"
+        )
+        # Gradients are averaged over processes: each is weighted by its share of all labels.
+        (loss * processes / (labels[:, 1:] != -100).sum()).backward()
+        nn.utils.clip_grad_norm_(wrapped.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return model
+
+
+def weights(model):
+    """Whole tensors, also of a sharded model."""
+    return {
+        name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach().clone()
+        for name, value in model.named_parameters()
+    }
+
+
+def sharded(model):
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def refusal(model):
+    """What is said to fused weights that are sharded."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    try:
+        make_optimizer(fully_shard(model, mesh=mesh), optim.AdamW, lr=1e-2, qk_ratio=10)
+    except InputError as error:
+        return str(error)
+    return "nothing"
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank, processes = dist.get_rank(), dist.get_world_size()
+    found = {
+        "ddp": trained(gpt2(), DistributedDataParallel, rank, processes),
+        "ddp, buckets": trained(
+            gpt2(), lambda m: DistributedDataParallel(m, gradient_as_bucket_view=True), rank, processes
+        ),
+        "fsdp2": trained(llama(), sharded, rank, processes),
+    }
+    result = {name: weights(model) for name, model in found.items()} | {"refusal": refusal(gpt2())}
+    if rank == 0:
+        torch.save(result, sys.argv[1])
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
