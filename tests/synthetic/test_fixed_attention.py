@@ -16,7 +16,12 @@ from fasterqk.synthetic.fixed_attention import (
     initial_fixed_weights,
     train_fixed,
 )
-from fasterqk.synthetic.fixed_kernel import FixedScratch, fixed_gradient, train_fixed_epoch
+from fasterqk.synthetic.fixed_kernel import (
+    FixedScratch,
+    fixed_gradient,
+    spread_evenly,
+    train_fixed_epoch,
+)
 from fasterqk.synthetic.stream import make_stream
 
 CASES = [(factorized, bias) for factorized in (False, True) for bias in (False, True)]
@@ -34,19 +39,21 @@ def plain_inputs(cell: FixedAttentionCell, tokens: np.ndarray) -> torch.Tensor:
     distinct = attended >= cell.language.common
     weights = torch.where(
         distinct,
-        cell.alpha / distinct.sum(1, keepdim=True),
-        (1 - cell.alpha) / (~distinct).sum(1, keepdim=True),
+        cell.alphas[0] / distinct.sum(1, keepdim=True),
+        (1 - cell.alphas[0]) / (~distinct).sum(1, keepdim=True),
     )
     return torch.einsum("bt,btd->bd", weights.double(), functional.one_hot(attended, 50).double())
 
 
 @pytest.mark.parametrize(("factorized", "bias"), CASES)
 def test_loss_and_gradient_equal_autograd(factorized, bias):
-    cell = FixedAttentionCell(factorized, 0.3, bias=bias)
+    cell = FixedAttentionCell(factorized, (0.3,), bias=bias)
     sequences = draw_sequences(cell.language, 64, np.random.default_rng(2))
     task, weights = fixed_task(cell), initial_fixed_weights(cell)
     work = FixedScratch.make(64, task, weights)
-    loss = fixed_gradient(*count_tokens(cell.language, sequences), cell.alpha, task, weights, work)
+    counts, starts = count_tokens(cell.language, sequences)
+    spread_evenly(counts, task, work.even)
+    loss = fixed_gradient(work.even, starts, 0.3, 0, task, weights, work)
 
     layers = plain_layers(cell)
     labels = torch.tensor(cell.language.next_tokens)[torch.from_numpy(sequences.classes)]
@@ -55,7 +62,8 @@ def test_loss_and_gradient_equal_autograd(factorized, bias):
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-7)  # torch draws its layers in float32
     effective = layers[-1].weight if not factorized else layers[1].weight @ layers[0].weight
-    np.testing.assert_allclose(work.effective[:50], effective.detach().numpy().T, atol=1e-7)
+    if factorized:
+        np.testing.assert_allclose(work.effective[:50], effective.detach().numpy().T, atol=1e-7)
     # The gradient of the effective matrix is that of a collapsed layer fed with the same inputs.
     whole = effective.detach().clone().requires_grad_()
     shift = layers(torch.zeros(1, 50, dtype=torch.float64)).detach()
@@ -65,7 +73,7 @@ def test_loss_and_gradient_equal_autograd(factorized, bias):
 
 @pytest.mark.parametrize(("factorized", "bias"), CASES)
 def test_a_few_steps_equal_plain_sgd(factorized, bias):
-    cell = FixedAttentionCell(factorized, 0.4, bias=bias, batch=16, lr=0.5)
+    cell = FixedAttentionCell(factorized, (0.9, 0.4), bias=bias, batch=16, lr=0.5)
     task, weights = fixed_task(cell), initial_fixed_weights(cell)
     stream = make_stream(cell.language, 0, balanced=True)
     work = FixedScratch.make(16, task, weights)
@@ -73,38 +81,50 @@ def test_a_few_steps_equal_plain_sgd(factorized, bias):
     optimizer = torch.optim.SGD(layers.parameters(), lr=cell.lr)
     labels = torch.tensor(np.repeat(cell.language.next_tokens, 4))
     for _ in range(5):
-        train_fixed_epoch(1, cell.alpha, cell.lr, task, stream, weights, work)
-        # The shares that the engine has just used, as inputs of the plain layers.
+        train_fixed_epoch(1, np.array(cell.alphas), cell.lr, task, stream, weights, work)
+        # The sequences that the engine has just drawn, as inputs of the plain layers.
         inputs = np.zeros((16, 50))
-        for row, shares in enumerate(work.shares):
-            inputs[row, cell.language.support[row // 4]] = shares[:20]
+        for row, even in enumerate(work.even):
+            inputs[row, cell.language.support[row // 4]] = np.repeat([0.6, 0.4], 10) * even[:20]
         optimizer.zero_grad()
         functional.cross_entropy(layers(torch.from_numpy(inputs)), labels).backward()
         optimizer.step()
-    np.testing.assert_allclose(weights.table[:50].T, layers[0].weight.detach().numpy(), atol=1e-7)
+    np.testing.assert_allclose(weights.table[1, :50].T, layers[0].weight.detach().numpy(), atol=1e-7)
     if bias:
-        np.testing.assert_allclose(weights.table[50], layers[0].bias.detach().numpy(), atol=1e-7)
+        np.testing.assert_allclose(weights.table[1, 50], layers[0].bias.detach().numpy(), atol=1e-7)
     if factorized:
-        np.testing.assert_allclose(weights.output.T, layers[1].weight.detach().numpy(), atol=1e-7)
+        np.testing.assert_allclose(weights.output[1].T, layers[1].weight.detach().numpy(), atol=1e-7)
     if factorized and bias:
-        np.testing.assert_allclose(weights.output_bias, layers[1].bias.detach().numpy(), atol=1e-7)
+        np.testing.assert_allclose(weights.output_bias[1], layers[1].bias.detach().numpy(), atol=1e-7)
+
+
+@pytest.mark.parametrize(("factorized", "bias"), CASES)
+def test_a_curve_does_not_depend_on_those_beside_it(factorized, bias):
+    cell = FixedAttentionCell(factorized, (0.2, 0.6, 1.0), bias=bias, epochs=2, batches=10, evaluated=400)
+    together = train_fixed(cell)["curves"]
+    alone = [train_fixed(replace(cell, alphas=(alpha,)))["curves"][0] for alpha in cell.alphas]
+    assert together == alone
+    assert len({curve["loss"][-1] for curve in together}) == 3
 
 
 def test_incentive_is_the_slope_of_the_loss_in_alpha():
-    cell = FixedAttentionCell(False, 0.4, epochs=2, batches=20, evaluated=400)
-    coarse, fine = train_fixed(cell), train_fixed(replace(cell, delta=1e-5))
+    cell = FixedAttentionCell(False, (0.4,), epochs=2, batches=20, evaluated=400)
+    coarse, fine = (train_fixed(replace(cell, delta=delta))["curves"][0] for delta in (cell.delta, 1e-5))
     assert coarse["loss"] == fine["loss"]  # the same weights, the same held-out sequences
     assert coarse["incentive"][2] == pytest.approx(fine["incentive"][2], rel=0.05)
     assert len(coarse["loss"]) == len(coarse["incentive"]) == 3
 
 
 def test_full_attention_has_an_incentive_by_linear_extension():
-    result = train_fixed(FixedAttentionCell(False, 1.0, epochs=1, batches=50, evaluated=400))
-    assert result["incentive"][1] != 0
-    assert np.isfinite(result["incentive"]).all()
+    cell = FixedAttentionCell(False, (1.0,), epochs=1, batches=50, evaluated=400)
+    incentive = train_fixed(cell)["curves"][0]["incentive"]
+    assert incentive[1] != 0
+    assert np.isfinite(incentive).all()
 
 
-@pytest.mark.parametrize("settings", [{"alpha": 1.2}, {"alpha": 0.5, "batch": 30}])
-def test_wrong_settings_are_quoted(settings):
-    with pytest.raises(InputError, match=str(next(reversed(settings.values())))):
+@pytest.mark.parametrize(
+    ("settings", "quoted"), [({"alphas": (0.5, 1.2)}, "alpha 1.2"), ({"alphas": (0.5,), "batch": 30}, "30")]
+)
+def test_wrong_settings_are_quoted(settings, quoted):
+    with pytest.raises(InputError, match=quoted):
         FixedAttentionCell(True, **settings)

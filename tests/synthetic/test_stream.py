@@ -22,7 +22,7 @@ def draw(language, seed, batches, size=32, balanced=False):
 def test_the_alias_table_holds_the_probabilities(weights):
     probabilities = weights / weights.sum()
     threshold, choices = _alias_table(probabilities, 5)
-    kept = threshold / 2.0**27
+    kept = threshold / 2.0**27 - np.arange(32)
     held = np.zeros(32)
     np.add.at(held, choices[::2], kept / 32)
     np.add.at(held, choices[1::2], (1 - kept) / 32)

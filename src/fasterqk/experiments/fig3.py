@@ -15,6 +15,8 @@ ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 CIRCUITS = ("factorized", "collapsed")
 # The published curves were made with biases, the paper's model has none.
 PROTOCOLS = {"released": (True,), "paper": (False,), "both": (True, False)}
+# The curves of a group share their batches; two groups a circuit keep two workers equally busy.
+_GROUPS = (ALPHAS[:3], ALPHAS[3:])
 _FADED = 0.2
 
 
@@ -89,19 +91,23 @@ def compute(
     if protocol not in PROTOCOLS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     cells = {
-        (circuit, bias, alpha, seed): FixedAttentionCell(
-            circuit == "factorized", alpha, bias=bias, seed=seed, epochs=epochs
+        (circuit, bias, seed, group): FixedAttentionCell(
+            circuit == "factorized", group, bias=bias, seed=seed, epochs=epochs
         )
         for circuit in CIRCUITS
         for bias in PROTOCOLS[protocol]
-        for alpha in ALPHAS
         for seed in range(seeds)
+        for group in _GROUPS
     }
     function = "fasterqk.synthetic.fixed_attention:train_fixed"
     results = sweep(cells.values(), function, out, workers=workers, force=force, progress=progress)
-    found = dict(zip(cells, results, strict=True))
+    found = {
+        (circuit, bias, seed, curve["alpha"]): curve
+        for (circuit, bias, seed, _), result in zip(cells, results, strict=True)
+        for curve in result["curves"]
+    }
     curves = [
-        _mean([found[circuit, bias, alpha, seed] for seed in range(seeds)], circuit, bias, alpha)
+        _mean([found[circuit, bias, seed, alpha] for seed in range(seeds)], circuit, bias, alpha)
         for bias in PROTOCOLS[protocol]
         for circuit in CIRCUITS
         for alpha in ALPHAS

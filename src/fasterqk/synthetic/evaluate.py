@@ -1,5 +1,6 @@
 """What a trained model does on given sequences: loss, probability of the right token, attention."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -22,17 +23,10 @@ class Evaluation(NamedTuple):
 
 def evaluate(cell: SyntheticCell, weights: Weights, sample: Counts) -> Evaluation:
     """What ``cell`` with ``weights`` does on ``sample``, in plain numpy."""
-    language, score_scale = cell.language, cell.score_scale
+    language = cell.language
     parts: list[list[np.ndarray]] = []
-    for c, tokens in enumerate(language.support):
-        counts = sample.counts[sample.starts[c] : sample.starts[c + 1]]
-        if weights.keys.shape[0]:
-            scores = score_scale * (weights.keys[tokens] @ weights.queries[c])
-        else:
-            scores = score_scale * weights.scores[c, tokens]
-        attention = counts * np.exp(scores - scores.max())
-        attention /= attention.sum(1, keepdims=True)
-        logits = attention @ weights.table[tokens]
+    for c, (counts, attention) in enumerate(_attend(cell, weights, sample)):
+        logits = attention @ weights.table[language.support[c]]
         if weights.output.shape[0]:
             logits = logits @ weights.output
         logits -= logits.max(1, keepdims=True)
@@ -49,3 +43,22 @@ def evaluate(cell: SyntheticCell, weights: Weights, sample: Counts) -> Evaluatio
             ]
         )
     return Evaluation(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def attention_mass(cell: SyntheticCell, weights: Weights, sample: Counts) -> np.ndarray:
+    """Only the ``mass`` of :func:`evaluate`, which needs no logits."""
+    return np.concatenate(
+        [attention[:, cell.language.common :].sum(1) for _, attention in _attend(cell, weights, sample)]
+    )
+
+
+def _attend(cell: SyntheticCell, weights: Weights, sample: Counts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """For each class the counts of its sequences, and the attention on all occurrences of each token."""
+    for c, tokens in enumerate(cell.language.support):
+        counts = sample.counts[sample.starts[c] : sample.starts[c + 1]]
+        if weights.keys.shape[0]:
+            scores = cell.score_scale * (weights.keys[tokens] @ weights.queries[c])
+        else:
+            scores = cell.score_scale * weights.scores[c, tokens]
+        attention = counts * np.exp(scores - scores.max())
+        yield counts, attention / attention.sum(1, keepdims=True)

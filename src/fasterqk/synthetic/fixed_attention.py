@@ -18,6 +18,7 @@ from fasterqk.synthetic.fixed_kernel import (
     FixedTask,
     FixedWeights,
     evaluate_fixed,
+    spread_evenly,
     train_fixed_epoch,
 )
 from fasterqk.synthetic.language import Language, draw_counts
@@ -36,14 +37,15 @@ _RELEASED = Language(
 
 @dataclass(frozen=True)
 class FixedAttentionCell:
-    """One curve of figure 3. The defaults are the released settings, which the paper's text fits.
+    """Curves of figure 3, one an alpha. The defaults are the released settings, which the paper's text fits.
 
     Batches are balanced and fresh. The init is that of ``torch.nn.Linear`` after
-    ``torch.manual_seed(init_seed)``, the same for every alpha.
+    ``torch.manual_seed(init_seed)``. Init and batches are the same for every alpha, so that a curve does
+    not depend on those trained with it.
     """
 
     factorized: bool
-    alpha: float
+    alphas: tuple[float, ...]
     bias: bool = True
     seed: int = 0
     init_seed: int = 1234
@@ -56,8 +58,9 @@ class FixedAttentionCell:
     language: Language = field(default_factory=lambda: _RELEASED)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise InputError(f"alpha {self.alpha} is not between 0 and 1")
+        for alpha in self.alphas:
+            if not 0 <= alpha <= 1:
+                raise InputError(f"alpha {alpha} is not between 0 and 1")
         if self.batch % self.language.classes or self.evaluated % self.language.classes:
             raise InputError(
                 f"batch {self.batch} and evaluated {self.evaluated} must be multiples of"
@@ -68,9 +71,10 @@ class FixedAttentionCell:
 def train_fixed(
     cell: FixedAttentionCell, *, folder: Path | None = None, progress: Callable[..., None] | None = None
 ) -> dict[str, Any]:
-    """Train one curve: ``loss`` and ``incentive``, each with one value at the start and one an epoch.
+    """Train a cell's curves: ``loss`` and ``incentive``, with one value at the start and one an epoch.
 
-    Made to be called by a sweep, like :func:`fasterqk.synthetic.train.train`.
+    Returns ``{"curves": [...]}`` in the order of the alphas. Made to be called by a sweep, like
+    :func:`fasterqk.synthetic.train.train`.
     """
     task = fixed_task(cell)
     weights = initial_fixed_weights(cell)
@@ -80,39 +84,43 @@ def train_fixed(
         cell.language, cell.evaluated, np.random.default_rng([cell.seed, 3]), balanced=True
     )
     wide = FixedScratch.make(cell.evaluated, task, weights)
+    spread_evenly(held_out.counts, task, wide.even)
 
-    def measure() -> tuple[float, float]:
-        here = evaluate_fixed(held_out.counts, held_out.starts, cell.alpha, task, weights, wide)
+    def measure(a: int, alpha: float) -> tuple[float, float]:
+        here = evaluate_fixed(wide.even, held_out.starts, alpha, a, task, weights, wide)
         # At alpha = 1 the shares go on linearly: common tokens get a little less than nothing.
-        there = evaluate_fixed(held_out.counts, held_out.starts, cell.alpha + cell.delta, task, weights, wide)
+        there = evaluate_fixed(wide.even, held_out.starts, alpha + cell.delta, a, task, weights, wide)
         return here, (here - there) / cell.delta
 
-    measured = [measure()]
+    measured = [[measure(a, alpha)] for a, alpha in enumerate(cell.alphas)]
     for epoch in range(cell.epochs):
-        train_fixed_epoch(cell.batches, cell.alpha, cell.lr, task, stream, weights, work)
-        measured.append(measure())
+        train_fixed_epoch(cell.batches, np.array(cell.alphas), cell.lr, task, stream, weights, work)
+        for a, alpha in enumerate(cell.alphas):
+            measured[a].append(measure(a, alpha))
         if progress is not None:
             progress(epoch + 1, cell.epochs)
-    losses, incentives = zip(*measured, strict=True)
-    return {"loss": losses, "incentive": incentives, "diverged": not np.isfinite(losses[-1])}
+    curves = []
+    for alpha, points in zip(cell.alphas, measured, strict=True):
+        loss, incentive = zip(*points, strict=True)
+        diverged = not np.isfinite(loss[-1])
+        curves.append({"alpha": alpha, "loss": loss, "incentive": incentive, "diverged": diverged})
+    return {"curves": curves}
 
 
 def fixed_task(cell: FixedAttentionCell) -> FixedTask:
     """What the kernels need of the language. A bias is one more token that is always there."""
     language = cell.language
-    support = language.support
-    if cell.bias:
-        support = np.column_stack([support, np.full(language.classes, language.vocabulary)])
-    return FixedTask(support, np.array(language.next_tokens), language.common, language.distinct)
+    return FixedTask(np.array(language.next_tokens), language.common, language.distinct, cell.bias)
 
 
 def initial_fixed_weights(cell: FixedAttentionCell) -> FixedWeights:
-    """The starting weights; layers draw in the order value, output."""
+    """The starting weights, the same for each alpha; layers draw in the order value, output."""
     size = cell.language.vocabulary
     draws = linear_draws(size, 2 if cell.factorized else 1, cell.init_seed, cell.bias)
     if not cell.bias:
         draws = [part for weight in draws for part in (weight, np.zeros((0, size)))]
-    table = np.ascontiguousarray(np.vstack([draws[0].T, draws[1]]))
-    if not cell.factorized:
-        return FixedWeights(table, np.zeros((0, size)), np.zeros(0))
-    return FixedWeights(table, np.ascontiguousarray(draws[2].T), draws[3].reshape(-1))
+    table = np.vstack([draws[0].T, draws[1]])
+    output, bias = (
+        (draws[2].T, draws[3].reshape(-1)) if cell.factorized else (np.zeros((0, size)), np.zeros(0))
+    )
+    return FixedWeights(*(np.array([part] * len(cell.alphas)) for part in (table, output, bias)))

@@ -19,9 +19,9 @@ class Stream(NamedTuple):
     """Where fresh batches come from. With an empty ``state`` there is no stream."""
 
     state: np.ndarray  # (1,) uint64: the generator
-    threshold: np.ndarray  # (2**bits,) uint64: a column keeps its own token when the fraction is below
-    choices: np.ndarray  # (2 * 2**bits,) int64: for each column its own token, and the one otherwise
-    bits: int
+    threshold: np.ndarray  # (column,) uint64: 32 random bits below it keep the column's own token
+    choices: np.ndarray  # (2 * column,) uint64: for each column its own token, and the one otherwise
+    shift: np.uint64  # 32 random bits shifted right by it are a column
     context: int
     query_slot: np.ndarray  # (class,) int64: where the query is counted, or -1 when it is not attended
     balanced: bool  # every class has the same share of a batch
@@ -32,17 +32,18 @@ def make_stream(language: Language, seed: int, balanced: bool = False) -> Stream
     bits = int(np.ceil(np.log2(language.support.shape[1])))
     threshold, choices = _alias_table(language.probabilities, bits)
     state = np.random.SeedSequence([seed, 2]).generate_state(1, np.uint64)
-    return Stream(state, threshold, choices, bits, language.context, language.query_slots, balanced)
+    shift = np.uint64(32 - bits)
+    return Stream(state, threshold, choices, shift, language.context, language.query_slots, balanced)
 
 
 def no_stream() -> Stream:
     """The stream of a cell that trains on a fixed sample."""
     empty = np.zeros(0, np.uint64)
-    return Stream(empty, empty, np.zeros(0, np.int64), 0, 0, np.zeros(0, np.int64), False)
+    return Stream(empty, empty, empty, np.uint64(0), 0, np.zeros(0, np.int64), False)
 
 
 def _alias_table(probabilities: np.ndarray, bits: int) -> tuple[np.ndarray, np.ndarray]:
-    """Walker's table with 2**bits equal columns; the fraction has 32 - bits bits."""
+    """Walker's table with 2**bits equal columns of 32-bit numbers, see ``Stream``."""
     columns = 2**bits
     share = np.zeros(columns)
     share[: probabilities.size] = probabilities * columns
@@ -55,10 +56,9 @@ def _alias_table(probabilities: np.ndarray, bits: int) -> tuple[np.ndarray, np.n
         kept[low], alias[low] = share[low], high
         share[high] -= 1 - share[low]
         (small if share[high] < 1 else large).append(high)
-    for column in small:  # what rounding leaves: it belongs to itself, or to a token that exists
-        kept[column] = float(column < probabilities.size)
+    threshold = np.round((np.arange(columns) + kept) * 2.0 ** (32 - bits))
     choices = np.column_stack([np.arange(columns), alias]).ravel()
-    return np.round(kept * 2.0 ** (32 - bits)).astype(np.uint64), choices
+    return threshold.astype(np.uint64), choices.astype(np.uint64)
 
 
 @compiled
@@ -104,12 +104,11 @@ def _scramble(state: np.uint64) -> np.uint64:
 
 
 @compiled
-def _token(stream: Stream, bits: np.uint64) -> int:
+def _token(stream: Stream, bits: np.uint64) -> np.uint64:
     """A token's place in the support from 32 random bits: the high ones a column, the low ones a fraction.
 
-    A table look-up and no branch: the processor could only guess which way a random branch goes.
+    A table look-up and no branch: the processor could only guess which way a random branch goes. All
+    is unsigned, since an index that may be negative costs a test.
     """
-    width = np.uint64(32 - stream.bits)
-    column = np.int64(bits >> width)
-    fraction = bits & ((np.uint64(1) << width) - np.uint64(1))
-    return stream.choices[2 * column + np.int64(fraction >= stream.threshold[column])]
+    column = bits >> stream.shift
+    return stream.choices[column + column + np.uint64(bits >= stream.threshold[column])]

@@ -10,7 +10,7 @@ import numpy as np
 from fasterqk.attention import summarize
 from fasterqk.synthetic.cell import SyntheticCell
 from fasterqk.synthetic.epoch import Sample, Schedule, Task, train_epoch
-from fasterqk.synthetic.evaluate import evaluate
+from fasterqk.synthetic.evaluate import attention_mass, evaluate
 from fasterqk.synthetic.kernel import make_scratch
 from fasterqk.synthetic.language import Counts, draw_counts
 from fasterqk.synthetic.parameterization import initial_matrices
@@ -70,8 +70,17 @@ class Trainer:
 
     def epoch(self) -> float:
         """Train one epoch (or what the cap leaves of it) and return its mean loss."""
-        batches = min(self.cell.batches, self.cell.max_steps - self.step)
-        loss = train_epoch(
+        loss = self.advance(min(self.cell.batches, self.cell.max_steps - self.step))
+        self.epoch_losses.append(loss)
+        self.diverged = not math.isfinite(loss) or loss > _LOST
+        self.reached = not self.diverged and self._meets_rule(loss)
+        if self.diverged or self.finished or len(self.epoch_losses) >= self._next_record:
+            self._record()
+        return loss
+
+    def advance(self, batches: int) -> float:
+        """Train so many steps (of a fixed sample at most an epoch) and return their mean loss."""
+        loss: float = train_epoch(
             self.step,
             batches,
             self.task,
@@ -84,11 +93,6 @@ class Trainer:
             self.work,
         )
         self.step += batches
-        self.epoch_losses.append(loss)
-        self.diverged = not math.isfinite(loss) or loss > _LOST
-        self.reached = not self.diverged and self._meets_rule(loss)
-        if self.diverged or self.finished or len(self.epoch_losses) >= self._next_record:
-            self._record()
         return loss
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
@@ -138,7 +142,7 @@ class Trainer:
         entry = {"step": self.step, "loss": math.nan, "mrta": math.nan}
         if not self.diverged:
             entry["loss"] = float(evaluate(self.cell, self.weights, self.matched).loss.mean())
-            entry["mrta"] = float(evaluate(self.cell, self.weights, self.held_out).mass.mean())
+            entry["mrta"] = float(attention_mass(self.cell, self.weights, self.held_out).mean())
         self.history.append(entry)
 
 
