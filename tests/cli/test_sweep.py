@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from fasterqk.cli.main import main
 from fasterqk.runs import Store, read_spec
 from fasterqk.runs.practice import Walk
 from fasterqk.runs.store import state
+from fasterqk.runs.sweeping import Outcome
 from fasterqk.runs.task import Event
 
 SPEC = """
@@ -103,6 +105,8 @@ def test_a_line_for_each_failure(tmp_path: Path, spec: str, capsys: pytest.Captu
         (["--shard", "0/2"], "'0/2' is not I/N"),
         (["--shard", "one"], "'one' is not I/N"),
         (["--workers", "0"], "'0' is not at least 1"),
+        (["--retries", "-1"], "'-1' is not a whole number of at least 0"),
+        (["--backend", "slurm"], "'slurm'"),
     ],
 )
 def test_bad_options_are_one_line(
@@ -113,6 +117,46 @@ def test_bad_options_are_one_line(
     assert caught.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--address", "head:6379"], "--address head:6379: add --backend ray"),
+        (["--backend", "ray", "--address", "ray://head:10001"], "'ray://head:10001' is the address of a"),
+        (["--backend", "ray", "--address", "head"], "'head' is not the address of a Ray cluster"),
+    ],
+)
+def test_addresses_that_do_not_do_are_one_line(
+    tmp_path: Path, spec: str, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", spec, "--out", str(tmp_path), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_curves_for_tensorboard(tmp_path: Path, spec: str) -> None:
+    assert main(["sweep", spec, "--out", str(tmp_path), "--tensorboard", "--json"]) == 0
+    runs = [path.parent.relative_to(tmp_path) for path in tmp_path.glob("tensorboard/*/*/*tfevents*")]
+    assert sorted({run.parts[1] for run in runs}) == ["long", "short"]
+    assert len(runs) == 4
+
+
+def test_a_cell_takes_the_threads_of_its_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "spec.toml"
+    path.write_text(SPEC + "[resources]\ncpus = 3\n")
+    asked: dict[str, Any] = {}
+
+    def run_cells(configs: Any, function: str, out: str, **options: Any) -> Outcome:
+        asked.update(options)
+        return Outcome({}, [])
+
+    monkeypatch.setattr("fasterqk.runs.sweeping.run_cells", run_cells)
+    main(["sweep", str(path), "--out", str(tmp_path), "--workers", "5", "--retries", "0"])
+    assert (asked["threads"], asked["workers"], asked["retries"]) == (3, 5, 0)
+    main(["sweep", str(path), "--out", str(tmp_path), "--threads", "2"])
+    assert asked["threads"] == 2
 
 
 def test_an_unknown_field_is_quoted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -255,7 +255,7 @@ def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_addresses_that_are_none(ray: PlayedRay) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        join(ray, f"127.0.0.1:{port}", None)
+        assert RayCluster(f"127.0.0.1:{port}").free()
     for address, told in [
         (f"127.0.0.1:{port}", f"nothing answers at '127.0.0.1:{port}'.*Connection refused"),
         ("127.0.0.1:99999", "nothing answers at '127.0.0.1:99999'"),
@@ -263,7 +263,7 @@ def test_addresses_that_are_none(ray: PlayedRay) -> None:
         ("ray://head:10001", "'ray://head:10001' is the address of a Ray client"),
     ]:
         with pytest.raises(InputError, match=told):
-            join(ray, address, None)
+            RayCluster(address).free()
     assert ray.calls == [f"init 127.0.0.1:{port}"]
 
 

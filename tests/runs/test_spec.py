@@ -86,6 +86,13 @@ def test_whole_numbers_for_real_fields_are_the_same_cell(spec: Callable[[str], S
     assert content_hash(one) == content_hash(other)
 
 
+def test_resources_are_what_a_cell_takes_and_not_what_it_is(spec: Callable[[str], Spec]) -> None:
+    plain, rich = spec(HEAD), spec(HEAD + "[resources]\ncpus = 4\ngpus = 0.5\n")
+    assert (plain.resources.cpus, plain.resources.gpus) == (1, 0)
+    assert (rich.resources.cpus, rich.resources.gpus) == (4, 0.5)
+    assert rich.cells == plain.cells
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -108,6 +115,13 @@ def test_whole_numbers_for_real_fields_are_the_same_cell(spec: Callable[[str], S
         ("seeds = [1]\n[grid]\nseed = [1]\n", "'seed' is in [grid] and in seeds"),
         ("seeds = [1]\n[arms.a]\nseed = 1\n", "'seed' is in [arms.a] and in seeds"),
         ("[grid]\nscale = [1]\n[arms.a]\nscale = 1\n", "'scale' is in [arms.a] and in [grid]"),
+        ("[resources]\ncpu = 1\n", "no field 'cpu' (in [resources]); did you mean 'cpus'?"),
+        ("[resources]\ncpus = 0\n", "cpus = 0 in [resources] is no number of cpus"),
+        ("[resources]\ngpus = -1\n", "gpus = -1 in [resources] is no number of gpus"),
+        ("[resources]\ngpus = 'one'\n", "gpus = 'one' in [resources] is no number of gpus"),
+        ("[resources]\ngpus = true\n", "gpus = True in [resources] is no number of gpus"),
+        ("[resources]\ncpus = inf\n", "cpus = inf in [resources] is no number of cpus"),
+        ("[resources]\ngpus = 1.5\n", "gpus = 1.5 in [resources]: give a part of one, or a whole number"),
     ],
 )
 def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text: str, words: str) -> None:

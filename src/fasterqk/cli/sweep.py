@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.output import print_json, print_table
@@ -14,7 +15,9 @@ from fasterqk.files import content_hash, plain
 if TYPE_CHECKING:
     from fasterqk.runs.spec import Resources, SpecCell
     from fasterqk.runs.sweeping import Outcome
-    from fasterqk.runs.task import Backend
+    from fasterqk.runs.task import Backend, Event
+
+    Observe = Callable[[Event], None]
 
 # More rows than this are better read with `fasterqk runs list`.
 ROWS_SHOWN = 40
@@ -64,6 +67,9 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--shard", type=shard, metavar="I/N", help="only the I-th of N equal parts, I counted from 1"
     )
+    parser.add_argument(
+        "--tensorboard", action="store_true", help="write curves for TensorBoard into DIR/tensorboard"
+    )
     parser.add_argument("--force", action="store_true", help="do finished cells again")
     add_json(parser)
 
@@ -72,11 +78,13 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.cli.live import live_table
     from fasterqk.runs import read_spec
     from fasterqk.runs.sweeping import run_cells, take_shard
+    from fasterqk.runs.tensorboard import TensorBoard
 
     spec = read_spec(arguments.spec)
     cells = {content_hash(cell.config): cell for cell in take_shard(list(spec.cells), arguments.shard)}
     start = time.perf_counter()
     threads = arguments.threads or max(1, int(spec.resources.cpus))
+    tracker = TensorBoard(arguments.out, cells) if arguments.tensorboard else None
     with live_table(cells) as watch:
         outcome = run_cells(
             {name: cell.config for name, cell in cells.items()},
@@ -86,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
             threads=threads,
             force=arguments.force,
             retries=arguments.retries,
-            observe=watch,
+            observe=_observers(watch, tracker),
             backend=_backend(arguments, spec.resources, threads),
         )
     seconds = round(time.perf_counter() - start, 2)
@@ -108,6 +116,16 @@ def run(arguments: argparse.Namespace) -> int:
     for failure in outcome.failures:
         print(f"fasterqk sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)
     return 1 if outcome.failures else 0
+
+
+def _observers(*observers: "Observe | None") -> "Observe | None":
+    present = [observe for observe in observers if observe is not None]
+
+    def tell_all(event: "Event") -> None:
+        for observe in present:
+            observe(event)
+
+    return tell_all if present else None
 
 
 def _backend(arguments: argparse.Namespace, resources: "Resources", threads: int) -> "Backend | None":

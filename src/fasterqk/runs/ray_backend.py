@@ -224,6 +224,7 @@ class RayCluster:
             return
         if importlib.util.find_spec("ray") is None:
             raise InputError("Ray is not installed; `pip install 'fasterqk[cluster]'` installs it")
+        check_address(self._address)
         # Nothing leaves this machine unless somebody asked for it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
@@ -250,8 +251,6 @@ def join(ray: Any, address: str, processors: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         options |= {"num_cpus": processors, "include_dashboard": False}
-    else:
-        _check_address(address)
     # Otherwise Ray prints on standard output, where our results go, that a worker died; we say so ourselves.
     with suppress(AttributeError):
         ray._private.worker._worker_logs_enabled = False
@@ -262,9 +261,9 @@ def join(ray: Any, address: str, processors: int | None) -> None:
         raise InputError(f"cannot {what}: {one_line(error)}") from None
 
 
-def _check_address(address: str) -> None:
-    """Say at once what Ray would say after minutes."""
-    if address == "auto":
+def check_address(address: str) -> None:
+    """Refuse an address where no cluster can be, at once rather than after Ray's minutes."""
+    if address in ("auto", "local"):
         return
     if "://" in address:
         raise InputError(
