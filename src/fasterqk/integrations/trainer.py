@@ -37,9 +37,10 @@ def trainer_optimizer(
         )
     found, options = Trainer.get_optimizer_cls_and_kwargs(args)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or "params" in options:
+        name = getattr(args.optim, "value", args.optim)
         raise InputError(
-            f"optim={getattr(args.optim, 'value', args.optim)!r} is not a plain torch optimizer; choose adamw_torch,"
-            " adamw_torch_fused, sgd, adagrad or rmsprop, or call fasterqk.make_optimizer yourself"
+            f"optim={name!r} is not a plain torch optimizer; choose adamw_torch, adamw_torch_fused,"
+            " sgd, adagrad or rmsprop, or call fasterqk.make_optimizer yourself"
         )
     return CircuitOptimizer, {
         "optimizer_class": found,

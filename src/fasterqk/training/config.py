@@ -26,7 +26,14 @@ PAPER_SETTINGS = {
     "read": "after",
 }
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
-    "sva": {"epochs": 15, "batch_size": 256, "mlp_width": 0, "residual": False, "read": "last"},
+    "sva": {
+        "lr": 1e-3,
+        "epochs": 6,
+        "batch_size": 256,
+        "mlp_width": 0,
+        "residual": False,
+        "read": "last",
+    },
     "agreement": {"lr": 1e-4, "epochs": 8, "context": 32},
     "jsonl": {"lr": 5e-4, "epochs": 15},
 }
@@ -77,8 +84,11 @@ class TrainConfig:
     frozen: tuple[str, ...] = ()
     stale_gradients: bool = False
 
-    # Model. `read` is the row that makes the prediction: the first position "after" the text (padding
-    # that sees the text and itself) or the "last" token. `mlp_width` 0 leaves the MLP out.
+    # Model. `pretrained` names a folder or package with an encoder to fine-tune, in place of the paper's
+    # model that the other fields describe. `read` is the row that makes the prediction: the first position
+    # "after" the text (padding that sees the text and itself) or the "last" token. `mlp_width` 0 leaves
+    # the MLP out.
+    pretrained: str = ""
     layers: int = 1
     width: int = 64
     heads: int = 4

@@ -40,6 +40,10 @@ class Workload(Protocol):
 
 def build_workload(config: TrainConfig, data_dir: str | Path | None = None) -> Workload:
     """The workload of a run."""
+    if config.pretrained:
+        from fasterqk.training.finetuning import FineTuning
+
+        return FineTuning(config, data_dir)
     from fasterqk.training.classification import Classification
 
     return Classification(config, data_dir)
