@@ -15,7 +15,9 @@ def configure(parser: Parser) -> None:
     parser.epilog = examples(
         "fasterqk train agreement --qk-ratio 30",
         "fasterqk train hatexplain --qk-ratio 30 --lr 5e-5 --seed 0 --epochs 30 --out out --json",
+        "fasterqk train sva --form prefix --qk-ratio 100 --out out",
         "fasterqk train jsonl --data mine.jsonl --qk-ratio 10 --out out",
+        "torchrun --nproc-per-node 2 -m fasterqk train agreement --qk-ratio 30    # two processes, one run",
     )
     add_task_options(parser)
     parser.add_argument("--qk-ratio", type=positive_float, metavar="R", help="QK learning rate times R (1)")
@@ -30,7 +32,7 @@ def configure(parser: Parser) -> None:
 
 def add_task_options(parser: Parser) -> None:
     """The task and what may be said about its data and its model, for all commands that train."""
-    parser.add_argument("task", metavar="TASK", help="hatexplain, agreement or jsonl")
+    parser.add_argument("task", metavar="TASK", help="hatexplain, sva, agreement or jsonl")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and batches (0)")
     parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples a step")
     parser.add_argument("--weight-decay", type=float, metavar="W", help="weight decay")
@@ -42,10 +44,18 @@ def add_task_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from fasterqk.training.loop import dismiss, follow
+    from fasterqk.training.processes import joined
+
     config = task_config(arguments)
     start = time.perf_counter()
-    with progress_bar(f"train {config.task}") as progress:
-        result = _result(config, arguments, progress)
+    with joined() as processes:
+        if not processes.first:
+            follow(processes, arguments.data_dir)
+            return 0
+        with progress_bar(f"train {config.task}") as progress:
+            result = _result(config, arguments, progress)
+        dismiss(processes)
     result = {**result, "seconds": round(time.perf_counter() - start, 2)}
     if arguments.json:
         print_json(result)
@@ -117,4 +127,8 @@ def _show(result: dict[str, Any]) -> None:
             chance = test["null"].get(name, {}).get(k)
             rows.append({"measured": f"{name}, top {k}%", "value": value, "null": chance})
     print_table(rows)
+    if result.get("skipped"):
+        from fasterqk.tasks import left_out
+
+        print(f"left out of the data: {left_out(result['skipped'])}")
     print(f"{result['steps']} steps in {result['seconds']} s")

@@ -21,14 +21,17 @@ READ_POSITION = "[read]"
 def attention_examples(experiment: Experiment, out: Path, count: int = COUNT) -> list[dict[str, Any]]:
     """Test examples with relevant tokens, as `fasterqk.report.examples` keeps them.
 
-    Each has its ``tokens`` (the read position last), their ``relevance``, the ``label`` and, for both arms
-    of the first seed, ``prediction``, ``probability`` of the right answer and the weights of each token.
+    Each has its ``tokens`` (the read position last, where it is one of its own), their ``relevance``, the
+    ``label`` and, for both arms of the first seed, ``prediction``, ``probability`` of the right answer and
+    the weights of each token.
     """
     store = Store(out)
     seed = experiment.seeds[0]
     cells = {arm: config.replace(seed=seed) for arm, config in experiment.arms.items()}
     workloads = {arm: trained(config, store.folder(config)) for arm, config in cells.items()}
     task = next(iter(workloads.values())).task
+    # The position that is read is the last token, or one of its own after it.
+    added = 1 if next(iter(cells.values())).read == "after" else 0
     chosen = _choose(task.splits["test"], count)
     readings = {arm: _read(workload, chosen) for arm, workload in workloads.items()}
     found = []
@@ -37,9 +40,9 @@ def attention_examples(experiment: Experiment, out: Path, count: int = COUNT) ->
         relevance = np.zeros(len(example.tokens)) if example.relevance is None else example.relevance
         found.append(
             {
-                "tokens": [*(task.vocabulary[token] for token in example.tokens), READ_POSITION],
-                "relevance": [*relevance.tolist(), 0.0],
-                "read": len(example.tokens),
+                "tokens": [*(task.vocabulary[token] for token in example.tokens), *[READ_POSITION] * added],
+                "relevance": [*relevance.tolist(), *[0.0] * added],
+                "read": len(example.tokens) - 1 + added,
                 "label": task.classes[example.label],
                 "arms": {arm: reading[place] for arm, reading in readings.items()},
             }

@@ -15,6 +15,7 @@ from fasterqk.tasks.examples import Examples
 # and `check(folder) -> dict`, what `fasterqk data check` says about its files.
 TASKS = {
     "hatexplain": "posts that are hateful, offensive or normal, with the annotators' rationales",
+    "sva": "Linzen's sentences: is the verb singular or plural? Whole, or up to the verb",
     "agreement": "generated subject-verb agreement sentences; needs no file",
     "jsonl": "your own classification data, in the format of `fasterqk measure`",
 }
@@ -27,7 +28,8 @@ class Task:
 
     ``splits`` maps ``train``, ``validation`` and ``test`` to their :class:`Examples`; token ids index
     ``vocabulary`` (what a token looks like), ``pad`` is the id that follows a text. ``sensitive`` texts
-    are not shown without being asked for. ``files`` maps each file that was read to its SHA-256.
+    are not shown without being asked for. ``files`` maps each file that was read to its SHA-256, and
+    ``skipped`` a reason to how many rows were left out for it.
     """
 
     name: str
@@ -37,11 +39,21 @@ class Task:
     pad: int = 0
     sensitive: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def vocabulary_size(self) -> int:
         """How many token ids there are."""
         return len(self.vocabulary)
+
+
+def left_out(skipped: Mapping[str, int]) -> str:
+    """What was left out of the data and why, in words.
+
+    >>> left_out({"an unknown label": 3, "no text": 1})
+    '3 with an unknown label, 1 with no text'
+    """
+    return ", ".join(f"{count} with {reason}" for reason, count in skipped.items())
 
 
 def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path | None = None) -> Task:

@@ -87,6 +87,8 @@ class Classification:
             scores = self.evaluation.chance(self.model, self.splits["test"], percents, self.config.seed)
             results["test"]["null"] |= scores
         results["test"] |= self._by_group()
+        if self.task.skipped:
+            results["skipped"] = dict(self.task.skipped)
         return results
 
     def _by_group(self) -> dict[str, Any]:

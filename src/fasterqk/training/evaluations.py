@@ -9,6 +9,7 @@ from fasterqk.models import Classifier
 from fasterqk.training.batches import PaddedExamples
 from fasterqk.training.measure import measure_attention, measure_chance
 from fasterqk.training.released import measure_released
+from fasterqk.training.released_sva import measure_released_sva
 
 Measure = Callable[[Classifier, PaddedExamples, Sequence[int]], dict[str, Any]]
 MeasureChance = Callable[[Classifier, PaddedExamples, Sequence[int], int], dict[str, Any]]
@@ -31,6 +32,7 @@ def no_attention(model: Classifier, split: PaddedExamples, percents: Sequence[in
 EVALUATIONS = {
     "paper": Evaluation(measure_attention, partial(measure_attention, quick=True), measure_chance),
     "released-hatexplain": Evaluation(measure_released, measure_released),
+    "released-sva": Evaluation(measure_released_sva, measure_released_sva),
     "fit": Evaluation(no_attention, no_attention),
 }
 

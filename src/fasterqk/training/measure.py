@@ -233,9 +233,10 @@ def _predictor(model: Classifier, split: PaddedExamples) -> Predict:
     def predict(batch: Batch) -> NDArray[np.float64]:
         tokens = torch.from_numpy(np.where(batch.real, batch.tokens, split.pad))
         length = torch.from_numpy(batch.real.sum(1))
-        if split.after:
-            tokens = torch.nn.functional.pad(tokens, (0, 1), value=split.pad)
-        logits: Tensor = model(tokens, length if split.after else length - 1)
+        # One more position: what is read after a text, or in place of one that lost all its tokens.
+        tokens = torch.nn.functional.pad(tokens, (0, 1), value=split.pad)
+        read = length if split.after else (length - 1).clamp_min(0)
+        logits: Tensor = model(tokens[:, : int(read.max()) + 1], read)
         return logits.double().softmax(1).numpy()
 
     return predict

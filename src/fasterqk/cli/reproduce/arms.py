@@ -25,6 +25,14 @@ def add_arm_options(parser: Parser) -> None:
     parser.add_argument("--force", action="store_true", help="do finished cells again")
 
 
+def use_data_dir(arguments: argparse.Namespace) -> None:
+    """Make ``--data-dir``, where a command has it and it is given, the data folder of all workers."""
+    from fasterqk.tasks.data_folder import VARIABLE
+
+    if getattr(arguments, "data_dir", None):
+        os.environ[VARIABLE] = arguments.data_dir  # worker processes inherit it
+
+
 def run_cells(
     experiment: "Experiment", arguments: argparse.Namespace
 ) -> tuple[dict[tuple[str, int], dict[str, Any]], "Task"]:
@@ -32,10 +40,8 @@ def run_cells(
     from fasterqk.cli.failures import failures_in_one_line
     from fasterqk.experiments.arms import run_arms
     from fasterqk.tasks import load_task
-    from fasterqk.tasks.data_folder import VARIABLE
 
-    if getattr(arguments, "data_dir", None):
-        os.environ[VARIABLE] = arguments.data_dir  # for the worker processes, which inherit it
+    use_data_dir(arguments)
     config = next(iter(experiment.arms.values()))
     # Missing or damaged data is told before any worker starts.
     task = load_task(config.task, form=config.form, file=config.file)
@@ -53,7 +59,8 @@ def run_cells(
 def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> dict[str, Any]:
     """Run what is not done yet, write tables and figures, and return what --json prints."""
     results, task = run_cells(experiment, arguments)
-    return save_experiment(experiment, results, task, Path(arguments.out))
+    summary = save_experiment(experiment, results, task, Path(arguments.out))
+    return {**summary, "skipped": dict(task.skipped)}
 
 
 def save_experiment(
@@ -96,4 +103,8 @@ def show_arms(result: dict[str, Any]) -> None:
     diverged = {arm: entry["diverged"] for arm, entry in result["arms"].items() if entry["diverged"]}
     if diverged:
         print(f"\ndiverged: {diverged}")
+    if result.get("skipped"):
+        from fasterqk.tasks import left_out
+
+        print(f"\nleft out of the data: {left_out(result['skipped'])}")
     print(f"\nfigures: {result['files']['dtap']['png']} {result['files']['loss']['png']}")

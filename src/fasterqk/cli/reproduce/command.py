@@ -16,10 +16,13 @@ EXPERIMENTS = [
     "fig2-init",
     "fig3",
     "fig4",
+    "table-main",
     "table-hatexplain",
     "table-layers",
     "ablation-hatexplain",
+    "table-sva",
     "table-agreement",
+    "finetune-hatexplain",
     "phase",
     "all",
 ]
