@@ -77,6 +77,20 @@ def test_what_is_not_there_is_one_line(
     assert len(list(Store(out).cells())) == 4
 
 
+def test_collect(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    here = str(tmp_path / "here")
+    assert main(["runs", "collect", out, "--out", here, "--json"]) == 0
+    counts = json.loads(capsys.readouterr().out)[out]
+    assert (counts["collected"], counts["unfinished"]) == (3, 1)
+    assert main(["runs", "collect", out, "--out", here]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["from", "collected", "here", "unfinished", "damaged", "running"]
+    assert lines[1].split() == [out, "0", "3", "1", "0", "0"]
+    assert main(["runs", "collect", str(tmp_path / "nowhere"), "--out", here]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "nowhere' is no results folder" in line
+
+
 def test_torture_prints_its_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ def configure(parser: Parser) -> None:
         "fasterqk runs list --out out",
         "fasterqk runs show 3f2a --out out",
         "fasterqk runs rm --failed --out out",
+        "fasterqk runs collect job1 job2 --out out",
         "fasterqk runs torture --kills 20",
     )
     chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
@@ -48,7 +49,14 @@ def configure(parser: Parser) -> None:
     remove.add_argument("cells", nargs="*", metavar="CELL", help="the beginnings of their names")
     for name in ("failed", "stopped", "damaged"):
         remove.add_argument(f"--{name}", action="store_true", help=f"all {name} cells")
-    for action in (listing, show, remove):
+    collecting = chosen.add_parser(
+        "collect",
+        help="copy finished cells from other results folders",
+        description="Copies the cells that are done in other results folders and not in this one.",
+        epilog=examples("fasterqk runs collect job1 job2 job3 --out out"),
+    )
+    collecting.add_argument("others", nargs="+", metavar="OTHER", help="results folders to read")
+    for action in (listing, show, remove, collecting):
         action.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
         add_json(action)
     torture = chosen.add_parser(
@@ -83,7 +91,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    actions = {"list": _list, "show": _show, "rm": _remove, "torture": _torture}
+    actions = {"list": _list, "show": _show, "rm": _remove, "collect": _collect, "torture": _torture}
     return actions[arguments.action](arguments)
 
 
@@ -171,6 +179,21 @@ def _remove(arguments: argparse.Namespace) -> int:
         print_json({"removed": removed})
     else:
         print(f"removed {len(removed)} cells" + "".join(f"\n  {name}" for name in removed))
+    return 0
+
+
+def _collect(arguments: argparse.Namespace) -> int:
+    from fasterqk.runs import Store
+    from fasterqk.runs.collecting import collect
+
+    for other in arguments.others:
+        if not Store(other).root.is_dir():
+            raise InputError(f"{other!r} is no results folder: it has no folder 'runs'")
+    counts = {other: collect(Store(arguments.out), Store(other)) for other in arguments.others}
+    if arguments.json:
+        print_json(counts)
+    else:
+        print_table([{"from": other, **found} for other, found in counts.items()])
     return 0
 
 
