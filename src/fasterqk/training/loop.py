@@ -9,6 +9,7 @@ from typing import Any
 from fasterqk.files import plain, write_text
 from fasterqk.training import checkpoint
 from fasterqk.training.config import TrainConfig
+from fasterqk.training.processes import Processes
 from fasterqk.training.steps import Steps
 from fasterqk.training.threads import one_thread
 from fasterqk.training.workload import Workload, build_workload
@@ -42,21 +43,45 @@ def train(
 
     >>> result = train(TrainConfig("agreement", epochs=1, qk_ratio=30), folder="out")   # doctest: +SKIP
     """
+    processes = Processes.current()
+    processes.told((None if folder is None else str(Path(folder).resolve()), config))
     with one_thread():
-        return _Run(config, build_workload(config, data_dir), folder, progress).to_the_end()
+        return _Run(config, build_workload(config, data_dir), folder, progress, processes).to_the_end()
+
+
+def follow(processes: Processes, data_dir: str | Path | None = None) -> None:
+    """Take the steps that the first process takes, run after run, until it calls :func:`dismiss`.
+
+    What it reads from the folder of a run must be there for the others too: one machine, or a shared disk.
+    """
+    while (run := processes.told()) is not None:
+        folder, config = run
+        with one_thread():
+            _Run(config, build_workload(config, data_dir), folder, None, processes).to_the_end()
+
+
+def dismiss(processes: Processes) -> None:
+    """Let go of the processes that follow."""
+    processes.told(None)
 
 
 class _Run:
     """One run: its steps, its history, and where both are kept."""
 
     def __init__(
-        self, config: TrainConfig, workload: Workload, folder: str | Path | None, progress: Progress | None
+        self,
+        config: TrainConfig,
+        workload: Workload,
+        folder: str | Path | None,
+        progress: Progress | None,
+        processes: Processes,
     ) -> None:
         self.config = config
         self.workload = workload
         self.folder = folder
         self.progress = progress
-        self.steps = Steps(config, workload)
+        self.processes = processes
+        self.steps = Steps(config, workload, processes)
         self.history: list[dict[str, Any]] = []
         self.diverged = False
         points = config.epochs * config.evaluations_per_epoch
@@ -87,15 +112,22 @@ class _Run:
         return share is not None and self.running < share * self.running_then
 
     def _stalled(self) -> bool:
-        """Whether validation accuracy has not risen for as many evaluations as the run has patience."""
-        if self.config.patience is None or len(self.history) <= self.config.patience:
+        """Whether validation got better in no respect for as many evaluations as the run has patience.
+
+        On a plateau, where accuracy is that of the most frequent class, the loss still falls.
+        """
+        if self.config.patience is None:
             return False
         accuracies = [record["validation_accuracy"] for record in self.history]
-        return len(accuracies) - 1 - accuracies.index(max(accuracies)) >= self.config.patience
+        losses = [record["validation_loss"] for record in self.history]
+        last_rise = max(accuracies.index(max(accuracies)), losses.index(min(losses)))
+        return len(self.history) - 1 - last_rise >= self.config.patience
 
     def _evaluate(self) -> None:
         when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}
-        measured = {} if self.diverged else self.workload.evaluate()
+        # The others wait for what the first one measures.
+        measured = self.workload.evaluate() if self.processes.first and not self.diverged else {}
+        measured = self.processes.told(measured)
         start = self.history[0]["loss"] if self.history else math.inf
         if not measured or not measured["loss"] <= DIVERGED * start:
             self.diverged = True
@@ -114,7 +146,7 @@ class _Run:
             "loss": self.history[-1]["loss"],
             "data_checksums": self.workload.files,
         }
-        if self.diverged:
+        if self.diverged or not self.processes.first:
             result |= {"train": None, "validation": None, "test": None, "best": None}
         else:
             result |= self.workload.results()
@@ -126,7 +158,7 @@ class _Run:
             self.progress(self.steps.done, self.steps.total, _note(self.history[-1]))
 
     def _save(self) -> None:
-        if self.folder is None or self.diverged:
+        if self.folder is None or self.diverged or not self.processes.first:
             return
         lines = [json.dumps(plain(record)) for record in self.history]
         write_text(Path(self.folder) / "history.jsonl", "\n".join(lines) + "\n")

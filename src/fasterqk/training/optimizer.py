@@ -20,9 +20,10 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     if config.optimizer == "sgd":
         kind, options["momentum"] = torch.optim.SGD, config.momentum
     frozen = matching(model, config.frozen)
+    # Stale gradients are computed, but the optimizer does not know them, so it never clears them.
     for parameter in frozen.values():
-        parameter.requires_grad_(False)
-    optimizer = make_optimizer(
+        parameter.requires_grad_(config.stale_gradients)
+    return make_optimizer(
         model,
         kind,
         qk_ratio=config.qk_ratio,
@@ -30,13 +31,9 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         rules=_rules(config),
         decay=cast(Any, config.decay),
         circuits=chosen_circuits(model, config),
+        only=lambda name, parameter: name not in frozen,
         **options,
     )
-    if config.stale_gradients:
-        # Their gradients are computed, but the optimizer does not know them, so it never clears them.
-        for parameter in frozen.values():
-            parameter.requires_grad_(True)
-    return optimizer
 
 
 def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:

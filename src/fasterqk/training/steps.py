@@ -5,8 +5,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fasterqk.errors import InputError
 from fasterqk.training.config import TrainConfig
 from fasterqk.training.optimizer import build_optimizer, clip_gradients
+from fasterqk.training.processes import Processes
 from fasterqk.training.schedule import factor, set_rates
 from fasterqk.training.workload import Workload
 
@@ -17,9 +19,17 @@ class Steps:
     ``done`` counts the steps taken, ``total`` those of the whole run.
     """
 
-    def __init__(self, config: TrainConfig, workload: Workload) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        workload: Workload,
+        processes: Processes = Processes(),  # noqa: B008 - frozen
+    ) -> None:
+        if config.stale_gradients and processes.count > 1:
+            raise InputError("gradients that are never cleared cannot be added up over processes; use one")
         self.config = config
         self.workload = workload
+        self.processes = processes
         self.optimizer = build_optimizer(workload.model, config)
         self.per_epoch = len(workload.batches(0))
         self.total = config.epochs * self.per_epoch
@@ -35,15 +45,17 @@ class Steps:
             self._epoch, self._order = epoch, self.workload.batches(epoch)
         # Clears only what the optimizer knows; `stale_gradients` is about the rest.
         self.optimizer.zero_grad()
-        loss = self.workload.loss(self._order[place], self.done)
+        chosen, weight = self.processes.share(self._order[place])
+        loss = weight * self.workload.loss(chosen, self.done)
         loss.backward()
+        self.processes.sum_gradients(self._parameters)
         self.workload.before_step()
         if self.config.clip is not None:
             clip_gradients(self._parameters, self.config.clip)
         set_rates(self.optimizer, factor(self.config, self.done, self.total))
         self.optimizer.step()
         self.done += 1
-        return float(loss.item())
+        return self.processes.sum(float(loss.item()))
 
     def stale_gradients(self) -> dict[str, Tensor]:
         """Gradients of parameters that the optimizer does not know, and so never clears."""
