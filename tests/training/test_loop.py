@@ -97,16 +97,31 @@ def test_a_falling_loss_is_looked_at_more_often(config):
     assert regular[1] in [record["step"] for record in often[1:3]]
 
 
-def test_a_run_with_patience_ends_when_validation_accuracy_stops_rising(config):
-    whole = train(config.replace(epochs=9))
-    accuracies = [record["validation_accuracy"] for record in whole["history"]]
+def test_a_run_with_patience_ends_when_validation_no_longer_gets_better(config):
+    config = config.replace(epochs=12, lr=0.02)
+    whole = train(config)["history"]
     patience = 2
-    # The last evaluation that is made: the first at which the best one lies two evaluations back.
-    best = [accuracies.index(max(accuracies[: end + 1])) for end in range(len(accuracies))]
-    last = next((end for end in range(len(best)) if end - best[end] >= patience), len(best) - 1)
-    stopped = train(config.replace(epochs=9, patience=patience))
-    assert len(stopped["history"]) == last + 1 < len(accuracies)
-    assert canonical_json(stopped["history"]) == canonical_json(whole["history"][: last + 1])
+
+    def stalled(records):
+        accuracies = [record["validation_accuracy"] for record in records]
+        losses = [record["validation_loss"] for record in records]
+        before = slice(None, -patience)
+        return len(records) > patience and (
+            max(accuracies[-patience:]) <= max(accuracies[before])
+            and min(losses[-patience:]) >= min(losses[before])
+        )
+
+    last = next(end for end in range(1, len(whole)) if stalled(whole[:end]))
+    stopped = train(config.replace(patience=patience))["history"]
+    assert len(stopped) == last < len(whole)
+    assert canonical_json(stopped) == canonical_json(whole[:last])
+
+
+def test_a_plateau_on_which_the_loss_still_falls_is_no_reason_to_stop(config):
+    result = train(config.replace(epochs=4, lr=1e-6, patience=1))
+    accuracies = {record["validation_accuracy"] for record in result["history"]}
+    assert len(accuracies) == 1
+    assert len(result["history"]) == 5
 
 
 def test_a_run_judged_by_its_fit_measures_no_attention(config):

@@ -107,8 +107,8 @@ class TrainConfig:
 
     # Evaluation: a name in `fasterqk.training.EVALUATIONS`, how often (and also whenever the running loss
     # has fallen to this share of what it was), on how many training examples, and the shares of tokens
-    # (percent) that faithfulness keeps or removes. A run ends early when its validation accuracy has not
-    # risen for `patience` evaluations.
+    # (percent) that faithfulness keeps or removes. A run ends early when validation accuracy has not
+    # risen and validation loss has not fallen for `patience` evaluations.
     evaluation: str = "paper"
     evaluations_per_epoch: int = 1
     evaluate_at_fall: float | None = None
