@@ -13,9 +13,10 @@ def configure(parser: Parser) -> None:
     parser.description = (
         "Choose the base learning rate on a grid in [1e-6, 1e-2] by validation accuracy, all parameters at "
         "one rate; then, at that rate, the multiplier of the query-key rate in the same way. Attention is "
-        "not measured. A run ends when its validation accuracy has not risen for --patience epochs and "
-        "counts with the best it reached; every value is tried with one seed, the best three with --seeds "
-        "of them. What is done is kept in --out: a search that was stopped goes on there."
+        "not measured. A run ends when validation accuracy has not risen and validation loss has not fallen "
+        "for --patience epochs, and counts with the best accuracy it reached; every value is tried with one "
+        "seed, the best three with --seeds of them. What is done is kept in --out: a search that was stopped "
+        "goes on there."
     )
     parser.epilog = examples(
         "fasterqk tune agreement --out out",
