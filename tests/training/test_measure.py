@@ -146,3 +146,24 @@ def test_without_any_rationale_attention_scores_are_null(workload):
     assert scores["dtap"] is None
     assert scores["plausibility"]["auprc"] is None
     assert scores["sufficiency"]["20"] is not None
+
+
+def test_a_text_of_one_token_that_is_read_at_its_last_can_lose_it(config):
+    """What is left then is padding alone, at the first position."""
+    workload = Classification(config.replace(read="last", init_scale=1.0))
+    whole = workload.splits["test"]
+    split = dataclasses.replace(
+        whole,
+        tokens=whole.tokens[:, :2] * torch.tensor([1, 0]),
+        lengths=torch.ones_like(whole.lengths),
+        read=torch.zeros_like(whole.read),
+        relevance=torch.tensor([1.0, 0.0]).expand(len(whole), -1),
+    )
+    scores = measure_attention(workload.model, split, (100,))
+    plain = PlainClassifier(workload.model)
+    with torch.no_grad():
+        one = plain(split.tokens[:, :1], split.read).double().softmax(1)
+        none = plain(torch.zeros_like(split.tokens[:, :1]), split.read).double().softmax(1)
+    lost = (one - none).gather(1, one.argmax(1, keepdim=True)).mean()
+    assert scores["comprehensiveness"]["100"] == pytest.approx(float(lost), abs=1e-6)
+    assert scores["sufficiency"]["100"] == pytest.approx(0.0, abs=1e-6)
