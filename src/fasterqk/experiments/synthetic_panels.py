@@ -41,7 +41,7 @@ def panels(protocol: str, names: list[str] | None = None) -> list[Panel]:
     for name in names or []:
         if name not in found:
             raise InputError(f"protocol {protocol!r} has no panel {name!r}; choose from {','.join(found)}")
-    return [found[name] for name in names or found]
+    return [found[name] for name in dict.fromkeys(names or found)]
 
 
 def _paper(**changes: object) -> list[Panel]:

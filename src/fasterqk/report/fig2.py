@@ -115,7 +115,7 @@ def _draw_parameterization(axis: "Axes", data: Fig2, name: str) -> None:
     for (panel, seed), result in data.results.items():
         points = [point for point in result["history"] if point["loss"] is not None]
         if panel in styles and points:
-            title = next(one.title for one in own if one.name == panel)
+            title = next(one.title for one in own if one.name == panel).removeprefix(name).lstrip(", ")
             axis.plot(
                 [point["loss"] for point in points],
                 [point["mrta"] for point in points],
@@ -123,14 +123,14 @@ def _draw_parameterization(axis: "Axes", data: Fig2, name: str) -> None:
                 color=PARAMETERIZATION_COLORS[name],
                 alpha=0.8,
                 linewidth=1.1,
-                label=f"({panel}) {title}" if seed == 0 else None,
+                label=f"({panel}) {title or 'QK 1x'}" if seed == 0 else None,
             )
     null = data.summaries[own[0].name]["null"]["mrta"]
     if null is not None:
         axis.axhline(null, color="0.5", linewidth=0.8, linestyle=(0, (1, 3)))
     axis.set(xscale="log", xlabel="training loss", title=name, ylim=(-0.02, 1.02))
     axis.invert_xaxis()
-    axis.legend(loc="best", handlelength=2.4)
+    axis.legend(loc="best", handlelength=2.2, fontsize=7)
 
 
 def _headline(summary: dict[str, Any]) -> str:

@@ -3,6 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from fasterqk.attention import Interval
 from fasterqk.experiments.fig2_init import RATIOS, Fig2Init
 from fasterqk.report.figure import save_figure
 from fasterqk.report.style import PARAMETERIZATION_COLORS, plotting
@@ -35,22 +38,25 @@ def draw_fig2_init(data: Fig2Init) -> "Figure":
 
     figure, axes = plt.subplots(1, len(RATIOS), figsize=(8.4, 3.4), sharey=True)
     for axis, ratio in zip(axes, RATIOS, strict=True):
-        for name, color in PARAMETERIZATION_COLORS.items():
+        for (name, color), marker in zip(PARAMETERIZATION_COLORS.items(), "os^D", strict=True):
             own = [p for p in data.points if (p.cell.parameterization, p.cell.qk_ratio) == (name, ratio)]
             there = [(p.cell.ov_init.scale, p.alpha) for p in own if p.alpha is not None]
             if there:
                 axis.errorbar(
                     [scale for scale, _ in there],
                     [alpha.mean for _, alpha in there],
-                    yerr=[0 if alpha.n < 2 else alpha.half_width for _, alpha in there],
-                    marker="o",
-                    markersize=4,
+                    yerr=np.transpose([_bar(alpha) for _, alpha in there]),
+                    marker=marker,
+                    markersize=5,
+                    linewidth=1.2,
+                    elinewidth=0.8,
                     capsize=2,
+                    alpha=0.75,
                     color=color,
                     label=name,
                 )
             absent = [p.cell.ov_init.scale for p in own if p.alpha is None]
-            axis.plot(absent, [data.null] * len(absent), "x", color=color)
+            axis.plot(absent, [data.null] * len(absent), "x", markersize=7, color=color)
         axis.axhline(data.null, color="0.5", linewidth=0.9, linestyle=":")
         axis.set(
             xscale="log", xlabel="scale of the init", title=f"QK learning rate {ratio:g}x", ylim=(-0.04, 1.04)
@@ -58,3 +64,10 @@ def draw_fig2_init(data: Fig2Init) -> "Figure":
     axes[0].set_ylabel("attention on distinct tokens")
     axes[0].legend(loc="best")
     return figure
+
+
+def _bar(alpha: Interval) -> tuple[float, float]:
+    """How far the interval reaches down and up, within 0 to 1: two seeds can give a very wide one."""
+    if alpha.n < 2:
+        return 0.0, 0.0
+    return min(alpha.half_width, alpha.mean), min(alpha.half_width, 1 - alpha.mean)

@@ -36,7 +36,8 @@ def write_phase(data: Phase, out: Path) -> dict[str, str]:
             caption="Attention on distinct tokens at matched training loss"
             f" ({levels}) over the ratio of learning rates; a cell without a number did not reach that loss."
             " The line for the theory is Theorem 1 with a fixed query and is indicative: its background is"
-            " zero-mean, that of the language is not. Bars: the same models trained with Adam.",
+            " zero-mean, that of the language is not; darker lines have larger values. Bars: the same models"
+            " trained with Adam.",
             rows=rows,
         )
 
@@ -46,8 +47,8 @@ def draw_phase(data: Phase) -> "Figure":
     import matplotlib.pyplot as plt
 
     protocols = list(dict.fromkeys(point.protocol for point in data.grid))
-    figure = plt.figure(figsize=(13.5, 3.0 * len(protocols)))
-    grid = figure.add_gridspec(len(protocols), 6, width_ratios=[1, 1, 1, 1, 1.15, 1.0])
+    figure = plt.figure(figsize=(16, 3.2 * len(protocols)))
+    grid = figure.add_gridspec(len(protocols), 6, width_ratios=[1, 1, 1, 1, 1.2, 1.1])
     maps: list[Any] = []
     image: Any = None
     for row, protocol in enumerate(protocols):
@@ -68,6 +69,11 @@ def value_of(point: Point, over: str) -> float:
     return point.cell.ov_init.scale if over == "scale" else point.cell.language.gamma
 
 
+def _short(alpha: float | None) -> str:
+    """A number of two digits without its leading zero; a dash where the loss was not reached."""
+    return "–" if alpha is None else f"{alpha:.2f}".removeprefix("0").replace("1.00", "1")
+
+
 def _heat_map(axis: "Axes", data: Phase, protocol: str, name: str) -> Any:
     own = [p for p in data.grid if (p.protocol, p.cell.parameterization) == (protocol, name)]
     ratios = list(dict.fromkeys(point.cell.qk_ratio for point in own))
@@ -79,10 +85,10 @@ def _heat_map(axis: "Axes", data: Phase, protocol: str, name: str) -> Any:
             cells[place] = point.alpha.mean
     image = axis.imshow(cells, origin="lower", cmap=HEATMAP, vmin=0, vmax=1, aspect="auto")
     for (row, column), alpha in np.ndenumerate(cells):
-        text = "–" if np.isnan(alpha) else f"{alpha:.2f}".removeprefix("0")
         color = "black" if alpha > 0.55 or np.isnan(alpha) else "white"
+        text = _short(None if np.isnan(alpha) else float(alpha))
         axis.text(column, row, text, ha="center", va="center", fontsize=6.5, color=color)
-    axis.set_xticks(range(len(ratios)), [f"{ratio:g}" for ratio in ratios], fontsize=7)
+    axis.set_xticks(range(len(ratios)), [f"{ratio:g}".removeprefix("0") for ratio in ratios], fontsize=7)
     axis.set_yticks(range(len(values)), [f"{value:g}" for value in values], fontsize=7)
     axis.set(title=name, xlabel=r"ratio $r=\eta_{QK}/\eta_{OV}$")
     axis.grid(False)
@@ -115,7 +121,7 @@ def _against_theory(axis: "Axes", data: Phase, protocol: str) -> None:
             label="theory (indicative)" if place == 0 else None,
         )
     axis.set(xscale="log", xlabel="ratio $r$", title="CACO and the theory", ylim=(-0.03, 1.03))
-    axis.legend(loc="best")
+    axis.legend(loc="center right", fontsize=7)
 
 
 def _adam(axis: "Axes", data: Phase, protocol: str) -> None:
@@ -124,12 +130,14 @@ def _adam(axis: "Axes", data: Phase, protocol: str) -> None:
     names = list(PARAMETERIZATION_COLORS)
     for place, ratio in enumerate(ratios):
         for point in own:
-            if point.cell.qk_ratio == ratio and point.alpha is not None:
-                x = names.index(point.cell.parameterization) + 0.38 * place
-                axis.bar(x, point.alpha.mean, width=0.34, color=("0.7", "0.35")[place])
+            if point.cell.qk_ratio == ratio:
+                x = names.index(point.cell.parameterization) + 0.4 * place
+                height = point.alpha.mean if point.alpha else None
+                axis.bar(x, height or 0.0, width=0.36, color=("0.7", "0.35")[place])
+                axis.text(x, (height or 0.0) + 0.02, _short(height), ha="center", fontsize=6.5)
     for place, ratio in enumerate(ratios):
         axis.bar(0, 0, color=("0.7", "0.35")[place], label=f"$r={ratio:g}$")
-    axis.set_xticks(np.arange(len(names)) + 0.19, names, fontsize=7)
-    axis.set(title="Adam", ylim=(0, 1.22), yticks=np.linspace(0, 1, 6))
+    axis.set_xticks(np.arange(len(names)) + 0.2, names, fontsize=7)
+    axis.set(title="Adam", ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))
     axis.grid(False, axis="x")
     axis.legend(loc="upper center", ncols=2)

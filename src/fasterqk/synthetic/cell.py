@@ -1,6 +1,7 @@
 """One cell: a parameterization, an optimizer setting and a seed, described completely."""
 
 from dataclasses import dataclass, field
+from math import inf
 
 from fasterqk.errors import InputError
 from fasterqk.synthetic.language import Language
@@ -27,7 +28,7 @@ class SyntheticCell:
     seed: int = 0
     qk_ratio: float = 1.0
     ramp_steps: int = 0
-    lr: float = 0.2
+    lr: float = 0.2  # the scan that chose it and the scale of the init: docs/synthetic.md
     optimizer: str = "sgd"
     language: Language = field(default_factory=Language)
     qk_init: Init = field(default_factory=Init)
@@ -48,10 +49,11 @@ class SyntheticCell:
         _check_choice("optimizer", self.optimizer, OPTIMIZERS)
         _check_choice("stop", self.stop, STOP_RULES)
         for name in ("qk_ratio", "lr", "batch", "batches", "max_steps", "evaluated"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} {getattr(self, name)} is not above 0")
-        if self.seed < 0 or self.ramp_steps < 0:
-            raise InputError(f"seed {self.seed} and ramp_steps {self.ramp_steps} must not be negative")
+            if not 0 < getattr(self, name) < inf:
+                raise InputError(f"{name} {getattr(self, name)} is not a finite number above 0")
+        for name in ("seed", "ramp_steps"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} {getattr(self, name)} must not be negative")
 
     @property
     def score_scale(self) -> float:

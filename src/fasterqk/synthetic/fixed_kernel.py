@@ -2,9 +2,11 @@
 
 A sequence enters through its ``even`` shares: each distinct position an equal part of 1, and so each
 common one. Attention multiplies those of distinct tokens by alpha and those of common tokens by
-1 - alpha, which here the rows of the value table are multiplied by instead: so the shares of a batch
-serve every alpha. With batches of 128 it pays to multiply the factors out: logits come from the effective
-table W = U O, its gradient G is taken as if W were collapsed, and dL/dO = U^T G, dL/dU = G O^T.
+1 - alpha, which here the rows of the value table are multiplied by instead: so a batch is drawn and
+counted once for every alpha.
+
+With batches of 128 it pays to multiply the factors out: logits come from the effective table W = U O,
+its gradient G is taken as if W were collapsed, and dL/dO = U^T G, dL/dU = G O^T.
 """
 
 from typing import NamedTuple
@@ -18,11 +20,11 @@ from fasterqk.synthetic.stream import Stream, draw_batch
 
 
 class FixedWeights(NamedTuple):
-    """Circuits, one an alpha. A bias is a row of the table after those of the tokens, and one more vector."""
+    """The circuit. A bias is a row of the table after those of the tokens, and one more output vector."""
 
-    table: np.ndarray  # (alpha, token, hidden): W_V transposed; (alpha, token, output): W_OV transposed
-    output: np.ndarray  # (alpha, hidden, output): W_O transposed; no rows when collapsed
-    output_bias: np.ndarray  # (alpha, output): of factorized circuits; empty without biases or when collapsed
+    table: np.ndarray  # (token, hidden): W_V transposed; (token, output): W_OV transposed
+    output: np.ndarray  # (hidden, output): W_O transposed; no rows when collapsed
+    output_bias: np.ndarray  # (output,): of a factorized circuit; empty without biases or when collapsed
 
 
 class FixedTask(NamedTuple):
@@ -37,67 +39,61 @@ class FixedTask(NamedTuple):
 class FixedScratch(NamedTuple):
     """Work space for batches of one size."""
 
-    counts: np.ndarray  # (batch, common + distinct)
-    starts: np.ndarray  # (class + 1,)
-    even: np.ndarray  # (batch, S)
     logits: np.ndarray  # (batch, output)
     errors: np.ndarray  # (batch, output)
     powers: np.ndarray  # int64, for the exponential
-    effective: np.ndarray  # (token, output): W of one circuit
-    gradient: np.ndarray  # (token, output): its G
+    effective: np.ndarray  # (token, output): W
+    gradient: np.ndarray  # (token, output): G
     rows: np.ndarray  # (S, output): one class's rows of W times their attention, then of G
-    table_gradient: np.ndarray  # as the weights of one circuit
+    table_gradient: np.ndarray  # as the weights
     output_gradient: np.ndarray
 
     @staticmethod
     def make(batch: int, task: FixedTask, weights: FixedWeights) -> "FixedScratch":
-        size = task.common + task.distinct + task.bias
-        tokens, outputs = weights.table.shape[1], weights.output.shape[2]
+        tokens, outputs = weights.table.shape[0], weights.output.shape[1]
         return FixedScratch(
-            counts=np.zeros((batch, task.common + task.distinct)),
-            starts=np.zeros(task.labels.size + 1, np.int64),
-            even=np.zeros((batch, size)),
             logits=np.zeros((batch, outputs)),
             errors=np.zeros((batch, outputs)),
             powers=power_scratch(outputs),
             effective=np.zeros((tokens, outputs)),
             gradient=np.zeros((tokens, outputs)),
-            rows=np.zeros((size, outputs)),
-            table_gradient=np.zeros_like(weights.table[0]),
-            output_gradient=np.zeros_like(weights.output[0]),
+            rows=np.zeros((task.common + task.distinct + task.bias, outputs)),
+            table_gradient=np.zeros_like(weights.table),
+            output_gradient=np.zeros_like(weights.output),
         )
 
 
 @compiled
-def train_fixed_epoch(
-    batches: int,
-    alphas: np.ndarray,
-    lr: float,
-    task: FixedTask,
-    stream: Stream,
-    weights: FixedWeights,
-    work: FixedScratch,
-) -> None:
-    """Train ``batches`` steps of SGD in place, each on a fresh batch that all circuits share."""
-    for _ in range(batches):
-        draw_batch(stream, work.counts, work.starts)
-        spread_evenly(work.counts, task, work.even)
-        for a in range(alphas.shape[0]):
-            fixed_gradient(work.even, work.starts, alphas[a], a, task, weights, work)
-            _step(lr, a, weights, work)
+def draw_even(stream: Stream, task: FixedTask, even: np.ndarray, starts: np.ndarray) -> None:
+    """Draw fresh batches into ``even`` (batches, batch, S) and ``starts`` (batches, class + 1)."""
+    counts = np.zeros((even.shape[1], task.common + task.distinct))
+    for i in range(even.shape[0]):
+        draw_batch(stream, counts, starts[i])
+        spread_evenly(counts, task, even[i])
 
 
 @compiled
-def _step(lr: float, a: int, weights: FixedWeights, work: FixedScratch) -> None:
-    if weights.output.shape[1] == 0:
-        descend(weights.table[a], work.gradient, lr)
-        return
-    np.dot(weights.table[a].T, work.gradient, work.output_gradient)
-    np.dot(work.gradient, weights.output[a].T, work.table_gradient)
-    descend(weights.output[a], work.output_gradient, lr)
-    descend(weights.table[a], work.table_gradient, lr)
-    if weights.output_bias.shape[1] > 0:
-        descend(weights.output_bias[a], work.gradient[-1], lr)
+def train_fixed_epoch(
+    even: np.ndarray,
+    starts: np.ndarray,
+    alpha: float,
+    lr: float,
+    task: FixedTask,
+    weights: FixedWeights,
+    work: FixedScratch,
+) -> None:
+    """Train one step of SGD in place on each of the batches."""
+    for i in range(even.shape[0]):
+        fixed_gradient(even[i], starts[i], alpha, task, weights, work)
+        if weights.output.shape[0] > 0:
+            np.dot(weights.table.T, work.gradient, work.output_gradient)
+            np.dot(work.gradient, weights.output.T, work.table_gradient)
+            descend(weights.output, work.output_gradient, lr)
+            descend(weights.table, work.table_gradient, lr)
+            if weights.output_bias.shape[0] > 0:
+                descend(weights.output_bias, work.gradient[-1], lr)
+        else:
+            descend(weights.table, work.gradient, lr)
 
 
 @compiled
@@ -105,13 +101,12 @@ def fixed_gradient(
     even: np.ndarray,
     starts: np.ndarray,
     alpha: float,
-    a: int,
     task: FixedTask,
     weights: FixedWeights,
     work: FixedScratch,
 ) -> float:
-    """Fill ``work.gradient`` with dL/dW of circuit ``a`` and return the batch's mean loss."""
-    loss = evaluate_fixed(even, starts, alpha, a, task, weights, work)
+    """Fill ``work.gradient`` with dL/dW of the batch's mean loss, and return that loss."""
+    loss = evaluate_fixed(even, starts, alpha, task, weights, work)
     common, last = task.common, task.common + task.distinct
     gradient, rows = work.gradient, work.rows
     bias = gradient[common + task.labels.shape[0] * task.distinct :]
@@ -132,18 +127,17 @@ def evaluate_fixed(
     even: np.ndarray,
     starts: np.ndarray,
     alpha: float,
-    a: int,
     task: FixedTask,
     weights: FixedWeights,
     work: FixedScratch,
 ) -> float:
-    """The mean loss of circuit ``a``; fills ``work.errors`` on the way."""
-    effective = weights.table[a]
-    if weights.output.shape[1] > 0:
+    """The mean loss; fills ``work.errors`` on the way."""
+    effective = weights.table
+    if weights.output.shape[0] > 0:
         effective = work.effective
-        np.dot(weights.table[a], weights.output[a], effective)
-        for o in range(weights.output_bias.shape[1]):
-            effective[-1, o] += weights.output_bias[a, o]
+        np.dot(weights.table, weights.output, effective)
+        for o in range(weights.output_bias.shape[0]):
+            effective[-1, o] += weights.output_bias[o]
     common, last, rows = task.common, task.common + task.distinct, work.rows
     _scale(1.0 - alpha, effective[:common], rows[:common])
     _scale(1.0, effective[common + task.labels.shape[0] * task.distinct :], rows[last:])
