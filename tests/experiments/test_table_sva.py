@@ -5,7 +5,7 @@ import pytest
 from fasterqk.errors import InputError
 from fasterqk.experiments import table_sva as module
 from fasterqk.experiments.arms import BASELINE, FASTER
-from fasterqk.experiments.table_sva import RATES, choose_rate, table_sva
+from fasterqk.experiments.table_sva import RATES, choose_rate, released_epochs, table_sva
 
 
 def differences(experiment):
@@ -63,3 +63,9 @@ def test_the_rate_is_that_of_the_best_validation_accuracy(monkeypatch, tmp_path)
         "0.01": None,
     }
     assert {(cell.qk_ratio, cell.seed, cell.epochs, cell.form) for cell in seen} == {(1.0, 1234, 2, "prefix")}
+
+
+def test_released_takes_the_notebooks_number_of_steps_whatever_the_data():
+    assert released_epochs(157_721) == 15
+    assert released_epochs(50_000) * 1563 == pytest.approx(73_935, rel=0.02)
+    assert released_epochs(10**9) == 1

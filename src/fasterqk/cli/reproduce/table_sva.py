@@ -57,23 +57,21 @@ def build(
     """The experiment and how its base rate was chosen; trains the candidates that are not done yet."""
     from fasterqk.cli.failures import failures_in_one_line
     from fasterqk.cli.reproduce.arms import use_data_dir
-    from fasterqk.experiments.table_sva import choose_rate, table_sva
+    from fasterqk.experiments.table_sva import choose_rate, released_epochs, table_sva
     from fasterqk.tasks import load_task
 
-    chosen = None
-    if protocol == "paper":
-        use_data_dir(arguments)
-        load_task("sva", form=form)  # missing or damaged data is told before any worker starts
-        with progress_bar(f"table-sva-{form}: base rate") as progress, failures_in_one_line():
-            chosen = choose_rate(
-                form,
-                Path(arguments.out),
-                epochs=arguments.epochs,
-                workers=arguments.workers,
-                progress=progress,
-            )
-    rate = chosen["lr"] if chosen else None
-    return table_sva(protocol, form, arguments.seeds, arguments.epochs, rate), chosen
+    use_data_dir(arguments)
+    # Missing or damaged data is told before any worker starts.
+    task = load_task("sva", form="released" if protocol == "released" else form)
+    epochs = arguments.epochs
+    if protocol == "released":
+        epochs = epochs or released_epochs(len(task.splits["train"]))
+        return table_sva(protocol, form, arguments.seeds, epochs), None
+    with progress_bar(f"table-sva-{form}: base rate") as progress, failures_in_one_line():
+        chosen = choose_rate(
+            form, Path(arguments.out), epochs=epochs, workers=arguments.workers, progress=progress
+        )
+    return table_sva(protocol, form, arguments.seeds, epochs, chosen["lr"]), chosen
 
 
 def show(result: dict[str, Any]) -> None:
