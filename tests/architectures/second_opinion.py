@@ -1,12 +1,13 @@
 """A check of labels that shares nothing with the library's probe: the attention a model returns itself.
 
-A Hugging Face model run with ``output_attentions=True`` returns its probabilities, layer after layer. What
-shapes the probabilities of a layer is in its QK circuit or before it; what is in its OV circuit shows no
-earlier than in the next layer. So in every attention block the rows labelled q and k are reached from the
-first probabilities that reach the block at all, and the rows labelled v and o are not.
+A Hugging Face model run with ``output_attentions=True`` returns the probabilities of its layers. What is in
+the QK circuit of a layer shapes the probabilities of that layer and of later ones; what is in its OV circuit
+shapes those of later layers only. So in every attention block the rows labelled q and k reach the same
+probabilities, and the rows labelled v and o reach fewer.
 """
 
-from itertools import zip_longest
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import torch
@@ -14,49 +15,60 @@ from torch import Tensor, nn
 
 from fasterqk.circuits import Circuits, Slice
 
-_NEVER = 10**6
+_FIELDS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
+_BITS = 60
+_NOTHING = torch.zeros(0, dtype=torch.long)
 
 
 def contradictions(model: nn.Module, circuits: Circuits, inputs: dict[str, Any]) -> list[str] | None:
     """What of ``circuits`` the returned attention contradicts; None where the model returns none."""
     with torch.enable_grad():
         outputs = model(**inputs, output_attentions=True)
-    first: dict[str, Tensor] = {}
+    returned = [tensor for field in _FIELDS for tensor in _probabilities(getattr(outputs, field, None))]
     parameters = {
         name: value.requires_grad_() for name, value in model.named_parameters() if value.is_floating_point()
     }
-    returned = _in_order(outputs)
-    if not returned or not all(probabilities.requires_grad for probabilities in returned):
+    if not returned:
         return None
-    for number, probabilities in enumerate(returned):
+    shaped = {name: torch.zeros(value.shape, dtype=torch.long) for name, value in parameters.items()}
+    for number, probabilities in enumerate(returned[:_BITS]):
         for name, gradient in _reached(probabilities, parameters).items():
-            own = first.setdefault(name, torch.full(gradient.shape, _NEVER))
-            first[name] = torch.where((own == _NEVER) & (gradient != 0), number, own)
+            shaped[name] |= (gradient != 0).long() << number
     blocks: dict[str, list[tuple[Slice, Tensor]]] = {}
     for piece in circuits:
-        if piece.circuit != "rest" and piece.parameter in first:
-            seen = first[piece.parameter]
-            if piece.axis is not None:
-                seen = seen.narrow(piece.axis, piece.start or 0, (piece.stop or 0) - (piece.start or 0))
-            blocks.setdefault(_block(piece.parameter), []).append((piece, seen))
+        whole = shaped.get(piece.parameter)
+        if piece.circuit != "rest" and whole is not None and whole.dim() > 1:
+            # One dimension: biases, of which the softmax forgets those of the keys.
+            blocks.setdefault(_block(piece.parameter), []).append((piece, _rows(whole, piece)))
     return [line for pieces in blocks.values() for line in _contradicted(pieces)]
 
 
 def _contradicted(pieces: list[tuple[Slice, Tensor]]) -> list[str]:
-    # What serves the whole model, and biases of keys (the softmax forgets them), say nothing.
-    telling = [(piece, seen) for piece, seen in pieces if seen.dim() > 1]
-    start = min((int(seen.min()) for piece, seen in telling if piece.circuit in ("qk", "shared")), default=_NEVER)
-    if start == _NEVER:
-        return []
+    looking = torch.cat([rows for piece, rows in pieces if piece.circuit in ("qk", "shared")] or [_NOTHING])
+    saying = torch.cat([rows for piece, rows in pieces if piece.circuit == "ov"] or [_NOTHING])
+    most = _union(looking)
+    if bool(((looking == most) | (looking == 0)).all()) and bool((saying == most).all()):
+        return []  # the probabilities of this block are not among those returned
     lines = []
-    for piece, seen in telling:
-        place = f"{piece.parameter}[{piece.start}:{piece.stop}]"
-        share = float((seen == start).float().mean())
-        if piece.circuit == "ov" and share > 0:
-            lines.append(f"{place} is labelled {piece.role}, and {share:.0%} of it shapes the probabilities")
-        if piece.circuit == "qk" and share == 0:
-            lines.append(f"{place} is labelled {piece.role}, and does not shape the probabilities")
+    for piece, rows in pieces:
+        # Rows that shape nothing were not used: an embedding of segments, say.
+        wrong = (rows != most) & (rows != 0) if piece.circuit == "qk" else rows == most
+        if piece.circuit in ("qk", "ov") and bool(wrong.any()):
+            place = f"{piece.parameter}[{piece.start}:{piece.stop}]"
+            lines.append(f"{int(wrong.sum())} rows of {place}, labelled {piece.role}, speak against it")
     return lines
+
+
+def _rows(shaped: Tensor, piece: Slice) -> Tensor:
+    """Of every row of a slice (of a whole parameter: all of it), which probabilities it shapes."""
+    if piece.axis is None:
+        return torch.tensor([_union(shaped)])
+    part = shaped.narrow(piece.axis, piece.start or 0, (piece.stop or 0) - (piece.start or 0))
+    return torch.tensor([_union(row) for row in part.movedim(piece.axis, 0)])
+
+
+def _union(numbers: Tensor) -> int:
+    return reduce(or_, numbers.unique().tolist(), 0)
 
 
 def _reached(probabilities: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -71,23 +83,17 @@ def _reached(probabilities: Tensor, parameters: dict[str, nn.Parameter]) -> dict
 
 
 def _block(name: str) -> str:
-    """Everything up to the part that is called attention: ``layers.0.self_attn``."""
+    """Everything up to the part of a layer that is called attention: ``layers.0.self_attn``."""
     parts = name.split(".")
-    called = [i for i, part in enumerate(parts) if "att" in part.lower()]
+    layer = max((i for i, part in enumerate(parts) if part.isdigit() or part == "*"), default=-1)
+    called = [i for i, part in enumerate(parts) if i > layer and "att" in part.lower()]
     return ".".join(parts[: called[0] + 1] if called else parts[:-2])
 
 
-def _in_order(outputs: Any) -> list[Tensor]:
-    """All probabilities in the order they were formed: in a decoder layer self-attention comes first."""
-    encoder, alone, decoder, cross = (
-        _tensors(getattr(outputs, field, None))
-        for field in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions")
-    )
-    turns = zip_longest(decoder or alone, cross)
-    return encoder + [tensor for turn in turns for tensor in turn if tensor is not None]
-
-
-def _tensors(value: Any) -> list[Tensor]:
+def _probabilities(value: Any) -> list[Tensor]:
+    """Distributions over the last axis; some models return something else under this name."""
     if isinstance(value, Tensor):
-        return [value] if value.is_floating_point() else []
-    return [tensor for item in value for tensor in _tensors(item)] if isinstance(value, tuple | list) else []
+        sums = value.sum(-1) if value.is_floating_point() and value.requires_grad else torch.zeros(1)
+        return [value] if bool(((sums - 1).abs() < 1e-3).any()) else []
+    items = value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in _probabilities(item)]

@@ -1,4 +1,6 @@
-"""Every model type of the installed transformers, labelled or refused: ``python tests/architectures/survey.py``.
+"""Every model type of the installed transformers, labelled or refused.
+
+    python tests/architectures/survey.py --out survey.jsonl
 
 For each type the default configuration is built without weights and labelled as ``fasterqk circuits TYPE``
 does. A small copy with random weights is labelled too; both must agree, and where the model returns its own
@@ -64,8 +66,7 @@ def _on_a_small_copy(model: Any, labels: dict[str, str]) -> dict[str, Any]:
 
     for twin in twins(type(model), model.config):
         try:
-            circuits = find_circuits(twin)
-            find_circuits(twin, heads=True)
+            circuits = find_circuits(twin, heads=True)
         except InputError as error:
             return {"twin": f"refused: {error}"}
         own = _labels(circuits)
@@ -100,8 +101,10 @@ def _pattern(name: str) -> str:
 
 
 def _block(name: str) -> str:
+    """Everything up to the part of a layer that is called attention: ``layers.0.self_attn``."""
     parts = _pattern(name).split(".")
-    called = [i for i, part in enumerate(parts) if "att" in part.lower()]
+    layer = max((i for i, part in enumerate(parts) if part.isdigit() or part == "*"), default=-1)
+    called = [i for i, part in enumerate(parts) if i > layer and "att" in part.lower()]
     return ".".join(parts[: called[0] + 1] if called else parts[:-2])
 
 

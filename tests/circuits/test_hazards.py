@@ -184,6 +184,89 @@ def test_the_whole_optimizer_cannot_be_copied(fused, kind):
     torch.save(made.state_dict(), io.BytesIO())
 
 
+def test_copies_without_fused_weights_are_refused_too(net, label):
+    """Torch does not copy hooks: the copy would train with the ratio gone."""
+    model = net(separate=True)
+    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=Ramp(1, 5, 9), circuits=label(model))
+    for copied in (lambda: copy.deepcopy((model, made)), lambda: pickle.dumps(made)):
+        with raises("cannot be copied or pickled whole"):
+            copied()
+
+
+def test_a_gradient_that_was_given_other_memory_is_seen(fused):
+    """``p.grad.data = ...`` keeps the gradient's identity and leaves old slices behind."""
+    model, made = fused()
+    before = model.qkv()
+    for parameter in model.parameters():
+        parameter.grad.data = torch.zeros_like(parameter)
+    for group in made.param_groups:
+        group["weight_decay"] = 0.0
+    made.step()
+    assert torch.equal(before, model.qkv())
+
+
+def test_what_is_thawed_later_is_told(net, label):
+    model = net()
+    model.layers[0].requires_grad_(False)
+    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
+    model.loss().backward()
+    made.step()
+    model.layers[0].requires_grad_(True)
+    model.loss().backward()
+    with raises(r"layers\.0\.qkv was frozen when the optimizer was made"):
+        made.step()
+    made.add_param_group({"params": list(model.layers[0].parameters()), "param_names": ["a", "b", "c", "d"]})
+    made.step()
+
+
+def test_what_is_left_out_on_purpose_may_thaw(net, label):
+    model = net()
+    model.head.requires_grad_(False)
+    made = make_optimizer(
+        model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model), only=lambda name, _: "head" not in name
+    )
+    model.head.requires_grad_(True)
+    model.loss().backward()
+    made.step()
+
+
+def test_a_ratio_for_what_is_frozen_is_refused(net, label):
+    """Adapters on the values alone: the ratio would be accepted and do nothing."""
+    model = net(separate=True)
+    for layer in model.layers:
+        for name in ("q", "k", "q_bias", "k_bias"):
+            getattr(layer, name).requires_grad_(False)
+    with raises("qk_ratio=5 would do nothing: no parameter of the qk circuit is there and trainable"):
+        make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
+    make_optimizer(model, optim.SGD, lr=1e-3, ov_ratio=5, circuits=label(model))
+
+
+def test_freezing_later_is_as_in_a_stock_optimizer(fused):
+    model, made = fused()
+    made.zero_grad()
+    model.layers[0].requires_grad_(False)
+    before = [layer.qkv.detach().clone() for layer in model.layers]
+    model.loss().backward()
+    made.step()
+    assert torch.equal(before[0], model.layers[0].qkv)
+    assert not torch.equal(before[1], model.layers[1].qkv)
+
+
+def test_the_state_of_another_optimizer_is_refused(fused):
+    model, made = fused()
+    for state in (optim.AdamW(model.parameters()).state_dict(), {}):
+        with raises("it was saved by another optimizer"):
+            made.load_state_dict(state)
+
+
+def test_a_compiled_step_is_refused(fused, monkeypatch):
+    """Traced hooks would be frozen into the graph with the rates of the first step."""
+    made = fused()[1]
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    with raises("cannot be compiled"):
+        made.step()
+
+
 def test_a_state_of_other_slices_is_refused(net, label):
     saved, other = net("rows"), net("interleaved")
     state = make_optimizer(saved, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(saved)).state_dict()

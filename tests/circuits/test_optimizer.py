@@ -236,6 +236,14 @@ def test_tensor_rates(net, label, train):
         ({"lr": "fast"}, "'fast'"),
         ({"weight_decay": float("nan")}, "nan"),
         ({"only": lambda name, parameter: False}, "no trainable parameters"),
+        ({"only": "qk"}, "only='qk' is no function"),
+        ({"optimizer_class": partial(optim.LBFGS, max_iter=2)}, "LBFGS"),
+        (
+            {"optimizer_class": optim.SGD([torch.zeros(1, requires_grad=True)])},
+            "SGD is not an optimizer class",
+        ),
+        ({"circuits": {"layers.*": "q"}}, "circuits are what find_circuits returns, not a dict"),
+        ({"model": "gpt2"}, "a model is a torch.nn.Module, not 'gpt2'"),
     ],
 )
 def test_bad_input_is_quoted(arguments, quoted, net, label):
@@ -247,5 +255,5 @@ def test_bad_input_is_quoted(arguments, quoted, net, label):
         "circuits": label(model),
     } | arguments
     with pytest.raises(InputError) as told:
-        make_optimizer(model, **given)
+        make_optimizer(**{"model": model} | given)
     assert quoted in str(told.value) and "\n" not in str(told.value)

@@ -79,6 +79,17 @@ def test_independent_decay_keeps_rate_times_decay(ratio, decay, shrinks, net, la
     assert torch.allclose(model.head.weight / net("rows").head.weight, torch.tensor(0.95))
 
 
+def decays_used(optimizer):
+    """The decay each group really steps with."""
+    seen = {}
+    handle = optimizer.register_step_pre_hook(
+        lambda o, *_: seen.update({group["name"]: group["weight_decay"] for group in o.param_groups})
+    )
+    optimizer.step()
+    handle.remove()
+    return seen
+
+
 def test_independent_decay_of_the_optimizers_own_default(net, label):
     made = make_optimizer(
         model := net(separate=True),
@@ -88,7 +99,29 @@ def test_independent_decay_of_the_optimizers_own_default(net, label):
         decay="independent",
         circuits=label(model),
     )
-    assert groups(made)["qk"]["weight_decay"] == 0.01 / 4 and groups(made)["base"]["weight_decay"] == 0.01
+    assert decays_used(made) == {"base": 0.01, "qk": 0.01 / 4}
+    assert groups(made)["qk"]["weight_decay"] == 0.01  # divided for the step only
+
+
+@pytest.mark.parametrize("ratio", [4, Ramp(4, 8, 100)])
+def test_independent_decay_follows_a_schedule_of_the_decay(ratio, net, label):
+    model = net(separate=True)
+    made = make_optimizer(
+        model, optim.AdamW, lr=1e-3, qk_ratio=ratio, decay="independent", circuits=label(model)
+    )
+    for group in made.param_groups:
+        group["weight_decay"] = 0.2
+    assert decays_used(made) == {"base": 0.2, "qk": 0.05}
+
+
+def test_independent_decay_stays_equal_when_a_run_goes_on_with_another_ratio(net, label):
+    model = net(separate=True)
+    options = {"lr": 1e-3, "decay": "independent", "weight_decay": 0.1, "circuits": label(model)}
+    before = make_optimizer(model, optim.AdamW, qk_ratio=5, **options)
+    after = make_optimizer(model, optim.AdamW, qk_ratio=10, **options)
+    after.load_state_dict(before.state_dict())
+    assert decays_used(after)["qk"] == pytest.approx(0.1 / 10)
+    assert groups(after)["qk"]["lr"] == pytest.approx(1e-2)
 
 
 @pytest.mark.parametrize(
@@ -102,6 +135,9 @@ def test_independent_decay_of_the_optimizers_own_default(net, label):
         ({"rules": {"qk": {"gradient_norm": 0}}}, "not 0"),
         ({"rules": {"qk": {"gradient_norm": 1}}, "mechanism": "parametrization"}, "gradient_norm"),
         ({"ov_ratio": 0}, "ov_ratio"),
+        ({"rules": ["qk"]}, r"rules=\['qk'\]; rules look like"),
+        ({"rules": {"qk": 3}}, "rules look like"),
+        ({"rules": {"shared": {"lr": 1.0}}}, "would do nothing: no parameter of the shared circuit"),
     ],
 )
 def test_bad_rules_are_quoted(arguments, told, net, label):

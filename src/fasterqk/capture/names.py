@@ -77,8 +77,8 @@ def meaning(name: str) -> Meaning:
 
     >>> meaning("q_proj").letters, meaning("query_key_value").letters, meaning("out_proj").output
     ('q', 'qkv', True)
-    >>> meaning("c_proj").output, meaning("rank_proj").output
-    (True, False)
+    >>> meaning("c_proj").output, meaning("rank_proj").output, meaning("layernorm1").norm
+    (True, False, True)
     """
     parts = words(name)
     found = "qkv" if is_fused(name) else "".join(_LETTERS.get(part, "") for part in parts)
@@ -88,6 +88,6 @@ def meaning(name: str) -> Meaning:
     return Meaning(
         letters,
         output=not letters and output,
-        norm=any(part in _NORM for part in parts),
+        norm=any(part.rstrip("0123456789") in _NORM for part in parts),
         score=bool(_SCORE.search(name)),
     )

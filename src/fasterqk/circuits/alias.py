@@ -16,6 +16,7 @@ from fasterqk.circuits.shadow import Shadow
 from fasterqk.circuits.window import Window
 from fasterqk.errors import InputError
 
+COPYING = ("__deepcopy__", "__reduce_ex__")  # what copy and pickle ask for
 _AGAIN = "make the optimizer after the model has its final weights, dtype and device"
 
 
@@ -44,13 +45,14 @@ class Fused:
         self.views = [window.view(parameter.detach()) for window in windows]
         self.leaves = [nn.Parameter(view) for view in self.views]
         for leaf in self.leaves:
-            _forbid_copies(leaf)
+            forbid_copies(leaf)
         self.shadows = {
             index: Shadow(leaf, view)
             for index, (leaf, view) in enumerate(zip(self.leaves, self.views, strict=True))
             if always or (copied and not view.is_contiguous())
         }
         self._gradient: torch.Tensor | None = None  # the fused gradient the leaves look at
+        self._address = 0  # where it lies
         self._slices: list[torch.Tensor] = []  # and its slices, as given to the leaves
         self._watch()
 
@@ -89,7 +91,7 @@ class Fused:
         A gradient that somebody gave to a leaf itself is left alone while the fused one is as it was.
         """
         gradient = self.parameter.grad
-        if gradient is self._gradient:
+        if gradient is self._gradient and (gradient is None or gradient.data_ptr() == self._address):
             return
         if gradient is None:
             for leaf, old in zip(self.leaves, self._slices, strict=True):
@@ -108,7 +110,7 @@ class Fused:
                 "make its layer with sparse=False"
             )
         detached = gradient.detach()
-        self._gradient = gradient
+        self._gradient, self._address = gradient, gradient.data_ptr()
         self._slices = [window.view(detached) for window in self._windows]
         for leaf, part in zip(self.leaves, self._slices, strict=True):
             leaf.grad = part
@@ -158,17 +160,21 @@ class Fused:
                 leaf.data = view
 
 
-def _forbid_copies(leaf: nn.Parameter) -> None:
-    """A copied or pickled leaf would no longer be part of any model: an error instead of a silent no-op."""
+def forbid_copies(thing: nn.Parameter | torch.optim.Optimizer) -> None:
+    """Make copying and pickling an error.
+
+    A copied leaf would be part of no model, and a copied optimizer would lose its hooks, which torch does
+    not copy, and with them ratios that change.
+    """
 
     def refuse(*_: Any) -> NoReturn:
         raise InputError(
-            "this optimizer lives in the memory of its model and cannot be copied or pickled whole; "
+            "this optimizer is tied to its model and cannot be copied or pickled whole; "
             "call make_optimizer on the copied model and load_state_dict(optimizer.state_dict())"
         )
 
-    for name in ("__deepcopy__", "__reduce_ex__"):
-        setattr(leaf, name, refuse)
+    for name in COPYING:
+        setattr(thing, name, refuse)
 
 
 def zero_grad_with(optimizer: torch.optim.Optimizer, fused: Sequence[Fused]) -> Callable[[bool], None]:

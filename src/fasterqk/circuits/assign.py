@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from torch import nn
 
 from fasterqk.circuits.decay import undecayed
 from fasterqk.circuits.find import find_circuits
 from fasterqk.circuits.rules import Request, Resolver, Settings
-from fasterqk.circuits.slices import Circuits, Slice
+from fasterqk.circuits.slices import Circuit, Circuits, Slice
 from fasterqk.errors import InputError
 
 Only = Callable[[str, nn.Parameter], bool]
@@ -69,6 +70,10 @@ def assign(
     model: nn.Module, request: Request, circuits: Circuits | None, only: Only | None = None
 ) -> list[Assigned]:
     """What every trainable parameter that ``only`` lets through is told, in the model's order."""
+    if only is not None and not callable(only):
+        raise InputError(f"only={only!r} is no function of name and parameter")
+    if circuits is not None and not isinstance(circuits, Circuits):
+        raise InputError(f"circuits are what find_circuits returns, not a {type(circuits).__name__}")
     if request.per_head and circuits is not None and all(part.head is None for part in circuits):
         raise InputError("a ratio per head needs labels per head: find_circuits(model, heads=True)")
     resolver = Resolver(request, circuits or ())
@@ -85,7 +90,20 @@ def assign(
         assigned.append(Assigned(name, parameter, _whole_or_runs(runs)))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
+    if circuits is not None and only is None:
+        trained = {part.circuit for each in assigned for part in slices.get(id(each.parameter), [])}
+        _check_anything_to_do(request, trained)
     return assigned
+
+
+def _check_anything_to_do(request: Request, trained: set[Circuit]) -> None:
+    """A ratio for a circuit that is frozen (adapters on the values alone, say) would do nothing."""
+    for circuit in get_args(Circuit):
+        asked = request.asks_for(circuit)
+        if asked and circuit not in trained:
+            raise InputError(
+                f"{asked} would do nothing: no parameter of the {circuit} circuit is there and trainable"
+            )
 
 
 def _by_parameter(model: nn.Module, circuits: Circuits | None) -> dict[int, list[Slice]]:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import fasterqk
+from fasterqk.circuits.alias import COPYING
 from fasterqk.circuits.checked import CircuitCheck, CircuitUpdate
 from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.describe import rate
@@ -137,7 +138,8 @@ def _copy(
     model: nn.Module, optimizer: torch.optim.Optimizer, stepping: Stepping | None
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     if stepping is None or stepping.mechanism == "parametrization":
-        other, stepper = copy.deepcopy((model, optimizer))
+        with _copies_allowed(optimizer):
+            other, stepper = copy.deepcopy((model, optimizer))
         if stepping is not None:
             dataclasses.replace(stepping, homes=[], model=weakref.ref(other)).attach(stepper)
         return other, stepper
@@ -147,15 +149,24 @@ def _copy(
     return other, stepper
 
 
+@contextmanager
+def _copies_allowed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Here hooks are hung on the copy again, so it may be made."""
+    held = {name: vars(optimizer).pop(name) for name in COPYING if name in vars(optimizer)}
+    try:
+        yield
+    finally:
+        vars(optimizer).update(held)
+
+
 def _all_at_base(
     stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, stepping: Stepping | None
 ) -> None:
     """Only the rates change: whatever decay the real step would use stays."""
     base = stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"]
     for index, group in enumerate(stepper.param_groups):
-        decay = stepping.plans[index].decay if stepping else None
-        if stepping is not None and decay is not None:
-            group["weight_decay"] = decay / stepping.ratio_now(optimizer, index)
+        if stepping is not None and stepping.plans[index].independent:
+            group["weight_decay"] /= stepping.ratio_now(optimizer, index)
         group["lr"] = base
     own = stepping_of(stepper)
     if own is not None:

@@ -55,7 +55,8 @@ def make_optimizer(
     - ``weight_decay`` among ``kwargs``: biases and norms are then left out of decay, as the Hugging Face
       Trainer does. Without it the optimizer's default holds for everything, as in the plain optimizer.
     - ``decay="coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
-      times larger on QK; ``"independent"`` divides it by the ratio, so lr times decay is equal.
+      times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
+      equal.
     - ``rules``: more by circuit, as in ``{"ov": {"weight_decay": 0.1}, "qk": {"gradient_norm": 1.0}}``.
     - ``circuits``: labels from :func:`find_circuits`, when they are at hand or adjusted.
     - ``mechanism``: ``auto`` uses views of the fused weight, and copies during the step where a slice is
@@ -76,11 +77,12 @@ def make_optimizer(
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"{optimizer_class!r} made a {type(optimizer).__name__}, not a torch optimizer")
     _check_options(optimizer, request)
-    plans = [
-        _plan(group, options, decay) for group, options in zip(groups, optimizer.param_groups, strict=True)
-    ]
     if request.same_everywhere:
         return optimizer
+    plans = [
+        GroupPlan(group.name, group.settings.ratio, _divides_decay(group, options, decay))
+        for group, options in zip(groups, optimizer.param_groups, strict=True)
+    ]
     trained = {id(parameter) for group in groups for parameter in group.parameters}
     trained |= {id(each.parameter) for each in fused}
     Stepping(
@@ -109,19 +111,17 @@ def make_optimizer(
             **kwargs,
         ),
         normalizer(model, labels, request.gradient_norms),
+        [
+            (name, each)
+            for name, each in model.named_parameters()
+            if not each.requires_grad and (only is None or only(name, each))
+        ],
     ).attach(optimizer)
     return optimizer
 
 
-def _plan(group: Group, options: dict[str, Any], decay: str) -> GroupPlan:
-    """What the hooks need to know about a group; also divides its decay by a constant ratio."""
-    ratio = group.settings.ratio
-    if decay == "coupled" or ratio == 1 or "weight_decay" not in options:
-        return GroupPlan(group.name, ratio)
-    if callable(ratio):
-        return GroupPlan(group.name, ratio, options["weight_decay"])
-    options["weight_decay"] /= ratio
-    return GroupPlan(group.name, ratio)
+def _divides_decay(group: Group, options: dict[str, Any], decay: str) -> bool:
+    return decay == "independent" and group.settings.ratio != 1 and "weight_decay" in options
 
 
 def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
@@ -130,8 +130,10 @@ def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
     if decay not in ("coupled", "independent"):
         raise InputError(f"decay={decay!r} is not coupled or independent")
     if not callable(optimizer_class):
-        raise InputError(f"{optimizer_class!r} is not an optimizer class such as torch.optim.AdamW")
-    if isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.LBFGS):
+        shown = repr(optimizer_class).splitlines()[0].rstrip(" (")
+        raise InputError(f"{shown} is not an optimizer class such as torch.optim.AdamW")
+    wrapped = getattr(optimizer_class, "func", optimizer_class)
+    if isinstance(wrapped, type) and issubclass(wrapped, torch.optim.LBFGS):
         raise InputError("LBFGS knows one rate for all parameters and cannot train circuits apart; use AdamW")
 
 

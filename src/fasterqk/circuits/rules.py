@@ -44,6 +44,10 @@ class Request:
         checked_number(self.lr, "lr", zero=True)
         if self.weight_decay is not None:
             checked_number(self.weight_decay, "weight_decay", zero=True)
+        if not isinstance(self.rules, Mapping) or not all(
+            isinstance(rule, Mapping) for rule in self.rules.values()
+        ):
+            raise InputError(f"rules={self.rules!r}; rules look like {{'ov': {{'weight_decay': 0.1}}}}")
         for circuit, rule in self.rules.items():
             if circuit not in CIRCUITS:
                 raise InputError(f"rules name the circuit {circuit!r}; circuits are {', '.join(CIRCUITS)}")
@@ -66,6 +70,13 @@ class Request:
         """Whether every circuit is told the same, so that no labels are needed."""
         ratios = (Ratios("qk_ratio", self.qk_ratio), Ratios("ov_ratio", self.ov_ratio))
         return all(ratio.plain_one for ratio in ratios) and not any(self.rules.values())
+
+    def asks_for(self, circuit: str) -> str:
+        """What is asked of one circuit, in the user's words; empty where it is nothing."""
+        ratio = {"qk": self.qk_ratio, "ov": self.ov_ratio}.get(circuit, 1.0)
+        if not Ratios(f"{circuit}_ratio", ratio).plain_one:
+            return f"{circuit}_ratio={ratio!r}"
+        return f"rules[{circuit!r}]={dict(self.rules[circuit])!r}" if self.rules.get(circuit) else ""
 
     @property
     def per_head(self) -> bool:

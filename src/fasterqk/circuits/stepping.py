@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fasterqk.circuits.alias import Fused, zero_grad_with
+from fasterqk.circuits.alias import Fused, forbid_copies, zero_grad_with
 from fasterqk.circuits.numbers import checked_number
 from fasterqk.circuits.ramp import Ratio
 from fasterqk.circuits.slices import Slice
@@ -29,13 +29,12 @@ _CLOSE = 1e-6
 class GroupPlan:
     """What the hooks know about one parameter group.
 
-    ``decay`` is the weight decay that is divided by the ratio at every step (independent decay under a
-    ratio that changes), or None.
+    ``independent``: its weight decay is divided by the ratio for the time of a step.
     """
 
     name: str
     ratio: Ratio
-    decay: float | None = None
+    independent: bool = False
 
 
 @dataclass
@@ -44,7 +43,8 @@ class Stepping:
 
     ``remake`` builds the same optimizer for a copy of the model; ``normalize`` runs after the gradients
     are known and before the step; ``homes`` are (module, attribute, parameter) of everything optimized;
-    ``members`` says of every labelled slice in which group it is.
+    ``members`` says of every labelled slice in which group it is; ``frozen`` are names and parameters that
+    were not trainable and so are not optimized.
     """
 
     plans: Sequence[GroupPlan]
@@ -55,6 +55,7 @@ class Stepping:
     mechanism: str
     remake: Callable[[nn.Module], torch.optim.Optimizer]
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
+    frozen: Sequence[tuple[str, nn.Parameter]] = ()
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
     _inside: bool = field(default=False, init=False)
     _strided: list[str] = field(default_factory=list, init=False)
@@ -66,6 +67,7 @@ class Stepping:
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Hang the hooks on ``optimizer``."""
         setattr(optimizer, _ATTRIBUTE, self)
+        forbid_copies(optimizer)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
         optimizer.register_load_state_dict_pre_hook(self._check_state)
@@ -99,6 +101,11 @@ class Stepping:
         return register_step_pre_hook
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            raise InputError(
+                "the step of this optimizer changes rates and memory and cannot be compiled; compile the "
+                "model, and call optimizer.step() outside of it"
+            )
         if self._inside:
             self._leave()  # a step that raised has left things half done
         self._check(optimizer)
@@ -157,7 +164,21 @@ class Stepping:
                 self._check_still_there(attribute, parameter)
         for fused in self.fused:
             fused.check()
+        self._check_frozen(optimizer)
         self._check_kernels(optimizer)
+
+    def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
+        """What was frozen is not optimized, and would stay as it is however long it is trained."""
+        thawed = [(name, each) for name, each in self.frozen if each.requires_grad and each.grad is not None]
+        if not thawed:
+            return
+        known = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for name, parameter in thawed:
+            if id(parameter) not in known:
+                raise InputError(
+                    f"{name} was frozen when the optimizer was made and has a gradient now, but would not be "
+                    "trained: make the optimizer while it is trainable, or leave it out with only="
+                )
 
     def _check_kernels(self, optimizer: torch.optim.Optimizer) -> None:
         """Fused kernels walk through memory in one piece; a loaded state may have switched them on."""
@@ -183,21 +204,21 @@ class Stepping:
 
         The first group carries the base rate. A constant ratio is mended in place where it is off (a
         scheduler with one absolute value for all groups); a ratio that changes is multiplied in for this
-        step only, because schedulers like CosineAnnealingLR build each rate on the last.
+        step only, because schedulers like CosineAnnealingLR build each rate on the last. Independent decay
+        is divided for this step only, so that schedules of the decay and loaded states keep their meaning.
         """
         base = self.base_rate(optimizer)
         groups = zip(optimizer.param_groups, self.plans, strict=False)  # later groups are the user's own
         for index, (group, plan) in enumerate(groups):
-            if not callable(plan.ratio):
-                if not math.isclose(float(group["lr"]), float(base) * plan.ratio, rel_tol=_CLOSE):
-                    group["lr"] = base * plan.ratio
-                continue
             ratio = self.ratio_now(optimizer, index)
-            self._saved.append((group, "lr", group["lr"]))
-            group["lr"] = base * ratio
-            if plan.decay is not None:
+            if callable(plan.ratio):
+                self._saved.append((group, "lr", group["lr"]))
+                group["lr"] = base * ratio
+            elif not math.isclose(float(group["lr"]), float(base) * ratio, rel_tol=_CLOSE):
+                group["lr"] = base * ratio
+            if plan.independent:
                 self._saved.append((group, "weight_decay", group["weight_decay"]))
-                group["weight_decay"] = plan.decay / ratio
+                group["weight_decay"] = group["weight_decay"] / ratio
 
     def base_rate(self, optimizer: torch.optim.Optimizer) -> Any:
         """The rate of ratio 1, which the first group carries."""
@@ -214,13 +235,13 @@ class Stepping:
 
     def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A saved state must belong to the same slices, and know how far a changing ratio has come."""
-        saved = state["param_groups"]
+        saved = state.get("param_groups", ())
         for group, plan, other in zip(optimizer.param_groups, self.plans, saved, strict=False):
             names, others = group["param_names"], other.get("param_names", group["param_names"])
-            for ours, theirs in zip(names, others, strict=False):
-                if not (ours.endswith(theirs) or theirs.endswith(ours)):
+            for name, its in zip(names, others, strict=False):
+                if not (name.endswith(its) or its.endswith(name)):
                     raise InputError(
-                        f"the saved state has {theirs!r} where this optimizer has {ours!r}; "
+                        f"the saved state has {its!r} where this optimizer has {name!r}; "
                         "make it for the same model, with the same kind of ratios and mechanism"
                     )
             if callable(plan.ratio) and _STEP not in other:
@@ -228,6 +249,13 @@ class Stepping:
                     f"the saved state does not say how many steps the ratio of group {plan.name!r} has "
                     "seen; it was not saved with a ratio that changes"
                 )
+        ours = [len(group["params"]) for group in optimizer.param_groups]
+        theirs = [len(group["params"]) for group in saved]
+        if ours != theirs:
+            raise InputError(
+                f"the saved state has groups of {theirs} parameters, this optimizer has groups of {ours}; "
+                "it was saved by another optimizer, or for a model with other trainable parameters"
+            )
 
 
 def stepping_of(optimizer: torch.optim.Optimizer) -> Stepping | None:

@@ -58,9 +58,9 @@ def cut_by_head(
 
 
 def _single_head(address: Address) -> int | None:
-    """The number of the head in a list with one module or parameter a head: ``heads.3.query``, ``Wq.3``."""
+    """The number of the head in a list that has one module a head: ``heads.3.query``."""
     for listed, number in pairwise(address.components):
-        if number.isdigit() and ("head" in listed.lower() or meaning(listed).letters):
+        if number.isdigit() and "head" in listed.lower():
             return int(number)
     return None
 
@@ -107,7 +107,7 @@ def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
 
 
 def _listed(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
-    """Heads counted from a list with one module or parameter each."""
+    """Heads counted from a list with one module each."""
     found = {
         _single_head(locate(model, scope.path, name, parameter))
         for name, parameter in scope.module.named_parameters(prefix=scope.core)

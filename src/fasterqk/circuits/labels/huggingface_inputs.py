@@ -37,6 +37,8 @@ def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]
         ["pixel_values"],
         ["inputs_embeds"],
         ["hidden_states"],
+        [main, "input_features_mask"],
+        ["query_embeds", "encoder_hidden_states"],
     ):
         wanted = [name for name in dict.fromkeys(chosen) if name in made]
         if wanted and wanted not in tried:
@@ -53,7 +55,7 @@ def _inputs(name: str, config: Any) -> list[Tensor]:
         return [torch.randint(min(5, tokens - 1), tokens, (1, LENGTH), generator=_generator())]
     if name == "bbox":
         return [torch.zeros(1, LENGTH, 4, dtype=torch.long)]
-    if name in ("inputs_embeds", "hidden_states", "encoder_hidden_states"):
+    if name in ("inputs", "inputs_embeds", "hidden_states", "query_embeds", "encoder_hidden_states"):
         widths = ["hidden_size", "d_model", "n_embd", "dim"]
         if name == "encoder_hidden_states":
             widths = ["cross_attention_hidden_size", "encoder_hidden_size", *widths]
@@ -61,13 +63,18 @@ def _inputs(name: str, config: Any) -> list[Tensor]:
         return [] if width is None else [_normal(1, LENGTH, width)]
     if name == "pixel_values":
         return _pictures(getattr(config, "vision_config", None) or config)
-    if name == "input_features":
+    if name in ("input_features", "input_features_mask"):
         audio = getattr(config, "audio_config", None) or config
         length = 2 * (_number(audio, "max_source_positions") or 50)
         bins = _number(audio, "num_mel_bins", "feature_size", "input_feat_per_channel") or 80
+        if name == "input_features_mask":
+            return [torch.ones(1, length, dtype=torch.long)]
         wide = _number(audio, "feature_projection_input_dim", "input_dim") or bins
         return [_normal(1, bins, length), _normal(1, length, wide)]
-    return [_normal(1, 4000)] if name == "input_values" else []
+    if name == "input_values":
+        length, bins = _number(config, "max_length"), _number(config, "num_mel_bins")
+        return [_normal(1, length, bins)] if length and bins else [_normal(1, 4000)]
+    return []
 
 
 def _pictures(config: Any) -> list[Tensor]:

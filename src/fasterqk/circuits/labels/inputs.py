@@ -70,7 +70,7 @@ def run_guessed(model: nn.Module) -> list[str]:
         for handle in handles:
             handle.remove()
     if not ran:
-        raise RuntimeError(f"no inputs could be guessed that run it; {failures[0] if failures else ''}")
+        raise RuntimeError("; ".join(["no inputs could be guessed that run it", *failures[:1]]))
     return ran
 
 

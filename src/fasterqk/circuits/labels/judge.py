@@ -126,7 +126,12 @@ def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
 
 
 def agree(own: Guess, finding: Finding) -> bool:
-    """Whether guess and finding put every row into the same circuit."""
+    """Whether guess and finding put every row into the same circuit.
+
+    Between v and o the probe is trusted: what is called ``dense_3`` may make values.
+    """
+    if own.role == "o" and finding.role == "v":
+        return False
     if own.role is not None:
         return {CIRCUIT_OF_ROLE[role] for _, _, role in finding.runs} == {CIRCUIT_OF_ROLE[own.role]}
     if own.axis != finding.axis:

@@ -111,6 +111,8 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     inside: dict[str, list[Signals]] = {}
     elsewhere = []
     for signals in trace.found:
+        if not signals.probabilities.requires_grad:
+            continue  # formed without autograd, which then has nothing to tell
         path = next((frame.name for frame in signals.frames if frame.name in held), None)
         if path is not None:
             inside.setdefault(path, []).append(signals)
@@ -159,7 +161,8 @@ def _cutting(
 
     def leave(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            finished.add(name)
+            if torch.is_grad_enabled():
+                finished.add(name)
             outputs.extend(_float_tensors(output))
 
         return hook

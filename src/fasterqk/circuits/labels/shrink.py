@@ -20,7 +20,7 @@ _HEAD_WIDTH = re.compile(
     r"|global_head_dim|linear_key_head_dim|linear_value_head_dim|index_head_dim|swa_head_dim|\w+_head_dim)$"
 )
 _WIDTH = re.compile(
-    r"^(hidden_size|d_model|n_embd|dim|embed_dim|embedding_size|hidden_dim|emb_dim|projection_dim|out_hidden_size"
+    r"^(hidden_size|d_model|d_latents|n_embd|dim|embed_dim|embedding_size|hidden_dim|emb_dim|projection_dim|out_hidden_size"
     r"|text_hidden_size|output_hidden_size|encoder_hidden_size|decoder_hidden_size|word_embed_proj_dim|d_embed"
     r"|word_embed_proj_dim|output_dim|projector_hidden_size|backbone_hidden_size|cross_attention_hidden_size"
     r"|vision_hidden_size|audio_hidden_size|proj_dim|hidden_size_per_layer_input|lru_width|text_embed_dim"
@@ -32,7 +32,7 @@ _INNER = re.compile(
     r"|pooler_intermediate_size|projector_intermediate_size|feed_forward_dim|dff|intermediate_dim|inner_dim)$"
 )
 _LAYERS = re.compile(
-    r"^(num_hidden_layers|num_layers|n_layers?|layers|depth|encoder_layers|decoder_layers|num_encoder_layers"
+    r"^(num_hidden_layers|num_self_attends_per_block|num_layers|n_layers?|layers|depth|encoder_layers|decoder_layers|num_encoder_layers"
     r"|num_decoder_layers|\w+_num_hidden_layers|num_hidden_layers_\w+|\w+_num_layers|resampler_depth|max_window_layers"
     r"|text_encoder_num_layers|\w+_layers)$"
 )
@@ -75,6 +75,8 @@ def _shrink_part(part: Any, head_width: int | None) -> None:
             new = _narrower(name, value, heads, head_width)
         if kept and isinstance(value, list) and len(value) == len(values["layer_types"]):
             new = [value[i] for i in kept]
+        elif isinstance(value, list) and len(value) == values.get("num_hidden_layers"):
+            new = value[:LAYERS]  # one value a layer, as Longformer has its windows
         if new is not None:
             part.__dict__[name] = new
     if head_width is not None:
@@ -96,6 +98,8 @@ def _fewer(name: str, value: Any, layers: int) -> Any:
         return min(value, VOCABULARY)
     if _LAYERS.match(name) and not _NOT_LAYERS.search(name):
         return min(value, layers)
+    if name == "num_kv_shared_layers":
+        return 0  # they share with layers that are not there any more
     if name == "max_source_positions":
         return min(value, 64)
     if name == "num_frames":

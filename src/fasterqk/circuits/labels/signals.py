@@ -22,6 +22,9 @@ _PROBABILITIES = "_fasterqk_weights"
 _CONTEXT = "_fasterqk_context"
 # A projection ends what was a context; everything before it (norms, gates) still belongs to it.
 _PROJECTIONS = {F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, *PRODUCTS}
+# A softmax written out: the exponentials of the scores, divided by their sum before or after.
+_EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_, F.log_softmax, torch.log_softmax}
+_EXPONENTIALS |= {Tensor.log_softmax}
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_}
 _MANY_HEADS = 128
 _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
@@ -29,7 +32,7 @@ _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Te
 
 @dataclass(eq=False)
 class Signals:
-    """One softmax that weighted values."""
+    """One softmax that weighted values, or the exponentials of one that is written out."""
 
     probabilities: Tensor
     frames: tuple[Frame, ...]
@@ -83,7 +86,7 @@ class SignalTrace(TorchFunctionMode):
             return None
         if not isinstance(output, Tensor):
             return output
-        if func in SOFTMAXES:
+        if func in SOFTMAXES or (func in _EXPONENTIALS and _are_scores(tensors[0])):
             signals = Signals(output, tuple(self.recorder.frames))
             for query, key in getattr(tensors[0], _SCORES, ()):
                 signals.queries.append(query)
@@ -122,6 +125,12 @@ def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> N
         scores += [pair for pair in getattr(operand, _SCORES, ()) if all(pair is not own for own in scores)]
     if scores and (func not in _PROJECTIONS or _mixes_heads(tensors)):
         setattr(output, _SCORES, scores)
+
+
+def _are_scores(tensor: Tensor) -> bool:
+    """Whether both factors are learned: features of a kernel (q times a random matrix) are no scores."""
+    pairs = getattr(tensor, _SCORES, ())
+    return bool(pairs) and all(query.requires_grad and key.requires_grad for query, key in pairs)
 
 
 def _mixes_heads(tensors: list[Tensor]) -> bool:
