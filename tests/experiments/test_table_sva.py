@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -43,26 +44,48 @@ def test_only_whole_sentences_have_printed_numbers_and_a_released_protocol():
         table_sva("released", "prefix")
 
 
-def test_the_rate_is_that_of_the_best_validation_accuracy(monkeypatch, tmp_path):
-    accuracies = dict(zip(RATES, [0.7, 0.9, 0.8, None, None], strict=True))
-    seen = []
+@pytest.fixture
+def choose(monkeypatch, tmp_path):
+    """Choose among made-up validation accuracies on so many sentences."""
 
-    def sweep(cells, function, out, **options):
-        seen.extend(cells)
-        found = [accuracies[cell.lr] for cell in seen]
-        return [{"diverged": a is None, "validation": a and {"accuracy": a}} for a in found]
+    def choose(accuracies, sentences):
+        found = dict(zip(RATES, accuracies, strict=True))
+        seen = []
 
-    monkeypatch.setattr(module, "sweep", sweep)
-    chosen = choose_rate("prefix", tmp_path, epochs=2)
-    assert chosen["lr"] == RATES[1]
+        def sweep(cells, function, out, **options):
+            seen.extend(cells)
+            reached = [found[cell.lr] for cell in seen]
+            return [{"diverged": a is None, "validation": a and {"accuracy": a}} for a in reached]
+
+        task = SimpleNamespace(splits={"validation": range(sentences)})
+        monkeypatch.setattr(module, "sweep", sweep)
+        monkeypatch.setattr(module, "load_task", lambda name, form: task)
+        return choose_rate("prefix", tmp_path, epochs=2), seen
+
+    return choose
+
+
+def test_the_rate_is_the_smallest_within_one_standard_error_of_the_best(choose):
+    accuracies = [0.7, 0.85, 0.88, 0.9, None]
+    assert choose(accuracies, 10_000)[0]["lr"] == 3e-3  # a standard error of 0.003
+    assert choose(accuracies, 225)[0]["lr"] == 1e-3  # 0.02
+    chosen, seen = choose(accuracies, 36)  # 0.05
+    assert chosen["lr"] == 3e-4
+    assert chosen["standard_error"] == pytest.approx(0.05)
     assert chosen["validation_accuracy"] == {
         "0.0001": 0.7,
-        "0.0003": 0.9,
-        "0.001": 0.8,
-        "0.003": None,
+        "0.0003": 0.85,
+        "0.001": 0.88,
+        "0.003": 0.9,
         "0.01": None,
     }
-    assert {(cell.qk_ratio, cell.seed, cell.epochs, cell.form) for cell in seen} == {(1.0, 1234, 2, "prefix")}
+    settings = {(cell.qk_ratio, cell.seed, cell.epochs, cell.form) for cell in seen}
+    assert settings == {(1.0, 1234, 2, "prefix")}
+
+
+def test_rates_that_all_diverge_are_one_line(choose):
+    with pytest.raises(InputError, match="diverged at every base rate"):
+        choose([None] * len(RATES), 10)
 
 
 def test_released_takes_the_notebooks_number_of_steps_whatever_the_data():

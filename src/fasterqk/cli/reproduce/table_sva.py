@@ -83,4 +83,7 @@ def show(result: dict[str, Any]) -> None:
                 f"{rate}: {'diverged' if value is None else f'{value:.3f}'}"
                 for rate, value in chosen["validation_accuracy"].items()
             )
-            print(f"base rate {chosen['lr']:g}, by validation accuracy at equal rates ({tried})\n")
+            print(
+                f"base rate {chosen['lr']:g}: the smallest within one standard error of the best "
+                f"validation accuracy at equal rates ({tried})\n"
+            )
