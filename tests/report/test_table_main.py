@@ -42,7 +42,7 @@ def test_table_and_figure_are_written(tmp_path):
         "setting",
         "test accuracy",
     ]
-    assert [r["setting"] for r in document["rows"]][2] == "uniform attention, baseline"
+    assert [r["setting"] for r in document["rows"]][2] == "null, baseline"
     with Path(files["figure"]["csv"]).open() as stream:
         assert len(list(csv.DictReader(stream))) == len(difference_rows(ROWS))
     assert Path(files["figure"]["png"]).stat().st_size > 1000

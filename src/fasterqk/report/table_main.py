@@ -13,7 +13,8 @@ Row = Mapping[str, Any]
 # What the picture shows, in units of one (AC and ACMC are percentages).
 SHOWN = ("test_accuracy", "mrta", "ac", "acmc", "sufficiency_5", "comprehensiveness_5")
 PERCENT = ("ac", "acmc")
-NAMES = {"null": "uniform attention", "paper": "the paper"}
+NAMES = {"null": "null", "paper": "the paper"}
+NULL = "Null: uniform attention; for faithfulness, tokens ranked by chance."
 
 
 def save_main(rows: Sequence[Row], out: Path, name: str, *, caption: str) -> dict[str, Any]:
@@ -24,7 +25,7 @@ def save_main(rows: Sequence[Row], out: Path, name: str, *, caption: str) -> dic
     named = [{**row, "setting": setting_name(row["setting"])} for row in rows]
     title = "Faster query-key learning on real data"
     return {
-        "table": save_table(out, name, title=title, caption=caption, columns=columns, rows=named),
+        "table": save_table(out, name, title=title, caption=f"{NULL} {caption}", columns=columns, rows=named),
         "figure": _save_differences(rows, out, f"{name}-differences", title, caption),
     }
 
@@ -33,7 +34,7 @@ def setting_name(setting: str) -> str:
     """What a row of the table is called.
 
     >>> setting_name("null, faster_qk"), setting_name("difference")
-    ('uniform attention, faster QK', 'difference')
+    ('null, faster QK', 'difference')
     """
     source, comma, arm = setting.partition(", ")
     if not comma:
@@ -96,17 +97,22 @@ def _save_differences(rows: Sequence[Row], out: Path, name: str, title: str, cap
                     [metrics.index(row["metric"]) + shift for row in own],
                     xerr=[row["half_width"] or 0.0 for row in own],
                     linestyle="none",
-                    markersize=5,
+                    markersize=4.5,
                     elinewidth=1.4,
                     label=source,
                     color=style["color"],
                     marker=style["marker"],
                 )
             axis.set(title=dataset, xlabel="faster QK minus baseline")
-        axes[0][0].set_yticks(range(len(metrics)), [label(metric).replace(", %", "") for metric in metrics])
+        axes[0][0].set_yticks(range(len(metrics)), [_axis_label(metric) for metric in metrics])
         axes[0][0].invert_yaxis()
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(styles))
         return save_figure(
             figure, out, name, title=f"{title}: differences", caption=f"95% intervals. {caption}", rows=shown
         )
+
+
+def _axis_label(metric: str) -> str:
+    text = label(metric).replace(", %", "")
+    return f"{text}\n(lower is better)" if metric.startswith("sufficiency") else text
