@@ -6,8 +6,6 @@ shapes those of later layers only. So in every attention block the rows labelled
 probabilities, and the rows labelled v and o reach fewer.
 """
 
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import torch
@@ -46,7 +44,7 @@ def contradictions(model: nn.Module, circuits: Circuits, inputs: dict[str, Any])
 def _contradicted(pieces: list[tuple[Slice, Tensor]]) -> list[str]:
     looking = torch.cat([rows for piece, rows in pieces if piece.circuit in ("qk", "shared")] or [_NOTHING])
     saying = torch.cat([rows for piece, rows in pieces if piece.circuit == "ov"] or [_NOTHING])
-    most = _union(looking)
+    most = int(_union(looking[None])) if len(looking) else 0
     if bool(((looking == most) | (looking == 0)).all()) and bool((saying == most).all()):
         return []  # the probabilities of this block are not among those returned
     lines = []
@@ -62,13 +60,17 @@ def _contradicted(pieces: list[tuple[Slice, Tensor]]) -> list[str]:
 def _rows(shaped: Tensor, piece: Slice) -> Tensor:
     """Of every row of a slice (of a whole parameter: all of it), which probabilities it shapes."""
     if piece.axis is None:
-        return torch.tensor([_union(shaped)])
+        return _union(shaped.reshape(1, -1))
     part = shaped.narrow(piece.axis, piece.start or 0, (piece.stop or 0) - (piece.start or 0))
-    return torch.tensor([_union(row) for row in part.movedim(piece.axis, 0)])
+    return _union(part.movedim(piece.axis, 0).flatten(1))
 
 
-def _union(numbers: Tensor) -> int:
-    return reduce(or_, numbers.unique().tolist(), 0)
+def _union(numbers: Tensor) -> Tensor:
+    """Of every row the bits that any of its numbers has."""
+    found = torch.zeros(len(numbers), dtype=torch.long)
+    for bit in range(int(numbers.max()).bit_length()):
+        found |= ((numbers >> bit) & 1).amax(1) << bit
+    return found
 
 
 def _reached(probabilities: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:

@@ -72,6 +72,13 @@ def test_rules_come_first() -> None:
     assert {s.decided_by for s in circuits if s.parameter != "in_proj.bias"} == {"rule"}
 
 
+def test_a_rule_may_name_a_class() -> None:
+    model = nn.Sequential(FusedAttention(), nn.TransformerEncoderLayer(WIDTH, 2, 16))
+    found = roles(find_circuits(model, rules={"Fused*": "rest"}))
+    assert found["0.in_proj.weight"] == found["0.out_proj.bias"] == ["rest"]
+    assert found["1.self_attn.in_proj_weight"] == ["q", "k", "v"]
+
+
 def test_a_function_may_be_the_rule() -> None:
     def rule(name: str, parameter: nn.Parameter) -> object:
         if name == "in_proj.bias":

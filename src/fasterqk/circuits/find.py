@@ -41,10 +41,13 @@ def find_circuits(
     """Label every parameter of ``model``, slice by slice where a weight is fused.
 
     Roles are q and k (circuit ``qk``), v and o (``ov``), ``shared`` (inside attention, reaching both) and
-    ``rest`` (outside attention). In this order: ``rules`` (a mapping of name patterns to roles or to runs
-    ``(axis, start, stop, role)``, or a function ``(name, parameter)`` that returns either or None), a
-    registry of layouts by module class, the names, and the autograd probe on a copy, which verifies all
-    of it and decides what is left. An attention parameter that nothing explains is an ``InputError``.
+    ``rest`` (outside attention). In this order: ``rules``, a registry of layouts by module class, the
+    names, and the autograd probe on a copy, which verifies all of it and decides what is left. An
+    attention parameter that nothing explains is an ``InputError``.
+
+    ``rules``: a mapping of patterns to roles or to runs ``(axis, start, stop, role)``, where a pattern is
+    one of parameter names (``"*.attn.rel"``) or else of module classes (``"*Mixer"``: all they hold); or a
+    function ``(name, parameter)`` that returns a role, runs, or None.
 
     ``verify``: ``"auto"`` probes small models on a copy and large Hugging Face models on a shrunken twin;
     True demands that the probe sees every attention block; False trusts registry and names. ``heads``
@@ -58,7 +61,7 @@ def find_circuits(
     if verify not in (True, False, "auto"):
         raise InputError(f'verify is True, False or "auto", not {verify!r}')
     model = uncompiled(model)
-    stated = apply_rules(rules, dict(model.named_parameters()))
+    stated = apply_rules(rules, model)
     refuse_linear_attention(model, stated)
     judgement = _judgement(model, stated, verify, inputs)
     refuse_linear_attention(model, stated, judgement.silent)

@@ -38,6 +38,7 @@ def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]
         ["inputs_embeds"],
         ["hidden_states"],
         [main, "input_features_mask"],
+        [main, "visual_feats", "visual_pos"],
         ["query_embeds", "encoder_hidden_states"],
     ):
         wanted = [name for name in dict.fromkeys(chosen) if name in made]
@@ -53,6 +54,9 @@ def _inputs(name: str, config: Any) -> list[Tensor]:
         text = getattr(config, "text_config", None) or getattr(config, "decoder", None) or config
         tokens = first_number((text, config), ("vocab_size", "text_vocab_size")) or 32
         return [torch.randint(min(5, tokens - 1), tokens, (1, LENGTH), generator=_generator())]
+    if name in ("visual_feats", "visual_pos"):
+        width = 4 if name == "visual_pos" else _number(config, "visual_feat_dim")
+        return [] if width is None else [_normal(1, LENGTH, width)]
     if name == "bbox":
         return [torch.zeros(1, LENGTH, 4, dtype=torch.long)]
     if name in ("inputs", "inputs_embeds", "hidden_states", "query_embeds", "encoder_hidden_states"):

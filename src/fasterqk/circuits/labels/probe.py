@@ -125,7 +125,8 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     return Evidence(
         _findings(parameters, codes, heard),
         frozenset(inside),
-        frozenset(finished - inside.keys()),
+        # A block that was called with nothing to look at (no picture, no protein) uses none of its weights.
+        frozenset(path for path in finished - inside.keys() if any(bool(codes[n].any()) for n in held[path])),
         frozenset(path for path, found in heard.items() if not found[0].complete),
         tuple(dict.fromkeys(elsewhere)),
         {

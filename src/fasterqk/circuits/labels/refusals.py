@@ -24,11 +24,13 @@ def refuse_linear_attention(
     left = [path for path in outer if any(name not in stated for name in _held(blocks[path], path))]
     if not left:
         return
-    patterns = dict.fromkeys(stack_of(path) for path in left)
-    # A pattern may also catch the softmax layers of a hybrid: then every block is named.
+    # A pattern of names may also catch the softmax layers of a hybrid: the class does not.
     loose = {stack_of(path) for path, _ in model.named_modules() if path not in blocks}
-    keys = [own for own in patterns if own not in loose] + [own for own in left if stack_of(own) in loose]
-    rules = ", ".join(f"{key + '.*'!r}: 'rest'" for key in keys[:4]) + (", ..." if len(keys) > 4 else "")
+    named = ((path, stack_of(path)) for path in left)
+    keys = dict.fromkeys(
+        type(blocks[path]).__name__ if pattern in loose else pattern + ".*" for path, pattern in named
+    )
+    rules = ", ".join(f"{key!r}: 'rest'" for key in keys)
     raise InputError(
         f"{left[0] or 'the model'} ({type(blocks[left[0]]).__name__}) forms no softmax over queries and keys"
         f", so it has no QK circuit; to leave such blocks at the base rate pass rules={{{rules}}}"

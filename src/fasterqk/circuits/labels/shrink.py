@@ -75,8 +75,8 @@ def _shrink_part(part: Any, head_width: int | None) -> None:
             new = _narrower(name, value, heads, head_width)
         if kept and isinstance(value, list) and len(value) == len(values["layer_types"]):
             new = [value[i] for i in kept]
-        elif isinstance(value, list) and len(value) == values.get("num_hidden_layers"):
-            new = value[:LAYERS]  # one value a layer, as Longformer has its windows
+        elif name == "attention_window" and isinstance(value, list):
+            new = value[:LAYERS]  # Longformer's windows, one a layer
         if new is not None:
             part.__dict__[name] = new
     if head_width is not None:

@@ -14,10 +14,15 @@ Stated = Role | Sequence[tuple[int, int, int, Role] | Slice]
 Rules = Mapping[str, Stated] | Callable[[str, nn.Parameter], Stated | None]
 
 
-def apply_rules(rules: Rules | None, parameters: Mapping[str, nn.Parameter]) -> dict[str, Any]:
-    """What the rules say: by parameter name a role, or runs ``(axis, start, stop, role)`` in order."""
+def apply_rules(rules: Rules | None, model: nn.Module) -> dict[str, Any]:
+    """What the rules say: by parameter name a role, or runs ``(axis, start, stop, role)`` in order.
+
+    A pattern is one of parameter names; if it matches none, of classes of modules, and then stands for all
+    that is inside them.
+    """
     if rules is None:
         return {}
+    parameters = dict(model.named_parameters())
     if callable(rules):
         said = {name: rules(name, parameter) for name, parameter in parameters.items()}
         stated = {name: value for name, value in said.items() if value is not None}
@@ -25,15 +30,27 @@ def apply_rules(rules: Rules | None, parameters: Mapping[str, nn.Parameter]) -> 
         stated = {}
         for pattern, value in rules.items():
             matched = [name for name in parameters if fnmatchcase(name, pattern)]
+            matched = matched or _inside_class(model, pattern)
             if not matched:
                 raise InputError(
-                    f"rule {pattern!r} matches no parameter; names look like {_some(parameters)}"
+                    f"rule {pattern!r} matches no parameter and no class; names look like {_some(parameters)}"
                 )
             for name in matched:
                 stated.setdefault(name, value)
     else:
         raise InputError(f"rules are a mapping of name patterns or a function, not {type(rules).__name__}")
     return {name: _checked(name, value, parameters[name]) for name, value in stated.items()}
+
+
+def _inside_class(model: nn.Module, pattern: str) -> list[str]:
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    found = dict.fromkeys(
+        id(parameter)
+        for module in model.modules()
+        if fnmatchcase(type(module).__name__, pattern)
+        for parameter in module.parameters()
+    )
+    return [known[key] for key in found]
 
 
 def _checked(name: str, value: Any, parameter: nn.Parameter) -> Any:
