@@ -46,7 +46,7 @@ def hold(config, *, folder, progress):
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[tuple[Cluster, list[Any]]]:
     """A head without processors, where the sweep runs, and two workers with one each."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -74,7 +74,7 @@ def configs(tmp_path: Path) -> list[TrainConfig]:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     small = {"width": 16, "heads": 2, "head_width": 8, "mlp_width": 16, "context": 16, "train_subset": 64}
     return [
-        TrainConfig("jsonl", file=str(path), epochs=40, qk_ratio=qk_ratio, seed=seed, lr=3e-3, **small)
+        TrainConfig("jsonl", file=str(path), epochs=30, qk_ratio=qk_ratio, seed=seed, lr=3e-3, **small)
         for seed in range(6)
         for qk_ratio in (1, 30)
     ]
@@ -93,10 +93,45 @@ def ray_worker(raylet: int) -> int | None:
     return None
 
 
+def test_ctrl_c_keeps_results_and_checkpoints(tmp_path: Path, cluster: tuple[Cluster, list[Any]]) -> None:
+    ray, _ = cluster
+    (tmp_path / "held_cells.py").write_text(HELD)
+    os.mkfifo(tmp_path / "pipe")
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        'config = "held_cells:Held"\nfunction = "held_cells:hold"\nseeds = [0, 1]\n'
+        f"[base]\npipe = '{tmp_path / 'pipe'}'\n"
+    )
+    words = ["sweep", str(spec), "--out", str(tmp_path), "--backend", "ray", "--address", ray.address]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fasterqk", *words, "--workers", "1", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+    )
+    assert (tmp_path / "pipe").read_text() == "running"
+    # The checkpoint was written before the pipe; it has arrived when it is in the store.
+    (folder,) = (folder for folder in Store(tmp_path).cells() if state(folder) == "running")
+    while not (folder / "checkpoint.json").exists():
+        assert process.poll() is None
+    os.killpg(process.pid, signal.SIGINT)
+    output, told = process.communicate()
+    assert (process.returncode, output) == (130, "")
+    assert told == "fasterqk sweep: stopped; what was finished is kept\n"
+    assert sorted(state(folder) for folder in Store(tmp_path).cells()) == ["done", "stopped"]
+    assert [line["event"] for line in read_journal(folder)] == ["started", "stopped"]
+    assert (folder / "checkpoint.json").read_text() == "half of it"
+
+
 def test_a_killed_worker_and_a_killed_machine_change_no_bit(
     tmp_path: Path, cluster: tuple[Cluster, list[Any]], configs: list[TrainConfig]
 ) -> None:
-    """The first worker process is killed when a cell has come half way, and the second machine later."""
+    """The first worker process is killed when a cell has come half way, and the second machine later.
+
+    It comes last: one machine is not there any more afterwards.
+    """
     ray, (first, second) = cluster
     reference, out = tmp_path / "local", tmp_path / "ray"
     expected = sweep(configs, TRAIN, reference, workers=2)
@@ -136,35 +171,3 @@ def test_a_killed_worker_and_a_killed_machine_change_no_bit(
         after = [e.done for e in events[place:] if e.cell == cell and e.kind == "progress"]
         if before and before[-1] > 0:
             assert after[0] > 0
-
-
-def test_ctrl_c_keeps_results_and_checkpoints(tmp_path: Path, cluster: tuple[Cluster, list[Any]]) -> None:
-    ray, _ = cluster
-    (tmp_path / "held_cells.py").write_text(HELD)
-    os.mkfifo(tmp_path / "pipe")
-    spec = tmp_path / "spec.toml"
-    spec.write_text(
-        'config = "held_cells:Held"\nfunction = "held_cells:hold"\nseeds = [0, 1]\n'
-        f"[base]\npipe = '{tmp_path / 'pipe'}'\n"
-    )
-    words = ["sweep", str(spec), "--out", str(tmp_path), "--backend", "ray", "--address", ray.address]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fasterqk", *words, "--workers", "1", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
-    )
-    assert (tmp_path / "pipe").read_text() == "running"
-    # The checkpoint was written before the pipe; it has arrived when it is in the store.
-    (folder,) = (folder for folder in Store(tmp_path).cells() if state(folder) == "running")
-    while not (folder / "checkpoint.json").exists():
-        assert process.poll() is None
-    os.killpg(process.pid, signal.SIGINT)
-    output, told = process.communicate()
-    assert (process.returncode, output) == (130, "")
-    assert told == "fasterqk sweep: stopped; what was finished is kept\n"
-    assert sorted(state(folder) for folder in Store(tmp_path).cells()) == ["done", "stopped"]
-    assert [line["event"] for line in read_journal(folder)] == ["started", "stopped"]
-    assert (folder / "checkpoint.json").read_text() == "half of it"

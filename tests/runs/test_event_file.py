@@ -4,7 +4,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.runs.event_file import EventFile, crc32c, record
@@ -24,6 +24,7 @@ def test_the_checksum_is_the_published_one(data: bytes, value: int) -> None:
     assert crc32c(data) == value
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_a_record_holds_its_data_between_two_checksums(data: bytes) -> None:
     text = record(data)

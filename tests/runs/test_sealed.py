@@ -49,6 +49,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@settings(deadline=None)
 @given(place=st.integers(0, 10_000), change=st.integers(1, 255))
 def test_any_changed_byte_is_noticed(written: Path, place: int, change: int) -> None:
     whole = written.read_bytes()
@@ -83,3 +84,24 @@ def test_a_newer_schema_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         write_sealed(path, {})
     with pytest.raises(InputError, match="newer fasterqk"):
         read_sealed(path)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.dictionaries(st.text(max_size=5), st.none() | st.integers() | st.text(max_size=9), max_size=4))
+def test_the_entries_before_one(tmp_path_factory: pytest.TempPathFactory, result: dict[str, Any]) -> None:
+    """Whatever is in the large entry, also something that looks like its own beginning."""
+    path = tmp_path_factory.mktemp("sealed") / "result.json"
+    result = {**result, '\n "result": ': {"result": 1}}
+    write_sealed(path, {"cell": "a", "attempt": 2, "result": result})
+    whole = read_sealed(path) or {}
+    assert whole.pop("result") == result
+    assert read_sealed(path, before="result") == whole
+    assert read_sealed(path, before="nothing") == {**whole, "result": result}
+
+
+def test_damage_after_the_entries_that_are_read_is_seen(tmp_path: Path, flip: Any) -> None:
+    path = tmp_path / "result.json"
+    write_sealed(path, {"cell": "a", "result": list(range(50))})
+    flip(path, path.stat().st_size - 20)
+    with pytest.raises(InputError, match="is damaged"):
+        read_sealed(path, before="result")

@@ -13,7 +13,7 @@ from fasterqk.files import content_hash
 from fasterqk.runs import Store
 from fasterqk.runs.claim import claim
 from fasterqk.runs.sealed import read_sealed
-from fasterqk.runs.store import clear_temporary, state
+from fasterqk.runs.store import clear_temporary, has_result, state
 
 
 def test_a_result_is_found_by_its_configuration(tmp_path: Path, setting: Any) -> None:
@@ -123,3 +123,14 @@ def test_half_written_files_are_cleared_and_others_kept(tmp_path: Path) -> None:
     (tmp_path / "history.jsonl").write_text("")
     clear_temporary(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["history.jsonl"]
+
+
+def test_whether_there_is_a_result_is_known_without_reading_it(tmp_path: Path, setting: Any) -> None:
+    store = Store(tmp_path)
+    assert not has_result(store.folder(setting()), setting())
+    folder = store.save(setting(), {"losses": [0.5] * 100})
+    assert has_result(folder, setting())
+    other = store.folder(setting(1))
+    folder.rename(other)
+    with pytest.raises(InputError, match="belongs to cell"):
+        has_result(other)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
@@ -269,6 +269,7 @@ def test_no_worker_outlives_its_sweep(tmp_path: Path, cells: ModuleType) -> None
     assert state(Store(tmp_path).folder(held)) == "stopped"
 
 
+@settings(deadline=None)
 @given(st.integers(0, 40), st.integers(1, 9))
 def test_shards_are_a_partition(count: int, parts: int) -> None:
     items = list(range(count))

@@ -14,7 +14,7 @@ from fasterqk.errors import InputError
 from fasterqk.runs.claim import claim
 from fasterqk.runs.journal import next_attempt, note
 from fasterqk.runs.sealed import write_sealed
-from fasterqk.runs.store import Store, clear, clear_temporary, read_result
+from fasterqk.runs.store import Store, clear, clear_temporary, has_result
 from fasterqk.runs.task import Event, Notify, Task
 
 # When one cell meets these, so will all others: computing on would only lose the work.
@@ -72,10 +72,9 @@ def settle(task: Task, folder: Path) -> Event | None:
         clear(folder)
         return None
     try:
-        found = read_result(folder, task.config)
+        return Event("found", task.cell) if has_result(folder, task.config) else None
     except InputError as error:
         return Event("failed", task.cell, note=str(error))
-    return None if found is None else Event("found", task.cell)
 
 
 def _attempt(

@@ -22,10 +22,11 @@ def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> N
     write_bytes(path, _PREFIX + _checksum(rest).encode("ascii") + _SUFFIX + rest)
 
 
-def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+def read_sealed(path: str | os.PathLike[str], *, before: str = "") -> dict[str, Any] | None:
     """The document at ``path`` without its checksum, or None when there is no such file.
 
-    A file that is not as it was written raises :class:`~fasterqk.errors.InputError`.
+    With ``before`` only the entries above that one: much quicker when it is large. A file that is not as
+    it was written raises :class:`~fasterqk.errors.InputError`.
     """
     try:
         with open(path, "rb") as stream:
@@ -33,7 +34,7 @@ def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     try:
-        document = json.loads(data)
+        document = json.loads(_head(data, before) if before else data)
         checksum = document.pop("sha256")
         version = document["schema"]
     except (ValueError, KeyError, AttributeError, TypeError):
@@ -55,6 +56,12 @@ def is_whole(path: str | os.PathLike[str]) -> bool:
     except FileNotFoundError:
         return True
     return data[:_HEAD] == _PREFIX + _checksum(data[_HEAD:]).encode("ascii") + _SUFFIX
+
+
+def _head(data: bytes, before: str) -> bytes:
+    # Only entries of the document itself are indented by one blank, and no text holds a line break.
+    end = data.find(f'\n "{before}":'.encode())
+    return data if end < 0 else data[:end].rstrip(b",") + b"}"
 
 
 def _checksum(data: bytes) -> str:

@@ -118,12 +118,21 @@ def read_result(folder: Path, config: Any = None) -> dict[str, Any] | None:
     With its ``config``, a result from before a default changed is refused: fields at their defaults are
     not part of a cell's name, so such a result would be taken for one of today.
     """
-    path = folder / "result.json"
-    document = read_sealed(path)
+    return _checked(folder, config, read_sealed(folder / "result.json"))
+
+
+def has_result(folder: Path, config: Any = None) -> bool:
+    """Whether :func:`read_result` finds a result, and refuses what it refuses; quicker than reading it."""
+    return _checked(folder, config, read_sealed(folder / "result.json", before="result")) is not None
+
+
+def _checked(folder: Path, config: Any, document: dict[str, Any] | None) -> dict[str, Any] | None:
     if document is None:
         return None
     if document.get("cell") != folder.name:
-        raise InputError(f"{path} belongs to cell {document.get('cell')!r}; remove this folder")
+        raise InputError(
+            f"{folder / 'result.json'} belongs to cell {document.get('cell')!r}; remove this folder"
+        )
     if config is not None and document.get("defaults") != _defaults_signature(config):
         _refuse_other_defaults(folder, type(config))
     return document

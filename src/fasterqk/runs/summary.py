@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import canonical_json
 from fasterqk.runs.sealed import is_whole, read_sealed
 from fasterqk.runs.store import Store, state
-from fasterqk.runs.table import flatten, read_config
+from fasterqk.runs.table import flatten, read_config, with_lists_as_text
 
 STATES = ("done", "running", "failed", "stopped", "damaged")
 
@@ -61,12 +60,7 @@ def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     >>> varying([{"task": "a", "seed": 0}, {"task": "a", "seed": 1}])
     [{'seed': 0}, {'seed': 1}]
     """
-    flat = [
-        flatten(
-            {name: canonical_json(value) if isinstance(value, list) else value for name, value in row.items()}
-        )
-        for row in rows
-    ]
+    flat = [flatten(with_lists_as_text(row)) for row in rows]
     values: dict[str, set[tuple[type, Any]]] = {}
     for fields in flat:
         for name, value in fields.items():

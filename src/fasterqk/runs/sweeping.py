@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +13,7 @@ from fasterqk.runs.claim import claim
 from fasterqk.runs.execute import keep_error
 from fasterqk.runs.journal import next_attempt
 from fasterqk.runs.local import LocalWorkers, ThisProcess
-from fasterqk.runs.store import Store, read_result
+from fasterqk.runs.store import Store, has_result
 from fasterqk.runs.task import Backend, Event, Progress, Task
 
 RETRIES = 2
@@ -36,11 +36,38 @@ class SweepError(RuntimeError):
         self.failures = failures
 
 
+class Results(Mapping[str, dict[str, Any]]):
+    """Results by cell, read from the store when they are asked for: a sweep may have very many."""
+
+    def __init__(self, store: Store, configs: Mapping[str, Any]) -> None:
+        self._store = store
+        self._configs = configs
+        self._done: dict[str, None] = {}
+
+    def add(self, cell: str) -> None:
+        self._done[cell] = None
+
+    def __getitem__(self, cell: str) -> dict[str, Any]:
+        result = self._store.result(self._configs[cell]) if cell in self._done else None
+        if result is None:
+            raise KeyError(cell)
+        return result
+
+    def __contains__(self, cell: object) -> bool:
+        return cell in self._done
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._done)
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a sweep came to: the results by cell, and the cells that have none."""
 
-    results: dict[str, dict[str, Any]]
+    results: Mapping[str, dict[str, Any]]
     failures: list[Failure]
 
 
@@ -140,7 +167,7 @@ class _Job:
         observe: Callable[[Event], None] | None,
     ) -> None:
         self.configs = configs
-        self.results: dict[str, dict[str, Any]] = {}
+        self.results = Results(store, configs)
         self.failures: list[Failure] = []
         self.pending: deque[Task] = deque()
         self._store = store
@@ -196,15 +223,14 @@ class _Job:
         return event
 
     def _collect(self, cell: str, kind: str | None = None) -> bool:
-        """Read the result of ``cell`` from the store; True when nothing is left to do for it."""
+        """Look for the result of ``cell`` in the store; True when nothing is left to do for it."""
         try:
-            document = read_result(self._store.root / cell, self.configs[cell])
+            if not has_result(self._store.root / cell, self.configs[cell]):
+                return False
         except InputError as error:
             self.failures.append(Failure(cell, str(error)))
             return True
-        if document is None:
-            return False
-        self.results[cell] = document["result"]
+        self.results.add(cell)
         if kind is not None and self._observe is not None:
             self._observe(Event(kind, cell))
         return True

@@ -1,15 +1,18 @@
 """All finished cells as one tidy table: a row a cell, a column a field of its config or its result."""
 
+import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 from fasterqk.errors import InputError
-from fasterqk.files import canonical_json, csv_text, write_text
+from fasterqk.files import csv_text, write_text
 from fasterqk.runs.sealed import read_sealed
 from fasterqk.runs.spec import read_spec
 from fasterqk.runs.store import Store, read_result
+
+_COMPACT = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
 class Table(Sequence[dict[str, Any]]):
@@ -86,15 +89,28 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     return read_sealed(folder / "config.json")
 
 
-def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The scalars of nested objects, under names joined by dots; lists are left out."""
+def flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars of nested JSON objects, under names joined by dots; lists are left out.
+
+    >>> flatten({"test": {"accuracy": 0.5, "dtap": [1]}})
+    {'test.accuracy': 0.5}
+    """
     flat: dict[str, Any] = {}
-    for name, value in fields.items():
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{prefix}{name}.")
-        elif not isinstance(value, list):
-            flat[f"{prefix}{name}"] = value
+    _flatten(fields, "", flat)
     return flat
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str, flat: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        if type(value) is dict:
+            _flatten(value, f"{prefix}{name}.", flat)
+        elif type(value) is not list:
+            flat[prefix + name] = value
+
+
+def with_lists_as_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with every list as its JSON, so that it fits into a column."""
+    return {name: _COMPACT.encode(value) if type(value) is list else value for name, value in fields.items()}
 
 
 def _row(folder: Path, labels: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -104,8 +120,7 @@ def _row(folder: Path, labels: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     about = read_sealed(folder / "environment.json") or {}
     row = {**labels, "cell": folder.name, "kind": config["kind"]}
-    for name, value in config["all"].items():
-        row |= flatten({name: canonical_json(value) if isinstance(value, list) else value})
+    row |= flatten(with_lists_as_text(config["all"]))
     row["seconds"] = about.get("seconds")
     for name, value in flatten(document["result"]).items():
         row[f"result.{name}" if name in row else name] = value
