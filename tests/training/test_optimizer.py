@@ -7,11 +7,16 @@ from fasterqk.training.optimizer import build_optimizer, clip_gradients
 
 
 def groups(optimizer):
-    return {
-        name: (group["lr"], group["weight_decay"])
-        for group in optimizer.param_groups
-        for name in group["param_names"]
-    }
+    """The rate and the decay of every parameter, as they are during a step."""
+    found = {}
+
+    def look(optimizer, *arguments):
+        for group in optimizer.param_groups:
+            found.update(dict.fromkeys(group["param_names"], (group["lr"], group["weight_decay"])))
+
+    optimizer.register_step_pre_hook(look)
+    optimizer.step()
+    return found
 
 
 def test_query_key_alone_learns_faster_and_decays_as_much(config):
