@@ -45,16 +45,14 @@ def surveyed(kind: str) -> dict[str, Any]:
     found["split"] = sorted(
         {re.sub(r"(?<![^.])\d+(?=\.)", "*", piece.parameter) for piece in circuits if piece.axis is not None}
     )
-    inside = [piece for piece in circuits if piece.circuit in ("qk", "ov")]
-    seen = [piece for piece in inside if "probe" in piece.decided_by]
-    found["unseen"] = sorted({_pattern(p.parameter) for p in inside if "probe" not in p.decided_by})
-    blocks = {_block(piece.parameter) for piece in inside}
-    probed = {_block(piece.parameter) for piece in seen}
-    found["outcome"] = "verified" if probed >= blocks else "partly verified" if probed else "by name"
+    unseen = any(note.startswith("not seen") for note in circuits.notes)
+    seen = any("probe" in piece.decided_by for piece in circuits)
+    found["outcome"] = "verified" if not unseen else "partly verified" if seen else "by name"
+    found["notes"] = list(circuits.notes)
     return found | _on_a_small_copy(model, found["labels"])
 
 
-def _on_a_small_copy(model: Any, labels: dict[str, str]) -> dict[str, Any]:
+def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]:
     from second_opinion import contradictions
 
     from fasterqk.capture.huggingface import attention_implementation
@@ -70,8 +68,10 @@ def _on_a_small_copy(model: Any, labels: dict[str, str]) -> dict[str, Any]:
         except InputError as error:
             return {"twin": f"refused: {error}"}
         own = _labels(circuits)
-        differing = [name for name in own if name in labels and own[name] != labels[name]]
-        result: dict[str, Any] = {"differing": {name: [labels[name], own[name]] for name in differing}}
+        differing = {
+            name: [own[name], labels[name]] for name in own if not set(own[name]) <= set(labels.get(name, ()))
+        }
+        result: dict[str, Any] = {"differing": differing}
         copy = scrambled(twin)
         for inputs in huggingface_inputs(copy, copy.config):
             try:
@@ -85,27 +85,21 @@ def _on_a_small_copy(model: Any, labels: dict[str, str]) -> dict[str, Any]:
     return {"twin": "none"}
 
 
-def _labels(circuits: Any) -> dict[str, str]:
-    """Roles in order by parameter pattern; repeated heads count once."""
+def _labels(circuits: Any) -> dict[str, list[str]]:
+    """By parameter pattern the roles in order, repeated heads once; several where layers differ."""
     roles: dict[str, list[str]] = collections.defaultdict(list)
     for piece in circuits:
         roles[piece.parameter].append(piece.role)
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = collections.defaultdict(list)
     for name, parts in roles.items():
-        found[_pattern(name)] = "+".join(dict.fromkeys(parts))
-    return {name: role for name, role in found.items() if role != "rest"}
+        label, own = "+".join(dict.fromkeys(parts)), found[_pattern(name)]
+        if label != "rest" and label not in own:
+            own.append(label)
+    return {name: own for name, own in found.items() if own}
 
 
 def _pattern(name: str) -> str:
     return re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
-
-
-def _block(name: str) -> str:
-    """Everything up to the part of a layer that is called attention: ``layers.0.self_attn``."""
-    parts = _pattern(name).split(".")
-    layer = max((i for i, part in enumerate(parts) if part.isdigit() or part == "*"), default=-1)
-    called = [i for i, part in enumerate(parts) if i > layer and "att" in part.lower()]
-    return ".".join(parts[: called[0] + 1] if called else parts[:-2])
 
 
 def _work(kinds: list[str], connection: Any) -> None:

@@ -95,3 +95,21 @@ def test_what_cannot_be_found_is_said(
         assert main(["circuits", *words]) == 2
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fasterqk")]
         assert len(lines) == 1 and message in lines[0]
+
+
+def test_rules_label_what_has_no_softmax(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["circuits", "jamba"]) == 2
+    assert "pass rules={'layers.*.mamba.*': 'rest'}" in capsys.readouterr().err
+    assert main(["circuits", "jamba", "--rule", "JambaMambaMixer=rest", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["parameters"]["qk"] > 0 and data["notes"] == []
+    assert main(["circuits", "jamba", "--rule", "JambaMambaMixer"]) == 2
+    assert "--rule 'JambaMambaMixer' is not PATTERN=ROLE" in capsys.readouterr().err
+
+
+def test_a_type_without_a_default_configuration_is_told_in_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["circuits", "gemma4_assistant"]) == 2
+    told = capsys.readouterr().err
+    assert "no default configuration of 'gemma4_assistant'" in told and told.count("\n") == 1

@@ -47,11 +47,28 @@ def outline(name: str | None = None, config_file: str | None = None) -> Outline:
     elif Path(name).is_dir():
         config, source = _from_file(str(Path(name) / "config.json")), f"directory {name!r}"
     elif name in transformers.CONFIG_MAPPING:
-        config = transformers.AutoConfig.for_model(name)
+        config = _default(name)
         source = f"default configuration of model type {name!r}"
     else:
         config, source = _from_hub(name), f"configuration of {name!r} on the hub"
     return Outline(_build(config, name or config_file or ""), source)
+
+
+def _default(kind: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(kind)
+    except Exception as error:
+        raise InputError(
+            f"transformers has no default configuration of {kind!r} ({_first_line(error)}); name a model of "
+            "this type on the hub or give --config FILE"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__
 
 
 def _from_file(path: str) -> Any:
@@ -63,13 +80,13 @@ def _from_file(path: str) -> Any:
     except FileNotFoundError:
         raise InputError(f"there is no {path!r}") from None
     except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path!r} is not a model configuration: {error}") from None
+        raise InputError(f"{path!r} is not a model configuration: {_first_line(error)}") from None
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise InputError(f"{path!r} has model_type {kind!r}, which this transformers does not know")
     try:
         return AutoConfig.for_model(kind, **fields)
     except Exception as error:
-        raise InputError(f"{path!r} is not a configuration of {kind!r}: {error}") from None
+        raise InputError(f"{path!r} is not a configuration of {kind!r}: {_first_line(error)}") from None
 
 
 def _from_hub(name: str) -> Any:
@@ -79,10 +96,9 @@ def _from_hub(name: str) -> Any:
         # What was downloaded before needs no network; a hub that cannot be reached is not asked five times.
         return AutoConfig.from_pretrained(name, local_files_only=not _hub_answers())
     except Exception as error:
-        reason = str(error).strip().splitlines()
         raise InputError(
             f"{name!r} is not a directory, not a model type, and could not be had from the hub: "
-            f"{reason[0] if reason else type(error).__name__}"
+            f"{_first_line(error)}"
         ) from None
 
 
@@ -94,10 +110,8 @@ def _build(config: Any, name: str) -> nn.Module:
         with torch.device("meta"):
             model: nn.Module = kind(config)
     except Exception as error:
-        reason = str(error).strip().splitlines()
         raise InputError(
-            f"{kind.__name__} cannot be built from the configuration of {name!r}: "
-            f"{reason[0] if reason else type(error).__name__}"
+            f"{kind.__name__} cannot be built from the configuration of {name!r}: {_first_line(error)}"
         ) from None
     return model
 

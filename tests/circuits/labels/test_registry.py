@@ -85,7 +85,7 @@ USED_BY: dict[str, list[Model]] = {
     "AriaCrossAttention": [(lambda: grown("aria"), run_projector)],
     "XLNetRelativeAttention": of("xlnet", "funnel"),
     r"\w*": [(conformer, run_guessed)],
-    r"\w*Attention": of("deepseek_v3"),
+    r"\w*(Attention|MLA)": of("deepseek_v3"),
 }
 
 

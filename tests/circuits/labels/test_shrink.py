@@ -61,3 +61,15 @@ def test_large_models_are_verified_on_a_twin() -> None:
         (3072, 6144, "k"),
         (6144, 9216, "v"),
     ]
+
+
+@pytest.mark.parametrize("kind", ["jamba", "longformer", "gemma3n_text", "perceiver", "led"])
+def test_kinds_of_layers_that_are_counted_or_listed_stay_consistent(kind: str) -> None:
+    """One layer in eight attends (Jamba); windows are listed by layer (Longformer); layers share keys."""
+    import torch
+
+    found = config(kind)
+    with torch.device("meta"):
+        model = model_class(found)(found)  # some models write their lists into the configuration
+    names = [name for name, _ in next(twins(type(model), model.config)).named_modules()]
+    assert any("att" in name for name in names)

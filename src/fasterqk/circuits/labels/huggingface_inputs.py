@@ -76,8 +76,8 @@ def _inputs(name: str, config: Any) -> list[Tensor]:
         wide = _number(audio, "feature_projection_input_dim", "input_dim") or bins
         return [_normal(1, bins, length), _normal(1, length, wide)]
     if name == "input_values":
-        length, bins = _number(config, "max_length"), _number(config, "num_mel_bins")
-        return [_normal(1, length, bins)] if length and bins else [_normal(1, 4000)]
+        frames, bands = _number(config, "max_length"), _number(config, "num_mel_bins")
+        return [_normal(1, frames, bands)] if frames and bands else [_normal(1, 4000)]
     return []
 
 

@@ -120,7 +120,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     },
     r"\w*": {"bias_u": always("q"), "bias_v": _second_bias},
     # Known by its children: every model with latent attention calls them so.
-    r"\w*Attention": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},
+    r"\w*(Attention|MLA)": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},
 }
 
 

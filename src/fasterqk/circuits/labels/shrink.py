@@ -98,6 +98,8 @@ def _fewer(name: str, value: Any, layers: int) -> Any:
         return min(value, VOCABULARY)
     if _LAYERS.match(name) and not _NOT_LAYERS.search(name):
         return min(value, layers)
+    if name in ("attn_layer_period", "attn_layer_offset"):
+        return min(value, 2 if name.endswith("period") else 1)  # Jamba: one layer of each kind
     if name == "num_kv_shared_layers":
         return 0  # they share with layers that are not there any more
     if name == "max_source_positions":
