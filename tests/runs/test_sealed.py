@@ -105,3 +105,24 @@ def test_damage_after_the_entries_that_are_read_is_seen(tmp_path: Path, flip: An
     flip(path, path.stat().st_size - 20)
     with pytest.raises(InputError, match="is damaged"):
         read_sealed(path, before="result")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.dictionaries(
+        st.text(max_size=4),
+        st.recursive(scalars, lambda part: st.lists(part, max_size=3) | st.dictionaries(st.text(), part)),
+        max_size=5,
+    )
+)
+def test_without_the_lists_of_its_objects(
+    tmp_path_factory: pytest.TempPathFactory, result: dict[str, Any]
+) -> None:
+    path = tmp_path_factory.mktemp("sealed") / "result.json"
+    write_sealed(path, {"cell": ["kept"], "result": result})
+    read = read_sealed(path, lists=False) or {}
+    whole = read_sealed(path) or {}
+    assert read["cell"] == ["kept"]
+    assert read["result"] == {
+        name: [] if isinstance(value, list) else value for name, value in whole["result"].items()
+    }

@@ -112,13 +112,14 @@ class Store:
             shutil.rmtree(folder)
 
 
-def read_result(folder: Path, config: Any = None) -> dict[str, Any] | None:
+def read_result(folder: Path, config: Any = None, *, lists: bool = True) -> dict[str, Any] | None:
     """What ``result.json`` of a cell holds (``result`` and what it belongs to), or None.
 
-    With its ``config``, a result from before a default changed is refused: fields at their defaults are
+    Without ``lists`` those of the result, such as its history, come back empty, which is quicker. With
+    its ``config``, a result from before a default changed is refused: fields at their defaults are
     not part of a cell's name, so such a result would be taken for one of today.
     """
-    return _checked(folder, config, read_sealed(folder / "result.json"))
+    return _checked(folder, config, read_sealed(folder / "result.json", lists=lists))
 
 
 def has_result(folder: Path, config: Any = None) -> bool:
