@@ -53,6 +53,7 @@ def surveyed(kind: str) -> dict[str, Any]:
 
 
 def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]:
+    from bounded import Bounded
     from second_opinion import contradictions
 
     from fasterqk.capture.huggingface import attention_implementation
@@ -75,7 +76,7 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
         copy = scrambled(twin)
         for inputs in huggingface_inputs(copy, copy.config):
             try:
-                with attention_implementation(copy, "eager"):
+                with attention_implementation(copy, "eager"), Bounded(seconds=20):
                     said = contradictions(copy, circuits, inputs)
             except Exception:
                 continue

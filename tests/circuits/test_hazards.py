@@ -259,14 +259,6 @@ def test_the_state_of_another_optimizer_is_refused(fused):
             made.load_state_dict(state)
 
 
-def test_a_compiled_step_is_refused(fused, monkeypatch):
-    """Traced hooks would be frozen into the graph with the rates of the first step."""
-    made = fused()[1]
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    with raises("cannot be compiled"):
-        made.step()
-
-
 def test_a_state_of_other_slices_is_refused(net, label):
     saved, other = net("rows"), net("interleaved")
     state = make_optimizer(saved, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(saved)).state_dict()

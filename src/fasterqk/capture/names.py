@@ -83,7 +83,8 @@ def meaning(name: str) -> Meaning:
     parts = words(name)
     found = "qkv" if is_fused(name) else "".join(_LETTERS.get(part, "") for part in parts)
     letters = "".join(letter for letter in "qkv" if letter in found)
-    bare = bool(parts) and parts[-1] in _BARE and set(parts[:-1]) <= {"c"}
+    telling = [part for part in parts if part not in ("c", "layer")]
+    bare = len(telling) == 1 and telling[0] in _BARE
     output = bare or any(part in _OUTPUT for part in parts)
     return Meaning(
         letters,

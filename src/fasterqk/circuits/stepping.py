@@ -101,11 +101,6 @@ class Stepping:
         return register_step_pre_hook
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
-            raise InputError(
-                "the step of this optimizer changes rates and memory and cannot be compiled; compile the "
-                "model, and call optimizer.step() outside of it"
-            )
         if self._inside:
             self._leave()  # a step that raised has left things half done
         self._check(optimizer)

@@ -24,6 +24,12 @@ def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]
     decoder = ["decoder_input_ids"] if "decoder_input_ids" in signature else []
     if "grid_thw" in signature:
         yield {next(iter(signature)): _patches(config), "grid_thw": torch.tensor([[1, 4, 4]])}
+    if "spatial_shapes" in signature:
+        yield {
+            main: _patches(config).unsqueeze(0),
+            "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long),
+            "spatial_shapes": torch.tensor([[4, 4]]),
+        }
     crosses = any(_CROSS.search(name.rpartition(".")[2]) for name, _ in model.named_modules())
     tried: list[list[str]] = []
     for chosen in (

@@ -110,7 +110,7 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     r"Qwen3\w*Attention": {"q_proj": _gated_query},
     r"AXK2Attention": {"q_gate_proj": _gated_latent_query},
     r"LevitAttention(Subsample)?": {"queries_keys_values": _levit, "keys_values": _levit},
-    r"GraniteSpeech\w*Attention": {"to_kv": always(keys_then_values)},
+    r"GraniteSpeech\w*Attention|EvollaSequenceCompressorAttention": {"to_kv": always(keys_then_values)},
     r"DeepseekV4\w*(Attention|Compressor)": {"kv_proj": always("shared"), "gate_proj": always("shared")},
     r"AriaCrossAttention": {"linear": always("o")},
     r"XLNetRelativeAttention|FunnelRelMultiheadAttention": {

@@ -27,6 +27,7 @@ _EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_, F.log_softmax, 
 _EXPONENTIALS |= {Tensor.log_softmax}
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_}
 _MANY_HEADS = 128
+_LARGEST = 2**27  # numbers in one tensor; half a gigabyte
 _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
 
 
@@ -52,7 +53,8 @@ class SignalTrace(TorchFunctionMode):
     """While active, collects in ``found`` every softmax with what is known of it, in order.
 
     One with queries, keys and contexts is attention beyond doubt. After ``seconds`` it ends the run with a
-    ``TimeoutError``: a speech model fed noise may go on talking for hours.
+    ``TimeoutError``, at a tensor too large with a ``MemoryError``: a speech model fed noise may go on talking
+    for hours.
     """
 
     def __init__(self, recorder: Recorder, seconds: float = 30.0) -> None:
@@ -86,6 +88,8 @@ class SignalTrace(TorchFunctionMode):
             return None
         if not isinstance(output, Tensor):
             return output
+        if output.numel() > _LARGEST:
+            raise MemoryError(f"the probe came upon a tensor of shape {tuple(output.shape)}")
         if func in SOFTMAXES or (func in _EXPONENTIALS and _are_scores(tensors[0])):
             signals = Signals(output, tuple(self.recorder.frames))
             for query, key in getattr(tensors[0], _SCORES, ()):
