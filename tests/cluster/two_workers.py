@@ -50,14 +50,22 @@ def hold(config, *, folder, progress):
 def cluster() -> Iterator[tuple[Cluster, list[Any]]]:
     """A head without processors, where the sweep runs, and two workers with one each."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": OBJECT_STORE},
-    )
+    cluster, nodes = start_cluster()
+    yield cluster, nodes
+    cluster.shutdown()
+
+
+def start_cluster(tries: int = 3) -> tuple[Cluster, list[Any]]:
+    """Ray gives a node thirty seconds to start, which a busy machine may not manage at once."""
+    cluster = Cluster()
     try:
-        yield cluster, [cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE) for _ in range(2)]
-    finally:
+        cluster.add_node(num_cpus=0, include_dashboard=False, object_store_memory=OBJECT_STORE)
+        return cluster, [cluster.add_node(num_cpus=1, object_store_memory=OBJECT_STORE) for _ in range(2)]
+    except Exception:
         cluster.shutdown()
+        if tries == 1:
+            raise
+    return start_cluster(tries - 1)
 
 
 @pytest.fixture

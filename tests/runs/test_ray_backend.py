@@ -162,6 +162,18 @@ def test_a_full_disk_over_there_is_no_reason_to_stop(
     assert note == "on there: OSError: [Errno 28] No space left on device"
 
 
+def test_a_folder_that_does_not_fit_over_there_is_sent_again(
+    tmp_path: Path, cells: ModuleType, ray: PlayedRay
+) -> None:
+    error = RayTaskError("a long traceback")
+    error.cause = OSError(28, "No space left on device")  # type: ignore[attr-defined]
+    ray.trouble = [error]
+    events: list[Event] = []
+    sweep([cells.Cell(1)], "cells_of_tests:double", tmp_path, backend=RayCluster(), observe=events.append)
+    (note,) = (event.note for event in events if event.kind == "retried")
+    assert note == "OSError: [Errno 28] No space left on device"
+
+
 @pytest.mark.parametrize(
     ("error", "told"),
     [

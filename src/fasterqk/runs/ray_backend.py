@@ -140,7 +140,8 @@ class RayCluster:
                 with suppress(OSError):
                     if cell.started:
                         note(cell.folder, "stopped", cell.attempt)
-                self._ray.cancel(generator, force=True)
+                with suppress(Exception):  # it may have ended by itself; the interrupt must get through
+                    self._ray.cancel(generator, force=True)
         finally:
             for cell in self._cells.values():
                 cell.claim.close()
@@ -187,9 +188,12 @@ class RayCluster:
         return event
 
     def _lost(self, task: Task, error: Any) -> Event:
+        cause: Any = getattr(error, "cause", None) or error
+        if isinstance(cause, OSError):
+            return Event("lost", task.cell, note=one_line(cause))
         if isinstance(error, self._ray.exceptions.RayTaskError):
             # Not a death: what runs around the cell cannot run there, so no cell can.
-            cause = one_line(getattr(error, "cause", None) or error)
+            cause = one_line(cause)
             if "No module named 'fasterqk" in str(error):
                 cause = "fasterqk is not installed there; `pip install 'fasterqk[cluster]'` on every machine"
             return Event("fatal", task.cell, error=InputError(f"a worker of the Ray cluster: {cause}"))
@@ -256,7 +260,7 @@ def join(ray: Any, address: str, processors: int | None) -> None:
         ray._private.worker._worker_logs_enabled = False
     try:
         ray.init(address=address, **options)
-    except (OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # Ray raises plain ones too, when a machine is too busy to start it in time
         what = "start Ray on this machine" if address == "local" else f"join the Ray cluster at {address!r}"
         raise InputError(f"cannot {what}: {one_line(error)}") from None
 
