@@ -8,7 +8,7 @@ OUT ?= out
 TEST_WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: test reproduce lint clean
+.PHONY: test test-cluster reproduce lint clean
 .DEFAULT_GOAL := test
 
 # While an installation runs, .venv/.installing stands; if it is found at the start, the last one was
@@ -34,6 +34,10 @@ lint: $(STAMP)
 test: lint
 	@sh tools/ensure_chromium.sh
 	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+
+# A real Ray cluster of two workers, one of them killed: a minute or two.
+test-cluster: $(STAMP)
+	.venv/bin/python -m pytest tests/cluster/two_workers.py
 
 reproduce: $(STAMP)
 	.venv/bin/fasterqk reproduce all --out "$(OUT)"
