@@ -90,7 +90,8 @@ def _save_figure(summary: Summary, out: Path, name: str, title: str, setting: st
             out,
             name,
             title=title,
-            caption=f"Every arm where its training loss first falls to {level['loss']:.3f}. {setting}."
+            caption=f"Every arm where its training loss first falls to {level['loss']:.3f}, mean over seeds; "
+            f"intervals are in the table. {setting}."
             if level["loss"]
             else f"No loss is reached by all arms. {setting}.",
             rows=points,
@@ -111,16 +112,6 @@ def kind_of(arm: str) -> str:
 def _draw(axis: Any, points: list[dict[str, Any]], null: float | None) -> None:
     for kind, color in KIND_COLORS.items():
         own = [point for point in points if point["kind"] == kind]
-        axis.errorbar(
-            [point["mrta"] for point in own],
-            [point["test_accuracy"] for point in own],
-            xerr=[point["mrta_half_width"] or 0 for point in own],
-            yerr=[point["test_accuracy_half_width"] or 0 for point in own],
-            fmt="none",
-            ecolor=color,
-            elinewidth=0.8,
-            alpha=0.3,
-        )
         line = "-" if kind == "QK alone" else "none"
         axis.plot(
             [point["mrta"] for point in own],
