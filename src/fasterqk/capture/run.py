@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fasterqk.capture.call import call
 from fasterqk.capture.captured import Captured
+from fasterqk.capture.compiled import uncompiled
 from fasterqk.capture.huggingface import BACKEND, attention_implementation, configurations, register_backend
 from fasterqk.capture.kinds import kinds_of
 from fasterqk.capture.modules import attention_modules, stack_of
@@ -45,7 +47,7 @@ def capture(
     >>> len(captured), captured[0].shape
     (3, torch.Size([1, 2, 5, 5]))
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = uncompiled(model)
     tries: list[str | None] = [None]
     if "transformers" in sys.modules and configurations(model):
         tries = [BACKEND, "eager"] if register_backend() else ["eager"]
@@ -54,7 +56,7 @@ def capture(
         recorder = Recorder(None if rows is None else _keep_rows(rows))
         try:
             with _running(model, recorder, implementation, differentiable):
-                outputs = _call(forward or model, inputs)
+                outputs = call(forward or model, inputs)
         except Exception:
             if last:
                 raise
@@ -105,16 +107,6 @@ def _running(
             torch.backends.mha.set_fastpath_enabled(fast_path)
             for module, was in training:
                 module.training = was
-
-
-def _call(function: Callable[..., Any], inputs: Any) -> Any:
-    if isinstance(inputs, Tensor):
-        return function(inputs)
-    if isinstance(inputs, tuple):
-        return function(*inputs)
-    if hasattr(inputs, "keys"):
-        return function(**{name: inputs[name] for name in inputs.keys()})  # noqa: SIM118 (BatchEncoding)
-    raise InputError(f"inputs are a mapping, a tuple or a tensor, not {type(inputs).__name__}")
 
 
 def _complaint(model: nn.Module, missing: list[str], captured: int) -> str:

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 import fasterqk
+from fasterqk.capture.compiled import uncompiled
 from fasterqk.circuits.alias import COPYING
 from fasterqk.circuits.checked import CircuitCheck, CircuitUpdate
-from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.describe import rate
 from fasterqk.circuits.find import find_circuits
 from fasterqk.circuits.gradients import view_of

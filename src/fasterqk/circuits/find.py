@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from torch import nn
 
+from fasterqk.capture.compiled import uncompiled
 from fasterqk.capture.modules import stack_of
-from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.labels.assemble import assemble
 from fasterqk.circuits.labels.inputs import run_guessed, runner
 from fasterqk.circuits.labels.judge import Judgement, first_guesses, judge, transfer

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fasterqk.circuits.compiled import uncompiled
+from fasterqk.capture.compiled import uncompiled
 from fasterqk.circuits.find import find_circuits
 from fasterqk.circuits.numbers import checked_number
 from fasterqk.circuits.rules import CIRCUITS

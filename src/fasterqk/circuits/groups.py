@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from fasterqk.capture.compiled import uncompiled
 from fasterqk.circuits.assign import Assigned, Only, Run, assign, labels_for
-from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.ratio import RatioLike
 from fasterqk.circuits.rules import Request, Rules, Settings
 from fasterqk.circuits.slices import Circuits, Slice

@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import nn
 
+from fasterqk.capture.compiled import uncompiled
 from fasterqk.circuits.assign import Only, assign, labels_for
-from fasterqk.circuits.compiled import uncompiled
 from fasterqk.circuits.gradients import normalizer
 from fasterqk.circuits.groups import Group, gather, members
 from fasterqk.circuits.ratio import RatioLike

@@ -6,7 +6,7 @@ import re
 import torch
 from torch import nn
 
-from fasterqk.circuits.compiled import uncompiled
+from fasterqk.capture.compiled import uncompiled
 from fasterqk.circuits.find import find_circuits
 from fasterqk.circuits.gradients import view_of
 from fasterqk.circuits.numbers import checked_number

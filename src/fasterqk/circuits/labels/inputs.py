@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from fasterqk.capture.call import call
 from fasterqk.capture.huggingface import attention_implementation
 from fasterqk.circuits.labels.huggingface_inputs import LENGTH, huggingface_inputs
 from fasterqk.errors import InputError
@@ -18,7 +19,7 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
     def run(model: nn.Module) -> Any:
         try:
             with attention_implementation(model, "eager"):
-                return _call(model, inputs)
+                return call(model, inputs)
         except InputError:
             raise
         except Exception as error:
@@ -28,16 +29,6 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
             ) from error
 
     return run
-
-
-def _call(model: nn.Module, inputs: Any) -> Any:
-    if isinstance(inputs, Tensor):
-        return model(inputs)
-    if isinstance(inputs, tuple):
-        return model(*inputs)
-    if not hasattr(inputs, "keys"):
-        raise InputError(f"inputs are a mapping, a tuple or a tensor, not {type(inputs).__name__}")
-    return model(**{name: inputs[name] for name in inputs.keys()})  # noqa: SIM118 (BatchEncoding)
 
 
 def guesses(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
@@ -80,7 +71,7 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
         try:
             with attention_implementation(model, "eager"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about inputs the user never wrote
-                _call(model, inputs)
+                call(model, inputs)
         except Exception as error:
             # Wrong guess; what ran inside counts as not run.
             failures.append(f"{type(error).__name__}: {error}")
