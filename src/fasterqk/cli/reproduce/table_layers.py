@@ -10,7 +10,7 @@ from fasterqk.errors import InputError
 
 SUMMARY = "HateXplain with two and with four layers: rollout and every layer by itself"
 EXAMPLES = [
-    "fasterqk reproduce table-layers --out out                        # about two hours",
+    "fasterqk reproduce table-layers --out out",
     "fasterqk reproduce table-layers --layers 2 --epochs 30 --json",
     "fasterqk reproduce table-layers --layers 2 --seeds 1 --epochs 2  # a quick look",
 ]
