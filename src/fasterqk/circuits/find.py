@@ -86,6 +86,8 @@ def _judgement(model: nn.Module, stated: Mapping[str, Any], verify: bool | str, 
         if carried is not None and (settled or not runs):
             return carried
         plain = carried or plain
+    if not runs:
+        plain.failure = plain.failure or "a model on the meta device does not run"
     unknown = [name for name in plain.open() if name not in stated]
     if runs and (size <= _COPY or unknown or verify is True):
         return _tried(model, run)

@@ -141,6 +141,12 @@ def test_a_hybrid_is_told_the_class_to_leave_out() -> None:
     assert {piece.circuit for piece in circuits if piece.parameter.startswith("0.")} == {"rest"}
 
 
+def test_a_model_without_memory_is_labelled_by_name() -> None:
+    circuits = find_circuits(SelfAttention().to("meta"))
+    assert {piece.decided_by for piece in circuits} == {"name"}
+    assert "(a model on the meta device does not run)" in circuits.notes[0]
+
+
 def test_packed_weights_are_told() -> None:
     class Packed(nn.Module):
         _packed_params = b"..."
