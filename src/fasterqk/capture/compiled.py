@@ -1,11 +1,13 @@
 """Models that ``torch.compile`` wrapped."""
 
+from typing import Any
+
 from torch import nn
 
 from fasterqk.errors import InputError
 
 
-def uncompiled(model: nn.Module) -> nn.Module:
+def uncompiled(model: Any) -> nn.Module:
     """The module inside a compiled one, whose parameter names are those of labels and checkpoints."""
     if not isinstance(model, nn.Module):
         shown = " ".join(repr(model).split())
