@@ -6,7 +6,7 @@ import torch
 
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
-from fasterqk.training import checkpoint, train
+from fasterqk.training import checkpoint, train, train_on_two_cores
 from fasterqk.training.classification import Classification
 from fasterqk.training.optimizer import build_optimizer
 
@@ -57,6 +57,35 @@ def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes):
         assert all(torch.equal(entries[key], other_state[index][key]) for key in entries)
     histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("whole", "killed")]
     assert histories[0] == histories[1]
+
+
+CASES = [
+    {"evaluations_per_epoch": 3},
+    {"evaluate_at_fall": 0.9, "lr": 0.02},
+    {"patience": 2, "epochs": 9},
+    {"lr": 1e30},  # diverges between evaluations
+    {"lr": 300.0, "clip": None, "epochs": 30},  # is finite and far off at an evaluation
+]
+
+
+@pytest.mark.parametrize("changes", CASES)
+def test_evaluating_in_a_copy_changes_nothing(config, tmp_path, changes):
+    config = config.replace(**changes)
+    plain = train(config, folder=tmp_path / "plain")
+    aside = train_on_two_cores(config, folder=tmp_path / "aside")
+    assert canonical_json(aside) == canonical_json(plain)
+    if not plain["diverged"]:
+        histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("plain", "aside")]
+        assert histories[0] == histories[1]
+
+
+def test_a_run_killed_while_a_copy_evaluates_ends_as_one_that_was_not(config, tmp_path):
+    config = config.replace(evaluations_per_epoch=2)
+    whole = train(config)
+    for steps in (1, 14, 26):
+        with pytest.raises(KeyboardInterrupt):
+            train_on_two_cores(config, folder=tmp_path, progress=StopAfter(steps))
+    assert canonical_json(train_on_two_cores(config, folder=tmp_path)) == canonical_json(whole)
 
 
 def test_the_run_does_not_depend_on_global_random_numbers_or_on_its_folder(config, tmp_path):

@@ -82,10 +82,10 @@ def task_config(arguments: argparse.Namespace) -> Any:
 
 
 def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
-    from fasterqk.training import train
+    from fasterqk.training import train_on_two_cores
 
     if arguments.out is None:
-        return train(config, progress=progress, data_dir=arguments.data_dir)
+        return train_on_two_cores(config, progress=progress, data_dir=arguments.data_dir)
     import os
 
     from fasterqk.cli.failures import failures_in_one_line
@@ -99,7 +99,7 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[s
     with failures_in_one_line():
         (result,) = sweep(
             [config],
-            "fasterqk.training:train",
+            "fasterqk.training:train_on_two_cores",
             arguments.out,
             workers=0,
             force=arguments.force,

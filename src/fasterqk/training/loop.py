@@ -8,6 +8,7 @@ from typing import Any
 
 from fasterqk.files import plain, write_text
 from fasterqk.training import checkpoint
+from fasterqk.training.aside import Aside, spare_core
 from fasterqk.training.config import TrainConfig
 from fasterqk.training.processes import Processes
 from fasterqk.training.steps import Steps
@@ -49,6 +50,25 @@ def train(
         return _Run(config, build_workload(config, data_dir), folder, progress, processes).to_the_end()
 
 
+def train_on_two_cores(
+    config: TrainConfig,
+    *,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+    data_dir: str | Path | None = None,
+) -> dict[str, Any]:
+    """The same result as :func:`train`; where a core is idle, it evaluates while training goes on.
+
+    For a single run. Many runs use the cores better by running side by side.
+    """
+    processes = Processes.current()
+    if processes.count > 1 or not spare_core():
+        return train(config, folder=folder, progress=progress, data_dir=data_dir)
+    with one_thread():
+        workload = build_workload(config, data_dir)
+        return _Run(config, workload, folder, progress, processes, aside=True).to_the_end()
+
+
 def follow(processes: Processes, data_dir: str | Path | None = None) -> None:
     """Take the steps that the first process takes, run after run, until it calls :func:`dismiss`.
 
@@ -75,6 +95,7 @@ class _Run:
         folder: str | Path | None,
         progress: Progress | None,
         processes: Processes,
+        aside: bool = False,
     ) -> None:
         self.config = config
         self.workload = workload
@@ -88,6 +109,9 @@ class _Run:
         self.evaluated_at = {round(self.steps.total * point / points) for point in range(points + 1)}
         # The running mean of batch losses, now and at the last evaluation.
         self.running = self.running_then = 0.0
+        # Whether to go on while a copy evaluates: not when each step depends on the last evaluation.
+        self.aside = aside and config.patience is None
+        self.pending: tuple[dict[str, Any], Aside] | None = None
 
     def to_the_end(self) -> dict[str, Any]:
         """Train from the checkpoint, or from the start, and measure what came out."""
@@ -95,6 +119,8 @@ class _Run:
         if not self.history:
             self._evaluate()
             self.running = self.running_then = self.history[0]["loss"]
+        elif self.history[-1]["step"] != self.steps.done:
+            self._evaluate()  # it was still under way when the state was saved
         while self.steps.done < self.steps.total and not self.diverged and not self._stalled():
             loss = self.steps.step()
             self.diverged = not math.isfinite(loss)
@@ -104,6 +130,8 @@ class _Run:
                 self._save()
             elif self.steps.done % TOLD_EVERY == 0:
                 self._tell()
+        self._finish_evaluation()
+        self._save_history()
         return self._result()
 
     def _fell(self) -> bool:
@@ -124,16 +152,34 @@ class _Run:
         return len(self.history) - 1 - last_rise >= self.config.patience
 
     def _evaluate(self) -> None:
+        """Measure the model as it is now, in this process or, while it goes on, in a copy of it."""
+        self._finish_evaluation()
+        if self.history and self.history[-1].get("diverged"):
+            return
         when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}
+        self.running_then = self.running
+        if self.aside and self.history and not self.diverged:
+            self.pending = when, Aside(self.workload.evaluate)
+            return
         # The others wait for what the first one measures.
         measured = self.workload.evaluate() if self.processes.first and not self.diverged else {}
-        measured = self.processes.told(measured)
+        self._record(when, self.processes.told(measured))
+
+    def _finish_evaluation(self) -> None:
+        """Wait for the copy that evaluates, if there is one."""
+        if self.pending is None:
+            return
+        (when, aside), self.pending = self.pending, None
+        self._record(when, aside.result())
+        if self.history[-1].get("diverged"):
+            self.steps.done = when["step"]  # the run ends where it diverged, whatever was tried since
+
+    def _record(self, when: dict[str, Any], measured: dict[str, Any]) -> None:
         start = self.history[0]["loss"] if self.history else math.inf
         if not measured or not measured["loss"] <= DIVERGED * start:
             self.diverged = True
             measured = {"loss": None, "diverged": True}
         self.history.append({**when, **measured})
-        self.running_then = self.running
         self._tell()
 
     def _result(self) -> dict[str, Any]:
@@ -160,8 +206,7 @@ class _Run:
     def _save(self) -> None:
         if self.folder is None or self.diverged or not self.processes.first:
             return
-        lines = [json.dumps(plain(record)) for record in self.history]
-        write_text(Path(self.folder) / "history.jsonl", "\n".join(lines) + "\n")
+        self._save_history()
         checkpoint.save(
             self.folder,
             model=self.workload.model,
@@ -175,6 +220,12 @@ class _Run:
             generators={},
             config=self.config,
         )
+
+    def _save_history(self) -> None:
+        if self.folder is None or self.diverged or not self.processes.first:
+            return
+        lines = [json.dumps(plain(record)) for record in self.history]
+        write_text(Path(self.folder) / "history.jsonl", "\n".join(lines) + "\n")
 
     def _resume(self) -> None:
         if self.folder is None:
