@@ -64,7 +64,7 @@ CASES = [
     {"evaluate_at_fall": 0.9, "lr": 0.02},
     {"patience": 2, "epochs": 9},
     {"lr": 1e30},  # diverges between evaluations
-    {"lr": 300.0, "clip": None, "epochs": 30},  # is finite and far off at an evaluation
+    {"lr": 1e4, "warmup": 0, "schedule": "constant"},  # is finite and far off at an evaluation
 ]
 
 
