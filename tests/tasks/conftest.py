@@ -97,3 +97,29 @@ def rewrite_compact(compact_folder):
         return write_compact(compact_folder, change(records))
 
     return rewrite
+
+
+MERGES = ["t h", "th e", "Ġ the", "i n", "Ġ C", "Ġ A", "r i", "ri v", "riv e", "rive r", "Ġ river"]
+
+
+@pytest.fixture
+def write_byte_pairs(tmp_path):
+    """Write byte pairs laid out as GPT-2's: all 256 bytes, some merges, end-of-text."""
+
+    def write(folder=tmp_path):
+        tokens = [*written_bytes(), *(merge.replace(" ", "") for merge in MERGES), "<|endoftext|>"]
+        place = folder / "tokenizers" / "gpt2"
+        place.mkdir(parents=True, exist_ok=True)
+        numbers = {token: number for number, token in enumerate(tokens)}
+        (place / "encoder.json").write_text(json.dumps(numbers))
+        (place / "vocab.bpe").write_text("\n".join(["#version: 0.2", *MERGES]) + "\n", encoding="utf-8")
+        return place / "encoder.json", place / "vocab.bpe"
+
+    return write
+
+
+def written_bytes():
+    """The 256 characters that GPT-2's files write bytes with, from the library."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return sorted(ByteLevel.alphabet())

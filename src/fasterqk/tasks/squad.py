@@ -27,11 +27,14 @@ from fasterqk.tasks.data_folder import checksum, find_files, missing_files
 from fasterqk.tasks.squad_paragraphs import Asked, find_squad, missing_squad, read_squad, require_squad
 from fasterqk.tasks.squad_windows import TOO_LONG, WINDOWS, uniform, window
 from fasterqk.tasks.task import SPLITS, left_out
+from fasterqk.tasks.word_vectors import NAMES as VECTOR_FILES
 from fasterqk.tasks.word_vectors import find_word_vectors, read_word_vectors
 
 FULL = "-full-vocabulary"
 FORMS = (*WINDOWS, *(f"{kind}{FULL}" for kind in WINDOWS))
 VALIDATION = 1000
+# Answerable questions in the official files.
+ANSWERABLE = {"train-v1.1": 87_599, "train-v2.0": 86_821, "dev-v1.1": 10_570, "dev-v2.0": 5_928}
 
 
 def load_answers(form: str, folder: Path) -> AnswerTask:
@@ -40,7 +43,8 @@ def load_answers(form: str, folder: Path) -> AnswerTask:
     pairs = BytePairs.find(folder)
     glove = find_word_vectors(folder)
     skipped: Counter[str] = Counter()
-    asked = _read(paths, skipped)
+    train, test = (read_squad(path, skipped) for path in paths)
+    asked = _split(train, test)
     splits = {name: _tokens(own, form.removesuffix(FULL), pairs, skipped) for name, own in asked.items()}
     for name, own in splits.items():
         if not own.asked:
@@ -71,6 +75,35 @@ def fitting(questions: Questions, tokens: int) -> tuple[Questions, int]:
     """The questions whose prompt and answer take ``tokens`` tokens at most, and how many are longer."""
     fit = np.flatnonzero(questions.lengths <= tokens)
     return questions.take(fit), len(questions) - len(fit)
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """What ``fasterqk data check`` says: the files found, questions a split, what is left out or missing."""
+    found = {part: find_squad(folder, part) for part in ("train", "dev")}
+    paths = [path for path in found.values() if path is not None]
+    missing = [missing_squad(folder, part) for part, path in found.items() if path is None]
+    pairs = find_files(folder, BYTE_PAIRS_FILES)
+    if not pairs:
+        missing.append(missing_files(folder, BYTE_PAIRS_FILES, BYTE_PAIRS_DOWNLOAD))
+    glove = find_word_vectors(folder)
+    read = [*paths, *(pairs or []), *([glove] if glove else [])]
+    report: dict[str, Any] = {"files": [str(path) for path in read], "missing": missing}
+    if len(paths) < len(found):
+        return report
+    skipped: list[Counter[str]] = [Counter() for _ in paths]
+    asked = [read_squad(path, own) for path, own in zip(paths, skipped, strict=True)]
+    report["counts"] = {name: len(own) for name, own in _split(*asked).items()}
+    report["expected"] = all(
+        len(own) + left.total() == ANSWERABLE[path.name.split(".json")[0]]
+        for path, own, left in zip(paths, asked, skipped, strict=True)
+    )
+    left = skipped[0] + skipped[1]
+    notes = [f"left out: {left_out(left)}"] if left else []
+    if glove is None:
+        notes.append(f"no {' or '.join(VECTOR_FILES)}, so embeddings start at random")
+    if notes:
+        report["note"] = "; ".join(notes)
+    return report
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,9 +158,8 @@ def _pieces(flat: NDArray[Any], bounds: NDArray[np.int64]) -> tuple[NDArray[Any]
     )
 
 
-def _read(paths: Sequence[Path], skipped: Counter[str]) -> dict[str, list[Asked]]:
-    """The questions of each split, from the train and the dev file."""
-    train, test = (read_squad(path, skipped) for path in paths)
+def _split(train: Sequence[Asked], test: Sequence[Asked]) -> dict[str, Sequence[Asked]]:
+    """The questions of each split, from those of the train and the dev file."""
     held_out = _held_out(train)
     validation = [one for one in train if one.title in held_out]
     validation.sort(key=lambda one: uniform(one.id))
@@ -150,19 +182,3 @@ def _held_out(asked: Sequence[Asked]) -> set[str]:
         chosen.add(title)
         held += sizes[title]
     return chosen
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """What ``fasterqk data check`` says: the files found, questions a split, what is left out or missing."""
-    found = {part: find_squad(folder, part) for part in ("train", "dev")}
-    paths = [path for path in found.values() if path is not None]
-    missing = [missing_squad(folder, part) for part, path in found.items() if path is None]
-    if not find_files(folder, BYTE_PAIRS_FILES):
-        missing.append(missing_files(folder, BYTE_PAIRS_FILES, BYTE_PAIRS_DOWNLOAD))
-    report: dict[str, Any] = {"files": [str(path) for path in paths], "missing": missing}
-    if len(paths) < len(found):
-        return report
-    skipped: Counter[str] = Counter()
-    counts = {name: len(own) for name, own in _read(paths, skipped).items()}
-    report["counts"] = report["with_rationale"] = counts
-    return report

@@ -72,10 +72,7 @@ def read_squad(path: Path, skipped: Counter[str]) -> list[Asked]:
     document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("data"), list):
         raise InputError(f"{str(path)!r} is not SQuAD: it has no list 'data'; {DOWNLOAD}")
-    asked = [found for found in _questions(document["data"], path, skipped) if found is not None]
-    if not asked and not skipped:
-        raise InputError(f"{str(path)!r} is not SQuAD: it has no answerable question; {DOWNLOAD}")
-    return asked
+    return [found for found in _questions(document["data"], path, skipped) if found is not None]
 
 
 def _questions(articles: list[Any], path: Path, skipped: Counter[str]) -> Iterator[Asked | None]:

@@ -1,7 +1,9 @@
 """Word vectors (GloVe, Pennington et al. 2014) for a vocabulary of tokens, to start embeddings from."""
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +11,8 @@ from numpy.typing import NDArray
 from fasterqk.errors import InputError
 from fasterqk.tasks.data_folder import find_files, read_lines
 
-PACKED = "glove.6B.100d.gpt2vocab.f16.npz"
-FILES = [
-    [f"{place}{name}"]
-    for name in ("glove.6B.300d.txt", PACKED, "glove.6B.100d.txt")
-    for place in ("glove/", "")
-]
+NAMES = ("glove.6B.300d.txt", "glove.6B.100d.gpt2vocab.f16.npz", "glove.6B.100d.txt")
+FILES = [[f"{place}{name}"] for name in NAMES for place in ("glove/", "")]
 
 
 def find_word_vectors(folder: Path) -> Path | None:
@@ -66,7 +64,7 @@ def _packed(path: Path, tokens: int) -> NDArray[np.float32]:
             ids, row, table = arrays["token_ids"], arrays["row"], arrays["vectors"].astype(np.float32)
         vectors = np.full((tokens, table.shape[1]), np.nan, dtype=np.float32)
         vectors[ids] = table[row]
-    except (OSError, ValueError, KeyError, IndexError) as error:
+    except (OSError, EOFError, ValueError, KeyError, IndexError, BadZipFile, zlib.error) as error:
         raise InputError(f"{str(path)!r} does not hold GloVe for GPT-2's tokens ({error})") from None
     return vectors
 
