@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +39,8 @@ class Encoded:
     """
 
     ids: NDArray[np.int64]
-    starts: NDArray[np.int64]
-    stops: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    stops: NDArray[np.int32]
     bounds: NDArray[np.int64]
 
     def overlap(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -60,9 +59,7 @@ class BytePairs:
     def __init__(self, vocabulary: Path, merges: Path) -> None:
         self.paths = [vocabulary, merges]
         numbers = read_json(vocabulary)
-        if not isinstance(numbers, dict) or sorted(map(str, numbers.values())) != sorted(
-            map(str, range(len(numbers)))
-        ):
+        if not _counts_up(numbers):
             raise InputError(f"{str(vocabulary)!r} is not GPT-2's vocabulary: it does not number its tokens")
         if END not in numbers or not _BYTES.keys() <= numbers.keys():
             raise InputError(f"{str(vocabulary)!r} is not GPT-2's vocabulary: not every byte has a token")
@@ -81,28 +78,29 @@ class BytePairs:
         """The tokens of every text."""
         found: defaultdict[str, int] = defaultdict()
         found.default_factory = found.__len__
-        chunks = [_CHUNKS.findall(text) for text in texts]
-        chunk = np.fromiter(map(found.__getitem__, chain.from_iterable(chunks)), dtype=np.int64)
-        per_text = np.array([len(own) for own in chunks], dtype=np.int64)
+        texts_chunks = [
+            np.fromiter(map(found.__getitem__, _CHUNKS.findall(text)), dtype=np.int32) for text in texts
+        ]
+        chunk = np.concatenate([np.empty(0, dtype=np.int32), *texts_chunks])
         cut = self._tokenizer.encode_batch(list(found), add_special_tokens=False)
-        sizes = np.array([len(one.ids) for one in cut], dtype=np.int64)
+        sizes = np.array([len(one) for one in cut], dtype=np.int64)
         ids = np.array([number for one in cut for number in one.ids], dtype=np.int64)
-        offsets = np.array([offset for one in cut for offset in one.offsets], dtype=np.int64).reshape(-1, 2)
+        offsets = np.array([offset for one in cut for offset in one.offsets], dtype=np.int32).reshape(-1, 2)
         # Where each occurrence of a chunk begins, counted in characters of its own text.
         widths = np.array([len(text) for text in found], dtype=np.int64)[chunk]
-        begins = np.cumsum(widths) - widths
         text_begins = np.cumsum([0, *map(len, texts)])[:-1]
-        begins -= np.repeat(text_begins, per_text)
+        per_text = np.array([len(own) for own in texts_chunks], dtype=np.int64)
+        begins = np.cumsum(widths) - widths - np.repeat(text_begins, per_text)
         # Tokens of every occurrence: those of its chunk, one after another.
         counts = sizes[chunk]
         token_bounds = np.concatenate([[0], np.cumsum(counts)])
         firsts = (np.cumsum(sizes) - sizes)[chunk]
         place = np.arange(token_bounds[-1]) + np.repeat(firsts - token_bounds[:-1], counts)
-        begins = np.repeat(begins, counts)
+        token_begins = np.repeat(begins.astype(np.int32), counts)
         return Encoded(
             ids=ids[place],
-            starts=begins + offsets[place, 0],
-            stops=begins + offsets[place, 1],
+            starts=token_begins + offsets[place, 0],
+            stops=token_begins + offsets[place, 1],
             bounds=token_bounds[np.concatenate([[0], np.cumsum(per_text)])],
         )
 
@@ -134,6 +132,13 @@ def _visible_bytes() -> dict[str, int]:
 
 
 _BYTES = _visible_bytes()
+
+
+def _counts_up(numbers: Any) -> bool:
+    """Whether it is an object that gives its names the numbers from 0 on."""
+    if not isinstance(numbers, dict) or not all(isinstance(number, int) for number in numbers.values()):
+        return False
+    return set(numbers.values()) == set(range(len(numbers)))
 
 
 def _as_bytes(token: str) -> bytes:
