@@ -1,0 +1,243 @@
+"""The paper's answer generator: a GPT-style decoder with learned positions and a tied head.
+
+Six pre-LN layers in the paper's size; attention with separate query, key, value and output maps, all with
+biases; an MLP with exact GELU; dropout on the embeddings, on attention weights, after GELU and after the
+MLP. Texts are padded on the right, where causal attention does not look.
+
+Only some positions make a prediction that is used: the last of the prompt and those of the answer. Given
+these, the last layer, the final norm and the head compute their rows alone, which changes nothing else.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+
+from fasterqk.capture import record
+from fasterqk.models.cache import Cache
+
+Drop = Callable[[Tensor], Tensor]
+# Gain of the weights' start, and spread of token embeddings that do not come from word vectors.
+GAIN = 0.5**0.5
+EMBEDDING_SCALE = 0.1
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """Sizes of an answer generator; what is not given is as in the paper."""
+
+    vocabulary_size: int
+    layers: int = 6
+    width: int = 300
+    heads: int = 6
+    head_width: int = 50
+    mlp_width: int = 1200
+    context: int = 256
+
+
+class Attention(nn.Module):
+    """Causal self-attention; a row reads from the positions up to its own."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        inner = config.heads * config.head_width
+        self.query = nn.Linear(config.width, inner)
+        self.key = nn.Linear(config.width, inner)
+        self.value = nn.Linear(config.width, inner)
+        self.out = nn.Linear(inner, config.width)
+
+    def forward(
+        self,
+        stream: Tensor,
+        rows: Tensor | None = None,
+        position: Tensor | None = None,
+        drop: Drop | None = None,
+        cache: Cache | None = None,
+        explicit: bool = False,
+    ) -> Tensor:
+        """What every position of the ``stream`` (batch, token, width) reads, or only some ``rows`` of it.
+
+        ``rows`` (batch, row, width) stand at ``position`` (batch, row). With a ``cache``, the stream is
+        what comes after its content, at ``position``, and is added to it. ``explicit`` forms the
+        probabilities, for a capture to see, where torch's kernel would do without.
+        """
+        query = self._by_head(self.query(stream if rows is None else rows))
+        key, value = self._by_head(self.key(stream)), self._by_head(self.value(stream))
+        if cache is not None:
+            key, value = cache.extend(self, key, value, position)
+        if position is None and drop is None and not explicit:
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            scores = (query * query.shape[3] ** -0.5) @ key.transpose(2, 3)
+            weights = scores.add_(_hiding(query, key, position)).softmax(3)
+            record(self, weights)
+            mixed = (weights if drop is None else drop(weights)) @ value
+        joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return joined
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """Two linear maps with exact GELU between them."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.inward = nn.Linear(config.width, config.mlp_width)
+        self.outward = nn.Linear(config.mlp_width, config.width)
+
+    def forward(self, rows: Tensor, drop: Drop | None = None) -> Tensor:
+        """The map at every row, ``(..., width)``."""
+        middle = gelu(self.inward(rows))
+        changed: Tensor = self.outward(middle if drop is None else drop(middle))
+        return changed if drop is None else drop(changed)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a LayerNorm and added to the stream."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.width)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        stream: Tensor,
+        drop: Drop | None = None,
+        cache: Cache | None = None,
+        position: Tensor | None = None,
+        explicit: bool = False,
+    ) -> Tensor:
+        """The whole stream after this block; see :class:`Attention` for the rest."""
+        normed = self.attention_norm(stream)
+        stream = stream + self.attention(normed, position=position, drop=drop, cache=cache, explicit=explicit)
+        changed: Tensor = self.mlp(self.mlp_norm(stream), drop)
+        return stream + changed
+
+    def rows(
+        self, stream: Tensor, position: Tensor, real: Tensor, drop: Drop | None, explicit: bool
+    ) -> Tensor:
+        """Only the rows at ``position`` (batch, row), those that are ``real``, one after the other."""
+        normed = self.attention_norm(stream)
+        instance = torch.arange(len(stream), device=stream.device)[:, None]
+        read = self.attention(normed, normed[instance, position], position, drop, explicit=explicit)
+        rows = (stream[instance, position] + read)[real]
+        changed: Tensor = self.mlp(self.mlp_norm(rows), drop)
+        return rows + changed
+
+
+class GPTAnswerGenerator(nn.Module):
+    """Next-token logits from token ids; ``generator`` draws the weights, ``vectors`` start the embedding.
+
+    >>> config = GeneratorConfig(vocabulary_size=11, layers=2, width=8, heads=2, head_width=4, mlp_width=16)
+    >>> model = GPTAnswerGenerator(config, torch.Generator().manual_seed(0))
+    >>> model(torch.tensor([[3, 1, 4, 1, 5]])).shape
+    torch.Size([1, 5, 11])
+    """
+
+    def __init__(
+        self, config: GeneratorConfig, generator: torch.Generator, vectors: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        shape = (config.vocabulary_size, config.width)
+        with torch.random.fork_rng(devices=[]):
+            # Modules draw their start from torch's own generator; what they draw is replaced below.
+            self.embedding = nn.Embedding(*shape)
+            self.positions = nn.Embedding(config.context, config.width)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head_bias = nn.Parameter(torch.empty(config.vocabulary_size))
+        self._start(generator, vectors)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        position: Tensor | None = None,
+        real: Tensor | None = None,
+        drop: Drop | None = None,
+        explicit: bool = False,
+    ) -> Tensor:
+        """Logits at every position, ``(batch, token, vocabulary)``, of ``tokens`` (batch, token).
+
+        With ``position`` and ``real`` (batch, row): only at these positions where ``real`` is true, one
+        after the other, ``(row, vocabulary)``.
+        """
+        return self.head(self.hidden(tokens, position, real, drop, explicit))
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        position: Tensor | None = None,
+        real: Tensor | None = None,
+        drop: Drop | None = None,
+        explicit: bool = False,
+    ) -> Tensor:
+        """What the head is applied to; arguments and rows as in :meth:`forward`."""
+        stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        stream = stream if drop is None else drop(stream)
+        *below, last = self.blocks
+        for block in below:
+            stream = block(stream, drop, explicit=explicit)
+        if position is None or real is None:
+            stream = last(stream, drop, explicit=explicit)
+        else:
+            assert isinstance(last, Block)
+            stream = last.rows(stream, position, real, drop, explicit)
+        normed: Tensor = self.norm(stream)
+        return normed
+
+    def head(self, rows: Tensor) -> Tensor:
+        """Logits (..., vocabulary) of rows (..., width); the weight is that of the embedding."""
+        return linear(rows, self.embedding.weight, self.head_bias)
+
+    def read(self, tokens: Tensor, lengths: Tensor, cache: Cache) -> Tensor:
+        """Logits (batch, vocabulary) after prompts of ``lengths``; their keys and values go to ``cache``."""
+        stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            stream = block(stream, cache=cache)
+        return self.head(self.norm(stream[torch.arange(len(tokens)), lengths - 1]))
+
+    def extend(self, token: Tensor, position: Tensor, cache: Cache) -> Tensor:
+        """Logits (batch, vocabulary) after one more ``token`` (batch,) of each text, at ``position``."""
+        stream = (self.embedding(token) + self.positions(position))[:, None]
+        for block in self.blocks:
+            stream = block(stream, cache=cache, position=position[:, None])
+        return self.head(self.norm(stream[:, 0]))
+
+    @torch.no_grad()
+    def _start(self, generator: torch.Generator, vectors: Tensor | None) -> None:
+        """Weights by Xavier's rule with a gain of 1/sqrt(2), biases as torch starts them, norms at one."""
+        nn.init.normal_(self.embedding.weight, 0.0, EMBEDDING_SCALE, generator=generator)
+        nn.init.xavier_uniform_(self.positions.weight, GAIN, generator=generator)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, GAIN, generator=generator)
+                _start_bias(module.bias, module.in_features, generator)
+        _start_bias(self.head_bias, self.config.width, generator)
+        if vectors is not None:
+            self.embedding.weight.copy_(vectors)
+
+
+def _start_bias(bias: Tensor, inputs: int, generator: torch.Generator) -> None:
+    nn.init.uniform_(bias, -(inputs**-0.5), inputs**-0.5, generator=generator)
+
+
+def _hiding(query: Tensor, key: Tensor, position: Tensor | None) -> Tensor:
+    """Zero where a key may be seen and minus infinity where it comes later, ``(query, key)``.
+
+    With ``position`` (batch, query) it is ``(batch, 1, query, key)``.
+    """
+    place = torch.arange(key.shape[2], device=key.device)
+    if position is None:
+        later = place > torch.arange(query.shape[2], device=key.device)[:, None]
+    else:
+        later = place > position[:, None, :, None]
+    return torch.zeros(later.shape, dtype=query.dtype, device=key.device).masked_fill_(later, -torch.inf)

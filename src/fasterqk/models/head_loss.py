@@ -1,0 +1,70 @@
+"""Cross-entropy of a large vocabulary in one piece: logits, loss and gradients without spare passes.
+
+Logits over tens of thousands of tokens are the largest tensor of a training step, and every pass over them
+is a trip through memory. Their gradient is softmax minus target: the softmax is formed in their own place,
+and what can be said without them (the target, its smoothing, the division by sums) is said on the rows and
+on the weight, which are small.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+
+def head_loss(rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean of ``cross_entropy(linear(rows, weight, bias), labels, label_smoothing=smoothing)``.
+
+    ``rows`` is ``(row, width)``, ``weight`` ``(token, width)``, ``labels`` ``(row,)``. The gradients are
+    worked out together with the loss, so it can be differentiated once.
+
+    >>> rows, weight = torch.ones(2, 3), torch.zeros(4, 3)
+    >>> round(float(head_loss(rows, weight, torch.zeros(4), torch.tensor([0, 1]))), 4)     # log 4
+    1.3863
+    """
+    loss: Tensor = _HeadLoss.apply(rows, weight, bias, labels, smoothing)
+    return loss
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float
+    ) -> Tensor:
+        rows = rows.to(weight.dtype)
+        logits = linear(rows, weight, bias)
+        chosen = logits.gather(1, labels[:, None])[:, 0]
+        highest = logits.amax(1)
+        share = logits.sub_(highest[:, None]).exp_()  # softmax, but for the division by its sum
+        total = share.sum(1)
+        # The mean logit of a row, which smoothing asks for.
+        middle = rows @ weight.mean(0) + bias.mean() if smoothing else 0.0
+        loss = highest + total.log() - (1 - smoothing) * chosen - smoothing * middle
+        if any(ctx.needs_input_grad):
+            ctx.save_for_backward(
+                *_gradients(rows, weight, labels, smoothing, share, 1 / (len(labels) * total))
+            )
+        return loss.mean()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (scale,) = upstream
+        return (*(scale * gradient for gradient in ctx.saved_tensors), None, None)
+
+
+def _gradients(
+    rows: Tensor, weight: Tensor, labels: Tensor, smoothing: float, share: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of rows, weight and bias; ``scale`` (row,) turns ``share`` into softmax over count."""
+    count, tokens = share.shape
+    hit, every = (1 - smoothing) / count, smoothing / (count * tokens)
+    # A column of ones beside the rows: the bias is a weight whose input is always one.
+    wide = torch.cat([rows, rows.new_ones(count, 1)], 1)
+    of_weight = share.T @ (wide * scale[:, None])
+    of_weight.index_add_(0, labels, wide, alpha=-hit)
+    of_rows = (share @ weight) * scale[:, None] - hit * weight[labels]
+    if smoothing:
+        of_weight -= every * wide.sum(0)
+        of_rows -= every * weight.sum(0)
+    return of_rows, of_weight[:, :-1].contiguous(), of_weight[:, -1].contiguous()
