@@ -310,3 +310,31 @@ def test_tied_weights_cannot_be_parametrized(net, label):
     model.loss().backward()
     made.step()
     assert model.layers[1].qkv is model.layers[0].qkv
+
+
+def test_groups_that_were_flattened_are_seen(fused):
+    """What DeepSpeed does with the groups of an optimizer it is given."""
+    _, optimizer = fused()
+    group = optimizer.param_groups[1]
+    flat = nn.Parameter(torch.cat([each.detach().flatten() for each in group["params"]]))
+    flat.grad = torch.zeros_like(flat)
+    group["params"] = [flat]
+    with raises("another library has replaced the parameters of group 'qk'"):
+        optimizer.step()
+
+
+def test_deepspeed_models_are_refused(net, label):
+    model = net("rows")
+    labels = label(model)
+    engine = type("DeepSpeedEngine", (type(model),), {"__module__": "deepspeed.runtime.engine"})
+    model.__class__ = engine
+    with raises("DeepSpeedEngine is a DeepSpeed model"):
+        make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=labels)
+
+
+def test_parameters_that_zero_has_taken_are_refused(net, label):
+    model = net("rows")
+    labels = label(model)
+    next(model.parameters()).ds_id = 0
+    with raises("DeepSpeed"):
+        make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=labels)

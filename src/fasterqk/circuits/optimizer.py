@@ -66,6 +66,7 @@ def make_optimizer(
     """
     _check_words(mechanism, decay, optimizer_class)
     model = uncompiled(model)
+    _check_engine(model)
     request = Request(lr, qk_ratio, ov_ratio, kwargs.get("weight_decay"), rules or {})
     if request.gradient_norms and mechanism == "parametrization":
         raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
@@ -135,6 +136,16 @@ def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
     wrapped = getattr(optimizer_class, "func", optimizer_class)
     if isinstance(wrapped, type) and issubclass(wrapped, torch.optim.LBFGS):
         raise InputError("LBFGS knows one rate for all parameters and cannot train circuits apart; use AdamW")
+
+
+def _check_engine(model: nn.Module) -> None:
+    """DeepSpeed's engine has its own optimizer, and ZeRO leaves parameters that hold nothing."""
+    engine = type(model).__module__.partition(".")[0] == "deepspeed"
+    if engine or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise InputError(
+            f"{type(model).__name__} is a DeepSpeed model, whose parameters are flattened, so circuits "
+            "cannot be told apart; train with DDP, Accelerate or FSDP2 instead"
+        )
 
 
 def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:

@@ -59,6 +59,7 @@ class Stepping:
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
     _inside: bool = field(default=False, init=False)
     _strided: list[str] = field(default_factory=list, init=False)
+    _members: list[list[nn.Parameter]] = field(default_factory=list, init=False)
     _last: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -67,6 +68,7 @@ class Stepping:
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Hang the hooks on ``optimizer``."""
         setattr(optimizer, _ATTRIBUTE, self)
+        self._members = [list(group["params"]) for group in optimizer.param_groups]
         forbid_copies(optimizer)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
@@ -159,8 +161,20 @@ class Stepping:
                 self._check_still_there(attribute, parameter)
         for fused in self.fused:
             fused.check()
+        self._check_groups(optimizer)
         self._check_frozen(optimizer)
         self._check_kernels(optimizer)
+
+    def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Libraries that flatten parameters (DeepSpeed) put others into the groups, which have no slices."""
+        for group, known in zip(optimizer.param_groups, self._members, strict=False):
+            now = group["params"]
+            if len(now) < len(known) or any(one is not other for one, other in zip(known, now, strict=False)):
+                raise InputError(
+                    f"another library has replaced the parameters of group {group.get('name')!r} in this "
+                    "optimizer (DeepSpeed flattens them), so circuits can no longer be told apart; train "
+                    "with DDP, Accelerate or FSDP2 instead"
+                )
 
     def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
         """What was frozen is not optimized, and would stay as it is however long it is trained."""
