@@ -70,7 +70,9 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
             return {"twin": f"refused: {error}"}
         own = _labels(circuits)
         differing = {
-            name: [own[name], labels[name]] for name in own if not set(own[name]) <= set(labels.get(name, ()))
+            name: [roles, labels[name]]
+            for name, roles in own.items()
+            if name in labels and not set(roles) <= set(labels[name])
         }
         result: dict[str, Any] = {"differing": differing}
         copy = scrambled(twin)

@@ -45,8 +45,9 @@ def tables(lines: list[dict[str, Any]], versions: str) -> str:
         f"{len(asked)} of the labelled types return their own attention on inputs that could be guessed; it "
         f"contradicts the labels of {len(wrong)} of them{': ' + ', '.join(wrong) if wrong else ''}.",
         "",
-        "**Verified, with fused weights** (type: what is split): "
-        + "; ".join(f"{line['type']}: {_leaves(line)}" for line in by["verified"] if line["split"]),
+        "| fused weight | verified in |",
+        "|---|---|",
+        *_by_weight([line for line in by["verified"] if line["split"]]),
         "",
         "**Verified, separate projections**: " + _names(line for line in by["verified"] if not line["split"]),
     ]
@@ -68,15 +69,19 @@ def tables(lines: list[dict[str, Any]], versions: str) -> str:
 
 
 def _names(lines: Any) -> str:
-    return ", ".join(line["type"] for line in lines) + "."
+    return ", ".join(sorted(line["type"] for line in lines)) + "."
 
 
-def _leaves(line: dict[str, Any]) -> str:
-    """The names of the fused modules, without their places."""
-    found = dict.fromkeys(
-        name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in line["split"]
-    )
-    return ", ".join(f"`{name}`" for name in found)
+def _by_weight(lines: list[dict[str, Any]]) -> list[str]:
+    """A row for the names of fused modules, without their places, and the types that have them."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in lines:
+        leaves = {
+            name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in line["split"]
+        }
+        leaves = {leaf.removesuffix("_weight").removesuffix("_bias") for leaf in leaves}
+        found[", ".join(f"`{leaf}`" for leaf in sorted(leaves))].append(line["type"])
+    return [f"| {leaves} | {', '.join(sorted(types))} |" for leaves, types in sorted(found.items())]
 
 
 def _reason(why: str) -> str:

@@ -55,7 +55,8 @@ def _by_name(scope: Scope, address: Address, parameter: nn.Parameter) -> Guess |
     norm = any(one.norm for one in said)
     if any(one.score for one in said) and not (norm and not any(one.letters for one in said)):
         scale = any(_SCALES & set(words(component)) for component in address.components)
-        return Guess("q" if scale else "k", "name", firm=True)
+        queries = any(one.letters == "q" for one in said)
+        return Guess("q" if scale or queries else "k", "name", firm=True)
     letters = next((one.letters for one in reversed(said) if one.letters), "")
     if letters in ("q", "k", "v"):
         return Guess(letters, "name")  # type: ignore[arg-type]
