@@ -30,6 +30,9 @@ def configure(parser: Parser) -> None:
         metavar="R,...",
         help="multipliers of the query-key rate, beside equal rates (default: 5,20)",
     )
+    parser.add_argument(
+        "--posts", type=positive_int, default=10240, metavar="N", help="training posts (default: 10240)"
+    )
     parser.add_argument("--seeds", type=positive_int, default=2, metavar="N", help="how many (default: 2)")
     parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
     add_arm_options(parser)
@@ -43,7 +46,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
     pretrained_folder(arguments.pretrained)  # a missing model is told before any worker starts
     experiment = finetune_hatexplain(
-        arguments.pretrained, arguments.ratios, arguments.seeds, arguments.epochs or 1
+        arguments.pretrained, arguments.ratios, arguments.seeds, arguments.epochs or 1, arguments.posts
     )
     results, _ = run_cells(experiment, arguments)
     summary = summarize_ablation(experiment, results)
