@@ -17,6 +17,7 @@ def configure(parser: Parser) -> None:
         "fasterqk train hatexplain --qk-ratio 30 --lr 5e-5 --seed 0 --epochs 30 --out out --json",
         "fasterqk train sva --form prefix --qk-ratio 100 --out out",
         "fasterqk train jsonl --data mine.jsonl --qk-ratio 10 --out out",
+        "fasterqk train kvqa --qk-ratio 20                          # answers are generated",
         "torchrun --nproc-per-node 2 -m fasterqk train agreement --qk-ratio 30    # two processes, one run",
     )
     add_task_options(parser)
@@ -32,7 +33,7 @@ def configure(parser: Parser) -> None:
 
 def add_task_options(parser: Parser) -> None:
     """The task and what may be said about its data and its model, for all commands that train."""
-    parser.add_argument("task", metavar="TASK", help="hatexplain, sva, agreement or jsonl")
+    parser.add_argument("task", metavar="TASK", help="hatexplain, sva, agreement, jsonl, squad or kvqa")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and batches (0)")
     parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples a step")
     parser.add_argument("--weight-decay", type=float, metavar="W", help="weight decay")
@@ -68,11 +69,11 @@ def task_config(arguments: argparse.Namespace) -> Any:
     """The run that the options describe; what the command has no option for is the task's own setting."""
     from pathlib import Path
 
-    from fasterqk.tasks import task_module
     from fasterqk.tasks.data_folder import checksum
+    from fasterqk.tasks.kinds import any_task_module
     from fasterqk.training import TrainConfig
 
-    task_module(arguments.task)
+    any_task_module(arguments.task)
     given = {name: getattr(arguments, name, None) for name in FIELDS}
     fields = {name: value for name, value in given.items() if value is not None}
     if arguments.data:
@@ -90,12 +91,12 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[s
 
     from fasterqk.cli.failures import failures_in_one_line
     from fasterqk.runs import sweep
-    from fasterqk.tasks import load_task
     from fasterqk.tasks.data_folder import VARIABLE
+    from fasterqk.tasks.kinds import load_any_task
 
     if arguments.data_dir:
         os.environ[VARIABLE] = arguments.data_dir
-    load_task(config.task, form=config.form, file=config.file)
+    load_any_task(config.task, form=config.form, file=config.file)
     with failures_in_one_line():
         (result,) = sweep(
             [config],
@@ -118,6 +119,11 @@ def _show(result: dict[str, Any]) -> None:
         {"measured": "train accuracy", "value": result["train"]["accuracy"]},
         {"measured": "validation accuracy", "value": result["validation"]["accuracy"]},
         {"measured": "test accuracy", "value": test["accuracy"], "null": test["majority_accuracy"]},
+    ]
+    rows += [
+        {"measured": f"{split} F1", "value": result[split]["f1"]}
+        for split in ("train", "validation", "test")
+        if "f1" in result[split]
     ]
     for name in ("mrta", "ac", "acmc", "entropy"):
         if test.get(name) is not None:

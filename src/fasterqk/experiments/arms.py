@@ -12,7 +12,8 @@ from fasterqk.training import TrainConfig
 from fasterqk.training.evaluations import flat
 
 BASELINE, FASTER = "baseline", "faster_qk"
-FIT = ("loss", "train_accuracy", "validation_accuracy", "test_accuracy")
+FITS = ("accuracy", "f1")
+FIT = ("loss", *(f"{split}_{fit}" for fit in FITS for split in ("train", "validation", "test")))
 # Of single numbers and of groups of them, as the evaluations name them.
 SCORES = ("mrta", "ac", "acmc", "entropy")
 GROUPS = {
@@ -120,7 +121,12 @@ def _end_record(result: Mapping[str, Any], split: str) -> dict[str, Any]:
     """The end of a run as one flat record; attention is that on ``split``; empty when it diverged."""
     if result["diverged"]:
         return {}
-    fit = {f"{name}_accuracy": result[name]["accuracy"] for name in ("train", "validation", "test")}
+    fit = {
+        f"{name}_{fit}": result[name][fit]
+        for fit in FITS
+        for name in ("train", "validation", "test")
+        if fit in result[name]
+    }
     scores = {key: value for key, value in result[split].items() if key not in ("loss", "groups")}
     return {"loss": result["loss"], **fit, **flat(scores)}
 

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from fasterqk.experiments.answer_examples import answer_examples
 from fasterqk.experiments.arms import Experiment
 from fasterqk.runs import Store
 from fasterqk.tasks import Examples
+from fasterqk.tasks.answers import ANSWER_TASKS
 from fasterqk.training.classification import Classification
 from fasterqk.training.measure import attention_rows
 from fasterqk.training.trained import trained
@@ -28,7 +30,10 @@ def attention_examples(experiment: Experiment, out: Path, count: int = COUNT) ->
     store = Store(out)
     seed = experiment.seeds[0]
     cells = {arm: config.replace(seed=seed) for arm, config in experiment.arms.items()}
-    workloads = {arm: trained(config, store.folder(config)) for arm, config in cells.items()}
+    loaded: dict[str, Any] = {arm: trained(config, store.folder(config)) for arm, config in cells.items()}
+    if next(iter(cells.values())).task in ANSWER_TASKS:
+        return answer_examples(loaded, count)
+    workloads: dict[str, Classification] = loaded
     task = next(iter(workloads.values())).task
     # The position that is read is the last token, or one of its own after it.
     added = 1 if next(iter(cells.values())).read == "after" else 0

@@ -71,8 +71,9 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
 def summarize_layers(experiment: Experiment, results: Results) -> list[dict[str, Any]]:
     """Mass, AC and ACMC of rollout and of every layer alone, at the end and at equal loss.
 
-    One row for each: ``attention`` (rollout, layer 1, ...), ``metric``, ``at`` (``end`` or ``equal
-    loss``), ``loss``, both arms and their paired difference as intervals, and the ``null``.
+    One row for each: ``attention`` (rollout, layer average where it was measured, layer 1, ...),
+    ``metric``, ``at`` (``end`` or ``equal loss``), ``loss``, both arms and their paired difference as
+    intervals, and the ``null``.
     """
     histories: dict[tuple[Any, Any], Any] = {
         cell: [] if result["diverged"] else result["history"] for cell, result in results.items()
@@ -112,7 +113,8 @@ def summarize_layers(experiment: Experiment, results: Results) -> list[dict[str,
 def _attentions(experiment: Experiment) -> list[tuple[str, str]]:
     """What attention is read from, and how its metrics begin in a record of the history."""
     layers = experiment.arms[BASELINE].layers
-    return [("rollout", ""), *((f"layer {n}", f"layer_{n}_") for n in range(1, layers + 1))]
+    single = ((f"layer {n}", f"layer_{n}_") for n in range(1, layers + 1))
+    return [("rollout", ""), ("layer average", "average_"), *single]
 
 
 def _end(history: Any) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from fasterqk.attention import interval
 from fasterqk.errors import InputError
 from fasterqk.files import plain
 from fasterqk.runs import sweep
-from fasterqk.tasks import load_task
+from fasterqk.tasks.kinds import load_any_task
 from fasterqk.training import TrainConfig
 
 # 1, 2 and 5 in every decade of the paper's range, [1e-6, 1e-2].
@@ -77,7 +77,7 @@ def tune(
     """
     base = search.base
     # Missing or damaged data is told before any worker starts.
-    validation = len(load_task(base.task, form=base.form, file=base.file).splits["validation"])
+    validation = len(load_any_task(base.task, form=base.form, file=base.file).splits["validation"])
 
     def run(configs: list[TrainConfig]) -> list[dict[str, Any]]:
         function = "fasterqk.training:train"

@@ -13,6 +13,8 @@ from typing import Any
 from fasterqk.errors import InputError
 
 SCHEMA_VERSION = 1
+# Key in a field's metadata, see `_defaults`.
+USUALLY = "usually"
 
 
 def plain(value: Any) -> Any:
@@ -104,11 +106,16 @@ def content_hash(config: Any) -> str:
 
 @functools.cache  # a sweep hashes thousands of configurations of one class
 def _defaults(kind: Any) -> list[tuple[str, Any]]:
-    """The fields of a dataclass with their defaults, ``MISSING`` where there is none."""
+    """The fields of a dataclass with their defaults, ``MISSING`` where there is none.
+
+    A default that depends on other fields stands in the field's metadata as what it usually is.
+    """
     return [
         (
             field.name,
-            field.default if field.default_factory is dataclasses.MISSING else field.default_factory(),
+            field.metadata.get(USUALLY, field.default)
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory(),
         )
         for field in dataclasses.fields(kind)
     ]

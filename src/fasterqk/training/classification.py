@@ -52,7 +52,10 @@ class Classification:
             generator=generator(self.config.seed, "batches", epoch),
         )
 
-    def loss(self, chosen: Tensor, step: int) -> Tensor:
+    def weight(self, chosen: Tensor) -> int:
+        return len(chosen)
+
+    def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
         tokens, read, labels = self.splits["train"].batch(chosen)
         return cross_entropy(self.model(tokens, read), labels)

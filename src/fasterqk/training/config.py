@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasterqk.errors import InputError
+from fasterqk.files.canonical import USUALLY
 
 OPTIMIZERS = ("adamw", "sgd")
 DECAYS = ("coupled", "independent")
-SCHEDULES = ("cosine", "constant")
+SCHEDULES = ("cosine", "half-cosine", "constant")
 READ_POSITIONS = ("after", "last")
 
 # The value of a field that was not given and that depends on the task.
@@ -36,16 +37,49 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "agreement": {"lr": 1e-4, "epochs": 8, "context": 32},
     "jsonl": {"lr": 5e-4, "epochs": 15},
+    # The paper's answer generator; epochs, batches and smoothing are those of the released notebooks.
+    "squad": {
+        "epochs": 70,
+        "batch_size": 64,
+        "weight_decay": 0.05,
+        "layers": 6,
+        "width": 300,
+        "heads": 6,
+        "head_width": 50,
+        "mlp_width": 1200,
+        "dropout": 0.2,
+        "label_smoothing": 0.1,
+        "train_subset": 512,
+        "rationale_k": (5,),
+    },
+    "kvqa": {
+        "lr": 1e-3,
+        "epochs": 8,
+        "batch_size": 128,
+        "layers": 2,
+        "width": 64,
+        "heads": 4,
+        "head_width": 16,
+        "mlp_width": 256,
+        "context": 48,
+        "train_subset": 512,
+        "rationale_k": (5,),
+    },
 }
+
+
+def usually(value: Any) -> Any:
+    """A field that depends on the task; ``value`` for all that `TASK_SETTINGS` does not name."""
+    return dataclasses.field(default=OF_TASK, metadata={USUALLY: value})
 
 
 @dataclass(frozen=True)
 class TrainConfig:
     """One cell: a task, an arm and a seed, with everything that decides its numbers.
 
-    Fields marked ``OF_TASK`` take what `TASK_SETTINGS` says for the task unless they are given. Whole
-    numbers given for real fields become real ones, so that ``qk_ratio=30`` and ``qk_ratio=30.0`` are one
-    run.
+    Fields marked ``OF_TASK`` or ``usually`` take what `TASK_SETTINGS` says for the task unless they are
+    given. Whole numbers given for real fields become real ones, so that ``qk_ratio=30`` and
+    ``qk_ratio=30.0`` are one run.
 
     >>> config = TrainConfig("hatexplain", qk_ratio=30)
     >>> config.qk_ratio, config.lr, config.epochs
@@ -76,6 +110,14 @@ class TrainConfig:
     ov_ratio: float = 1.0
     qk_imbalance: float = 1.0
     gradient_norm: float | None = None
+    # `embedding_ratio` multiplies the rate of the token embedding, which then does not decay. A step takes
+    # `accumulate` batches. Answer generators alone: `dropout`, `label_smoothing`, and `autocast` to
+    # bfloat16 where the device has it.
+    embedding_ratio: float = 1.0
+    accumulate: int = 1
+    dropout: float = usually(0.0)
+    label_smoothing: float = usually(0.0)
+    autocast: bool = False
 
     # Shell-style patterns of parameter names. `faster` takes the multiplier instead of the query-key
     # circuit; `frozen` is not trained. With `stale_gradients` the gradients of frozen parameters are
@@ -89,15 +131,17 @@ class TrainConfig:
     # "after" the text (padding that sees the text and itself) or the "last" token. `mlp_width` 0 leaves
     # the MLP out.
     pretrained: str = ""
-    layers: int = 1
-    width: int = 64
-    heads: int = 4
-    head_width: int = 64
+    layers: int = usually(1)
+    width: int = usually(64)
+    heads: int = usually(4)
+    head_width: int = usually(64)
     mlp_width: int = OF_TASK
     context: int = OF_TASK
     residual: bool = OF_TASK
     read: str = OF_TASK
     init_scale: float = 0.02
+    # Whether an answer generator starts from the task's word vectors, where it has some.
+    word_vectors: bool = True
 
     # Data. `form` chooses among the forms a task has; `file` and its `checksum` belong to task "jsonl".
     form: str = ""
@@ -113,12 +157,19 @@ class TrainConfig:
     evaluations_per_epoch: int = 1
     evaluate_at_fall: float | None = None
     patience: int | None = None
-    train_subset: int = 2048
-    rationale_k: tuple[int, ...] = (5, 10, 20, 50)
+    train_subset: int = usually(2048)
+    rationale_k: tuple[int, ...] = usually((5, 10, 20, 50))
+    # Of generated answers: how many questions of a split are looked at along training and at the end (all
+    # when None), and how many tokens an answer has at most.
+    along_subset: int = 256
+    test_subset: int | None = None
+    answer_tokens: int = 32
 
     def __post_init__(self) -> None:
-        settings = PAPER_SETTINGS | TASK_SETTINGS.get(self.task, {})
-        for field in dataclasses.fields(self):
+        fields = dataclasses.fields(self)
+        usual = {field.name: field.metadata[USUALLY] for field in fields if USUALLY in field.metadata}
+        settings = usual | PAPER_SETTINGS | TASK_SETTINGS.get(self.task, {})
+        for field in fields:
             value = getattr(self, field.name)
             given = settings[field.name] if value is OF_TASK and field.name in settings else value
             object.__setattr__(self, field.name, _typed(field, given))
@@ -126,10 +177,13 @@ class TrainConfig:
         _one_of("decay", self.decay, DECAYS)
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("read", self.read, READ_POSITIONS)
-        for name in ("qk_ratio", "ov_ratio", "qk_imbalance", "lr", "init_scale"):
+        for name in ("qk_ratio", "ov_ratio", "embedding_ratio", "qk_imbalance", "lr", "init_scale"):
             _at_least(name, getattr(self, name), 0.0, strictly=True)
-        for name in ("seed", "weight_decay", "momentum", "warmup"):
+        for name in ("seed", "weight_decay", "momentum", "warmup", "dropout", "label_smoothing"):
             _at_least(name, getattr(self, name), 0.0)
+        for name in ("dropout", "label_smoothing"):
+            if getattr(self, name) >= 1:
+                raise InputError(f"{name} {getattr(self, name)} is a share below 1")
         for name in _COUNTS:
             _at_least(name, getattr(self, name), 1)
         _at_least("mlp_width", self.mlp_width, 0)
@@ -138,7 +192,7 @@ class TrainConfig:
         for name in ("clip", "gradient_norm"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 0.0, strictly=True)
-        for name in ("train_limit", "patience"):
+        for name in ("train_limit", "test_subset", "patience"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 1)
         if self.evaluate_at_fall is not None and not 0 < self.evaluate_at_fall < 1:
@@ -168,6 +222,9 @@ _COUNTS = (
     "context",
     "evaluations_per_epoch",
     "train_subset",
+    "accumulate",
+    "along_subset",
+    "answer_tokens",
 )
 
 

@@ -62,11 +62,14 @@ class FineTuning:
             generator=generator(self.config.seed, "batches", epoch),
         )
 
-    def loss(self, chosen: Tensor, step: int) -> Tensor:
+    def weight(self, chosen: Tensor) -> int:
+        return len(chosen)
+
+    def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
         with torch.random.fork_rng(devices=[]):
-            # Dropout draws from torch's own generator; set by the step, a run can go on from any of them.
-            torch.manual_seed(generator(self.config.seed, "dropout", step).initial_seed())
+            # Dropout draws from torch's own generator; set by the batch, a run can go on from any of them.
+            torch.manual_seed(generator(self.config.seed, "dropout", number).initial_seed())
             return cross_entropy(*self._logits(self.splits["train"], chosen))
 
     def before_step(self) -> None:

@@ -37,20 +37,32 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
-    """The same gradient norm for both circuits of attention, where one is asked for."""
-    if config.gradient_norm is None:
-        return {}
-    return {circuit: {"gradient_norm": config.gradient_norm} for circuit in ("qk", "ov")}
+    """The same gradient norm for both circuits of attention, and a rate of its own for the embedding."""
+    rules: dict[str, dict[str, float]] = {}
+    if config.gradient_norm is not None:
+        rules |= {circuit: {"gradient_norm": config.gradient_norm} for circuit in ("qk", "ov")}
+    if config.embedding_ratio != 1:
+        rules["shared"] = {"lr": config.embedding_ratio * config.lr, "weight_decay": 0.0}
+    return rules
 
 
 def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
-    """The circuits of ``model``; with ``faster`` patterns the parameters they name stand in for QK."""
+    """The circuits of ``model``; with ``faster`` patterns the parameters they name stand in for QK.
+
+    No model of ours has parameters that both circuits share, so an embedding with a rate of its own takes
+    their place.
+    """
     circuits = find_circuits(model)
-    if not config.faster:
+    if not config.faster and config.embedding_ratio == 1:
         return circuits
     chosen = matching(model, config.faster)
+    embedding = matching(model, ("embedding.*",)) if config.embedding_ratio != 1 else {}
 
     def relabelled(part: Slice) -> Slice:
+        if part.parameter in embedding:
+            return dataclasses.replace(part, role="shared", decided_by="rule")
+        if not config.faster:
+            return part
         role = "q" if part.parameter in chosen else "rest" if part.circuit == "qk" else part.role
         return dataclasses.replace(part, role=role, decided_by="rule")
 

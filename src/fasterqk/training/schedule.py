@@ -10,8 +10,8 @@ from fasterqk.training.config import TrainConfig
 def factor(config: TrainConfig, step: int, total: int) -> float:
     """What the base rate is multiplied by at ``step`` (from 0) of ``total``.
 
-    Linear warm-up from zero over the first ``warmup`` share of steps, then a cosine to zero or a
-    constant.
+    Linear warm-up from zero over the first ``warmup`` share of steps, then a cosine to zero, one that
+    training stops half way through, or a constant.
 
     >>> config = TrainConfig("agreement", warmup=0.1)
     >>> [round(factor(config, step, 100), 2) for step in (0, 5, 10, 55, 100)]
@@ -22,7 +22,8 @@ def factor(config: TrainConfig, step: int, total: int) -> float:
         return step / warm
     if config.schedule == "constant":
         return 1.0
-    return 0.5 * (1.0 + math.cos(math.pi * (step - warm) / max(1, total - warm)))
+    share = (step - warm) / max(1, total - warm)
+    return 0.5 * (1.0 + math.cos(math.pi * share * (0.5 if config.schedule == "half-cosine" else 1.0)))
 
 
 def set_rates(optimizer: Optimizer, multiplier: float) -> None:

@@ -31,7 +31,8 @@ class Steps:
         self.workload = workload
         self.processes = processes
         self.optimizer = build_optimizer(workload.model, config)
-        self.per_epoch = len(workload.batches(0))
+        # The last step of an epoch takes what is left, however few batches that are.
+        self.per_epoch = -(-len(workload.batches(0)) // config.accumulate)
         self.total = config.epochs * self.per_epoch
         self.done = 0
         self._parameters = list(workload.model.parameters())
@@ -45,9 +46,9 @@ class Steps:
             self._epoch, self._order = epoch, self.workload.batches(epoch)
         # Clears only what the optimizer knows; `stale_gradients` is about the rest.
         self.optimizer.zero_grad()
-        chosen, weight = self.processes.share(self._order[place])
-        loss = weight * self.workload.loss(chosen, self.done)
-        loss.backward()
+        count = self.config.accumulate
+        parts = self._order[place * count : (place + 1) * count]
+        loss = sum(self._backward(part, parts, self.done * count + n) for n, part in enumerate(parts))
         self.processes.sum_gradients(self._parameters)
         self.workload.before_step()
         if self.config.clip is not None:
@@ -55,7 +56,15 @@ class Steps:
         set_rates(self.optimizer, factor(self.config, self.done, self.total))
         self.optimizer.step()
         self.done += 1
-        return self.processes.sum(float(loss.item()))
+        return self.processes.sum(loss)
+
+    def _backward(self, part: Tensor, parts: list[Tensor], number: int) -> float:
+        """Add the gradient of one batch of a step, weighted so that all are as one large batch."""
+        mine, share = self.processes.share(part)
+        whole = sum(self.workload.weight(each) for each in parts)
+        loss = (self.workload.weight(mine) / whole if share else 0.0) * self.workload.loss(mine, number)
+        loss.backward()
+        return float(loss.item())
 
     def stale_gradients(self) -> dict[str, Tensor]:
         """Gradients of parameters that the optimizer does not know, and so never clears."""

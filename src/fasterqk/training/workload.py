@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from fasterqk.tasks.answers import ANSWER_TASKS
 from fasterqk.training.config import TrainConfig
 
 
@@ -25,8 +26,11 @@ class Workload(Protocol):
     def batches(self, epoch: int) -> list[Tensor]:
         """The batches of one epoch, each as indices of training examples."""
 
-    def loss(self, chosen: Tensor, step: int) -> Tensor:
-        """The training loss of one batch."""
+    def loss(self, chosen: Tensor, number: int) -> Tensor:
+        """The training loss of one batch, the ``number``-th of the run."""
+
+    def weight(self, chosen: Tensor) -> int:
+        """How many terms the loss of a batch is the mean of."""
 
     def before_step(self) -> None:
         """Called between the backward pass and the optimizer's step."""
@@ -40,6 +44,10 @@ class Workload(Protocol):
 
 def build_workload(config: TrainConfig, data_dir: str | Path | None = None) -> Workload:
     """The workload of a run."""
+    if config.task in ANSWER_TASKS:
+        from fasterqk.training.generation import Generation
+
+        return Generation(config, data_dir)
     if config.pretrained:
         from fasterqk.training.finetuning import FineTuning
 

@@ -11,6 +11,7 @@ from fasterqk.cli.parser import Parser, positive_int
 if TYPE_CHECKING:
     from fasterqk.experiments.arms import Experiment
     from fasterqk.tasks import Task
+    from fasterqk.tasks.answers import AnswerTask
 
 # The rest is in the table that is written.
 SHOWN_AT_EQUAL_LOSS = ("test_accuracy", "mrta", "ac", "acmc", "aopc_sufficiency", "aopc_comprehensiveness")
@@ -35,16 +36,16 @@ def use_data_dir(arguments: argparse.Namespace) -> None:
 
 def run_cells(
     experiment: "Experiment", arguments: argparse.Namespace
-) -> tuple[dict[tuple[str, int], dict[str, Any]], "Task"]:
+) -> tuple[dict[tuple[str, int], dict[str, Any]], "Task | AnswerTask"]:
     """The results of all cells, those run now that were not done yet, and the task they are about."""
     from fasterqk.cli.failures import failures_in_one_line
     from fasterqk.experiments.arms import run_arms
-    from fasterqk.tasks import load_task
+    from fasterqk.tasks.kinds import load_any_task
 
     use_data_dir(arguments)
     config = next(iter(experiment.arms.values()))
     # Missing or damaged data is told before any worker starts.
-    task = load_task(config.task, form=config.form, file=config.file)
+    task = load_any_task(config.task, form=config.form, file=config.file)
     with progress_bar(experiment.name) as progress, failures_in_one_line():
         results = run_arms(
             experiment,
@@ -64,7 +65,10 @@ def run_experiment(experiment: "Experiment", arguments: argparse.Namespace) -> d
 
 
 def save_experiment(
-    experiment: "Experiment", results: dict[tuple[str, int], dict[str, Any]], task: "Task", out: Path
+    experiment: "Experiment",
+    results: dict[tuple[str, int], dict[str, Any]],
+    task: "Task | AnswerTask",
+    out: Path,
 ) -> dict[str, Any]:
     """Write tables, figures and examples of both arms; returns the summary with their ``files``."""
     from fasterqk.experiments.arms import summarize_arms
@@ -75,7 +79,8 @@ def save_experiment(
     files = save_arms(summary, results, out, title=experiment.title)
     if not any(result["diverged"] for result in results.values()):
         examples = attention_examples(experiment, out)
-        save_arm_examples(summary, examples, out, title=experiment.title, sensitive=task.sensitive)
+        sensitive = getattr(task, "sensitive", False)
+        save_arm_examples(summary, examples, out, title=experiment.title, sensitive=sensitive)
     return {**summary, "files": files}
 
 

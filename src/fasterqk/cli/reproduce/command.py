@@ -22,6 +22,8 @@ EXPERIMENTS = [
     "ablation-hatexplain",
     "table-sva",
     "table-agreement",
+    "table-kvqa",
+    "table-squad",
     "finetune-hatexplain",
     "phase",
     "all",

@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from fasterqk.cli.output import print_table
 from fasterqk.cli.parser import Parser, list_of, positive_int
-from fasterqk.cli.reproduce.arms import add_arm_options, run_cells, save_experiment, show_arms
+from fasterqk.cli.reproduce.arms import add_arm_options
+from fasterqk.cli.reproduce.deep import run_deep, show_deep
 from fasterqk.errors import InputError
 
 SUMMARY = "HateXplain with two and with four layers: rollout and every layer by itself"
@@ -32,31 +32,17 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    from pathlib import Path
-
-    from fasterqk.experiments.table_layers import MODELS, summarize_layers, table_layers
-    from fasterqk.report.layers import save_layers
+    from fasterqk.experiments.table_layers import MODELS, table_layers
 
     for layers in arguments.layers:
         if layers not in MODELS:
             raise InputError(f"--layers {layers}: the paper has 2 and 4 layers; choose of these")
     depths = {}
     for layers in arguments.layers:
-        experiment = table_layers(layers, arguments.seeds, arguments.epochs)
-        results, task = run_cells(experiment, arguments)
-        summary = save_experiment(experiment, results, task, Path(arguments.out))
-        rows = summarize_layers(experiment, results)
-        files = save_layers(
-            rows, Path(arguments.out), experiment.name, title=experiment.title, summary=summary
-        )
-        depths[str(layers)] = {**summary, "by_layer": rows, "files": {**summary["files"], "layers": files}}
+        depths[str(layers)] = run_deep(table_layers(layers, arguments.seeds, arguments.epochs), arguments)
     return {"experiment": "table-layers", "layers": depths}
 
 
 def show(result: dict[str, Any]) -> None:
-    from fasterqk.report.layers import as_text
-
     for depth in result["layers"].values():
-        show_arms(depth)
-        print_table(as_text(depth["by_layer"]), title="\nattention by layer (test split)")
-        print(f"figure: {depth['files']['layers']['figure']['png']}\n")
+        show_deep(depth)

@@ -1,0 +1,143 @@
+"""SQuAD answered by generating: the paper's largest experiment, in its size and in sizes for a laptop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fasterqk.errors import InputError
+from fasterqk.experiments.arms import BASELINE, FASTER, Experiment
+from fasterqk.training import TrainConfig
+
+FIRST_SEED = 1234
+QK_RATIO = 20
+
+# What an arm is called: the protocol it belongs to, and which of that protocol's two it is.
+ARMS = {
+    "same": ("paper", BASELINE),
+    "faster_qk": ("paper", FASTER),
+    "released_same": ("released", BASELINE),
+    "released_faster": ("released", FASTER),
+}
+
+# The released notebooks train at these sizes and with these settings wherever the paper says nothing.
+# A window at a random offset does not give the answer's position away, as their centred one does.
+_PAPER: dict[str, Any] = {
+    "form": "random-full-vocabulary",
+    "epochs": 100,
+    "batch_size": 32,
+    "accumulate": 2,
+    "clip": 0.5,
+    "warmup": 0.01,
+    "answer_tokens": 50,
+    "test_subset": None,
+}
+_SMALL: dict[str, Any] = {
+    "form": "random-short",
+    "lr": 3e-4,
+    "epochs": 3,
+    "batch_size": 16,
+    "bucket": 64,
+    "weight_decay": 0.01,
+    "width": 96,
+    "head_width": 16,
+    "mlp_width": 384,
+    "context": 128,
+    "dropout": 0.1,
+    "label_smoothing": 0.0,
+    "schedule": "constant",
+    "warmup": 0.02,
+    "evaluations_per_epoch": 5,
+    "answer_tokens": 24,
+    "test_subset": 2000,
+}
+_TINY: dict[str, Any] = _SMALL | {
+    "epochs": 2,
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "head_width": 8,
+    "mlp_width": 32,
+    "train_limit": 256,
+    "train_subset": 64,
+    "along_subset": 16,
+    "test_subset": 32,
+    "answer_tokens": 8,
+    "evaluations_per_epoch": 1,
+}
+SIZES = {"paper": _PAPER, "small": _SMALL, "tiny": _TINY}
+
+# The paper's Table 2, and what the notebooks print (means over five seeds; F1 of 40,000 train and 5,000
+# dev questions).
+_COLUMNS = ("train_f1", "test_f1", "ac", "acmc", "mrta", "sufficiency_5", "comprehensiveness_5")
+PAPER = {
+    BASELINE: dict(zip(_COLUMNS, (0.7030, 0.5611, 12.65, 12.60, 0.06, 0.69, 0.38), strict=True)),
+    FASTER: dict(zip(_COLUMNS, (0.7081, 0.5686, 42.95, 41.48, 0.10, 0.59, 0.53), strict=True)),
+}
+RELEASED = {
+    BASELINE: dict(zip(_COLUMNS, (0.8062, 0.5710, 12.65, 12.60, 0.0557, 0.6924, 0.3758), strict=True)),
+    FASTER: dict(zip(_COLUMNS, (0.7258, 0.5866, 42.95, 41.48, 0.0969, 0.5997, 0.5320), strict=True)),
+}
+
+
+def arms_of(size: str) -> tuple[str, ...]:
+    """The arms that a size has; the notebooks' own rates belong to the paper's."""
+    if size not in SIZES:
+        raise InputError(f"unknown size {size!r}; choose from {', '.join(SIZES)}")
+    return tuple(ARMS) if size == "paper" else tuple(arm for arm in ARMS if ARMS[arm][0] == "paper")
+
+
+def table_squad(
+    size: str = "small", arms: Sequence[str] = (), seeds: int = 1, epochs: int | None = None
+) -> dict[str, Experiment]:
+    """The experiment of each protocol that the chosen ``arms`` (all of the size's) belong to.
+
+    >>> experiment = table_squad("small")["paper"]
+    >>> {arm: config.qk_ratio for arm, config in experiment.arms.items()}
+    {'baseline': 1.0, 'faster_qk': 20.0}
+    """
+    known = arms_of(size)
+    for arm in arms:
+        if arm not in known:
+            raise InputError(f"size {size!r} has no arm {arm!r}; choose from {', '.join(known)}")
+    settings = SIZES[size] | ({"epochs": epochs} if epochs else {})
+    configs: dict[str, dict[str, TrainConfig]] = {}
+    for arm in known:
+        if arm in arms or not arms:
+            protocol, place = ARMS[arm]
+            configs.setdefault(protocol, {})[place] = _config(arm, settings)
+    return {
+        protocol: Experiment(
+            name=f"table-squad-{size}",
+            title=f"SQuAD, answers generated, {size} size (accuracy is exact match)",
+            protocol=protocol,
+            arms=chosen,
+            seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+            printed={"paper": PAPER, "released": RELEASED} if size == "paper" else {},
+        )
+        for protocol, chosen in configs.items()
+    }
+
+
+def _config(arm: str, settings: dict[str, Any]) -> TrainConfig:
+    base = TrainConfig("squad", **settings)
+    if arm == "faster_qk":
+        return base.replace(qk_ratio=QK_RATIO)
+    if arm == "released_same":
+        return _released(base, lr=5e-4, epochs=70)
+    if arm == "released_faster":
+        return _released(base, lr=5e-5, epochs=100, qk_ratio=QK_RATIO)
+    return base
+
+
+def _released(base: TrainConfig, **changes: Any) -> TrainConfig:
+    """The notebooks' recipe: rates that differ between the arms, a slow embedding, a centred window.
+
+    Their schedule stops half way through its cosine; the cycling of Adam's first beta is left out.
+    """
+    return base.replace(
+        form="centred-full-vocabulary",
+        train_limit=60_000,
+        schedule="half-cosine",
+        decay="coupled",
+        embedding_ratio=0.1,
+        **changes,
+    )

@@ -1,0 +1,330 @@
+"""What is measured on generated answers: exact match and F1, where each step looks, and faithfulness.
+
+A step of an answer is one generated token, the end token included; it is read at the last position before
+it. An instance's mass is the mean over its steps of the attention on the relevant tokens of the prompt.
+Attention is causal, so one pass over a prompt with its whole answer has the rows of all steps at once.
+
+The probability of an instance is the mean over the tokens of its first gold answer (the end not counted) of
+their probability after the true ones before them; ``answer_probability`` is their product, end included.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fasterqk.attention import (
+    DTAP_EDGES,
+    Aggregation,
+    Batch,
+    aggregate,
+    aggregate_null,
+    entropy,
+    faithfulness,
+    relevant_mass,
+    summarize,
+)
+from fasterqk.attention.answer_scores import exact_match, token_f1
+from fasterqk.capture import capture
+from fasterqk.models.generator import GPTAnswerGenerator
+from fasterqk.tasks.answers import AnswerTask, Questions
+from fasterqk.training.answer_batches import AnswerBatch, PackedQuestions, pack_questions
+from fasterqk.training.config import TrainConfig
+from fasterqk.training.decoding import greedy
+
+EVALUATION_BATCH = 64
+ROLLOUT = Aggregation("rollout", residual=0.5)
+FAITHFULNESS = ("sufficiency", "comprehensiveness")
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """From where on mass and probability count as high, and the edges of the DTAP table."""
+
+    edges: tuple[float, ...] = DTAP_EDGES
+    mass: float = 0.5
+    probability: float = 0.5
+
+
+# The paper's own for SQuAD: rollout over six layers hardly ever puts half its weight on an answer.
+SCALES = {"squad": Scale((0.0, 0.05, 0.1, 0.5, 1.0), 0.1, 0.1)}
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """``loss`` in nats a token of the gold answers, ends included, and their probabilities.
+
+    One number a question: ``mean`` over the tokens but the end, and the ``product`` of all.
+    """
+
+    loss: float
+    mean: Numbers
+    product: Numbers
+
+
+def measure_fit(model: GPTAnswerGenerator, split: PackedQuestions) -> Fit:
+    """How well a model expects the gold answers of a split, in evaluation mode."""
+    total, tokens = 0.0, 0
+    means, products = [], []
+    for chosen in split.by_length(EVALUATION_BATCH):
+        batch = split.batch(chosen)
+        chances = token_chances(model, batch)
+        total -= float(chances.sum())
+        tokens += len(chances)
+        by_row = torch.full(batch.real.shape, torch.nan, dtype=torch.float64)
+        by_row[batch.real] = chances
+        last = torch.arange(by_row.shape[1]) == batch.real.sum(1, keepdim=True) - 1
+        products.append(by_row.nansum(1).exp())
+        means.append(by_row.exp().masked_fill(last, torch.nan).nanmean(1))
+    order = torch.cat(split.by_length(EVALUATION_BATCH)).argsort()
+    return Fit(
+        total / tokens, torch.cat(means)[order].nan_to_num(1.0).numpy(), torch.cat(products)[order].numpy()
+    )
+
+
+@torch.no_grad()
+def token_chances(model: GPTAnswerGenerator, batch: AnswerBatch) -> Tensor:
+    """Log-probabilities of the labels of a batch, ``(row,)``, in evaluation mode."""
+    model.eval()
+    device = model.head_bias.device
+    logits = model(*(each.to(device) for each in (batch.tokens, batch.position, batch.real)))
+    labels = batch.labels.to(device)[:, None]
+    return (logits.gather(1, labels)[:, 0] - logits.logsumexp(1)).double().cpu()
+
+
+def generate(model: GPTAnswerGenerator, split: PackedQuestions, end: int, limit: int) -> list[list[int]]:
+    """What the model answers to every question of a split, in its own order; see :func:`greedy`."""
+    model.eval()
+    written: list[list[int]] = [[] for _ in range(len(split))]
+    for chosen in split.prompts.argsort(stable=True).split(EVALUATION_BATCH):
+        tokens = split.batch(chosen).tokens
+        answers = greedy(model, tokens, split.prompts[chosen], end=end, limit=limit)
+        for place, answer in zip(chosen.tolist(), answers, strict=True):
+            written[place] = answer
+    return written
+
+
+def measure_answers(
+    model: GPTAnswerGenerator,
+    split: PackedQuestions,
+    task: AnswerTask,
+    config: TrainConfig,
+    *,
+    attention: bool,
+    chance: torch.Generator | None = None,
+) -> dict[str, Any]:
+    """Everything about one split, as plain JSON data.
+
+    ``accuracy`` is exact match, ``f1`` the overlap of words, both by the official normalisation and the
+    best over all gold answers. With ``attention`` also mass, AC, ACMC and DTAP of rollout, of the layer
+    average (``average``) and of each layer (``layer``, from 1), the nulls of uniform attention beside, and
+    sufficiency and comprehensiveness; with ``chance`` their nulls too, from rankings drawn by it.
+    """
+    expected = measure_fit(model, split)
+    written = generate(model, split, task.end, config.answer_tokens)
+    texts = [task.text([token for token in answer if token != task.end]) for answer in written]
+    pairs = list(zip(texts, split.questions.gold, strict=True))
+    fit = {
+        "loss": expected.loss,
+        "accuracy": float(np.mean([exact_match(text, gold) for text, gold in pairs])),
+        "f1": float(np.mean([token_f1(text, gold) for text, gold in pairs])),
+        "probability": float(expected.mean.mean()),
+        "answer_probability": float(expected.product.mean()),
+    }
+    if not attention:
+        return fit
+    steps = pack_questions(answered(split.questions, written))
+    parts = [
+        _reading(model, steps, chosen, config.rationale_k, chance)
+        for chosen in steps.by_length(EVALUATION_BATCH)
+    ]
+    order = torch.cat(steps.by_length(EVALUATION_BATCH)).argsort().numpy()
+    joined = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
+    return fit | _scores(joined, expected.mean, SCALES.get(task.name, Scale()), config)
+
+
+def answered(questions: Questions, written: Sequence[Sequence[int]]) -> Questions:
+    """The same questions with what was generated in place of the gold answers."""
+    answers = tuple(np.array(answer, dtype=np.int64) for answer in written)
+    return Questions(questions.ids, questions.prompts, answers, questions.relevance, questions.gold)
+
+
+def _scores(joined: dict[str, Numbers], probability: Numbers, scale: Scale, config: TrainConfig) -> Any:
+    """Scores over the instances of a split from what :func:`_reading` found in each."""
+    rated = joined["relevant"] > 0
+
+    def scores(name: str, null: str) -> dict[str, Any]:
+        return summarize(
+            joined[name][rated],
+            probability[rated],
+            joined[null][rated],
+            edges=scale.edges,
+            mass_threshold=scale.mass,
+            probability_threshold=scale.probability,
+        )
+
+    def three(name: str, null: str) -> dict[str, Any]:
+        return {key: value for key, value in scores(name, null).items() if not key.startswith("dtap")}
+
+    found = scores("rollout", "null")
+    found["entropy"] = float(joined["entropy"].mean())
+    found["null"]["entropy"] = float(joined["null_entropy"].mean())
+    found["average"] = three("average", "uniform")
+    found["layer"] = {str(n): three(f"layer {n}", "uniform") for n in range(1, config.layers + 1)}
+    for name in FAITHFULNESS:
+        for prefix, part in (("", found), ("chance ", found["null"])):
+            means = {str(k): joined.get(f"{prefix}{name} {k}", np.array([])) for k in config.rationale_k}
+            if all(len(values) for values in means.values()):
+                part[name] = {k: float(values.mean()) for k, values in means.items()}
+    return found
+
+
+def _reading(
+    model: GPTAnswerGenerator,
+    steps: PackedQuestions,
+    chosen: Tensor,
+    percents: Sequence[int],
+    chance: torch.Generator | None,
+) -> dict[str, Numbers]:
+    """One number an instance of a batch for everything that is read off its steps, by name."""
+    batch = steps.batch(chosen)
+    relevance = _padded_relevance(steps, chosen, batch.tokens.shape[1])
+    rows = step_attention(model, batch)
+    instance, read = batch.instance, batch.position[batch.real]
+    null = null_rows(len(model.blocks), model.config.context)[read, : batch.tokens.shape[1]]
+    there = relevance[instance]
+    seen = {
+        "rollout": relevant_mass(rows.rollout, there),
+        "average": relevant_mass(rows.average, there),
+        "null": relevant_mass(null, there),
+        "uniform": there.sum(1) / (read + 1),
+        "entropy": torch.from_numpy(entropy(rows.rollout.double().numpy())),
+        "null_entropy": torch.from_numpy(entropy(null.double().numpy())),
+    }
+    seen |= {f"layer {n}": relevant_mass(row, there) for n, row in enumerate(rows.layers, 1)}
+    rankings = {"": rows.rollout}
+    if chance is not None:
+        rankings["chance "] = torch.rand(rows.rollout.shape, generator=chance)
+    for prefix, ranked in rankings.items():
+        scores = faithfulness(
+            _Predictor(model),
+            _step_batch(batch),
+            ranked.double().numpy(),
+            percents,
+            whole=rows.chance.numpy()[:, None],
+        )
+        for name in FAITHFULNESS:
+            values = torch.from_numpy(getattr(scores, name))
+            seen |= {f"{prefix}{name} {k}": values[:, place] for place, k in enumerate(percents)}
+    count = torch.bincount(instance, minlength=len(chosen)).double()
+    found = {
+        name: torch.zeros(len(chosen), dtype=torch.float64).index_add_(0, instance, values.double()) / count
+        for name, values in seen.items()
+    }
+    found["relevant"] = relevance.sum(1)
+    return {name: values.double().numpy() for name, values in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class StepAttention:
+    """Attention rows ``(step, key)`` of all steps of a batch: aggregated, and of each layer alone.
+
+    ``chance`` ``(step,)`` is the probability of the token that the step wrote.
+    """
+
+    rollout: Tensor
+    average: Tensor
+    layers: list[Tensor]
+    chance: Tensor
+
+
+def step_attention(model: GPTAnswerGenerator, batch: AnswerBatch) -> StepAttention:
+    """The attention of every labelled row of ``batch``, heads averaged."""
+    device = model.head_bias.device
+    inputs = {name: getattr(batch, name).to(device) for name in ("tokens", "position", "real")}
+    captured = capture(model, {**inputs, "explicit": True})
+    place = torch.arange(batch.tokens.shape[1])
+    instance, read = batch.instance, batch.position[batch.real]
+    step = batch.real.nonzero()[:, 1]
+    heads = [layer.mean(1).cpu() for layer in captured]
+    # An instance for each step; the last layer has the rows of the steps and no others.
+    layers = [layer[instance, None] for layer in heads[:-1]] + [heads[-1][instance, step][:, None, None]]
+    pairs = (place <= place[:, None]).expand(len(instance), -1, -1)
+    allowed = [pairs] * (len(layers) - 1) + [(place <= read[:, None])[:, None]]
+    single = [layer[instance, read] for layer in heads[:-1]] + [heads[-1][instance, step]]
+    logits = captured.outputs.cpu()
+    chance = (logits.gather(1, batch.labels[:, None])[:, 0] - logits.logsumexp(1)).double().exp()
+    return StepAttention(
+        rollout=aggregate(layers, read, allowed, ROLLOUT),
+        average=torch.stack(single).mean(0),
+        layers=single,
+        chance=chance,
+    )
+
+
+@lru_cache(maxsize=4)
+def null_rows(layers: int, context: int) -> Tensor:
+    """Rollout of uniform causal attention: the row ``(context,)`` of every read position."""
+    place = torch.arange(context)
+    allowed = (place <= place[:, None]).expand(context, -1, -1)
+    return torch.cat(
+        [
+            aggregate_null(allowed[: len(read)], layers, read, ROLLOUT)
+            for read in place.split(32)  # a square matrix each
+        ]
+    )
+
+
+def _padded_relevance(steps: PackedQuestions, chosen: Tensor, width: int) -> Tensor:
+    relevance = torch.zeros(len(chosen), width)
+    for row, number in enumerate(chosen.tolist()):
+        own = steps.questions.relevance[number]
+        relevance[row, : len(own)] = torch.from_numpy(own)
+    return relevance
+
+
+def _step_batch(batch: AnswerBatch) -> Batch:
+    """What every step has read, as an instance of its own whose target is the token it wrote.
+
+    The position that is read stays, as there would be none to predict from; all others may be removed.
+    """
+    instance, read = batch.instance.numpy(), batch.position[batch.real].numpy()
+    tokens = batch.tokens.numpy()[instance]
+    place = np.arange(tokens.shape[1])
+    real = place <= read[:, None]
+    return Batch(
+        tokens=tokens * real,
+        real=real,
+        rankable=place < read[:, None],
+        relevance=np.zeros(real.shape),
+        hidden=np.zeros_like(real),
+        label=np.full(len(tokens), -1),
+        target=batch.labels.numpy()[:, None],
+        target_real=np.ones((len(tokens), 1), dtype=bool),
+    )
+
+
+class _Predictor:
+    """The probability of every instance's target, read at its last token."""
+
+    def __init__(self, model: GPTAnswerGenerator) -> None:
+        self.model = model
+
+    def __call__(self, batch: Batch) -> Numbers:
+        read = torch.from_numpy(batch.last)[:, None]
+        chances = token_chances(
+            self.model,
+            AnswerBatch(
+                torch.from_numpy(batch.tokens),
+                read,
+                torch.ones_like(read, dtype=torch.bool),
+                torch.from_numpy(batch.target[:, 0]),
+            ),
+        )
+        return chances.exp().numpy()[:, None]
