@@ -38,11 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(folder: Any) -> dict[str, dict[str, Any]]:
     from fasterqk.errors import InputError
     from fasterqk.tasks import TASKS, task_module
+    from fasterqk.tasks.answers import ANSWER_TASKS, answer_task_module
 
     tasks = {}
-    for name in TASKS:
+    for name in (*TASKS, *ANSWER_TASKS):
         try:
-            report = task_module(name).check(folder)
+            module = task_module(name) if name in TASKS else answer_task_module(name)
+            report = module.check(folder)
             status = "missing" if report["missing"] else "ready"
         except InputError as error:
             report, status = {"files": [], "missing": [], "error": str(error)}, "damaged"
@@ -55,9 +57,14 @@ def _show(name: str, report: dict[str, Any]) -> None:
     for path in report["files"]:
         print(f"  found {path}")
     if report.get("counts"):
-        counts, rated = report["counts"], report["with_rationale"]
-        parts = [f"{split} {counts[split]} ({rated[split]} with rationale)" for split in counts]
-        print(f"  {', '.join(parts)}")
+        counts, rated = report["counts"], report.get("with_rationale")
+        parts = [
+            f"{split} {count} questions"
+            if rated is None
+            else f"{split} {count} ({rated[split]} with rationale)"
+            for split, count in counts.items()
+        ]
+        print(f"  {', '.join(parts)}{'' if report['files'] else '; generated, no file'}")
         if not report["expected"]:
             print("  these are not the counts or the checksum of the published data")
     for line in (*report["missing"], report.get("error"), report.get("note")):
