@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fasterqk.attention.answer_scores import token_f1
@@ -45,6 +45,7 @@ def questions():
     return generated_questions() if path is None else read_squad(path, Counter())[::3]
 
 
+@settings(deadline=None)
 @given(WORDS, BLANKS, st.integers(0, 40), st.floats(0, 1, exclude_max=True), st.data())
 def test_a_random_window_has_whole_words_and_the_answer(words, blank, width, draw, data):
     context = blank.join(words)
@@ -65,6 +66,7 @@ def test_a_random_window_has_whole_words_and_the_answer(words, blank, width, dra
     assert any(words[i : i + len(shown)] == shown for i in range(len(words) + 1))
 
 
+@settings(deadline=None)
 @given(WORDS, st.integers(1, 25))
 @example(["aa", "bbb", "a", "bb", "a"], 6)
 @example(["a"], 20)
