@@ -32,10 +32,11 @@ _PAPER: dict[str, Any] = {
 }
 _SMALL: dict[str, Any] = {
     "form": "random-short",
-    "lr": 3e-4,
-    "epochs": 3,
+    "lr": 1e-3,
+    "epochs": 2,
     "batch_size": 16,
     "bucket": 64,
+    "embedding_ratio": 0.1,
     "weight_decay": 0.01,
     "width": 96,
     "head_width": 16,
@@ -43,11 +44,11 @@ _SMALL: dict[str, Any] = {
     "context": 128,
     "dropout": 0.1,
     "label_smoothing": 0.0,
-    "schedule": "constant",
-    "warmup": 0.02,
-    "evaluations_per_epoch": 5,
+    "warmup": 0.03,
+    "evaluations_per_epoch": 6,
+    "along_subset": 128,
     "answer_tokens": 24,
-    "test_subset": 2000,
+    "test_subset": 1000,
 }
 _TINY: dict[str, Any] = _SMALL | {
     "epochs": 2,

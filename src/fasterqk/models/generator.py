@@ -150,7 +150,8 @@ class GPTAnswerGenerator(nn.Module):
         shape = (config.vocabulary_size, config.width)
         with torch.random.fork_rng(devices=[]):
             # Modules draw their start from torch's own generator; what they draw is replaced below.
-            self.embedding = nn.Embedding(*shape)
+            # Its gradient is added to that of the head, which is dense: no second table of zeros.
+            self.embedding = nn.Embedding(*shape, sparse=True)
             self.positions = nn.Embedding(config.context, config.width)
             self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)

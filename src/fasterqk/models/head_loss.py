@@ -42,15 +42,18 @@ class _HeadLoss(torch.autograd.Function):
         middle = rows @ weight.mean(0) + bias.mean() if smoothing else 0.0
         loss = highest + total.log() - (1 - smoothing) * chosen - smoothing * middle
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(
-                *_gradients(rows, weight, labels, smoothing, share, 1 / (len(labels) * total))
-            )
+            scale = 1 / (len(labels) * total)
+            ctx.gradients = _gradients(rows, weight, labels, smoothing, share, scale)
         return loss.mean()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         (scale,) = upstream
-        return (*(scale * gradient for gradient in ctx.saved_tensors), None, None)
+        # Handed over, not kept: whoever adds the gradient of the embedding can then do it in place.
+        gradients, ctx.gradients = ctx.gradients, None
+        if scale != 1:  # a pass over the weight that is mostly spared
+            gradients = tuple(scale * gradient for gradient in gradients)
+        return (*gradients, None, None)
 
 
 def _gradients(
@@ -59,12 +62,13 @@ def _gradients(
     """The gradients of rows, weight and bias; ``scale`` (row,) turns ``share`` into softmax over count."""
     count, tokens = share.shape
     hit, every = (1 - smoothing) / count, smoothing / (count * tokens)
-    # A column of ones beside the rows: the bias is a weight whose input is always one.
-    wide = torch.cat([rows, rows.new_ones(count, 1)], 1)
-    of_weight = share.T @ (wide * scale[:, None])
-    of_weight.index_add_(0, labels, wide, alpha=-hit)
+    of_weight = share.T @ (rows * scale[:, None])
+    of_weight.index_add_(0, labels, rows, alpha=-hit)
+    of_bias = share.T @ scale
+    of_bias.index_add_(0, labels, of_bias.new_ones(count), alpha=-hit)
     of_rows = (share @ weight) * scale[:, None] - hit * weight[labels]
     if smoothing:
-        of_weight -= every * wide.sum(0)
+        of_weight -= every * rows.sum(0)
+        of_bias -= every * count
         of_rows -= every * weight.sum(0)
-    return of_rows, of_weight[:, :-1].contiguous(), of_weight[:, -1].contiguous()
+    return of_rows, of_weight, of_bias

@@ -38,6 +38,8 @@ from fasterqk.training.config import TrainConfig
 from fasterqk.training.decoding import greedy
 
 EVALUATION_BATCH = 64
+# Steps that are asked at once with tokens removed: their logits fill the memory.
+STEPS_AT_ONCE = 256
 ROLLOUT = Aggregation("rollout", residual=0.5)
 FAITHFULNESS = ("sufficiency", "comprehensiveness")
 Numbers = NDArray[np.float64]
@@ -117,6 +119,7 @@ def measure_answers(
     config: TrainConfig,
     *,
     attention: bool,
+    sample: int | None = None,
     chance: torch.Generator | None = None,
 ) -> dict[str, Any]:
     """Everything about one split, as plain JSON data.
@@ -124,7 +127,8 @@ def measure_answers(
     ``accuracy`` is exact match, ``f1`` the overlap of words, both by the official normalisation and the
     best over all gold answers. With ``attention`` also mass, AC, ACMC and DTAP of rollout, of the layer
     average (``average``) and of each layer (``layer``, from 1), the nulls of uniform attention beside, and
-    sufficiency and comprehensiveness; with ``chance`` their nulls too, from rankings drawn by it.
+    sufficiency and comprehensiveness (of the first ``sample`` questions, if given); with ``chance`` their
+    nulls too, from rankings drawn by it.
     """
     expected = measure_fit(model, split)
     written = generate(model, split, task.end, config.answer_tokens)
@@ -141,7 +145,8 @@ def measure_answers(
         return fit
     steps = pack_questions(answered(split.questions, written))
     parts = [
-        _reading(model, steps, chosen, config.rationale_k, chance)
+        _reading(model, steps, chosen)
+        | _faithfulness(model, steps, chosen, config.rationale_k, sample or len(steps), chance)
         for chosen in steps.by_length(EVALUATION_BATCH)
     ]
     order = torch.cat(steps.by_length(EVALUATION_BATCH)).argsort().numpy()
@@ -179,20 +184,15 @@ def _scores(joined: dict[str, Numbers], probability: Numbers, scale: Scale, conf
     found["layer"] = {str(n): three(f"layer {n}", "uniform") for n in range(1, config.layers + 1)}
     for name in FAITHFULNESS:
         for prefix, part in (("", found), ("chance ", found["null"])):
-            means = {str(k): joined.get(f"{prefix}{name} {k}", np.array([])) for k in config.rationale_k}
-            if all(len(values) for values in means.values()):
-                part[name] = {k: float(values.mean()) for k, values in means.items()}
+            if f"{prefix}{name} {config.rationale_k[0]}" in joined:
+                part[name] = {
+                    str(k): float(np.nanmean(joined[f"{prefix}{name} {k}"])) for k in config.rationale_k
+                }
     return found
 
 
-def _reading(
-    model: GPTAnswerGenerator,
-    steps: PackedQuestions,
-    chosen: Tensor,
-    percents: Sequence[int],
-    chance: torch.Generator | None,
-) -> dict[str, Numbers]:
-    """One number an instance of a batch for everything that is read off its steps, by name."""
+def _reading(model: GPTAnswerGenerator, steps: PackedQuestions, chosen: Tensor) -> dict[str, Numbers]:
+    """One number an instance of a batch for everything that is seen in the attention of its steps."""
     batch = steps.batch(chosen)
     relevance = _padded_relevance(steps, chosen, batch.tokens.shape[1])
     rows = step_attention(model, batch)
@@ -208,27 +208,57 @@ def _reading(
         "null_entropy": torch.from_numpy(entropy(null.double().numpy())),
     }
     seen |= {f"layer {n}": relevant_mass(row, there) for n, row in enumerate(rows.layers, 1)}
-    rankings = {"": rows.rollout}
-    if chance is not None:
-        rankings["chance "] = torch.rand(rows.rollout.shape, generator=chance)
-    for prefix, ranked in rankings.items():
-        scores = faithfulness(
-            _Predictor(model),
-            _step_batch(batch),
-            ranked.double().numpy(),
-            percents,
-            whole=rows.chance.numpy()[:, None],
-        )
-        for name in FAITHFULNESS:
-            values = torch.from_numpy(getattr(scores, name))
-            seen |= {f"{prefix}{name} {k}": values[:, place] for place, k in enumerate(percents)}
-    count = torch.bincount(instance, minlength=len(chosen)).double()
-    found = {
-        name: torch.zeros(len(chosen), dtype=torch.float64).index_add_(0, instance, values.double()) / count
-        for name, values in seen.items()
-    }
-    found["relevant"] = relevance.sum(1)
-    return {name: values.double().numpy() for name, values in found.items()}
+    found = {name: _over_steps(values, batch) for name, values in seen.items()}
+    return found | {"relevant": relevance.sum(1).double().numpy()}
+
+
+def _faithfulness(
+    model: GPTAnswerGenerator,
+    steps: PackedQuestions,
+    chosen: Tensor,
+    percents: Sequence[int],
+    sample: int,
+    chance: torch.Generator | None,
+) -> dict[str, Numbers]:
+    """Sufficiency and comprehensiveness of each instance of a batch, not a number beyond the sample."""
+    found: dict[str, Numbers] = {}
+    asked = chosen < sample
+    if asked.any():
+        batch = steps.batch(chosen[asked])
+        rows = step_attention(model, batch)
+        rankings = {"": rows.rollout}
+        if chance is not None:
+            rankings["chance "] = torch.rand(rows.rollout.shape, generator=chance)
+        whole, predict = rows.chance.numpy()[:, None], _Predictor(model)
+        for prefix, ranked in rankings.items():
+            importance = ranked.double().numpy()
+            parts = [
+                faithfulness(predict, _step_batch(batch, some), importance[some], percents, whole=whole[some])
+                for some in _slices(len(whole), STEPS_AT_ONCE)
+            ]
+            for name in FAITHFULNESS:
+                values = np.concatenate([getattr(part, name) for part in parts])
+                found |= {
+                    f"{prefix}{name} {k}": _over_steps(torch.from_numpy(values[:, place]), batch)
+                    for place, k in enumerate(percents)
+                }
+    prefixes = ("",) if chance is None else ("", "chance ")
+    names = [f"{prefix}{name} {k}" for prefix in prefixes for name in FAITHFULNESS for k in percents]
+    padded = {name: np.full(len(chosen), np.nan) for name in names}
+    for name, values in found.items():
+        padded[name][asked.numpy()] = values
+    return padded
+
+
+def _over_steps(values: Tensor, batch: AnswerBatch) -> Numbers:
+    """The mean over the steps of each instance of ``values`` (step,)."""
+    count = batch.real.sum(1).double()
+    sums = torch.zeros(len(count), dtype=torch.float64).index_add_(0, batch.instance, values.double())
+    return (sums / count).numpy()
+
+
+def _slices(count: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, count, size)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,12 +319,12 @@ def _padded_relevance(steps: PackedQuestions, chosen: Tensor, width: int) -> Ten
     return relevance
 
 
-def _step_batch(batch: AnswerBatch) -> Batch:
-    """What every step has read, as an instance of its own whose target is the token it wrote.
+def _step_batch(batch: AnswerBatch, some: slice) -> Batch:
+    """What each of some steps has read, as an instance of its own whose target is the token it wrote.
 
     The position that is read stays, as there would be none to predict from; all others may be removed.
     """
-    instance, read = batch.instance.numpy(), batch.position[batch.real].numpy()
+    instance, read = batch.instance[some].numpy(), batch.position[batch.real][some].numpy()
     tokens = batch.tokens.numpy()[instance]
     place = np.arange(tokens.shape[1])
     real = place <= read[:, None]
@@ -305,7 +335,7 @@ def _step_batch(batch: AnswerBatch) -> Batch:
         relevance=np.zeros(real.shape),
         hidden=np.zeros_like(real),
         label=np.full(len(tokens), -1),
-        target=batch.labels.numpy()[:, None],
+        target=batch.labels[some].numpy()[:, None],
         target_real=np.ones((len(tokens), 1), dtype=bool),
     )
 

@@ -21,6 +21,8 @@ from fasterqk.training.randomness import generator
 
 # Where a model looks while it answers, or its answers alone.
 EVALUATIONS = ("paper", "fit")
+# Along training faithfulness is measured on so many questions: it runs the model again for every step.
+FAITHFULNESS_SAMPLE = 32
 
 
 class Generation:
@@ -87,7 +89,7 @@ class Generation:
     def evaluate(self) -> dict[str, Any]:
         record: dict[str, Any] = {"loss": measure_fit(self.model, self.subset).loss}
         for name, split in self.along.items():
-            found = self._measure(split, attention=name == "test")
+            found = self._measure(split, attention=name == "test", sample=FAITHFULNESS_SAMPLE)
             record |= {f"{name}_{key}": found.pop(key) for key in ("loss", "accuracy", "f1")}
             record |= flat(found) if name == "test" else {}
         del record["train_loss"]  # `loss` is that of a larger part
@@ -103,10 +105,23 @@ class Generation:
             results["skipped"] = self.skipped
         return results
 
-    def _measure(self, split: PackedQuestions, *, attention: bool, chance: bool = False) -> dict[str, Any]:
-        draw = generator(self.config.seed, "chance") if chance else None
-        attention = attention and self.config.evaluation == "paper"
-        return measure_answers(self.model, split, self.task, self.config, attention=attention, chance=draw)
+    def _measure(
+        self,
+        split: PackedQuestions,
+        *,
+        attention: bool,
+        sample: int | None = None,
+        chance: bool = False,
+    ) -> dict[str, Any]:
+        return measure_answers(
+            self.model,
+            split,
+            self.task,
+            self.config,
+            attention=attention and self.config.evaluation == "paper",
+            sample=sample,
+            chance=generator(self.config.seed, "chance") if chance else None,
+        )
 
 
 def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator:

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk.tasks import kvqa
+from fasterqk.tasks.answers import load_answer_task
+from fasterqk.tasks.kinds import ALL_TASKS, any_task_module, load_any_task
+
+
+@pytest.fixture(scope="module")
+def task():
+    return load_answer_task("kvqa")
+
+
+def test_every_answer_is_the_value_behind_the_asked_key(task):
+    for split in task.splits.values():
+        for index in range(0, len(split), 97):
+            words = kvqa.as_text(split.prompts[index]).split()
+            assert (words[0], words[2], words[-1]) == ("Q:", "C:", "A:")
+            pairs = dict(zip(words[3:-1:2], words[4:-1:2], strict=True))
+            assert len(pairs) == kvqa.PAIRS >= 16
+            assert len(set(pairs.values())) == kvqa.PAIRS
+            answer = pairs[words[1]]
+            assert task.text(split.answers[index][:-1]) == answer
+            assert split.answers[index][-1] == task.end
+            assert split.gold[index] == (answer,)
+            (relevant,) = np.flatnonzero(split.relevance[index])
+            assert (words[relevant - 1], words[relevant]) == (words[1], answer)
+
+
+def test_pairs_are_fresh_and_every_place_and_value_is_asked_for(task):
+    train = task.splits["train"]
+    prompts = {tuple(prompt) for split in task.splits.values() for prompt in split.prompts}
+    assert len(prompts) == sum(map(len, task.splits.values()))
+    places = np.array([np.flatnonzero(row)[0] for row in train.relevance])
+    counts = np.bincount((places - 4) // 2, minlength=16)
+    assert counts.min() > 0.9 * len(train) / 16
+    values = np.bincount([answer[0] for answer in train.answers])[kvqa.FIRST_VALUE :]
+    assert len(values) == kvqa.VALUES >= 64
+    assert values.min() > 0.75 * len(train) / 64
+
+
+def test_the_sample_is_fixed(task):
+    again = kvqa.load_answers(kvqa.FORMS[0], None)
+    assert all(
+        np.array_equal(one, two)
+        for one, two in zip(task.splits["test"].prompts, again.splits["test"].prompts, strict=True)
+    )
+    assert kvqa.check(None)["counts"] == {name: len(split) for name, split in task.splits.items()}
+
+
+def test_tasks_of_both_kinds_are_found_by_name():
+    assert {"agreement", "kvqa", "squad"} <= set(ALL_TASKS)
+    assert any_task_module("kvqa") is kvqa
+    assert load_any_task("kvqa") is load_answer_task("kvqa")
+    assert load_any_task("agreement").classes == ("singular", "plural")
+    with pytest.raises(InputError, match=r"unknown task 'imdb'; choose from hatexplain.*squad, kvqa"):
+        load_any_task("imdb")
+    with pytest.raises(InputError, match=r"'mine.jsonl' belongs to task 'jsonl'"):
+        load_any_task("kvqa", file="mine.jsonl")
+    with pytest.raises(InputError, match="has no form 'whole'"):
+        load_any_task("kvqa", form="whole")
