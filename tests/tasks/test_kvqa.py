@@ -16,25 +16,30 @@ def test_every_answer_is_the_value_behind_the_asked_key(task):
     for split in task.splits.values():
         for index in range(0, len(split), 97):
             words = kvqa.as_text(split.prompts[index]).split()
-            assert (words[0], words[2], words[-1]) == ("Q:", "C:", "A:")
-            pairs = dict(zip(words[3:-1:2], words[4:-1:2], strict=True))
+            first = kvqa.FIRST_PAIR
+            assert (words[0], words[first - 1], words[-1]) == ("Q:", "C:", "A:")
+            asked = words[1 : first - 1]
+            assert len(set(asked)) == kvqa.ASKED
+            pairs = dict(zip(words[first:-1:2], words[first + 1 : -1 : 2], strict=True))
             assert len(pairs) == kvqa.PAIRS >= 16
             assert len(set(pairs.values())) == kvqa.PAIRS
-            answer = pairs[words[1]]
+            answer = " ".join(pairs[key] for key in asked)
             assert task.text(split.answers[index][:-1]) == answer
             assert split.answers[index][-1] == task.end
             assert split.gold[index] == (answer,)
-            (relevant,) = np.flatnonzero(split.relevance[index])
-            assert (words[relevant - 1], words[relevant]) == (words[1], answer)
+            relevant = np.flatnonzero(split.relevance[index])
+            assert {words[place - 1]: words[place] for place in relevant} == {
+                key: pairs[key] for key in asked
+            }
 
 
 def test_pairs_are_fresh_and_every_place_and_value_is_asked_for(task):
     train = task.splits["train"]
     prompts = {tuple(prompt) for split in task.splits.values() for prompt in split.prompts}
     assert len(prompts) == sum(map(len, task.splits.values()))
-    places = np.array([np.flatnonzero(row)[0] for row in train.relevance])
-    counts = np.bincount((places - 4) // 2, minlength=16)
-    assert counts.min() > 0.9 * len(train) / 16
+    places = np.concatenate([np.flatnonzero(row) for row in train.relevance])
+    counts = np.bincount((places - kvqa.FIRST_PAIR) // 2, minlength=16)
+    assert counts.min() > 0.9 * kvqa.ASKED * len(train) / 16
     values = np.bincount([answer[0] for answer in train.answers])[kvqa.FIRST_VALUE :]
     assert len(values) == kvqa.VALUES >= 64
     assert values.min() > 0.75 * len(train) / 64

@@ -100,12 +100,11 @@ def table_squad(
     for arm in arms:
         if arm not in known:
             raise InputError(f"size {size!r} has no arm {arm!r}; choose from {', '.join(known)}")
-    settings = SIZES[size] | ({"epochs": epochs} if epochs else {})
     configs: dict[str, dict[str, TrainConfig]] = {}
     for arm in known:
         if arm in arms or not arms:
             protocol, place = ARMS[arm]
-            configs.setdefault(protocol, {})[place] = _config(arm, settings)
+            configs.setdefault(protocol, {})[place] = _config(arm, size, epochs)
     return {
         protocol: Experiment(
             name=f"table-squad-{size}",
@@ -119,15 +118,15 @@ def table_squad(
     }
 
 
-def _config(arm: str, settings: dict[str, Any]) -> TrainConfig:
-    base = TrainConfig("squad", **settings)
+def _config(arm: str, size: str, epochs: int | None) -> TrainConfig:
+    config = TrainConfig("squad", **SIZES[size])
     if arm == "faster_qk":
-        return base.replace(qk_ratio=QK_RATIO)
+        config = config.replace(qk_ratio=QK_RATIO)
     if arm == "released_same":
-        return _released(base, lr=5e-4, epochs=70)
+        config = _released(config, lr=5e-4, epochs=70)
     if arm == "released_faster":
-        return _released(base, lr=5e-5, epochs=100, qk_ratio=QK_RATIO)
-    return base
+        config = _released(config, lr=5e-5, epochs=100, qk_ratio=QK_RATIO)
+    return config.replace(epochs=epochs) if epochs else config
 
 
 def _released(base: TrainConfig, **changes: Any) -> TrainConfig:

@@ -19,9 +19,8 @@ from fasterqk.capture import record
 from fasterqk.models.cache import Cache
 
 Drop = Callable[[Tensor], Tensor]
-# Gain of the weights' start, and spread of token embeddings that do not come from word vectors.
+# Gain of the weights' start.
 GAIN = 0.5**0.5
-EMBEDDING_SCALE = 0.1
 
 
 @dataclass(frozen=True)
@@ -35,6 +34,10 @@ class GeneratorConfig:
     head_width: int = 50
     mlp_width: int = 1200
     context: int = 256
+    # Spread of token embeddings that do not come from word vectors, and of positions; without the latter
+    # those start by Xavier's rule, as weights do.
+    embedding_scale: float = 0.1
+    position_scale: float | None = None
 
 
 class Attention(nn.Module):
@@ -216,13 +219,17 @@ class GPTAnswerGenerator(nn.Module):
     @torch.no_grad()
     def _start(self, generator: torch.Generator, vectors: Tensor | None) -> None:
         """Weights by Xavier's rule with a gain of 1/sqrt(2), biases as torch starts them, norms at one."""
-        nn.init.normal_(self.embedding.weight, 0.0, EMBEDDING_SCALE, generator=generator)
-        nn.init.xavier_uniform_(self.positions.weight, GAIN, generator=generator)
+        config, tokens, positions = self.config, self.embedding.weight, self.positions.weight
+        nn.init.normal_(tokens, 0.0, config.embedding_scale, generator=generator)
+        if config.position_scale is None:
+            nn.init.xavier_uniform_(positions, GAIN, generator=generator)
+        else:
+            nn.init.normal_(positions, 0.0, config.position_scale, generator=generator)
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.xavier_uniform_(module.weight, GAIN, generator=generator)
                 _start_bias(module.bias, module.in_features, generator)
-        _start_bias(self.head_bias, self.config.width, generator)
+        _start_bias(self.head_bias, config.width, generator)
         if vectors is not None:
             self.embedding.weight.copy_(vectors)
 

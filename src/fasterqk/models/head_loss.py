@@ -23,7 +23,8 @@ def head_loss(rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smooth
     >>> round(float(head_loss(rows, weight, torch.zeros(4), torch.tensor([0, 1]))), 4)     # log 4
     1.3863
     """
-    loss: Tensor = _HeadLoss.apply(rows, weight, bias, labels, smoothing)
+    with torch.autocast(rows.device.type, enabled=False):  # few rows, many terms: in full precision
+        loss: Tensor = _HeadLoss.apply(rows.to(weight.dtype), weight, bias, labels, smoothing)
     return loss
 
 
@@ -32,7 +33,6 @@ class _HeadLoss(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float
     ) -> Tensor:
-        rows = rows.to(weight.dtype)
         logits = linear(rows, weight, bias)
         chosen = logits.gather(1, labels[:, None])[:, 0]
         highest = logits.amax(1)

@@ -53,15 +53,16 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
         "rationale_k": (5,),
     },
     "kvqa": {
-        "lr": 1e-3,
+        "lr": 5e-4,
         "epochs": 8,
-        "batch_size": 128,
+        "batch_size": 64,
         "layers": 2,
         "width": 64,
         "heads": 4,
         "head_width": 16,
-        "mlp_width": 256,
+        "mlp_width": 64,
         "context": 48,
+        "start_scale": 0.5,
         "train_subset": 512,
         "rationale_k": (5,),
     },
@@ -140,8 +141,10 @@ class TrainConfig:
     residual: bool = OF_TASK
     read: str = OF_TASK
     init_scale: float = 0.02
-    # Whether an answer generator starts from the task's word vectors, where it has some.
+    # Whether an answer generator starts from the task's word vectors, where it has some; else with token
+    # embeddings, and positions, of this spread (None: as in the paper).
     word_vectors: bool = True
+    start_scale: float | None = usually(None)
 
     # Data. `form` chooses among the forms a task has; `file` and its `checksum` belong to task "jsonl".
     form: str = ""
@@ -189,7 +192,7 @@ class TrainConfig:
         _at_least("mlp_width", self.mlp_width, 0)
         if self.warmup > 1:
             raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
-        for name in ("clip", "gradient_norm"):
+        for name in ("clip", "gradient_norm", "start_scale"):
             if getattr(self, name) is not None:
                 _at_least(name, getattr(self, name), 0.0, strictly=True)
         for name in ("train_limit", "test_subset", "patience"):

@@ -131,6 +131,7 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
         from fasterqk.tasks.word_vectors import start_vectors
 
         vectors = torch.from_numpy(start_vectors(task.vectors, config.width, config.seed))
+    scale = config.start_scale
     sizes = GeneratorConfig(
         vocabulary_size=task.vocabulary_size,
         layers=config.layers,
@@ -139,6 +140,7 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
         head_width=config.head_width,
         mlp_width=config.mlp_width,
         context=config.context,
+        **({} if scale is None else {"embedding_scale": scale, "position_scale": scale}),
     )
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
     if config.qk_imbalance != 1:
