@@ -42,6 +42,9 @@ def test_arms_are_chosen_by_name():
         "paper": [FASTER],
         "released": [FASTER],
     }
+    slower = table_squad("small", lr=1e-4)["paper"].arms
+    assert slower[FASTER] == slower[BASELINE].replace(qk_ratio=20)
+    assert slower[BASELINE].lr == 1e-4
     assert {config.epochs for each in both.values() for config in each.arms.values()} == {1}
 
 

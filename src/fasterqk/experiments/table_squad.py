@@ -88,9 +88,15 @@ def arms_of(size: str) -> tuple[str, ...]:
 
 
 def table_squad(
-    size: str = "small", arms: Sequence[str] = (), seeds: int = 1, epochs: int | None = None
+    size: str = "small",
+    arms: Sequence[str] = (),
+    seeds: int = 1,
+    epochs: int | None = None,
+    lr: float | None = None,
 ) -> dict[str, Experiment]:
     """The experiment of each protocol that the chosen ``arms`` (all of the size's) belong to.
+
+    ``lr`` is another base rate for the arms of the paper's protocol.
 
     >>> experiment = table_squad("small")["paper"]
     >>> {arm: config.qk_ratio for arm, config in experiment.arms.items()}
@@ -104,7 +110,7 @@ def table_squad(
     for arm in known:
         if arm in arms or not arms:
             protocol, place = ARMS[arm]
-            configs.setdefault(protocol, {})[place] = _config(arm, size, epochs)
+            configs.setdefault(protocol, {})[place] = _config(arm, size, epochs, lr)
     return {
         protocol: Experiment(
             name=f"table-squad-{size}",
@@ -118,8 +124,8 @@ def table_squad(
     }
 
 
-def _config(arm: str, size: str, epochs: int | None) -> TrainConfig:
-    config = TrainConfig("squad", **SIZES[size])
+def _config(arm: str, size: str, epochs: int | None, lr: float | None) -> TrainConfig:
+    config = TrainConfig("squad", **(SIZES[size] | ({"lr": lr} if lr else {})))
     if arm == "faster_qk":
         config = config.replace(qk_ratio=QK_RATIO)
     if arm == "released_same":

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from fasterqk.cli.output import print_table
-from fasterqk.cli.parser import Parser, list_of, positive_int
+from fasterqk.cli.parser import Parser, list_of, positive_float, positive_int
 from fasterqk.cli.reproduce.arms import add_arm_options, run_cells
 from fasterqk.cli.reproduce.deep import run_deep, show_deep
 
@@ -28,6 +28,9 @@ def configure(parser: Parser) -> None:
         help="of same, faster_qk and, in the paper's size, released_same, released_faster (default: all)",
     )
     parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument(
+        "--lr", type=positive_float, metavar="RATE", help="another base rate for same and faster_qk"
+    )
     parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
     add_arm_options(parser)
 
@@ -36,7 +39,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     from fasterqk.experiments.table_squad import table_squad
 
     protocols, cells = {}, []
-    experiments = table_squad(arguments.size, arguments.arms, arguments.seeds, arguments.epochs)
+    experiments = table_squad(arguments.size, arguments.arms, arguments.seeds, arguments.epochs, arguments.lr)
     for protocol, experiment in experiments.items():
         if len(experiment.arms) == 2:
             protocols[protocol] = run_deep(experiment, arguments)
