@@ -58,3 +58,22 @@ def test_table_sva_says_how_its_rate_was_chosen(monkeypatch, capsys):
     table_sva.show({"forms": {"whole": {"chosen_rate": chosen}, "prefix": {"chosen_rate": None}}})
     assert len(shown) == 2
     assert "base rate 0.001" in capsys.readouterr().out
+
+
+def test_squad_joins_when_asked_in_a_size_that_has_the_protocol(monkeypatch, capsys, tmp_path):
+    experiment = little(tmp_path / "little.jsonl")
+    monkeypatch.setattr(table_main, "PARTS", {"One": lambda _: experiment})
+    asked = []
+
+    def squad(size, seeds, epochs):
+        asked.append((size, seeds, epochs))
+        return {"paper": experiment}
+
+    monkeypatch.setattr("fasterqk.experiments.table_squad.table_squad", squad)
+    words = ["reproduce", "table-main", "--workers", "1", "--out", str(tmp_path / "out"), "--json"]
+    assert main([*words, "--squad", "small", "--squad-seeds", "2"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert list(document["parts"]) == ["One", "SQuAD, small"]
+    assert asked == [("small", 2, None)]
+    assert main([*words, "--squad", "small", "--protocol", "released"]) == 2
+    assert "--squad small has no protocol 'released'" in capsys.readouterr().err
