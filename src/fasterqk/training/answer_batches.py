@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fasterqk.errors import InputError
+from fasterqk.tasks import squad
 from fasterqk.tasks.answers import Questions
 
 
@@ -92,11 +93,11 @@ def fitting(questions: Questions, context: int, name: str) -> Questions:
 
     Longer ones are left out; that none is left is an error.
     """
-    fits = np.flatnonzero(questions.lengths <= context)
-    if not len(fits):
+    fit, left_out = squad.fitting(questions, context)
+    if not len(fit):
         shortest = int(questions.lengths.min())
         raise InputError(
             f"no {name} question fits a context of {context} tokens with its answer (the shortest takes "
             f"{shortest}); give a larger context or another form"
         )
-    return questions if len(fits) == len(questions) else questions.take(fits)
+    return fit if left_out else questions
