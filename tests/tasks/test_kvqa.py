@@ -39,7 +39,9 @@ def test_every_answer_has_the_values_behind_the_asked_keys(task, name):
 def test_pairs_are_fresh_and_every_place_and_value_is_asked_for(task):
     train = task.splits["train"]
     prompts = {tuple(prompt) for split in task.splits.values() for prompt in split.prompts}
-    assert len(prompts) == sum(map(len, task.splits.values()))
+    assert len(prompts) > 0.99 * sum(map(len, task.splits.values()))
+    measured = [tuple(prompt) for name in ("validation", "test") for prompt in task.splits[name].prompts]
+    assert not {tuple(prompt) for prompt in train.prompts} & set(measured)
     places = np.stack(train.relevance).sum(0)[kvqa.FIRST_PAIR + 1 : -1 : 2]
     assert places.min() > 0.9 * places.max()
     values = np.bincount(np.stack(train.answers)[:, :-1].ravel())[kvqa.FIRST_VALUE :]
