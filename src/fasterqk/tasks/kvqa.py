@@ -20,9 +20,6 @@ PAIRS, ASKED, KEYS, VALUES = 16, 4, 64, 64
 FORMS = ("16 pairs",)
 COUNTS = {"train": 40_000, "validation": 1_000, "test": 2_000}
 SAMPLE_SEED = 20_261
-# How many pairs of a context are different. In training there are some easy ones, without which nothing
-# is learnt for thousands of steps; what is measured are contexts without repetition.
-DISTINCT = {"train": (1, 2, 2, 4, PAIRS), "validation": (PAIRS,), "test": (PAIRS,)}
 
 MARKS = ("<end>", "Q:", "C:", "A:")
 END, QUESTION, CONTEXT, ANSWER = range(len(MARKS))
@@ -37,7 +34,7 @@ def load_answers(form: str, folder: Path) -> AnswerTask:
     draw = np.random.default_rng(SAMPLE_SEED)
     return AnswerTask(
         name="kvqa",
-        splits={name: draw_questions(draw, count, name, DISTINCT[name]) for name, count in COUNTS.items()},
+        splits={name: draw_questions(draw, count, name) for name, count in COUNTS.items()},
         vocabulary=VOCABULARY,
         end=END,
         text=as_text,
@@ -58,37 +55,28 @@ def as_text(ids: Sequence[int]) -> str:
     return " ".join(VOCABULARY[int(token)] for token in ids)
 
 
-def draw_questions(
-    draw: np.random.Generator, count: int, name: str, distinct: Sequence[int] = (PAIRS,)
-) -> Questions:
+def draw_questions(draw: np.random.Generator, count: int, name: str) -> Questions:
     """``count`` questions of one split, their ids beginning with its ``name``.
-
-    So many of the pairs of a context are different as one of ``distinct`` says; the others repeat them.
 
     >>> questions = draw_questions(np.random.default_rng(0), 1, "train")
     >>> (as_text(questions.answers[0][:-1]),) == questions.gold[0]
     True
     """
-    rows = np.arange(count)[:, None]
     # The first so many of a random order of each row: drawn without replacement.
     keys = np.argsort(draw.random((count, KEYS)), axis=1)[:, :PAIRS]
     values = np.argsort(draw.random((count, VALUES)), axis=1)[:, :PAIRS]
-    different = draw.choice(distinct, (count, 1))
-    # Which of its different pairs stands at each place of a context: every one of them somewhere.
-    place = np.arange(PAIRS)
-    which = np.where(place < different, place, draw.integers(0, different, (count, PAIRS)))
-    which = which[rows, np.argsort(draw.random((count, PAIRS)), axis=1)]
-    asked = draw.integers(0, different, (count, ASKED))
+    asked = np.argsort(draw.random((count, PAIRS)), axis=1)[:, :ASKED]
+    rows = np.arange(count)[:, None]
     prompts = np.empty((count, FIRST_PAIR + 2 * PAIRS + 1), dtype=np.int64)
     prompts[:, 0] = QUESTION
     prompts[:, 1 : ASKED + 1] = FIRST_KEY + keys[rows, asked]
     prompts[:, ASKED + 1] = CONTEXT
-    prompts[:, FIRST_PAIR:-1:2] = FIRST_KEY + keys[rows, which]
-    prompts[:, FIRST_PAIR + 1 : -1 : 2] = FIRST_VALUE + values[rows, which]
+    prompts[:, FIRST_PAIR:-1:2] = FIRST_KEY + keys
+    prompts[:, FIRST_PAIR + 1 : -1 : 2] = FIRST_VALUE + values
     prompts[:, -1] = ANSWER
     answers = np.concatenate([FIRST_VALUE + values[rows, asked], np.full((count, 1), END)], axis=1)
     relevance = np.zeros(prompts.shape)
-    relevance[:, FIRST_PAIR + 1 : -1 : 2] = (which[:, :, None] == asked[:, None]).any(2)
+    relevance[rows, FIRST_PAIR + 1 + 2 * asked] = 1.0
     return Questions(
         ids=tuple(f"{name}-{row}" for row in range(count)),
         prompts=tuple(prompts),
