@@ -194,6 +194,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         text=True,
         start_new_session=True,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        # Tests that run in the background (nohup make test &) are born deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (tmp_path / "pipe").read_text() == "running"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all of them
