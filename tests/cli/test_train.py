@@ -3,6 +3,7 @@ import json
 import pytest
 
 from fasterqk.cli.main import main
+from fasterqk.tasks import answers, kvqa
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +37,27 @@ def test_json_is_one_document_with_the_measurements(capsys, data):
     assert {"accuracy", "mrta", "ac", "acmc", "dtap", "null", "sufficiency"} <= set(result["test"])
     assert len(result["history"]) == 3
     assert result["seconds"] > 0
+
+
+@pytest.fixture
+def few_questions(monkeypatch):
+    monkeypatch.setattr(kvqa, "COUNTS", {"train": 256, "validation": 16, "test": 32})
+    answers._load.cache_clear()
+    yield
+    answers._load.cache_clear()
+
+
+def test_a_task_of_answers_is_trained_by_the_same_command(capsys, few_questions, tmp_path):
+    words = ("kvqa", "--epochs", "2", "--qk-ratio", "5", "--out", str(tmp_path), "--json")
+    code, out, err = run(capsys, *words)
+    result = json.loads(out)
+    assert (code, err) == (0, "")
+    assert len(result["history"]) == 3
+    assert result["history"][-1]["loss"] < result["history"][0]["loss"]
+    assert {"f1", "accuracy", "mrta", "average", "layer", "sufficiency"} <= set(result["test"])
+    code, out, _ = run(capsys, *words[:-1])
+    assert code == 0
+    assert "test F1" in out
 
 
 def test_table_for_people(capsys, data):
@@ -75,6 +97,8 @@ def test_a_diverged_run_says_so(capsys, data):
         (["agreement", "--seed", "-1"], "seed -1"),
         (["agreement", "--weight-decay", "-1"], "weight_decay -1"),
         (["hatexplain", "--data-dir", "/nonexistent"], "/nonexistent"),
+        (["squad", "--data-dir", "/nonexistent"], "/nonexistent"),
+        (["kvqa", "--form", "whole"], "no form 'whole'"),
     ],
 )
 def test_bad_input_is_one_line_and_code_two(capsys, words, message):

@@ -86,4 +86,4 @@ def test_table_and_figure_are_written(rows, tmp_path):
     save_layers(rows, tmp_path, "t", title="T", summary=summary)
     for name in ("tables/t-by-layer.csv", "figures/t-by-layer.png", "figures/t-by-layer.svg"):
         assert (tmp_path / name).exists()
-    assert [row["attention"] for row in as_text(rows)][::2] == ["rollout", "layer 1", "layer 2"]
+    assert [row["attention"] for row in as_text(rows, "mrta")][::2] == ["rollout", "layer 1", "layer 2"]

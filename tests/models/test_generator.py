@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from fasterqk.capture import capture
 from fasterqk.circuits import find_circuits
 from fasterqk.models.cache import Cache
 from fasterqk.models.dropout import Dropout
-from fasterqk.models.generator import GeneratorConfig, GPTAnswerGenerator
+from fasterqk.models.generator import GeneratorConfig, GPTAnswerGenerator, waves
 
 SMALL = GeneratorConfig(
     vocabulary_size=23, layers=3, width=12, heads=2, head_width=6, mlp_width=20, context=16
@@ -54,6 +56,18 @@ def test_the_papers_size():
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in GPTAnswerGenerator(config, None).parameters())
     assert count == 21_708_157
+
+
+def test_positions_may_start_as_waves():
+    started = model_of(replace(SMALL, waves=True, position_scale=0.25)).positions.weight.detach()
+    assert started.square().mean(1) == pytest.approx(0.25**2)
+    assert torch.equal(started, 0.25 * waves(16, 12))
+    likeness = waves(40, 64) @ waves(40, 64).T
+    # It depends on the distance alone, and is largest without one.
+    for distance in range(5):
+        assert likeness.diagonal(distance).std() < 1e-4
+    assert likeness[0, :5].tolist() == sorted(likeness[0, :5].tolist(), reverse=True)
+    assert waves(3, 5).shape == (3, 5)
 
 
 def test_it_is_the_model_written_out():

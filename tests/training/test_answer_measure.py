@@ -70,7 +70,8 @@ def test_every_score_is_that_of_single_questions_and_steps(model, task, config):
     written = generate(model, split, END, config.answer_tokens)
     assert len({len(answer) for answer in written}) > 1
     found = measure_answers(model, split, task, config, attention=True)
-    mass = {name: [] for name in ("rollout", "null", "uniform", "average", "entropy", *range(LAYERS))}
+    names = ("rollout", "null", "uniform", "average", "entropy", "uniform entropy")
+    mass = {name: [] for name in (*names, *range(LAYERS), *(f"entropy {n}" for n in range(LAYERS)))}
     faithful = {(name, k): [] for name in module.FAITHFULNESS for k in (5, 30)}
     for number, answer in enumerate(written):
         prompt, relevance = split.questions.prompts[number], split.questions.relevance[number]
@@ -92,6 +93,10 @@ def test_every_score_is_that_of_single_questions_and_steps(model, task, config):
                 own[name].append(float(row[0, : len(prompt)].double() @ torch.from_numpy(relevance)))
             weights = rows["rollout"][0].double()
             own["entropy"].append(float(-(weights * weights.log()).nansum()))
+            own["uniform entropy"].append(np.log(length))
+            for n, layer in enumerate(layers):
+                heads = layer[0, :, -1].double()
+                own[f"entropy {n}"].append(float(-(heads * heads.log()).sum(1).mean()))
             for k in (5, 30):
                 count = -(-k * (length - 1) // 100)
                 top = weights[:-1].argsort(descending=True, stable=True)[:count].tolist()
@@ -111,7 +116,10 @@ def test_every_score_is_that_of_single_questions_and_steps(model, task, config):
     assert found["average"]["null"]["mrta"] == pytest.approx(np.mean(mass["uniform"][rated]), abs=1e-6)
     assert found["entropy"] == pytest.approx(np.mean(mass["entropy"]), abs=1e-5)
     for n in range(LAYERS):
-        assert found["layer"][str(n + 1)]["mrta"] == pytest.approx(np.mean(mass[n][rated]), abs=1e-6)
+        layer = found["layer"][str(n + 1)]
+        assert layer["mrta"] == pytest.approx(np.mean(mass[n][rated]), abs=1e-6)
+        assert layer["entropy"] == pytest.approx(np.mean(mass[f"entropy {n}"]), abs=1e-5)
+        assert layer["null"]["entropy"] == pytest.approx(np.mean(mass["uniform entropy"]), abs=1e-9)
     for (name, k), values in faithful.items():
         assert found[name][str(k)] == pytest.approx(np.mean(values), abs=1e-6)
 

@@ -39,7 +39,7 @@ PAPER_COLUMNS = (
     "sufficiency_5",
     "comprehensiveness_5",
 )
-SCORES = ("mrta", "ac", "acmc")
+SCORES = ("mrta", "ac", "acmc", "entropy")
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
 
@@ -69,7 +69,7 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
 
 
 def summarize_layers(experiment: Experiment, results: Results) -> list[dict[str, Any]]:
-    """Mass, AC and ACMC of rollout and of every layer alone, at the end and at equal loss.
+    """Mass, AC, ACMC and entropy of rollout and of every layer alone, at the end and at equal loss.
 
     One row for each: ``attention`` (rollout, layer average where it was measured, layer 1, ...),
     ``metric``, ``at`` (``end`` or ``equal loss``), ``loss``, both arms and their paired difference as

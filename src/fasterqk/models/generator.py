@@ -21,6 +21,8 @@ from fasterqk.models.cache import Cache
 Drop = Callable[[Tensor], Tensor]
 # Gain of the weights' start.
 GAIN = 0.5**0.5
+# The longest wave of positions is this many times the shortest, of 2 pi positions.
+WAVE_RANGE = 100.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class GeneratorConfig:
     # those start by Xavier's rule, as weights do.
     embedding_scale: float = 0.1
     position_scale: float | None = None
+    # Whether positions start as waves of that spread.
+    waves: bool = False
 
 
 class Attention(nn.Module):
@@ -221,7 +225,10 @@ class GPTAnswerGenerator(nn.Module):
         """Weights by Xavier's rule with a gain of 1/sqrt(2), biases as torch starts them, norms at one."""
         config, tokens, positions = self.config, self.embedding.weight, self.positions.weight
         nn.init.normal_(tokens, 0.0, config.embedding_scale, generator=generator)
-        if config.position_scale is None:
+        if config.waves:
+            spread = config.embedding_scale if config.position_scale is None else config.position_scale
+            positions.copy_(spread * waves(config.context, config.width))
+        elif config.position_scale is None:
             nn.init.xavier_uniform_(positions, GAIN, generator=generator)
         else:
             nn.init.normal_(positions, 0.0, config.position_scale, generator=generator)
@@ -232,6 +239,17 @@ class GPTAnswerGenerator(nn.Module):
         _start_bias(self.head_bias, config.width, generator)
         if vectors is not None:
             self.embedding.weight.copy_(vectors)
+
+
+def waves(positions: int, width: int) -> Tensor:
+    """Sines and cosines over positions, lengths in geometric order, ``(position, width)``; mean square 1.
+
+    >>> waves(2, 4).shape
+    torch.Size([2, 4])
+    """
+    lengths = WAVE_RANGE ** (torch.arange(0, width, 2) / width)
+    angles = torch.arange(positions)[:, None] / lengths
+    return 2**0.5 * torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]
 
 
 def _start_bias(bias: Tensor, inputs: int, generator: torch.Generator) -> None:

@@ -43,12 +43,12 @@ def save_layers(
     }
 
 
-def as_text(rows: Rows) -> list[dict[str, str]]:
-    """The mass of every layer, for people to read."""
+def as_text(rows: Rows, metric: str) -> list[dict[str, str]]:
+    """One metric of every layer, for people to read."""
     return [
         {COLUMNS[key]: cell_text(row[key]) for key in COLUMNS if key != "metric"}
         for row in rows
-        if row["metric"] == "mrta"
+        if row["metric"] == metric
     ]
 
 

@@ -17,7 +17,7 @@ from fasterqk.tasks.data_folder import data_folder
 # -> AnswerTask` and `check(folder) -> dict`, what `fasterqk data check` says about its files.
 ANSWER_TASKS = {
     "squad": "SQuAD: questions about a paragraph, answered by generating a part of it",
-    "kvqa": "generated key-value pairs and a question for one of them; needs no file",
+    "kvqa": "generated key-value pairs and questions for some of them; needs no file",
 }
 
 

@@ -126,9 +126,9 @@ def measure_answers(
 
     ``accuracy`` is exact match, ``f1`` the overlap of words, both by the official normalisation and the
     best over all gold answers. With ``attention`` also mass, AC, ACMC and DTAP of rollout, of the layer
-    average (``average``) and of each layer (``layer``, from 1), the nulls of uniform attention beside, and
-    sufficiency and comprehensiveness (of the first ``sample`` questions, if given); with ``chance`` their
-    nulls too, from rankings drawn by it.
+    average (``average``) and of each layer (``layer``, from 1, with the mean entropy of its heads), the nulls
+    of uniform attention beside, and sufficiency and comprehensiveness (of the first ``sample`` questions, if
+    given); with ``chance`` their nulls too, from rankings drawn by it.
     """
     expected = measure_fit(model, split)
     written = generate(model, split, task.end, config.answer_tokens)
@@ -182,6 +182,9 @@ def _scores(joined: dict[str, Numbers], probability: Numbers, scale: Scale, conf
     found["null"]["entropy"] = float(joined["null_entropy"].mean())
     found["average"] = three("average", "uniform")
     found["layer"] = {str(n): three(f"layer {n}", "uniform") for n in range(1, config.layers + 1)}
+    for n, layer in found["layer"].items():
+        layer["entropy"] = float(joined[f"entropy of layer {n}"].mean())
+        layer["null"]["entropy"] = float(joined["uniform_entropy"].mean())
     for name in FAITHFULNESS:
         for prefix, part in (("", found), ("chance ", found["null"])):
             if f"{prefix}{name} {config.rationale_k[0]}" in joined:
@@ -206,8 +209,10 @@ def _reading(model: GPTAnswerGenerator, steps: PackedQuestions, chosen: Tensor) 
         "uniform": there.sum(1) / (read + 1),
         "entropy": torch.from_numpy(entropy(rows.rollout.double().numpy())),
         "null_entropy": torch.from_numpy(entropy(null.double().numpy())),
+        "uniform_entropy": (read + 1).double().log(),
     }
     seen |= {f"layer {n}": relevant_mass(row, there) for n, row in enumerate(rows.layers, 1)}
+    seen |= {f"entropy of layer {n}": values for n, values in enumerate(rows.entropies, 1)}
     found = {name: _over_steps(values, batch) for name, values in seen.items()}
     return found | {"relevant": relevance.sum(1).double().numpy()}
 
@@ -265,12 +270,14 @@ def _slices(count: int, size: int) -> list[slice]:
 class StepAttention:
     """Attention rows ``(step, key)`` of all steps of a batch: aggregated, and of each layer alone.
 
-    ``chance`` ``(step,)`` is the probability of the token that the step wrote.
+    ``entropies`` of each layer ``(step,)`` are means over its heads, ``chance`` ``(step,)`` is the
+    probability of the token that the step wrote.
     """
 
     rollout: Tensor
     average: Tensor
     layers: list[Tensor]
+    entropies: list[Tensor]
     chance: Tensor
 
 
@@ -285,6 +292,8 @@ def step_attention(model: GPTAnswerGenerator, batch: AnswerBatch) -> StepAttenti
     heads = [layer.mean(1).cpu() for layer in captured]
     # An instance for each step; the last layer has the rows of the steps and no others.
     layers = [layer[instance, None] for layer in heads[:-1]] + [heads[-1][instance, step][:, None, None]]
+    by_head = [layer.cpu()[instance, :, read] for layer in captured[:-1]]
+    by_head.append(captured[-1].cpu()[instance, :, step])
     pairs = (place <= place[:, None]).expand(len(instance), -1, -1)
     allowed = [pairs] * (len(layers) - 1) + [(place <= read[:, None])[:, None]]
     single = [layer[instance, read] for layer in heads[:-1]] + [heads[-1][instance, step]]
@@ -294,6 +303,7 @@ def step_attention(model: GPTAnswerGenerator, batch: AnswerBatch) -> StepAttenti
         rollout=aggregate(layers, read, allowed, ROLLOUT),
         average=torch.stack(single).mean(0),
         layers=single,
+        entropies=[torch.from_numpy(entropy(rows.double().numpy())).mean(1) for rows in by_head],
         chance=chance,
     )
 

@@ -12,6 +12,7 @@ OPTIMIZERS = ("adamw", "sgd")
 DECAYS = ("coupled", "independent")
 SCHEDULES = ("cosine", "half-cosine", "constant")
 READ_POSITIONS = ("after", "last")
+POSITION_STARTS = ("random", "waves")
 
 # The value of a field that was not given and that depends on the task.
 OF_TASK: Any = None
@@ -54,7 +55,7 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
     },
     "kvqa": {
         "lr": 1e-3,
-        "epochs": 6,
+        "epochs": 3,
         "batch_size": 32,
         "layers": 2,
         "width": 64,
@@ -63,6 +64,7 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
         "mlp_width": 64,
         "context": 48,
         "start_scale": 0.25,
+        "position_start": "waves",
         "train_subset": 512,
         "rationale_k": (5,),
     },
@@ -142,9 +144,11 @@ class TrainConfig:
     read: str = OF_TASK
     init_scale: float = 0.02
     # Whether an answer generator starts from the task's word vectors, where it has some; else with token
-    # embeddings, and positions, of this spread (None: as in the paper).
+    # embeddings, and positions, of this spread (None: as in the paper). Positions, which are learned, start
+    # at random or as sine and cosine "waves", from which the distance of two of them is read more easily.
     word_vectors: bool = True
     start_scale: float | None = usually(None)
+    position_start: str = usually("random")
 
     # Data. `form` chooses among the forms a task has; `file` and its `checksum` belong to task "jsonl".
     form: str = ""
@@ -180,6 +184,7 @@ class TrainConfig:
         _one_of("decay", self.decay, DECAYS)
         _one_of("schedule", self.schedule, SCHEDULES)
         _one_of("read", self.read, READ_POSITIONS)
+        _one_of("position_start", self.position_start, POSITION_STARTS)
         for name in ("qk_ratio", "ov_ratio", "embedding_ratio", "qk_imbalance", "lr", "init_scale"):
             _at_least(name, getattr(self, name), 0.0, strictly=True)
         for name in ("seed", "weight_decay", "momentum", "warmup", "dropout", "label_smoothing"):

@@ -140,6 +140,7 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
         head_width=config.head_width,
         mlp_width=config.mlp_width,
         context=config.context,
+        waves=config.position_start == "waves",
         **({} if scale is None else {"embedding_scale": scale, "position_scale": scale}),
     )
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)

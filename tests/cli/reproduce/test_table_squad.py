@@ -49,7 +49,7 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     table_squad.show(together)
     text = capsys.readouterr().out
     assert "test F1" in text
-    assert "attention by layer" in text
+    assert "attention on relevant tokens by layer" in text
     assert (tmp_path / "figures" / "table-squad-tiny-by-layer.png").exists()
 
 

@@ -30,11 +30,13 @@ def run_deep(experiment: "Experiment", arguments: argparse.Namespace) -> dict[st
 
 
 def show_deep(result: dict[str, Any]) -> None:
-    """Print the tables of both arms, and the mass of every layer."""
+    """Print the tables of both arms, and mass and entropy of every layer."""
     from fasterqk.report.layers import as_text
 
     show_arms(result)
-    print_table(as_text(result["by_layer"]), title="\nattention by layer (test split)")
+    rows = result["by_layer"]
+    print_table(as_text(rows, "mrta"), title="\nattention on relevant tokens by layer (test split)")
+    print_table(as_text(rows, "entropy"), title="\nattention entropy by layer, nats (test split)")
     print(f"figure: {result['files']['layers']['figure']['png']}\n")
 
 

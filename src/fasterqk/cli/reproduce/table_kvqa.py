@@ -7,7 +7,7 @@ from fasterqk.cli.parser import Parser, positive_int
 from fasterqk.cli.reproduce.arms import add_arm_options
 from fasterqk.cli.reproduce.deep import run_deep, show_deep
 
-SUMMARY = "generated key-value questions, answers generated (open: not learnt yet in this setting)"
+SUMMARY = "generated key-value questions, answered by generating, with and without faster QK"
 EXAMPLES = [
     "fasterqk reproduce table-kvqa",
     "fasterqk reproduce table-kvqa --seeds 3 --out out --json",
