@@ -32,8 +32,9 @@ _PAPER: dict[str, Any] = {
 }
 _SMALL: dict[str, Any] = {
     "form": "random-short",
-    # At 20 times 1e-3 attention hardens onto single tokens within 300 steps, before it means anything.
-    "lr": 2.5e-4,
+    # At 20 times 1e-3 attention hardens onto single tokens within 300 steps, before it means anything; at
+    # 20 times 2.5e-4 learning stops at loss 6.6. 20 times 1e-4 learns as fast as equal rates do.
+    "lr": 1e-4,
     "epochs": 2,
     "batch_size": 16,
     "bucket": 64,
