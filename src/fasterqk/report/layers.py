@@ -1,4 +1,4 @@
-"""Where a deeper model looks: the mass of rollout and of every layer, both arms beside uniform attention."""
+"""Where a deeper model looks and how sharply: rollout and every layer, both arms beside uniform attention."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +20,8 @@ COLUMNS = {
     "difference": "difference",
     "null": "null",
 }
+# What the figure shows of every layer, and the name of its axis.
+PANELS = {"mrta": "attention on relevant tokens", "entropy": "attention entropy, nats"}
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -53,25 +55,25 @@ def as_text(rows: Rows, metric: str) -> list[dict[str, str]]:
 
 
 def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> dict[str, str]:
-    shown = [row for row in rows if row["metric"] == "mrta" and row["at"] == "equal loss"]
-    loss = f"training loss {shown[0]['loss']:.3f}" if shown else "equal loss, which no two runs share"
+    at_equal_loss = [row for row in rows if row["at"] == "equal loss"]
+    panels = {metric: [row for row in at_equal_loss if row["metric"] == metric] for metric in PANELS}
+    # Rollout always has an entropy; the layers have one where their heads were measured.
+    panels = {metric: shown for metric, shown in panels.items() if metric == "mrta" or len(shown) > 1}
+    losses = [row["loss"] for row in at_equal_loss]
+    loss = f"training loss {losses[0]:.3f}" if losses else "equal loss, which no two runs share"
     with plotting():
         import matplotlib.pyplot as plt
 
-        figure, axis = plt.subplots(figsize=(1.8 + 1.1 * len(shown), 3.2))
-        for place, row in enumerate(shown):
-            nulls: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1}
-            axis.plot([place - 0.35, place + 0.35], [row["null"]] * 2, **nulls, label="uniform attention")
-            for shift, (arm, color) in zip((-0.12, 0.12), ARM_COLORS.items(), strict=True):
-                mean, width = mean_of(row[arm]), (row[arm] or {}).get("half_width")
-                if mean is not None:
-                    axis.errorbar(place + shift, mean, width, fmt="o", color=color, label=ARM_NAMES[arm])
-        axis.set_xticks(range(len(shown)), [row["attention"] for row in shown])
-        axis.set(ylabel="attention on relevant tokens", ylim=(0, 1), title=title)
-        axis.grid(axis="x", visible=False)
-        handles, labels = axis.get_legend_handles_labels()
+        widths = [max(1, len(shown)) for shown in panels.values()]
+        size = (1.8 + 1.1 * sum(widths), 3.4)
+        figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, width_ratios=widths)
+        for axis, (metric, shown) in zip(axes[0], panels.items(), strict=True):
+            _draw(axis, shown)
+            axis.set(ylabel=PANELS[metric], ylim=(0, 1 if metric == "mrta" else None))
+        figure.suptitle(title)
+        handles, labels = axes[0][0].get_legend_handles_labels()
         unique = dict(zip(labels, handles, strict=True))
-        axis.legend(unique.values(), unique.keys(), loc="best")
+        figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=len(unique))
         return save_figure(
             figure,
             out,
@@ -79,8 +81,22 @@ def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> 
             title=f"{title}: attention by layer",
             caption=f"Both arms at {loss}; intervals over seeds. {setting}.",
             rows=[
-                {"attention": row["attention"], "loss": row["loss"], "null": row["null"]}
+                {key: row[key] for key in ("attention", "metric", "loss", "null")}
                 | {arm: mean_of(row[arm]) for arm in ARM_NAMES}
+                for shown in panels.values()
                 for row in shown
             ],
         )
+
+
+def _draw(axis: Any, shown: Rows) -> None:
+    """Both arms of every row, and uniform attention."""
+    for place, row in enumerate(shown):
+        nulls: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1}
+        axis.plot([place - 0.35, place + 0.35], [row["null"]] * 2, **nulls, label="uniform attention")
+        for shift, (arm, color) in zip((-0.12, 0.12), ARM_COLORS.items(), strict=True):
+            mean, width = mean_of(row[arm]), (row[arm] or {}).get("half_width")
+            if mean is not None:
+                axis.errorbar(place + shift, mean, width, fmt="o", color=color, label=ARM_NAMES[arm])
+    axis.set_xticks(range(len(shown)), [row["attention"] for row in shown])
+    axis.grid(axis="x", visible=False)
