@@ -2,7 +2,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.experiments.arms import BASELINE, FASTER
-from fasterqk.experiments.table_squad import PAPER, RELEASED, SIZES, arms_of, table_squad
+from fasterqk.experiments.table_squad import PAPER, RELEASED, RELEASED_STEPS, SIZES, arms_of, table_squad
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -28,6 +28,8 @@ def test_the_papers_size_and_rates():
     rates = {place: (config.lr * config.qk_ratio, config.lr) for place, config in released.items()}
     assert rates == {BASELINE: (5e-4, 5e-4), FASTER: (pytest.approx(1e-3), 5e-5)}
     assert [config.epochs for config in released.values()] == [70, 100]
+    warm = [config.warmup * config.epochs * RELEASED_STEPS for config in released.values()]
+    assert warm == [pytest.approx(1000)] * 2
     assert found["paper"].seeds == tuple(range(1234, 1239))
     assert set(PAPER[BASELINE]) == set(RELEASED[FASTER])
 

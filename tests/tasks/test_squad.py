@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
+from fasterqk.experiments.table_squad import table_squad
 from fasterqk.tasks.answers import load_answer_task
 from fasterqk.tasks.squad import ANSWERABLE, FORMS, FULL, check, fitting
 from fasterqk.tasks.squad_paragraphs import GUESSED, NOT_IN_CONTEXT
 from fasterqk.tasks.squad_windows import TOO_LONG
+from fasterqk.training import train
 
 RIVERS = ["Amber", "Birch", "Copper", "Dove", "Elm", "Falcon"]
 MORE = " and flows on past mills and orchards and a bridge" * 12
@@ -242,3 +244,16 @@ def test_published_counts_are_recognised(folder, monkeypatch):
     monkeypatch.setitem(ANSWERABLE, "train-v1.1", 6)
     monkeypatch.setitem(ANSWERABLE, "dev-v2.0", 2)
     assert check(folder)["expected"] is True
+
+
+def test_the_tiny_size_is_trained_and_measured_on_the_papers_scale(folder):
+    config = table_squad("tiny")["paper"].arms["faster_qk"].replace(context=256, epochs=1)
+    result = train(config, data_dir=folder)
+    assert result["task"] == "squad"
+    test = result["test"]
+    assert test["dtap_edges"] == [0, 0.05, 0.1, 0.5, 1]
+    high = np.array(test["dtap"])[:, test["dtap_edges"].index(0.1) :].sum()
+    assert test["ac"] == pytest.approx(high)
+    assert np.sum(test["dtap"]) == pytest.approx(100)
+    with pytest.raises(InputError, match="no train question fits a context of 16 tokens"):
+        train(config.replace(context=16), data_dir=folder)

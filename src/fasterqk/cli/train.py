@@ -17,7 +17,7 @@ def configure(parser: Parser) -> None:
         "fasterqk train hatexplain --qk-ratio 30 --lr 5e-5 --seed 0 --epochs 30 --out out --json",
         "fasterqk train sva --form prefix --qk-ratio 100 --out out",
         "fasterqk train jsonl --data mine.jsonl --qk-ratio 10 --out out",
-        "fasterqk train kvqa --qk-ratio 20                          # answers are generated",
+        "fasterqk train kvqa --qk-ratio 5                           # answers are generated",
         "torchrun --nproc-per-node 2 -m fasterqk train agreement --qk-ratio 30    # two processes, one run",
     )
     add_task_options(parser)
@@ -38,7 +38,9 @@ def add_task_options(parser: Parser) -> None:
     parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples a step")
     parser.add_argument("--weight-decay", type=float, metavar="W", help="weight decay")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default: adamw")
-    parser.add_argument("--layers", type=positive_int, metavar="N", help="depth of the model (1)")
+    parser.add_argument(
+        "--layers", type=positive_int, metavar="N", help="depth of the model (the task's own)"
+    )
     parser.add_argument("--form", metavar="NAME", help="another form of the task's data")
     parser.add_argument("--data", metavar="FILE.jsonl", help="your data, for task jsonl")
     parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")

@@ -103,7 +103,8 @@ def _arm(experiment: Experiment, results: Results, ends: Mapping[Any, Record], a
     summary["null"] = {
         name: interval(record.get(f"null_{name}") for record in at_end.values()).mean for name in SCORES[:3]
     }
-    summary["qk_ratio"] = experiment.arms[arm].qk_ratio
+    config = experiment.arms[arm]
+    summary |= {"qk_ratio": config.qk_ratio, "lr": config.lr, "epochs": config.epochs}
     summary["diverged"] = [result["seed"] for result in own if result["diverged"]]
     summary["at_best_validation"] = _table(best, {})
     summary["at_best_validation"]["epochs"] = [record.get("epoch") for record in best.values()]

@@ -9,6 +9,8 @@ from fasterqk.experiments.arms import BASELINE, FASTER
 METRICS = (
     "train_accuracy",
     "test_accuracy",
+    "train_f1",
+    "test_f1",
     "ac",
     "acmc",
     "mrta",

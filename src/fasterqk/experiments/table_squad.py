@@ -8,6 +8,8 @@ from fasterqk.experiments.arms import BASELINE, FASTER, Experiment
 from fasterqk.training import TrainConfig
 
 FIRST_SEED = 1234
+# Steps an epoch of the released notebooks: 60,000 questions, 64 a step; they warm up for 1,000 steps.
+RELEASED_STEPS = 938
 QK_RATIO = 20
 
 # What an arm is called: the protocol it belongs to, and which of that protocol's two it is.
@@ -130,9 +132,11 @@ def _config(arm: str, size: str, epochs: int | None, lr: float | None) -> TrainC
     if arm == "faster_qk":
         config = config.replace(qk_ratio=QK_RATIO)
     if arm == "released_same":
-        config = _released(config, lr=5e-4, epochs=70)
+        config = _released(config, lr=5e-4, epochs=70, warmup=1_000 / (70 * RELEASED_STEPS))
     if arm == "released_faster":
-        config = _released(config, lr=5e-5, epochs=100, qk_ratio=QK_RATIO)
+        config = _released(
+            config, lr=5e-5, epochs=100, qk_ratio=QK_RATIO, warmup=1_000 / (100 * RELEASED_STEPS)
+        )
     return config.replace(epochs=epochs) if epochs else config
 
 

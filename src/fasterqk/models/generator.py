@@ -21,7 +21,7 @@ from fasterqk.models.cache import Cache
 Drop = Callable[[Tensor], Tensor]
 # Gain of the weights' start.
 GAIN = 0.5**0.5
-# The longest wave of positions is this many times the shortest, of 2 pi positions.
+# Waves of positions are from 2 pi positions to nearly this many times that long.
 WAVE_RANGE = 100.0
 
 
@@ -40,7 +40,7 @@ class GeneratorConfig:
     # those start by Xavier's rule, as weights do.
     embedding_scale: float = 0.1
     position_scale: float | None = None
-    # Whether positions start as waves of that spread.
+    # Whether positions start as waves, of that spread or else of the tokens'.
     waves: bool = False
 
 
@@ -242,7 +242,9 @@ class GPTAnswerGenerator(nn.Module):
 
 
 def waves(positions: int, width: int) -> Tensor:
-    """Sines and cosines over positions, lengths in geometric order, ``(position, width)``; mean square 1.
+    """Sines and cosines over positions, lengths in geometric order, ``(position, width)``.
+
+    The mean square of a row is 1 where ``width`` is even.
 
     >>> waves(2, 4).shape
     torch.Size([2, 4])

@@ -54,10 +54,15 @@ def save_arm_examples(
 
 def describe(summary: Summary) -> str:
     """What was run, in a few words."""
-    seeds, ratio = len(summary["seeds"]), summary["arms"]["faster_qk"]["qk_ratio"]
+    seeds, baseline, faster = len(summary["seeds"]), *(summary["arms"][arm] for arm in ARM_NAMES)
+    changed = [f"QK learning rate times {faster['qk_ratio']:g}"]
+    if faster["lr"] != baseline["lr"]:
+        changed.append(f"base rate {faster['lr']:g} instead of {baseline['lr']:g}")
+    if faster["epochs"] != summary["epochs"]:
+        changed.append(f"{faster['epochs']} epochs")
     return (
         f"{summary['experiment']}, protocol {summary['protocol']}: {summary['epochs']} epochs, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}, QK learning rate times {ratio:g} in the faster arm"
+        f"{seeds} seed{'s' if seeds > 1 else ''}, {', '.join(changed)} in the faster arm"
     )
 
 

@@ -1,7 +1,8 @@
 """Examples on disk: the tokens of single inputs with the attention that several arms pay to them.
 
 ``out/examples/NAME.json`` is ``{name, title, caption, sensitive, arms, examples}``. An example is
-``{tokens, relevance, label, arms}`` (and, where wanted, ``read``: the index of the read position), where
+``{tokens, relevance, label, arms}`` (and, where wanted, ``read``: the index of the read position, and
+``null``: what uniform attention puts on the relevant tokens, if that is not their share), where
 ``arms`` maps an arm to ``{prediction, probability, layers}`` and ``layers`` maps the name of a layer
 (``"layer 1"``, ``"rollout"``) to one weight a token. ``probability`` is that of the right answer.
 Sets marked ``sensitive`` are shown by the report only after a click.

@@ -22,6 +22,10 @@ COLUMNS = {
 }
 # What the figure shows of every layer, and the name of its axis.
 PANELS = {"mrta": "attention on relevant tokens", "entropy": "attention entropy, nats"}
+MEASURED = (
+    "On the part of the test split that is looked at along training; mean and 95% interval over seeds. "
+    "Entropy is that of rollout's row, and in a layer the mean of its heads'."
+)
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -37,7 +41,7 @@ def save_layers(
             out,
             f"{name}-by-layer",
             title=f"{title}: attention by layer",
-            caption=f"Test split, mean and 95% interval over seeds. {setting}.",
+            caption=f"{MEASURED} {setting}.",
             columns=columns,
             rows=[{**row, "metric": label(row["metric"])} for row in rows],
         ),
@@ -79,7 +83,7 @@ def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> 
             out,
             name,
             title=f"{title}: attention by layer",
-            caption=f"Both arms at {loss}; intervals over seeds. {setting}.",
+            caption=f"Both arms at {loss}. {MEASURED} {setting}.",
             rows=[
                 {key: row[key] for key in ("attention", "metric", "loss", "null")}
                 | {arm: mean_of(row[arm]) for arm in ARM_NAMES}

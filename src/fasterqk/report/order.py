@@ -8,9 +8,10 @@ _FIGURE = re.compile(r"fig(?:ure)?[-_]?0*(\d+)")
 
 _TABLE = re.compile(r"table\d*(?:[-_]|$)")
 
-# What the tables measure, in the paper's order; the made-up agreement language needs no data and comes first.
+# What the tables measure, in the paper's order; the made-up languages need no data and come first.
 _DATA = {
     "agreement": "Agreement",
+    "kvqa": "Key-value questions",
     "squad": "SQuAD",
     "sva": "Subject-verb agreement",
     "hatexplain": "HateXplain",

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasterqk.experiments.table_main import METRICS
 from fasterqk.report.arm_tables import ARM_NAMES, label
 from fasterqk.report.figure import save_figure
 from fasterqk.report.style import COLORS, plotting
@@ -11,7 +12,7 @@ from fasterqk.report.tables import save_table
 
 Row = Mapping[str, Any]
 # What the picture shows, in units of one (AC and ACMC are percentages).
-SHOWN = ("test_accuracy", "mrta", "ac", "acmc", "sufficiency_5", "comprehensiveness_5")
+SHOWN = ("test_accuracy", "test_f1", "mrta", "ac", "acmc", "sufficiency_5", "comprehensiveness_5")
 PERCENT = ("ac", "acmc")
 NAMES = {"null": "null", "paper": "the paper"}
 NULL = "Null: uniform attention; for faithfulness, tokens ranked by chance."
@@ -19,15 +20,19 @@ NULL = "Null: uniform attention; for faithfulness, tokens ranked by chance."
 
 def save_main(rows: Sequence[Row], out: Path, name: str, *, caption: str) -> dict[str, Any]:
     """Write the table (JSON and CSV) and the picture; returns their paths by kind."""
-    metrics = [key for key in rows[0] if key not in ("dataset", "at", "setting")]
     columns = [{"key": key, "label": key} for key in ("dataset", "at", "setting")]
-    columns += [{"key": key, "label": label(key)} for key in metrics]
+    columns += [{"key": key, "label": label(key)} for key in metric_columns(rows)]
     named = [{**row, "setting": setting_name(row["setting"])} for row in rows]
     title = "Faster query-key learning on real data"
     return {
         "table": save_table(out, name, title=title, caption=f"{NULL} {caption}", columns=columns, rows=named),
         "figure": _save_differences(rows, out, f"{name}-differences", title, caption),
     }
+
+
+def metric_columns(rows: Sequence[Row]) -> list[str]:
+    """The metrics that any data set has, in the paper's order."""
+    return [name for name in METRICS if any(name in row for row in rows)]
 
 
 def setting_name(setting: str) -> str:

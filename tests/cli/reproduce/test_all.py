@@ -30,7 +30,7 @@ def test_every_part_is_called_with_the_results_folder(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "run", lambda arguments, name=words[0]: called.update({name: arguments}))
     for words in everything.PARTS:
         everything._run_part([*words, "--out", str(tmp_path)])
-    assert {"fig2", "fig3", "fig4"} <= set(called)
+    assert set(called) == {"fig2", "fig3", "fig4", "table-agreement", "table-kvqa"}
     assert all(arguments.out == str(tmp_path) for arguments in called.values())
     assert called["fig2"].protocol == "paper"
     assert called["fig2"].seeds == 5

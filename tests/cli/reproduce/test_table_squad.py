@@ -50,7 +50,7 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     text = capsys.readouterr().out
     assert "test F1" in text
     assert "attention on relevant tokens by layer" in text
-    assert (tmp_path / "figures" / "table-squad-tiny-by-layer.png").exists()
+    assert (tmp_path / "figures" / "table-squad-tiny-paper-by-layer.png").exists()
 
 
 def test_table_kvqa_is_a_table_of_a_deep_model(capsys, tmp_path, monkeypatch):

@@ -14,7 +14,15 @@ if TYPE_CHECKING:
     from fasterqk.tasks.answers import AnswerTask
 
 # The rest is in the table that is written.
-SHOWN_AT_EQUAL_LOSS = ("test_accuracy", "mrta", "ac", "acmc", "aopc_sufficiency", "aopc_comprehensiveness")
+SHOWN_AT_EQUAL_LOSS = (
+    "test_accuracy",
+    "test_f1",
+    "mrta",
+    "ac",
+    "acmc",
+    "aopc_sufficiency",
+    "aopc_comprehensiveness",
+)
 
 
 def add_arm_options(parser: Parser) -> None:

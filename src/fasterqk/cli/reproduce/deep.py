@@ -9,18 +9,30 @@ from fasterqk.cli.reproduce.arms import run_cells, save_experiment, show_arms
 
 if TYPE_CHECKING:
     from fasterqk.experiments.arms import Experiment
+    from fasterqk.tasks import Task
+    from fasterqk.tasks.answers import AnswerTask
 
 
 def run_deep(experiment: "Experiment", arguments: argparse.Namespace) -> dict[str, Any]:
-    """Run what is not done yet, write everything, and return the summary with ``by_layer`` and ``files``."""
+    """Run what is not done yet, write everything, and return what :func:`save_deep` does."""
+    results, task = run_cells(experiment, arguments)
+    return save_deep(experiment, results, task, Path(arguments.out))
+
+
+def save_deep(
+    experiment: "Experiment",
+    results: dict[tuple[str, int], dict[str, Any]],
+    task: "Task | AnswerTask",
+    out: Path,
+) -> dict[str, Any]:
+    """Write everything, and return the summary of both arms with ``by_layer`` and ``files``."""
     from fasterqk.experiments.table_layers import summarize_layers
     from fasterqk.report.layers import save_layers
 
-    out = Path(arguments.out)
-    results, task = run_cells(experiment, arguments)
     summary = save_experiment(experiment, results, task, out)
     rows = summarize_layers(experiment, results)
-    files = save_layers(rows, out, experiment.name, title=experiment.title, summary=summary)
+    name = f"{experiment.name}-{experiment.protocol}"
+    files = save_layers(rows, out, name, title=experiment.title, summary=summary)
     return {
         **summary,
         "by_layer": rows,
@@ -36,7 +48,9 @@ def show_deep(result: dict[str, Any]) -> None:
     show_arms(result)
     rows = result["by_layer"]
     print_table(as_text(rows, "mrta"), title="\nattention on relevant tokens by layer (test split)")
-    print_table(as_text(rows, "entropy"), title="\nattention entropy by layer, nats (test split)")
+    sharpness = as_text(rows, "entropy")
+    if len({row["attention"] for row in sharpness}) > 1:
+        print_table(sharpness, title="\nattention entropy by layer, nats (test split)")
     print(f"figure: {result['files']['layers']['figure']['png']}\n")
 
 

@@ -84,6 +84,8 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         summaries[label] = summarize_arms(experiment, results)
     rows = main_rows(summaries)
     caption = f"{'; '.join(describe(summary) for summary in summaries.values())}."
+    if arguments.squad:
+        caption += " Of SQuAD accuracy is exact match, and AC and ACMC count from .1 on, not from .5."
     name = f"table-main-{arguments.protocol}"
     files = save_main(rows, Path(arguments.out), name, caption=caption)
     return {
@@ -98,10 +100,10 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 def show(result: dict[str, Any]) -> None:
     from fasterqk.report.arm_tables import label
     from fasterqk.report.cells import cell_text
-    from fasterqk.report.table_main import setting_name
+    from fasterqk.report.table_main import metric_columns, setting_name
 
     words = ("dataset", "at", "setting")
-    metrics = [key for key in result["rows"][0] if key not in words]
+    metrics = metric_columns(result["rows"])
     print_table(
         [
             {

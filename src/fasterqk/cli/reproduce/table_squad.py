@@ -1,12 +1,13 @@
 """`fasterqk reproduce table-squad`: answers generated, in the paper's size and smaller ones."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from fasterqk.cli.output import print_table
 from fasterqk.cli.parser import Parser, list_of, positive_float, positive_int
 from fasterqk.cli.reproduce.arms import add_arm_options, run_cells
-from fasterqk.cli.reproduce.deep import run_deep, show_deep
+from fasterqk.cli.reproduce.deep import save_deep, show_deep
 
 SUMMARY = "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss"
 EXAMPLES = [
@@ -41,9 +42,9 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     protocols, cells = {}, []
     experiments = table_squad(arguments.size, arguments.arms, arguments.seeds, arguments.epochs, arguments.lr)
     for protocol, experiment in experiments.items():
+        results, task = run_cells(experiment, arguments)
         if len(experiment.arms) == 2:
-            protocols[protocol] = run_deep(experiment, arguments)
-        results, _ = run_cells(experiment, arguments)  # from the store, where both arms have just been run
+            protocols[protocol] = save_deep(experiment, results, task, Path(arguments.out))
         cells += [_cell(protocol, place, seed, result) for (place, seed), result in results.items()]
     return {
         "experiment": "table-squad",

@@ -62,7 +62,7 @@ function openExamples(place, set) {
     const name = layers[Number(layer.select.value)];
     const chosen = [...new Set(sides.map((side) => arms[Number(side.select.value)]))];
     const most = Math.max(...chosen.flatMap((arm) => example.arms[arm]?.layers[name] ?? [0]), 1e-12);
-    const share = example.relevance.reduce((sum, one) => sum + one, 0) / example.relevance.length;
+    const share = example.null ?? example.relevance.reduce((sum, one) => sum + one, 0) / example.relevance.length;
     facts.textContent = `Right answer: ${example.label ?? "unknown"}. Uniform attention would put ${percent(share)} on the relevant tokens.`;
     panes.replaceChildren(...chosen.map((arm) => attentionPane(example, arm, name, most)));
   }
