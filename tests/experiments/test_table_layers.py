@@ -4,6 +4,7 @@ import pytest
 
 from fasterqk.experiments.arms import BASELINE, FASTER
 from fasterqk.experiments.table_layers import MODELS, PAPER, summarize_layers, table_layers
+from fasterqk.report.arms import describe
 from fasterqk.report.layers import as_text, save_layers
 
 
@@ -81,9 +82,22 @@ def test_a_diverged_cell_leaves_no_mean_and_no_crash(tmp_path):
 
 
 def test_table_and_figure_are_written(rows, tmp_path):
-    arms = {BASELINE: {"qk_ratio": 1.0}, FASTER: {"qk_ratio": 30.0}}
+    speeds = {"lr": 1e-4, "epochs": 2}
+    arms = {BASELINE: {"qk_ratio": 1.0, **speeds}, FASTER: {"qk_ratio": 30.0, **speeds}}
     summary = {"experiment": "t", "protocol": "paper", "seeds": [1, 2, 3], "epochs": 2, "arms": arms}
     save_layers(rows, tmp_path, "t", title="T", summary=summary)
     for name in ("tables/t-by-layer.csv", "figures/t-by-layer.png", "figures/t-by-layer.svg"):
         assert (tmp_path / name).exists()
     assert [row["attention"] for row in as_text(rows, "mrta")][::2] == ["rollout", "layer 1", "layer 2"]
+
+
+def test_what_else_differs_between_the_arms_is_said():
+    arms = {
+        BASELINE: {"qk_ratio": 1.0, "lr": 5e-4, "epochs": 70},
+        FASTER: {"qk_ratio": 20.0, "lr": 5e-5, "epochs": 100},
+    }
+    summary = {"experiment": "t", "protocol": "released", "seeds": [1], "epochs": 70, "arms": arms}
+    assert describe(summary) == (
+        "t, protocol released: 70 epochs, 1 seed, QK learning rate times 20, base rate 5e-05 instead of "
+        "0.0005, 100 epochs in the faster arm"
+    )
