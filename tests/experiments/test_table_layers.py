@@ -49,13 +49,20 @@ def history(mass, seed):
     ]
 
 
+def result(mass, seed):
+    along = history(mass, seed)
+    last = along[-1]
+    layers = {n: {"mrta": last[f"layer_{n}_mrta"], "null": {"mrta": 0.4}} for n in (1, 2)}
+    # At the end more is measured than along training, here with a little more mass in layer 2.
+    layers[2]["mrta"] += 0.05
+    test = {"mrta": last["mrta"], "null": {"mrta": 0.3}, "layer": layers}
+    return {"diverged": False, "history": along, "test": test}
+
+
 @pytest.fixture
 def rows():
     experiment = table_layers(2, seeds=3)
-    results = {
-        (arm, seed): {"diverged": False, "history": history(0.8 if arm == FASTER else 0.4, seed)}
-        for arm, seed in experiment.cells()
-    }
+    results = {(arm, seed): result(0.8 if arm == FASTER else 0.4, seed) for arm, seed in experiment.cells()}
     return summarize_layers(experiment, results)
 
 
@@ -63,7 +70,8 @@ def test_every_layer_has_both_arms_their_difference_and_its_null(rows):
     found = {(row["attention"], row["at"]): row for row in rows}
     assert set(found) == {(a, at) for a in ("rollout", "layer 1", "layer 2") for at in ("equal loss", "end")}
     last = found["layer 2", "end"]
-    assert last[FASTER]["mean"] == pytest.approx(1.2)
+    assert last[FASTER]["mean"] == pytest.approx(1.25)
+    assert found["layer 2", "equal loss"][FASTER]["mean"] == pytest.approx(1.2)
     assert last["difference"]["mean"] == pytest.approx(0.6)
     # Seeds shift both arms alike, so the paired difference has no spread.
     assert last["difference"]["half_width"] == pytest.approx(0, abs=1e-12)
@@ -74,7 +82,7 @@ def test_every_layer_has_both_arms_their_difference_and_its_null(rows):
 
 def test_a_diverged_cell_leaves_no_mean_and_no_crash(tmp_path):
     experiment = table_layers(2, seeds=2)
-    results = {cell: {"diverged": False, "history": history(0.4, cell[1])} for cell in experiment.cells()}
+    results = {cell: result(0.4, cell[1]) for cell in experiment.cells()}
     results[FASTER, 1234] = {"diverged": True, "history": [{"loss": None, "diverged": True}]}
     end = next(row for row in summarize_layers(experiment, results) if row["at"] == "end")
     assert end[FASTER]["mean"] is None

@@ -1,6 +1,6 @@
 """The paper's table of deeper HateXplain models: two layers and four, with and without faster QK."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fasterqk.attention import interval, matched_loss, paired_difference
@@ -8,6 +8,7 @@ from fasterqk.experiments.arms import BASELINE, FASTER, Experiment
 from fasterqk.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
 from fasterqk.files import plain
 from fasterqk.training import TrainConfig
+from fasterqk.training.evaluations import flat
 
 # The sizes of the paper's appendix; what is not named is as with one layer.
 MODELS: dict[int, dict[str, Any]] = {
@@ -72,12 +73,13 @@ def summarize_layers(experiment: Experiment, results: Results) -> list[dict[str,
     """Mass, AC, ACMC and entropy of rollout and of every layer alone, at the end and at equal loss.
 
     One row for each: ``attention`` (rollout, layer average where it was measured, layer 1, ...),
-    ``metric``, ``at`` (``end`` or ``equal loss``), ``loss``, both arms and their paired difference as
-    intervals, and the ``null``.
+    ``metric``, ``at`` (``end``: all test instances that are measured then; ``equal loss``: those looked at
+    along training), ``loss``, both arms and their paired difference as intervals, and the ``null``.
     """
     histories: dict[tuple[Any, Any], Any] = {
         cell: [] if result["diverged"] else result["history"] for cell, result in results.items()
     }
+    at_end = {cell: {} if result["diverged"] else flat(result["test"]) for cell, result in results.items()}
     finished: list[dict[str, Any]] = next((history for history in histories.values() if history), [{}])
     names = {
         f"{attention}, {metric}": (attention, metric, f"{prefix}{metric}", f"{prefix}null_{metric}")
@@ -88,19 +90,26 @@ def summarize_layers(experiment: Experiment, results: Results) -> list[dict[str,
     matched = matched_loss(histories, [value for _, _, value, _ in names.values()])[:1]
     rows = []
     for attention, metric, key, null in names.values():
-        shared = {"attention": attention, "metric": metric, "null": _null(histories, null)}
+        shared = {"attention": attention, "metric": metric}
+        along = _null([_end(history) for history in histories.values()], null)
         for level in matched:
             at_level = {arm: level["arms"].get(arm, {}).get(key) for arm in experiment.arms}
             difference = level["difference"].get(FASTER, {}).get(key)
             rows.append(
-                {**shared, "at": "equal loss", "loss": level["loss"], **at_level, "difference": difference}
+                {
+                    **shared,
+                    "null": along,
+                    "at": "equal loss",
+                    "loss": level["loss"],
+                    **at_level,
+                    "difference": difference,
+                }
             )
-        ends = {
-            arm: [_end(histories[arm, seed]).get(key) for seed in experiment.seeds] for arm in experiment.arms
-        }
+        ends = {arm: [at_end[arm, seed].get(key) for seed in experiment.seeds] for arm in experiment.arms}
         rows.append(
             {
                 **shared,
+                "null": _null(at_end.values(), null),
                 "at": "end",
                 "loss": None,
                 **{arm: interval(values) for arm, values in ends.items()},
@@ -121,7 +130,7 @@ def _end(history: Any) -> Mapping[str, Any]:
     return history[-1] if history else {}
 
 
-def _null(histories: Mapping[Any, Any], key: str) -> float | None:
+def _null(records: Iterable[Mapping[str, Any]], key: str) -> float | None:
     """What uniform attention scores; ACMC also depends on the predictions: mean over cells."""
-    ends = [history[-1].get(key) for history in histories.values() if history]
-    return interval(ends).mean if ends else None
+    found = [record.get(key) for record in records if record]
+    return interval(found).mean if found else None

@@ -23,7 +23,8 @@ COLUMNS = {
 # What the figure shows of every layer, and the name of its axis.
 PANELS = {"mrta": "attention on relevant tokens", "entropy": "attention entropy, nats"}
 MEASURED = (
-    "On the part of the test split that is looked at along training; mean and 95% interval over seeds. "
+    "Test split, at equal loss the part of it that is looked at along training; mean and 95% interval over "
+    "seeds. "
     "Entropy is that of rollout's row, and in a layer the mean of its heads'."
 )
 Rows = Sequence[Mapping[str, Any]]
