@@ -22,8 +22,8 @@ from transformers import (
 )
 
 from fasterqk.attention import Instance, measure
-from fasterqk.attention.examples import read_examples
-from fasterqk.attention.huggingface import HuggingFaceClassifier, encode_for_classifier
+from fasterqk.attention._huggingface import HuggingFaceClassifier, encode_for_classifier
+from fasterqk.attention._instances import read_examples
 from fasterqk.integrations import Sharpness, SharpnessCallback, trainer_optimizer
 
 

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 def surveyed(kind: str) -> dict[str, Any]:
     """What happens with one model type."""
     from fasterqk.circuits import find_circuits
-    from fasterqk.circuits.outline import outline
+    from fasterqk.circuits._skeleton import outline
     from fasterqk.errors import InputError
 
     started = time.monotonic()
@@ -56,11 +56,10 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
     from bounded import Bounded
     from second_opinion import contradictions
 
-    from fasterqk.capture.huggingface import attention_implementation
+    from fasterqk.capture._huggingface import attention_implementation
     from fasterqk.circuits import find_circuits
-    from fasterqk.circuits.labels.huggingface_inputs import huggingface_inputs
-    from fasterqk.circuits.labels.probe import scrambled
-    from fasterqk.circuits.labels.twin import twins
+    from fasterqk.circuits._inputs import huggingface_inputs, twins
+    from fasterqk.circuits._probe import scrambled
     from fasterqk.errors import InputError
 
     for twin in twins(type(model), model.config):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasterqk.attention.answer_scores import exact_match, normalized, token_f1
+from fasterqk.attention._scores import exact_match, normalized, token_f1
 
 PARTS = ["a", "an", "the", "A", "The", " ", " ", ".", "'", "x", "é", "—", "7"]
 ANY_TEXT = st.lists(st.sampled_from(PARTS)).map("".join)

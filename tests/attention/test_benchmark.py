@@ -2,7 +2,7 @@
 
 import pytest
 
-from fasterqk.benchmarks import attention
+from benchmarks import attention
 
 
 def test_both_ways_give_the_same_numbers(monkeypatch):

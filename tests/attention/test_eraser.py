@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fasterqk.attention import measure, write_eraser
-from fasterqk.attention.measurement import RATIONALE_FROM
+from fasterqk.attention._measurement import RATIONALE_FROM
 
 
 def read(path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fasterqk.attention import Instance, collate
-from fasterqk.attention.instances import pad_rows, unpad_rows
+from fasterqk.attention._instances import pad_rows, unpad_rows
 from fasterqk.errors import InputError
 
 

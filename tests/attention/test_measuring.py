@@ -18,8 +18,8 @@ from fasterqk.attention import (
     measure,
     uniform_attention,
 )
-from fasterqk.attention.measuring import batches
-from fasterqk.attention.metrics import METRICS
+from fasterqk.attention._measure import batches
+from fasterqk.attention._metrics import METRICS
 from fasterqk.errors import InputError
 
 HOWS = [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last"), Aggregation("layer", 0)]

@@ -7,7 +7,7 @@ from torch import nn
 
 from fasterqk.attention import Batch, Instance, TorchClassifier, collate, measure
 from fasterqk.errors import InputError
-from fasterqk.models import Classifier, ClassifierConfig
+from fasterqk.lab.models import Classifier, ClassifierConfig
 
 
 class Encoder(nn.Module):

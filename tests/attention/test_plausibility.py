@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.attention import agreement, auprc, plausibility
-from fasterqk.attention.plausibility import spans, top_tokens
+from fasterqk.attention._faithfulness import spans, top_tokens
 from fasterqk.errors import InputError
 
 rationales = st.lists(

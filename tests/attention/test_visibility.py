@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fasterqk.attention import Pattern, allowed_pairs, find_pattern, uniform_attention
-from fasterqk.attention.visibility import check_rows, read_rows
+from fasterqk.attention._aggregation import check_rows, read_rows
 from fasterqk.errors import InputError
 
 REAL = torch.tensor([[1] * 8, [1] * 5 + [0] * 3, [0] * 6 + [1] * 2]).bool()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasterqk.benchmarks import circuits
+from benchmarks import circuits
 from fasterqk.circuits import make_optimizer
 
 

@@ -1,7 +1,7 @@
 import pytest
 
-from fasterqk.benchmarks import squad
-from fasterqk.training import TrainConfig
+from benchmarks import squad
+from fasterqk.lab.training import TrainConfig
 
 
 def test_both_ways_are_timed_on_the_same_questions(monkeypatch):

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from fasterqk.benchmarks import training
-from fasterqk.training import TrainConfig
+from benchmarks import training
+from fasterqk.lab.training import TrainConfig
 
 
 def test_both_ways_are_timed_on_the_same_batches(monkeypatch, tmp_path):

@@ -5,11 +5,9 @@ import json
 
 import pytest
 
-from fasterqk.report.comparisons import save_comparison
-from fasterqk.report.curves import save_curves
-from fasterqk.report.examples import save_examples
-from fasterqk.report.page import write_page
-from fasterqk.report.tables import save_table
+from fasterqk.lab.report._page import write_page
+from fasterqk.lab.report._records import save_comparison, save_curves, save_examples
+from fasterqk.lab.report._tables import save_table
 
 SCRIPT = "<script>window.broken = true</script>"
 IMAGE = '"><img src=x onerror="window.broken = true">'

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fasterqk.capture import capture, explicit
+from fasterqk.capture import _trace as explicit
+from fasterqk.capture import capture
 
 
 @settings(max_examples=40, deadline=None)

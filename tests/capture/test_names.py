@@ -2,7 +2,7 @@
 
 import pytest
 
-from fasterqk.capture.names import meaning
+from fasterqk.capture.modules import meaning
 
 
 @pytest.mark.parametrize(

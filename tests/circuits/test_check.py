@@ -50,7 +50,7 @@ def test_first_steps_of_adam_have_the_size_of_the_rate(net, label):
 
 def test_stock_optimizers_are_checked_too(net, label, monkeypatch):
     model = net(separate=True)
-    monkeypatch.setattr("fasterqk.circuits.check.find_circuits", label)
+    monkeypatch.setattr("fasterqk.circuits._check.find_circuits", label)
     optimizer = optim.AdamW(param_groups(model, lr=1e-3, qk_ratio=6, circuits=label(model)))
     assert measured(check_circuits(model, optimizer, model.inputs, loss_of(model)))["qk"] == pytest.approx(
         6, rel=1e-2

@@ -4,7 +4,7 @@ import pytest
 from torch import optim
 
 from fasterqk.circuits import Ramp, describe, make_optimizer
-from fasterqk.circuits.describe import rate
+from fasterqk.circuits._check import rate
 
 
 @pytest.mark.parametrize(

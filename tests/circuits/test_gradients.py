@@ -5,7 +5,7 @@ import torch
 from torch import optim
 
 from fasterqk.circuits import make_optimizer, normalize_gradients
-from fasterqk.circuits.gradients import view_of
+from fasterqk.circuits._gradients import view_of
 from fasterqk.errors import InputError
 
 LAYOUTS = ["rows", "columns", "interleaved"]

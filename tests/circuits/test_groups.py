@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn, optim
 
 from fasterqk.circuits import Ramp, param_groups
-from fasterqk.circuits.decay import undecayed
+from fasterqk.circuits._groups import undecayed
 from fasterqk.errors import InputError
 
 

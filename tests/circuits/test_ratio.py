@@ -8,7 +8,7 @@ import torch
 from torch import optim
 
 from fasterqk.circuits import Circuits, Ramp, Slice, make_optimizer
-from fasterqk.circuits.ratio import Ratios
+from fasterqk.circuits._ratio import Ratios
 from fasterqk.errors import InputError
 
 

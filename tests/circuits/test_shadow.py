@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fasterqk.circuits.shadow import Shadow
+from fasterqk.circuits._fused import Shadow
 
 
 def strided():

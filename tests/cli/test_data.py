@@ -2,8 +2,8 @@ import json
 import lzma
 
 from fasterqk.cli.main import main
-from fasterqk.tasks import TASKS
-from fasterqk.tasks.answers import ANSWER_TASKS
+from fasterqk.lab.tasks import TASKS
+from fasterqk.lab.tasks._task import ANSWER_TASKS
 
 
 def test_every_task_is_listed_with_what_is_missing(capsys, tmp_path):

@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 
 from fasterqk import __version__
+from fasterqk.cli.common import Parser
 from fasterqk.cli.main import COMMANDS, main
-from fasterqk.cli.parser import Parser
 
 HEAVY = ["numpy", "scipy", "torch", "numba", "matplotlib", "transformers", "rich"]
 

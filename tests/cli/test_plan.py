@@ -4,18 +4,18 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.crash.practice import Empty
 
 from fasterqk.cli.main import main
 from fasterqk.cli.plan import duration
-from fasterqk.runs import Store
-from fasterqk.runs.practice import Empty
+from fasterqk.lab.runs import Store
 
 
 @pytest.fixture
 def spec(tmp_path: Path) -> str:
     path = tmp_path / "spec.toml"
     path.write_text(
-        'config = "fasterqk.runs.practice:Empty"\nfunction = "fasterqk.runs.practice:empty"\n'
+        'config = "tests.crash.practice:Empty"\nfunction = "tests.crash.practice:empty"\n'
         "seeds = [0, 1, 2, 3]\n"
     )
     return str(path)

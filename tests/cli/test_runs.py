@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.crash.practice import Empty
 
 from fasterqk.cli.main import main
 from fasterqk.files import content_hash
-from fasterqk.runs import Store, sweep
-from fasterqk.runs.practice import Empty
+from fasterqk.lab.runs import Store, sweep
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> str:
-    sweep([Empty(seed) for seed in range(3)], "fasterqk.runs.practice:empty", tmp_path, workers=0)
+    sweep([Empty(seed) for seed in range(3)], "tests.crash.practice:empty", tmp_path, workers=0)
     Store(tmp_path).begin(Empty(9))
     return str(tmp_path)
 
@@ -95,7 +95,7 @@ def test_torture_prints_its_verdict(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trials themselves have their own tests; here one of them fails and one cannot be tried."""
-    from fasterqk.runs.torture import trials
+    from tests.crash import trials
 
     def bad(subject: object, generator: object) -> dict[str, object]:
         return {"fault": "bad luck", "passed": False, "told": "a line", "problems": ["a cell is gone"]}

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.crash.practice import Walk
 
-from fasterqk.cli.live import Board
 from fasterqk.cli.main import main
-from fasterqk.runs import Store, read_spec
-from fasterqk.runs.practice import Walk
-from fasterqk.runs.store import state
-from fasterqk.runs.sweeping import Outcome
-from fasterqk.runs.task import Event
+from fasterqk.cli.sweep import Board
+from fasterqk.lab.runs import Store, read_spec
+from fasterqk.lab.runs._execute import Event
+from fasterqk.lab.runs._store import state
+from fasterqk.lab.runs._sweep import Outcome
 
 SPEC = """
-config = "fasterqk.runs.practice:Walk"
-function = "fasterqk.runs.practice:walk"
+config = "tests.crash.practice:Walk"
+function = "tests.crash.practice:walk"
 seeds = [0, 1]
 [base]
 work = 10
@@ -152,7 +152,7 @@ def test_a_cell_takes_the_threads_of_its_processors(tmp_path: Path, monkeypatch:
         asked.update(options)
         return Outcome({}, [])
 
-    monkeypatch.setattr("fasterqk.runs.sweeping.run_cells", run_cells)
+    monkeypatch.setattr("fasterqk.lab.runs._sweep.run_cells", run_cells)
     main(["sweep", str(path), "--out", str(tmp_path), "--workers", "5", "--retries", "0"])
     assert (asked["threads"], asked["workers"], asked["retries"]) == (3, 5, 0)
     main(["sweep", str(path), "--out", str(tmp_path), "--threads", "2"])

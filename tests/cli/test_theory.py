@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from fasterqk.benchmarks import theory as benchmark
+from benchmarks import theory as benchmark
 from fasterqk.cli.main import main
-from fasterqk.theory import check
+from fasterqk.theory import _check as check
 
 STATE = ["mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio"]
 

@@ -3,7 +3,8 @@ import json
 import pytest
 
 from fasterqk.cli.main import main
-from fasterqk.tasks import answers, kvqa
+from fasterqk.lab.tasks import _task as answers
+from fasterqk.lab.tasks import kvqa
 
 
 @pytest.fixture(scope="module")

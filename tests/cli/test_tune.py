@@ -2,10 +2,10 @@ import json
 
 import pytest
 
-import fasterqk.training
+import fasterqk.lab.training
 from fasterqk.cli.main import main
-from fasterqk.experiments import tuning
-from fasterqk.runs import sweep
+from fasterqk.lab.experiments import tuning
+from fasterqk.lab.runs import sweep
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def in_this_process(monkeypatch):
         return {"diverged": False, "best": {"validation_accuracy": accuracy, "epoch": 1.0}}
 
     monkeypatch.setattr(tuning, "sweep", here)
-    monkeypatch.setattr(fasterqk.training, "train", train)
+    monkeypatch.setattr(fasterqk.lab.training, "train", train)
 
 
 def words(data, out):

@@ -13,18 +13,17 @@ from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
+from tests.crash.subject import Subject
 
-from fasterqk.runs import Store, sweep
-from fasterqk.runs.journal import read_journal
-from fasterqk.runs.ray_backend import RayCluster
-from fasterqk.runs.store import read_result, state
-from fasterqk.runs.task import Event
-from fasterqk.runs.torture.subject import Subject
-from fasterqk.training import TrainConfig
+from fasterqk.lab.runs import Store, sweep
+from fasterqk.lab.runs._execute import Event, read_journal
+from fasterqk.lab.runs._ray import RayCluster
+from fasterqk.lab.runs._store import read_result, state
+from fasterqk.lab.training import TrainConfig
 
 OBJECT_STORE = 80 * 1024**2  # about the smallest that Ray starts with
 WORDS = ["apple", "bread", "chair", "door", "early", "field", "green", "house"]
-TRAIN = "fasterqk.training:train"
+TRAIN = "fasterqk.lab.training:train"
 HELD = """
 import signal
 from dataclasses import dataclass

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fasterqk import theory
-from fasterqk.theory import check
-from fasterqk.theory.check import CHECKS, Identity, check_identities
+from fasterqk.theory import _check as check
+from fasterqk.theory._check import CHECKS, Identity, check_identities
 
 
 @pytest.mark.parametrize("name", CHECKS)

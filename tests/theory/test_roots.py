@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasterqk.theory.roots import increasing_roots
+from fasterqk.theory._path import increasing_roots
 
 
 @settings(deadline=None, max_examples=40)

@@ -7,29 +7,38 @@ whoever only scores does not wait for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.attention.eraser import write_eraser
-from fasterqk.attention.examples import Example, read_example, read_examples
-from fasterqk.attention.faithfulness import Faithfulness, Predict, faithfulness
-from fasterqk.attention.instances import Batch, Instance, collate
-from fasterqk.attention.matched_loss import common_levels, matched_loss
-from fasterqk.attention.measurement import Measurement, ranking_scores
-from fasterqk.attention.plausibility import Agreement, agreement, auprc, plausibility
-from fasterqk.attention.removal import Removal, percent_count, remove, top_percent
-from fasterqk.attention.scores import (
-    DTAP_EDGES,
-    ac,
-    acmc,
-    dtap,
-    dtap_over_seeds,
-    mrta,
-    sum_cells,
-    summarize,
+from fasterqk.attention._compare import Interval, common_levels, interval, matched_loss, paired_difference
+from fasterqk.attention._eraser import write_eraser
+from fasterqk.attention._faithfulness import (
+    Agreement,
+    Faithfulness,
+    Predict,
+    Removal,
+    agreement,
+    auprc,
+    faithfulness,
+    percent_count,
+    plausibility,
+    remove,
+    top_percent,
 )
-from fasterqk.attention.statistics import Interval, interval, paired_difference
+from fasterqk.attention._instances import Batch, Example, Instance, collate, read_example, read_examples
+from fasterqk.attention._measurement import Measurement, ranking_scores
+from fasterqk.attention._scores import DTAP_EDGES, ac, acmc, dtap, dtap_over_seeds, mrta, sum_cells, summarize
 
 if TYPE_CHECKING:
-    from fasterqk.attention.aggregation import Aggregation, aggregate, aggregate_null, relevant_mass
-    from fasterqk.attention.concentration import (
+    from fasterqk.attention._aggregation import (
+        Aggregation,
+        Pattern,
+        aggregate,
+        aggregate_null,
+        allowed_pairs,
+        find_pattern,
+        relevant_mass,
+        uniform_attention,
+    )
+    from fasterqk.attention._measure import measure
+    from fasterqk.attention._metrics import (
         effective_tokens,
         entropy,
         first_token_share,
@@ -37,29 +46,27 @@ if TYPE_CHECKING:
         max_logit,
         without_first_token,
     )
-    from fasterqk.attention.measuring import measure
-    from fasterqk.attention.models import Answer, Measurable, TorchClassifier
-    from fasterqk.attention.visibility import Pattern, allowed_pairs, find_pattern, uniform_attention
+    from fasterqk.attention._models import Answer, Measurable, TorchClassifier
 
 _WITH_TORCH = {
-    "Aggregation": "aggregation",
-    "Answer": "models",
-    "Measurable": "models",
-    "TorchClassifier": "models",
-    "aggregate": "aggregation",
-    "aggregate_null": "aggregation",
-    "allowed_pairs": "visibility",
-    "effective_tokens": "concentration",
-    "entropy": "concentration",
-    "first_token_share": "concentration",
-    "largest_weight": "concentration",
-    "max_logit": "concentration",
-    "measure": "measuring",
-    "relevant_mass": "aggregation",
-    "Pattern": "visibility",
-    "find_pattern": "visibility",
-    "uniform_attention": "visibility",
-    "without_first_token": "concentration",
+    "Aggregation": "_aggregation",
+    "Answer": "_models",
+    "Measurable": "_models",
+    "TorchClassifier": "_models",
+    "aggregate": "_aggregation",
+    "aggregate_null": "_aggregation",
+    "allowed_pairs": "_aggregation",
+    "effective_tokens": "_metrics",
+    "entropy": "_metrics",
+    "first_token_share": "_metrics",
+    "largest_weight": "_metrics",
+    "max_logit": "_metrics",
+    "measure": "_measure",
+    "relevant_mass": "_aggregation",
+    "Pattern": "_aggregation",
+    "find_pattern": "_aggregation",
+    "uniform_attention": "_aggregation",
+    "without_first_token": "_metrics",
 }
 
 __all__ = [

@@ -1,10 +1,145 @@
-"""Which modules of a model are attention, by what they are called and what they hold."""
+"""What a name says about a part of attention: ``q_proj`` makes queries, ``out_proj`` writes the output.
+
+A name is cut into words (``c_attn`` -> c, attn; ``W_Q`` -> w, q; ``queryProj`` -> query, proj), and a few
+words carry the meaning.
+"""
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from fasterqk.capture.names import is_fused, meaning
+from fasterqk.errors import InputError
+
+_LETTERS = {
+    "q": "q",
+    "query": "q",
+    "queries": "q",
+    "wq": "q",
+    "k": "k",
+    "key": "k",
+    "keys": "k",
+    "wk": "k",
+    "v": "v",
+    "value": "v",
+    "values": "v",
+    "wv": "v",
+    "kv": "kv",
+    "wkv": "kv",
+    "qk": "qk",
+    "wqk": "qk",
+    "qv": "qv",
+    "qkv": "qkv",
+    "wqkv": "qkv",
+}
+_OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "g", "ov"}
+# A projection that says nothing else is the one at the end.
+_BARE = {"proj", "projection"}
+# Fused projections whose names do not spell q, k, v.
+_FUSED = re.compile(r"c_attn|in_proj(_weight|_bias)?|w_?pack|att(n|ention)?_proj", re.IGNORECASE)
+_NORM = {"norm", "layernorm", "rmsnorm", "ln", "batchnorm", "groupnorm", "l2norm", "normalization", "bn"}
+# Tables and numbers that are added to the scores or scale them, and act nowhere else.
+_SCORE = re.compile(
+    r"relative_attention_bias|rel(ative)?_pos|relative_position|position_bias|rel_bias|relative_bias|"
+    r"logit_scale|sinks?$|attention_bias(es)?$|r_[wrs]_bias|r_kernel|pos_bias|linear_pos|pos_proj|rel_logits|"
+    r"attention_scale|per_dim_scale|softmax_scal|^scaling$|temperature|distance_embedding",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """What the words of one name say.
+
+    ``letters``: those of q, k, v it names, in that order; ``output``: it writes attention's output;
+    ``norm``: it is a normalisation; ``score``: it acts on the scores alone.
+    """
+
+    letters: str = ""
+    output: bool = False
+    norm: bool = False
+    score: bool = False
+
+
+def words(name: str) -> list[str]:
+    """The words of one name, in lower case.
+
+    >>> words("W_Q"), words("queryKeyValue"), words("kv_a_proj_with_mqa")
+    (['w', 'q'], ['query', 'key', 'value'], ['kv', 'a', 'proj', 'with', 'mqa'])
+    """
+    spaced = re.sub(r"([a-z])([A-Z])", r"\1_\2", name)
+    return [word for word in re.split(r"[_\W]+", spaced.lower()) if word]
+
+
+def is_fused(name: str) -> bool:
+    """Whether ``name`` is one of the usual names for queries, keys and values in one weight."""
+    return bool(_FUSED.fullmatch(name))
+
+
+def meaning(name: str) -> Meaning:
+    """What ``name`` (one component of a path) says.
+
+    >>> meaning("q_proj").letters, meaning("query_key_value").letters, meaning("out_proj").output
+    ('q', 'qkv', True)
+    >>> meaning("c_proj").output, meaning("rank_proj").output, meaning("layernorm1").norm
+    (True, False, True)
+    """
+    parts = words(name)
+    found = "qkv" if is_fused(name) else "".join(_LETTERS.get(part, "") for part in parts)
+    letters = "".join(letter for letter in "qkv" if letter in found)
+    telling = [part for part in parts if part not in ("c", "layer")]
+    bare = len(telling) == 1 and telling[0] in _BARE
+    output = bare or any(part in _OUTPUT for part in parts)
+    return Meaning(
+        letters,
+        output=not letters and output,
+        norm=any(part.rstrip("0123456789") in _NORM for part in parts),
+        score=bool(_SCORE.search(name)),
+    )
+
+
+# --- How many heads an attention module says it has ---
+
+_QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
+_KEY_HEADS = (
+    "num_key_value_heads",
+    "num_kv_heads",
+    "n_kv_heads",
+    "n_key_value_heads",
+    "kv_heads",
+    "kv_n_heads",
+)
+
+
+def head_counts(module: nn.Module) -> tuple[int, int] | None:
+    """(query heads, key-value heads) as the module or its configuration states them, or None."""
+    owners = (module, getattr(module, "config", None), getattr(module, "cfg", None))
+    queries = first_number(owners, _QUERY_HEADS)
+    if queries is None:
+        return None
+    keys = first_number(owners, _KEY_HEADS)
+    if getattr(module, "multi_query", False) and not getattr(module, "new_decoder_architecture", False):
+        keys = 1
+    return queries, keys if keys is not None and queries % keys == 0 else queries
+
+
+def first_number(owners: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
+    """The first positive whole number that one of the owners has under one of the names."""
+    for owner in owners:
+        for name in names:
+            try:
+                number = getattr(owner, name, None)
+            except Exception:
+                # Configurations with values per layer refuse to name one for all.
+                continue
+            if isinstance(number, int) and not isinstance(number, bool) and number > 0:
+                return number
+    return None
+
+
+# --- Which modules of a model are attention, by what they are called and what they hold ---
 
 _CLASS = re.compile(r"attention|attn", re.IGNORECASE)
 # A projection is a small thing; a child with more modules than this is a part of a model.
@@ -50,3 +185,33 @@ def _held(module: nn.Module) -> list[str]:
         if size <= _SMALL and any(True for _ in child.parameters()):
             held.append(name)
     return held
+
+
+# --- Models that ``torch.compile`` wrapped ---
+
+
+def uncompiled(model: Any) -> nn.Module:
+    """The module inside a compiled one, whose parameter names are those of labels and checkpoints."""
+    if not isinstance(model, nn.Module):
+        shown = " ".join(repr(model).split())
+        raise InputError(f"a model is a torch.nn.Module, not {shown:.80}")
+    inner = getattr(model, "_orig_mod", model)
+    return inner if isinstance(inner, nn.Module) else model
+
+
+# --- A model called with inputs as users hand them in ---
+
+
+def call(function: Callable[..., Any], inputs: Any) -> Any:
+    """``function`` called with a mapping by keyword, a tuple by position, or one tensor.
+
+    >>> call(max, (1, 2))
+    2
+    """
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, tuple):
+        return function(*inputs)
+    if hasattr(inputs, "keys"):
+        return function(**{name: inputs[name] for name in inputs.keys()})  # noqa: SIM118 (BatchEncoding)
+    raise InputError(f"inputs are a mapping, a tuple or a tensor, not {type(inputs).__name__}")

@@ -1,15 +1,12 @@
 """Label the parameters of a transformer by circuit, and give each circuit its own learning rate."""
 
-from fasterqk.circuits.check import check_circuits
-from fasterqk.circuits.checked import CircuitCheck, CircuitUpdate
-from fasterqk.circuits.describe import describe
-from fasterqk.circuits.find import find_circuits
-from fasterqk.circuits.gradients import normalize_gradients
-from fasterqk.circuits.groups import param_groups
-from fasterqk.circuits.optimizer import make_optimizer
-from fasterqk.circuits.ramp import Ramp
-from fasterqk.circuits.scale import scale_circuits
-from fasterqk.circuits.slices import Circuit, Circuits, Role, Slice
+from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe
+from fasterqk.circuits._find import find_circuits
+from fasterqk.circuits._gradients import normalize_gradients, scale_circuits
+from fasterqk.circuits._groups import param_groups
+from fasterqk.circuits._optimizer import make_optimizer
+from fasterqk.circuits._ratio import Ramp
+from fasterqk.circuits._slices import Circuit, Circuits, Role, Slice
 
 __all__ = [
     "Circuit",

@@ -3,10 +3,10 @@
 import argparse
 from importlib import import_module
 
-from fasterqk.cli.output import print_json, print_table, progress_bar
-from fasterqk.cli.parser import Parser, add_json, examples
+from fasterqk.cli.common import Parser, add_json, examples
+from fasterqk.console import print_json, print_table, progress_bar
 
-# A module of `fasterqk.benchmarks` each, with `run(progress) -> dict` that has at least the keys
+# A module of `benchmarks` each, with `run(progress) -> dict` that has at least the keys
 # `speedup`, `plain_seconds` and `seconds`.
 BENCHMARKS = {
     "circuits": "AdamW by circuit inside fused weights against the plain optimizer, at the size of GPT-2",
@@ -29,7 +29,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    module = import_module(f"fasterqk.benchmarks.{arguments.benchmark}")
+    module = import_module(f"benchmarks.{arguments.benchmark}")
     with progress_bar(f"bench {arguments.benchmark}") as progress:
         result = module.run(progress)
     if arguments.json:

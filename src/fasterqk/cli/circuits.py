@@ -4,8 +4,8 @@ import argparse
 import sys
 from typing import Any
 
-from fasterqk.cli.output import print_json
-from fasterqk.cli.parser import Parser, add_json, examples
+from fasterqk.cli.common import Parser, add_json, examples
+from fasterqk.console import print_json
 
 
 def configure(parser: Parser) -> None:
@@ -37,7 +37,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk.circuits import find_circuits
-    from fasterqk.circuits.outline import outline
+    from fasterqk.circuits._skeleton import outline
     from fasterqk.errors import InputError
 
     if arguments.model and arguments.config:

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from fasterqk.cli.output import print_json
-from fasterqk.cli.parser import Parser, add_json, examples
+from fasterqk.cli.common import Parser, add_json, examples
+from fasterqk.console import print_json
 
 
 def configure(parser: Parser) -> None:
@@ -22,7 +22,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.tasks import data_folder
+    from fasterqk.lab.tasks import data_folder
 
     folder = data_folder(arguments.data_dir)
     tasks = _check(folder)
@@ -37,8 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(folder: Any) -> dict[str, dict[str, Any]]:
     from fasterqk.errors import InputError
-    from fasterqk.tasks import TASKS, task_module
-    from fasterqk.tasks.answers import ANSWER_TASKS, answer_task_module
+    from fasterqk.lab.tasks import TASKS, task_module
+    from fasterqk.lab.tasks._task import ANSWER_TASKS, answer_task_module
 
     tasks = {}
     for name in (*TASKS, *ANSWER_TASKS):

@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fasterqk.cli.pages import add_page_options, write_and_show
-from fasterqk.cli.parser import Parser, examples
+from fasterqk.cli.common import Parser, add_page_options, examples, write_and_show
 
 
 def configure(parser: Parser) -> None:
@@ -13,6 +12,6 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.report.explorer import write_explorer
+    from fasterqk.lab.report._explorer import write_explorer
 
     return write_and_show(arguments, "explorer", Path(arguments.output or "explorer.html"), write_explorer)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from fasterqk import __version__
-from fasterqk.cli.parser import Parser
+from fasterqk.cli.common import Parser
 from fasterqk.errors import InputError
 
 # Each command is a module of this folder with `configure(parser)` and `run(arguments)`. It is imported

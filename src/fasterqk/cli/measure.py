@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fasterqk.cli.output import print_json, print_table, progress_bar
-from fasterqk.cli.parser import Parser, add_json, examples, list_of, positive_int
+from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_int
+from fasterqk.console import print_json, print_table, progress_bar
 from fasterqk.errors import InputError
 
 _DATA = """\
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     data = read_examples(arguments.data)
 
-    from fasterqk.attention.huggingface import load_model
+    from fasterqk.attention._huggingface import load_model
 
     loaded = load_model(arguments.model)
     mask_token = None
@@ -141,7 +141,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(measurement: Any, summary: dict[str, Any]) -> None:
-    from fasterqk.report.dtap import dtap_lines
+    from fasterqk.lab.report._figure import dtap_lines
 
     print_table(
         measurement.scores_table(),
@@ -157,8 +157,8 @@ def _print(measurement: Any, summary: dict[str, Any]) -> None:
 
 def _write(out: Path, measurement: Any, summary: dict[str, Any]) -> None:
     from fasterqk.files import write_csv
-    from fasterqk.report.dtap import save_dtap
-    from fasterqk.report.tables import save_table
+    from fasterqk.lab.report._figure import save_dtap
+    from fasterqk.lab.report._tables import save_table
 
     columns: list[dict[str, Any]] = [
         {"key": "score", "label": "score"},

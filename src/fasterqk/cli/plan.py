@@ -4,12 +4,13 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from fasterqk.cli.output import print_json
-from fasterqk.cli.parser import Parser, add_json, examples, positive_int
+from fasterqk.cli.common import Parser, add_json, examples, positive_int
 from fasterqk.cli.sweep import processors
+from fasterqk.console import print_json
 
 if TYPE_CHECKING:
-    from fasterqk.runs import Plan
+    from fasterqk.lab.runs import Plan
+
 
 _BASIS = {
     "siblings": "as long as cells that differ only in the seed",
@@ -35,7 +36,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.runs import plan, read_spec
+    from fasterqk.lab.runs import plan, read_spec
 
     found = plan(read_spec(arguments.spec), arguments.out)
     if arguments.json:

@@ -3,8 +3,7 @@
 import argparse
 from pathlib import Path
 
-from fasterqk.cli.pages import add_page_options, write_and_show
-from fasterqk.cli.parser import Parser, examples
+from fasterqk.cli.common import Parser, add_page_options, examples, write_and_show
 from fasterqk.errors import InputError
 
 
@@ -17,7 +16,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.report.page import write_page
+    from fasterqk.lab.report._page import write_page
 
     out = Path(arguments.out)
     if not out.is_dir():

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fasterqk.cli.output import print_json, print_table, progress_bar
-from fasterqk.cli.parser import Parser, add_json, examples, positive_int
+from fasterqk.cli.common import Parser, add_json, examples, positive_int
+from fasterqk.console import print_json, print_table, progress_bar
 from fasterqk.errors import InputError
 
 _VERDICTS = {True: "passed", False: "FAILED", None: "not tried"}
@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from fasterqk.runs import Store
-    from fasterqk.runs.summary import STATES, summaries, varying
+    from fasterqk.lab.runs import Store
+    from fasterqk.lab.runs._table import STATES, summaries, varying
 
     if arguments.state not in (None, *STATES):
         raise InputError(f"{arguments.state!r} is no state; choose from {', '.join(STATES)}")
@@ -127,8 +127,8 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from fasterqk.runs import Store
-    from fasterqk.runs.describe import describe
+    from fasterqk.lab.runs import Store
+    from fasterqk.lab.runs._table import describe
 
     description = describe(Store(arguments.out).find(arguments.cell))
     if arguments.json:
@@ -151,7 +151,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 def _print_part(title: str, part: dict[str, Any]) -> None:
     """Scalars as they are, under dotted names; of a list only its length, since results hold long ones."""
-    from fasterqk.runs.table import flatten
+    from fasterqk.lab.runs._table import flatten
 
     told = flatten(part) | {name: f"{len(v)} values" for name, v in part.items() if isinstance(v, list)}
     width = max(map(len, told), default=0)
@@ -161,8 +161,8 @@ def _print_part(title: str, part: dict[str, Any]) -> None:
 
 
 def _remove(arguments: argparse.Namespace) -> int:
-    from fasterqk.runs import Store
-    from fasterqk.runs.summary import summaries
+    from fasterqk.lab.runs import Store
+    from fasterqk.lab.runs._table import summaries
 
     store = Store(arguments.out)
     states = [name for name in ("failed", "stopped", "damaged") if getattr(arguments, name)]
@@ -183,8 +183,8 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _collect(arguments: argparse.Namespace) -> int:
-    from fasterqk.runs import Store
-    from fasterqk.runs.collecting import collect
+    from fasterqk.lab.runs import Store
+    from fasterqk.lab.runs._remote import collect
 
     for other in arguments.others:
         if not Store(other).root.is_dir():
@@ -198,7 +198,7 @@ def _collect(arguments: argparse.Namespace) -> int:
 
 
 def _torture(arguments: argparse.Namespace) -> int:
-    from fasterqk.runs.torture import torture
+    from tests.crash.trials import torture
 
     with progress_bar("torture") as progress:
         report = torture(

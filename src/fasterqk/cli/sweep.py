@@ -1,21 +1,104 @@
-"""The `sweep` command: the cells of a spec, those that are not done yet."""
+"""The live table of a sweep: how far each arm is, and what is running, on a terminal only."""
 
 import argparse
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.output import print_json, print_table
-from fasterqk.cli.parser import Parser, add_json, examples, positive_int
+from fasterqk.cli.common import Parser, add_json, examples, positive_int
+from fasterqk.console import print_json, print_table
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash, plain
 
 if TYPE_CHECKING:
-    from fasterqk.runs.spec import Resources, SpecCell
-    from fasterqk.runs.sweeping import Outcome
-    from fasterqk.runs.task import Backend, Event
+    from rich.table import Table
+
+    from fasterqk.lab.runs._execute import Event
+    from fasterqk.lab.runs._spec import SpecCell
+
+
+ENDED = ("skipped", "saved", "found", "failed")
+
+
+@contextmanager
+def live_table(cells: "Mapping[str, SpecCell]") -> "Iterator[Callable[[Event], None] | None]":
+    """Shows a sweep while it runs; yields what to call with its events, None when nobody watches."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    board = Board(cells)
+    with Live(
+        get_renderable=board.render, console=Console(stderr=True), refresh_per_second=8, transient=True
+    ):
+        yield board.watch
+
+
+class Board:
+    """Where every cell of a sweep stands."""
+
+    def __init__(self, cells: "Mapping[str, SpecCell]") -> None:
+        from fasterqk.lab.runs._table import varying
+
+        differences = varying([plain(cell.config) for cell in cells.values()])
+        self._arms = {name: cell.arm or "all" for name, cell in cells.items()}
+        self._labels = {
+            name: " ".join([cell.arm, *(f"{field} {value}" for field, value in fields.items())]).strip()
+            for (name, cell), fields in zip(cells.items(), differences, strict=True)
+        }
+        self._ended: dict[str, str] = {}
+        self._running: dict[str, tuple[float, str]] = {}
+        self._start = time.monotonic()
+
+    def watch(self, event: "Event") -> None:
+        if event.kind in ENDED:
+            self._ended[event.cell] = event.kind
+        if event.kind in ("started", "progress"):
+            share = event.done / event.total if event.total else 0.0
+            self._running[event.cell] = min(1.0, share), event.note
+        else:
+            self._running.pop(event.cell, None)
+
+    def rows(self) -> list[tuple[str, int, int, int, int]]:
+        """For each arm: its name, cells done, running, failed and left."""
+        total = Counter(self._arms.values())
+        failed = Counter(self._arms[cell] for cell, kind in self._ended.items() if kind == "failed")
+        ended = Counter(self._arms[cell] for cell in self._ended)
+        running = Counter(self._arms[cell] for cell in list(self._running))
+        return [
+            (arm, ended[arm] - failed[arm], running[arm], failed[arm], total[arm] - ended[arm] - running[arm])
+            for arm in total
+        ]
+
+    def render(self) -> "Table":
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False)
+        for column in ("arm", "done", "running", "failed", "left"):
+            table.add_column(column, justify="left" if column == "arm" else "right")
+        table.add_column(f"{time.monotonic() - self._start:.0f} s")
+        for row in self.rows():
+            table.add_row(*(Text(str(value)) for value in row), "")
+        for cell, (share, note) in list(self._running.items()):
+            # As text, not markup: notes and labels may have brackets of their own.
+            words = Text(f"{self._labels[cell]}  {note}"[:72])
+            table.add_row("", "", f"{100 * share:.0f}%", "", "", words)
+        return table
+
+
+# --- The `sweep` command: the cells of a spec, those that are not done yet ---
+
+if TYPE_CHECKING:
+    from fasterqk.lab.runs._execute import Backend, Event
+    from fasterqk.lab.runs._spec import Resources, SpecCell
+    from fasterqk.lab.runs._sweep import Outcome
 
     Observe = Callable[[Event], None]
 
@@ -75,10 +158,9 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.cli.live import live_table
-    from fasterqk.runs import read_spec
-    from fasterqk.runs.sweeping import run_cells, take_shard
-    from fasterqk.runs.tensorboard import TensorBoard
+    from fasterqk.lab.runs import read_spec
+    from fasterqk.lab.runs._sweep import run_cells, take_shard
+    from fasterqk.lab.runs._tensorboard import TensorBoard
 
     spec = read_spec(arguments.spec)
     cells = {content_hash(cell.config): cell for cell in take_shard(list(spec.cells), arguments.shard)}
@@ -112,7 +194,7 @@ def run(arguments: argparse.Namespace) -> int:
         if len(cells) <= ROWS_SHOWN:
             _print_cells([_row(name, cell, outcome) for name, cell in cells.items()])
         done = f"{len(outcome.results)} of {len(cells)} cells done, in {seconds} s"
-        print(f"{done}; fasterqk.runs.load({arguments.out!r})")
+        print(f"{done}; fasterqk.lab.runs.load({arguments.out!r})")
     for failure in outcome.failures:
         print(f"fasterqk sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)
     return 1 if outcome.failures else 0
@@ -134,7 +216,7 @@ def _backend(arguments: argparse.Namespace, resources: "Resources", threads: int
         if arguments.address:
             raise InputError(f"--address {arguments.address}: add --backend ray, or leave it out")
         return None
-    from fasterqk.runs.ray_backend import RayCluster
+    from fasterqk.lab.runs._ray import RayCluster
 
     return RayCluster(
         arguments.address,
@@ -178,8 +260,7 @@ def _row(name: str, cell: "SpecCell", outcome: "Outcome") -> dict[str, Any]:
 
 
 def _print_cells(rows: list[dict[str, Any]]) -> None:
-    from fasterqk.runs.summary import varying
-    from fasterqk.runs.table import flatten
+    from fasterqk.lab.runs._table import flatten, varying
 
     lines = []
     for row, fields in zip(rows, varying([row["config"] for row in rows]), strict=True):

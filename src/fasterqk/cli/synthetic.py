@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
-from fasterqk.cli.output import print_json, print_table, progress_bar
-from fasterqk.cli.parser import Parser, add_json, examples, positive_float, positive_int
+from fasterqk.cli.common import Parser, add_json, examples, positive_float, positive_int
+from fasterqk.console import print_json, print_table, progress_bar
 
 
 def configure(parser: Parser) -> None:
@@ -52,8 +52,8 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.synthetic import Init, Language, SyntheticCell
-    from fasterqk.synthetic.train import train
+    from fasterqk.lab.synthetic import Init, Language, SyntheticCell
+    from fasterqk.lab.synthetic._train import train
 
     init = Init("gaussian", arguments.init_scale)
     cell = SyntheticCell(
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from fasterqk.report.dtap import dtap_lines
+    from fasterqk.lab.report._figure import dtap_lines
 
     if result["diverged"]:
         print(f"diverged after {result['steps']} steps; lower --lr or --qk-ratio")

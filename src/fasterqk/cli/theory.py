@@ -3,11 +3,12 @@
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.output import print_json, print_table, progress_bar
-from fasterqk.cli.parser import Parser, add_json, examples, list_of, positive_float, positive_int
+from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
+from fasterqk.console import print_json, print_table, progress_bar
 
 if TYPE_CHECKING:
     from fasterqk.theory import Setting
+
 
 STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio")
 

@@ -4,8 +4,8 @@ import argparse
 import time
 from typing import Any
 
-from fasterqk.cli.output import print_json, print_table, progress_bar
-from fasterqk.cli.parser import Parser, add_json, examples, positive_float, positive_int
+from fasterqk.cli.common import Parser, add_json, examples, positive_float, positive_int
+from fasterqk.console import print_json, print_table, progress_bar
 
 # Options that set a field of the same name; what is not given is the task's own setting.
 FIELDS = ("qk_ratio", "lr", "seed", "epochs", "batch_size", "weight_decay", "optimizer", "layers", "form")
@@ -47,8 +47,8 @@ def add_task_options(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.training.loop import dismiss, follow
-    from fasterqk.training.processes import joined
+    from fasterqk.lab.training._loop import dismiss, follow
+    from fasterqk.lab.training._processes import joined
 
     config = task_config(arguments)
     start = time.perf_counter()
@@ -71,9 +71,9 @@ def task_config(arguments: argparse.Namespace) -> Any:
     """The run that the options describe; what the command has no option for is the task's own setting."""
     from pathlib import Path
 
-    from fasterqk.tasks.data_folder import checksum
-    from fasterqk.tasks.kinds import any_task_module
-    from fasterqk.training import TrainConfig
+    from fasterqk.lab.tasks._data import checksum
+    from fasterqk.lab.tasks._task import any_task_module
+    from fasterqk.lab.training import TrainConfig
 
     any_task_module(arguments.task)
     given = {name: getattr(arguments, name, None) for name in FIELDS}
@@ -85,16 +85,16 @@ def task_config(arguments: argparse.Namespace) -> Any:
 
 
 def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
-    from fasterqk.training import train_on_two_cores
+    from fasterqk.lab.training import train_on_two_cores
 
     if arguments.out is None:
         return train_on_two_cores(config, progress=progress, data_dir=arguments.data_dir)
     import os
 
-    from fasterqk.cli.failures import failures_in_one_line
-    from fasterqk.runs import sweep
-    from fasterqk.tasks.data_folder import VARIABLE
-    from fasterqk.tasks.kinds import load_any_task
+    from fasterqk.cli.common import failures_in_one_line
+    from fasterqk.lab.runs import sweep
+    from fasterqk.lab.tasks._data import VARIABLE
+    from fasterqk.lab.tasks._task import load_any_task
 
     if arguments.data_dir:
         os.environ[VARIABLE] = arguments.data_dir
@@ -102,7 +102,7 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[s
     with failures_in_one_line():
         (result,) = sweep(
             [config],
-            "fasterqk.training:train_on_two_cores",
+            "fasterqk.lab.training:train_on_two_cores",
             arguments.out,
             workers=0,
             force=arguments.force,
@@ -136,7 +136,7 @@ def _show(result: dict[str, Any]) -> None:
             rows.append({"measured": f"{name}, top {k}%", "value": value, "null": chance})
     print_table(rows)
     if result.get("skipped"):
-        from fasterqk.tasks import left_out
+        from fasterqk.lab.tasks import left_out
 
         print(f"left out of the data: {left_out(result['skipped'])}")
     print(f"{result['steps']} steps in {result['seconds']} s")

@@ -4,9 +4,9 @@ import argparse
 import time
 from typing import Any
 
-from fasterqk.cli.output import print_json, print_table, progress_bar
-from fasterqk.cli.parser import Parser, add_json, examples, list_of, positive_float, positive_int
+from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
 from fasterqk.cli.train import add_task_options, task_config
+from fasterqk.console import print_json, print_table, progress_bar
 
 
 def configure(parser: Parser) -> None:
@@ -60,10 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
     import os
     from pathlib import Path
 
-    from fasterqk.cli.failures import failures_in_one_line
-    from fasterqk.experiments.tuning import search_of, tune
-    from fasterqk.report.tuning import save_tuning
-    from fasterqk.tasks.data_folder import VARIABLE
+    from fasterqk.cli.common import failures_in_one_line
+    from fasterqk.lab.experiments.tuning import save_tuning, search_of, tune
+    from fasterqk.lab.tasks._data import VARIABLE
 
     given = {"rates": arguments.rates, "ratios": arguments.ratios}
     search = search_of(
@@ -94,8 +93,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from fasterqk.report.cells import cell_text
-    from fasterqk.report.tuning import TITLES, reason, tuning_rows
+    from fasterqk.lab.experiments.tuning import TITLES, reason, tuning_rows
+    from fasterqk.lab.report._tables import cell_text
 
     for name, stage in found["stages"].items():
         rows = [

@@ -6,15 +6,15 @@ Most of them need nothing but :func:`fasterqk.make_optimizer`; see the guide. Wh
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.integrations.sharpness import Sharpness, rates
+from fasterqk.integrations._sharpness import Sharpness, rates
 
 if TYPE_CHECKING:
-    from fasterqk.integrations.trainer import SharpnessCallback, trainer_optimizer
+    from fasterqk.integrations._trainer import SharpnessCallback, trainer_optimizer
 
 __all__ = ["Sharpness", "SharpnessCallback", "rates", "trainer_optimizer"]
 
 
 def __getattr__(name: str) -> Any:
     if name in ("SharpnessCallback", "trainer_optimizer"):  # they need transformers
-        return getattr(import_module("fasterqk.integrations.trainer"), name)
+        return getattr(import_module("fasterqk.integrations._trainer"), name)
     raise AttributeError(f"module 'fasterqk.integrations' has no attribute {name!r}")

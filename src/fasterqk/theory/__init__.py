@@ -1,16 +1,24 @@
 """Theorem 1 solved: attention as an exact function of the learning-rate ratio (numpy and scipy only)."""
 
-from fasterqk.theory.bounds import GrowthBounds, growth_bounds, saturated_remainder
-from fasterqk.theory.check import Identity, check_identities
-from fasterqk.theory.design import ratio_for
-from fasterqk.theory.equivalence import matching_rates, matching_schedule
-from fasterqk.theory.flow import Weights, flow, scales, theorem_weights
-from fasterqk.theory.ode import Integrated, integrate
-from fasterqk.theory.path import Path
-from fasterqk.theory.population import Population
-from fasterqk.theory.preconditioner import Omega, balanced_factors, ov_imbalance, qk_imbalance
-from fasterqk.theory.setting import PARAMETERIZATIONS, QUERIES, Setting
-from fasterqk.theory.solve import Solution, solve, trajectory
+from fasterqk.theory._check import Identity, check_identities
+from fasterqk.theory._design import GrowthBounds, growth_bounds, ratio_for, saturated_remainder
+from fasterqk.theory._flow import (
+    Omega,
+    Population,
+    Weights,
+    balanced_factors,
+    flow,
+    matching_rates,
+    matching_schedule,
+    ov_imbalance,
+    qk_imbalance,
+    scales,
+    theorem_weights,
+)
+from fasterqk.theory._ode import Integrated, integrate
+from fasterqk.theory._path import Path
+from fasterqk.theory._setting import PARAMETERIZATIONS, QUERIES, Setting
+from fasterqk.theory._solve import Solution, solve, trajectory
 
 __all__ = [
     "PARAMETERIZATIONS",

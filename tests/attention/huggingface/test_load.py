@@ -6,8 +6,12 @@ import pytest
 import transformers
 
 from fasterqk.attention import read_example
-from fasterqk.attention.huggingface import HuggingFaceCausal, HuggingFaceClassifier, load_model
-from fasterqk.attention.huggingface.load import longest_input
+from fasterqk.attention._huggingface import (
+    HuggingFaceCausal,
+    HuggingFaceClassifier,
+    load_model,
+    longest_input,
+)
 from fasterqk.errors import InputError
 
 

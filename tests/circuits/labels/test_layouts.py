@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasterqk.circuits.labels.layouts import KNOWN, concatenated, matching, merged, per_group, per_head
+from fasterqk.circuits._layouts import KNOWN, concatenated, matching, merged, per_group, per_head
 
 
 @given(st.sampled_from(KNOWN), st.integers(1, 4), st.integers(1, 3), st.integers(1, 5))

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasterqk.circuits.labels.inputs import run_guessed
-from fasterqk.circuits.labels.probe import probe, scrambled
+from fasterqk.circuits._inputs import run_guessed
+from fasterqk.circuits._probe import probe, scrambled
 
 WIDTH = 6
 

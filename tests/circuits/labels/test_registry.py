@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fasterqk.circuits.labels.inputs import run_guessed
-from fasterqk.circuits.labels.judge import judge
-from fasterqk.circuits.labels.registry import REGISTRY
-from fasterqk.circuits.labels.twin import twins
-from fasterqk.circuits.outline import model_class
+from fasterqk.circuits._inputs import run_guessed, twins
+from fasterqk.circuits._layouts import REGISTRY
+from fasterqk.circuits._probe import judge
+from fasterqk.circuits._skeleton import model_class
 
 
 def grown(kind: str, **fields: Any) -> nn.Module:

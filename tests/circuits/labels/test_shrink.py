@@ -4,9 +4,8 @@ import pytest
 from torch import nn
 
 from fasterqk.circuits import find_circuits
-from fasterqk.circuits.labels.shrink import shrink
-from fasterqk.circuits.labels.twin import can_have_twin, twins
-from fasterqk.circuits.outline import model_class
+from fasterqk.circuits._inputs import can_have_twin, shrink, twins
+from fasterqk.circuits._skeleton import model_class
 
 
 def config(kind: str, **fields: object) -> object:

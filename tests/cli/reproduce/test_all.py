@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from fasterqk.cli.main import main
-from fasterqk.cli.reproduce import all as everything
+from fasterqk.lab.experiments import all as everything
 
 
 def test_its_parts_run_and_end_in_a_page(tmp_path, capsys, monkeypatch):

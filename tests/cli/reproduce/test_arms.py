@@ -3,9 +3,9 @@ import json
 import pytest
 
 from fasterqk.cli.main import main
-from fasterqk.cli.reproduce.arms import show_arms
-from fasterqk.experiments import table_agreement as experiment
-from fasterqk.training import TrainConfig
+from fasterqk.lab.experiments import table_agreement as experiment
+from fasterqk.lab.experiments._arm_command import show_arms
+from fasterqk.lab.training import TrainConfig
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 import pytest
 
 from fasterqk.cli.main import main
-from fasterqk.cli.reproduce import fig4
+from fasterqk.lab.experiments import fig4
 
 
 def test_a_file_as_results_folder_is_refused_before_the_work(tmp_path, capsys, monkeypatch):

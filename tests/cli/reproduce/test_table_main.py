@@ -1,9 +1,9 @@
 import json
 
 from fasterqk.cli.main import main
-from fasterqk.cli.reproduce import table_main, table_sva
-from fasterqk.experiments.arms import BASELINE, FASTER, Experiment
-from fasterqk.training import TrainConfig
+from fasterqk.lab.experiments import table_main, table_sva
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Experiment
+from fasterqk.lab.training import TrainConfig
 
 
 def little(path):
@@ -69,7 +69,7 @@ def test_squad_joins_when_asked_in_a_size_that_has_the_protocol(monkeypatch, cap
         asked.append((size, seeds, epochs))
         return {"paper": experiment}
 
-    monkeypatch.setattr("fasterqk.experiments.table_squad.table_squad", squad)
+    monkeypatch.setattr("fasterqk.lab.experiments.table_squad.table_squad", squad)
     words = ["reproduce", "table-main", "--workers", "1", "--out", str(tmp_path / "out"), "--json"]
     assert main([*words, "--squad", "small", "--squad-seeds", "2"]) == 0
     document = json.loads(capsys.readouterr().out)

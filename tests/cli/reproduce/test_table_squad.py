@@ -3,10 +3,10 @@ import json
 import pytest
 
 from fasterqk.cli.main import main
-from fasterqk.cli.reproduce import table_kvqa, table_squad
-from fasterqk.experiments import table_kvqa as kvqa_experiment
-from fasterqk.experiments import table_squad as experiment
-from fasterqk.training import TrainConfig
+from fasterqk.lab.experiments import table_kvqa, table_squad
+from fasterqk.lab.experiments import table_kvqa as kvqa_experiment
+from fasterqk.lab.experiments import table_squad as experiment
+from fasterqk.lab.training import TrainConfig
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,286 @@
+"""What each row of attention may see, uniform attention over it, and whether a row is a distribution."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from fasterqk.errors import InputError
+
+HALF = (torch.float16, torch.bfloat16)
+_WINDOW_EVIDENCE = 16
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Which keys a query may see: only those before it (``causal``), only within a ``window``, or all.
+
+    A window of w hides keys that are w or more tokens away.
+    """
+
+    causal: bool
+    window: int | None = None
+
+    def pairs(self, real: Tensor) -> Tensor:
+        """What each row may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``."""
+        pairs = allowed_pairs(real, self.causal)
+        return pairs if self.window is None else pairs & (_ahead(real).abs() < self.window)
+
+    def row(self, real: Tensor, read: Tensor) -> Tensor:
+        """What the rows at positions ``read`` ``(batch,)`` may see, ``(batch, 1, key)``."""
+        ahead = _ahead_of(real, read)
+        seen = real.bool() & (ahead <= 0 if self.causal else True)
+        return (seen if self.window is None else seen & (ahead.abs() < self.window)).unsqueeze(1)
+
+
+def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
+    """Which key each query may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``.
+
+    Padding is neither seen nor sees.
+    """
+    real = real.bool()
+    pairs = real.unsqueeze(1) & real.unsqueeze(2)
+    return pairs.tril() if causal else pairs
+
+
+def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
+    """The pattern of one layer, read off the weights it gives: no architecture needs to be known.
+
+    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``.
+    """
+    if layer.shape[2] == 1:
+        pairs, ahead = Pattern(causal=False).row(real, read), _ahead_of(real, read).unsqueeze(1)
+    else:
+        pairs, ahead = allowed_pairs(real, causal=False), _ahead(real).expand(len(real), -1, -1)
+    weighted = pairs & (layer > 0).any(1)
+    causal = not bool((ahead[weighted] > 0).any())
+    if not bool(weighted.any()):
+        return Pattern(causal)
+    window = int(ahead[weighted].abs().max()) + 1
+    beyond = pairs & (ahead.abs() >= window) & (ahead <= 0 if causal else True)
+    # Sharp attention underflows to zero on single pairs; a window leaves whole corners empty.
+    return Pattern(causal, window if int(beyond.sum()) >= _WINDOW_EVIDENCE else None)
+
+
+def _ahead(real: Tensor) -> Tensor:
+    """How far each key is behind (negative) or ahead of each query, ``(query, key)``."""
+    position = torch.arange(real.shape[1], device=real.device)
+    return position.unsqueeze(0) - position.unsqueeze(1)
+
+
+def _ahead_of(real: Tensor, read: Tensor) -> Tensor:
+    """How far each key is behind (negative) or ahead of the read position, ``(batch, key)``."""
+    return torch.arange(real.shape[1], device=real.device) - read.unsqueeze(1)
+
+
+def read_rows(layer: Tensor, read: Tensor) -> Tensor:
+    """The rows ``(batch, head, key)`` of ``layer`` at the read positions ``(batch,)``.
+
+    A model that computes nothing else in its last layer may give that one row, ``(batch, head, 1, key)``.
+    """
+    if layer.shape[2] == 1:
+        return layer[:, :, 0]
+    if layer.shape[2] != layer.shape[3]:
+        raise InputError(f"attention of shape {tuple(layer.shape)} is not (batch, head, token, token)")
+    return layer[torch.arange(len(read), device=layer.device), :, read]
+
+
+def in_full_precision(values: Tensor) -> Tensor:
+    """Half precision as single; everything else as it is."""
+    return values.float() if values.dtype in HALF else values
+
+
+def uniform_attention(allowed: Tensor) -> Tensor:
+    """Attention that spreads evenly over what each row may see, ``(batch, 1, query, key)``.
+
+    Rows that may see nothing (padding) are zero.
+    """
+    weights = allowed.float()
+    return (weights / weights.sum(-1, keepdim=True).clamp_min(1)).unsqueeze(1)
+
+
+def check_rows(rows: Tensor, allowed: Tensor, name: str, tolerance: float = 1e-3) -> None:
+    """Raise unless every row that may see something is finite and sums to one over what it may see.
+
+    ``rows`` and ``allowed`` are ``(batch, query, key)``; ``name`` says which layer it is.
+    """
+    used = allowed.any(-1)
+    total = torch.where(allowed, rows, 0).sum(-1)
+    if not bool(torch.isfinite(total[used]).all()):
+        where = _where(used & ~torch.isfinite(total))
+        raise InputError(f"attention of {name} is not a number at {where}; was the model trained to nan?")
+    wrong = used & ((total - 1).abs() > tolerance)
+    if bool(wrong.any()):
+        worst = float(total[wrong][0])
+        raise InputError(
+            f"attention of {name} sums to {worst:.4g} over what it may see, not to 1, at {_where(wrong)};"
+            " give softmax probabilities and a mask that fits them"
+        )
+
+
+def _where(wrong: Tensor) -> str:
+    instance, query = wrong.nonzero()[0].tolist()
+    return f"instance {instance}, row {query} of its batch"
+
+
+# --- From the attention of all layers to one row of weights per instance: the row that predicts ---
+
+Method = Literal["rollout", "mean", "max", "last", "layer"]
+Allowed = Tensor | Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How attention is aggregated over heads and layers.
+
+    ``method``: ``rollout`` (Abnar and Zuidema), ``mean`` or ``max`` over layers (the maximum is not
+    renormalised), the ``last`` layer, or the ``layer`` of that number. ``head`` picks one head instead of
+    the mean over heads. ``residual`` is the weight of the identity in rollout: .5 is the original (A+I)/2,
+    0 is plain multiplication. ``discard`` percent of the weights a row may see, its lowest, are set to
+    zero first, and the row renormalised; weights equal to the smallest one kept stay.
+
+    >>> Aggregation.parse("layer:2")
+    Aggregation(method='layer', layer=2, head=None, residual=0.5, discard=0)
+    """
+
+    method: Method = "rollout"
+    layer: int | None = None
+    head: int | None = None
+    residual: float = 0.5
+    discard: int = 0
+
+    def __post_init__(self) -> None:
+        if self.method not in get_args(Method):
+            raise InputError(
+                f"unknown aggregation {self.method!r}; choose from {', '.join(get_args(Method))}"
+            )
+        if (self.method == "layer") != (self.layer is not None):
+            raise InputError("aggregation 'layer' needs the number of a layer, the others take none")
+        if not 0 <= self.residual < 1:
+            raise InputError(f"the residual weight {self.residual} is not in 0..1 (1 excluded)")
+        if type(self.discard) is not int or not 0 <= self.discard < 100:
+            raise InputError(f"discard is {self.discard!r}; give a whole percentage from 0 to 99")
+
+    @classmethod
+    def parse(cls, text: str, **options: Any) -> "Aggregation":
+        """From what a user types: ``rollout``, ``mean``, ``max``, ``last`` or ``layer:N`` (from 0)."""
+        name, _, number = text.partition(":")
+        if name == "layer" and number.isdecimal():
+            return cls("layer", int(number), **options)
+        for method in get_args(Method):
+            if text == method != "layer":
+                return cls(method, **options)
+        raise InputError(f"unknown aggregation {text!r}; choose rollout, mean, max, last or layer:N")
+
+
+def aggregate(
+    layers: Iterable[Tensor],
+    read: Tensor,
+    allowed: Allowed | None = None,
+    how: Aggregation = Aggregation(),  # noqa: B008 - frozen
+) -> Tensor:
+    """The aggregated attention row at the read position, ``(batch, key)``.
+
+    ``layers`` are ``(batch, head, query, key)``, bottom first; ``read`` is the query of each instance,
+    ``(batch,)``. ``allowed``, ``(batch, query, key)``, one for all layers or one a layer, says what each
+    row may see (everything, by default): nothing else receives weight. Only the read rows are computed:
+    rollout multiplies one row from the top layer down, the other methods take the rows of one layer after
+    the other, so ``layers`` may be a generator for them. The last layer may hold the read rows alone,
+    ``(batch, head, 1, key)``.
+
+    >>> quarter = torch.full((1, 1, 4, 4), 0.25)
+    >>> aggregate([quarter], torch.tensor([3])).tolist()
+    [[0.125, 0.125, 0.125, 0.625]]
+    """
+    if how.method == "rollout":
+        return _rollout(list(layers), read, allowed, how)
+    result: Tensor | None = None
+    count = 0
+    for number, layer in enumerate(layers):
+        count += 1
+        if how.method == "layer" and number != how.layer:
+            continue
+        row = _read_row(layer, read, _allowed_in(allowed, number), how, number)
+        if result is None or how.method == "last":
+            result = row
+        elif how.method == "max":
+            result = torch.maximum(result, row)
+        else:
+            result = result + row
+    if result is None:
+        asked = "" if how.layer is None else f"; layer {how.layer} was asked for, counted from 0"
+        raise InputError(f"the model has {count} layers of attention{asked}")
+    return result / count if how.method == "mean" else result
+
+
+def aggregate_null(
+    allowed: Allowed,
+    layers: int,
+    read: Tensor,
+    how: Aggregation = Aggregation(),  # noqa: B008
+) -> Tensor:
+    """The same aggregation of attention that is uniform over what each row may see: the null."""
+    uniform = (
+        [uniform_attention(allowed)] * layers
+        if isinstance(allowed, Tensor)
+        else [uniform_attention(pairs) for pairs in allowed]
+    )
+    one_head = Aggregation(how.method, how.layer, None, how.residual, how.discard)
+    return aggregate(uniform, read, allowed, one_head)
+
+
+def relevant_mass(rows: Tensor, relevance: Tensor) -> Tensor:
+    """Attention on relevant tokens, ``(batch,)``: the weights of ``rows`` where ``relevance`` is."""
+    return (rows * relevance.to(rows)).sum(-1)
+
+
+def _rollout(layers: list[Tensor], read: Tensor, allowed: Allowed | None, how: Aggregation) -> Tensor:
+    if not layers:
+        raise InputError("the model has 0 layers of attention")
+    top = len(layers) - 1
+    passed = _read_row(layers[top], read, _allowed_in(allowed, top), how, top)
+    row = torch.zeros_like(passed).scatter_(1, read.unsqueeze(1), how.residual)
+    row += (1 - how.residual) * passed
+    for number in reversed(range(top)):
+        matrix = _one_head(layers[number], how, number)
+        matrix = _clean(matrix, _allowed_in(allowed, number), how, number, layers[number].dtype)
+        row = (1 - how.residual) * torch.bmm(row.unsqueeze(1), matrix).squeeze(1) + how.residual * row
+    return row
+
+
+def _read_row(layer: Tensor, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int) -> Tensor:
+    row = _one_head(read_rows(layer, read).unsqueeze(2), how, number)
+    seen = None if pairs is None else read_rows(pairs.unsqueeze(1), read)
+    return _clean(row, seen, how, number, layer.dtype).squeeze(1)
+
+
+def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
+    layer = in_full_precision(layer)
+    if how.head is None:
+        return layer.mean(1)
+    if not 0 <= how.head < layer.shape[1]:
+        raise InputError(f"head {how.head} was asked for, but layer {number} has {layer.shape[1]}, from 0")
+    return layer[:, how.head]
+
+
+def _clean(
+    matrix: Tensor, allowed: Tensor | None, how: Aggregation, number: int, dtype: torch.dtype
+) -> Tensor:
+    seen = torch.ones_like(matrix, dtype=torch.bool) if allowed is None else allowed
+    check_rows(matrix, seen, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
+    matrix = torch.where(seen, matrix, 0)
+    return _discard_lowest(matrix, seen, how.discard) if how.discard else matrix
+
+
+def _discard_lowest(matrix: Tensor, allowed: Tensor, percent: int) -> Tensor:
+    drop = percent * allowed.sum(-1, keepdim=True) // 100
+    ascending = torch.where(allowed, matrix, torch.inf).sort(-1).values
+    kept = torch.where(allowed & (matrix >= ascending.gather(-1, drop)), matrix, 0)
+    # keepdim: without it rows would be divided by the sums of other rows.
+    return kept / kept.sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
+
+
+def _allowed_in(allowed: Allowed | None, layer: int) -> Tensor | None:
+    return allowed if allowed is None or isinstance(allowed, Tensor) else allowed[layer]

@@ -1,0 +1,188 @@
+"""Intervals over seeds: the 95% t-interval of a mean and of a paired difference."""
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite, log, nan, sqrt
+from typing import Any
+
+import numpy as np
+
+from fasterqk.errors import InputError
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over ``n`` seeds and the half width of its 95% t-interval (nan for a single seed)."""
+
+    mean: float
+    half_width: float
+    n: int
+
+    @property
+    def low(self) -> float:
+        """The lower end."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+        return self.mean + self.half_width
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4g} ± {self.half_width:.2g}" if self.n > 1 else f"{self.mean:.4g}"
+
+
+def interval(values: Iterable[float | None]) -> Interval:
+    """The mean of ``values`` with its 95% t-interval.
+
+    A missing value (None or nan) makes mean and half width nan: a cell that has no number is never
+    dropped in silence.
+
+    >>> print(interval([1.0, 2.0, 3.0]))
+    2 ± 2.5
+    """
+    array = np.array([nan if value is None else float(value) for value in values])
+    if not array.size:
+        raise InputError("an interval needs at least one value")
+    if array.size == 1:
+        return Interval(float(array[0]), nan, 1)
+    from scipy.special import stdtrit  # the t quantile; scipy.stats would take half a second to import
+
+    half_width = float(stdtrit(array.size - 1, 0.975)) * float(array.std(ddof=1)) / sqrt(array.size)
+    return Interval(float(array.mean()), half_width, array.size)
+
+
+def paired_difference(a: Sequence[float | None], b: Sequence[float | None]) -> Interval:
+    """The 95% t-interval of ``a - b``, value by value: both in the same order of seeds.
+
+    >>> paired_difference([2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
+    Interval(mean=1.0, half_width=0.0, n=3)
+    """
+    if len(a) != len(b):
+        raise InputError(f"{len(a)} values against {len(b)}; paired differences need the same seeds in both")
+    pairs = zip(a, b, strict=True)
+    return interval(None if x is None or y is None else x - y for x, y in pairs)
+
+
+# --- Compare arms at equal training loss, so that a better fit is not mistaken for sharper attention ---
+
+Cell = tuple[Hashable, Hashable]
+History = Sequence[Mapping[str, Any]]
+# A loss of exactly zero has no logarithm; this stands in for it.
+_SMALLEST_LOSS = 1e-300
+
+
+def matched_loss(
+    histories: Mapping[Cell, History], metrics: Sequence[str], levels: int | Sequence[float] = 3
+) -> list[dict[str, Any]]:
+    """Metrics of every arm where its training loss first falls to common levels.
+
+    ``histories`` maps ``(arm, seed)`` to records along training, each with ``loss`` and the
+    ``metrics``. ``levels`` is how many levels to take, or the losses themselves. Counted, the first is
+    the lowest loss that all cells reach (a cell without any finite loss is left out of that decision
+    and listed); the others divide the way up to the highest loss they share evenly in log loss. A
+    metric at a level is interpolated in log loss between the two records around the first crossing.
+
+    Returns one dictionary a level: ``loss``; ``arms`` as ``{arm: {metric: Interval}}`` over seeds;
+    ``difference`` as ``{arm: {metric: Interval}}``, that arm minus the first one, paired by seed; and
+    ``missing``, the cells ``[arm, seed]`` that never crossed the level.
+
+    >>> slow = [{"loss": 1.0, "ac": 0.0}, {"loss": 0.01, "ac": 20.0}]
+    >>> fast = [{"loss": 1.0, "ac": 0.0}, {"loss": 0.1, "ac": 50.0}]
+    >>> lowest = matched_loss({("r=1", 0): slow, ("r=10", 0): fast}, ["ac"])[0]
+    >>> lowest["loss"], lowest["arms"]["r=1"]["ac"].mean, lowest["difference"]["r=10"]["ac"].mean
+    (0.1, 10.0, 40.0)
+    """
+    if not histories:
+        raise InputError("no history was given; nothing can be compared at matched loss")
+    arms = list(dict.fromkeys(arm for arm, _ in histories))
+    losses = common_levels(histories, levels) if isinstance(levels, int) else [float(x) for x in levels]
+    return [_compare_at(level, histories, arms, metrics) for level in losses]
+
+
+def common_levels(histories: Mapping[Cell, History], count: int = 3) -> list[float]:
+    """The lowest loss that every cell reaches, and higher ones up to (without) the highest they share.
+
+    Only the lowest is returned where the cells share no range of losses. Cells that have no finite
+    loss do not take part; with none left the list is empty.
+    """
+    finite = [[loss for loss in map(_loss, records) if isfinite(loss)] for records in histories.values()]
+    finite = [losses for losses in finite if losses]
+    if not finite or count < 1:
+        return []
+    lowest = max(min(losses) for losses in finite)
+    highest = min(losses[0] for losses in finite)
+    if highest <= lowest:
+        return [lowest]
+    steps = np.arange(count) / count * log(highest / lowest)
+    return [lowest * float(factor) for factor in np.exp(steps)]
+
+
+def _compare_at(
+    level: float, histories: Mapping[Cell, History], arms: Sequence[Hashable], metrics: Sequence[str]
+) -> dict[str, Any]:
+    reached: dict[Hashable, dict[Hashable, dict[str, float]]] = {arm: {} for arm in arms}
+    missing: list[list[Hashable]] = []
+    for (arm, seed), history in histories.items():
+        values = _values_at(level, history, metrics)
+        if values is None:
+            missing.append([arm, seed])
+        else:
+            reached[arm][seed] = values
+    first = reached[arms[0]]
+    difference: dict[Hashable, dict[str, Any]] = {}
+    for arm in arms[1:]:
+        seeds = [seed for seed in first if seed in reached[arm]]
+        if seeds:
+            difference[arm] = {
+                name: paired_difference(
+                    [reached[arm][s][name] for s in seeds], [first[s][name] for s in seeds]
+                )
+                for name in metrics
+            }
+    return {
+        "loss": level,
+        "arms": {
+            arm: {name: interval(values[name] for values in seeds.values()) for name in metrics}
+            for arm, seeds in reached.items()
+            if seeds
+        },
+        "difference": difference,
+        "missing": missing,
+    }
+
+
+def _values_at(level: float, history: History, metrics: Sequence[str]) -> dict[str, float] | None:
+    before: Mapping[str, Any] | None = None
+    for record in history:
+        loss = _loss(record)
+        if not isfinite(loss):
+            return None  # diverged before it got there
+        if loss <= level:
+            if loss == level:
+                return {name: _metric(record, name) for name in metrics}
+            return None if before is None else _between(before, record, level, metrics)
+        before = record
+    return None
+
+
+def _between(
+    above: Mapping[str, Any], below: Mapping[str, Any], level: float, metrics: Sequence[str]
+) -> dict[str, float]:
+    high, low = log(_loss(above)), log(_loss(below))
+    share = (high - log(max(level, _SMALLEST_LOSS))) / (high - low)
+    return {name: (1 - share) * _metric(above, name) + share * _metric(below, name) for name in metrics}
+
+
+def _loss(record: Mapping[str, Any]) -> float:
+    value = record["loss"]
+    if value is None:
+        return nan
+    if value < 0:
+        raise InputError(f"a loss of {value} is negative; matched loss works with log loss")
+    return max(float(value), _SMALLEST_LOSS) if isfinite(value) else float(value)
+
+
+def _metric(record: Mapping[str, Any], name: str) -> float:
+    value = record.get(name)
+    return nan if value is None else float(value)

@@ -1,0 +1,267 @@
+"""Taking tokens out of an input: how many, which, and in what way."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fasterqk.attention._instances import Batch
+from fasterqk.errors import InputError
+
+How = Literal["delete", "mask", "attention"]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """How tokens are removed.
+
+    ``delete`` takes them out and closes the gap, in the original order; ``mask`` puts ``mask_token`` in
+    their place; ``attention`` leaves them where they are and hides them from every row.
+    """
+
+    how: How = "delete"
+    mask_token: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.how not in get_args(How):
+            raise InputError(f"unknown removal {self.how!r}; choose from {', '.join(get_args(How))}")
+        if self.how == "mask" and self.mask_token is None:
+            raise InputError("removal by mask token needs one; give mask_token, or remove by deletion")
+        if self.how != "mask" and self.mask_token is not None:
+            raise InputError(f"the mask token {self.mask_token} has no use in removal by {self.how!r}")
+
+
+def percent_count(percent: int, count: int) -> int:
+    """``percent`` of ``count`` tokens, rounded up in whole numbers.
+
+    >>> percent_count(5, 28), percent_count(20, 10), percent_count(29, 100)
+    (2, 2, 29)
+    """
+    return -(-percent * count // 100)
+
+
+def most_important(
+    importance: NDArray[np.float64], rankable: NDArray[np.bool_], count: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Marks the ``count`` rankable tokens of highest importance in each row ``(batch, token)``.
+
+    Of equally important tokens the earlier comes first.
+    """
+    if not np.isfinite(importance[rankable]).all():
+        raise InputError("the importance of a token is not a finite number; tokens cannot be ranked")
+    order = np.argsort(np.where(rankable, -importance, np.inf), axis=1, kind="stable")
+    rank = np.empty_like(order)
+    np.put_along_axis(rank, order, np.arange(order.shape[1])[None, :], axis=1)
+    return (rank < count[:, None]) & rankable
+
+
+def top_percent(
+    importance: NDArray[np.float64], rankable: NDArray[np.bool_], percent: int
+) -> NDArray[np.bool_]:
+    """Marks the top ``percent`` of the rankable tokens of each row, counted by :func:`percent_count`."""
+    if type(percent) is not int or not 1 <= percent <= 100:
+        raise InputError(f"k is {percent!r}; give a whole percentage from 1 to 100")
+    return most_important(importance, rankable, -(-percent * rankable.sum(1) // 100))
+
+
+def remove(batch: Batch, removed: NDArray[np.bool_], removal: Removal) -> Batch:
+    """``batch`` without the ``removed`` tokens ``(batch, token)``."""
+    if removal.how == "delete":
+        return batch.keep(~removed)
+    if removal.mask_token is not None:
+        return replace(batch, tokens=np.where(removed, removal.mask_token, batch.tokens))
+    return replace(batch, hidden=batch.hidden | removed)
+
+
+# --- Sufficiency and comprehensiveness, as ERASER (DeYoung et al. 2020) defines them, in batches ---
+# With p the probability of the class the model predicts on the whole input:
+# comprehensiveness = p(x) - p(x without its top k%), sufficiency = p(x) - p(the top k% alone), and AOPC is
+# their plain mean over a list of k.
+
+# Probabilities (batch, outcome) of a batch: one column a class, or a single column for a target text.
+Predict = Callable[[Batch], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Faithfulness:
+    """Scores of each instance for each k, ``(instance, k)``, and the probabilities behind them.
+
+    ``sufficient`` and ``comprehensive`` are the outcomes ``(instance, k, outcome)`` on the top k% alone and
+    on the rest; ``whole`` ``(instance, outcome)`` on everything; ``predicted`` the outcome that is scored.
+    """
+
+    percents: tuple[int, ...]
+    whole: NDArray[np.float64]
+    predicted: NDArray[np.intp]
+    sufficient: NDArray[np.float64]
+    comprehensive: NDArray[np.float64]
+
+    @property
+    def sufficiency(self) -> NDArray[np.float64]:
+        """p(x) - p(top k% alone); low means that the ranked tokens suffice."""
+        return self._drop(self.sufficient)
+
+    @property
+    def comprehensiveness(self) -> NDArray[np.float64]:
+        """p(x) - p(x without its top k%); high means that the ranked tokens were needed."""
+        return self._drop(self.comprehensive)
+
+    def _drop(self, perturbed: NDArray[np.float64]) -> NDArray[np.float64]:
+        instance = np.arange(len(self.whole))
+        return np.asarray(
+            self.whole[instance, self.predicted][:, None] - perturbed[instance, :, self.predicted]
+        )
+
+
+def faithfulness(
+    predict: Predict,
+    batch: Batch,
+    importance: NDArray[np.float64],
+    percents: Sequence[int] = (5, 10, 20, 50),
+    removal: Removal = Removal(),  # noqa: B008 - frozen
+    whole: NDArray[np.float64] | None = None,
+) -> Faithfulness:
+    """Sufficiency and comprehensiveness of a ranking ``importance`` ``(batch, token)`` of one batch.
+
+    ``predict`` is asked once for each variant of the whole batch; ``whole`` saves asking it for the
+    unchanged one. Special tokens are always kept. An input that removal would leave empty keeps its least
+    important token.
+    """
+    whole = _asked(predict, batch) if whole is None else whole
+    sufficient, comprehensive = [], []
+    for percent in percents:
+        top = top_percent(importance, batch.rankable, percent)
+        rest = batch.rankable & ~top
+        sufficient.append(_asked(predict, remove(batch, rest, removal)))
+        comprehensive.append(_asked(predict, remove(batch, _not_all(top, importance, batch), removal)))
+    return Faithfulness(
+        tuple(percents), whole, whole.argmax(1), np.stack(sufficient, 1), np.stack(comprehensive, 1)
+    )
+
+
+def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness:
+    """Scores of several batches as one, instance ``order[i]`` at place i of the joined batches."""
+    place = np.argsort(order)
+    fields = ("whole", "predicted", "sufficient", "comprehensive")
+    joined = {name: np.concatenate([getattr(part, name) for part in parts])[place] for name in fields}
+    return Faithfulness(parts[0].percents, **joined)
+
+
+def _asked(predict: Predict, batch: Batch) -> NDArray[np.float64]:
+    probabilities = np.asarray(predict(batch), dtype=float)
+    if probabilities.ndim != 2 or len(probabilities) != len(batch):
+        raise InputError(
+            f"predict returned shape {probabilities.shape} for {len(batch)} instances; give (batch, outcome)"
+        )
+    if not np.isfinite(probabilities).all():
+        raise InputError("the model's probabilities are not finite numbers; was it trained to nan?")
+    return probabilities
+
+
+def _not_all(removed: NDArray[np.bool_], importance: NDArray[np.float64], batch: Batch) -> NDArray[np.bool_]:
+    empty = ~(batch.visible & ~removed).any(1)
+    if not empty.any():
+        return removed
+    least = np.where(removed, importance, np.inf)
+    kept = removed.copy()
+    # The last of the least important: it would have been removed last.
+    column = removed.shape[1] - 1 - least[:, ::-1].argmin(1)
+    kept[empty, column[empty]] = False
+    return kept
+
+
+# --- Agreement of a ranking with people's rationales, as ERASER (DeYoung et al. 2020) scores it ---
+# AUPRC is the trapezoidal area under the precision-recall curve. Token F1 is the mean F1 over instances.
+# IOU F1 compares spans: a predicted span counts when it overlaps some rationale span with intersection over
+# union of at least one half; precision and recall are averaged over instances, and F1 is taken of the
+# averages. The predicted rationale has as many tokens as the human one.
+
+IOU_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Plausibility of one instance: its AUPRC, its token F1, and precision and recall of its spans."""
+
+    auprc: float
+    token_f1: float
+    span_precision: float
+    span_recall: float
+
+
+def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
+    """Score one ranking against one rationale (0/1 a token, at least one token of it).
+
+    >>> agreement([0.1, 0.6, 0.3], [0, 1, 1])
+    Agreement(auprc=1.0, token_f1=1.0, span_precision=1.0, span_recall=1.0)
+    """
+    scores, truth = np.asarray(importance, dtype=float), np.asarray(rationale).astype(bool)
+    chosen = top_tokens(scores, int(truth.sum()))
+    predicted_spans, true_spans = spans(chosen), spans(truth)
+    matched = sum(_best_overlap(span, true_spans) >= IOU_THRESHOLD for span in predicted_spans)
+    return Agreement(
+        auprc(scores, truth),
+        # As many tokens are predicted as are true, so precision, recall and F1 are one number.
+        float((chosen & truth).sum() / truth.sum()),
+        matched / len(predicted_spans),
+        matched / len(true_spans),
+    )
+
+
+def plausibility(agreements: Sequence[Agreement]) -> dict[str, float | None]:
+    """``auprc``, ``token_f1`` and ``iou_f1`` over instances (None without any)."""
+    if not agreements:
+        return {"auprc": None, "token_f1": None, "iou_f1": None}
+    precision = float(np.mean([one.span_precision for one in agreements]))
+    recall = float(np.mean([one.span_recall for one in agreements]))
+    return {
+        "auprc": float(np.mean([one.auprc for one in agreements])),
+        "token_f1": float(np.mean([one.token_f1 for one in agreements])),
+        "iou_f1": 2 * precision * recall / (precision + recall) if precision and recall else 0.0,
+    }
+
+
+def auprc(importance: ArrayLike, rationale: ArrayLike) -> float:
+    """Area under the precision-recall curve by the trapezoidal rule; equal scores are one point of it.
+
+    >>> auprc([0.9, 0.8, 0.1], [1, 0, 1])
+    0.7916666666666666
+    """
+    scores, truth = np.asarray(importance, dtype=float), np.asarray(rationale).astype(bool)
+    if scores.shape != truth.shape or not truth.any():
+        raise InputError(f"a rationale of {int(truth.sum())} among {truth.size} tokens cannot be scored")
+    order = np.argsort(-scores, kind="stable")
+    last_of_equals = np.append(np.diff(scores[order]) != 0, True)
+    found = np.cumsum(truth[order])[last_of_equals]
+    precision = found / (np.flatnonzero(last_of_equals) + 1)
+    # The curve starts at recall 0 with precision 1, by convention.
+    precision = np.concatenate([[1.0], precision])
+    recall = np.concatenate([[0.0], found / truth.sum()])
+    return float(np.sum(np.diff(recall) * (precision[1:] + precision[:-1]) / 2))
+
+
+def top_tokens(importance: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
+    """Marks the ``count`` most important tokens of one instance."""
+    everything = np.ones((1, importance.size), dtype=bool)
+    return most_important(importance[None, :], everything, np.array([count]))[0]
+
+
+def spans(chosen: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Runs of neighbouring chosen tokens as ``(start, end)``, the end not included.
+
+    >>> spans(np.array([True, True, False, True]))
+    [(0, 2), (3, 4)]
+    """
+    change = np.diff(np.concatenate([[0], chosen.astype(np.int8), [0]]))
+    starts, ends = np.flatnonzero(change == 1), np.flatnonzero(change == -1)
+    return [(int(start), int(end)) for start, end in zip(starts, ends, strict=True)]
+
+
+def _best_overlap(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> float:
+    best = 0.0
+    for start, end in others:
+        common = max(0, min(span[1], end) - max(span[0], start))
+        best = max(best, common / (span[1] - span[0] + end - start - common))
+    return best

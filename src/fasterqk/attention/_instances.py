@@ -1,0 +1,280 @@
+"""Instances as a model reads them: token ids, what may be ranked and removed, what is relevant."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.errors import InputError
+
+Side = Literal["right", "left"]
+
+
+@dataclass(frozen=True, eq=False)
+class Instance:
+    """One input of a model, all arrays one entry a token.
+
+    ``rankable`` is False for special tokens, which are always kept and never ranked. ``label`` is the
+    class of a classifier; ``target`` holds the token ids a causal model should write. ``pieces`` are the
+    tokens as text, for people. ``truncated`` says that the text went on.
+    """
+
+    tokens: NDArray[np.int64]
+    rankable: NDArray[np.bool_]
+    relevance: NDArray[np.float64]
+    label: int | None = None
+    target: NDArray[np.int64] | None = None
+    pieces: tuple[str, ...] = ()
+    id: str = ""
+    truncated: bool = False
+
+    def __post_init__(self) -> None:
+        if not len(self.tokens):
+            raise InputError(f"instance {self.id!r} has no tokens")
+        for name in ("rankable", "relevance"):
+            count = len(getattr(self, name))
+            if count != len(self.tokens):
+                raise InputError(
+                    f"{name} of instance {self.id!r} has {count} entries for {len(self.tokens)} tokens"
+                )
+
+    @property
+    def relevant(self) -> bool:
+        """Whether any token is relevant."""
+        return bool((self.relevance > 0).any())
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Instances side by side, padded on one ``side``; all arrays are ``(batch, token)``.
+
+    ``real`` is False on padding. ``hidden`` marks tokens that are there but that no row may see (removal
+    by attention mask). ``target`` and ``target_real`` are padded on the right, with no columns for
+    classifiers; ``label`` is -1 where there is none.
+    """
+
+    tokens: NDArray[np.int64]
+    real: NDArray[np.bool_]
+    rankable: NDArray[np.bool_]
+    relevance: NDArray[np.float64]
+    hidden: NDArray[np.bool_]
+    label: NDArray[np.int64]
+    target: NDArray[np.int64]
+    target_real: NDArray[np.bool_]
+    side: Side = "right"
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def visible(self) -> NDArray[np.bool_]:
+        """Tokens that are there and not hidden: the attention mask."""
+        return self.real & ~self.hidden
+
+    @property
+    def first(self) -> NDArray[np.intp]:
+        """The position of each first real token."""
+        return self.real.argmax(1)
+
+    @property
+    def last(self) -> NDArray[np.intp]:
+        """The position of each last real token."""
+        return self.real.shape[1] - 1 - self.real[:, ::-1].argmax(1)
+
+    def rows(self, chosen: slice) -> "Batch":
+        """Some of the instances, without padding that none of them needs."""
+        arrays = {name: value[chosen] for name, value in vars(self).items() if name != "side"}
+        return Batch(**arrays, side=self.side).keep(self.real[chosen])
+
+    def keep(self, kept: NDArray[np.bool_]) -> "Batch":
+        """The batch without the tokens that are not ``kept``: order stays, gaps close, padding is trimmed."""
+        kept = kept & self.real
+        order = np.argsort(~kept if self.side == "right" else kept, axis=1, kind="stable")
+        width = int(kept.sum(1).max())
+        order = order[:, :width] if self.side == "right" else order[:, order.shape[1] - width :]
+        real = np.take_along_axis(kept, order, 1)
+        return replace(
+            self,
+            tokens=np.take_along_axis(self.tokens, order, 1) * real,
+            real=real,
+            rankable=np.take_along_axis(self.rankable, order, 1) & real,
+            relevance=np.take_along_axis(self.relevance, order, 1) * real,
+            hidden=np.take_along_axis(self.hidden, order, 1) & real,
+        )
+
+
+def collate(instances: Sequence[Instance], side: Side = "right") -> Batch:
+    """Pad ``instances`` to one length (token 0 stands on padding; no model may look at it)."""
+    real, tokens = _padded([x.tokens for x in instances], side)
+    targets = [np.zeros(0, dtype=np.int64) if x.target is None else x.target for x in instances]
+    target_real, target = _padded(targets, "right")
+    return Batch(
+        tokens=tokens.astype(np.int64),
+        real=real,
+        rankable=_padded([x.rankable for x in instances], side)[1].astype(bool),
+        relevance=_padded([x.relevance for x in instances], side)[1].astype(float),
+        hidden=np.zeros_like(real),
+        label=np.array([-1 if x.label is None else x.label for x in instances], dtype=np.int64),
+        target=target.astype(np.int64),
+        target_real=target_real,
+        side=side,
+    )
+
+
+def pad_rows(rows: Sequence[NDArray[np.float64]], batch: Batch) -> NDArray[np.float64]:
+    """One value a token of each instance, laid out as ``batch`` is, zero on padding."""
+    laid_out = np.zeros(batch.real.shape)
+    laid_out[batch.real] = np.concatenate(rows)
+    return laid_out
+
+
+def unpad_rows(rows: NDArray[np.float64], batch: Batch) -> list[NDArray[np.float64]]:
+    """The inverse of :func:`pad_rows`."""
+    return [row[real] for row, real in zip(rows, batch.real, strict=True)]
+
+
+def _padded(rows: Sequence[NDArray[np.generic]], side: Side) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
+    lengths = np.array([len(row) for row in rows])
+    width = int(lengths.max())
+    position = np.arange(width)
+    real = position < lengths[:, None] if side == "right" else position >= width - lengths[:, None]
+    values = np.zeros(real.shape, dtype=rows[0].dtype)
+    values[real] = np.concatenate(rows)
+    return real, values
+
+
+# --- Your own data: JSON lines with words (or text), what is relevant in them, and the right answer ---
+# One object a line. ``tokens`` (a list of words) with ``relevance`` (one number in 0..1 a word), or ``text``
+# with ``spans`` (a list of ``[start, end]`` in characters); ``label`` (a class of a classifier, by number or
+# name) or ``target`` (the text a causal model should write); and, if you like, an ``id``.
+
+
+@dataclass(frozen=True)
+class Example:
+    """One line of the file, checked.
+
+    ``relevant`` holds ``(start, end, weight)`` in characters of ``text``; words are joined by blanks, and
+    ``words`` keeps them where the line gave ``tokens``. ``where`` names the line for error messages.
+    """
+
+    id: str
+    text: str
+    relevant: tuple[tuple[int, int, float], ...]
+    label: int | str | None
+    target: str | None
+    where: str
+    words: tuple[str, ...] | None = None
+    relevance: tuple[float, ...] | None = None
+
+
+def read_examples(path: str | PathLike[str]) -> list[Example]:
+    """All examples of a JSON lines file; each kind of bad line is one clear error.
+
+    >>> read_examples("mine.jsonl")[0].text      # doctest: +SKIP
+    'the cat sat'
+    """
+    examples = [read_example(record, where, number) for number, where, record in _records(Path(path))]
+    if not examples:
+        raise InputError(f"{str(path)!r} is empty; give one JSON object a line")
+    seen: dict[str, str] = {}
+    for example in examples:
+        if example.id in seen:
+            raise InputError(f"{example.where}: the id {example.id!r} was used before ({seen[example.id]})")
+        seen[example.id] = example.where
+    return examples
+
+
+def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Example:
+    """One example from a JSON object; ``where`` is quoted when something is wrong with it."""
+    if ("tokens" in record) == ("text" in record):
+        raise InputError(f"{where}: give either 'tokens' with 'relevance' or 'text' with 'spans'")
+    if ("label" in record) == ("target" in record):
+        raise InputError(f"{where}: give either 'label' (classifier) or 'target' (causal model)")
+    words, relevance = None, None
+    if "tokens" in record:
+        words = _words(record["tokens"], where)
+        relevance = _relevance(record.get("relevance"), len(words), where)
+        text, relevant = " ".join(words), _word_spans(words, relevance)
+    else:
+        text = _text(record["text"], "text", where)
+        relevant = _character_spans(record.get("spans"), text, where)
+    label = record.get("label")
+    if "label" in record and (isinstance(label, bool) or not isinstance(label, int | str)):
+        raise InputError(f"{where}: the label {label!r} is neither a whole number nor a name")
+    target = _text(record["target"], "target", where) if "target" in record else None
+    name = str(record.get("id", number))
+    return Example(name, text, relevant, label, target, where, words, relevance)
+
+
+def _records(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    try:
+        stream = path.open(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the data {str(path)!r}: {error.strerror}") from None
+    with stream:
+        try:
+            for number, line in enumerate(stream, start=1):
+                where = f"{str(path)!r} line {number}"
+                if not line.strip():
+                    continue
+                try:
+                    record = json.loads(line)
+                except ValueError as error:
+                    raise InputError(f"{where} is not JSON ({error})") from None
+                if not isinstance(record, dict):
+                    raise InputError(f"{where} holds no JSON object but {line.strip()[:40]!r}")
+                yield number, where, record
+        except UnicodeDecodeError as error:
+            raise InputError(f"{str(path)!r} is not UTF-8 text ({error.reason})") from None
+
+
+def _text(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise InputError(f"{where}: {name!r} is {value!r}; give some text")
+    return value
+
+
+def _words(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise InputError(f"{where}: 'tokens' is {value!r}; give a list of words")
+    for word in value:
+        if not isinstance(word, str) or not word.strip():
+            raise InputError(f"{where}: the token {word!r} is no word")
+    return tuple(value)
+
+
+def _relevance(value: Any, count: int, where: str) -> tuple[float, ...]:
+    if not isinstance(value, list):
+        raise InputError(
+            f"{where}: 'relevance' is {value!r}; give one number in 0..1 for each of {count} tokens"
+        )
+    if len(value) != count:
+        raise InputError(f"{where}: 'relevance' has {len(value)} numbers but 'tokens' has {count} words")
+    for number in value:
+        if not isinstance(number, int | float) or not 0 <= number <= 1:
+            raise InputError(f"{where}: the relevance {number!r} is no number in 0..1")
+    return tuple(float(number) for number in value)
+
+
+def _word_spans(words: tuple[str, ...], relevance: tuple[float, ...]) -> tuple[tuple[int, int, float], ...]:
+    spans, start = [], 0
+    for word, weight in zip(words, relevance, strict=True):
+        if weight > 0:
+            spans.append((start, start + len(word), weight))
+        start += len(word) + 1
+    return tuple(spans)
+
+
+def _character_spans(value: Any, text: str, where: str) -> tuple[tuple[int, int, float], ...]:
+    if not isinstance(value, list):
+        raise InputError(f"{where}: 'spans' is {value!r}; give a list of [start, end] in characters")
+    for span in value:
+        whole = isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)
+        if not whole or not 0 <= span[0] < span[1] <= len(text):
+            raise InputError(f"{where}: the span {span!r} does not lie in the text of {len(text)} characters")
+    return tuple((start, end, 1.0) for start, end in value)

@@ -1,1 +1,0 @@
-"""Benchmarks: each runs the plain way and ours in one process and returns the ratio."""

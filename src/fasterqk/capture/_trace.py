@@ -1,0 +1,233 @@
+"""Attention kernels written out in plain operations, so that their probabilities can be seen.
+
+Both functions take the arguments of the torch functions they stand in for and return the same values
+(to rounding).
+"""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from fasterqk.capture._recorder import Recorder
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """``torch.nn.functional.scaled_dot_product_attention`` through a visible softmax."""
+    if enable_gqa:
+        groups = query.size(-3) // key.size(-3)
+        key = key.repeat_interleave(groups, -3)
+        value = value.repeat_interleave(groups, -3)
+    scaling = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = torch.matmul(query, key.transpose(-2, -1)) * scaling
+    hidden = None
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril().logical_not()
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            hidden = ~attn_mask if hidden is None else hidden | ~attn_mask
+        else:
+            scores = scores + attn_mask
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, -math.inf)
+    probabilities = F.softmax(scores, -1)
+    if hidden is not None or attn_mask is not None:
+        # A row that may see nothing has no distribution: torch gives zeros there, softmax not-a-number.
+        probabilities = probabilities.masked_fill(scores.amax(-1, keepdim=True) == -math.inf, 0.0)
+    if dropout_p > 0:
+        probabilities = F.dropout(probabilities, dropout_p)
+    return torch.matmul(probabilities, value)
+
+
+def multi_head_attention_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    embed_dim_to_check: int,
+    num_heads: int,
+    in_proj_weight: Tensor | None,
+    in_proj_bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    add_zero_attn: bool,
+    dropout_p: float,
+    out_proj_weight: Tensor,
+    out_proj_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    use_separate_proj_weight: bool = False,
+    q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None,
+    v_proj_weight: Tensor | None = None,
+    static_k: Tensor | None = None,
+    static_v: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """``torch.nn.functional.multi_head_attention_forward`` (query is (length, batch, width))."""
+    unbatched = query.dim() == 2
+    if unbatched:
+        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
+        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+    length, batch, width = query.shape
+    if use_separate_proj_weight:
+        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+    else:
+        assert in_proj_weight is not None
+        weights = in_proj_weight.chunk(3)
+    biases: Any = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+    q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
+    if bias_k is not None and bias_v is not None:
+        k = torch.cat([k, bias_k.expand(1, batch, -1)])
+        v = torch.cat([v, bias_v.expand(1, batch, -1)])
+
+    def heads(states: Tensor) -> Tensor:
+        return states.reshape(states.shape[0], batch, num_heads, -1).permute(1, 2, 0, 3)
+
+    q = heads(q)
+    k = heads(k) if static_k is None else static_k.view(batch, num_heads, -1, static_k.shape[-1])
+    v = heads(v) if static_v is None else static_v.view(batch, num_heads, -1, static_v.shape[-1])
+    if add_zero_attn:
+        k = torch.cat([k, k.new_zeros(batch, num_heads, 1, k.shape[-1])], 2)
+        v = torch.cat([v, v.new_zeros(batch, num_heads, 1, v.shape[-1])], 2)
+
+    scores = torch.matmul(q / math.sqrt(q.shape[-1]), k.transpose(-2, -1))
+    if attn_mask is not None:
+        mask = _additive(attn_mask, scores)
+        scores = scores + _padded(
+            mask if mask.dim() == 2 else mask.view(batch, num_heads, length, -1), scores
+        )
+    if key_padding_mask is not None:
+        scores = scores + _padded(_additive(key_padding_mask, scores)[:, None, None, :], scores)
+    probabilities = F.softmax(scores, -1)
+    dropped = F.dropout(probabilities, dropout_p) if training and dropout_p > 0 else probabilities
+    context = torch.matmul(dropped, v).permute(2, 0, 1, 3).reshape(length, batch, width)
+    output = F.linear(context, out_proj_weight, out_proj_bias)
+    shown = None
+    if need_weights:
+        shown = dropped.mean(1) if average_attn_weights else dropped
+    if unbatched:
+        output, shown = output.squeeze(1), None if shown is None else shown.squeeze(0)
+    return output, shown
+
+
+def _additive(mask: Tensor, scores: Tensor) -> Tensor:
+    """A boolean mask (true = hidden) as numbers to add to the scores."""
+    if mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf)
+
+
+def _padded(mask: Tensor, scores: Tensor) -> Tensor:
+    """The mask, open at the extra keys that ``bias_k`` and ``add_zero_attn`` append."""
+    return F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
+
+
+# --- Sees every softmax that weights values, in whatever code a model is written ---
+# A ``TorchFunctionMode`` watches each torch function. Fused attention kernels are replaced by the same
+# computation written out, and a softmax over the last axis counts as attention once its result (after
+# dropout, casts, masks, reshapes) is an operand of a matrix product: routers, gates and class
+# probabilities are not.
+
+PRODUCTS = {
+    torch.matmul,
+    torch.bmm,
+    torch.mm,
+    torch.baddbmm,
+    torch.einsum,
+    Tensor.matmul,
+    Tensor.__matmul__,
+    Tensor.__rmatmul__,
+    Tensor.bmm,
+    Tensor.mm,
+    Tensor.baddbmm,
+}
+SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
+WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.scaled_dot_product_attention: scaled_dot_product_attention,
+    F.multi_head_attention_forward: multi_head_attention_forward,
+}
+_TAG = "_fasterqk_probabilities"
+
+
+class Tag:
+    """Marks the tensors that still carry one softmax's probabilities."""
+
+    def __init__(self, probabilities: Tensor) -> None:
+        self.waiting: Tensor | None = probabilities
+
+    def confirm(self) -> Tensor | None:
+        """The probabilities, the first time; then it lets go of them, which are tagged with it in turn."""
+        probabilities, self.waiting = self.waiting, None
+        return probabilities
+
+
+class AttentionTrace(TorchFunctionMode):
+    """While active, notes attention probabilities in ``recorder``."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in WRITTEN_OUT:
+            with self:
+                return WRITTEN_OUT[func](*args, **kwargs)
+        output = func(*args, **kwargs)
+        if not isinstance(output, Tensor):
+            return output
+        if func in SOFTMAXES:
+            if over_last_axis(output, args, kwargs):
+                setattr(output, _TAG, Tag(output))
+            return output
+        for operand in tensors_in(args, kwargs):
+            tag = getattr(operand, _TAG, None)
+            if tag is None:
+                continue
+            if func in PRODUCTS:
+                probabilities = tag.confirm()
+                if probabilities is not None:
+                    self.recorder.add(probabilities)
+            elif carries(func, operand, output):
+                setattr(output, _TAG, tag)
+        return output
+
+
+def over_last_axis(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether this softmax call runs over the last axis of at least two."""
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return output.dim() >= 2 and axis in (-1, output.dim() - 1)
+
+
+def carries(func: Callable[..., Any], operand: Tensor, output: Tensor) -> bool:
+    """Whether ``output`` still holds the elements of ``operand``: reshaped, masked, cast or cut out."""
+    return output.numel() == operand.numel() or func is Tensor.__getitem__
+
+
+def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments of a call, lists of tensors included."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, tuple | list):
+            found.extend(item for item in value if isinstance(item, Tensor))
+    return found

@@ -1,0 +1,349 @@
+"""One line that says what an optimizer does to which circuit."""
+
+import copy
+import dataclasses
+import math
+import random
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+import fasterqk
+from fasterqk.capture.modules import uncompiled
+from fasterqk.circuits._find import find_circuits
+from fasterqk.circuits._fused import COPYING
+from fasterqk.circuits._gradients import view_of
+from fasterqk.circuits._optimizer import GroupPlan, Stepping, stepping_of
+from fasterqk.circuits._slices import Slice, html_table, readable, text_table
+from fasterqk.errors import InputError
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one circuit has in an optimizer: parameters, tensors, how many of them split, and its rates."""
+
+    name: str
+    parameters: int
+    tensors: int
+    split: int
+    rates: tuple[float, ...]
+    changing: bool
+
+    def __str__(self) -> str:
+        tensors = f"{self.tensors} tensor{'s' * (self.tensors != 1)}"
+        split = f", {self.split} split" if self.split else ""
+        low, high = rate(min(self.rates)), rate(max(self.rates))
+        return (
+            f"{self.name} {readable(self.parameters)} parameters ({tensors}{split}) lr "
+            + (low if low == high else f"{low} to {high}")
+            + (" at this step" if self.changing else "")
+        )
+
+
+def describe(optimizer: torch.optim.Optimizer) -> str:
+    """What ``optimizer`` trains and how fast, in one line.
+
+    By circuit for an optimizer of :func:`make_optimizer`, by parameter group for any other:
+    ``qk 1.2M parameters (12 tensors, 4 split) lr 1e-3 - ov 1.2M parameters (12 tensors) lr 5e-5 - ...``
+    """
+    return " - ".join(map(str, shares(optimizer)))
+
+
+def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
+    """The circuits (or else the groups) of ``optimizer``, in the order qk, ov, shared, rest."""
+    stepping = stepping_of(optimizer)
+    if stepping is None:
+        return [
+            Share(
+                group.get("name", f"group {index}"),
+                sum(parameter.numel() for parameter in group["params"]),
+                len(group["params"]),
+                0,
+                (float(group["lr"]),),
+                False,
+            )
+            for index, group in enumerate(optimizer.param_groups)
+        ]
+    base = float(stepping.base_rate(optimizer))
+    places: dict[str, set[int]] = {}
+    for part, index in stepping.members:
+        places.setdefault(part.parameter, set()).add(index)
+    found = []
+    for circuit in ("qk", "ov", "shared", "rest"):
+        parts = [(part, index) for part, index in stepping.members if part.circuit == circuit]
+        if parts:
+            names = {part.parameter for part, _ in parts}
+            groups = sorted({index for _, index in parts})
+            found.append(
+                Share(
+                    circuit,
+                    sum(part.numel for part, _ in parts),
+                    len(names),
+                    sum(len(places[name]) > 1 for name in names),
+                    tuple(base * stepping.ratio_now(optimizer, index) for index in groups),
+                    any(callable(stepping.plans[index].ratio) for index in groups),
+                )
+            )
+    return found
+
+
+def rate(value: float) -> str:
+    """``0.001`` as ``1e-3``, ``0.00015`` as ``1.5e-4``, ``0.5`` as it is."""
+    if value == 0 or 0.01 <= value < 1000:
+        return f"{value:.3g}"
+    digits, power = f"{value:.2e}".split("e")
+    return f"{float(digits):g}e{int(power)}"
+
+
+# --- What a check of the circuits found, as a table ---
+
+_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class CircuitUpdate:
+    """How far one circuit moved in one step.
+
+    ``update`` is the root mean square over the entries that moved, ``moved`` their share. ``promised`` is
+    the ratio of its rate to the base rate; ``measured`` is its update over that of the same step taken
+    with every rate at the base. ``ok`` says that the two agree to one percent.
+    """
+
+    circuit: str
+    parameters: int
+    tensors: int
+    lr: float
+    update: float
+    moved: float
+    promised: float
+    measured: float
+
+    @property
+    def ok(self) -> bool:
+        return abs(self.measured / self.promised - 1) < _TOLERANCE
+
+
+@dataclass(frozen=True)
+class CircuitCheck:
+    """The result of :func:`check_circuits`; prints as a table, shows as one in a notebook."""
+
+    rows: tuple[CircuitUpdate, ...]
+    setting: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether every circuit moves as its ratio promises."""
+        return all(row.ok for row in self.rows)
+
+    def _table(self) -> list[dict[str, str]]:
+        return [
+            {
+                "circuit": row.circuit,
+                "parameters": readable(row.parameters),
+                "tensors": str(row.tensors),
+                "lr": rate(row.lr),
+                "update (rms)": f"{row.update:.3e}",
+                "moved": f"{row.moved:.0%}",
+                "promised": f"{row.promised:.4g}",
+                "measured": "did not move" if math.isnan(row.measured) else f"{row.measured:.4g}",
+                "": "ok" if row.ok else "DIFFERS",
+            }
+            for row in self.rows
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.setting}\n{text_table(self._table())}"
+
+    def _repr_html_(self) -> str:
+        return html_table(self._table(), self.setting)
+
+
+# --- A check that can be pasted into an issue: does every circuit move as fast as its ratio promises? ---
+
+Loss = Callable[[Any], torch.Tensor]
+
+
+def check_circuits(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss: Loss | None = None
+) -> CircuitCheck:
+    """Take one step on a copy and compare the update of each circuit with what its ratio promises.
+
+    Prints the table and returns it. ``batch`` is passed to the model (a mapping by keyword, a tuple by
+    position); ``loss(outputs)`` makes a number of what comes out, and defaults to ``outputs.loss``. The
+    model, the optimizer and the random generators are left exactly as they were.
+
+    The step is taken twice from the same point: as it is set, and with every rate at the base. Their
+    quotient is the measured ratio; it is exact for every optimizer whose update is proportional to the
+    rate, whatever its state. The ``update`` column shows the step itself: in the first step of Adam every
+    entry moves by about its rate, so there ``update`` is close to ``lr``.
+
+    >>> check_circuits(model, optimizer, {"input_ids": ids, "labels": ids}).ok     # doctest: +SKIP
+    True
+    """
+    model = uncompiled(model)
+    stepping = stepping_of(optimizer)
+    optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
+    members = stepping.members if stepping else _members(model, optimizer)
+    base = float(stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"])
+    if base == 0:
+        raise InputError("the base learning rate is 0 at this step (a warm-up?), so nothing would move")
+    ratios = _ratios(optimizer, stepping)
+    as_set = _updates(model, optimizer, stepping, members, batch, loss, slow=False)
+    at_base = _updates(model, optimizer, stepping, members, batch, loss, slow=True)
+    rows = []
+    for circuit in ("qk", "ov", "shared", "rest"):
+        places = [i for i, (part, _) in enumerate(members) if part.circuit == circuit]
+        found = sorted({ratios[members[i][1]] for i in places})
+        for ratio in found:
+            chosen = [i for i in places if ratios[members[i][1]] == ratio]
+            squares, moved, entries = (sum(as_set[i][which] for i in chosen) for which in range(3))
+            slow = sum(at_base[i][0] for i in chosen)
+            rows.append(
+                CircuitUpdate(
+                    circuit if len(found) == 1 else f"{circuit} x{ratio:g}",
+                    int(entries),
+                    len({members[i][0].parameter for i in chosen}),
+                    base * ratio,
+                    math.sqrt(squares / moved) if moved else 0.0,
+                    moved / entries,
+                    ratio,
+                    math.sqrt(squares / slow) if slow else math.nan,
+                )
+            )
+    setting = (
+        f"{type(model).__name__}, {type(optimizer).__name__}, base lr {rate(base)}, "
+        f"fasterqk {fasterqk.__version__}, torch {torch.__version__}"
+    )
+    result = CircuitCheck(tuple(rows), setting)
+    print(result)
+    return result
+
+
+def _members(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[Slice, int]]:
+    """Slices and their groups in an optimizer that was made elsewhere."""
+    group_of = {
+        id(parameter): index
+        for index, group in enumerate(optimizer.param_groups)
+        for parameter in group["params"]
+    }
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    strangers = group_of.keys() - {id(parameter) for parameter in parameters.values()}
+    if strangers:
+        raise InputError(
+            f"{len(strangers)} parameters of the optimizer are not in this model; "
+            "check_circuits needs the model that the optimizer was made for"
+        )
+    known = [(part, group_of.get(id(parameters[part.parameter]))) for part in find_circuits(model)]
+    return [(part, index) for part, index in known if index is not None]
+
+
+def _ratios(optimizer: torch.optim.Optimizer, stepping: Stepping | None) -> list[float]:
+    groups = optimizer.param_groups
+    if stepping is None:
+        return [float(group["lr"]) / float(groups[0]["lr"]) for group in groups]
+    return [stepping.ratio_now(optimizer, index) for index in range(len(stepping.plans))]
+
+
+def _updates(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    stepping: Stepping | None,
+    members: Any,
+    batch: Any,
+    loss: Loss | None,
+    *,
+    slow: bool,
+) -> list[tuple[float, int, int]]:
+    """Of every member: the sum of squares of its update, entries that moved, all entries."""
+    with _random_states_kept():
+        other, stepper = _copy(model, optimizer, stepping)
+        if slow:
+            _all_at_base(stepper, optimizer, stepping)
+        before = [_tensor(other, part).detach().clone() for part, _ in members]
+        outputs = _call(other, batch)
+        _scalar(outputs, loss).backward()
+        stepper.step()
+        found = []
+        for (part, _), old in zip(members, before, strict=True):
+            change = _tensor(other, part).detach().double() - old.double()
+            found.append((float(change.square().sum()), int((change != 0).sum()), change.numel()))
+    return found
+
+
+def _copy(
+    model: nn.Module, optimizer: torch.optim.Optimizer, stepping: Stepping | None
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    if stepping is None or stepping.mechanism == "parametrization":
+        with _copies_allowed(optimizer):
+            other, stepper = copy.deepcopy((model, optimizer))
+        if stepping is not None:
+            dataclasses.replace(stepping, homes=[], model=weakref.ref(other)).attach(stepper)
+        return other, stepper
+    other = copy.deepcopy(model)
+    stepper = stepping.remake(other)
+    stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    return other, stepper
+
+
+@contextmanager
+def _copies_allowed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Here hooks are hung on the copy again, so it may be made."""
+    held = {name: vars(optimizer).pop(name) for name in COPYING if name in vars(optimizer)}
+    try:
+        yield
+    finally:
+        vars(optimizer).update(held)
+
+
+def _all_at_base(
+    stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, stepping: Stepping | None
+) -> None:
+    """Only the rates change: whatever decay the real step would use stays."""
+    base = stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"]
+    for index, group in enumerate(stepper.param_groups):
+        if stepping is not None and stepping.plans[index].independent:
+            group["weight_decay"] /= stepping.ratio_now(optimizer, index)
+        group["lr"] = base
+    own = stepping_of(stepper)
+    if own is not None:
+        own.plans = [GroupPlan(plan.name, 1.0) for plan in own.plans]
+
+
+def _tensor(model: nn.Module, part: Slice) -> torch.Tensor:
+    """The slice in the model, also where the parameter is parametrized."""
+    prefix, _, attribute = part.parameter.rpartition(".")
+    return view_of(getattr(model.get_submodule(prefix), attribute), part)
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple | list) else model(batch)
+
+
+def _scalar(outputs: Any, loss: Loss | None) -> torch.Tensor:
+    value = loss(outputs) if loss is not None else getattr(outputs, "loss", outputs)
+    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+        raise InputError(
+            f"the model returned {type(outputs).__name__} without a loss; put labels into the batch or pass "
+            "loss=lambda outputs: ..."
+        )
+    return value
+
+
+@contextmanager
+def _random_states_kept() -> Iterator[None]:
+    """Dropout in the copy draws the same numbers each time and leaves no trace."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002

@@ -1,0 +1,173 @@
+"""Gradient normalisation per circuit: each circuit's gradient gets a norm of its own."""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fasterqk.capture.modules import uncompiled
+from fasterqk.circuits._find import find_circuits
+from fasterqk.circuits._groups import CIRCUITS
+from fasterqk.circuits._ratio import checked_number
+from fasterqk.circuits._slices import Circuits, Slice
+from fasterqk.errors import InputError
+
+
+def view_of(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
+    """The entries of ``tensor`` (a parameter, or its gradient) that ``part`` labels, as a view."""
+    if part.axis is None or part.start is None or part.stop is None:
+        return tensor
+    return tensor.narrow(part.axis, part.start, part.stop - part.start)
+
+
+@torch.no_grad()
+def normalize_gradients(
+    model: nn.Module, norms: Mapping[str, float], circuits: Circuits | None = None
+) -> dict[str, float]:
+    """Scale the gradient of each named circuit to the given norm; returns the norms before.
+
+    Call it between the backward pass and the step, like ``clip_grad_norm_``; it scales up as well as
+    down. ``rules={"qk": {"gradient_norm": 1.0}}`` in :func:`make_optimizer` does it at every step.
+    A circuit without any gradient is left alone.
+
+    >>> normalize_gradients(model, {"qk": 1.0, "ov": 1.0})       # doctest: +SKIP
+    {'qk': 0.031, 'ov': 0.482}
+    """
+    for circuit, norm in norms.items():
+        if circuit not in CIRCUITS:
+            raise InputError(f"{circuit!r} is not a circuit; circuits are {', '.join(CIRCUITS)}")
+        checked_number(norm, f"the gradient norm of {circuit!r}")
+    model = uncompiled(model)
+    labels = circuits if circuits is not None else find_circuits(model)
+    before = {}
+    for circuit, norm in norms.items():
+        parts = list(_gradients(model, [part for part in labels if part.circuit == circuit]))
+        size = _norm(parts)
+        before[circuit] = size
+        if size > 0:
+            for part in parts:
+                part.mul_(norm / size)
+    return before
+
+
+def normalizer(
+    model: nn.Module, circuits: Circuits | None, norms: Mapping[str, float]
+) -> Callable[[torch.optim.Optimizer], None] | None:
+    """What an optimizer runs before its step, or None when nothing is to be normalised."""
+    if not norms:
+        return None
+
+    def normalize(optimizer: Any) -> None:
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise InputError(
+                "the gradients are still multiplied by the loss scale, so their norm means nothing: "
+                "call scaler.unscale_(optimizer) before scaler.step(optimizer)"
+            )
+        normalize_gradients(model, norms, circuits)
+
+    return normalize
+
+
+def _gradients(model: nn.Module, parts: Iterable[Slice]) -> Iterable[torch.Tensor]:
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for part in parts:
+        gradient = parameters[part.parameter].grad
+        if gradient is not None:
+            yield view_of(gradient, part)
+
+
+def _norm(parts: list[torch.Tensor]) -> float:
+    if not parts:
+        return 0.0
+    sizes = [torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts]
+    return float(torch.linalg.vector_norm(torch.stack([size.to(sizes[0].device) for size in sizes])))
+
+
+# --- Initialisation imbalance: make one factor of a circuit larger, with or without changing the product ---
+
+_SCORES = re.compile(r"scale|sink|temperature|table|tau$", re.IGNORECASE)
+
+
+@torch.no_grad()
+def scale_circuits(
+    model: nn.Module,
+    *,
+    qk: float = 1.0,
+    ov: float = 1.0,
+    keep_product: bool = True,
+    circuits: Circuits | None = None,
+) -> None:
+    """Scale the weights of the circuits of ``model`` in place.
+
+    ``keep_product=True``: queries are multiplied and keys divided by ``qk``, values multiplied and outputs
+    divided by ``ov``. Scores and outputs, and so the function of the model, stay as they are; how fast
+    each factor learns does not. ``keep_product=False``: the products W_Q W_K and W_V W_O become ``qk`` and
+    ``ov`` times larger, shared equally between their factors.
+
+    Biases of q, k and v are scaled with their weights; the output bias is added after the product and
+    stays. Norms on queries or keys undo a scale, so a model that has them is refused, as is one with
+    adapters or with queries and keys from one matrix.
+
+    >>> scale_circuits(model, qk=4.0)                            # doctest: +SKIP
+    """
+    checked_number(qk, "qk")
+    checked_number(ov, "ov")
+    model = uncompiled(model)
+    labels = circuits if circuits is not None else find_circuits(model)
+    wanted = [name for name, factor in (("qk", qk), ("ov", ov)) if factor != 1]
+    parts = [part for part in labels if part.circuit in wanted]
+    _check_factors(labels, wanted)
+    if keep_product:
+        factors = {"q": qk, "k": 1 / qk, "v": ov, "o": 1 / ov}
+    else:
+        factors = {"q": math.sqrt(qk), "k": math.sqrt(qk), "v": math.sqrt(ov), "o": math.sqrt(ov)}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    chosen = [part for part in parts if _is_factor(model, part, parameters[part.parameter])]
+    for part in chosen:  # only after every part was found to be fit
+        view_of(parameters[part.parameter].detach(), part).mul_(factors[part.role])
+
+
+def _check_factors(labels: Circuits, wanted: list[str]) -> None:
+    """Each layer must have both factors of a product, each with weights of its own."""
+    pairs = {"qk": ("q", "k"), "ov": ("v", "o")}
+    for circuit in wanted:
+        layers = {part.layer for part in labels if part.circuit == circuit}
+        if not layers:
+            raise InputError(f"the model has no {circuit} parameters to scale")
+        for layer in layers:
+            roles = {part.role for part in labels if part.layer == layer}
+            missing = [role for role in pairs[circuit] if role not in roles]
+            if missing:
+                raise InputError(
+                    f"layer {layer} has no {missing[0]} weights of its own, so its {circuit} product cannot "
+                    "be scaled"
+                )
+
+
+def _is_factor(model: nn.Module, part: Slice, parameter: nn.Parameter) -> bool:
+    """Whether a slice of a circuit is a factor of its product (or a bias that goes with one)."""
+    prefix, _, attribute = part.parameter.rpartition(".")
+    owner = model.get_submodule(prefix)
+    kind = type(owner).__name__
+    if "norm" in kind.lower():
+        if part.role in ("q", "k", "v"):
+            raise InputError(
+                f"{part.parameter} normalises after the projection and undoes any scale of it; "
+                "scale_circuits cannot serve this model"
+            )
+        return False
+    if "lora_" in part.parameter:
+        raise InputError(f"{part.parameter} is an adapter: scale the model before adapters are added")
+    if isinstance(owner, nn.Embedding) or _SCORES.search(attribute):
+        return False  # added to or applied on the scores: no factor of the product
+    bias = "bias" in attribute or attribute.startswith("b_")
+    if bias:
+        return part.role != "o"
+    if parameter.ndim < 2:
+        raise InputError(
+            f"{part.parameter} is neither a weight nor a bias scale_circuits knows; scale it by hand"
+        )
+    return True

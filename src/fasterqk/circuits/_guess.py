@@ -1,0 +1,407 @@
+"""Where a parameter sits inside an attention block, with adapters and wrappers seen through."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+from torch import nn
+
+from fasterqk.capture.modules import (
+    attention_modules,
+    first_number,
+    head_counts,
+    meaning,
+    says_attention,
+    stack_of,
+    words,
+)
+from fasterqk.circuits._layouts import Block, Layout, concatenated, keys_then_values, registered
+from fasterqk.circuits._slices import Role, Slice
+from fasterqk.errors import InputError
+
+# Modules that only wrap another one: PEFT, parametrizations, FSDP, torch.compile, checkpointing.
+_WRAPPERS = {
+    "base_layer",
+    "parametrizations",
+    "modules_to_save",
+    "original_module",
+    "_orig_mod",
+    "_fsdp_wrapped_module",
+    "_checkpoint_wrapped_module",
+}
+# What a parameter of a projection may be called; weight norm and spectral norm have names of their own.
+_PLAIN_LEAVES = {"weight", "bias", "original", "original0", "original1"}
+_PLAIN_LEAVES |= {"weight_g", "weight_v", "weight_orig", "weight_u"}
+
+
+@dataclass(frozen=True)
+class Address:
+    """The way from an attention block down to a parameter.
+
+    ``components`` are the names on it that mean something (``("q_proj",)``, ``("output", "dense")``),
+    ``modules`` the modules that hold each of them, outermost first. ``adapter`` is None for a parameter
+    of the model itself, ``"in"`` for the factor of an adapter that reads its input (LoRA's A), ``"out"``
+    for the one that writes its output (LoRA's B and everything else). ``axis`` is the output axis.
+    """
+
+    components: tuple[str, ...]
+    modules: tuple[nn.Module, ...]
+    adapter: str | None
+    axis: int
+    bias: bool
+
+
+def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Address:
+    """The address, seen from the module at ``path``, of the parameter called ``name`` in ``root``."""
+    parts = name.split(".")[path.count(".") + 1 if path else 0 :]
+    module = root.get_submodule(path)
+    components: list[str] = []
+    holders: list[nn.Module] = []
+    adapter = None
+    for part in parts[:-1]:
+        if adapter is None and hasattr(module, "base_layer") and part != "base_layer":
+            adapter = "in" if part.endswith(("_A", "_a")) else "out"
+        if adapter is None and part not in _WRAPPERS:
+            components.append(part)
+            holders.append(module)
+        module = getattr(module, part)
+    leaf = parts[-1]
+    if adapter is None and leaf not in _PLAIN_LEAVES:
+        components.append(leaf)
+        holders.append(module)
+    return Address(
+        tuple(components),
+        tuple(holders),
+        adapter,
+        # Conv1D of GPT-2 keeps (in, out) where nn.Linear keeps (out, in).
+        axis=1 if type(module).__name__ == "Conv1D" and parameter.dim() == 2 else 0,
+        bias=leaf == "bias" or leaf.endswith("_bias"),
+    )
+
+
+# --- Where attention is in a model: the module that forms queries and keys, and the wrapper around it ---
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One attention block.
+
+    ``core`` is the path of the module that forms queries and keys. ``path`` is that of the module around
+    it where the core has no output projection of its own (BERT), else the same. ``layer`` counts along
+    the stack. ``named``: the class says that it is attention, so whatever is inside belongs to it.
+    """
+
+    path: str
+    core: str
+    module: nn.Module
+    layer: int | None
+    named: bool = True
+
+    def in_core(self, parameter: str) -> bool:
+        """Whether the parameter of that name is inside the core."""
+        return not self.core or parameter.startswith(self.core + ".")
+
+
+def find_scopes(model: nn.Module) -> dict[str, Scope]:
+    """The attention blocks of ``model`` by path; a core inside another belongs to the outer one."""
+    cores: dict[str, nn.Module] = {}
+    for found, module in attention_modules(model).items():
+        name = _caller(model, found, module)
+        if not any(outer and name.startswith(outer + ".") for outer in cores):
+            cores.setdefault(name, model.get_submodule(name))
+    layers = layer_numbers(list(cores))
+    scopes = (
+        Scope(_wrapper(model, name, core, cores), name, core, layers[name], _named(core))
+        for name, core in cores.items()
+    )
+    return {scope.path: scope for scope in scopes}
+
+
+def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:
+    """What the innermost path around ``name`` stands for.
+
+    >>> nearest("h.0.attn.q.weight", {"h.0": 1, "h.0.attn": 2, "h.1": 3})
+    2
+    """
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in by_path:
+            return by_path[path]
+    return None
+
+
+def layer_numbers(paths: list[str]) -> dict[str, int | None]:
+    """The place of each path in its stack of layers.
+
+    Where one number of the path varies it is that number; where several do (Swin's stages and blocks)
+    the blocks are counted through; a path without numbers has None.
+
+    >>> layer_numbers(["h.0.attn", "h.2.attn"])
+    {'h.0.attn': 0, 'h.2.attn': 2}
+    >>> list(layer_numbers(["s.0.b.0", "s.0.b.1", "s.1.b.0"]).values())
+    [0, 1, 2]
+    """
+    return {path: number for path, (number, _) in _numbered(paths).items()}
+
+
+def layer_prefixes(scopes: Iterable[Scope]) -> dict[str, int]:
+    """The path of each numbered layer, for what is in the layer but not in its attention."""
+    numbered = _numbered([scope.core for scope in scopes])
+    return {prefix: number for number, prefix in numbered.values() if number is not None}
+
+
+def _numbered(paths: list[str]) -> dict[str, tuple[int | None, str]]:
+    stacks: dict[str, list[list[str]]] = {}
+    for path in paths:
+        stacks.setdefault(stack_of(path), []).append(path.split("."))
+    numbers: dict[str, tuple[int | None, str]] = {}
+    for members in stacks.values():
+        digits = [i for i, part in enumerate(members[0]) if part.isdigit()]
+        varying = [i for i in digits if len({parts[i] for parts in members}) > 1]
+        for count, parts in enumerate(members):
+            chosen = (varying or digits[:1])[-1:]
+            prefix = ".".join(parts[: chosen[0] + 1]) if chosen else ""
+            number = count if len(varying) > 1 else int(parts[chosen[0]]) if chosen else None
+            numbers[".".join(parts)] = (number, prefix)
+    return {path: numbers[path] for path in paths}
+
+
+def _caller(model: nn.Module, name: str, module: nn.Module) -> str:
+    """The module that is called: not a dictionary of projections, not a single head among others."""
+    parent, _, own = name.rpartition(".")
+    if isinstance(module, nn.ModuleDict | nn.ModuleList):
+        return parent
+    around = parent.rpartition(".")[0]
+    listed = own.isdigit() and isinstance(model.get_submodule(parent), nn.ModuleList)
+    if listed and says_attention(model.get_submodule(around)) and not _has_output(module):
+        return around
+    return name
+
+
+def _has_output(module: nn.Module) -> bool:
+    return any(meaning(child).output for child, _ in module.named_children())
+
+
+def _named(core: nn.Module) -> bool:
+    return says_attention(core) or isinstance(core, nn.MultiheadAttention)
+
+
+def _wrapper(model: nn.Module, name: str, core: nn.Module, cores: dict[str, nn.Module]) -> str:
+    """The parent where that is called attention and only it can have the output projection."""
+    if not _named(core) or _has_output(core):
+        return name
+    parent = name.rpartition(".")[0]
+    alone = sum(1 for other in cores if other.startswith(parent + ".")) == 1
+    return parent if parent and alone and says_attention(model.get_submodule(parent)) else name
+
+
+# --- A first label from the class of the module and the names on the way to the parameter ---
+
+_SCALES = {"scale", "scaling", "temperature"}
+# Names of an output projection beside queries and keys, whatever the module is called.
+_OUTPUTS = {"to_out", "out_proj", "proj_out"}
+# Words that make a norm inside attention one of the output side.
+_INNER = {"sub", "inner"}
+
+
+@dataclass(frozen=True)
+class Guess:
+    """What registry and names say of one parameter.
+
+    Either one ``role`` for the whole tensor, or ``blocks`` along ``axis``. ``certain`` is False for a
+    fused weight whose layout only its name suggests: that has to be seen by the probe. ``firm`` labels
+    stay whatever the probe sees.
+    """
+
+    role: Role | None
+    by: str
+    axis: int | None = None
+    blocks: tuple[Block, ...] = ()
+    certain: bool = True
+    firm: bool = False
+
+
+def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) -> Guess | None:
+    """The first label of ``name``, which is inside ``scope``; None where nothing speaks."""
+    if not scope.in_core(name):
+        return _beside(locate(model, scope.path, name, parameter))
+    address = locate(model, scope.core, name, parameter)
+    for module, component in zip(reversed(address.modules), reversed(address.components), strict=True):
+        entry = registered(module, component)
+        if entry is not None and not isinstance(entry, str):
+            return _fused(address, parameter, module, entry, "registry", certain=True)
+        if entry is not None:
+            return Guess(entry, "registry")
+    return _by_name(scope, address, parameter)
+
+
+def _by_name(scope: Scope, address: Address, parameter: nn.Parameter) -> Guess | None:
+    said = [meaning(component) for component in address.components]
+    norm = any(one.norm for one in said)
+    if any(one.score for one in said) and not (norm and not any(one.letters for one in said)):
+        scale = any(_SCALES & set(words(component)) for component in address.components)
+        queries = any(one.letters == "q" for one in said)
+        return Guess("q" if scale or queries else "k", "name", firm=True)
+    letters = next((one.letters for one in reversed(said) if one.letters), "")
+    if letters in ("q", "k", "v"):
+        return Guess(letters, "name")  # type: ignore[arg-type]
+    if letters == "qk":
+        return Guess("q", "name")
+    if letters:
+        if norm or address.adapter == "in":
+            return Guess("shared", "name")
+        layout = concatenated if letters == "qkv" else keys_then_values
+        return _fused(address, parameter, scope.module, layout, "name", certain=False)
+    if norm:
+        inside = {word for component in address.components for word in words(component)}
+        on_output = inside & _INNER or any(one.output and one.norm for one in said)
+        return Guess("o", "name") if on_output else Guess("rest", "name")
+    if any(one.output for one in said) and (scope.named or _strictly_output(address)):
+        return Guess("o", "name")
+    return None if scope.named else Guess("rest", "name")
+
+
+def _beside(address: Address) -> Guess:
+    """Around the core, in the module that is still called attention: BERT's output projection."""
+    said = [meaning(component) for component in address.components]
+    output = any(one.output for one in said) and not any(one.norm for one in said)
+    return Guess("o" if output else "rest", "name")
+
+
+def _strictly_output(address: Address) -> bool:
+    """Outside a module that is called attention ``out`` may mean anything; ``W_O`` does not."""
+    return any(
+        {"o", "wo", "ov"} & set(words(component)) or component in _OUTPUTS for component in address.components
+    )
+
+
+def _fused(
+    address: Address, parameter: nn.Parameter, module: nn.Module, layout: Layout, by: str, certain: bool
+) -> Guess:
+    if address.adapter == "in" or not parameter.is_floating_point():
+        # LoRA's first factor feeds all parts; quantised storage has no rows to part.
+        return Guess("shared", by, firm=True)
+    axis = 0 if address.adapter else address.axis
+    rows = parameter.shape[axis]
+    counts = head_counts(module)
+    try:
+        blocks = layout(rows, *(counts or (1, 1)))
+    except ValueError:
+        return Guess(None, by, certain=False)
+    if counts is None:
+        blocks = [Block(block.role, block.size) for block in blocks]
+    return Guess(None, by, axis, tuple(blocks), certain)
+
+
+# --- The tensors of an attention block cut by head ---
+
+
+def cut_by_head(
+    model: nn.Module, scope: Scope, parameter: nn.Parameter, cut: list[Slice], seen: int | None = None
+) -> list[Slice]:
+    """Slices of one parameter, those of one role for all heads cut head by head.
+
+    Queries, keys and values along their output, output projections along their input; key-value heads
+    where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
+    output bias) keeps ``head`` None. ``seen``: the number of heads the probe saw, for modules that state
+    none.
+    """
+    whole = cut[0]
+    if len(cut) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
+        return cut
+    address = locate(model, scope.path, whole.parameter, parameter)
+    single = _single_head(address)
+    if single is not None:
+        return [replace(whole, head=single)]
+    counts = head_counts(scope.module) or _counted(parameter)
+    counts = counts or _listed(model, scope) or _from_widths(model, scope)
+    counts = counts or ((seen, seen) if seen else None)
+    if counts is None:
+        raise InputError(
+            f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
+            "say how many heads it has; set num_heads on the module"
+        )
+    number = counts[0] if whole.role in ("q", "o") else counts[1]
+    axis = _head_axis(address, parameter, whole.role, number, counts[0], _width(model, scope, whole.role))
+    if axis is None:
+        return cut
+    number = counts[0] if parameter.shape[axis] == counts[0] else number
+    size = parameter.shape[axis] // number
+    return [
+        replace(
+            whole,
+            axis=axis,
+            start=head * size,
+            stop=(head + 1) * size,
+            numel=whole.numel // number,
+            head=head,
+        )
+        for head in range(number)
+    ]
+
+
+def _single_head(address: Address) -> int | None:
+    """The number of the head in a list that has one module a head: ``heads.3.query``."""
+    for listed, number in pairwise(address.components):
+        if number.isdigit() and "head" in listed.lower():
+            return int(number)
+    return None
+
+
+def _head_axis(
+    address: Address, parameter: nn.Parameter, role: str, number: int, queries: int, width: int
+) -> int | None:
+    """The axis along which ``parameter`` has one part a head; None where it has no such parts."""
+    shape = parameter.shape
+    if any(meaning(component).score for component in address.components):
+        return next((axis for axis in reversed(range(len(shape))) if shape[axis] == queries), None)
+    if len(shape) == 3:
+        return next((axis for axis in range(3) if shape[axis] == number), None)
+    if role == "o":
+        inward = 1 - address.axis
+        fits = len(shape) == 2 and not address.bias and address.adapter != "out"
+        return inward if fits and shape[inward] % number == 0 else None
+    if len(shape) == 2 and address.bias:
+        return 0 if shape[0] == number else None
+    axis = 0 if address.adapter else address.axis
+    axis = axis if axis < len(shape) else 0
+    return axis if address.adapter != "in" and shape[axis] == width and width % number == 0 else None
+
+
+def _width(model: nn.Module, scope: Scope, role: str) -> int:
+    """The rows of the projection that makes these heads: the widest of the same letter in the block."""
+    widest = 0
+    for name, parameter in scope.module.named_parameters(prefix=scope.core):
+        if parameter.dim() == 2:
+            address = locate(model, scope.core, name, parameter)
+            said = [meaning(component) for component in address.components]
+            if any(one.letters == role and not one.score for one in said) and address.adapter != "in":
+                widest = max(widest, parameter.shape[0 if address.adapter else address.axis])
+    return widest
+
+
+def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
+    """Heads counted from the width of one and the rows of the projections."""
+    size = first_number(
+        (scope.module,), ("head_dim", "attention_head_size", "head_size", "dim_head", "d_head")
+    )
+    queries, keys = (_width(model, scope, role) // size if size else 0 for role in ("q", "k"))
+    return (queries, keys) if queries and keys else None
+
+
+def _listed(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
+    """Heads counted from a list with one module each."""
+    found = {
+        _single_head(locate(model, scope.path, name, parameter))
+        for name, parameter in scope.module.named_parameters(prefix=scope.core)
+    } - {None}
+    return (len(found), len(found)) if found else None
+
+
+def _counted(parameter: nn.Parameter) -> tuple[int, int] | None:
+    """Per-head tensors [head, ...] say themselves how many there are."""
+    return (parameter.shape[0], parameter.shape[0]) if parameter.dim() == 3 else None

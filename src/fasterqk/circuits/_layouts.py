@@ -1,0 +1,275 @@
+"""Layouts of fused weights: which rows of the output axis make queries, keys and values, of which head."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from fasterqk.capture.modules import meaning
+from fasterqk.circuits._slices import Role
+
+
+@dataclass(frozen=True)
+class Block:
+    """``size`` neighbouring rows with one role; ``head`` is the query or key-value head they belong to."""
+
+    role: Role
+    size: int
+    head: int | None = None
+
+
+# (rows, query heads, key-value heads) -> blocks in order; ValueError where the numbers do not fit
+Layout = Callable[[int, int, int], list[Block]]
+
+
+def concatenated(rows: int, heads: int, key_heads: int) -> list[Block]:
+    """[Q of all heads; K; V]: GPT-2, Phi-3, ModernBERT, MPT, timm, nn.MultiheadAttention.
+
+    >>> [(block.role, block.size) for block in concatenated(12, 1, 1)]
+    [('q', 4), ('k', 4), ('v', 4)]
+    """
+    width = _width(rows, heads + 2 * key_heads)
+    return [*_each("q", heads, width), *_each("k", key_heads, width), *_each("v", key_heads, width)]
+
+
+def per_group(rows: int, heads: int, key_heads: int) -> list[Block]:
+    """For each key-value head [its queries; k; v]: GPT-NeoX, BLOOM, Falcon's new decoder.
+
+    >>> [(block.role, block.head) for block in per_group(8, 4, 2)]
+    [('q', 0), ('q', 1), ('k', 0), ('v', 0), ('q', 2), ('q', 3), ('k', 1), ('v', 1)]
+    """
+    queries = heads // key_heads
+    width = _width(rows, key_heads * (queries + 2))
+    blocks = []
+    for group in range(key_heads):
+        blocks += [Block("q", width, group * queries + i) for i in range(queries)]
+        blocks += [Block("k", width, group), Block("v", width, group)]
+    return blocks
+
+
+def keys_then_values(rows: int, heads: int, key_heads: int) -> list[Block]:
+    """[K of all heads; V]: cross-attention of GPT-2, many fused ``kv`` projections."""
+    width = _width(rows, 2 * key_heads)
+    return [*_each("k", key_heads, width), *_each("v", key_heads, width)]
+
+
+def key_value_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
+    """For each key-value head [k; v]."""
+    width = _width(rows, 2 * key_heads)
+    return per_head(("k", width), ("v", width))(rows, heads, key_heads)
+
+
+def query_gate_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
+    """For each head [q; gate on the output]: Qwen3-Next."""
+    width = _width(rows, 2 * heads)
+    return per_head(("q", width), ("o", width))(rows, heads, key_heads)
+
+
+def per_head(*parts: tuple[Role, int]) -> Layout:
+    """For each head the parts ``(role, rows)`` in turn; the rows say how many heads there are."""
+
+    def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
+        size = sum(width for _, width in parts)
+        if size <= 0 or rows % size:
+            raise ValueError(f"{rows} rows are not heads of {parts}")
+        return [Block(role, width, head) for head in range(rows // size) for role, width in parts if width]
+
+    return layout
+
+
+def in_order(*parts: tuple[Role, int]) -> Layout:
+    """The parts ``(role, rows)`` one after the other, of no particular head."""
+
+    def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
+        if sum(size for _, size in parts) != rows:
+            raise ValueError(f"{rows} rows are not {parts}")
+        return [Block(role, size) for role, size in parts if size]
+
+    return layout
+
+
+# What the probe's runs are compared with, to know the heads of a layout nobody has registered.
+KNOWN: tuple[Layout, ...] = (
+    concatenated,
+    per_group,
+    keys_then_values,
+    key_value_per_head,
+    query_gate_per_head,
+)
+
+
+def matching(runs: Sequence[tuple[int, int, Role]], heads: int, key_heads: int) -> list[Block] | None:
+    """The known layout that has exactly these runs ``(start, stop, role)``, or None."""
+    for layout in KNOWN:
+        try:
+            blocks = layout(runs[-1][1], heads, key_heads)
+        except ValueError:
+            continue
+        if merged(blocks) == list(runs):
+            return blocks
+    return None
+
+
+def merged(blocks: Sequence[Block]) -> list[tuple[int, int, Role]]:
+    """Runs ``(start, stop, role)`` of blocks, neighbours of one role joined."""
+    runs: list[tuple[int, int, Role]] = []
+    start = 0
+    for block in blocks:
+        if runs and runs[-1][2] == block.role:
+            runs[-1] = (runs[-1][0], start + block.size, block.role)
+        else:
+            runs.append((start, start + block.size, block.role))
+        start += block.size
+    return runs
+
+
+def _each(role: Role, heads: int, width: int) -> list[Block]:
+    return [Block(role, width, head) for head in range(heads)]
+
+
+def _width(rows: int, parts: int) -> int:
+    if parts <= 0 or rows % parts:
+        raise ValueError(f"{rows} rows do not divide into {parts} parts")
+    return rows // parts
+
+
+# --- Layouts that are known by the class of the module, and blocks that have no QK circuit at all ---
+# Classes are known by name, so that neither transformers nor timm has to be imported. To add an
+# architecture, add a line to ``REGISTRY``; the probe checks it (see docs/architectures.md).
+
+# What a child of a module holds: one role, or a layout of its rows; it may depend on the module.
+Entry = Callable[[nn.Module], "Layout | Role"]
+
+
+def always(entry: Layout | Role) -> Entry:
+    """An entry that is the same for every module of the class."""
+    return lambda module: entry
+
+
+def _gpt2(module: nn.Module) -> Layout:
+    return keys_then_values if hasattr(module, "q_attn") else concatenated
+
+
+def _falcon(module: nn.Module) -> Layout:
+    new_decoder = getattr(module, "new_decoder_architecture", False)
+    return concatenated if getattr(module, "multi_query", False) and not new_decoder else per_group
+
+
+def _multi_query(module: nn.Module) -> Layout:
+    return concatenated if getattr(module, "multi_query", False) else per_group
+
+
+def _codegen(module: nn.Module) -> Layout:
+    """Four parts for four accelerators, each [q; v; k] of its share of the heads."""
+
+    def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
+        share, width = heads // 4, rows // (3 * heads)
+        roles: tuple[Role, ...] = ("q", "v", "k")
+        return [
+            Block(role, width, part * share + i) for part in range(4) for role in roles for i in range(share)
+        ]
+
+    return layout
+
+
+def _latent(module: nn.Module) -> Layout:
+    """Multi-head latent attention: the latent feeds both circuits, the rotary rows make keys alone."""
+    return in_order(("shared", _size(module, "kv_lora_rank")), ("k", _size(module, "qk_rope_head_dim")))
+
+
+def _latent_heads(module: nn.Module) -> Layout:
+    return per_head(("k", _size(module, "qk_nope_head_dim")), ("v", _size(module, "v_head_dim")))
+
+
+def _gated_query(module: nn.Module) -> "Layout | Role":
+    """For each head [q; gate on the output] where the projection is twice as wide as its heads."""
+    projection, width = getattr(module, "q_proj", None), _size(module, "head_dim")
+    heads = _size(module, "num_heads") or getattr(getattr(module, "config", None), "num_attention_heads", 0)
+    rows = getattr(projection, "out_features", 0)
+    return per_head(("q", width), ("o", width)) if width and rows == 2 * heads * width else "q"
+
+
+def _gated_latent_query(module: nn.Module) -> Layout:
+    return per_head(("q", _size(module, "qk_head_dim")), ("o", _size(module, "v_head_dim")))
+
+
+def _levit(module: nn.Module) -> Layout:
+    """For each head [q; k; v], or [k; v] where queries are made apart; values are wider."""
+    key = _size(module, "key_dim")
+    value = int(getattr(module, "attention_ratio", 0) * key)
+    query = 0 if hasattr(module, "keys_values") else key
+    return per_head(("q", query), ("k", key), ("v", value))
+
+
+def _second_bias(module: nn.Module) -> Role:
+    """Of the two biases of relative attention, both added to the queries; alone it is one of the values."""
+    return "q" if hasattr(module, "bias_u") else "v"
+
+
+def _size(module: nn.Module, name: str) -> int:
+    value = getattr(module, name, None)
+    return value if isinstance(value, int) else 0
+
+
+# class name (a pattern) -> child that holds the parameter -> entry
+REGISTRY: dict[str, dict[str, Entry]] = {
+    r"GPT2Attention|DecisionTransformerGPT2Attention|ImageGPTAttention": {"c_attn": _gpt2},
+    r"MultiheadAttention": {"in_proj_weight": always(concatenated), "in_proj_bias": always(concatenated)},
+    r"Phi3Attention|Phi4MultimodalAttention": {"qkv_proj": always(concatenated)},
+    r"ModernBert\w*Attention|MptAttention": {"Wqkv": always(concatenated)},
+    r"GPTNeoX(Japanese)?Attention|BloomAttention|PersimmonAttention": {"query_key_value": always(per_group)},
+    r"FalconAttention": {"query_key_value": _falcon},
+    r"GPTBigCodeAttention": {"c_attn": _multi_query},
+    r"CodeGenAttention": {"qkv_proj": _codegen},
+    r"DisentangledSelfAttention": {"in_proj": always(per_group)},
+    r"BarkSelfAttention": {"att_proj": always(concatenated)},
+    r"Qwen3\w*Attention": {"q_proj": _gated_query},
+    r"AXK2Attention": {"q_gate_proj": _gated_latent_query},
+    r"LevitAttention(Subsample)?": {"queries_keys_values": _levit, "keys_values": _levit},
+    r"GraniteSpeech\w*Attention|EvollaSequenceCompressorAttention": {"to_kv": always(keys_then_values)},
+    r"DeepseekV4\w*(Attention|Compressor)": {"kv_proj": always("shared"), "gate_proj": always("shared")},
+    r"AriaCrossAttention": {"linear": always("o")},
+    r"XLNetRelativeAttention|FunnelRelMultiheadAttention": {
+        "r": always("k"),
+        "r_kernel": always("k"),
+        "seg_embed": always("k"),
+    },
+    r"\w*": {"bias_u": always("q"), "bias_v": _second_bias},
+    # Known by its children: every model with latent attention calls them so.
+    r"\w*(Attention|MLA)": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},
+}
+
+
+def registered(module: nn.Module, child: str) -> "Layout | Role | None":
+    """The layout or role of the parameters that ``module`` keeps under ``child``, or None."""
+    name = type(module).__name__
+    for pattern, entries in REGISTRY.items():
+        if child in entries and re.fullmatch(pattern, name):
+            return entries[child](module)
+    if child == "qkv" and type(module).__module__.startswith(("timm.", "transformers.")):
+        return concatenated
+    if "Indexer" in name:
+        # It chooses which keys are looked at, so all of it is about looking.
+        return "q" if meaning(child).letters == "q" else "k"
+    return None
+
+
+# Sequence mixers without a softmax over scores of queries and keys, by class and by what they hold.
+_NO_SOFTMAX = re.compile(
+    r"mamba|rwkv|deltanet|deltaattention|lightningattention|linear(self)?attention|additiveattention|retention|retnet|hyena|rglru"
+    r"|mlstm|slstm|xlstmlayer|s4layer|lfm2\w*shortconv|fourier|performer",
+    re.IGNORECASE,
+)
+_NOT_A_MIXER = re.compile(
+    r"norm|embed|model$|forcausallm|cache|head$|block$|(de|en)coderlayer$", re.IGNORECASE
+)
+_STATE_SPACE = {"A_log", "time_decay", "time_first", "time_mix_key"}
+
+
+def refused(module: nn.Module) -> bool:
+    """Whether ``module`` is known to mix positions without softmax attention."""
+    name = type(module).__name__
+    if _STATE_SPACE & {own for own, _ in module.named_parameters(recurse=False)}:
+        return True
+    return bool(_NO_SOFTMAX.search(name)) and not _NOT_A_MIXER.search(name)

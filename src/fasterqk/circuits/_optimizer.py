@@ -1,0 +1,418 @@
+"""What happens around every step of an optimizer made here: checks, rates, gradients.
+
+All of it hangs on the hooks a stock optimizer offers (before and after a step, before a state is loaded),
+so the optimizer stays an object of the class the user handed in.
+"""
+
+import math
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+
+from fasterqk.capture.modules import uncompiled
+from fasterqk.circuits._fused import Fused, forbid_copies, split, zero_grad_with
+from fasterqk.circuits._gradients import normalizer
+from fasterqk.circuits._groups import Group, Only, Request, Rules, assign, gather, labels_for, members
+from fasterqk.circuits._ratio import Ratio, RatioLike, checked_number
+from fasterqk.circuits._slices import Circuits, Slice
+from fasterqk.errors import InputError
+
+_ATTRIBUTE = "_fasterqk"
+_STEP = "ratio_step"  # key of a parameter group: steps taken under a ratio that changes
+# Rates closer than this to their ratio are left as a scheduler made them, to the last bit.
+_CLOSE = 1e-6
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """What the hooks know about one parameter group.
+
+    ``independent``: its weight decay is divided by the ratio for the time of a step.
+    """
+
+    name: str
+    ratio: Ratio
+    independent: bool = False
+
+
+@dataclass
+class Stepping:
+    """The hooks of one optimizer.
+
+    ``remake`` builds the same optimizer for a copy of the model; ``normalize`` runs after the gradients
+    are known and before the step; ``homes`` are (module, attribute, parameter) of everything optimized;
+    ``members`` says of every labelled slice in which group it is; ``frozen`` are names and parameters that
+    were not trainable and so are not optimized.
+    """
+
+    plans: Sequence[GroupPlan]
+    fused: Sequence[Fused]
+    homes: Sequence[tuple[nn.Module, str, nn.Parameter]]
+    model: "weakref.ref[nn.Module]"
+    members: Sequence[tuple[Slice, int]]
+    mechanism: str
+    remake: Callable[[nn.Module], torch.optim.Optimizer]
+    normalize: Callable[[torch.optim.Optimizer], None] | None = None
+    frozen: Sequence[tuple[str, nn.Parameter]] = ()
+    _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
+    _inside: bool = field(default=False, init=False)
+    _strided: list[str] = field(default_factory=list, init=False)
+    _members: list[list[nn.Parameter]] = field(default_factory=list, init=False)
+    _last: Any = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._strided = [fused.name for fused in self.fused if fused.strided]
+
+    def attach(self, optimizer: torch.optim.Optimizer) -> None:
+        """Hang the hooks on ``optimizer``."""
+        setattr(optimizer, _ATTRIBUTE, self)
+        self._members = [list(group["params"]) for group in optimizer.param_groups]
+        forbid_copies(optimizer)
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+        optimizer.register_load_state_dict_pre_hook(self._check_state)
+        self._check_kernels(optimizer)
+        # Torch has no hooks for these two; schedulers replace `step` on the object in the same way.
+        if self.fused:
+            setattr(optimizer, "zero_grad", zero_grad_with(optimizer, self.fused))  # noqa: B010
+        if self.fused or self.normalize:
+            setattr(optimizer, "register_step_pre_hook", self._registering(optimizer))  # noqa: B010
+            self._go_last(optimizer)
+        for group, plan in zip(optimizer.param_groups, self.plans, strict=True):
+            if callable(plan.ratio):
+                group.setdefault(_STEP, 0)
+
+    def _go_last(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take gradients after every other hook, which may still clip them."""
+        if self._last is not None:
+            self._last.remove()
+        self._last = type(optimizer).register_step_pre_hook(optimizer, self._take)
+
+    def _registering(self, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
+        seen = weakref.ref(optimizer)
+
+        def register_step_pre_hook(hook: Any) -> Any:
+            found = seen()
+            assert found is not None  # it is being called
+            handle = type(found).register_step_pre_hook(found, hook)
+            self._go_last(found)
+            return handle
+
+        return register_step_pre_hook
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._inside:
+            self._leave()  # a step that raised has left things half done
+        self._check(optimizer)
+        self._set_rates(optimizer)
+        self._inside = True
+
+    def _take(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            self._take_gradients(optimizer)
+            return None
+        # The gradients come into being inside the step.
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": self._around(optimizer, closure)}
+        return (args[0], self._around(optimizer, closure), *args[2:]), kwargs
+
+    def _around(self, optimizer: torch.optim.Optimizer, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def evaluated() -> Any:
+            with torch.no_grad():
+                for fused in self.fused:
+                    fused.flush()  # an optimizer may have moved the weights before it asks again
+            loss = closure()
+            self._take_gradients(optimizer)
+            return loss
+
+        return evaluated
+
+    @torch.no_grad()
+    def _take_gradients(self, optimizer: torch.optim.Optimizer) -> None:
+        for fused in self.fused:
+            fused.collect()
+        if self.normalize is not None:
+            self.normalize(optimizer)
+        for fused in self.fused:
+            fused.enter()
+
+    def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        first = self._inside  # a class whose step calls its parent's comes here twice
+        self._leave()
+        for group, plan in zip(optimizer.param_groups, self.plans, strict=False):
+            if first and callable(plan.ratio):
+                group[_STEP] += 1
+
+    @torch.no_grad()
+    def _leave(self) -> None:
+        self._inside = False
+        for fused in self.fused:
+            fused.leave()
+        for group, key, value in self._saved:
+            group[key] = value
+        self._saved.clear()
+
+    def _check(self, optimizer: torch.optim.Optimizer) -> None:
+        for module, attribute, parameter in self.homes:
+            if module._parameters.get(attribute) is not parameter:
+                self._check_still_there(attribute, parameter)
+        for fused in self.fused:
+            fused.check()
+        self._check_groups(optimizer)
+        self._check_frozen(optimizer)
+        self._check_kernels(optimizer)
+
+    def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Libraries that flatten parameters (DeepSpeed) put others into the groups, which have no slices."""
+        for group, known in zip(optimizer.param_groups, self._members, strict=False):
+            now = group["params"]
+            if len(now) < len(known) or any(one is not other for one, other in zip(known, now, strict=False)):
+                raise InputError(
+                    f"another library has replaced the parameters of group {group.get('name')!r} in this "
+                    "optimizer (DeepSpeed flattens them), so circuits can no longer be told apart; train "
+                    "with DDP, Accelerate or FSDP2 instead"
+                )
+
+    def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
+        """What was frozen is not optimized, and would stay as it is however long it is trained."""
+        thawed = [(name, each) for name, each in self.frozen if each.requires_grad and each.grad is not None]
+        if not thawed:
+            return
+        known = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        for name, parameter in thawed:
+            if id(parameter) not in known:
+                raise InputError(
+                    f"{name} was frozen when the optimizer was made and has a gradient now, but would not be "
+                    "trained: make the optimizer while it is trainable, or leave it out with only="
+                )
+
+    def _check_kernels(self, optimizer: torch.optim.Optimizer) -> None:
+        """Fused kernels walk through memory in one piece; a loaded state may have switched them on."""
+        if self._strided and any(group.get("fused") for group in optimizer.param_groups):
+            raise InputError(
+                f"fused=True would overwrite the other circuit in {self._strided[0]}, whose slices are not "
+                "one piece of memory; use mechanism='auto' or fused=False"
+            )
+
+    def _check_still_there(self, attribute: str, parameter: nn.Parameter) -> None:
+        """A parameter may have moved to another module (a parametrization); it must not be gone."""
+        model = self.model()
+        if model is None or any(parameter is each for each in model.parameters()):
+            return
+        raise InputError(
+            f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
+            "load_state_dict(assign=True), sharding or the like) and would no longer be trained: "
+            "make the optimizer after the model has its final parameters"
+        )
+
+    def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
+        """Every rate is its ratio times the base rate, whatever a scheduler did to the groups.
+
+        The first group carries the base rate. A constant ratio is mended in place where it is off (a
+        scheduler with one absolute value for all groups); a ratio that changes is multiplied in for this
+        step only, because schedulers like CosineAnnealingLR build each rate on the last. Independent decay
+        is divided for this step only, so that schedules of the decay and loaded states keep their meaning.
+        """
+        base = self.base_rate(optimizer)
+        groups = zip(optimizer.param_groups, self.plans, strict=False)  # later groups are the user's own
+        for index, (group, plan) in enumerate(groups):
+            ratio = self.ratio_now(optimizer, index)
+            if callable(plan.ratio):
+                self._saved.append((group, "lr", group["lr"]))
+                group["lr"] = base * ratio
+            elif not math.isclose(float(group["lr"]), float(base) * ratio, rel_tol=_CLOSE):
+                group["lr"] = base * ratio
+            if plan.independent:
+                self._saved.append((group, "weight_decay", group["weight_decay"]))
+                group["weight_decay"] = group["weight_decay"] / ratio
+
+    def base_rate(self, optimizer: torch.optim.Optimizer) -> Any:
+        """The rate of ratio 1, which the first group carries."""
+        first, lr = self.plans[0].ratio, optimizer.param_groups[0]["lr"]
+        return lr if callable(first) or first == 1 else lr / first
+
+    def ratio_now(self, optimizer: torch.optim.Optimizer, index: int) -> float:
+        """The ratio of group ``index`` at the step that comes next."""
+        plan = self.plans[index]
+        if not callable(plan.ratio):
+            return plan.ratio
+        step = optimizer.param_groups[index][_STEP]
+        return checked_number(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
+
+    def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+        """A saved state must belong to the same slices, and know how far a changing ratio has come."""
+        saved = state.get("param_groups", ())
+        for group, plan, other in zip(optimizer.param_groups, self.plans, saved, strict=False):
+            names, others = group["param_names"], other.get("param_names", group["param_names"])
+            for name, its in zip(names, others, strict=False):
+                if not (name.endswith(its) or its.endswith(name)):
+                    raise InputError(
+                        f"the saved state has {its!r} where this optimizer has {name!r}; "
+                        "make it for the same model, with the same kind of ratios and mechanism"
+                    )
+            if callable(plan.ratio) and _STEP not in other:
+                raise InputError(
+                    f"the saved state does not say how many steps the ratio of group {plan.name!r} has "
+                    "seen; it was not saved with a ratio that changes"
+                )
+        ours = [len(group["params"]) for group in optimizer.param_groups]
+        theirs = [len(group["params"]) for group in saved]
+        if ours != theirs:
+            raise InputError(
+                f"the saved state has groups of {theirs} parameters, this optimizer has groups of {ours}; "
+                "it was saved by another optimizer, or for a model with other trainable parameters"
+            )
+
+
+def stepping_of(optimizer: torch.optim.Optimizer) -> Stepping | None:
+    """The hooks that :func:`make_optimizer` hung on ``optimizer``, if it made it."""
+    inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
+    return getattr(inner, _ATTRIBUTE, None)
+
+
+# --- A stock optimizer whose query-key slices learn at their own rate, also inside fused weights ---
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+Mechanism = Literal["auto", "alias", "shadow", "parametrization"]
+Decay = Literal["coupled", "independent"]
+
+
+def make_optimizer(
+    model: nn.Module,
+    optimizer_class: Callable[..., OptimizerT],
+    *,
+    lr: float,
+    qk_ratio: RatioLike = 1.0,
+    ov_ratio: RatioLike = 1.0,
+    decay: Decay = "coupled",
+    rules: Rules | None = None,
+    circuits: Circuits | None = None,
+    mechanism: Mechanism = "auto",
+    only: Only | None = None,
+    **kwargs: Any,
+) -> OptimizerT:
+    """An ``optimizer_class`` for ``model`` whose query-key circuit learns ``qk_ratio`` times faster.
+
+    >>> model = nn.TransformerEncoderLayer(8, 2)
+    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)
+    >>> type(optimizer).__name__, [group["name"] for group in optimizer.param_groups]
+    ('AdamW', ['base', 'qk'])
+
+    Returns an optimizer of exactly that class. Fused weights (``c_attn``, ``in_proj_weight``,
+    ``query_key_value``) are trained slice by slice without touching the module or its state dict.
+    With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
+
+    - ``qk_ratio``, ``ov_ratio``: a number; ``Ramp(1, 20, 1000)`` or any function of the step; one value
+      a layer (sequence, or mapping for some layers); nested, one a head; or a function of any of
+      ``layer``, ``head``, ``step`` by these names.
+    - ``weight_decay`` among ``kwargs``: biases and norms are then left out of decay, as the Hugging Face
+      Trainer does. Without it the optimizer's default holds for everything, as in the plain optimizer.
+    - ``decay="coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
+      times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
+      equal.
+    - ``rules``: more by circuit, as in ``{"ov": {"weight_decay": 0.1}, "qk": {"gradient_norm": 1.0}}``.
+    - ``circuits``: labels from :func:`find_circuits`, when they are at hand or adjusted.
+    - ``mechanism``: ``auto`` uses views of the fused weight, and copies during the step where a slice is
+      not one piece of memory; ``alias`` views only; ``shadow`` copies always; ``parametrization`` makes
+      the slices parameters of the module (which changes its state dict).
+    - ``only(name, parameter)``: optimize some of the parameters (matrices with Muon, say).
+    """
+    _check_words(mechanism, decay, optimizer_class)
+    model = uncompiled(model)
+    _check_engine(model)
+    request = Request(lr, qk_ratio, ov_ratio, kwargs.get("weight_decay"), rules or {})
+    if request.gradient_norms and mechanism == "parametrization":
+        raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
+    labels = labels_for(model, request, circuits)
+    assigned = assign(model, request, labels, only)
+    fused, pieces = split(model, assigned, mechanism, optimizer_class, kwargs)
+    groups = gather(pieces)
+    optimizer = optimizer_class([group.options(lr) for group in groups], lr=lr, **kwargs)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"{optimizer_class!r} made a {type(optimizer).__name__}, not a torch optimizer")
+    _check_options(optimizer, request)
+    if request.same_everywhere:
+        return optimizer
+    plans = [
+        GroupPlan(group.name, group.settings.ratio, _divides_decay(group, options, decay))
+        for group, options in zip(groups, optimizer.param_groups, strict=True)
+    ]
+    trained = {id(parameter) for group in groups for parameter in group.parameters}
+    trained |= {id(each.parameter) for each in fused}
+    Stepping(
+        plans,
+        fused,
+        [
+            (module, attribute, parameter)
+            for module in model.modules()
+            for attribute, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in trained
+        ],
+        weakref.ref(model),
+        members(labels or (), assigned, groups),
+        mechanism,
+        partial(
+            make_optimizer,
+            optimizer_class=optimizer_class,
+            lr=lr,
+            qk_ratio=qk_ratio,
+            ov_ratio=ov_ratio,
+            decay=decay,
+            rules=rules,
+            circuits=labels,
+            mechanism=mechanism,
+            only=only,
+            **kwargs,
+        ),
+        normalizer(model, labels, request.gradient_norms),
+        [
+            (name, each)
+            for name, each in model.named_parameters()
+            if not each.requires_grad and (only is None or only(name, each))
+        ],
+    ).attach(optimizer)
+    return optimizer
+
+
+def _divides_decay(group: Group, options: dict[str, Any], decay: str) -> bool:
+    return decay == "independent" and group.settings.ratio != 1 and "weight_decay" in options
+
+
+def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
+    if mechanism not in ("auto", "alias", "shadow", "parametrization"):
+        raise InputError(f"mechanism={mechanism!r} is not auto, alias, shadow or parametrization")
+    if decay not in ("coupled", "independent"):
+        raise InputError(f"decay={decay!r} is not coupled or independent")
+    if not callable(optimizer_class):
+        shown = repr(optimizer_class).splitlines()[0].rstrip(" (")
+        raise InputError(f"{shown} is not an optimizer class such as torch.optim.AdamW")
+    wrapped = getattr(optimizer_class, "func", optimizer_class)
+    if isinstance(wrapped, type) and issubclass(wrapped, torch.optim.LBFGS):
+        raise InputError("LBFGS knows one rate for all parameters and cannot train circuits apart; use AdamW")
+
+
+def _check_engine(model: nn.Module) -> None:
+    """DeepSpeed's engine has its own optimizer, and ZeRO leaves parameters that hold nothing."""
+    engine = type(model).__module__.partition(".")[0] == "deepspeed"
+    if engine or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise InputError(
+            f"{type(model).__name__} is a DeepSpeed model, whose parameters are flattened, so circuits "
+            "cannot be told apart; train with DDP, Accelerate or FSDP2 instead"
+        )
+
+
+def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
+    """A rule for an option the optimizer does not have would silently do nothing."""
+    for circuit, rule in request.rules.items():
+        for key in rule:
+            if key not in (*optimizer.defaults, "gradient_norm"):
+                raise InputError(
+                    f"rules[{circuit!r}] sets {key!r}, which {type(optimizer).__name__} does not have; "
+                    f"it has {', '.join(optimizer.defaults)}"
+                )

@@ -1,0 +1,438 @@
+"""The autograd probe: which rows of which parameter reach the queries, the keys, the values, the output.
+
+A copy of the model is run once on tiny inputs. The hidden states that enter an attention block are cut
+out of the graph, so gradients stay inside it. Then random projections of the queries, the keys, the
+probabilities and the contexts (probabilities cut out) are sent back: a row is in the QK circuit where
+the first three reach it, in the OV circuit where the last does, and shared where both do.
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasterqk.capture._recorder import Recorder
+from fasterqk.capture.modules import says_attention, stack_of
+from fasterqk.circuits._guess import Guess, Scope, find_scopes, guess, layer_numbers, nearest
+from fasterqk.circuits._layouts import merged
+from fasterqk.circuits._signals import KEY, QUERY, Finding, Signals, SignalTrace, reached, read
+from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, Role
+from fasterqk.errors import InputError
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the probe saw: findings by parameter name, and which blocks ran.
+
+    ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax; of ``doubtful``
+    ones it was not seen that queries met keys. ``elsewhere`` are modules outside all blocks in which they
+    did. ``heads``: how many the probabilities show. ``foreign``: blocks whose queries or keys are made
+    outside of them. ``failure``: why the run ended early, if it did; what was seen until then counts.
+    """
+
+    findings: dict[str, Finding]
+    attending: frozenset[str]
+    silent: frozenset[str]
+    doubtful: frozenset[str]
+    elsewhere: tuple[str, ...]
+    heads: dict[str, int]
+    foreign: dict[str, str]
+    failure: str
+
+
+def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
+    """Probe the attention blocks at the paths ``scopes`` while ``run(copy)`` runs a copy of ``model``.
+
+    The model itself, its gradients and the random state are left alone.
+    """
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=[device.index or 0 for device in devices]):
+        torch.manual_seed(0)
+        return _probe(scrambled(model), run, scopes)
+
+
+def scrambled(model: nn.Module) -> nn.Module:
+    """A float32 copy in evaluation mode with noise on every parameter.
+
+    Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
+    """
+    twin = copy.deepcopy(model, _computed(model)).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for module in twin.modules():
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                if tensor.is_floating_point():
+                    tensor.data = tensor.data.float()
+        for parameter in twin.parameters():
+            if parameter.is_floating_point():
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+                width = parameter.shape[-1] if parameter.dim() > 1 else 100
+                parameter.data = torch.nan_to_num(parameter.data) + noise / width**0.5
+                parameter.grad = None
+                parameter.requires_grad_(True)
+    return twin
+
+
+def _computed(model: nn.Module) -> dict[int, Any]:
+    """Stand-ins for tensors that deepcopy refuses: those a module computed (old weight norm, caches)."""
+    return {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+
+
+def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
+    recorder = Recorder()
+    trace = SignalTrace(recorder)
+    outputs: list[Tensor] = []
+    finished: set[str] = set()
+    failure = ""
+    try:
+        with (
+            _nothing_compiled(),
+            recorder.watching(model),
+            _cutting(model, scopes, outputs, finished),
+            torch.enable_grad(),
+            trace,
+        ):
+            run(model)
+    except InputError:
+        raise
+    except Exception as error:
+        if not trace.found:
+            raise
+        failure = f"{type(error).__name__}: {error}"
+    held = {path: _parameters(model, path) for path in scopes}
+    inside: dict[str, list[Signals]] = {}
+    elsewhere = []
+    for signals in trace.found:
+        if not signals.probabilities.requires_grad:
+            continue  # formed without autograd, which then has nothing to tell
+        path = next((frame.name for frame in signals.frames if frame.name in held), None)
+        if path is not None:
+            inside.setdefault(path, []).append(signals)
+        elif signals.complete:
+            elsewhere.append(_home(signals))
+    # Where queries visibly met keys, other softmaxes of the block (a gate, a kernel) are something else.
+    heard = {path: [one for one in found if one.complete] or found for path, found in inside.items()}
+    parameters = {name: value for path in scopes for name, value in held[path].items()}
+    codes = reached(parameters, list(heard.values()), outputs)
+    return Evidence(
+        _findings(parameters, codes, heard),
+        frozenset(inside),
+        # A block that was called with nothing to look at (no picture, no protein) uses none of its weights.
+        frozenset(path for path in finished - inside.keys() if any(bool(codes[n].any()) for n in held[path])),
+        frozenset(path for path, found in heard.items() if not found[0].complete),
+        tuple(dict.fromkeys(elsewhere)),
+        {
+            path: found[0].probabilities.shape[1]
+            for path, found in inside.items()
+            if found[0].probabilities.dim() == 4
+        },
+        {path: made for path in heard if (made := _made_outside(held[path], codes, heard[path]))},
+        failure,
+    )
+
+
+@contextmanager
+def _nothing_compiled() -> Iterator[None]:
+    """Compiled parts of a model run as they are written; compiling them for one run takes minutes."""
+    # Nothing is compiled before dynamo is imported, which takes seconds.
+    if "torch._dynamo" in sys.modules:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _cutting(
+    model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], finished: set[str]
+) -> Iterator[None]:
+    """Cut what enters each scope out of the graph, and keep what leaves it."""
+    handles = []
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        return _detached(args), _detached(kwargs)
+
+    def leave(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if torch.is_grad_enabled():
+                finished.add(name)
+            outputs.extend(_float_tensors(output))
+
+        return hook
+
+    try:
+        for name in scopes:
+            module = model.get_submodule(name)
+            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(module.register_forward_hook(leave(name)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _findings(
+    parameters: dict[str, nn.Parameter], codes: dict[str, Tensor], heard: dict[str, list[Signals]]
+) -> dict[str, Finding]:
+    projections = {
+        number for signals in heard.values() for one in signals for number in one.output_parameters
+    }
+    findings = {}
+    for name, code in codes.items():
+        finding = read(code)
+        direct = id(parameters[name]) in projections
+        if finding is None and direct:
+            finding = Finding(None, ((0, 0, "o"),))
+        if finding is not None:
+            findings[name] = replace(finding, direct=direct)
+    return findings
+
+
+def _made_outside(held: dict[str, nn.Parameter], codes: dict[str, Tensor], signals: list[Signals]) -> str:
+    """``"queries"`` or ``"keys"`` where no parameter of the block has a part in them, else nothing."""
+    if not signals[0].complete:
+        return ""
+    seen = 0
+    for name in held:
+        for value in codes[name].unique().tolist():
+            seen |= value
+    return next((word for bit, word in ((QUERY, "queries"), (KEY, "keys")) if not seen & bit), "")
+
+
+def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:
+    prefix = path + "." if path else ""
+    return {
+        prefix + name: value
+        for name, value in model.get_submodule(path).named_parameters()
+        if value.is_floating_point()
+    }
+
+
+def _home(signals: Signals) -> str:
+    """The innermost module around a softmax that has weight matrices."""
+    for frame in reversed(signals.frames):
+        if any(parameter.dim() > 1 for parameter in frame.module.parameters()):
+            return frame.name
+    return ""
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return type(value)((key, _detached(item)) for key, item in value.items())
+    if type(value) in (tuple, list):
+        return type(value)(_detached(item) for item in value)
+    return value
+
+
+def _float_tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
+    return [tensor for item in items for tensor in _float_tensors(item)]
+
+
+# --- Guesses and the probe brought together: what is confirmed, what the probe decides, what stays open ---
+
+
+@dataclass
+class Judgement:
+    """What is known of the attention parameters of a model.
+
+    ``guesses`` has every parameter in a scope; ``confirmed`` those the probe agrees with; ``found`` what
+    the probe decides otherwise. ``ran`` are the scopes the probe saw attending, ``silent`` those that ran
+    without a softmax; in ``complete`` ones queries were seen meeting keys; ``foreign`` ones are given
+    queries or keys that are made outside of them.
+    """
+
+    scopes: dict[str, Scope]
+    guesses: dict[str, Guess | None]
+    confirmed: set[str] = field(default_factory=set)
+    found: dict[str, Finding] = field(default_factory=dict)
+    ran: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    complete: set[str] = field(default_factory=set)
+    heads: dict[str, int] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)
+    failure: str = ""
+
+    def scope_of(self, parameter: str) -> Scope | None:
+        """The scope that holds the parameter."""
+        return nearest(parameter, self.scopes)
+
+    def open(self) -> list[str]:
+        """Parameters without a label, and fused ones whose layout nobody has seen."""
+        return [
+            name
+            for name, own in self.guesses.items()
+            if name not in self.confirmed and name not in self.found and (own is None or not own.certain)
+        ]
+
+
+def first_guesses(model: nn.Module, scopes: dict[str, Scope] | None = None) -> Judgement:
+    """Scopes and guesses, before any probe."""
+    judgement = Judgement(find_scopes(model) if scopes is None else scopes, {})
+    for name, parameter in model.named_parameters():
+        scope = judgement.scope_of(name)
+        if scope is not None:
+            judgement.guesses[name] = guess(model, scope, name, parameter)
+    return judgement
+
+
+def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
+    """Guesses of ``model`` with what the probe sees while ``run`` runs a copy of it."""
+    judgement = first_guesses(model)
+    evidence = probe(model, run, list(judgement.scopes))
+    if evidence.elsewhere:
+        scopes = _with_discovered(model, judgement.scopes, evidence.elsewhere)
+        judgement = first_guesses(model, scopes)
+        evidence = probe(model, run, list(judgement.scopes))
+    judgement.ran = set(evidence.attending)
+    judgement.silent = set(evidence.silent)
+    judgement.complete = set(evidence.attending - evidence.doubtful)
+    judgement.heads = evidence.heads
+    judgement.foreign = evidence.foreign
+    judgement.failure = evidence.failure
+    parameters = dict(model.named_parameters())
+    for name, own in judgement.guesses.items():
+        finding = evidence.findings.get(name)
+        scope = judgement.scope_of(name)
+        if finding is None or scope is None or scope.path not in judgement.ran:
+            continue
+        if own is not None and agree(own, finding):
+            judgement.confirmed.add(name)
+        elif scope.path in evidence.doubtful and own is not None and own.role in ("q", "k"):
+            # A softmax that does not depend on what is called queries and keys is not over their scores.
+            judgement.silent.add(scope.path)
+        elif _decides(own, finding, scope, parameters[name]):
+            judgement.found[name] = finding if scope.named else _attention_only(finding)
+    _biases_follow(judgement, evidence.findings, parameters)
+    return judgement
+
+
+def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
+    """What a judgement of a small twin says about ``model``, and whether that settles everything.
+
+    Parameters correspond by name with the layer numbers taken out. A split that the twin's probe found
+    against its guess cannot be carried over: its rows are other rows.
+    """
+    scopes = find_scopes(model)
+    discovered = {stack_of(path) for path in twin.scopes} - {stack_of(path) for path in scopes}
+    scopes = _with_discovered(
+        model, scopes, [path for path, _ in model.named_modules() if stack_of(path) in discovered]
+    )
+    judgement = first_guesses(model, scopes)
+    confirmed = {stack_of(name) for name in twin.confirmed}
+    found = {stack_of(name): finding for name, finding in twin.found.items()}
+    settled = True
+    for name in judgement.guesses:
+        pattern = stack_of(name)
+        finding = found.get(pattern)
+        if finding is not None and finding.axis is None:
+            judgement.found[name] = finding
+        elif finding is not None:
+            settled = False
+        elif pattern in confirmed:
+            judgement.confirmed.add(name)
+    ran, silent = {stack_of(path) for path in twin.ran}, {stack_of(path) for path in twin.silent}
+    complete = {stack_of(path) for path in twin.complete}
+    judgement.ran = {path for path in scopes if stack_of(path) in ran}
+    judgement.complete = {path for path in scopes if stack_of(path) in complete}
+    judgement.silent = {path for path in scopes if stack_of(path) in silent - ran}
+    foreign = {stack_of(path): made for path, made in twin.foreign.items()}
+    judgement.foreign = {path: foreign[stack_of(path)] for path in scopes if stack_of(path) in foreign}
+    judgement.failure = twin.failure
+    return judgement, settled and not judgement.open()
+
+
+def agree(own: Guess, finding: Finding) -> bool:
+    """Whether guess and finding put every row into the same circuit.
+
+    Between v and o the probe is trusted: what is called ``dense_3`` may make values.
+    """
+    if own.role == "o" and finding.role == "v":
+        return False
+    if own.role is not None:
+        return {CIRCUIT_OF_ROLE[role] for _, _, role in finding.runs} == {CIRCUIT_OF_ROLE[own.role]}
+    if own.axis != finding.axis:
+        return False
+    return _circuits(tuple(merged(own.blocks))) == _circuits(finding.runs)
+
+
+def _circuits(runs: Any) -> list[tuple[int, int, str]]:
+    joined: list[tuple[int, int, str]] = []
+    for start, stop, role in runs:
+        circuit = CIRCUIT_OF_ROLE[role]
+        if joined and joined[-1][2] == circuit:
+            joined[-1] = (joined[-1][0], stop, circuit)
+        else:
+            joined.append((start, stop, circuit))
+    return joined
+
+
+def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Parameter) -> bool:
+    """Whether the finding replaces the guess it disagrees with."""
+    if own is None:
+        return True
+    if own.firm or (parameter.dim() == 1 and own.role is not None and finding.role is None):
+        # The softmax forgets a bias of the keys: what the probe sees of it is rounding noise.
+        return False
+    if own.role == "rest":
+        # A norm in front of attention reaches both circuits and is still not part of them; a block that
+        # is not called attention holds other things too. What acts on a context itself is output.
+        looks = any(role in ("q", "k", "v") for _, _, role in finding.runs) and not scope.named
+        return looks or (finding.direct and finding.role == "o")
+    return True
+
+
+def _attention_only(finding: Finding) -> Finding:
+    """In a block that is not called attention, rows that only reach its output are something else."""
+    if finding.axis is None or finding.direct:
+        return finding
+    runs: list[tuple[int, int, Role]] = [
+        (start, stop, "rest" if role == "o" else role) for start, stop, role in finding.runs
+    ]
+    return replace(finding, runs=tuple(runs))
+
+
+def _biases_follow(
+    judgement: Judgement, findings: dict[str, Finding], parameters: dict[str, nn.Parameter]
+) -> None:
+    """The bias of a fused weight is cut as its weight is.
+
+    The softmax forgets a bias of the keys; where only the probabilities were seen, all the probe sees of
+    it is rounding noise.
+    """
+    for name in [name for name in judgement.guesses if name.endswith("bias")]:
+        weight = name.removesuffix("bias") + "weight"
+        if weight not in judgement.guesses or parameters[name].dim() != 1 or name in judgement.confirmed:
+            continue
+        runs = findings[weight].runs if weight in findings else ()
+        if len(runs) > 1 and runs[-1][1] == len(parameters[name]):
+            if weight in judgement.confirmed:
+                judgement.found.pop(name, None)
+                judgement.confirmed.add(name)
+            elif weight in judgement.found:
+                judgement.found[name] = replace(judgement.found[weight], axis=0)
+
+
+def _with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
+    """The scopes, and modules whose attention only the probe has seen."""
+    layers = layer_numbers(list(paths))
+    found = dict(scopes)
+    for path in paths:
+        if not any(own == path or own.startswith(path + ".") for own in scopes):
+            module = model.get_submodule(path)
+            found[path] = Scope(path, path, module, layers[path], says_attention(module))
+    return found

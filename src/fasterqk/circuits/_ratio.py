@@ -1,0 +1,242 @@
+"""Numbers a user gives, checked."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from fasterqk.circuits._slices import Slice
+from fasterqk.errors import InputError
+
+
+def checked_number(value: Any, what: str, *, zero: bool = False) -> float:
+    """``value`` as a float if it is finite and above 0 (or 0, if that is allowed).
+
+    Anything else, also True and "30", is an ``InputError`` that quotes it.
+
+    >>> checked_number(30, "qk_ratio")
+    30.0
+    """
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        bound = "of at least 0" if zero else "above 0"
+        raise InputError(f"{what} must be a finite number {bound}, not {value!r}")
+    return number
+
+
+# --- Ratios that change while training goes on ---
+
+Schedule = Callable[[int], float]
+# What one slice ends up with: a number, or a function of the optimizer's step, counted from 0.
+Ratio = float | Schedule
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A ratio that goes straight from ``start`` to ``stop`` in ``steps`` steps and stays there.
+
+    >>> ramp = Ramp(1, 20, steps=100)
+    >>> ramp(0), ramp(50), ramp(100), ramp(5000)
+    (1.0, 10.5, 20.0, 20.0)
+    """
+
+    start: float
+    stop: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        for value in (self.start, self.stop):
+            checked_number(value, f"{self!r}: the ratio")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise InputError(f"{self!r}: steps must be a whole number of at least 1, not {self.steps!r}")
+
+    def __call__(self, step: int) -> float:
+        """The ratio at ``step``; the first step is 0."""
+        done = min(max(step, 0) / self.steps, 1.0)
+        return float(self.start) * (1 - done) + float(self.stop) * done
+
+
+# --- From what the user wrote for a ratio to the ratio of one layer, one head, one moment ---
+# A ratio may be a number, a function of the step, one value a layer (sequence or mapping), one value a head
+# (nested), or a function of any of ``layer``, ``head``, ``step``, told apart by the names of its arguments.
+
+RatioLike = float | Callable[..., float] | Sequence[Any] | Mapping[Any, Any]
+
+_WORDS = ("layer", "head", "step")
+
+
+class Ratios:
+    """The ratio of every slice of one circuit.
+
+    ``name`` is what the user called the argument (``qk_ratio``), for messages; ``slices`` are the
+    circuit's slices, which say how many layers and heads there are.
+    """
+
+    def __init__(self, name: str, given: RatioLike, slices: Iterable[Slice] = ()) -> None:
+        self.name = name
+        self.given = given = given.tolist() if hasattr(given, "tolist") else given
+        self.slices = list(slices)
+        self._known: dict[tuple[int | None, int | None], Ratio] = {}
+        self._words = _argument_words(given)
+        layers = sorted({each.layer for each in self.slices if each.layer is not None})
+        if isinstance(given, str):
+            self._number(given)
+        if isinstance(given, Sequence) and self.slices and len(given) != len(layers):
+            raise InputError(
+                f"{name}={given!r} has {len(given)} values for {len(layers)} layers; give one a layer"
+            )
+        if isinstance(given, Mapping) and self.slices:
+            unknown = [key for key in given if key is not None and key not in layers]
+            if unknown:
+                raise InputError(
+                    f"{name}={given!r} names layer {unknown[0]!r}, but the layers are {_span(layers)}"
+                )
+        self._layers = layers
+
+    @property
+    def per_head(self) -> bool:
+        """Whether the slices must be known head by head."""
+        if self._words is not None:
+            return "head" in self._words
+        return any(isinstance(value, Sequence | Mapping) for value in _values(self.given))
+
+    @property
+    def plain_one(self) -> bool:
+        """Whether this is simply the number 1: nothing to do."""
+        return not callable(self.given) and not _values(self.given) and self._number(self.given) == 1
+
+    def of(self, part: Slice) -> Ratio:
+        """The ratio of one slice: a number or a function of the step."""
+        if not self.per_head:
+            return self._at(part.layer, None, part)
+        heads = self._query_heads(part)
+        found = [self._at(part.layer, head, part) for head in heads]
+        if any(ratio != found[0] for ratio in found[1:]):
+            who = "all heads" if part.head is None else f"heads {_span(heads)}"
+            raise InputError(
+                f"{self.name}: {part.parameter} serves {who} of layer {part.layer}, "
+                f"whose ratios differ ({', '.join(map(_short, found))}); give them one ratio"
+                + (", or a value under the key None" if part.head is None else "")
+            )
+        return found[0]
+
+    def _query_heads(self, part: Slice) -> list[int | None]:
+        """The heads a slice serves: a key head of grouped-query attention serves its whole group."""
+        same = [each for each in self.slices if each.layer == part.layer]
+        count = len({each.head for each in same if each.head is not None})
+        if part.head is None:
+            if self._words is not None or self._has_value_without_head(part.layer):
+                return [None]
+            return list(range(count)) or [None]
+        own = len({each.head for each in same if each.role == part.role and each.head is not None})
+        group = count // own
+        return list(range(part.head * group, (part.head + 1) * group))
+
+    def _has_value_without_head(self, layer: int | None) -> bool:
+        row = self._lookup(self.given, layer) if layer is not None else None
+        return isinstance(row, Mapping) and None in row
+
+    def _at(self, layer: int | None, head: int | None, part: Slice) -> Ratio:
+        if (layer, head) not in self._known:
+            self._known[layer, head] = self._resolve(layer, head, part)
+        return self._known[layer, head]
+
+    def _resolve(self, layer: int | None, head: int | None, part: Slice) -> Ratio:
+        words = self._words
+        if words is not None:
+            chosen = {"layer": layer, "head": head}
+            fixed = {word: chosen[word] for word in words if word != "step"}
+            if "step" not in words:
+                return self._value(self.given(**fixed))  # type: ignore[operator]
+            return self._value(_of_step(self.given, fixed))
+        if not _values(self.given):
+            return self._value(self.given)
+        if layer is None:
+            raise InputError(
+                f"{self.name} has one value a layer, but {part.parameter} belongs to no single layer; "
+                "give a function of layer that answers None, or one ratio for all"
+            )
+        value = self._lookup(self.given, layer)
+        if isinstance(value, Sequence | Mapping):
+            value = self._row(value, layer, head)
+        return self._value(value)
+
+    def _lookup(self, given: Any, layer: int) -> Any:
+        if isinstance(given, Mapping):
+            return given.get(layer, 1.0)  # a layer that is not named keeps the base rate
+        return given[self._layers.index(layer)]
+
+    def _row(self, row: Any, layer: int, head: int | None) -> Any:
+        heads = {e.head for e in self.slices if e.layer == layer and e.head is not None}
+        if isinstance(row, Mapping):
+            unknown = [key for key in row if key is not None and key not in heads]
+            if unknown:
+                raise InputError(
+                    f"{self.name}: layer {layer} has no head {unknown[0]!r}; its heads are {_span(heads)}"
+                )
+            return row.get(head, 1.0)
+        if head is None or len(row) != len(heads):
+            raise InputError(f"{self.name}: layer {layer} has {len(heads)} heads, but the row is {row!r}")
+        return row[head]
+
+    def _value(self, value: Any) -> Ratio:
+        if callable(value):
+            self._number(value(0))  # a wrong schedule is told now, not in the middle of a run
+            return value
+        return self._number(value)
+
+    def _number(self, value: Any) -> float:
+        return checked_number(value, f"{self.name}={self.given!r}: the ratio")
+
+
+def _argument_words(given: Any) -> tuple[str, ...] | None:
+    """Which of layer, head, step a function asks for; None for anything else.
+
+    A function of one argument with another name (``lambda t: ...``) is a function of the step.
+    """
+    if not callable(given):
+        return None
+    try:
+        parameters = inspect.signature(given).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions tell nothing about themselves
+        return ("step",)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if required and all(name in _WORDS for name in required):
+        return tuple(required)
+    if len(required) > 1:
+        raise InputError(
+            f"a ratio function takes some of layer, head, step by these names, not {', '.join(required)}"
+        )
+    return ("step",)
+
+
+def _of_step(given: Any, fixed: dict[str, int | None]) -> Any:
+    """``given`` as a function of the step alone; positional, so that its name does not matter."""
+    if not fixed:
+        return given
+    return partial(_call_with_step, given, fixed)
+
+
+def _call_with_step(given: Any, fixed: dict[str, int | None], step: int) -> Any:
+    return given(step=step, **fixed)
+
+
+def _values(given: Any) -> list[Any]:
+    """The values of a sequence or mapping; empty for a number or a function."""
+    if isinstance(given, Mapping):
+        return list(given.values())
+    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+
+
+def _short(ratio: Ratio) -> str:
+    return f"{ratio:g}" if isinstance(ratio, float) else getattr(ratio, "__name__", repr(ratio))
+
+
+def _span(numbers: Iterable[int | None]) -> str:
+    known = sorted(number for number in numbers if number is not None)
+    return f"{known[0]} to {known[-1]}" if len(known) > 1 else ", ".join(map(str, known)) or "none"

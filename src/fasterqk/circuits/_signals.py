@@ -1,0 +1,316 @@
+"""From what a gradient reached to roles: one code for each number of a parameter, read along an axis."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fasterqk.capture._recorder import Frame, Recorder
+from fasterqk.capture._trace import PRODUCTS, SOFTMAXES, WRITTEN_OUT, carries, tensors_in
+from fasterqk.circuits._slices import Role
+
+# A number was reached from queries, keys, contexts, probabilities, the block's output.
+QUERY, KEY, CONTEXT, SCORE, OUTPUT = 1, 2, 4, 8, 16
+_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the probe saw of one parameter: roles of the runs ``(start, stop, role)`` along ``axis``.
+
+    ``axis`` None means that the whole tensor has one role. ``direct``: the parameter acts on a context
+    itself, as an output projection does.
+    """
+
+    axis: int | None
+    runs: tuple[tuple[int, int, Role], ...]
+    direct: bool = False
+
+    @property
+    def role(self) -> Role | None:
+        """The role of the whole tensor, None where it is split."""
+        return self.runs[0][2] if self.axis is None else None
+
+
+def read(code: Tensor) -> Finding | None:
+    """The roles along the axis that explains the codes best; None where nothing was seen or no axis does."""
+    roles = code.new_zeros(code.shape)
+    for value in code.unique().tolist():
+        role = _role(value)
+        if role is not None:
+            roles[code == value] = 1 + _ROLES.index(role)
+    seen = [number for number in roles.unique().tolist() if number]
+    if not seen:
+        return None
+    if len(seen) == 1:
+        # Unused rows of a table, dead units: nothing was seen there, and nothing contradicts.
+        return Finding(None, ((0, 0, _ROLES[seen[0] - 1]),))
+    best = None
+    for axis in range(code.dim()):
+        lines = roles.movedim(axis, 0).reshape(roles.shape[axis], -1)
+        top = lines.amax(1)
+        if bool(((lines == top[:, None]) | (lines == 0)).all()):
+            runs = _runs([int(number) for number in top])
+            if best is None or len(runs) < len(best.runs):
+                best = Finding(axis, runs)
+    return best
+
+
+def _role(code: int) -> Role | None:
+    looks = code & (QUERY | KEY)
+    if code & CONTEXT:
+        return "shared" if looks or code & SCORE else "v"
+    if looks:
+        return "k" if looks == KEY else "q"
+    if code & SCORE:
+        return "k"
+    return "o" if code & OUTPUT else None
+
+
+def _runs(numbers: list[int]) -> tuple[tuple[int, int, Role], ...]:
+    """Neighbouring rows of one role; rows where nothing was seen go with the run before them."""
+    runs: list[tuple[int, int, Role]] = []
+    first = next(number for number in numbers if number)
+    for row, number in enumerate(numbers):
+        role = _ROLES[number - 1] if number else (runs[-1][2] if runs else _ROLES[first - 1])
+        if runs and runs[-1][2] == role:
+            runs[-1] = (runs[-1][0], row + 1, role)
+        else:
+            runs.append((row, row + 1, role))
+    return tuple(runs)
+
+
+# --- What the probe listens to: the queries, keys, probabilities and contexts of every attention call ---
+# Same tensors as `fasterqk.capture._trace` sees, kept with where they came from. Probabilities are cut out
+# of the autograd graph where they weight the values, so that a context depends on values alone.
+
+_SCORES = "_fasterqk_scores"
+_PROBABILITIES = "_fasterqk_weights"
+_CONTEXT = "_fasterqk_context"
+# A projection ends what was a context; everything before it (norms, gates) still belongs to it.
+_PROJECTIONS = {F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, *PRODUCTS}
+# A softmax written out: the exponentials of the scores, divided by their sum before or after.
+_EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_, F.log_softmax, torch.log_softmax}
+_EXPONENTIALS |= {Tensor.log_softmax}
+_SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_}
+_MANY_HEADS = 128
+_LARGEST = 2**27  # numbers in one tensor; half a gigabyte
+_PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
+
+
+@dataclass(eq=False)
+class Signals:
+    """One softmax that weighted values, or the exponentials of one that is written out."""
+
+    probabilities: Tensor
+    frames: tuple[Frame, ...]
+    queries: list[Tensor] = field(default_factory=list)
+    keys: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)  # probabilities as they met the values
+    contexts: list[Tensor] = field(default_factory=list)
+    output_parameters: set[int] = field(default_factory=set)
+
+    @property
+    def complete(self) -> bool:
+        """Whether queries met keys before the softmax and values after it."""
+        return bool(self.queries and self.contexts)
+
+
+class SignalTrace(TorchFunctionMode):
+    """While active, collects in ``found`` every softmax with what is known of it, in order.
+
+    One with queries, keys and contexts is attention beyond doubt. After ``seconds`` it ends the run with a
+    ``TimeoutError``, at a tensor too large with a ``MemoryError``: a speech model fed noise may go on talking
+    for hours.
+    """
+
+    def __init__(self, recorder: Recorder, seconds: float = 30.0) -> None:
+        super().__init__()
+        self.recorder = recorder
+        self.seconds = seconds
+        self.deadline = time.monotonic() + seconds
+        self.found: list[Signals] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if time.monotonic() > self.deadline:
+            raise TimeoutError(f"the probe took more than {self.seconds:g} seconds")
+        if func in WRITTEN_OUT:
+            with self:
+                return WRITTEN_OUT[func](*args, **kwargs)
+        tensors = tensors_in(args, kwargs)
+        weighting = [getattr(t, _PROBABILITIES) for t in tensors if hasattr(t, _PROBABILITIES)]
+        if func in PRODUCTS and weighting:
+            output = func(*_cut(args), **kwargs)
+            weighting[0].weights += [t for t in tensors if getattr(t, _PROBABILITIES, None) is weighting[0]]
+            weighting[0].contexts.append(output)
+            setattr(output, _CONTEXT, weighting[0])
+            return output
+        output = func(*args, **kwargs)
+        if func is Tensor.__setitem__:
+            output = args[0]  # scores written into a larger tensor, piece by piece
+            _carry(func, tensors, output)
+            return None
+        if not isinstance(output, Tensor):
+            return output
+        if output.numel() > _LARGEST:
+            raise MemoryError(f"the probe came upon a tensor of shape {tuple(output.shape)}")
+        if func in SOFTMAXES or (func in _EXPONENTIALS and _are_scores(tensors[0])):
+            signals = Signals(output, tuple(self.recorder.frames))
+            for query, key in getattr(tensors[0], _SCORES, ()):
+                signals.queries.append(query)
+                signals.keys.append(key)
+            self.found.append(signals)
+            setattr(output, _PROBABILITIES, signals)
+            return output
+        self._project(func, tensors, output)
+        if func in PRODUCTS and len(tensors) >= 2:
+            pair = _query_and_key(func, args, tensors)
+            # A product with a weight is a projection; scores come from two activations.
+            if not any(isinstance(_source(one), nn.Parameter) for one in pair):
+                setattr(output, _SCORES, [pair])
+        else:
+            _carry(func, tensors, output)
+        return output
+
+    def _project(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
+        for operand in tensors:
+            signals = getattr(operand, _CONTEXT, None)
+            if signals is not None:
+                signals.output_parameters |= {id(t) for t in tensors if isinstance(t, nn.Parameter)}
+                ends = func in _PROJECTIONS or (func in _SUMS and _joins_another_stream(tensors))
+                if not ends and carries(func, operand, output):
+                    setattr(output, _CONTEXT, signals)
+
+
+def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
+    """Hand marks on to what still holds the marked elements: masked, padded, joined, cut out."""
+    scores: list[tuple[Tensor, Tensor]] = list(getattr(output, _SCORES, ()))
+    for operand in tensors:
+        if func not in _PIECES and output.numel() < operand.numel():
+            continue
+        if hasattr(operand, _PROBABILITIES):
+            setattr(output, _PROBABILITIES, getattr(operand, _PROBABILITIES))
+        scores += [pair for pair in getattr(operand, _SCORES, ()) if all(pair is not own for own in scores)]
+    if scores and (func not in _PROJECTIONS or _mixes_heads(tensors)):
+        setattr(output, _SCORES, scores)
+
+
+def _are_scores(tensor: Tensor) -> bool:
+    """Whether both factors are learned: features of a kernel (q times a random matrix) are no scores."""
+    pairs = getattr(tensor, _SCORES, ())
+    return bool(pairs) and all(query.requires_grad and key.requires_grad for query, key in pairs)
+
+
+def _mixes_heads(tensors: list[Tensor]) -> bool:
+    """Whether a projection mixes the scores of heads with each other (talking heads)."""
+    weights = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.dim() > 1]
+    square = len(weights) == 1 and weights[0].shape[0] == weights[0].shape[1] <= _MANY_HEADS
+    return square and tensors[0].dim() == 4
+
+
+def _joins_another_stream(tensors: list[Tensor]) -> bool:
+    """Whether a sum adds something that is no context (the residual stream); a bias is none."""
+    return any(not hasattr(t, _CONTEXT) and not isinstance(_source(t), nn.Parameter) for t in tensors)
+
+
+def _source(tensor: Tensor) -> Tensor:
+    """The tensor that ``tensor`` is a view of, or itself."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def _cut(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    def cut(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(cut(item) for item in value)
+        # Other softmaxes (a gate, a kernel) are no attention, and stay in the graph.
+        signals = getattr(value, _PROBABILITIES, None)
+        return value.detach() if signals is not None and signals.queries else value
+
+    return tuple(cut(value) for value in args)
+
+
+def _query_and_key(
+    func: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Of a product that makes scores: the operand that runs over queries, the one over keys (last axis)."""
+    left, right = tensors[-2:]
+    if func is Tensor.__rmatmul__:
+        left, right = right, left
+    if func is torch.einsum and isinstance(args[0], str) and "->" in args[0]:
+        terms, _, result = args[0].replace(" ", "").partition("->")
+        first = terms.split(",")[0]
+        if result and result[-1] in first:
+            left, right = right, left
+    return left, right
+
+
+# --- What the gradients of queries, keys, contexts, probabilities and outputs reach, number by number ---
+
+
+def reached(
+    parameters: dict[str, nn.Parameter], blocks: list[list[Signals]], outputs: list[Tensor]
+) -> dict[str, Tensor]:
+    """What reached every number of every parameter.
+
+    Where a block forms several softmaxes one after the other (all layers of a model in one module), the
+    first that reaches a number decides: what reaches it from later ones came through the earlier.
+    """
+    generator = torch.Generator().manual_seed(1)
+    codes = {name: torch.zeros(value.shape, dtype=torch.int8) for name, value in parameters.items()}
+    projections: set[int] = set()
+    for turn in range(max(map(len, blocks), default=0)):
+        found = [signals[turn] for signals in blocks if turn < len(signals)]
+        for name, code in _now(_sources(found), parameters, generator).items():
+            if id(parameters[name]) not in projections:
+                codes[name] = torch.where(codes[name] == 0, code, codes[name])
+        projections |= {number for signals in found for number in signals.output_parameters}
+    for name, code in _now({OUTPUT: outputs}, parameters, generator).items():
+        codes[name] |= code
+    return codes
+
+
+def _sources(found: list[Signals]) -> dict[int, list[Tensor]]:
+    return {
+        QUERY: [tensor for signals in found for tensor in signals.queries],
+        KEY: [tensor for signals in found for tensor in signals.keys],
+        # Without known queries the probabilities were not cut out of the context.
+        CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
+        SCORE: [tensor for signals in found for tensor in (signals.probabilities, *signals.weights)],
+    }
+
+
+def _now(
+    sources: dict[int, list[Tensor]], parameters: dict[str, nn.Parameter], generator: torch.Generator
+) -> dict[str, Tensor]:
+    codes: dict[str, Tensor] = {}
+    for bit, tensors in sources.items():
+        for name, gradient in _gradients(tensors, parameters, generator).items():
+            own = (torch.nan_to_num(gradient) != 0).to("cpu", torch.int8) * bit
+            codes[name] = codes[name] | own if name in codes else own
+    return codes
+
+
+def _gradients(
+    tensors: list[Tensor], parameters: dict[str, nn.Parameter], generator: torch.Generator
+) -> dict[str, Tensor]:
+    total = None
+    for tensor in tensors:
+        if tensor.requires_grad:
+            weights = torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
+            # Masked scores are -inf somewhere upstream; 0 * inf must not poison the sum.
+            part = (torch.nan_to_num(tensor) * weights).sum()
+            total = part if total is None else total + part
+    if total is None or not parameters:
+        return {}
+    gradients = torch.autograd.grad(total, list(parameters.values()), retain_graph=True, allow_unused=True)
+    return {
+        name: gradient for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
+    }

@@ -1,0 +1,121 @@
+"""The argument parser of every command: one-line errors, examples kept as written, checked numbers."""
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fasterqk.console import print_json
+from fasterqk.errors import InputError
+
+_NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)  # and lists that begin with one
+
+
+class Parser(argparse.ArgumentParser):
+    """An ``ArgumentParser`` whose errors are one line with exit code 2."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+        # So that -1e-3, -inf and -1,2 are read as values, and refused as such, not taken for options.
+        self._negative_number_matcher = _NEGATIVE_NUMBER
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {' '.join(message.split())}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def examples(*lines: str) -> str:
+    """An epilog that shows command lines to copy."""
+    return "examples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json``: one JSON document on standard output and nothing else there."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+
+def positive_int(text: str) -> int:
+    """An argparse type: a whole number of at least one."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not at least 1")
+    return number
+
+
+def positive_float(text: str) -> float:
+    """An argparse type: a finite number above zero."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
+    if not math.isfinite(number) or number <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a finite number above 0")
+    return number
+
+
+def list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """An argparse type: values of one kind, separated by commas."""
+
+    def parse(text: str) -> list[Any]:
+        return [kind(part.strip()) for part in text.split(",")]
+
+    return parse
+
+
+# --- Cells that failed, told as every command tells what went wrong: in one line ---
+
+
+@contextmanager
+def failures_in_one_line() -> Iterator[None]:
+    """Turn the failed cells of a sweep into an ``InputError``; their tracebacks are kept in the store."""
+    from fasterqk.lab.runs import SweepError
+
+    try:
+        yield
+    except SweepError as error:
+        raise InputError(f"{error} (its traceback is in error.json of that cell)") from None
+
+
+# --- What the commands that write a page share: where it goes, whether it opens, what is said ---
+
+
+def add_page_options(parser: Parser, default: str) -> None:
+    """Add ``--output``, ``--open`` and ``--json``; ``default`` tells where the page goes otherwise."""
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help=f"where to write the page (default: {default})"
+    )
+    parser.add_argument("--open", action="store_true", help="show it in the browser")
+    add_json(parser)
+
+
+def write_and_show(
+    arguments: argparse.Namespace, name: str, path: Path, write: Callable[[Path], Path]
+) -> int:
+    """Write the page to ``path``, open it when asked to, and say so; returns the exit code."""
+    if path.is_dir():
+        raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
+    write(path)
+    opened = bool(arguments.open) and _open_in_browser(path)
+    if arguments.json:
+        result: dict[str, Any] = {name: str(path), "bytes": path.stat().st_size, "opened": opened}
+        print_json(result)
+    elif arguments.open and not opened:
+        print(f"found no browser; open {path}")
+    else:
+        print(f"{'opened' if opened else 'open'} {path}")
+    return 0
+
+
+def _open_in_browser(path: Path) -> bool:
+    import webbrowser
+
+    return webbrowser.open(path.resolve().as_uri())

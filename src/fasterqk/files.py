@@ -1,0 +1,257 @@
+"""Atomic writes: a reader, a crash or a full disk never sees half a file.
+
+Every write goes to a temporary file beside its target, is flushed to the disk, and is then renamed
+over the target; the folder is flushed too, so that the rename itself survives a power cut.
+"""
+
+import csv
+import dataclasses
+import functools
+import hashlib
+import io
+import json
+import math
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from fasterqk.errors import InputError
+
+
+def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
+    """Write ``data`` to ``path`` atomically, making parent folders; returns the path.
+
+    When the write fails (disk full, no permission) the old file is untouched, no temporary file stays
+    behind, and the ``OSError`` names ``path``.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_beside(target)
+    try:
+        with temporary.open("xb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(target), None
+        raise
+    _sync_folder(target.parent)
+    return target
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> Path:
+    """Write ``text`` as UTF-8 to ``path`` atomically; returns the path."""
+    return write_bytes(path, text.encode("utf-8"))
+
+
+@contextmanager
+def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Fill a folder that appears under its name only when it is complete.
+
+    Yields a temporary folder beside ``path``. On success its files are flushed and it is renamed to
+    ``path``; when the block raises it is removed. ``path`` must not exist.
+
+    >>> with write_folder("results") as folder:   # doctest: +SKIP
+    ...     _ = (folder / "a.txt").write_text("hello")
+    """
+    target = Path(path)
+    if target.exists():
+        raise FileExistsError(f"folder exists already: {str(target)!r}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_beside(target)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for folder, _, names in os.walk(temporary):
+            for name in names:
+                _sync_file(Path(folder) / name)
+            _sync_folder(Path(folder))
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _sync_folder(target.parent)
+
+
+def _temporary_beside(target: Path) -> Path:
+    # Not tempfile: its files are private to their owner, and a store may be shared by a group.
+    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _sync_file(path: Path) -> None:
+    with path.open("rb") as stream:
+        os.fsync(stream.fileno())
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# --- Canonical JSON, and the content hash by which a configuration finds its results again ---
+
+SCHEMA_VERSION = 1
+# Key in a field's metadata, see `_defaults`.
+USUALLY = "usually"
+
+
+def plain(value: Any) -> Any:
+    """``value`` as plain JSON data: arrays become lists, not-a-number and infinity become null.
+
+    Dataclasses become objects, enumerations their value, paths and other keys strings.
+
+    >>> plain({"k": (1, float("nan"))})
+    {'k': [1, None]}
+    """
+    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Enum):
+        return plain(value.value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value) if isinstance(value, set | frozenset) else value
+        return [plain(item) for item in items]
+    if isinstance(value, Path):
+        return str(value)
+    if hasattr(value, "tolist"):  # numpy and torch, without importing either
+        return plain(value.tolist())
+    raise TypeError(f"cannot write a {type(value).__name__} as JSON: {value!r}")
+
+
+def canonical_json(value: Any) -> str:
+    """One text for one value: sorted keys, no blanks, ASCII, shortest floats.
+
+    >>> canonical_json({"b": 1.0, "a": [True, None]})
+    '{"a":[true,null],"b":1.0}'
+    """
+    return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def config_fields(config: Any) -> dict[str, Any]:
+    """The fields of a frozen dataclass that differ from their defaults, as plain JSON data.
+
+    Nested dataclasses are reduced in the same way, and name their class where it is not that of the
+    default. Fields without a default are always there.
+    """
+    fields: dict[str, Any] = {}
+    kind: Any = type(config)
+    for name, default in _defaults(kind):
+        value = getattr(config, name)
+        if value is default or _is_default(default, value):
+            continue
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            kind_of_part = {} if type(value) is type(default) else {"kind": type(value).__name__}
+            fields[name] = kind_of_part | config_fields(value)
+        elif _all_finite(value):
+            fields[name] = plain(value)
+        else:
+            # JSON has no word for it: infinity, not-a-number and None would share one hash.
+            raise InputError(f"{name} = {value} cannot be part of a configuration; give a finite number")
+    return fields
+
+
+def config_defaults(kind: Any) -> dict[str, Any]:
+    """The defaults of a dataclass as plain JSON data; fields without a default are left out."""
+    return {name: plain(value) for name, value in _defaults(kind) if value is not dataclasses.MISSING}
+
+
+def content_hash(config: Any) -> str:
+    """Sixteen hexadecimal digits that name a frozen dataclass by its content.
+
+    The hash covers the class name, the schema version and the non-default fields, so a new field
+    with a default leaves the hashes of old configurations as they were.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Example:
+    ...     seed: int = 0
+    >>> content_hash(Example(1)) == content_hash(Example(seed=1)) != content_hash(Example())
+    True
+    """
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        raise TypeError(f"a configuration is a dataclass instance, not {type(config).__name__}")
+    document = {
+        "kind": type(config).__name__,
+        "schema": SCHEMA_VERSION,
+        "fields": config_fields(config),
+    }
+    return hashlib.sha256(canonical_json(document).encode("ascii")).hexdigest()[:16]
+
+
+@functools.cache  # a sweep hashes thousands of configurations of one class
+def _defaults(kind: Any) -> list[tuple[str, Any]]:
+    """The fields of a dataclass with their defaults, ``MISSING`` where there is none.
+
+    A default that depends on other fields stands in the field's metadata as what it usually is.
+    """
+    return [
+        (
+            field.name,
+            field.metadata.get(USUALLY, field.default)
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory(),
+        )
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def _all_finite(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(_all_finite(item) for item in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(_all_finite(item) for item in value)
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def _is_default(default: Any, value: Any) -> bool:
+    if type(value) is not type(default) or (isinstance(value, int | float | str) and value != default):
+        return False
+    return canonical_json(value) == canonical_json(default)
+
+
+# --- Tidy tables as CSV: one row an observation, one column a variable ---
+
+
+def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
+    """``rows`` as CSV text; columns in order of first appearance, missing cells empty.
+
+    Floats keep all their digits, so a table read back is the table that was written.
+
+    >>> print(csv_text([{"r": 1, "alpha": 0.5}, {"r": 10}]), end="")
+    r,alpha
+    1,0.5
+    10,
+    """
+    collected = list(rows)
+    columns = list(dict.fromkeys(name for row in collected for name in row))
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: _cell(value) for name, value in row.items()} for row in collected)
+    return stream.getvalue()
+
+
+def write_csv(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> Path:
+    """Write ``rows`` as CSV atomically; returns the path."""
+    return write_text(path, csv_text(rows))
+
+
+def _cell(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return "" if value is None else value

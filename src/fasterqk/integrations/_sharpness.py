@@ -1,0 +1,98 @@
+"""How sharply a model attends while it trains: a few numbers from one held batch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasterqk.attention import Aggregation, aggregate, aggregate_null, find_pattern, max_logit, relevant_mass
+from fasterqk.attention._aggregation import in_full_precision
+from fasterqk.capture import capture
+from fasterqk.circuits._check import shares
+from fasterqk.errors import InputError
+
+PREFIX = "attention/"
+
+
+@dataclass(frozen=True, eq=False)
+class Sharpness:
+    """What to look at: a held ``batch`` of model inputs, with ``attention_mask`` where it is padded.
+
+    With ``relevance``, 0/1 (or fractions) ``(batch, token)``, the attention on relevant tokens is read at
+    position ``read`` of each text, ``(batch,)``; by default the last real token.
+
+    >>> from torch import nn
+    >>> class Tiny(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.query, self.key = nn.Linear(2, 2), nn.Linear(2, 2)
+    ...     def forward(self, x):
+    ...         scores = self.query(x) @ self.key(x).transpose(1, 2)
+    ...         return scores.softmax(-1) @ x
+    >>> look = Sharpness({"x": torch.zeros(1, 3, 2)})
+    >>> {name: round(value, 3) for name, value in look(Tiny()).items()}
+    {'attention/entropy': 1.099, 'attention/max_logit': 0.0}
+    """
+
+    batch: Mapping[str, Any]
+    relevance: Tensor | None = None
+    read: Tensor | None = None
+    aggregation: Aggregation = field(default_factory=Aggregation)
+
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Look at ``model`` as it is now; it is left exactly as it was found.
+
+        ``attention/entropy`` in nats, the mean over rows, heads and layers; ``attention/max_logit``, the
+        largest logit relative to the mean of its row; with relevance ``attention/mass`` and its null.
+        """
+        device = next((parameter.device for parameter in model.parameters()), None)
+        inputs = {
+            name: value.to(device) if isinstance(value, Tensor) else value
+            for name, value in self.batch.items()
+            if name not in ("labels", "label")
+        }
+        layers = capture(model, inputs).select("self")
+        real = self._real(layers[0])
+        seen = real.unsqueeze(1).unsqueeze(-1)
+        entropies = [_row_entropy(layer)[seen.squeeze(-1).expand(layer.shape[:3])].mean() for layer in layers]
+        last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
+        read = last if self.read is None else self.read.to(real.device)
+        allowed = [find_pattern(layer, real, read).pairs(real) for layer in layers]
+        found = {
+            "entropy": float(torch.stack(entropies).mean()),
+            "max_logit": float(max_logit(list(layers), read, allowed).max()),
+        }
+        if self.relevance is not None:
+            relevance = self.relevance.to(real.device)
+            rows = aggregate(layers, read, allowed, self.aggregation)
+            null = aggregate_null(allowed, len(layers), read, self.aggregation)
+            found["mass"] = float(relevant_mass(rows, relevance).mean())
+            found["null_mass"] = float(relevant_mass(null, relevance).mean())
+        return {PREFIX + name: value for name, value in found.items()}
+
+    def _real(self, layer: Tensor) -> Tensor:
+        shape = (layer.shape[0], layer.shape[-1])
+        mask = self.batch.get("attention_mask")
+        real = torch.ones(shape, dtype=torch.bool) if mask is None else mask.bool()
+        for name, found in (("attention_mask", real), ("relevance", self.relevance)):
+            if found is not None and tuple(found.shape) != shape:
+                raise InputError(
+                    f"{name} has shape {tuple(found.shape)}, but attention is over {shape} tokens"
+                )
+        return real.to(layer.device)
+
+
+def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """The learning rate of each circuit at the step that comes next: ``lr/qk``, ``lr/ov``, ``lr/rest``.
+
+    Where a circuit has several (by layer, by head), the largest.
+    """
+    inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
+    return {f"lr/{share.name}": max(share.rates) for share in shares(inner)}
+
+
+def _row_entropy(layer: Tensor) -> Tensor:
+    weights = in_full_precision(layer)
+    return -torch.xlogy(weights, weights).sum(-1)

@@ -1,0 +1,119 @@
+"""The Hugging Face Trainer: an optimizer by circuit without a subclass, and a callback that watches."""
+
+import math
+import warnings
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from fasterqk.circuits import make_optimizer
+from fasterqk.circuits._ratio import RatioLike
+from fasterqk.errors import InputError
+from fasterqk.integrations._sharpness import PREFIX, Sharpness, rates
+
+
+class CircuitOptimizer:
+    """What the Trainer calls with its model, in place of an optimizer class, to get an optimizer."""
+
+    def __call__(self, model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
+        return make_optimizer(model, **settings)
+
+
+def trainer_optimizer(
+    args: TrainingArguments, qk_ratio: RatioLike, **settings: Any
+) -> tuple[type[CircuitOptimizer], dict[str, Any]]:
+    """For ``Trainer(..., optimizer_cls_and_kwargs=trainer_optimizer(args, qk_ratio=10))``.
+
+    The optimizer is the one that ``args`` name (``optim``, learning rate, betas, decay), and its query-key
+    circuit learns ``qk_ratio`` times faster; ``settings`` are those of :func:`fasterqk.make_optimizer`.
+    Warm-up, decay schedules, accumulation, clipping, checkpoints and resuming are the Trainer's own.
+    """
+    if args.deepspeed:
+        raise InputError(
+            "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be told"
+            " apart; train with DDP, Accelerate or FSDP2 instead"
+        )
+    found, options = Trainer.get_optimizer_cls_and_kwargs(args)
+    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or "params" in options:
+        name = getattr(args.optim, "value", args.optim)
+        raise InputError(
+            f"optim={name!r} is not a plain torch optimizer; choose adamw_torch, adamw_torch_fused,"
+            " sgd, adagrad or rmsprop, or call fasterqk.make_optimizer yourself"
+        )
+    return CircuitOptimizer, {
+        "optimizer_class": found,
+        "qk_ratio": qk_ratio,
+        "weight_decay": args.weight_decay,
+        **options,
+        **settings,
+    }
+
+
+class SharpnessCallback(TrainerCallback):
+    """Logs learning rates by circuit and, on a held batch, how sharply the model attends.
+
+    Values appear in the Trainer's own log entries (and so in every tracker): ``lr/qk``, ``lr/ov``, ...
+    in each of them, ``attention/...`` (see :class:`Sharpness`) at the first, and then whenever ``every``
+    steps have passed since the last look. A look costs about one forward pass on the held batch.
+
+    The guard: when the largest logit passes ``limit``, or attention is no longer a number, it warns once
+    or, with ``when_exploding="stop"``, ends the training. A logit of 50 over the mean of its row means
+    that everything else has no weight left in half precision.
+    """
+
+    def __init__(
+        self,
+        look: Sharpness,
+        *,
+        every: int = 100,
+        limit: float = 50.0,
+        when_exploding: Literal["warn", "stop"] = "warn",
+    ) -> None:
+        if every < 1:
+            raise InputError(f"every={every} is not a positive number of steps")
+        if not limit > 0:
+            raise InputError(f"limit={limit} is not a positive logit")
+        if when_exploding not in ("warn", "stop"):
+            raise InputError(f"when_exploding={when_exploding!r} is neither 'warn' nor 'stop'")
+        self.look = look
+        self.every = every
+        self.limit = limit
+        self.when_exploding = when_exploding
+        self._looked: int | None = None
+        self._warned = False
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        **others: Any,
+    ) -> None:
+        if logs is None or "loss" not in logs or model is None:
+            return  # a summary or an evaluation
+        found: dict[str, float] = {} if optimizer is None else rates(optimizer)
+        if self._looked is None or state.global_step - self._looked >= self.every:
+            self._looked = state.global_step
+            found |= self.look(model)
+            self._guard(found[f"{PREFIX}max_logit"], state, control)
+        logs.update(found)
+        if state.log_history:
+            state.log_history[-1].update(found)  # its entry was written before callbacks are asked
+
+    def _guard(self, logit: float, state: TrainerState, control: TrainerControl) -> None:
+        if math.isfinite(logit) and logit <= self.limit:
+            return
+        said = (
+            f"attention logits have reached {logit:.3g} at step {state.global_step} (limit {self.limit:g});"
+            " lower qk_ratio or the learning rate, or ramp the ratio up"
+        )
+        if self.when_exploding == "stop":
+            control.should_training_stop = True
+        if not self._warned:
+            warnings.warn(said, stacklevel=2)
+        self._warned = True

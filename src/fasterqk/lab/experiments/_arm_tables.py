@@ -1,0 +1,469 @@
+"""The tables of a two-arm experiment: at the end, at the best validation epoch, and at equal loss."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasterqk.lab.report._figure import COLORS, draw_dtap, dtap_rows, plotting, save_figure
+from fasterqk.lab.report._records import METRICS as STORY_METRICS
+from fasterqk.lab.report._records import save_comparison, save_curves, save_examples
+from fasterqk.lab.report._tables import cell_text, mean_of, save_table
+
+ARM_NAMES = {"baseline": "baseline", "faster_qk": "faster QK"}
+LABELS = {
+    "loss": "training loss",
+    "train_accuracy": "train accuracy",
+    "validation_accuracy": "validation accuracy",
+    "test_accuracy": "test accuracy",
+    "train_f1": "train F1",
+    "validation_f1": "validation F1",
+    "test_f1": "test F1",
+    "mrta": "MRTA",
+    "ac": "AC, %",
+    "acmc": "ACMC, %",
+    "entropy": "attention entropy, nats",
+    "auprc": "plausibility, AUPRC",
+    "token_f1": "plausibility, token F1",
+    "iou_f1": "plausibility, IOU F1",
+}
+# Where printed numbers come from.
+SOURCES = {"paper": "paper", "released": "notebooks"}
+
+
+def flat_metrics(table: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The metrics of one arm, each as its flat name (``sufficiency_5``) and its cell."""
+    for name, value in table.items():
+        if not isinstance(value, Mapping):
+            continue
+        if "mean" in value and "half_width" in value:
+            yield name, value
+        elif name in ("sufficiency", "comprehensiveness", "aopc"):
+            yield from ((f"{name}_{key}", cell) for key, cell in value.items())
+        elif name == "plausibility":
+            yield from value.items()
+
+
+def label(name: str) -> str:
+    """What a metric is called in a table.
+
+    >>> label("sufficiency_5"), label("mrta")
+    ('sufficiency, top 5%', 'MRTA')
+    """
+    group, _, rest = name.partition("_")
+    if name in LABELS:
+        return LABELS[name]
+    return f"{rest}, mean over k (AOPC)" if group == "aopc" else f"{group}, top {rest}%"
+
+
+def save_tables(
+    summary: Mapping[str, Any], out: Path, name: str, *, title: str, setting: str
+) -> dict[str, dict[str, str]]:
+    """Write all tables of ``summary`` as ``NAME-end`` and so on; returns their paths by kind and suffix."""
+    kinds = {
+        "end": ("at the end of training", "Mean and 95% interval over seeds, on the test split.", end_rows),
+        "best": (
+            "at the best validation epoch",
+            "Every cell at its own best epoch; train accuracy on a fixed part of the training data.",
+            best_rows,
+        ),
+        "matched": (
+            "at equal training loss",
+            "Both arms where their training loss first falls to the same level.",
+            matched_rows,
+        ),
+    }
+    saved = {
+        kind: _save(out, f"{name}-{kind}", f"{title}: {when}", f"{what} {setting}.", rows(summary))
+        for kind, (when, what, rows) in kinds.items()
+    }
+    for group in summary["arms"]["baseline"].get("groups") or {}:
+        caption = f"Beside it the accuracy of always saying the most frequent class. {setting}."
+        rows_of = group_rows(summary, group)
+        saved[group] = _save(out, f"{name}-{group}", f"{title}: accuracy by {group}", caption, rows_of)
+    return saved
+
+
+def end_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """One row a metric at the end: both arms, their difference, their nulls, and others' numbers."""
+    difference = dict(flat_metrics(summary["difference"]))
+    return _arm_rows(summary["arms"], difference)
+
+
+def best_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The same where validation accuracy was best."""
+    return _arm_rows({arm: entry["at_best_validation"] for arm, entry in summary["arms"].items()}, {})
+
+
+def matched_rows(summary: Mapping[str, Any], names: Collection[str] = ()) -> list[dict[str, Any]]:
+    """One row a loss level and metric, of all metrics or of those in ``names``."""
+    rows = []
+    for level in summary["matched"]:
+        for name in next(iter(level["arms"].values()), {}):
+            if names and name not in names:
+                continue
+            row = {"metric": label(name), "at loss": level["loss"]}
+            row |= {arm: values[name] for arm, values in level["arms"].items()}
+            difference = level["difference"].get("faster_qk")
+            rows.append(row | {"difference": difference and difference[name]})
+    return rows
+
+
+def group_rows(summary: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
+    """Accuracy by group, one row a value of the group."""
+    arms = {arm: entry["groups"][group] for arm, entry in summary["arms"].items() if "groups" in entry}
+    return [
+        {
+            group: int(value),
+            "sentences": entry["n"],
+            **{arm: groups[value]["accuracy"] for arm, groups in arms.items()},
+            "null, most frequent class": entry["majority_accuracy"],
+        }
+        for value, entry in next(iter(arms.values())).items()
+    ]
+
+
+def _arm_rows(arms: Mapping[str, Mapping[str, Any]], difference: Mapping[str, Any]) -> list[dict[str, Any]]:
+    metrics = {arm: dict(flat_metrics(table)) for arm, table in arms.items()}
+    rows = []
+    for name in next(iter(metrics.values())):
+        cells = {arm: table[name] for arm, table in metrics.items() if name in table}
+        row: dict[str, Any] = {"metric": label(name)}
+        row |= {arm: {key: cell[key] for key in ("mean", "half_width", "n")} for arm, cell in cells.items()}
+        if name in difference:
+            row["difference"] = difference[name]
+        row |= {f"null, {arm}": cell["null"] for arm, cell in cells.items() if cell["null"] is not None}
+        for source in SOURCES:
+            row |= {f"{source}, {arm}": cell[source] for arm, cell in cells.items() if source in cell}
+        rows.append(row)
+    return rows
+
+
+def _save(out: Path, name: str, title: str, caption: str, rows: list[dict[str, Any]]) -> dict[str, str]:
+    columns = [_column(key) for key in column_keys(rows)]
+    return save_table(out, name, title=title, caption=caption, columns=columns, rows=rows)
+
+
+def column_keys(rows: list[dict[str, Any]]) -> list[str]:
+    """The keys of all rows in the order of a table: ours, the nulls, others' numbers."""
+    sources = ["null", *SOURCES]
+
+    def place(key: str) -> int:
+        return sources.index(key.partition(",")[0]) + 1 if "," in key else 0
+
+    return sorted(dict.fromkeys(key for row in rows for key in row), key=place)
+
+
+def column_label(key: str) -> str:
+    """What a column is called.
+
+    >>> column_label("faster_qk"), column_label("released, baseline")
+    ('faster QK', 'notebooks, baseline')
+    """
+    source, comma, arm = key.partition(", ")
+    if not comma:
+        return ARM_NAMES.get(key, key)
+    return f"{SOURCES.get(source, source)}, {ARM_NAMES.get(arm, arm)}"
+
+
+def _column(key: str) -> dict[str, Any]:
+    source, comma, _ = key.partition(", ")
+    column = {"key": key, "label": column_label(key)}
+    if comma:
+        column["source"] = "null" if source == "null" else "paper"
+    return column
+
+
+# --- What a two-arm experiment shows: heat maps, attention against loss, tables, and its story ---
+
+ARM_COLORS = {"baseline": COLORS[0], "faster_qk": COLORS[1]}
+PANELS = {"mrta": "attention on relevant tokens (MRTA)", "test_accuracy": "test accuracy"}
+
+Summary = Mapping[str, Any]
+Results = Mapping[tuple[str, int], Mapping[str, Any]]
+
+
+def save_arms(summary: Summary, results: Results, out: Path, *, title: str) -> dict[str, Any]:
+    """Write everything that shows ``summary`` (from ``experiments.arms``); returns the paths by kind."""
+    name = f"{summary['experiment']}-{summary['protocol']}"
+    setting = describe(summary)
+    _save_epochs(summary, results, out, name, title, setting)
+    _save_story(summary, out, name, title, setting)
+    return {
+        "tables": save_tables(summary, out, name, title=title, setting=setting),
+        "dtap": _save_heat_maps(summary, out, f"{name}-dtap", title, setting),
+        "loss": _save_loss_figure(summary, results, out, f"{name}-loss", title, setting),
+    }
+
+
+def save_arm_examples(
+    summary: Summary, examples: Sequence[Mapping[str, Any]], out: Path, *, title: str, sensitive: bool
+) -> None:
+    """Write single examples with the attention of both arms, for the report to show."""
+    named = [
+        {**example, "arms": {ARM_NAMES[arm]: reading for arm, reading in example["arms"].items()}}
+        for example in examples
+    ]
+    save_examples(
+        out,
+        f"{summary['experiment']}-{summary['protocol']}",
+        title=f"{title}: where it looks",
+        caption=f"Seed {summary['seeds'][0]}. {describe(summary)}.",
+        arms=list(ARM_NAMES.values()),
+        examples=named,
+        sensitive=sensitive,
+    )
+
+
+def describe(summary: Summary) -> str:
+    """What was run, in a few words."""
+    seeds, baseline, faster = len(summary["seeds"]), *(summary["arms"][arm] for arm in ARM_NAMES)
+    changed = [f"QK learning rate times {faster['qk_ratio']:g}"]
+    if faster["lr"] != baseline["lr"]:
+        changed.append(f"base rate {faster['lr']:g} instead of {baseline['lr']:g}")
+    if faster["epochs"] != summary["epochs"]:
+        changed.append(f"{faster['epochs']} epochs")
+    return (
+        f"{summary['experiment']}, protocol {summary['protocol']}: {summary['epochs']} epochs, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}, {', '.join(changed)} in the faster arm"
+    )
+
+
+def _save_heat_maps(summary: Summary, out: Path, name: str, title: str, setting: str) -> dict[str, str]:
+    arms = {arm: entry["dtap"] for arm, entry in summary["arms"].items() if "dtap" in entry}
+    rows = [
+        {"arm": arm, **row} for arm, table in arms.items() for row in dtap_rows(table["mean"], table["edges"])
+    ]
+    highest = max((cell for table in arms.values() for row in table["mean"] for cell in row), default=100.0)
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(1, max(1, len(arms)), figsize=(7.6, 3.5), squeeze=False)
+        for axis, (arm, table) in zip(axes[0], arms.items(), strict=False):
+            image = draw_dtap(
+                axis,
+                table["mean"],
+                table["edges"],
+                ARM_NAMES[arm],
+                deviation=table["standard_deviation"],
+                highest=highest,
+            )
+        if arms:
+            figure.colorbar(image, ax=axes[0].tolist(), label="% of instances")
+        caption = f"Percent of test instances, mean ± standard deviation over seeds. {setting}."
+        return save_figure(figure, out, name, title=f"{title}: DTAP", caption=caption, rows=rows)
+
+
+def _save_loss_figure(
+    summary: Summary, results: Results, out: Path, name: str, title: str, setting: str
+) -> dict[str, str]:
+    """Attention and test accuracy against training loss, a line a cell: the idea in one picture."""
+    rows = [
+        {"arm": arm, "seed": seed, "epoch": point["epoch"], "loss": point["loss"]}
+        | {key: point.get(key) for key in PANELS}
+        for (arm, seed), result in results.items()
+        for point in _finite(result)
+    ]
+    null = summary["arms"]["baseline"]["null"]["mrta"]
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(1, len(PANELS), figsize=(7.4, 3.2))
+        for axis, (key, label) in zip(axes, PANELS.items(), strict=True):
+            for (arm, _), result in results.items():
+                _draw_cell(axis, arm, _finite(result), key)
+            axis.set(xlabel="training loss (training goes to the right)", ylabel=label)
+            _loss_axis(axis)
+        if null is not None:
+            axes[0].axhline(null, color="0.4", linestyle="--", linewidth=1, label="uniform attention")
+        handles, labels = axes[0].get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))
+        axes[0].legend(unique.values(), unique.keys(), loc="best")
+        return save_figure(
+            figure,
+            out,
+            name,
+            title=f"{title}: attention at equal loss",
+            caption=f"A line is one cell, a point one evaluation on the test split. {setting}.",
+            rows=rows,
+        )
+
+
+def _loss_axis(axis: Any) -> None:
+    """A logarithmic axis that falls to the right, with plain numbers where it spans a decade or so."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_xscale("log")
+    low, high = axis.get_xlim()
+    if high < 30 * low:
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 6, 8)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.invert_xaxis()
+
+
+def _draw_cell(axis: Any, arm: str, points: Sequence[Mapping[str, Any]], key: str) -> None:
+    shown = [point for point in points if point.get(key) is not None]
+    axis.plot(
+        [point["loss"] for point in shown],
+        [point[key] for point in shown],
+        color=ARM_COLORS[arm],
+        label=ARM_NAMES[arm],
+        alpha=0.8,
+        linewidth=1.1,
+        marker="o",
+        markersize=2,
+    )
+
+
+def _save_epochs(summary: Summary, results: Results, out: Path, name: str, title: str, setting: str) -> None:
+    null = summary["arms"]["baseline"]["null"]["mrta"]
+    mass: dict[str, Any] = {"key": "mrta", "label": PANELS["mrta"]}
+    save_curves(
+        out,
+        name,
+        title=f"{title}: along training",
+        caption=f"{setting}.",
+        x={"key": "epoch", "label": "epoch"},
+        metrics=[
+            {"key": "loss", "label": "training loss", "log": True},
+            mass if null is None else {**mass, "null": null},
+            {"key": "test_accuracy", "label": "test accuracy"},
+        ],
+        cells=[
+            {"arm": ARM_NAMES[arm], "seed": seed, "points": _finite(result)}
+            for (arm, seed), result in results.items()
+        ],
+    )
+
+
+def _save_story(summary: Summary, out: Path, name: str, title: str, setting: str) -> None:
+    arms = []
+    for arm, entry in summary["arms"].items():
+        metrics = {key: entry[key] for key in STORY_METRICS if key in entry}
+        if "test_accuracy" in entry:
+            metrics["accuracy"] = entry["test_accuracy"]
+        shown = {key: _bare(value) for key, value in metrics.items()}
+        arms.append(
+            {
+                "arm": ARM_NAMES[arm],
+                "qk_ratio": entry["qk_ratio"],
+                "seeds": len(summary["seeds"]),
+                "metrics": shown,
+                "null": entry["null"],
+            }
+        )
+    matched = [
+        {
+            **level,
+            "arms": {ARM_NAMES[arm]: values for arm, values in level["arms"].items()},
+            "difference": {ARM_NAMES[arm]: values for arm, values in level["difference"].items()},
+        }
+        for level in summary["matched"]
+    ]
+    save_comparison(out, name, title=title, setting=setting, arms=arms, matched=matched)
+
+
+def _bare(cell: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: cell[key] for key in ("mean", "half_width", "n")}
+
+
+def _finite(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [point for point in result["history"] if point["loss"] is not None]
+
+
+# --- Deeper models: rollout and every layer, both arms beside uniform attention ---
+
+COLUMNS = {
+    "attention": "attention",
+    "metric": "metric",
+    "at": "at",
+    "loss": "training loss",
+    **ARM_NAMES,
+    "difference": "difference",
+    "null": "null",
+}
+# What the figure shows of every layer, and the name of its axis.
+LAYER_PANELS = {"mrta": "attention on relevant tokens", "entropy": "attention entropy, nats"}
+MEASURED = (
+    "Test split, at equal loss the part of it that is looked at along training; mean and 95% interval over "
+    "seeds. "
+    "Entropy is that of rollout's row, and in a layer the mean of its heads'."
+)
+Rows = Sequence[Mapping[str, Any]]
+
+
+def save_layers(
+    rows: Rows, out: Path, name: str, *, title: str, summary: Mapping[str, Any]
+) -> dict[str, dict[str, str]]:
+    """Write the table and the figure of ``rows`` (from ``summarize_layers``); returns their paths."""
+    setting = describe(summary)
+    columns: list[dict[str, Any]] = [{"key": key, "label": text} for key, text in COLUMNS.items()]
+    columns[-1]["source"] = "null"
+    return {
+        "table": save_table(
+            out,
+            f"{name}-by-layer",
+            title=f"{title}: attention by layer",
+            caption=f"{MEASURED} {setting}.",
+            columns=columns,
+            rows=[{**row, "metric": label(row["metric"])} for row in rows],
+        ),
+        "figure": _save_figure(rows, out, f"{name}-by-layer", title, setting),
+    }
+
+
+def as_text(rows: Rows, metric: str) -> list[dict[str, str]]:
+    """One metric of every layer, for people to read."""
+    return [
+        {COLUMNS[key]: cell_text(row[key]) for key in COLUMNS if key != "metric"}
+        for row in rows
+        if row["metric"] == metric
+    ]
+
+
+def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> dict[str, str]:
+    at_equal_loss = [row for row in rows if row["at"] == "equal loss"]
+    panels = {metric: [row for row in at_equal_loss if row["metric"] == metric] for metric in LAYER_PANELS}
+    # Rollout always has an entropy; the layers have one where their heads were measured.
+    panels = {metric: shown for metric, shown in panels.items() if metric == "mrta" or len(shown) > 1}
+    losses = [row["loss"] for row in at_equal_loss]
+    loss = f"training loss {losses[0]:.3f}" if losses else "equal loss, which no two runs share"
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        widths = [max(1, len(shown)) for shown in panels.values()]
+        size = (1.8 + 1.1 * sum(widths), 3.4)
+        figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, width_ratios=widths)
+        for axis, (metric, shown) in zip(axes[0], panels.items(), strict=True):
+            _draw(axis, shown)
+            axis.set(ylabel=LAYER_PANELS[metric], ylim=(0, 1 if metric == "mrta" else None))
+        figure.suptitle(title)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))
+        figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=len(unique))
+        return save_figure(
+            figure,
+            out,
+            name,
+            title=f"{title}: attention by layer",
+            caption=f"Both arms at {loss}. {MEASURED} {setting}.",
+            rows=[
+                {key: row[key] for key in ("attention", "metric", "loss", "null")}
+                | {arm: mean_of(row[arm]) for arm in ARM_NAMES}
+                for shown in panels.values()
+                for row in shown
+            ],
+        )
+
+
+def _draw(axis: Any, shown: Rows) -> None:
+    """Both arms of every row, and uniform attention."""
+    for place, row in enumerate(shown):
+        nulls: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1}
+        axis.plot([place - 0.35, place + 0.35], [row["null"]] * 2, **nulls, label="uniform attention")
+        for shift, (arm, color) in zip((-0.12, 0.12), ARM_COLORS.items(), strict=True):
+            mean, width = mean_of(row[arm]), (row[arm] or {}).get("half_width")
+            if mean is not None:
+                axis.errorbar(place + shift, mean, width, fmt="o", color=color, label=ARM_NAMES[arm])
+    axis.set_xticks(range(len(shown)), [row["attention"] for row in shown])
+    axis.grid(axis="x", visible=False)

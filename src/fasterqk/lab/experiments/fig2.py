@@ -1,0 +1,368 @@
+"""Figure 2: where the four parameterizations attend, with and without faster query-key learning."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fasterqk.attention import DTAP_EDGES, matched_loss
+from fasterqk.cli.common import Parser, list_of
+from fasterqk.console import print_table, progress_bar
+from fasterqk.lab.experiments._synthetic import (
+    Panel,
+    add_options,
+    levels_for,
+    panels,
+    run_cells,
+    summarize_seeds,
+)
+from fasterqk.lab.report._figure import PARAMETERIZATION_COLORS, draw_dtap, dtap_rows, plotting, save_figure
+from fasterqk.lab.report._tables import save_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# The top row (probability above .8) of the heat maps that are saved in the released notebooks, in percent.
+RELEASED_TOP_ROWS = {
+    "a": (0.1, 64.1, 35.7, 0.0, 0.0),
+    "b": (0.0, 0.0, 0.0, 5.4, 94.6),
+    "g": (0.0, 0.0, 2.3, 76.8, 20.8),
+    "h": (0.0, 0.0, 2.6, 86.9, 10.5),
+}
+# Mean losses of 100 epochs each that those notebooks print for torch seed 1234, by epoch.
+RELEASED_LOSSES = {
+    "a": {100: 2.901, 200: 1.310, 300: 0.081, 400: 0.009, 500: 0.005, 600: 0.003, 800: 0.002, 1100: 0.001},
+    "b": {100: 2.522, 200: 1.030, 300: 0.564, 400: 0.376, 500: 0.280, 600: 0.222, 700: 0.183, 800: 0.156}
+    | {900: 0.132, 1000: 0.087, 1100: 0.033, 1200: 0.015, 1300: 0.009, 1900: 0.002, 2500: 0.001},
+    "g": {100: 3.284, 200: 2.212, 300: 1.466, 400: 0.928, 500: 0.493, 600: 0.216, 700: 0.101, 800: 0.056}
+    | {900: 0.036, 1000: 0.026, 2000: 0.006},
+    "h": {100: 3.285, 200: 2.220, 300: 1.500, 400: 1.035, 500: 0.711, 600: 0.468, 700: 0.293, 800: 0.178}
+    | {900: 0.110, 1000: 0.071, 2000: 0.007},
+}
+# The last of them, for each of the five seeds.
+RELEASED_FINAL_LOSSES = {
+    "g": (0.006, 0.006, 0.006, 0.007, 0.007),
+    "h": (0.007, 0.008, 0.007, 0.008, 0.008),
+}
+
+
+@dataclass(frozen=True)
+class Fig2:
+    """The figure's data: which panels, every cell's result, and the summaries."""
+
+    protocol: str
+    panels: list[Panel]
+    results: dict[tuple[str, int], dict[str, Any]]
+    summaries: dict[str, dict[str, Any]]
+    matched: list[dict[str, Any]]
+
+
+def compute(
+    protocol: str,
+    out: Path,
+    *,
+    seeds: int = 5,
+    names: Sequence[str] | None = None,
+    workers: int = 2,
+    force: bool = False,
+    progress: Callable[..., None] | None = None,
+) -> Fig2:
+    """Train what is not stored yet under ``out``, and summarise all."""
+    chosen = panels(protocol, list(names) if names else None)
+    cells = {(panel.name, seed): panel.for_seed(seed) for panel in chosen for seed in range(seeds)}
+    results = run_cells(cells, out, workers=workers, force=force, progress=progress)
+    histories: dict[Any, Any] = {key: result["history"] for key, result in results.items()}
+    return Fig2(
+        protocol=protocol,
+        panels=chosen,
+        results=results,
+        summaries={panel.name: _summary(panel, results) for panel in chosen},
+        matched=matched_loss(histories, ["mrta"], levels_for(results)),
+    )
+
+
+def differences_from_released(data: Fig2) -> dict[str, Any]:
+    """How far our `released` panels are from what the notebooks saved.
+
+    ``top_row`` is ours minus theirs in percentage points, ours over all seeds; ``losses`` maps an epoch
+    to ours and theirs, of torch seed 1234; ``final_losses`` has both for each seed that they print.
+    """
+    found: dict[str, Any] = {}
+    for name, row in RELEASED_TOP_ROWS.items():
+        summary = data.summaries.get(name)
+        if summary is None or summary["dtap"] is None:
+            continue
+        windows = [data.results[name, seed]["window_losses"] for seed in summary["seeds"]]
+        finals = RELEASED_FINAL_LOSSES.get(name, ())
+        found[name] = {
+            "top_row": [ours - theirs for ours, theirs in zip(summary["dtap"][-1], row, strict=True)],
+            "losses": {
+                str(epoch): [windows[0][epoch // 100 - 1], theirs]
+                for epoch, theirs in RELEASED_LOSSES[name].items()
+                if epoch // 100 <= len(windows[0])
+            },
+            "final_losses": [[own[-1], theirs] for own, theirs in zip(windows, finals, strict=False)],
+        }
+    return found
+
+
+def _summary(panel: Panel, results: dict[tuple[str, int], dict[str, Any]]) -> dict[str, Any]:
+    own = {seed: result for (name, seed), result in results.items() if name == panel.name}
+    cell = panel.cell
+    return {
+        "title": panel.title,
+        "parameterization": cell.parameterization,
+        "qk_ratio": cell.qk_ratio,
+        "ramp_steps": cell.ramp_steps,
+        "attend_query": cell.language.attend_query,
+        **summarize_seeds(own, cell.stop),
+    }
+
+
+# --- Draws figure 2: a heat map a panel, attention against loss, and the table of all numbers ---
+
+_COLUMNS = 4
+_SETTINGS = {
+    "paper": "the paper's text and equation 1: scores are not scaled, the softmax is over all 50 tokens",
+    "scaled": "the paper's text, with scores divided by the square root of 50 as in the released code",
+    "closed": "the paper's text, with the softmax over the four next tokens only, as in the theory",
+    "released": "the released notebooks' literal settings",
+}
+
+
+def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
+    """Write both figures and the table under ``out``; returns the heat maps' paths and the others'."""
+    name = "fig2" if data.protocol == "paper" else f"fig2-{data.protocol}"
+    seeds = max(len(summary["seeds"]) for summary in data.summaries.values())
+    setting = (
+        f"Protocol {data.protocol}: {_SETTINGS[data.protocol]}. {seeds} seed{'s' if seeds > 1 else ''},"
+        f" {data.panels[0].cell.evaluated} held-out sequences each."
+    )
+    title = f"Figure 2: attention and prediction on the toy language, {data.protocol}"
+    with plotting():
+        heat_maps = save_figure(
+            draw_heat_maps(data),
+            out,
+            name,
+            title=title,
+            caption="Percent of held-out sequences by attention on distinct tokens and probability of the"
+            f" right token, mean ± standard deviation over seeds. {setting}",
+            rows=[
+                {"panel": panel.name, "title": panel.title, **row}
+                for panel in data.panels
+                for row in dtap_rows(_table_of(data, panel.name), DTAP_EDGES)
+            ],
+        )
+        along = save_figure(
+            draw_along_training(data),
+            out,
+            f"{name}-loss",
+            title=f"{title}: attention at equal loss",
+            caption=f"Attention on held-out sequences against training loss; a line is one cell. {setting}",
+            rows=_history_rows(data),
+        )
+    table = save_table(
+        out,
+        f"{name}-panels",
+        title=title,
+        caption=f"Means over seeds with 95% intervals. {setting}",
+        columns=[{"key": key, "label": label} for key, label in _LABELS.items()],
+        rows=[_table_row(data, panel.name) for panel in data.panels],
+    )
+    return {**heat_maps, "along_training": along, "table": table}
+
+
+def draw_heat_maps(data: Fig2) -> "Figure":
+    """One heat map a panel, four in a row; call inside ``plotting()``."""
+    import matplotlib.pyplot as plt
+
+    rows = -(-len(data.panels) // _COLUMNS)
+    figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11.5, 3.15 * rows), squeeze=False)
+    for axis in axes.flat[len(data.panels) :]:
+        axis.set_visible(False)
+    image = None
+    for place, panel in enumerate(data.panels):
+        axis = axes.flat[place]
+        summary = data.summaries[panel.name]
+        title = f"({panel.name}) {panel.title}\n{_headline(summary)}"
+        if summary["dtap"] is None:
+            axis.set_title(title)
+            axis.set_axis_off()
+            continue
+        deviation = summary["dtap_deviation"] if len(summary["seeds"]) > 1 else None
+        image = draw_dtap(axis, summary["dtap"], summary["dtap_edges"], title, deviation=deviation)
+        axis.title.set_fontsize(8)
+        axis.set_xlabel("attention on distinct tokens" if place + _COLUMNS >= len(data.panels) else "")
+        axis.set_ylabel("probability of the label" if place % _COLUMNS == 0 else "")
+    if image is not None:
+        bar = figure.colorbar(image, ax=axes.ravel().tolist(), label="% of sequences", shrink=0.6, aspect=30)
+        bar.ax.grid(False)
+    return figure
+
+
+def draw_along_training(data: Fig2) -> "Figure":
+    """Attention against training loss, one plot a parameterization; call inside ``plotting()``."""
+    import matplotlib.pyplot as plt
+
+    names = list(dict.fromkeys(panel.cell.parameterization for panel in data.panels))
+    figure, axes = plt.subplots(
+        1, len(names), figsize=(2.9 * max(len(names), 2), 3.1), sharey=True, squeeze=False
+    )
+    for axis, name in zip(axes[0], names, strict=True):
+        _draw_parameterization(axis, data, name)
+    axes[0, 0].set_ylabel("attention on distinct tokens")
+    return figure
+
+
+def _draw_parameterization(axis: "Axes", data: Fig2, name: str) -> None:
+    own = [panel for panel in data.panels if panel.cell.parameterization == name]
+    styles = dict(zip([panel.name for panel in own], ("-", "--", ":", "-."), strict=False))
+    for (panel, seed), result in data.results.items():
+        points = [point for point in result["history"] if point["loss"] is not None]
+        if panel in styles and points:
+            title = next(one.title for one in own if one.name == panel).removeprefix(name).lstrip(", ")
+            axis.plot(
+                [point["loss"] for point in points],
+                [point["mrta"] for point in points],
+                styles[panel],
+                color=PARAMETERIZATION_COLORS[name],
+                alpha=0.8,
+                linewidth=1.1,
+                label=f"({panel}) {title or 'QK 1x'}" if seed == 0 else None,
+            )
+    null = data.summaries[own[0].name]["null"]["mrta"]
+    if null is not None:
+        axis.axhline(null, color="0.5", linewidth=0.8, linestyle=(0, (1, 3)))
+    axis.set(xscale="log", xlabel="training loss", title=name, ylim=(-0.02, 1.02))
+    axis.invert_xaxis()
+    axis.legend(loc="best", handlelength=2.2, fontsize=7)
+
+
+def _headline(summary: dict[str, Any]) -> str:
+    if summary["dtap"] is None:
+        return "diverged"
+    steps = f"{summary['steps'] / 1000:.0f}k steps"
+    text = f"MRTA {summary['mrta']:.3f} (uniform {summary['null']['mrta']:.2f}), {steps}"
+    marks = []
+    if summary["capped"]:
+        marks.append(f"{len(summary['capped'])} of {len(summary['seeds'])} hit the cap")
+    if summary["diverged_seeds"]:
+        marks.append(f"{len(summary['diverged_seeds'])} diverged")
+    if summary["attend_query"]:
+        marks.append(f"query token {summary['query_mass']:.2f}")
+    return text + (f"\n{', '.join(marks)}" if marks else "")
+
+
+_LABELS = {
+    "panel": "panel",
+    "title": "model",
+    "mrta": "MRTA",
+    "null": "uniform",
+    "matched": "MRTA at equal loss",
+    "ac": "AC",
+    "acmc": "ACMC",
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "steps": "steps",
+    "query_mass": "mass on the query token",
+    "note": "",
+}
+
+
+def _table_row(data: Fig2, name: str) -> dict[str, Any]:
+    summary = data.summaries[name]
+    intervals = summary.get("intervals") or {}
+    row: dict[str, Any] = {"panel": name, "title": summary["title"], "null": summary["null"]["mrta"]}
+    row |= {key: intervals.get(key) for key in ("mrta", "ac", "acmc", "accuracy", "loss", "steps")}
+    row["query_mass"] = intervals.get("query_mass") if summary["attend_query"] else None
+    found = data.matched[0]["arms"].get(name) if data.matched else None
+    row["matched"] = found["mrta"] if found else None
+    row["note"] = " ".join(_headline(summary).split("\n")[1:])
+    return row
+
+
+def _table_of(data: Fig2, name: str) -> Any:
+    found = data.summaries[name]["dtap"]
+    size = len(DTAP_EDGES) - 1
+    return np.full((size, size), np.nan) if found is None else found
+
+
+def _history_rows(data: Fig2) -> list[dict[str, Any]]:
+    return [
+        {"panel": panel, "seed": seed, **point}
+        for (panel, seed), result in data.results.items()
+        for point in result["history"]
+    ]
+
+
+# --- `fasterqk reproduce fig2`: heat maps of attention and prediction on the toy language ---
+
+SUMMARY = "figure 2: where four parameterizations attend, with and without faster query-key learning"
+EXAMPLES = [
+    "fasterqk reproduce fig2 --out out",
+    "fasterqk reproduce fig2 --protocol released --panels a,b,g,h --json",
+    "fasterqk reproduce fig2 --protocol closed --seeds 1",
+]
+
+
+def configure(parser: Parser) -> None:
+    add_options(parser, ("paper", "scaled", "closed", "released"), "paper", seeds=5)
+    parser.add_argument("--panels", type=list_of(str), metavar="a,b", help="only these (default: all)")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from fasterqk.files import plain
+
+    with progress_bar(f"fig2, protocol {arguments.protocol}") as progress:
+        data = compute(
+            arguments.protocol,
+            Path(arguments.out),
+            seeds=arguments.seeds,
+            names=arguments.panels,
+            workers=arguments.workers,
+            force=arguments.force,
+            progress=progress,
+        )
+    result: dict[str, Any] = {
+        "protocol": data.protocol,
+        "panels": data.summaries,
+        "matched": data.matched,
+        "files": write_fig2(data, Path(arguments.out)),
+    }
+    if data.protocol == "released":
+        result["differences_from_released"] = differences_from_released(data)
+    return dict(plain(result))
+
+
+def show(result: dict[str, Any]) -> None:
+    lowest = result["matched"][0] if result["matched"] else {"loss": None, "arms": {}}
+    rows = []
+    for name, panel in result["panels"].items():
+        matched = lowest["arms"].get(name)
+        row = {"panel": name, "": panel["title"]}
+        row |= {key: panel[key] for key in ("loss", "accuracy", "steps", "mrta", "ac", "acmc")}
+        row["null mrta"] = panel["null"]["mrta"]
+        row["mrta at equal loss"] = matched["mrta"]["mean"] if matched else None
+        row["note"] = note(panel)
+        rows.append(row)
+    print_table(rows, title=f"figure 2, protocol {result['protocol']} (means over seeds):")
+    if lowest["loss"] is not None:
+        print(f"\nequal loss: {lowest['loss']:.2g} on training sequences")
+    print(f"figure: {result['files']['png']}")
+
+
+def note(panel: dict[str, Any]) -> str:
+    """What a reader must know about a panel's cells."""
+    notes = []
+    if panel["diverged_seeds"]:
+        notes.append(f"diverged: seeds {panel['diverged_seeds']}")
+    if panel["capped"]:
+        notes.append(f"hit the cap: seeds {panel['capped']}")
+    if panel["attend_query"] and panel["query_mass"] is not None:
+        notes.append(f"mass on the query token {panel['query_mass']:.2f}")
+    return "; ".join(notes)

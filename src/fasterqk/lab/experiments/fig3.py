@@ -1,0 +1,229 @@
+"""Figure 3: the output-value circuit under fixed attention, its loss and the incentive to attend more."""
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fasterqk.cli.common import Parser, positive_int
+from fasterqk.console import print_table, progress_bar
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments._synthetic import add_options
+from fasterqk.lab.report._figure import COLORS, plotting, save_figure
+from fasterqk.lab.runs import sweep
+from fasterqk.lab.synthetic._fixed import FIXED_CIRCUITS, FixedAttentionCell
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
+CIRCUITS = FIXED_CIRCUITS
+# The published curves were made with biases, the paper's model has none.
+PROTOCOLS = {"released": (True,), "paper": (False,), "both": (True, False)}
+# Two cells, one a worker: a factorized curve takes half as long again as a collapsed one.
+_CELLS = (
+    (*product(CIRCUITS[:1], ALPHAS[:3]), *product(CIRCUITS[1:], ALPHAS[3:])),
+    (*product(CIRCUITS[:1], ALPHAS[3:]), *product(CIRCUITS[1:], ALPHAS[:3])),
+)
+_FADED = 0.2
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One run (or the mean of several seeds); one value at the start and one after each epoch."""
+
+    circuit: str
+    bias: bool
+    alpha: float
+    loss: np.ndarray
+    incentive: np.ndarray
+    diverged: bool
+
+    @property
+    def peak(self) -> dict[str, Any]:
+        """Where the incentive is largest."""
+        epoch = int(np.argmax(self.incentive))
+        return {"incentive": float(self.incentive[epoch]), "epoch": epoch}
+
+    def summary(self) -> dict[str, Any]:
+        """The curve and what is read off it, as plain data."""
+        after_peak = self.incentive[self.peak["epoch"] :]
+        faded = np.flatnonzero(after_peak < _FADED)
+        return {
+            "circuit": self.circuit,
+            "bias": self.bias,
+            "alpha": self.alpha,
+            "final_loss": float(self.loss[-1]),
+            "peak": self.peak,
+            "lowest": {"incentive": float(self.incentive.min()), "epoch": int(np.argmin(self.incentive))},
+            "fades_below_0.2": int(self.peak["epoch"] + faded[0]) if faded.size else None,
+            "diverged": self.diverged,
+            "loss": self.loss,
+            "incentive": self.incentive,
+        }
+
+
+@dataclass(frozen=True)
+class Fig3:
+    """All curves of the figure."""
+
+    protocol: str
+    curves: list[Curve]
+    seeds: int
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The tidy table behind the figure."""
+        for curve in self.curves:
+            for epoch, (loss, incentive) in enumerate(zip(curve.loss, curve.incentive, strict=True)):
+                yield {
+                    "circuit": curve.circuit,
+                    "bias": curve.bias,
+                    "alpha": curve.alpha,
+                    "epoch": epoch,
+                    "loss": loss,
+                    "incentive": incentive,
+                }
+
+
+def compute(
+    protocol: str,
+    out: Path,
+    *,
+    seeds: int = 1,
+    epochs: int = 500,
+    workers: int = 2,
+    force: bool = False,
+    progress: Callable[..., None] | None = None,
+) -> Fig3:
+    """Train what is not stored yet under ``out``."""
+    if protocol not in PROTOCOLS:
+        raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
+    cells = [
+        FixedAttentionCell(curves, bias=bias, seed=seed, epochs=epochs)
+        for bias in PROTOCOLS[protocol]
+        for seed in range(seeds)
+        for curves in _CELLS
+    ]
+    function = "fasterqk.lab.synthetic._fixed:train_fixed"
+    results = sweep(cells, function, out, workers=workers, force=force, progress=progress)
+    found = {
+        (curve["circuit"], cell.bias, cell.seed, curve["alpha"]): curve
+        for cell, result in zip(cells, results, strict=True)
+        for curve in result["curves"]
+    }
+    curves = [
+        _mean([found[circuit, bias, seed, alpha] for seed in range(seeds)], circuit, bias, alpha)
+        for bias in PROTOCOLS[protocol]
+        for circuit in CIRCUITS
+        for alpha in ALPHAS
+    ]
+    return Fig3(protocol, curves, seeds)
+
+
+def _mean(results: list[dict[str, Any]], circuit: str, bias: bool, alpha: float) -> Curve:
+    loss = np.mean([np.array(result["loss"], dtype=float) for result in results], axis=0)
+    incentive = np.mean([np.array(result["incentive"], dtype=float) for result in results], axis=0)
+    return Curve(circuit, bias, alpha, loss, incentive, any(result["diverged"] for result in results))
+
+
+# --- Draws figure 3: loss under fixed attention and the incentive to attend more ---
+
+_VALUES = {"loss": "loss (held out)", "incentive": r"incentive $[L(\alpha)-L(\alpha+\delta)]/\delta$"}
+
+
+def write_fig3(data: Fig3, out: Path) -> dict[str, str]:
+    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
+    biases = {True: "with biases, as published", False: "without biases, as in the paper's model"}
+    which = " and ".join(biases[bias] for bias in dict.fromkeys(curve.bias for curve in data.curves))
+    with plotting():
+        return save_figure(
+            draw_fig3(data),
+            out,
+            "fig3" if data.protocol == "released" else f"fig3-{data.protocol}",
+            title="Figure 3: the output-value circuit under fixed attention",
+            caption=f"Attention mass α on the distinct tokens is held fixed; linear layers {which}. Both"
+            " losses of an incentive (δ = 0.005) are taken on the same 5,120 held-out sequences; for α = 1"
+            f" the shares are continued linearly. {data.seeds} seed{'s' if data.seeds > 1 else ''}.",
+            rows=data.rows(),
+        )
+
+
+def draw_fig3(data: Fig3) -> "Figure":
+    """Losses and incentives, a row with biases and one without; call inside ``plotting()``."""
+    import matplotlib.pyplot as plt
+
+    biases = list(dict.fromkeys(curve.bias for curve in data.curves))
+    figure, axes = plt.subplots(
+        len(biases), 4, figsize=(11.5, 2.9 * len(biases)), sharex=True, sharey="col", squeeze=False
+    )
+    letters = iter("abcdefgh")
+    for row, bias in zip(axes, biases, strict=True):
+        for place, (value, circuit) in enumerate((v, c) for v in _VALUES for c in CIRCUITS):
+            axis = row[place]
+            for alpha, color in zip(ALPHAS, COLORS, strict=False):
+                curve = next(
+                    one for one in data.curves if (one.circuit, one.bias, one.alpha) == (circuit, bias, alpha)
+                )
+                values = getattr(curve, value)
+                axis.plot(np.arange(len(values)), values, color=color, label=f"{alpha:g}")
+            kind = "" if bias else ", no biases"
+            axis.set(title=f"({next(letters)}) {circuit}{kind}", ylabel=_VALUES[value])
+            if value == "incentive":
+                axis.axhline(0, color="0.4", linewidth=0.8)
+    for axis in axes[-1]:
+        axis.set_xlabel("epoch")
+    axes[0, 0].legend(title=r"attention $\alpha$", loc="upper right")
+    for axis in axes[:, :2].flat:
+        axis.set_ylim(bottom=0)
+    return figure
+
+
+# --- `fasterqk reproduce fig3`: the output-value circuit under fixed attention ---
+
+SUMMARY = "figure 3: loss and incentive to attend more, with attention held fixed"
+EXAMPLES = ["fasterqk reproduce fig3 --out out", "fasterqk reproduce fig3 --protocol both --json"]
+
+
+def configure(parser: Parser) -> None:
+    parser.description = (
+        f"{SUMMARY}. Protocol released (default): linear layers with biases, which made the published"
+        " curves; paper: without, as in the paper's model; both: a row of each."
+    )
+    add_options(parser, ("released", "paper", "both"), "released", seeds=1)
+    parser.add_argument(
+        "--epochs", type=positive_int, default=500, metavar="N", help="of 250 batches (default: 500)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from fasterqk.files import plain
+
+    with progress_bar(f"fig3, protocol {arguments.protocol}") as progress:
+        data = compute(
+            arguments.protocol,
+            Path(arguments.out),
+            seeds=arguments.seeds,
+            epochs=arguments.epochs,
+            workers=arguments.workers,
+            force=arguments.force,
+            progress=progress,
+        )
+    files = write_fig3(data, Path(arguments.out))
+    curves = [curve.summary() for curve in data.curves]
+    return dict(plain({"protocol": data.protocol, "curves": curves, "files": files}))
+
+
+def show(result: dict[str, Any]) -> None:
+    rows = [
+        {key: curve[key] for key in ("circuit", "bias", "alpha", "final_loss")}
+        | {"peak incentive": curve["peak"]["incentive"], "at epoch": curve["peak"]["epoch"]}
+        | {"lowest": curve["lowest"]["incentive"], "below 0.2 from": curve["fades_below_0.2"]}
+        for curve in result["curves"]
+    ]
+    print_table(rows, title="figure 3, attention held fixed:")
+    print(f"\nfigure: {result['files']['png']}")

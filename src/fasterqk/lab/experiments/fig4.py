@@ -1,0 +1,278 @@
+"""Figure 4: Theorem 1's dynamics for five ratios, and what the closed form adds to it.
+
+The paper integrates; here every number is the closed form's, and DOP853 runs stand beside it.
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fasterqk.cli.common import Parser, positive_int
+from fasterqk.console import print_table
+from fasterqk.lab.report._figure import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk.theory import PARAMETERIZATIONS, Integrated, Setting, Solution, integrate, ratio_for, solve
+from fasterqk.theory._setting import Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+RATIOS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])
+STOP = 1e-4
+_POINTS = 200
+_EVERY = 20  # one ratio in so many of panel (e) is also integrated
+
+
+@dataclass(frozen=True)
+class Fig4:
+    """All that the figure shows. Solutions of ``curves`` and ``matched`` have one row a ratio."""
+
+    setting: Setting
+    curves: Solution
+    matched: Solution
+    final: Solution
+    sweeps: dict[str, Solution]
+    integrated: dict[str, list[tuple[float, Integrated]]]
+    map_alpha: Floats
+    map_loss: Floats
+    map_ratio: Floats
+
+    @property
+    def integration_error(self) -> float:
+        """The largest relative difference between integrated and exact attention in the figure."""
+        exact = [self.sweeps[name].alpha[::_EVERY] for name in self.integrated]
+        found = [[state.alpha[0] for _, state in points] for points in self.integrated.values()]
+        return float(np.abs(np.array(found) / np.array(exact) - 1).max())
+
+    def final_values(self) -> list[dict[str, float]]:
+        """One entry a ratio: the state at which its run stops."""
+        return list(_records(self.final))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The tidy table behind the figure, panel by panel."""
+        for panel, states in (("loss over time", self.curves), ("matched loss", self.matched)):
+            for record in _records(states):
+                yield {"panel": panel, "parameterization": "CACO"} | record
+        for name, states in self.sweeps.items():
+            for record in _records(states):
+                yield {"panel": "attention by ratio", "parameterization": name} | record
+        for name, points in self.integrated.items():
+            for ratio, state in points:
+                yield {
+                    "panel": "attention by ratio, integrated",
+                    "parameterization": name,
+                    "qk_ratio": ratio,
+                    "mu_ov": state.mu_ov[0],
+                    "mu_qk": state.mu_qk[0],
+                    "alpha": state.alpha[0],
+                    "loss": state.loss[0],
+                    "time": state.time[0],
+                }
+        for i, loss in enumerate(self.map_loss):
+            for j, alpha in enumerate(self.map_alpha):
+                ratio = self.map_ratio[i, j]
+                yield {
+                    "panel": "ratio needed",
+                    "parameterization": "CACO",
+                    "qk_ratio": ratio,
+                    "alpha": alpha,
+                    "loss": loss,
+                }
+
+
+def compute(M: int = 5) -> Fig4:
+    """The data of the figure for ``M`` classes (5 in the paper's caption, 20 in the released notebook)."""
+    setting = Setting(M=M, b=50, m=5, n=50)
+    highest = min(1.0, 0.99 * float(np.log(M)))
+    final = solve(setting, RATIOS, loss=STOP)
+    times = np.geomspace(1.0, final.time, _POINTS, axis=-1)
+    sweep = np.geomspace(1e-3, 1e4, 141)
+    alpha = np.linspace(setting.uniform_attention, 1.0, 122)[1:-1]
+    losses = np.geomspace(highest, 1e-8, 100)
+    return Fig4(
+        setting=setting,
+        curves=solve(setting, RATIOS[:, None], time=times),
+        matched=solve(setting, RATIOS[:, None], loss=np.geomspace(highest, STOP, 50)),
+        final=final,
+        sweeps={name: solve(setting, sweep, loss=STOP, parameterization=name) for name in PARAMETERIZATIONS},
+        integrated={
+            name: [
+                (float(ratio), integrate(setting, float(ratio), losses=STOP, parameterization=name))
+                for ratio in sweep[::_EVERY]
+            ]
+            for name in PARAMETERIZATIONS
+        },
+        map_alpha=alpha,
+        map_loss=losses,
+        map_ratio=ratio_for(setting, alpha, losses[:, None]),
+    )
+
+
+def normalised_time(states: Solution) -> Any:
+    """The paper's time axis, t * min(eta_ov, eta_qk): it makes slow query-key learning look fast."""
+    return states.time * np.minimum(1.0, states.qk_ratio)
+
+
+def _records(states: Solution) -> Iterator[dict[str, float]]:
+    columns = {
+        name: getattr(states, name) for name in ("qk_ratio", "mu_ov", "mu_qk", "alpha", "loss", "time")
+    }
+    columns["normalised_time"] = normalised_time(states)
+    for place in np.ndindex(np.shape(states.mu_ov)):
+        yield {name: float(values[place]) for name, values in columns.items()}
+
+
+# --- Draws figure 4: the paper's panels, and two that need the closed form ---
+
+_HOLLOW: dict[str, Any] = {"markersize": 4, "markerfacecolor": "white"}
+
+
+def write_fig4(data: Fig4, out: Path) -> dict[str, str]:
+    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
+    setting = data.setting
+    caption = (
+        f"Theorem 1 with M={setting.M}, b={setting.b}, m={setting.m}, n={setting.n} from zero, solved in"
+        " closed form for five ratios r of the QK to the OV learning rate. (a) Loss over the paper's"
+        " normalised time t min(1, r), and over time itself, where slow QK learning is slowest."
+        f" (b, c, d) OV scale, QK scale and attention on class tokens at matched loss, down to {STOP:g}."
+        f" (e) Attention at loss {STOP:g} for the four parameterizations: lines are the closed form, points"
+        f" are DOP853 runs (largest difference {data.integration_error:.0e}); factorized circuits start at"
+        " 0.001. (f) The ratio that gives a wanted attention at a wanted loss (CACO)."
+    )
+    with plotting():
+        return save_figure(
+            draw_fig4(data),
+            out,
+            "fig4" if setting.M == 5 else f"fig4-M{setting.M}",
+            title=f"Figure 4: how the ratio sets attention (M={setting.M})",
+            caption=caption,
+            rows=data.rows(),
+        )
+
+
+def draw_fig4(data: Fig4) -> "Figure":
+    """The figure with its seven panels; call inside ``plotting()``."""
+    import matplotlib.pyplot as plt
+
+    figure = plt.figure(figsize=(11.5, 6.2))
+    grid = figure.add_gridspec(2, 12)
+    top = [figure.add_subplot(grid[0, 3 * i : 3 * i + 3]) for i in range(4)]
+    bottom = [figure.add_subplot(grid[1, 4 * i : 4 * i + 4]) for i in range(3)]
+    _loss(top[0], data, normalised_time(data.curves), r"normalised time $t\,\min(1, r)$", "(a) loss")
+    _loss(top[1], data, data.curves.time, r"time $t$", "(a) loss, true time")
+    _at_matched_loss(top[2], data, data.matched.mu_ov, r"$\mu_{OV}$", "(b) OV scale at matched loss")
+    _at_matched_loss(top[3], data, data.matched.mu_qk, r"$\mu_{QK}$", "(c) QK scale at matched loss")
+    _at_matched_loss(
+        bottom[0], data, data.matched.alpha, r"attention $\alpha$", "(d) attention at matched loss"
+    )
+    bottom[0].axhline(data.setting.uniform_attention, color="0.5", linewidth=0.8, linestyle=":")
+    bottom[0].set_ylim(0, 1)
+    _by_ratio(bottom[1], data)
+    _needed(bottom[2], data, figure)
+    top[0].legend(title=r"$r=\eta_{QK}/\eta_{OV}$", loc="lower left")
+    for axes in (*top, *bottom):
+        axes.minorticks_off()
+    figure.draw_without_rendering()  # lay out once, not again for every file format
+    figure.set_layout_engine("none")
+    return figure
+
+
+def _lines(axes: "Axes", x: Any, y: Any) -> None:
+    for index, ratio in enumerate(RATIOS):
+        axes.plot(x[index], y[index], color=COLORS[index], label=f"{ratio:g}")
+
+
+def _loss(axes: "Axes", data: Fig4, time: Any, label: str, title: str) -> None:
+    _lines(axes, time, data.curves.loss)
+    axes.set(xscale="log", xlabel=label, ylabel="loss", title=title, xlim=(1, None), ylim=(0, None))
+
+
+def _at_matched_loss(axes: "Axes", data: Fig4, values: Any, label: str, title: str) -> None:
+    _lines(axes, data.matched.loss, values)
+    axes.set(xscale="log", xlabel="loss at which training stops", ylabel=label, title=title)
+    axes.set_ylim(bottom=0)
+    axes.invert_xaxis()
+
+
+def _by_ratio(axes: "Axes", data: Fig4) -> None:
+    for name, states in data.sweeps.items():
+        color = PARAMETERIZATION_COLORS[name]
+        axes.plot(states.qk_ratio, states.alpha, color=color)
+        ratios, points = zip(*data.integrated[name], strict=True)
+        axes.plot(ratios, [state.alpha[0] for state in points], "o", color=color, **_HOLLOW)
+        # The name stands beside the curve, on the side where there is room.
+        halfway = float(np.interp(0.6, states.alpha, states.qk_ratio))
+        left = name in ("FACO", "CACO")
+        axes.text(halfway * (0.6 if left else 1.6), 0.6, name, color=color, ha="right" if left else "left")
+    axes.plot([], [], "o", color="0.4", label="integrated (DOP853)", **_HOLLOW)
+    axes.axhline(data.setting.uniform_attention, color="0.5", linewidth=0.8, linestyle=":")
+    axes.set(
+        xscale="log",
+        xlabel=r"ratio $r=\eta_{QK}/\eta_{OV}$",
+        ylabel=r"attention $\alpha$",
+        title=f"(e) attention at loss {STOP:g}, exact",
+        ylim=(0, 1.02),
+    )
+    axes.legend(loc="lower right")
+
+
+def _needed(axes: "Axes", data: Fig4, figure: "Figure") -> None:
+    # Scales and limits first: the labels on the lines are placed in what is visible.
+    axes.set(
+        xscale="log",
+        xlim=(data.map_loss.max(), data.map_loss.min()),
+        ylim=(data.map_alpha.min(), data.map_alpha.max()),
+        xlabel="wanted loss",
+        ylabel=r"wanted attention $\alpha$",
+        title="(f) ratio needed for a wanted attention",
+    )
+    exponent = np.log10(data.map_ratio).T
+    filled = axes.contourf(
+        data.map_loss, data.map_alpha, exponent, levels=np.arange(-2, 4.01, 0.25), cmap=HEATMAP, extend="both"
+    )
+    whole = np.arange(-2, 4)
+    lines = axes.contour(
+        data.map_loss, data.map_alpha, exponent, whole, colors="white", linewidths=0.9, linestyles="solid"
+    )
+    # The lines above ten are too close to the edge to carry a label.
+    axes.clabel(lines, whole[whole < 2], fmt={power: f"$10^{{{power}}}$" for power in whole}, fontsize=8)
+    axes.grid(False)
+    bar = figure.colorbar(filled, ax=axes, label=r"$\log_{10} r$", ticks=whole)
+    bar.ax.grid(False)
+
+
+# --- `fasterqk reproduce fig4`: the simulation figure, from the closed form ---
+
+SUMMARY = "figure 4: scales and attention at matched loss for five ratios, exactly"
+EXAMPLES = ["fasterqk reproduce fig4 --out out", "fasterqk reproduce fig4 --M 20 --json"]
+
+
+def configure(parser: Parser) -> None:
+    parser.add_argument(
+        "--M",
+        type=positive_int,
+        default=5,
+        help="classes: 5 as in the paper's caption (default), 20 as in the released notebook",
+    )
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+
+    data = compute(arguments.M)
+    return {
+        "setting": data.setting,
+        "final": data.final_values(),
+        "integration_error": data.integration_error,
+        "files": write_fig4(data, Path(arguments.out)),
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    print_table(result["final"], title="where training stops, exactly:")
+    print(f"\nlargest difference from integrated runs: {result['integration_error']:.1e}")
+    print(f"figure: {result['files']['png']}")

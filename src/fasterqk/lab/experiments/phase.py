@@ -1,0 +1,298 @@
+"""Beyond the paper: attention at matched loss over the learning-rate ratio and the init, and under Adam."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fasterqk.cli.common import Parser, list_of, positive_float
+from fasterqk.console import print_table, progress_bar
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments._synthetic import Point, add_options, measure, panels, with_scale
+from fasterqk.lab.report._figure import HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk.lab.synthetic import PARAMETERIZATIONS, SyntheticCell
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+SCALES = (1e-4, 1e-3, 1e-2, 1e-1)
+GAMMAS = (0.1, 0.2, 0.355, 0.5)
+OVER = ("scale", "gamma")
+PROTOCOLS = {"both": ("paper", "closed"), "paper": ("paper",), "scaled": ("scaled",), "closed": ("closed",)}
+ADAM_RATIOS = (1.0, 10.0)
+ADAM_LR = 1e-3
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The grid (SGD), the Adam arm, and what the theory says of CACO at the same ratios."""
+
+    over: str
+    grid: list[Point]
+    adam: list[Point]
+    theory: list[dict[str, Any]]
+
+
+def compute(
+    protocol: str,
+    out: Path,
+    *,
+    over: str = "scale",
+    seeds: int = 1,
+    ratios: tuple[float, ...] = RATIOS,
+    values: tuple[float, ...] | None = None,
+    workers: int = 2,
+    force: bool = False,
+    progress: Callable[..., None] | None = None,
+) -> Phase:
+    """Train what is not stored yet; all arms of one protocol are compared at one loss.
+
+    ``over`` is what varies beside the ratio: the ``scale`` of the init, or the share ``gamma`` of
+    distinct tokens.
+    """
+    if over not in OVER:
+        raise InputError(f"cannot vary {over!r}; choose from {', '.join(OVER)}")
+    if protocol not in PROTOCOLS:
+        raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
+    values = values or (SCALES if over == "scale" else GAMMAS)
+    grid, adam = {}, {}
+    for name in PROTOCOLS[protocol]:
+        base = panels(name, ["a"])[0].cell
+        for parameterization in PARAMETERIZATIONS:
+            cell = replace(base, parameterization=parameterization)
+            for ratio in ratios:
+                for value in values:
+                    grid[name, _varied(replace(cell, qk_ratio=ratio), over, value)] = name
+            for ratio in ADAM_RATIOS:
+                adam[name, replace(cell, qk_ratio=ratio, optimizer="adam", lr=ADAM_LR)] = name
+    points = measure(grid | adam, out, seeds=seeds, workers=workers, force=force, progress=progress)
+    return Phase(over, points[: len(grid)], points[len(grid) :], theory_points(points, ratios))
+
+
+def theory_points(points: list[Point], ratios: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Theorem 1 for a fixed query with the language's numbers, at the losses of the grid.
+
+    Indicative only: the theory has zero-mean background where the language has one-hot common tokens,
+    and predicts among the classes alone.
+    """
+    from fasterqk.theory import Setting, solve
+
+    language = points[0].cell.language
+    dense = np.geomspace(min(ratios), max(ratios), 60)
+    found: list[dict[str, Any]] = []
+    for protocol, level in dict.fromkeys((point.protocol, point.level) for point in points):
+        for gamma in dict.fromkeys(point.cell.language.gamma for point in points):
+            distinct = round(gamma * language.context)
+            setting = Setting(
+                M=language.classes,
+                b=language.distinct,
+                m=distinct,
+                n=language.context - distinct,
+                query="fixed",
+            )
+            alphas = solve(setting, dense, loss=level).alpha
+            found += [
+                {"protocol": protocol, "gamma": gamma, "loss": level, "qk_ratio": float(r), "alpha": float(a)}
+                for r, a in zip(dense, alphas, strict=True)
+            ]
+    return found
+
+
+def _varied(cell: SyntheticCell, over: str, value: Any) -> SyntheticCell:
+    if over == "scale":
+        return with_scale(cell, value)
+    return replace(cell, language=replace(cell.language, gamma=value))
+
+
+# --- Draws the phase diagram: attention over ratio and init, beside the theory, and under Adam ---
+
+_VALUES = {"scale": "scale of the init", "gamma": "share γ of distinct tokens"}
+_SOFTMAX = {"paper": "50 outputs", "scaled": "50 outputs, scaled scores", "closed": "4 outputs"}
+
+
+def write_phase(data: Phase, out: Path) -> dict[str, str]:
+    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
+    levels = ", ".join(
+        f"{name} {level:.2g}" for name, level in dict.fromkeys((p.protocol, p.level) for p in data.grid)
+    )
+    protocols = "-".join(dict.fromkeys(point.protocol for point in data.grid))
+    rows = [{"arm": "SGD", **point.record()} for point in data.grid]
+    rows += [{"arm": "Adam", **point.record()} for point in data.adam]
+    rows += [{"arm": "theory", "parameterization": "CACO", **point} for point in data.theory]
+    with plotting():
+        return save_figure(
+            draw_phase(data),
+            out,
+            f"phase-{data.over}-{protocols}",
+            title=f"Where faster query-key learning sharpens attention, over the {_VALUES[data.over]}",
+            caption="Attention on distinct tokens at matched training loss"
+            f" ({levels}) over the ratio of learning rates; a cell without a number did not reach that loss."
+            " The line for the theory is Theorem 1 with a fixed query and is indicative: its background is"
+            " zero-mean, that of the language is not; darker lines have larger values. Bars: the same models"
+            " trained with Adam.",
+            rows=rows,
+        )
+
+
+def draw_phase(data: Phase) -> "Figure":
+    """A row a protocol: four heat maps, CACO against the theory, Adam; call inside ``plotting()``."""
+    import matplotlib.pyplot as plt
+
+    protocols = list(dict.fromkeys(point.protocol for point in data.grid))
+    figure = plt.figure(figsize=(16, 3.2 * len(protocols)))
+    grid = figure.add_gridspec(len(protocols), 6, width_ratios=[1, 1, 1, 1, 1.2, 1.1])
+    maps: list[Any] = []
+    image: Any = None
+    for row, protocol in enumerate(protocols):
+        for column, name in enumerate(PARAMETERIZATION_COLORS):
+            axis = figure.add_subplot(grid[row, column])
+            image = _heat_map(axis, data, protocol, name)
+            axis.set_ylabel(f"{_SOFTMAX[protocol]}\n{_VALUES[data.over]}" if column == 0 else "")
+            maps.append(axis)
+        _against_theory(figure.add_subplot(grid[row, 4]), data, protocol)
+        _adam(figure.add_subplot(grid[row, 5]), data, protocol)
+    bar = figure.colorbar(image, ax=maps, label="attention on distinct tokens", shrink=0.7, pad=0.015)
+    bar.ax.grid(False)
+    return figure
+
+
+def value_of(point: Point, over: str) -> float:
+    """What varies beside the ratio."""
+    return point.cell.ov_init.scale if over == "scale" else point.cell.language.gamma
+
+
+def _short(alpha: float | None) -> str:
+    """A number of two digits without its leading zero; a dash where the loss was not reached."""
+    return "–" if alpha is None else f"{alpha:.2f}".removeprefix("0").replace("1.00", "1")
+
+
+def _heat_map(axis: "Axes", data: Phase, protocol: str, name: str) -> Any:
+    own = [p for p in data.grid if (p.protocol, p.cell.parameterization) == (protocol, name)]
+    ratios = list(dict.fromkeys(point.cell.qk_ratio for point in own))
+    values = list(dict.fromkeys(value_of(point, data.over) for point in own))
+    cells = np.full((len(values), len(ratios)), np.nan)
+    for point in own:
+        if point.alpha is not None:
+            place = values.index(value_of(point, data.over)), ratios.index(point.cell.qk_ratio)
+            cells[place] = point.alpha.mean
+    image = axis.imshow(cells, origin="lower", cmap=HEATMAP, vmin=0, vmax=1, aspect="auto")
+    for (row, column), alpha in np.ndenumerate(cells):
+        color = "black" if alpha > 0.55 or np.isnan(alpha) else "white"
+        text = _short(None if np.isnan(alpha) else float(alpha))
+        axis.text(column, row, text, ha="center", va="center", fontsize=6.5, color=color)
+    axis.set_xticks(range(len(ratios)), [f"{ratio:g}".removeprefix("0") for ratio in ratios], fontsize=7)
+    axis.set_yticks(range(len(values)), [f"{value:g}" for value in values], fontsize=7)
+    axis.set(title=name, xlabel=r"ratio $r=\eta_{QK}/\eta_{OV}$")
+    axis.grid(False)
+    return image
+
+
+def _against_theory(axis: "Axes", data: Phase, protocol: str) -> None:
+    own = [p for p in data.grid if (p.protocol, p.cell.parameterization) == (protocol, "CACO")]
+    gammas = list(dict.fromkeys(point["gamma"] for point in data.theory))
+    for place, value in enumerate(dict.fromkeys(value_of(point, data.over) for point in own)):
+        line = [p for p in own if value_of(p, data.over) == value and p.alpha is not None]
+        axis.plot(
+            [p.cell.qk_ratio for p in line],
+            [p.alpha.mean for p in line if p.alpha],
+            "o-",
+            markersize=3,
+            linewidth=1,
+            color=PARAMETERIZATION_COLORS["CACO"],
+            alpha=0.35 + 0.2 * place,
+            label="trained" if place == 0 else None,
+        )
+    for place, gamma in enumerate(gammas):
+        exact = [p for p in data.theory if p["gamma"] == gamma and p["protocol"] == protocol]
+        axis.plot(
+            [p["qk_ratio"] for p in exact],
+            [p["alpha"] for p in exact],
+            "k--",
+            linewidth=1,
+            alpha=0.35 + 0.2 * place if len(gammas) > 1 else 1,
+            label="theory (indicative)" if place == 0 else None,
+        )
+    axis.set(xscale="log", xlabel="ratio $r$", title="CACO and the theory", ylim=(-0.03, 1.03))
+    axis.legend(loc="center right", fontsize=7)
+
+
+def _adam(axis: "Axes", data: Phase, protocol: str) -> None:
+    own = [point for point in data.adam if point.protocol == protocol]
+    ratios = list(dict.fromkeys(point.cell.qk_ratio for point in own))
+    names = list(PARAMETERIZATION_COLORS)
+    for place, ratio in enumerate(ratios):
+        for point in own:
+            if point.cell.qk_ratio == ratio:
+                x = names.index(point.cell.parameterization) + 0.4 * place
+                height = point.alpha.mean if point.alpha else None
+                axis.bar(x, height or 0.0, width=0.36, color=("0.7", "0.35")[place])
+                axis.text(x, (height or 0.0) + 0.02, _short(height), ha="center", fontsize=6.5)
+    for place, ratio in enumerate(ratios):
+        axis.bar(0, 0, color=("0.7", "0.35")[place], label=f"$r={ratio:g}$")
+    axis.set_xticks(np.arange(len(names)) + 0.2, names, fontsize=7)
+    axis.set(title="Adam", ylim=(0, 1.3), yticks=np.linspace(0, 1, 6))
+    axis.grid(False, axis="x")
+    axis.legend(loc="upper center", ncols=2)
+
+
+# --- `fasterqk reproduce phase`: attention over the learning-rate ratio and the init, and under Adam ---
+
+SUMMARY = "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam"
+EXAMPLES = [
+    "fasterqk reproduce phase --out out",
+    "fasterqk reproduce phase --over gamma --protocol closed --json",
+    "fasterqk reproduce phase --ratios 0.1,1,10 --values 0.001 --protocol paper",
+]
+
+
+def configure(parser: Parser) -> None:
+    add_options(parser, ("both", "paper", "scaled", "closed"), "both", seeds=1)
+    parser.add_argument(
+        "--over", choices=("scale", "gamma"), default="scale", help="what varies beside the ratio"
+    )
+    parser.add_argument("--ratios", type=list_of(positive_float), metavar="R,R", help="default: 0.01 to 30")
+    parser.add_argument("--values", type=list_of(positive_float), metavar="V,V", help="of scale or gamma")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from fasterqk.files import plain
+
+    with progress_bar(f"phase over {arguments.over}") as progress:
+        data = compute(
+            arguments.protocol,
+            Path(arguments.out),
+            over=arguments.over,
+            seeds=arguments.seeds,
+            ratios=tuple(arguments.ratios or RATIOS),
+            values=tuple(arguments.values) if arguments.values else None,
+            workers=arguments.workers,
+            force=arguments.force,
+            progress=progress,
+        )
+    files = write_phase(data, Path(arguments.out))
+    return dict(
+        plain(
+            {
+                "over": data.over,
+                "grid": [point.record() for point in data.grid],
+                "adam": [point.record() for point in data.adam],
+                "theory": data.theory,
+                "files": files,
+            }
+        )
+    )
+
+
+def show(result: dict[str, Any]) -> None:
+    varied = "init_scale" if result["over"] == "scale" else "gamma"
+    keys = ("protocol", "parameterization", varied, "qk_ratio", "alpha", "steps")
+    print_table([{key: p[key] for key in keys} for p in result["grid"]], title="SGD, at equal loss:")
+    print()
+    print_table([{key: p[key] for key in keys} for p in result["adam"]], title="Adam:")
+    print(f"\nfigure: {result['files']['png']}")

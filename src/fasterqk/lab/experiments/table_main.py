@@ -1,0 +1,301 @@
+"""The paper's main table: every data set with both arms, what uniform attention gets, and equal loss."""
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fasterqk.cli.common import Parser, positive_int
+from fasterqk.console import print_table
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments._arm_command import add_arm_options, run_cells
+from fasterqk.lab.experiments._arm_tables import ARM_NAMES, label
+from fasterqk.lab.experiments._arms import BASELINE, FASTER
+from fasterqk.lab.report._figure import COLORS, plotting, save_figure
+from fasterqk.lab.report._tables import save_table
+
+if TYPE_CHECKING:
+    from fasterqk.lab.experiments._arms import Experiment
+
+
+# The columns of the paper's Table 2, as the summaries of two-arm experiments name them.
+METRICS = (
+    "train_accuracy",
+    "test_accuracy",
+    "train_f1",
+    "test_f1",
+    "ac",
+    "acmc",
+    "mrta",
+    "sufficiency_5",
+    "comprehensiveness_5",
+)
+DIFFERENCE = "difference"
+AT_END = "end of training"
+
+Summary = Mapping[str, Any]
+
+
+def main_rows(parts: Mapping[str, Summary]) -> list[dict[str, Any]]:
+    """Rows ``{dataset, at, setting, METRIC: value}`` from the summaries of several data sets.
+
+    For each data set at the end of training: both arms, their paired difference, the null of both
+    (uniform attention; for faithfulness a ranking by chance) and the paper's numbers; then both arms and
+    their difference at the lowest training loss that all cells reach. Values are intervals or numbers.
+    """
+    return [row for dataset, summary in parts.items() for row in _rows(dataset, summary)]
+
+
+def _rows(dataset: str, summary: Summary) -> Iterator[dict[str, Any]]:
+    arms = summary["arms"]
+    settings = {arm: _flat(arms[arm]) for arm in (BASELINE, FASTER)}
+    end = {"dataset": dataset, "at": AT_END}
+    for arm, cells in settings.items():
+        yield end | {"setting": arm} | {name: _bare(cell) for name, cell in cells.items()}
+    difference = _flat(summary["difference"])
+    yield end | {"setting": DIFFERENCE} | {name: _bare(cell) for name, cell in difference.items()}
+    for source in ("null", "paper"):
+        for arm, cells in settings.items():
+            numbers = {name: cell[source] for name, cell in cells.items() if cell.get(source) is not None}
+            if numbers:
+                yield end | {"setting": f"{source}, {arm}"} | numbers
+    if summary["matched"]:
+        lowest = summary["matched"][0]
+        at = {"dataset": dataset, "at": f"training loss {lowest['loss']:.3g}"}
+        for arm, cells in lowest["arms"].items():
+            yield at | {"setting": arm} | {name: cells[name] for name in METRICS if name in cells}
+        for cells in lowest["difference"].values():
+            yield at | {"setting": DIFFERENCE} | {name: cells[name] for name in METRICS if name in cells}
+
+
+def _flat(table: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The cells of the columns that a summary has, under the names of the columns."""
+    found = {}
+    for name in METRICS:
+        group, _, k = name.rpartition("_")
+        cell = table.get(name) or table.get(group, {}).get(k)
+        if cell:
+            found[name] = cell
+    return found
+
+
+def _bare(cell: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: cell[key] for key in ("mean", "half_width", "n")}
+
+
+# --- The main table on disk, and one picture of it: what faster query-key learning changes ---
+
+Row = Mapping[str, Any]
+# What the picture shows, in units of one (AC and ACMC are percentages).
+SHOWN = ("test_accuracy", "test_f1", "mrta", "ac", "acmc", "sufficiency_5", "comprehensiveness_5")
+PERCENT = ("ac", "acmc")
+NAMES = {"null": "null", "paper": "the paper"}
+NULL = "Null: uniform attention; for faithfulness, tokens ranked by chance."
+
+
+def save_main(rows: Sequence[Row], out: Path, name: str, *, caption: str) -> dict[str, Any]:
+    """Write the table (JSON and CSV) and the picture; returns their paths by kind."""
+    columns = [{"key": key, "label": key} for key in ("dataset", "at", "setting")]
+    columns += [{"key": key, "label": label(key)} for key in metric_columns(rows)]
+    named = [{**row, "setting": setting_name(row["setting"])} for row in rows]
+    title = "Faster query-key learning on real data"
+    return {
+        "table": save_table(out, name, title=title, caption=f"{NULL} {caption}", columns=columns, rows=named),
+        "figure": _save_differences(rows, out, f"{name}-differences", title, caption),
+    }
+
+
+def metric_columns(rows: Sequence[Row]) -> list[str]:
+    """The metrics that any data set has, in the paper's order."""
+    return [name for name in METRICS if any(name in row for row in rows)]
+
+
+def setting_name(setting: str) -> str:
+    """What a row of the table is called.
+
+    >>> setting_name("null, faster_qk"), setting_name("difference")
+    ('null, faster QK', 'difference')
+    """
+    source, comma, arm = setting.partition(", ")
+    if not comma:
+        return ARM_NAMES.get(setting, setting)
+    return f"{NAMES[source]}, {ARM_NAMES[arm]}"
+
+
+def difference_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Faster QK minus baseline, one row a data set, metric and moment, the paper's own beside."""
+    found = []
+    for row in rows:
+        if row["setting"] == "difference":
+            source = "end of training" if row["at"] == "end of training" else "equal training loss"
+            values = {name: row[name] for name in SHOWN if name in row}
+        elif row["setting"] == "paper, faster_qk":
+            source = "the paper"
+            base = next(
+                r for r in rows if r["setting"] == "paper, baseline" and r["dataset"] == row["dataset"]
+            )
+            values = {name: row[name] - base[name] for name in SHOWN if name in row and name in base}
+        else:
+            continue
+        for name, value in values.items():
+            unit = 0.01 if name in PERCENT else 1.0
+            mean, half = (value["mean"], value["half_width"]) if isinstance(value, Mapping) else (value, None)
+            if mean is not None:
+                found.append(
+                    {
+                        "dataset": row["dataset"],
+                        "metric": name,
+                        "measured": source,
+                        "difference": mean * unit,
+                        "half_width": None if half is None else half * unit,
+                    }
+                )
+    return found
+
+
+def _save_differences(rows: Sequence[Row], out: Path, name: str, title: str, caption: str) -> dict[str, str]:
+    shown = difference_rows(rows)
+    datasets = list(dict.fromkeys(row["dataset"] for row in shown))
+    metrics = [metric for metric in SHOWN if any(row["metric"] == metric for row in shown)]
+    styles = {
+        "end of training": {"color": COLORS[0], "marker": "o"},
+        "equal training loss": {"color": COLORS[1], "marker": "D"},
+        "the paper": {"color": "0.45", "marker": "x"},
+    }
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        figure, axes = plt.subplots(
+            1, max(1, len(datasets)), figsize=(3.7 * max(1, len(datasets)), 3.1), sharey=True, squeeze=False
+        )
+        for axis, dataset in zip(axes[0], datasets, strict=False):
+            axis.axvline(0, color="0.3", linewidth=1)
+            for shift, (source, style) in zip((-0.22, 0.0, 0.22), styles.items(), strict=True):
+                own = [row for row in shown if (row["dataset"], row["measured"]) == (dataset, source)]
+                axis.errorbar(
+                    [row["difference"] for row in own],
+                    [metrics.index(row["metric"]) + shift for row in own],
+                    xerr=[row["half_width"] or 0.0 for row in own],
+                    linestyle="none",
+                    markersize=4.5,
+                    elinewidth=1.4,
+                    label=source,
+                    color=style["color"],
+                    marker=style["marker"],
+                )
+            axis.set(title=dataset, xlabel="faster QK minus baseline")
+        axes[0][0].set_yticks(range(len(metrics)), [_axis_label(metric) for metric in metrics])
+        axes[0][0].invert_yaxis()
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(styles))
+        return save_figure(
+            figure, out, name, title=f"{title}: differences", caption=f"95% intervals. {caption}", rows=shown
+        )
+
+
+def _axis_label(metric: str) -> str:
+    text = label(metric).replace(", %", "")
+    return f"{text}\n(lower is better)" if metric.startswith("sufficiency") else text
+
+
+# --- `fasterqk reproduce table-main`: all data sets side by side, in the paper's layout ---
+
+SUMMARY = "the paper's main table: every data set with both arms, nulls, equal loss, the paper's numbers"
+EXAMPLES = [
+    "fasterqk reproduce table-main --out out          # trains what the store does not have yet",
+    "fasterqk reproduce table-main --squad small      # with SQuAD, in a size for one core and an hour",
+    "fasterqk reproduce table-main --protocol released --json",
+    "fasterqk reproduce table-main --seeds 1 --epochs 1 --workers 1",
+]
+
+
+def _hatexplain(arguments: argparse.Namespace) -> "Experiment":
+    from fasterqk.lab.experiments.table_hatexplain import table_hatexplain
+
+    return table_hatexplain(arguments.protocol, arguments.seeds, arguments.epochs)
+
+
+def _sva(arguments: argparse.Namespace) -> "Experiment":
+    from fasterqk.lab.experiments.table_sva import build
+
+    experiment, _ = build(arguments.protocol, "whole", arguments)
+    return experiment
+
+
+def _squad(arguments: argparse.Namespace) -> "Experiment":
+    from fasterqk.lab.experiments.table_squad import table_squad
+
+    protocols = table_squad(arguments.squad, seeds=arguments.squad_seeds, epochs=arguments.epochs)
+    if arguments.protocol not in protocols:
+        raise InputError(
+            f"--squad {arguments.squad} has no protocol {arguments.protocol!r}; choose --squad paper"
+        )
+    return protocols[arguments.protocol]
+
+
+# The data sets of the table; each makes its two-arm experiment from the command's arguments.
+PARTS: dict[str, Callable[[argparse.Namespace], "Experiment"]] = {"SVA": _sva, "HateXplain": _hatexplain}
+
+
+def configure(parser: Parser) -> None:
+    parser.add_argument(
+        "--protocol",
+        choices=["paper", "released"],
+        default="paper",
+        help="paper: QK alone learns faster (default); released: what the notebooks do",
+    )
+    parser.add_argument("--seeds", type=positive_int, default=5, metavar="N", help="how many (default: 5)")
+    parser.add_argument(
+        "--squad",
+        choices=["paper", "small", "tiny"],
+        help="SQuAD too, in this size (accuracy is exact match)",
+    )
+    parser.add_argument(
+        "--squad-seeds", type=positive_int, default=1, metavar="N", help="how many of SQuAD (default: 1)"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
+    add_arm_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    from fasterqk.lab.experiments._arm_tables import describe
+    from fasterqk.lab.experiments._arms import summarize_arms
+
+    parts = PARTS | ({f"SQuAD, {arguments.squad}": _squad} if arguments.squad else {})
+    summaries = {}
+    for dataset, build in parts.items():
+        experiment = build(arguments)
+        results, _ = run_cells(experiment, arguments)
+        summaries[dataset] = summarize_arms(experiment, results)
+    rows = main_rows(summaries)
+    caption = f"{'; '.join(describe(summary) for summary in summaries.values())}."
+    if arguments.squad:
+        caption += " Of SQuAD accuracy is exact match, and AC and ACMC count from .1 on, not from .5."
+    name = f"table-main-{arguments.protocol}"
+    files = save_main(rows, Path(arguments.out), name, caption=caption)
+    return {
+        "experiment": "table-main",
+        "protocol": arguments.protocol,
+        "rows": rows,
+        "parts": summaries,
+        "files": files,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    from fasterqk.lab.experiments._arm_tables import label
+    from fasterqk.lab.report._tables import cell_text
+
+    words = ("dataset", "at", "setting")
+    metrics = metric_columns(result["rows"])
+    print_table(
+        [
+            {
+                **{key: row[key] for key in words},
+                "setting": setting_name(row["setting"]),
+                **{label(key): cell_text(row.get(key)) for key in metrics},
+            }
+            for row in result["rows"]
+        ]
+    )
+    print(f"\nfigure: {result['files']['figure']['png']}")

@@ -1,0 +1,232 @@
+"""SQuAD answered by generating: the paper's largest experiment, in its size and in sizes for a laptop."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fasterqk.cli.common import Parser, list_of, positive_float, positive_int
+from fasterqk.console import print_table
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments._arm_command import add_arm_options, run_cells, save_deep, show_deep
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Experiment
+from fasterqk.lab.training import TrainConfig
+
+FIRST_SEED = 1234
+# Steps an epoch of the released notebooks: 60,000 questions, 64 a step; they warm up for 1,000 steps.
+RELEASED_STEPS = 938
+QK_RATIO = 20
+
+# What an arm is called: the protocol it belongs to, and which of that protocol's two it is.
+ARMS = {
+    "same": ("paper", BASELINE),
+    "faster_qk": ("paper", FASTER),
+    "released_same": ("released", BASELINE),
+    "released_faster": ("released", FASTER),
+}
+
+# The released notebooks train at these sizes and with these settings wherever the paper says nothing.
+# A window at a random offset does not give the answer's position away, as their centred one does.
+_PAPER: dict[str, Any] = {
+    "form": "random-full-vocabulary",
+    "epochs": 100,
+    "batch_size": 32,
+    "accumulate": 2,
+    "clip": 0.5,
+    "warmup": 0.01,
+    "answer_tokens": 50,
+    "test_subset": None,
+}
+_SMALL: dict[str, Any] = {
+    "form": "random-short",
+    # At 20 times 1e-3 attention hardens onto single tokens within 300 steps, before it means anything; at
+    # 20 times 2.5e-4 learning stops at loss 6.6. 20 times 1e-4 learns as fast as equal rates do.
+    "lr": 1e-4,
+    "epochs": 2,
+    "batch_size": 16,
+    "bucket": 64,
+    "schedule": "constant",
+    "weight_decay": 0.01,
+    "width": 96,
+    "head_width": 16,
+    "mlp_width": 384,
+    "context": 128,
+    "dropout": 0.1,
+    "label_smoothing": 0.0,
+    "warmup": 0.05,
+    "evaluations_per_epoch": 6,
+    "along_subset": 128,
+    "answer_tokens": 24,
+    "test_subset": 1000,
+}
+_TINY: dict[str, Any] = _SMALL | {
+    "epochs": 2,
+    "layers": 2,
+    "width": 16,
+    "heads": 2,
+    "head_width": 8,
+    "mlp_width": 32,
+    "train_limit": 256,
+    "train_subset": 64,
+    "along_subset": 16,
+    "test_subset": 32,
+    "answer_tokens": 8,
+    "evaluations_per_epoch": 1,
+}
+SIZES = {"paper": _PAPER, "small": _SMALL, "tiny": _TINY}
+
+# The paper's Table 2, and what the notebooks print (means over five seeds; F1 of 40,000 train and 5,000
+# dev questions).
+_COLUMNS = ("train_f1", "test_f1", "ac", "acmc", "mrta", "sufficiency_5", "comprehensiveness_5")
+PAPER = {
+    BASELINE: dict(zip(_COLUMNS, (0.7030, 0.5611, 12.65, 12.60, 0.06, 0.69, 0.38), strict=True)),
+    FASTER: dict(zip(_COLUMNS, (0.7081, 0.5686, 42.95, 41.48, 0.10, 0.59, 0.53), strict=True)),
+}
+RELEASED = {
+    BASELINE: dict(zip(_COLUMNS, (0.8062, 0.5710, 12.65, 12.60, 0.0557, 0.6924, 0.3758), strict=True)),
+    FASTER: dict(zip(_COLUMNS, (0.7258, 0.5866, 42.95, 41.48, 0.0969, 0.5997, 0.5320), strict=True)),
+}
+
+
+def arms_of(size: str) -> tuple[str, ...]:
+    """The arms that a size has; the notebooks' own rates belong to the paper's."""
+    if size not in SIZES:
+        raise InputError(f"unknown size {size!r}; choose from {', '.join(SIZES)}")
+    return tuple(ARMS) if size == "paper" else tuple(arm for arm in ARMS if ARMS[arm][0] == "paper")
+
+
+def table_squad(
+    size: str = "small",
+    arms: Sequence[str] = (),
+    seeds: int = 1,
+    epochs: int | None = None,
+    lr: float | None = None,
+) -> dict[str, Experiment]:
+    """The experiment of each protocol that the chosen ``arms`` (all of the size's) belong to.
+
+    ``lr`` is another base rate for the arms of the paper's protocol.
+
+    >>> experiment = table_squad("small")["paper"]
+    >>> {arm: config.qk_ratio for arm, config in experiment.arms.items()}
+    {'baseline': 1.0, 'faster_qk': 20.0}
+    """
+    known = arms_of(size)
+    for arm in arms:
+        if arm not in known:
+            raise InputError(f"size {size!r} has no arm {arm!r}; choose from {', '.join(known)}")
+    configs: dict[str, dict[str, TrainConfig]] = {}
+    for arm in known:
+        if arm in arms or not arms:
+            protocol, place = ARMS[arm]
+            configs.setdefault(protocol, {})[place] = _config(arm, size, epochs, lr)
+    return {
+        protocol: Experiment(
+            name=f"table-squad-{size}",
+            title=f"SQuAD, answers generated, {size} size (accuracy is exact match)",
+            protocol=protocol,
+            arms=chosen,
+            seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+            printed={"paper": PAPER, "released": RELEASED} if size == "paper" else {},
+        )
+        for protocol, chosen in configs.items()
+    }
+
+
+def _config(arm: str, size: str, epochs: int | None, lr: float | None) -> TrainConfig:
+    config = TrainConfig("squad", **(SIZES[size] | ({"lr": lr} if lr else {})))
+    if arm == "faster_qk":
+        config = config.replace(qk_ratio=QK_RATIO)
+    if arm == "released_same":
+        config = _released(config, lr=5e-4, epochs=70, warmup=1_000 / (70 * RELEASED_STEPS))
+    if arm == "released_faster":
+        config = _released(
+            config, lr=5e-5, epochs=100, qk_ratio=QK_RATIO, warmup=1_000 / (100 * RELEASED_STEPS)
+        )
+    return config.replace(epochs=epochs) if epochs else config
+
+
+def _released(base: TrainConfig, **changes: Any) -> TrainConfig:
+    """The notebooks' recipe: rates that differ between the arms, a slow embedding, a centred window.
+
+    Their schedule stops half way through its cosine; the cycling of Adam's first beta is left out.
+    """
+    return base.replace(
+        form="centred-full-vocabulary",
+        train_limit=60_000,
+        schedule="half-cosine",
+        decay="coupled",
+        embedding_ratio=0.1,
+        **changes,
+    )
+
+
+# --- `fasterqk reproduce table-squad`: answers generated, in the paper's size and smaller ones ---
+
+SUMMARY = "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss"
+EXAMPLES = [
+    "fasterqk reproduce table-squad --size small --out out",
+    "fasterqk reproduce table-squad --size small --arms same --out out      # one arm, to run them apart",
+    "fasterqk reproduce table-squad --size paper --arms released_same,released_faster --seeds 5 --json",
+]
+
+
+def configure(parser: Parser) -> None:
+    parser.add_argument(
+        "--size", default="small", metavar="NAME", help="paper, small (default) or tiny (a test)"
+    )
+    parser.add_argument(
+        "--arms",
+        type=list_of(str),
+        default=[],
+        metavar="ARM,...",
+        help="of same, faster_qk and, in the paper's size, released_same, released_faster (default: all)",
+    )
+    parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="how many (default: 1)")
+    parser.add_argument(
+        "--lr", type=positive_float, metavar="RATE", help="another base rate for same and faster_qk"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
+    add_arm_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+
+    protocols, cells = {}, []
+    experiments = table_squad(arguments.size, arguments.arms, arguments.seeds, arguments.epochs, arguments.lr)
+    for protocol, experiment in experiments.items():
+        results, task = run_cells(experiment, arguments)
+        if len(experiment.arms) == 2:
+            protocols[protocol] = save_deep(experiment, results, task, Path(arguments.out))
+        cells += [_cell(protocol, place, seed, result) for (place, seed), result in results.items()]
+    return {
+        "experiment": "table-squad",
+        "size": arguments.size,
+        "cells": cells,
+        "protocols": protocols,
+    }
+
+
+def show(result: dict[str, Any]) -> None:
+    for protocol in result["protocols"].values():
+        show_deep(protocol)
+    print_table(result["cells"], title="at the end of training (test split; accuracy is exact match)")
+
+
+def _cell(protocol: str, place: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
+    """One cell in a line, under the name its arm has on the command line."""
+
+    arm = next(name for name, where in ARMS.items() if where == (protocol, place))
+    found = {"arm": arm, "seed": seed, "steps": result["steps"], "diverged": result["diverged"]}
+    if result["diverged"]:
+        return found
+    test = result["test"]
+    return found | {
+        "loss": result["loss"],
+        "train_f1": result["train"]["f1"],
+        "f1": test["f1"],
+        "accuracy": test["accuracy"],
+        "mrta": test["mrta"],
+        "null": test["null"]["mrta"],
+        "ac": test["ac"],
+        "acmc": test["acmc"],
+    }

@@ -1,0 +1,408 @@
+"""Keys and values of what a model has read, so that the next token costs one row and not the whole text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention
+
+from fasterqk.capture import record
+
+
+class Cache:
+    """What every attention layer remembers of a batch of texts of different lengths.
+
+    Texts stand on the left, each new token goes to the place its own text has reached: what lies between is
+    overwritten later and never seen before. ``room`` is the longest text there will be.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._stored: dict[nn.Module, tuple[Tensor, Tensor]] = {}
+
+    def extend(
+        self, layer: nn.Module, key: Tensor, value: Tensor, position: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Add keys and values ``(batch, head, token, width)`` of ``layer``; returns all that rows may need.
+
+        Without ``position`` they are the first ones, from place 0 on, and are all there is; else those
+        of one token at ``position`` (batch, 1).
+        """
+        if position is None:
+            wider = (0, 0, 0, self.room - key.shape[2])
+            self._stored[layer] = (nn.functional.pad(key, wider), nn.functional.pad(value, wider))
+            return key, value
+        keys, values = self._stored[layer]
+        instance = torch.arange(len(key), device=key.device)
+        keys[instance, :, position[:, 0]] = key[:, :, 0]
+        values[instance, :, position[:, 0]] = value[:, :, 0]
+        return keys, values
+
+    def keep(self, chosen: Tensor) -> None:
+        """Forget all texts but the ``chosen`` ones."""
+        self._stored = {
+            layer: (keys[chosen], values[chosen]) for layer, (keys, values) in self._stored.items()
+        }
+
+
+# --- Dropout that draws from a generator of its own, from as few random numbers as it needs ---
+
+_LEVELS = 2**16
+
+
+class Dropout:
+    """Sets entries to zero with chance ``rate`` and scales the others up, so that the mean stays.
+
+    Each entry takes 16 random bits (the chance is a multiple of 1/65536), a quarter of what torch draws:
+    in small models on a processor random numbers are a good part of a training step. The generator
+    is the caller's, so that a run can go on from any step.
+
+    >>> drop = Dropout(0.25, torch.Generator().manual_seed(0))
+    >>> sorted(set(drop(torch.ones(1000)).tolist()))
+    [0.0, 1.3333333730697632]
+    """
+
+    def __init__(self, rate: float, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.lowest_kept = round(rate * _LEVELS) - _LEVELS // 2
+        self.scale = 1.0 / (1.0 - round(rate * _LEVELS) / _LEVELS)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """``values`` with some entries zero."""
+        count = values.numel()
+        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(
+            -(2**63), None, generator=self.generator
+        )
+        kept = drawn.view(torch.int16)[:count].view(values.shape) >= self.lowest_kept
+        return values * kept.to(values.device, values.dtype).mul_(self.scale)
+
+
+# --- Cross-entropy of a large vocabulary in one piece: logits, loss and gradients without spare passes ---
+# Logits over tens of thousands of tokens are the largest tensor of a training step, and every pass over them
+# is a trip through memory. Their gradient is softmax minus target: the softmax is formed in their own place,
+# and what can be said without them (the target, its smoothing, the division by sums) is said on the rows and
+# on the weight, which are small.
+
+
+def head_loss(rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean of ``cross_entropy(linear(rows, weight, bias), labels, label_smoothing=smoothing)``.
+
+    ``rows`` is ``(row, width)``, ``weight`` ``(token, width)``, ``labels`` ``(row,)``. The gradients are
+    worked out together with the loss, so it can be differentiated once.
+
+    >>> rows, weight = torch.ones(2, 3), torch.zeros(4, 3)
+    >>> round(float(head_loss(rows, weight, torch.zeros(4), torch.tensor([0, 1]))), 4)     # log 4
+    1.3863
+    """
+    with torch.autocast(rows.device.type, enabled=False):  # few rows, many terms: in full precision
+        loss: Tensor = _HeadLoss.apply(rows.to(weight.dtype), weight, bias, labels, smoothing)
+    return loss
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float
+    ) -> Tensor:
+        logits = linear(rows, weight, bias)
+        chosen = logits.gather(1, labels[:, None])[:, 0]
+        highest = logits.amax(1)
+        share = logits.sub_(highest[:, None]).exp_()  # softmax, but for the division by its sum
+        total = share.sum(1)
+        # The mean logit of a row, which smoothing asks for.
+        middle = rows @ weight.mean(0) + bias.mean() if smoothing else 0.0
+        loss = highest + total.log() - (1 - smoothing) * chosen - smoothing * middle
+        if any(ctx.needs_input_grad):
+            scale = 1 / (len(labels) * total)
+            ctx.gradients = _gradients(rows, weight, labels, smoothing, share, scale)
+        return loss.mean()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (scale,) = upstream
+        # Handed over, not kept: whoever adds the gradient of the embedding can then do it in place.
+        gradients, ctx.gradients = ctx.gradients, None
+        if scale != 1:  # a pass over the weight that is mostly spared
+            gradients = tuple(scale * gradient for gradient in gradients)
+        return (*gradients, None, None)
+
+
+def _gradients(
+    rows: Tensor, weight: Tensor, labels: Tensor, smoothing: float, share: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of rows, weight and bias; ``scale`` (row,) turns ``share`` into softmax over count."""
+    count, tokens = share.shape
+    hit, every = (1 - smoothing) / count, smoothing / (count * tokens)
+    of_weight = share.T @ (rows * scale[:, None])
+    of_weight.index_add_(0, labels, rows, alpha=-hit)
+    of_bias = share.T @ scale
+    of_bias.index_add_(0, labels, of_bias.new_ones(count), alpha=-hit)
+    of_rows = (share @ weight) * scale[:, None] - hit * weight[labels]
+    if smoothing:
+        of_weight -= every * rows.sum(0)
+        of_bias -= every * count
+        of_rows -= every * weight.sum(0)
+    return of_rows, of_weight, of_bias
+
+
+# --- The paper's answer generator: a GPT-style decoder with learned positions and a tied head ---
+# Six pre-LN layers in the paper's size; attention with separate query, key, value and output maps, all with
+# biases; an MLP with exact GELU; dropout on the embeddings, on attention weights, after GELU and after the
+# MLP. Texts are padded on the right, where causal attention does not look.
+#
+# Only some positions make a prediction that is used: the last of the prompt and those of the answer. Given
+# these, the last layer, the final norm and the head compute their rows alone, which changes nothing else.
+
+Drop = Callable[[Tensor], Tensor]
+# Gain of the weights' start.
+GAIN = 0.5**0.5
+# Waves of positions are from 2 pi positions to nearly this many times that long.
+WAVE_RANGE = 100.0
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """Sizes of an answer generator; what is not given is as in the paper."""
+
+    vocabulary_size: int
+    layers: int = 6
+    width: int = 300
+    heads: int = 6
+    head_width: int = 50
+    mlp_width: int = 1200
+    context: int = 256
+    # Spread of token embeddings that do not come from word vectors, and of positions; without the latter
+    # those start by Xavier's rule, as weights do.
+    embedding_scale: float = 0.1
+    position_scale: float | None = None
+    # Whether positions start as waves, of that spread or else of the tokens'.
+    waves: bool = False
+
+
+class Attention(nn.Module):
+    """Causal self-attention; a row reads from the positions up to its own."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        inner = config.heads * config.head_width
+        self.query = nn.Linear(config.width, inner)
+        self.key = nn.Linear(config.width, inner)
+        self.value = nn.Linear(config.width, inner)
+        self.out = nn.Linear(inner, config.width)
+
+    def forward(
+        self,
+        stream: Tensor,
+        rows: Tensor | None = None,
+        position: Tensor | None = None,
+        drop: Drop | None = None,
+        cache: Cache | None = None,
+        explicit: bool = False,
+    ) -> Tensor:
+        """What every position of the ``stream`` (batch, token, width) reads, or only some ``rows`` of it.
+
+        ``rows`` (batch, row, width) stand at ``position`` (batch, row). With a ``cache``, the stream is
+        what comes after its content, at ``position``, and is added to it. ``explicit`` forms the
+        probabilities, for a capture to see, where torch's kernel would do without.
+        """
+        query = self._by_head(self.query(stream if rows is None else rows))
+        key, value = self._by_head(self.key(stream)), self._by_head(self.value(stream))
+        if cache is not None:
+            key, value = cache.extend(self, key, value, position)
+        if position is None and drop is None and not explicit:
+            mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
+        else:
+            scores = (query * query.shape[3] ** -0.5) @ key.transpose(2, 3)
+            weights = scores.add_(_hiding(query, key, position)).softmax(3)
+            record(self, weights)
+            mixed = (weights if drop is None else drop(weights)) @ value
+        joined: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
+        return joined
+
+    def _by_head(self, rows: Tensor) -> Tensor:
+        return rows.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class MLP(nn.Module):
+    """Two linear maps with exact GELU between them."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.inward = nn.Linear(config.width, config.mlp_width)
+        self.outward = nn.Linear(config.mlp_width, config.width)
+
+    def forward(self, rows: Tensor, drop: Drop | None = None) -> Tensor:
+        """The map at every row, ``(..., width)``."""
+        middle = gelu(self.inward(rows))
+        changed: Tensor = self.outward(middle if drop is None else drop(middle))
+        return changed if drop is None else drop(changed)
+
+
+class Block(nn.Module):
+    """Attention and MLP, each behind a LayerNorm and added to the stream."""
+
+    def __init__(self, config: GeneratorConfig) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.LayerNorm(config.width)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        stream: Tensor,
+        drop: Drop | None = None,
+        cache: Cache | None = None,
+        position: Tensor | None = None,
+        explicit: bool = False,
+    ) -> Tensor:
+        """The whole stream after this block; see :class:`Attention` for the rest."""
+        normed = self.attention_norm(stream)
+        stream = stream + self.attention(normed, position=position, drop=drop, cache=cache, explicit=explicit)
+        changed: Tensor = self.mlp(self.mlp_norm(stream), drop)
+        return stream + changed
+
+    def rows(
+        self, stream: Tensor, position: Tensor, real: Tensor, drop: Drop | None, explicit: bool
+    ) -> Tensor:
+        """Only the rows at ``position`` (batch, row), those that are ``real``, one after the other."""
+        normed = self.attention_norm(stream)
+        instance = torch.arange(len(stream), device=stream.device)[:, None]
+        read = self.attention(normed, normed[instance, position], position, drop, explicit=explicit)
+        rows = (stream[instance, position] + read)[real]
+        changed: Tensor = self.mlp(self.mlp_norm(rows), drop)
+        return rows + changed
+
+
+class GPTAnswerGenerator(nn.Module):
+    """Next-token logits from token ids; ``generator`` draws the weights, ``vectors`` start the embedding.
+
+    >>> config = GeneratorConfig(vocabulary_size=11, layers=2, width=8, heads=2, head_width=4, mlp_width=16)
+    >>> model = GPTAnswerGenerator(config, torch.Generator().manual_seed(0))
+    >>> model(torch.tensor([[3, 1, 4, 1, 5]])).shape
+    torch.Size([1, 5, 11])
+    """
+
+    def __init__(
+        self, config: GeneratorConfig, generator: torch.Generator, vectors: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        shape = (config.vocabulary_size, config.width)
+        with torch.random.fork_rng(devices=[]):
+            # Modules draw their start from torch's own generator; what they draw is replaced below.
+            # Its gradient is added to that of the head, which is dense: no second table of zeros.
+            self.embedding = nn.Embedding(*shape, sparse=True)
+            self.positions = nn.Embedding(config.context, config.width)
+            self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head_bias = nn.Parameter(torch.empty(config.vocabulary_size))
+        self._start(generator, vectors)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        position: Tensor | None = None,
+        real: Tensor | None = None,
+        drop: Drop | None = None,
+        explicit: bool = False,
+    ) -> Tensor:
+        """Logits at every position, ``(batch, token, vocabulary)``, of ``tokens`` (batch, token).
+
+        With ``position`` and ``real`` (batch, row): only at these positions where ``real`` is true, one
+        after the other, ``(row, vocabulary)``.
+        """
+        return self.head(self.hidden(tokens, position, real, drop, explicit))
+
+    def hidden(
+        self,
+        tokens: Tensor,
+        position: Tensor | None = None,
+        real: Tensor | None = None,
+        drop: Drop | None = None,
+        explicit: bool = False,
+    ) -> Tensor:
+        """What the head is applied to; arguments and rows as in :meth:`forward`."""
+        stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        stream = stream if drop is None else drop(stream)
+        *below, last = self.blocks
+        for block in below:
+            stream = block(stream, drop, explicit=explicit)
+        if position is None or real is None:
+            stream = last(stream, drop, explicit=explicit)
+        else:
+            assert isinstance(last, Block)
+            stream = last.rows(stream, position, real, drop, explicit)
+        normed: Tensor = self.norm(stream)
+        return normed
+
+    def head(self, rows: Tensor) -> Tensor:
+        """Logits (..., vocabulary) of rows (..., width); the weight is that of the embedding."""
+        return linear(rows, self.embedding.weight, self.head_bias)
+
+    def read(self, tokens: Tensor, lengths: Tensor, cache: Cache) -> Tensor:
+        """Logits (batch, vocabulary) after prompts of ``lengths``; their keys and values go to ``cache``."""
+        stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            stream = block(stream, cache=cache)
+        return self.head(self.norm(stream[torch.arange(len(tokens)), lengths - 1]))
+
+    def extend(self, token: Tensor, position: Tensor, cache: Cache) -> Tensor:
+        """Logits (batch, vocabulary) after one more ``token`` (batch,) of each text, at ``position``."""
+        stream = (self.embedding(token) + self.positions(position))[:, None]
+        for block in self.blocks:
+            stream = block(stream, cache=cache, position=position[:, None])
+        return self.head(self.norm(stream[:, 0]))
+
+    @torch.no_grad()
+    def _start(self, generator: torch.Generator, vectors: Tensor | None) -> None:
+        """Weights by Xavier's rule with a gain of 1/sqrt(2), biases as torch starts them, norms at one."""
+        config, tokens, positions = self.config, self.embedding.weight, self.positions.weight
+        nn.init.normal_(tokens, 0.0, config.embedding_scale, generator=generator)
+        if config.waves:
+            spread = config.embedding_scale if config.position_scale is None else config.position_scale
+            positions.copy_(spread * waves(config.context, config.width))
+        elif config.position_scale is None:
+            nn.init.xavier_uniform_(positions, GAIN, generator=generator)
+        else:
+            nn.init.normal_(positions, 0.0, config.position_scale, generator=generator)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight, GAIN, generator=generator)
+                _start_bias(module.bias, module.in_features, generator)
+        _start_bias(self.head_bias, config.width, generator)
+        if vectors is not None:
+            self.embedding.weight.copy_(vectors)
+
+
+def waves(positions: int, width: int) -> Tensor:
+    """Sines and cosines over positions, lengths in geometric order, ``(position, width)``.
+
+    The mean square of a row is 1 where ``width`` is even.
+
+    >>> waves(2, 4).shape
+    torch.Size([2, 4])
+    """
+    lengths = WAVE_RANGE ** (torch.arange(0, width, 2) / width)
+    angles = torch.arange(positions)[:, None] / lengths
+    return 2**0.5 * torch.cat([angles.sin(), angles.cos()], dim=1)[:, :width]
+
+
+def _start_bias(bias: Tensor, inputs: int, generator: torch.Generator) -> None:
+    nn.init.uniform_(bias, -(inputs**-0.5), inputs**-0.5, generator=generator)
+
+
+def _hiding(query: Tensor, key: Tensor, position: Tensor | None) -> Tensor:
+    """Zero where a key may be seen and minus infinity where it comes later, ``(query, key)``.
+
+    With ``position`` (batch, query) it is ``(batch, 1, query, key)``.
+    """
+    place = torch.arange(key.shape[2], device=key.device)
+    if position is None:
+        later = place > torch.arange(query.shape[2], device=key.device)[:, None]
+    else:
+        later = place > position[:, None, :, None]
+    return torch.zeros(later.shape, dtype=query.dtype, device=key.device).masked_fill_(later, -torch.inf)

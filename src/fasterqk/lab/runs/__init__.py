@@ -1,0 +1,20 @@
+"""Results that find their configuration again: a config is hashed to a folder."""
+
+from fasterqk.lab.runs._spec import Spec, SpecCell, read_spec
+from fasterqk.lab.runs._store import Store
+from fasterqk.lab.runs._sweep import Failure, SweepError, sweep
+from fasterqk.lab.runs._table import Plan, Table, load, plan
+
+__all__ = [
+    "Failure",
+    "Plan",
+    "Spec",
+    "SpecCell",
+    "Store",
+    "SweepError",
+    "Table",
+    "load",
+    "plan",
+    "read_spec",
+    "sweep",
+]

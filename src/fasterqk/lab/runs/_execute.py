@@ -1,0 +1,244 @@
+"""What the sweep and those who do its work say to each other."""
+
+import errno
+import json
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+from fasterqk.errors import InputError
+from fasterqk.files import plain
+from fasterqk.lab.runs._store import Store, claim, clear, clear_temporary, has_result, write_sealed
+
+
+class Progress(Protocol):
+    """Called to say how far something is: so much done of so much, and a word about it."""
+
+    def __call__(self, done: float, total: float, note: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Task:
+    """One cell to be done. ``function`` is ``"module:function"``, called as f(config, folder=, progress=)."""
+
+    cell: str
+    config: Any
+    function: str
+    out: str
+    # Throw away what the cell has and begin again.
+    force: bool = False
+    # Wait when another process has the cell, rather than come back to it later.
+    wait: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a cell.
+
+    ``kind``: ``started``; ``progress`` (``done`` of ``total``); ``saved``; ``found`` (it has a result
+    already); ``busy`` (another process has it); ``failed`` (``note`` is the line); ``lost`` (the worker
+    died); ``fatal`` (no cell can go on: ``error`` is why); ``skipped`` and ``retried``, said by the sweep.
+    """
+
+    kind: str
+    cell: str
+    note: str = ""
+    done: float = 0.0
+    total: float = 0.0
+    seconds: float | None = None
+    error: BaseException | None = None
+
+    @property
+    def last(self) -> bool:
+        """Whether the attempt has ended with this event."""
+        return self.kind not in ("started", "progress")
+
+
+Notify = Callable[[Event], None]
+
+
+class Backend(Protocol):
+    """Those who do the work: this process, local workers, or a cluster."""
+
+    def free(self) -> bool:
+        """Whether one more task can be submitted."""
+
+    def submit(self, task: Task) -> None:
+        """Hand over a task; what becomes of it is told through the events."""
+
+    def wait(self, notify: Notify) -> None:
+        """Wait until something happened to the submitted tasks, and tell it."""
+
+    def close(self) -> None:
+        """End all workers; what they had not finished stays as its last checkpoint."""
+
+
+# --- The journal of a cell: one line for each attempt begun and how it ended ---
+# It proves that a cell was done once: nothing begins after the attempt whose result was saved. Lines are
+# appended by the process that holds the claim. A line cut short by a crash is not counted.
+
+JOURNAL_NAME = "journal.jsonl"
+
+
+def note(folder: Path, event: str, attempt: int, **about: Any) -> None:
+    """Append one line to the journal of the cell in ``folder``."""
+    line = {
+        "event": event,
+        "attempt": attempt,
+        **about,
+        "time": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+    }
+    path = folder / JOURNAL_NAME
+    with path.open("ab") as stream:
+        # After a line cut short, begin on a new one.
+        start = b"" if _ends_with_newline(path) else b"\n"
+        stream.write(start + json.dumps(plain(line)).encode() + b"\n")
+
+
+def read_journal(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of a cell's journal, oldest first."""
+    try:
+        data = (folder / JOURNAL_NAME).read_bytes()
+    except FileNotFoundError:
+        return []
+    lines = []
+    for text in data.split(b"\n"):
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue
+        if isinstance(line, dict) and {"event", "attempt"} <= line.keys():
+            lines.append(line)
+    return lines
+
+
+def next_attempt(folder: Path) -> int:
+    """The number of the next attempt at the cell in ``folder``, counted from 1."""
+    return 1 + max((line["attempt"] for line in read_journal(folder)), default=0)
+
+
+def _ends_with_newline(path: Path) -> bool:
+    with path.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        if size == 0:
+            return True
+        stream.seek(size - 1)
+        return stream.read(1) == b"\n"
+
+
+# --- Doing one cell: claim it, run its function, save its result, or keep its traceback ---
+
+# When one cell meets these, so will all others: computing on would only lose the work.
+NO_PLACE_TO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+
+# Wraps the call of a cell's function; a worker keeps what the cell prints.
+Surround = Callable[[Path], AbstractContextManager[None]]
+
+
+def execute(task: Task, notify: Notify, surround: Surround = lambda folder: nullcontext()) -> None:
+    """Do the cell of ``task``; the last event tells how it ended.
+
+    The claim is held from before the first look at the result until after the last write, so a cell that
+    several sweeps want is done by one of them. ``KeyboardInterrupt`` passes through.
+    """
+    folder = Path(task.out) / "runs" / task.cell
+    event = Event("busy", task.cell)
+    try:
+        function = find_function(task.function)
+        with claim(folder, wait=task.wait) as claimed:
+            if claimed:
+                event = _attempt(task, function, folder, notify, surround)
+    except (OSError, InputError) as error:
+        event = Event("fatal", task.cell, error=error)
+    notify(event)
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """The function that ``"module:function"`` names."""
+    module_name, _, function_name = name.partition(":")
+    try:
+        function = getattr(import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"no function {name!r} ({error}); give 'module:function' that can be imported"
+        ) from None
+    if not callable(function):
+        raise InputError(f"{name!r} is a {type(function).__name__}, no function")
+    return function
+
+
+def one_line(error: BaseException) -> str:
+    """The error as a person would say it, in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, InputError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def settle(task: Task, folder: Path) -> Event | None:
+    """Make the claimed ``folder`` ready for an attempt; returns the end of the task when none is needed."""
+    clear_temporary(folder)
+    if task.force:
+        clear(folder)
+        return None
+    try:
+        return Event("found", task.cell) if has_result(folder, task.config) else None
+    except InputError as error:
+        return Event("failed", task.cell, note=str(error))
+
+
+def _attempt(
+    task: Task, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
+) -> Event:
+    if (settled := settle(task, folder)) is not None:
+        return settled
+    store = Store(task.out)
+    store.begin(task.config)
+    with suppress(FileNotFoundError):
+        os.unlink(folder / "error.json")
+    attempt = next_attempt(folder)
+    note(folder, "started", attempt)
+    notify(Event("started", task.cell))
+
+    def progress(done: float, total: float, note: str = "") -> None:
+        notify(Event("progress", task.cell, note, done, total))
+
+    start = time.perf_counter()
+    try:
+        with surround(folder):
+            result = function(task.config, folder=folder, progress=progress)
+        if not isinstance(result, dict):
+            raise TypeError(f"{task.function} returned a {type(result).__name__}, not a dict")
+        seconds = time.perf_counter() - start
+        store.save(task.config, result, function=task.function, attempt=attempt, seconds=seconds)
+    except (Exception, SystemExit) as error:
+        line = one_line(error)
+        keep_error(folder, attempt, line, traceback.format_exc())
+        if isinstance(error, OSError) and error.errno in NO_PLACE_TO_WRITE:
+            raise
+        return Event("failed", task.cell, note=line)
+    except BaseException:
+        with suppress(OSError):
+            note(folder, "stopped", attempt)
+        raise
+    with suppress(OSError):  # the result is safe: a full disk must not make it a failure
+        note(folder, "saved", attempt, seconds=seconds)
+    return Event("saved", task.cell, seconds=seconds)
+
+
+def keep_error(folder: Path, attempt: int, line: str, details: str) -> None:
+    """Keep a failure beside the cell as ``error.json``, if there is still a place to write it."""
+    with suppress(OSError):
+        note(folder, "failed", attempt, line=line)
+        write_sealed(folder / "error.json", {"cell": folder.name, "line": line, "traceback": details})

@@ -1,0 +1,283 @@
+"""The backend of many machines: one Ray task a cell, wherever the cluster has room for it.
+
+Workers need not share a disk with the sweep. The folder of a cell travels to the worker with its task;
+there an ordinary local worker does the cell in a scratch folder, and every file that changes, checkpoints
+too, travels back while the cell runs. Only the sweep writes to the store, and it holds the claim of every
+cell it has handed out: a worker that was given up for dead can do no harm. When one dies, the next
+attempt begins from the last checkpoint that came back.
+"""
+
+import importlib.util
+import logging
+import math
+import os
+import pickle
+import socket
+import sys
+import time
+from collections import deque
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fasterqk import __version__
+from fasterqk.errors import InputError
+from fasterqk.lab.runs._execute import Event, Notify, Task, next_attempt, note, one_line, settle
+from fasterqk.lab.runs._remote import Parcel, do_cell, pack, unpack
+from fasterqk.lab.runs._store import claim
+
+# Cells handed out beyond what the cluster has room for, so that nobody waits for us; they are claimed.
+WAITING_THERE = 2
+_LOOK_AGAIN_SECONDS = 1.0
+_CONNECT_SECONDS = 5.0
+# A worker with so many parcels on their way to us waits before it sends more; its cell does not.
+_PARCELS_ON_THE_WAY = 8
+
+
+@dataclass
+class _Cell:
+    """A cell that was handed out: its task, its claim, and how far its attempt is booked."""
+
+    task: Task
+    folder: Path
+    claim: ExitStack
+    attempt: int
+    started: bool = field(default=False)
+
+
+class RayCluster:
+    """The machines of a Ray cluster, or this one: a cell takes ``cpus`` processors and ``gpus`` GPUs.
+
+    ``address`` is that of a running cluster (``"HOST:PORT"`` or ``"auto"``); without it, and without
+    ``$RAY_ADDRESS``, Ray is started on this machine for as long as the sweep lasts. ``workers`` limits
+    the cells at a time; the default is as many as the cluster has room for. Ray is imported and the
+    cluster joined when the first cell is due, so a sweep with nothing left to do needs neither.
+
+    >>> sweep(configs, "package.module:run", "out", backend=RayCluster("auto", gpus=1))   # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        workers: int | None = None,
+        cpus: float = 1,
+        gpus: float = 0,
+        threads: int = 1,
+    ) -> None:
+        self._address = address or os.environ.get("RAY_ADDRESS") or "local"
+        self._workers = workers
+        self._needs = {"CPU": cpus, "GPU": gpus}
+        self._threads = threads
+        self._ray: Any = None
+        self._joined = False
+        self._remote: Any = None
+        self._cells: dict[Any, _Cell] = {}
+        self._elsewhere: list[Task] = []
+        self._events: deque[Event] = deque()
+        self._room = 0
+        self._room_known = -math.inf
+
+    def free(self) -> bool:
+        self._join()
+        return len(self._cells) + len(self._elsewhere) + len(self._events) < self._limit()
+
+    def submit(self, task: Task) -> None:
+        self._join()
+        folder = Path(task.out) / "runs" / task.cell
+        held = ExitStack()
+        if not held.enter_context(claim(folder)):
+            # Waiting for somebody else's cell must not keep us from our own.
+            if task.wait:
+                self._elsewhere.append(task)
+            else:
+                self._events.append(Event("busy", task.cell))
+            return
+        with held:
+            if (settled := settle(task, folder)) is not None:
+                self._events.append(settled)
+                return
+            generator = self._remote.remote(
+                task.cell,
+                pickle.dumps(task.config),
+                task.function,
+                pack(folder),
+                self._threads,
+                __version__,
+                list(map(str, sys.path)),
+            )
+            self._cells[generator] = _Cell(task, folder, held.pop_all(), next_attempt(folder))
+
+    def wait(self, notify: Notify) -> None:
+        waiting, self._elsewhere = self._elsewhere, []
+        for task in waiting:
+            self.submit(task)
+        while self._events:
+            notify(self._events.popleft())
+        if not self._cells:
+            if self._elsewhere:
+                time.sleep(_LOOK_AGAIN_SECONDS)
+            return
+        generators = list(self._cells)
+        self._ray.wait(generators, num_returns=1, timeout=_LOOK_AGAIN_SECONDS)
+        for generator in self._ready():
+            for event in self._receive(generator):
+                notify(event)
+
+    def close(self) -> None:
+        """Keep what has arrived, and leave the cluster; cells that run there are stopped."""
+        if self._ray is None:
+            return
+        try:
+            with suppress(OSError):  # a full disk was told already
+                for generator in self._ready():
+                    self._receive(generator)
+            for generator, cell in self._cells.items():
+                with suppress(OSError):
+                    if cell.started:
+                        note(cell.folder, "stopped", cell.attempt)
+                with suppress(Exception):  # it may have ended by itself; the interrupt must get through
+                    self._ray.cancel(generator, force=True)
+        finally:
+            for cell in self._cells.values():
+                cell.claim.close()
+            self._cells = {}
+            if self._joined:
+                self._ray.shutdown()
+
+    def _ready(self) -> list[Any]:
+        generators = list(self._cells)
+        return self._ray.wait(generators, num_returns=len(generators), timeout=0)[0] if generators else []
+
+    def _receive(self, generator: Any) -> list[Event]:
+        """Take the next parcel of a cell, put its files into the store, and book what it says."""
+        cell = self._cells[generator]
+        events: list[Event]
+        parcel: Parcel
+        try:
+            host, events, parcel = self._ray.get(next(generator))
+        except StopIteration:
+            host, events, parcel = "", [Event("lost", cell.task.cell, note="its worker ended early")], {}
+        except self._ray.exceptions.RayError as error:
+            host, events, parcel = "", [self._lost(cell.task, error)], {}
+        if not cell.started and any(event.kind == "started" for event in events):
+            cell.started = True
+            note(cell.folder, "started", cell.attempt, worker=host)
+        unpack(cell.folder, parcel)
+        if events and events[-1].last:
+            events[-1] = self._book(cell, events[-1], host)
+            del self._cells[generator]
+            cell.claim.close()
+        return events
+
+    def _book(self, cell: _Cell, event: Event, host: str) -> Event:
+        """The end of an attempt in the journal of its cell; returns the event as the sweep shall see it."""
+        if event.kind == "saved":
+            with suppress(OSError):  # the result is safe
+                note(cell.folder, "saved", cell.attempt, seconds=event.seconds)
+        elif event.kind == "failed" and cell.started:
+            with suppress(OSError):
+                note(cell.folder, "failed", cell.attempt, line=event.note)
+        elif event.kind == "fatal" and isinstance(event.error, OSError):
+            # The disk of that machine is full or gone; others may have room.
+            return Event("lost", cell.task.cell, note=f"on {host}: {one_line(event.error)}")
+        return event
+
+    def _lost(self, task: Task, error: Any) -> Event:
+        cause: Any = getattr(error, "cause", None) or error
+        if isinstance(cause, OSError):
+            return Event("lost", task.cell, note=one_line(cause))
+        if isinstance(error, self._ray.exceptions.RayTaskError):
+            # Not a death: what runs around the cell cannot run there, so no cell can.
+            cause = one_line(cause)
+            if "No module named 'fasterqk" in str(error):
+                cause = "fasterqk is not installed there; `pip install 'fasterqk[cluster]'` on every machine"
+            return Event("fatal", task.cell, error=InputError(f"a worker of the Ray cluster: {cause}"))
+        reason = " ".join(str(error).split()) or type(error).__name__
+        return Event("lost", task.cell, note=f"its worker died ({reason.partition('. ')[0]})")
+
+    def _limit(self) -> int:
+        if self._workers is not None:
+            return self._workers
+        if time.monotonic() - self._room_known > _LOOK_AGAIN_SECONDS:
+            self._room = self._count_room()
+            self._room_known = time.monotonic()
+        if not self._room:
+            needs = " and ".join(f"{amount:g} {name}" for name, amount in self._needs.items() if amount)
+            raise InputError(
+                f"a cell needs {needs}, and no machine of the Ray cluster has that; change [resources] in "
+                "the spec or, if the cluster will grow, say with --workers how many cells at a time"
+            )
+        return self._room + WAITING_THERE
+
+    def _count_room(self) -> int:
+        """How many cells the whole cluster can do at a time."""
+        wanted = {name: amount for name, amount in self._needs.items() if amount}
+        return sum(
+            min(math.floor(node["Resources"].get(name, 0) / amount) for name, amount in wanted.items())
+            for node in self._ray.nodes()
+            if node["Alive"]
+        )
+
+    def _join(self) -> None:
+        if self._ray is not None:
+            return
+        if importlib.util.find_spec("ray") is None:
+            raise InputError("Ray is not installed; `pip install 'fasterqk[cluster]'` installs it")
+        check_address(self._address)
+        # Nothing leaves this machine unless somebody asked for it.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+
+        self._joined = not ray.is_initialized()
+        if self._joined:
+            join(ray, self._address, self._processors())
+        self._ray = ray
+        # Ray itself repeats nothing: it would send the checkpoint from which the lost attempt began.
+        options: dict[str, Any] = {
+            "num_cpus": self._needs["CPU"],
+            "num_gpus": self._needs["GPU"],
+            "max_retries": 0,
+            "_generator_backpressure_num_objects": _PARCELS_ON_THE_WAY,
+        }
+        self._remote = ray.remote(**options)(do_cell)
+
+    def _processors(self) -> int | None:
+        return None if self._workers is None else math.ceil(self._workers * self._needs["CPU"])
+
+
+def join(ray: Any, address: str, processors: int | None) -> None:
+    """Connect to the cluster at ``address``, or start Ray on this machine for ``"local"``."""
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address == "local":
+        options |= {"num_cpus": processors, "include_dashboard": False}
+    # Otherwise Ray prints on standard output, where our results go, that a worker died; we say so ourselves.
+    with suppress(AttributeError):
+        ray._private.worker._worker_logs_enabled = False
+    try:
+        ray.init(address=address, **options)
+    except Exception as error:  # Ray raises plain ones too, when a machine is too busy to start it in time
+        what = "start Ray on this machine" if address == "local" else f"join the Ray cluster at {address!r}"
+        raise InputError(f"cannot {what}: {one_line(error)}") from None
+
+
+def check_address(address: str) -> None:
+    """Refuse an address where no cluster can be, at once rather than after Ray's minutes."""
+    if address in ("auto", "local"):
+        return
+    if "://" in address:
+        raise InputError(
+            f"{address!r} is the address of a Ray client, which cannot bring checkpoints back; run the "
+            "sweep on a machine of the cluster and give --address auto (docs/cluster.md)"
+        )
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise InputError(f"{address!r} is not the address of a Ray cluster; give HOST:PORT, or auto")
+    try:
+        socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(
+            f"nothing answers at {address!r} ({reason}); `ray start --head` prints the address to give"
+        ) from None

@@ -1,0 +1,207 @@
+"""Sweeps written down: a TOML file that says which cells there are.
+
+    seeds = [0, 1, 2]
+
+    [base]                    # what all cells share
+    task = "agreement"
+    epochs = 10
+
+    [arms.baseline]           # what the arms differ in
+    qk_ratio = 1
+    [arms.faster_qk]
+    qk_ratio = 30
+
+    [grid]                    # every combination of these
+    lr = [1e-4, 1e-3]
+
+    [resources]               # what a cell takes; results do not depend on it
+    cpus = 1
+    gpus = 0
+
+The cells are grid x arms x seeds, seed by seed: a sweep that is stopped early has whole comparisons.
+"""
+
+import dataclasses
+import difflib
+import itertools
+import math
+import os
+import tomllib
+import types
+import typing
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fasterqk.errors import InputError
+
+DEFAULT_CONFIG = "fasterqk.lab.training:TrainConfig"
+DEFAULT_FUNCTION = "fasterqk.lab.training:train"
+KEYS = ("config", "function", "seeds", "base", "arms", "grid", "resources")
+
+
+@dataclasses.dataclass(frozen=True)
+class SpecCell:
+    """One cell of a spec: the name of its arm (empty when there are no arms) and its configuration."""
+
+    arm: str
+    config: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """What one cell takes of a machine: processors (and as many threads) and GPUs, or parts of one."""
+
+    cpus: float = 1
+    gpus: float = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """A sweep as written down: the function, its cells, and what each of them takes."""
+
+    path: Path
+    function: str
+    cells: tuple[SpecCell, ...]
+    resources: Resources = Resources()
+
+
+def read_spec(path: str | os.PathLike[str]) -> Spec:
+    """The sweep that the TOML file at ``path`` describes; what is wrong with it is said in one line."""
+    path = Path(path)
+    try:
+        with path.open("rb") as stream:
+            document = tomllib.load(stream)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    except OSError as error:
+        raise InputError(f"cannot read the spec {str(path)!r}: {error.strerror}") from None
+    try:
+        return _spec(path, document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
+    for key in document:
+        if key not in KEYS:
+            raise InputError(f"unknown key {key!r}{_suggestion(key, KEYS)}")
+    kind = _config_class(document.get("config", DEFAULT_CONFIG))
+    function = document.get("function", DEFAULT_FUNCTION)
+    if not isinstance(function, str) or ":" not in function:
+        raise InputError(f"function = {function!r} is not 'module:function'")
+    base = _table(document, "base")
+    arms = {name: _table(_table(document, "arms"), name, "arms.") for name in _table(document, "arms")}
+    grid = {name: _values(name, values, "grid") for name, values in _table(document, "grid").items()}
+    seeds: list[dict[str, Any]] = [{}]
+    if "seeds" in document:
+        _check_field(kind, "seed", "seeds")
+        seeds = [{"seed": seed} for seed in _values("seeds", document["seeds"])]
+    for where, fields in [("base", base), ("grid", grid), *((f"arms.{name}", arms[name]) for name in arms)]:
+        for name in fields:
+            if where.startswith("arms.") and name in grid:
+                raise InputError(f"{name!r} is in [{where}] and in [grid]; choose one")
+            if name == "seed" and where != "base" and "seeds" in document:
+                raise InputError(f"'seed' is in [{where}] and in seeds; choose one")
+            _check_field(kind, name, where)
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    given = {*base, *grid, *(["seed"] if "seeds" in document else [])}
+    for arm, fields in (arms or {"": {}}).items():
+        missing = [name for name in _required(kind) if name not in given and name not in fields]
+        if missing:
+            raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} has to give {missing[0]!r}")
+    for (arm, fields), (other, others) in itertools.combinations(arms.items(), 2):
+        if base | fields == base | others:
+            raise InputError(f"the arms {arm!r} and {other!r} are the same")
+    hints = typing.get_type_hints(kind)
+    cells = [
+        SpecCell(arm, _config(kind, hints, base | fields | combination | seed, arm))
+        for seed in seeds
+        for combination in combinations
+        for arm, fields in (arms or {"": {}}).items()
+    ]
+    return Spec(path, function, tuple(cells), _resources(_table(document, "resources")))
+
+
+def _config_class(name: Any) -> type:
+    module_name, _, class_name = name.partition(":") if isinstance(name, str) else ("", "", "")
+    try:
+        kind = getattr(import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"config = {name!r} is no 'module:Class' that can be imported ({error})") from None
+    if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
+        raise InputError(f"config = {name!r} is no dataclass")
+    return kind
+
+
+def _config(kind: Any, hints: Mapping[str, Any], fields: Mapping[str, Any], arm: str) -> Any:
+    try:
+        return kind(**{name: _typed(name, value, hints[name]) for name, value in fields.items()})
+    except (ValueError, TypeError) as error:
+        raise InputError(f"arm {arm!r}: {error}" if arm else str(error)) from None
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as the field's annotation wants it, so that 30 and 30.0 are one configuration."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if type(value) in options:
+        return value
+    if type(value) is int and float in options:
+        return float(value)
+    if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
+        return tuple(value)
+    if all(option in (int, float, str, bool, type(None)) for option in options):
+        raise InputError(f"{name} = {value!r} is not of type {' or '.join(o.__name__ for o in options)}")
+    return value
+
+
+def _resources(table: Mapping[str, Any]) -> Resources:
+    for name, amount in table.items():
+        _check_field(Resources, name, "resources")
+        number = isinstance(amount, int | float) and not isinstance(amount, bool)
+        if not number or not 0 <= amount < math.inf or (name == "cpus" and amount == 0):
+            raise InputError(f"{name} = {amount!r} in [resources] is no number of {name}")
+        if amount > 1 and amount != int(amount):
+            raise InputError(f"{name} = {amount!r} in [resources]: give a part of one, or a whole number")
+    return Resources(**table)
+
+
+def _table(document: Mapping[str, Any], key: str, prefix: str = "") -> dict[str, Any]:
+    value = document.get(key, {})
+    if not isinstance(value, dict):
+        raise InputError(f"{prefix}{key} = {value!r} is no table; write it as [{prefix}{key}]")
+    return value
+
+
+def _values(name: str, values: Any, where: str = "") -> list[Any]:
+    if not isinstance(values, list) or not values:
+        place = f" in [{where}]" if where else ""
+        raise InputError(f"{name} = {values!r}{place} is no list of values, such as {name} = [1, 2]")
+    word, count = Counter(map(repr, values)).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"{name} has {word} more than once")
+    return values
+
+
+def _check_field(kind: Any, name: str, where: str) -> None:
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    if name not in names:
+        raise InputError(f"{kind.__name__} has no field {name!r} (in [{where}]){_suggestion(name, names)}")
+
+
+def _required(kind: Any) -> list[str]:
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    ]
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(name, known)
+    if near:
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f"; there are {', '.join(known)}"

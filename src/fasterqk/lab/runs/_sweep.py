@@ -1,0 +1,245 @@
+"""A sweep: many configurations through one function, each once, over as many processes as wanted."""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fasterqk.errors import InputError
+from fasterqk.files import content_hash
+from fasterqk.lab.runs._execute import Backend, Event, Progress, Task, keep_error, next_attempt
+from fasterqk.lab.runs._local import LocalWorkers, ThisProcess
+from fasterqk.lab.runs._store import Store, claim, has_result
+
+RETRIES = 2
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A cell that has no result, and why, in one line."""
+
+    cell: str
+    line: str
+
+
+class SweepError(RuntimeError):
+    """Some cells failed; the others are done and kept. ``failures`` says which and why."""
+
+    def __init__(self, failures: list[Failure], total: int) -> None:
+        first = failures[0]
+        super().__init__(f"{len(failures)} of {total} cells failed; cell {first.cell}: {first.line}")
+        self.failures = failures
+
+
+class Results(Mapping[str, dict[str, Any]]):
+    """Results by cell, read from the store when they are asked for: a sweep may have very many."""
+
+    def __init__(self, store: Store, configs: Mapping[str, Any]) -> None:
+        self._store = store
+        self._configs = configs
+        self._done: dict[str, None] = {}
+
+    def add(self, cell: str) -> None:
+        self._done[cell] = None
+
+    def __getitem__(self, cell: str) -> dict[str, Any]:
+        result = self._store.result(self._configs[cell]) if cell in self._done else None
+        if result is None:
+            raise KeyError(cell)
+        return result
+
+    def __contains__(self, cell: object) -> bool:
+        return cell in self._done
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._done)
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a sweep came to: the results by cell, and the cells that have none."""
+
+    results: Mapping[str, dict[str, Any]]
+    failures: list[Failure]
+
+
+def sweep(
+    configs: Iterable[Any],
+    function: str,
+    out: str | os.PathLike[str],
+    *,
+    workers: int = 2,
+    threads: int = 1,
+    force: bool = False,
+    shard: tuple[int, int] | None = None,
+    retries: int = RETRIES,
+    progress: Progress | None = None,
+    observe: Callable[[Event], None] | None = None,
+    backend: Backend | None = None,
+) -> list[dict[str, Any]]:
+    """Run ``function`` on every configuration that has no result yet; returns all results, in order.
+
+    ``configs`` are frozen dataclasses of an importable class. ``function`` is ``"module:function"``,
+    called as ``f(config, folder=..., progress=...)``; it returns a dict, and may keep a checkpoint in
+    ``folder`` to go on from. ``workers`` processes with ``threads`` threads each do the cells; 0 does
+    them in this process. ``shard=(2, 5)`` takes the second of five equal parts. ``force`` does
+    finished cells again. A cell whose worker dies is tried ``retries`` more times.
+
+    A cell that raises keeps its traceback in ``error.json`` and does not stop the others; when all is
+    done :class:`SweepError` tells what failed. Several sweeps may share one store: a cell that another
+    process works on is left to it, and its result is picked up at the end.
+
+    >>> sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")     # doctest: +SKIP
+    [{'loss': 0.11}, {'loss': 0.12}]
+    """
+    cells = [(content_hash(config), config) for config in take_shard(list(configs), shard)]
+    outcome = run_cells(
+        dict(cells),
+        function,
+        out,
+        workers=workers,
+        threads=threads,
+        force=force,
+        retries=retries,
+        progress=progress,
+        observe=observe,
+        backend=backend,
+    )
+    if outcome.failures:
+        raise SweepError(outcome.failures, len(dict(cells)))
+    return [outcome.results[cell] for cell, _ in cells]
+
+
+def run_cells(
+    configs: Mapping[str, Any],
+    function: str,
+    out: str | os.PathLike[str],
+    *,
+    workers: int,
+    threads: int = 1,
+    force: bool = False,
+    retries: int = RETRIES,
+    progress: Progress | None = None,
+    observe: Callable[[Event], None] | None = None,
+    backend: Backend | None = None,
+) -> Outcome:
+    """What :func:`sweep` does, for configurations under the names of their cells; failures are returned."""
+    job = _Job(configs, function, Store(out), force, retries, progress, observe)
+    if job.pending:
+        with closing(backend or _default_backend(workers, threads, len(job.pending))) as using:
+            job.run(using)
+    return Outcome(job.results, job.failures)
+
+
+def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
+    """Every n-th of ``items``, beginning with the i-th, for ``shard=(i, n)`` counted from 1."""
+    if shard is None:
+        return items
+    part, parts = shard
+    if not 1 <= part <= parts:
+        raise InputError(f"shard {part}/{parts}: give i/n with i from 1 to n")
+    return items[part - 1 :: parts]
+
+
+def _default_backend(workers: int, threads: int, tasks: int) -> Backend:
+    return LocalWorkers(min(workers, tasks), threads) if workers else ThisProcess()
+
+
+class _Job:
+    """One sweep while it runs: what is pending, what others have, what came out."""
+
+    def __init__(
+        self,
+        configs: Mapping[str, Any],
+        function: str,
+        store: Store,
+        force: bool,
+        retries: int,
+        progress: Progress | None,
+        observe: Callable[[Event], None] | None,
+    ) -> None:
+        self.configs = configs
+        self.results = Results(store, configs)
+        self.failures: list[Failure] = []
+        self.pending: deque[Task] = deque()
+        self._store = store
+        self._elsewhere: deque[Task] = deque()
+        self._running: dict[str, Task] = {}
+        self._shares: dict[str, float] = {}
+        self._lives = dict.fromkeys(configs, retries)
+        self._progress = progress
+        self._observe = observe
+        for cell, config in configs.items():
+            if force or not self._collect(cell, "skipped"):
+                self.pending.append(Task(cell, config, function, str(store.out), force))
+        self._report()
+
+    def run(self, backend: Backend) -> None:
+        while self.pending or self._elsewhere or self._running:
+            # Cells that other processes have come last: by then they are done, or left for us.
+            while backend.free() and (self.pending or self._elsewhere):
+                task = (self.pending or self._elsewhere).popleft()
+                self._running[task.cell] = task
+                backend.submit(task)
+            backend.wait(self._handle)
+
+    def _handle(self, event: Event) -> None:
+        if event.kind == "fatal" and event.error is not None:
+            raise event.error
+        if event.kind == "progress":
+            self._shares[event.cell] = min(1.0, event.done / event.total) if event.total else 0.0
+        elif event.kind != "started":
+            self._shares.pop(event.cell, None)
+            event = self._ended(self._running.pop(event.cell), event)
+        if self._observe is not None:
+            self._observe(event)
+        self._report(event.note)
+
+    def _ended(self, task: Task, event: Event) -> Event:
+        """Book the end of an attempt; returns the event as the observer shall see it."""
+        if event.kind in ("saved", "found"):
+            if not self._collect(event.cell):
+                self.failures.append(Failure(event.cell, "its result was removed while the sweep ran"))
+        elif event.kind == "busy":
+            self._elsewhere.append(replace(task, wait=True))
+        elif event.kind == "failed":
+            self.failures.append(Failure(event.cell, event.note))
+        elif self._lives[event.cell] > 0:
+            self._lives[event.cell] -= 1
+            # Not by force again: the next attempt goes on from the checkpoint of this one.
+            self.pending.appendleft(replace(task, force=False))
+            return replace(event, kind="retried")
+        else:
+            self._give_up(event)
+            return replace(event, kind="failed")
+        return event
+
+    def _collect(self, cell: str, kind: str | None = None) -> bool:
+        """Look for the result of ``cell`` in the store; True when nothing is left to do for it."""
+        try:
+            if not has_result(self._store.root / cell, self.configs[cell]):
+                return False
+        except InputError as error:
+            self.failures.append(Failure(cell, str(error)))
+            return True
+        self.results.add(cell)
+        if kind is not None and self._observe is not None:
+            self._observe(Event(kind, cell))
+        return True
+
+    def _give_up(self, event: Event) -> None:
+        self.failures.append(Failure(event.cell, event.note))
+        folder = self._store.root / event.cell
+        with claim(folder) as claimed:
+            if claimed:
+                keep_error(folder, next_attempt(folder) - 1, event.note, event.note)
+
+    def _report(self, note: str = "") -> None:
+        if self._progress is not None:
+            done = len(self.results) + len(self.failures) + sum(self._shares.values())
+            self._progress(done, len(self.configs), note)

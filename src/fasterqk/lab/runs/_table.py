@@ -1,0 +1,308 @@
+"""All finished cells as one tidy table: a row a cell, a column a field of its config or its result."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any, overload
+
+from fasterqk.errors import InputError
+from fasterqk.files import canonical_json, config_fields, csv_text, write_text
+from fasterqk.lab.runs._execute import read_journal
+from fasterqk.lab.runs._spec import Spec, read_spec
+from fasterqk.lab.runs._store import Store, is_whole, read_result, read_sealed, state
+
+_COMPACT = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
+
+
+class Table(Sequence[dict[str, Any]]):
+    """A list of rows, each a dict, with a few conveniences; ``pandas.DataFrame(list(table))`` works.
+
+    >>> table = Table([{"seed": 0, "loss": 0.2}, {"seed": 1, "loss": 0.1}])
+    >>> table.column("loss")
+    [0.2, 0.1]
+    >>> len(table.where(seed=1))
+    1
+    """
+
+    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
+        self.rows = list(rows)
+
+    @property
+    def columns(self) -> list[str]:
+        """The names of all columns, in order of first appearance."""
+        return list(dict.fromkeys(name for row in self.rows for name in row))
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column, None where a row has none."""
+        if self.rows and name not in self.columns:
+            raise InputError(f"no column {name!r}; there are {', '.join(self.columns)}")
+        return [row.get(name) for row in self.rows]
+
+    def where(self, **values: Any) -> "Table":
+        """The rows in which all the named columns have the given values."""
+        return Table(
+            [row for row in self.rows if all(row.get(name) == value for name, value in values.items())]
+        )
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The table as CSV text, written to ``path`` as well when one is given."""
+        text = csv_text(self.rows)
+        if path is not None:
+            write_text(path, text)
+        return text
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> "Table": ...
+    def __getitem__(self, index: int | slice) -> "dict[str, Any] | Table":
+        return Table(self.rows[index]) if isinstance(index, slice) else self.rows[index]
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __repr__(self) -> str:
+        return f"Table({len(self)} rows, columns {', '.join(self.columns)})"
+
+
+def load(out: str | os.PathLike[str], spec: str | os.PathLike[str] | None = None) -> Table:
+    """All finished cells of the store in ``out``, or those of ``spec`` with a column ``arm`` in front.
+
+    Columns are ``cell``, ``kind``, the fields of the configuration, ``seconds``, and every number, text
+    or truth value of the result, nested ones as ``outer.inner``. A result that has the name of a
+    field is called ``result.NAME``. Lists of a result stay in the store: ``Store(out).result(config)``.
+    """
+    store = Store(out)
+    if spec is None:
+        rows = [_row(folder, {}) for folder in store.cells()]
+    else:
+        rows = [_row(store.folder(cell.config), {"arm": cell.arm}) for cell in read_spec(spec).cells]
+    return Table([row for row in rows if row is not None])
+
+
+def read_config(folder: Path) -> dict[str, Any] | None:
+    """``kind``, ``fields`` (those that differ from their defaults) and ``all`` fields of a cell."""
+    return read_sealed(folder / "config.json")
+
+
+def flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars of nested JSON objects, under names joined by dots; lists are left out.
+
+    >>> flatten({"test": {"accuracy": 0.5, "dtap": [1]}})
+    {'test.accuracy': 0.5}
+    """
+    flat: dict[str, Any] = {}
+    _flatten(fields, "", flat)
+    return flat
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str, flat: dict[str, Any]) -> None:
+    for name, value in fields.items():
+        kind = type(value)
+        if kind is dict:
+            _flatten(value, f"{prefix}{name}.", flat)
+        elif kind is not list:
+            flat[sys.intern(prefix + name)] = value  # one name for all rows: half the memory of a table
+
+
+def with_lists_as_text(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """``fields`` with every list as its JSON, so that it fits into a column."""
+    return {name: _COMPACT.encode(value) if type(value) is list else value for name, value in fields.items()}
+
+
+def _row(folder: Path, labels: Mapping[str, Any]) -> dict[str, Any] | None:
+    document = read_result(folder, lists=False)
+    config = read_config(folder)
+    if document is None or config is None:
+        return None
+    about = read_sealed(folder / "environment.json") or {}
+    row = {**labels, "cell": folder.name, "kind": config["kind"]}
+    row |= flatten(with_lists_as_text(config["all"]))
+    row["seconds"] = about.get("seconds")
+    for name, value in flatten(document["result"]).items():
+        row[f"result.{name}" if name in row else name] = value
+    return row
+
+
+# --- What a store holds, cell by cell, without reading the results themselves ---
+
+STATES = ("done", "running", "failed", "stopped", "damaged")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A cell at a glance. ``seconds`` is how long the attempt that finished it took."""
+
+    cell: str
+    state: str
+    kind: str | None
+    fields: dict[str, Any]
+    attempt: int | None
+    seconds: float | None
+
+
+def summarize(folder: Path, *, with_config: bool = True) -> Summary:
+    """The summary of one cell, quicker without its configuration.
+
+    A cell with an unreadable file is ``damaged``.
+    """
+    try:
+        config = (read_config(folder) or {}) if with_config else {}
+        finished = state(folder)
+        about = (read_sealed(folder / "environment.json") or {}) if finished == "done" else {}
+        whole = is_whole(folder / "result.json")
+    except InputError:
+        whole = False
+    if not whole:
+        return Summary(folder.name, "damaged", None, {}, None, None)
+    return Summary(
+        cell=folder.name,
+        state=finished,
+        kind=config.get("kind"),
+        fields=config.get("all", {}),
+        attempt=about.get("attempt"),
+        seconds=about.get("seconds"),
+    )
+
+
+def summaries(store: Store) -> list[Summary]:
+    """The summaries of all cells, in order of their names."""
+    return [summarize(folder) for folder in store.cells()]
+
+
+def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Each of ``rows`` (the fields of a configuration) without the fields that are the same in all.
+
+    >>> varying([{"task": "a", "seed": 0}, {"task": "a", "seed": 1}])
+    [{'seed': 0}, {'seed': 1}]
+    """
+    flat = [flatten(with_lists_as_text(row)) for row in rows]
+    values: dict[str, set[tuple[type, Any]]] = {}
+    for fields in flat:
+        for name, value in fields.items():
+            values.setdefault(name, set()).add((type(value), value))
+    return [{name: value for name, value in fields.items() if len(values[name]) > 1} for fields in flat]
+
+
+# --- Everything the store knows about one cell ---
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    """Configuration, result, environment, error, journal and files of the cell in ``folder``.
+
+    Parts that are missing or damaged are None; ``damaged`` says in one line each what is wrong.
+    """
+    damaged: list[str] = []
+
+    def part(read: Any, *arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except InputError as error:
+            damaged.append(str(error))
+            return None
+
+    config = part(read_config, folder)
+    result = part(read_result, folder)
+    return {
+        "cell": folder.name,
+        "folder": str(folder),
+        "state": "damaged" if damaged else summarize(folder).state,
+        "kind": config and config["kind"],
+        "config": config and config["all"],
+        "result": result and result["result"],
+        "environment": part(read_sealed, folder / "environment.json"),
+        "error": part(read_sealed, folder / "error.json"),
+        "journal": read_journal(folder),
+        "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()},
+        "damaged": damaged,
+    }
+
+
+# --- What a sweep would still do, and how long it would take, judged by the cells already measured ---
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of a sweep by state, and an estimate for those that are left.
+
+    ``seconds`` is the work that is left on one worker, None when nothing comparable was measured;
+    ``low`` and ``high`` take the fastest and slowest comparable cell instead of their mean. ``basis``
+    counts what the cells left were judged by: ``siblings`` (the same but for the seed), ``spec`` (others
+    of this sweep), ``store`` (others of the same kind), or ``nothing``.
+    """
+
+    cells: int
+    states: dict[str, int]
+    left: int
+    measured: int
+    basis: dict[str, int]
+    seconds: float | None
+    low: float | None
+    high: float | None
+
+    def wall_seconds(self, workers: int) -> float | None:
+        """The estimate when ``workers`` cells run at a time."""
+        return None if self.seconds is None else self.seconds / max(1, min(workers, self.left))
+
+
+def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
+    """The plan for ``spec`` on the store in ``out``; nothing is run or written."""
+    store = Store(out)
+    configs = {store.folder(cell.config): cell.config for cell in spec.cells}
+    found = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
+    states = {name: sum(1 for one in found.values() if one.state == name) for name in STATES}
+    left = [configs[folder] for folder in configs if folder not in found or found[folder].state != "done"]
+    siblings: dict[str, list[float]] = {}
+    for folder, summary in found.items():
+        if (seconds := _measured(summary)) is not None:
+            siblings.setdefault(_but_the_seed(configs[folder]), []).append(seconds)
+    here = [seconds for group in siblings.values() for seconds in group]
+    elsewhere = [] if here or not left else _of_the_same_kind(store, type(left[0]).__name__)
+    basis = dict.fromkeys(("siblings", "spec", "store", "nothing"), 0)
+    estimates = []
+    for config in left:
+        name, measured = _comparable(siblings.get(_but_the_seed(config), []), here, elsewhere)
+        basis[name] += 1
+        if measured:
+            estimates.append((fmean(measured), min(measured), max(measured)))
+    complete = len(estimates) == len(left)
+    mean, low, high = (sum(column) for column in zip(*estimates, strict=True)) if estimates else (0, 0, 0)
+    return Plan(
+        cells=len(configs),
+        states=states,
+        left=len(left),
+        measured=len(here) or len(elsewhere),
+        basis=basis,
+        seconds=mean if complete else None,
+        low=low if complete else None,
+        high=high if complete else None,
+    )
+
+
+def _comparable(siblings: list[float], here: list[float], elsewhere: list[float]) -> tuple[str, list[float]]:
+    for name, measured in (("siblings", siblings), ("spec", here), ("store", elsewhere)):
+        if measured:
+            return name, measured
+    return "nothing", []
+
+
+def _of_the_same_kind(store: Store, kind: str) -> list[float]:
+    found = [_measured(summary) for summary in summaries(store) if summary.kind == kind]
+    return [seconds for seconds in found if seconds is not None]
+
+
+def _measured(summary: Summary) -> float | None:
+    # A later attempt went on from a checkpoint: its seconds are not those of the whole cell.
+    return summary.seconds if summary.attempt == 1 else None
+
+
+def _but_the_seed(config: Any) -> str:
+    fields: Mapping[str, Any] = config_fields(config)
+    return canonical_json({name: value for name, value in fields.items() if name != "seed"})

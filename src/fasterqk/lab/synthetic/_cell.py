@@ -1,0 +1,252 @@
+"""The four parameterizations, and how each circuit starts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+import numpy as np
+
+from fasterqk.errors import InputError
+from fasterqk.lab.synthetic._language import Language
+
+# Factorized (F) or collapsed (C) attention (A), then output-value (O).
+PARAMETERIZATIONS = ("FAFO", "FACO", "CAFO", "CACO")
+CIRCUITS = {
+    "key": "qk",
+    "query": "qk",
+    "query_key": "qk",
+    "value": "ov",
+    "output": "ov",
+    "output_value": "ov",
+}
+INIT_KINDS = ("gaussian", "identity", "linear")
+
+
+def factorized_attention(parameterization: str) -> bool:
+    """Whether the query-key circuit is a product of two matrices."""
+    return _checked(parameterization).startswith("FA")
+
+
+def factorized_output(parameterization: str) -> bool:
+    """Whether the output-value circuit is a product of two matrices."""
+    return _checked(parameterization).endswith("FO")
+
+
+@dataclass(frozen=True)
+class Init:
+    """How one circuit starts.
+
+    - ``gaussian``: the circuit is one matrix drawn N(0, scale^2); a factorized circuit starts as its
+      balanced singular-value factors, so that it starts as the same function;
+    - ``identity``: each matrix of the circuit is scale times the identity (released: 1e-6);
+    - ``linear``: each matrix is drawn as ``torch.nn.Linear`` does, U(-1/sqrt(d), 1/sqrt(d)); no scale.
+    """
+
+    kind: str = "gaussian"
+    scale: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if self.kind not in INIT_KINDS:
+            raise InputError(f"unknown init {self.kind!r}; choose from {', '.join(INIT_KINDS)}")
+        if not self.scale > 0:
+            raise InputError(f"init scale {self.scale} is not above 0")
+
+
+def initial_matrices(
+    parameterization: str, size: int, qk: Init, ov: Init, seed: int, outputs: Sequence[int] | None = None
+) -> dict[str, np.ndarray]:
+    """The starting matrices, float64 (size, size), by the names of the plain model's layers.
+
+    They act on column vectors, as linear layers do: W_QK = query^T key, W_OV = output value. With
+    ``outputs`` a Gaussian W_OV has rows for those tokens only, so that its factors stay balanced.
+    """
+    generator = np.random.default_rng([seed, 0])
+    # Drawn for each circuit in turn, so that all four parameterizations start from the same numbers.
+    wholes = [generator.standard_normal((size, size)) for _ in range(2)]
+    if outputs is not None:
+        wholes[1][[token for token in range(size) if token not in outputs]] = 0.0
+    names = layer_names(parameterization)
+    # The layers of the released models draw in this order, also where the draw is then overwritten.
+    draws = linear_draws(size, len(names), seed) if "linear" in (qk.kind, ov.kind) else []
+    matrices: dict[str, np.ndarray] = {}
+    for circuit, init, whole in (("qk", qk, wholes[0]), ("ov", ov, wholes[1])):
+        own = [name for name in names if CIRCUITS[name] == circuit]
+        if init.kind == "linear":
+            matrices |= {name: draws[names.index(name)] for name in own}
+        elif init.kind == "identity":
+            matrices |= {name: init.scale * np.eye(size) for name in own}
+        elif len(own) == 1:
+            matrices[own[0]] = init.scale * whole
+        else:
+            left, values, right = np.linalg.svd(init.scale * whole)
+            inner, outer = np.sqrt(values)[:, None] * right, left * np.sqrt(values)
+            matrices |= (
+                {"key": inner, "query": outer.T} if circuit == "qk" else {"value": inner, "output": outer}
+            )
+    return matrices
+
+
+def layer_names(parameterization: str) -> list[str]:
+    """The layers of a parameterization, in the order in which the released models make them."""
+    attention = ["key", "query"] if factorized_attention(parameterization) else ["query_key"]
+    return attention + (["value", "output"] if factorized_output(parameterization) else ["output_value"])
+
+
+def linear_draws(size: int, layers: int, seed: int, bias: bool = False) -> list[np.ndarray]:
+    """The numbers that ``layers`` linear layers get after ``torch.manual_seed(seed)``.
+
+    One (size, size) weight a layer, each followed by its (size,) bias where there is one.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ([(size, size), (size,)] if bias else [(size, size)]) * layers
+    bound = size**-0.5
+    draws = [torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in shapes]
+    return [draw.double().numpy() for draw in draws]
+
+
+def _checked(parameterization: str) -> str:
+    if parameterization not in PARAMETERIZATIONS:
+        raise InputError(
+            f"unknown parameterization {parameterization!r}; choose from {', '.join(PARAMETERIZATIONS)}"
+        )
+    return parameterization
+
+
+# --- One cell: a parameterization, an optimizer setting and a seed, described completely ---
+
+OPTIMIZERS = ("sgd", "adam")
+STOP_RULES = ("epoch", "accumulated", "never")
+
+
+@dataclass(frozen=True)
+class SyntheticCell:
+    """A run on the toy language; the defaults are the `paper` protocol of figure 2.
+
+    The query-key circuit learns at ``qk_ratio * lr``, the output-value circuit at ``lr``. With
+    ``ramp_steps`` the ratio grows linearly from 1 over that many steps and is then held.
+
+    An epoch is ``batches`` batches of ``batch`` sequences: the same ones each time, or with ``fresh``
+    new ones. ``stop`` says when the loss counts as reached: ``epoch`` when the mean loss of an epoch is
+    at most ``target_loss``; ``accumulated`` is the released rule, which compares the sum of the epoch
+    means since the last multiple of 100 epochs; ``never`` runs to ``max_steps``.
+    """
+
+    parameterization: str
+    seed: int = 0
+    qk_ratio: float = 1.0
+    ramp_steps: int = 0
+    lr: float = 0.2  # the scan that chose it and the scale of the init: docs/synthetic.md
+    optimizer: str = "sgd"
+    language: Language = field(default_factory=Language)
+    qk_init: Init = field(default_factory=Init)
+    ov_init: Init = field(default_factory=Init)
+    init_seed: int | None = None  # the seed unless given
+    scaled_scores: bool = False  # scores divided by the square root of the vocabulary
+    batch: int = 32
+    batches: int = 200
+    fresh: bool = False
+    stop: str = "epoch"
+    target_loss: float = 0.001
+    max_steps: int = 500_000
+    evaluated: int = 1600  # held-out sequences behind every number
+    closed: bool = False  # the softmax runs over the classes' next tokens only, as in the theory
+
+    def __post_init__(self) -> None:
+        _check_choice("parameterization", self.parameterization, PARAMETERIZATIONS)
+        _check_choice("optimizer", self.optimizer, OPTIMIZERS)
+        _check_choice("stop", self.stop, STOP_RULES)
+        for name in ("qk_ratio", "lr", "batch", "batches", "max_steps", "evaluated"):
+            if not 0 < getattr(self, name) < inf:
+                raise InputError(f"{name} {getattr(self, name)} is not a finite number above 0")
+        for name in ("seed", "ramp_steps"):
+            if getattr(self, name) < 0:
+                raise InputError(f"{name} {getattr(self, name)} must not be negative")
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by."""
+        return self.language.vocabulary**-0.5 if self.scaled_scores else 1.0
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The tokens that can be predicted."""
+        return self.language.next_tokens if self.closed else tuple(range(self.language.vocabulary))
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """For each class, where its next token stands among ``outputs``."""
+        return tuple(self.outputs.index(token) for token in self.language.next_tokens)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
+
+
+# --- The numbers a cell trains, in the layout that the kernels read ---
+
+
+class Weights(NamedTuple):
+    """Parameters (or their gradients, or an optimizer's moments) of one cell, all float64.
+
+    A sequence reaches the query-key circuit only through its class's query, so of a query matrix
+    only one row a class is ever used or changed. A collapsed circuit has empty factors:
+    ``keys.shape[0] == 0`` for query-key, ``output.shape[0] == 0`` for output-value.
+    """
+
+    scores: np.ndarray  # (class, token): s = W_QK x_T; computed from the factors where there are any
+    keys: np.ndarray  # (token, hidden): W_K
+    queries: np.ndarray  # (class, hidden): W_Q, the rows of the query tokens
+    table: np.ndarray  # (token, hidden): W_V transposed; (token, output): W_OV transposed
+    output: np.ndarray  # (hidden, output): W_O transposed
+
+
+def pack(matrices: Mapping[str, np.ndarray], queries: Sequence[int], outputs: Sequence[int]) -> Weights:
+    """The engine's layout of full matrices (see ``initial_matrices``).
+
+    ``queries`` are the query tokens, ``outputs`` the tokens that can be predicted.
+    """
+    size = next(iter(matrices.values())).shape[0]
+    rows, none = list(queries), np.zeros((0, size))
+    if "query_key" in matrices:
+        scores, keys, query = matrices["query_key"][rows], none, none
+    else:
+        scores = np.zeros((len(rows), size))
+        keys, query = matrices["key"].T, matrices["query"].T[rows]
+    if "output_value" in matrices:
+        table, output = matrices["output_value"].T[:, list(outputs)], none[:, list(outputs)]
+    else:
+        table, output = matrices["value"].T, matrices["output"].T[:, list(outputs)]
+    return Weights(*(np.array(part, dtype=float, order="C") for part in (scores, keys, query, table, output)))
+
+
+def unpack(
+    weights: Weights, matrices: Mapping[str, np.ndarray], queries: Sequence[int], outputs: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """Full matrices again: those of ``weights``, and where it holds none, those of ``matrices``."""
+    full = {name: np.array(matrix, dtype=float) for name, matrix in matrices.items()}
+    rows = list(queries)
+    if "query_key" in full:
+        full["query_key"][rows] = weights.scores
+    else:
+        full["key"] = weights.keys.T.copy()
+        full["query"][:, rows] = weights.queries.T
+    if "output_value" in full:
+        full["output_value"][list(outputs)] = weights.table.T
+    else:
+        full["value"] = weights.table.T.copy()
+        full["output"][list(outputs)] = weights.output.T
+    return full
+
+
+def zeros_like(weights: Weights) -> Weights:
+    """Room for gradients or moments."""
+    return Weights(*(np.zeros_like(part) for part in weights))
+
+
+def empty_like(weights: Weights) -> Weights:
+    """The moments of an optimizer that keeps none."""
+    return Weights(*(np.zeros((0, 0)) for _ in weights))

@@ -1,0 +1,196 @@
+"""Random generators named by what they are for, so that nothing depends on what ran before."""
+
+import hashlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasterqk.errors import InputError
+from fasterqk.lab.tasks import Examples, squad
+from fasterqk.lab.tasks._task import Questions
+
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """A generator of its own for one purpose of one run, such as ``generator(seed, "batches", epoch)``.
+
+    >>> a, b = (torch.rand(2, generator=generator(0, "batches", epoch)) for epoch in (1, 2))
+    >>> bool((a == b).any())
+    False
+    """
+    text = "/".join(str(part) for part in (seed, *purpose))
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    return torch.Generator().manual_seed(number)
+
+
+# --- Batches of examples with similar lengths, trimmed to the longest among them ---
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedExamples:
+    """A split as tensors: ``tokens`` (example, width), where each is ``read``, and what is known of it.
+
+    ``after`` says that the read position is the padding (``pad``) that follows a text.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    read: Tensor
+    labels: Tensor
+    relevance: Tensor
+    rated: Tensor
+    after: bool
+    pad: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens trimmed to the last position that is read, read positions, and labels of ``chosen``.
+
+        Nothing to the right of the read position reaches it (attention is causal), so trimming
+        changes no prediction.
+        """
+        read = self.read[chosen]
+        return self.tokens[chosen, : int(read.max()) + 1], read, self.labels[chosen]
+
+    def take(self, chosen: Tensor) -> "PaddedExamples":
+        """The chosen examples, in that order."""
+        names = ("tokens", "lengths", "read", "labels", "relevance", "rated")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
+
+    def by_length(self, size: int) -> list[Tensor]:
+        """All examples in batches of ``size``, sorted by length: for evaluation, where order is free."""
+        return list(self.read.argsort(stable=True).split(size))
+
+
+def pad_examples(examples: Examples, *, context: int, read: str, pad: int) -> PaddedExamples:
+    """``examples`` as tensors, cut so that the read position still lies within ``context``.
+
+    ``read`` is ``"after"`` (the padding that follows a text) or ``"last"`` (its last token).
+    """
+    examples = examples.truncate(context - 1 if read == "after" else context)
+    lengths = examples.lengths
+    tokens, relevance = examples.padded(int(lengths.max()) + 1, pad)
+    return PaddedExamples(
+        tokens=torch.from_numpy(tokens),
+        lengths=torch.from_numpy(lengths),
+        read=torch.from_numpy(lengths if read == "after" else np.maximum(lengths - 1, 0)),
+        labels=torch.from_numpy(examples.labels),
+        relevance=torch.from_numpy(relevance).float(),
+        rated=torch.from_numpy(examples.rated),
+        after=read == "after",
+        pad=pad,
+    )
+
+
+def shuffled_batches(
+    lengths: Tensor, *, batch_size: int, bucket: int, generator: torch.Generator
+) -> list[Tensor]:
+    """One epoch: every example once, in batches of indices.
+
+    The examples are shuffled, sorted by length within pools of ``bucket`` batches, cut into batches, and
+    the batches are shuffled. With ``bucket`` 1 that is plain shuffling.
+    """
+    order = torch.randperm(len(lengths), generator=generator)
+    if bucket > 1:
+        pools = order.split(bucket * batch_size)
+        order = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
+    batches = order.split(batch_size)
+    return [batches[int(place)] for place in torch.randperm(len(batches), generator=generator)]
+
+
+# --- Questions with their answers as tensors, cut into batches that compute nothing that is not used ---
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerBatch:
+    """Texts to read and what should follow.
+
+    ``tokens`` (batch, token), padded on the right. Row r of an instance is read at ``position`` (batch,
+    row), where ``real`` (batch, row) is true. ``labels`` are the next tokens of all real rows, one after
+    the other.
+    """
+
+    tokens: Tensor
+    position: Tensor
+    real: Tensor
+    labels: Tensor
+
+    @property
+    def instance(self) -> Tensor:
+        """Which instance of the batch each real row belongs to, ``(row,)``."""
+        return self.real.nonzero()[:, 0]
+
+
+@dataclass(frozen=True, eq=False)
+class PackedQuestions:
+    """A split in one row of tokens: each prompt with its answer, one after the other."""
+
+    questions: Questions
+    tokens: Tensor
+    start: Tensor
+    prompts: Tensor
+    lengths: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, chosen: Tensor) -> AnswerBatch:
+        """The chosen questions, trimmed to the last token that is read, scored on their answers.
+
+        The end of an answer is predicted but never read; padding is not seen by what comes before it
+        (attention is causal), so neither changes any prediction.
+        """
+        prompts, lengths = self.prompts[chosen], self.lengths[chosen]
+        place = torch.arange(int(lengths.max()) - 1)
+        inside = place < lengths[:, None] - 1
+        tokens = self.tokens[(self.start[chosen][:, None] + place * inside)] * inside
+        answers = lengths - prompts
+        row = torch.arange(int(answers.max()))
+        real = row < answers[:, None]
+        position = (prompts[:, None] - 1 + row).clamp_max(len(place) - 1)
+        labels = self.tokens[(self.start[chosen][:, None] + position + 1)[real]]
+        return AnswerBatch(tokens, position, real, labels)
+
+    def labels(self, chosen: Tensor) -> int:
+        """How many tokens of answers the chosen questions have."""
+        return int((self.lengths[chosen] - self.prompts[chosen]).sum())
+
+    def take(self, chosen: Tensor) -> "PackedQuestions":
+        """The chosen questions, in that order."""
+        return pack_questions(self.questions.take(chosen.numpy()))
+
+    def by_length(self, size: int) -> list[Tensor]:
+        """All questions in batches of ``size``, sorted by length: for evaluation, where order is free."""
+        return list(self.lengths.argsort(stable=True).split(size))
+
+
+def pack_questions(questions: Questions) -> PackedQuestions:
+    """``questions`` as tensors."""
+    prompts = np.array([len(prompt) for prompt in questions.prompts], dtype=np.int64)
+    lengths = questions.lengths
+    pieces = [piece for pair in zip(questions.prompts, questions.answers, strict=True) for piece in pair]
+    return PackedQuestions(
+        questions=questions,
+        tokens=torch.from_numpy(np.concatenate(pieces)),
+        start=torch.from_numpy(np.cumsum(lengths) - lengths),
+        prompts=torch.from_numpy(prompts),
+        lengths=torch.from_numpy(lengths),
+    )
+
+
+def fitting(questions: Questions, context: int, name: str) -> Questions:
+    """The questions that fit a context of so many tokens together with their answers.
+
+    Longer ones are left out; that none is left is an error.
+    """
+    fit, left_out = squad.fitting(questions, context)
+    if not len(fit):
+        shortest = int(questions.lengths.min())
+        raise InputError(
+            f"no {name} question fits a context of {context} tokens with its answer (the shortest takes "
+            f"{shortest}); give a larger context or another form"
+        )
+    return fit if left_out else questions

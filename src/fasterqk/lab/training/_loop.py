@@ -1,0 +1,268 @@
+"""The training loop: one for all tasks, exact to resume, honest when a run diverges."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fasterqk.errors import InputError
+from fasterqk.files import plain, write_text
+from fasterqk.lab.training import _checkpoint as checkpoint
+from fasterqk.lab.training._config import TrainConfig
+from fasterqk.lab.training._processes import Aside, Processes, one_thread, spare_core
+from fasterqk.lab.training._steps import Steps, Workload, build_optimizer, build_workload
+
+# A run whose loss is this many times the one it started with has diverged, even while it is finite.
+DIVERGED = 100.0
+# How often progress is told between evaluations, in steps.
+TOLD_EVERY = 50
+
+# Weight of the newest batch in the running mean of losses: it looks back about ten batches.
+NEWEST = 0.1
+
+# Called with how much is done, out of how much, and a few words.
+Progress = Callable[[float, float, str], None]
+
+
+def train(
+    config: TrainConfig,
+    *,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+    data_dir: str | Path | None = None,
+) -> dict[str, Any]:
+    """Train one cell and return its result, as plain JSON data.
+
+    With a ``folder`` the state is saved there at every evaluation; called again, the run goes on from the
+    last one and ends bit for bit as if it had never stopped. The result has ``diverged``, ``steps``, the
+    ``loss`` on the fixed part of the training data, everything measured at the end of ``train``,
+    ``validation`` and ``test``, the record of the ``best`` validation accuracy, and the ``history``.
+    A diverged run ends where it diverged, with null in place of measurements.
+
+    >>> result = train(TrainConfig("agreement", epochs=1, qk_ratio=30), folder="out")   # doctest: +SKIP
+    """
+    processes = Processes.current()
+    processes.told((None if folder is None else str(Path(folder).resolve()), config))
+    with one_thread():
+        return _Run(config, build_workload(config, data_dir), folder, progress, processes).to_the_end()
+
+
+def train_on_two_cores(
+    config: TrainConfig,
+    *,
+    folder: str | Path | None = None,
+    progress: Progress | None = None,
+    data_dir: str | Path | None = None,
+) -> dict[str, Any]:
+    """The same result as :func:`train`; where a core is idle, it evaluates while training goes on.
+
+    For a single run. Many runs use the cores better by running side by side.
+    """
+    processes = Processes.current()
+    if processes.count > 1 or not spare_core():
+        return train(config, folder=folder, progress=progress, data_dir=data_dir)
+    with one_thread():
+        workload = build_workload(config, data_dir)
+        return _Run(config, workload, folder, progress, processes, aside=True).to_the_end()
+
+
+def follow(processes: Processes, data_dir: str | Path | None = None) -> None:
+    """Take the steps that the first process takes, run after run, until it calls :func:`dismiss`.
+
+    What it reads from the folder of a run must be there for the others too: one machine, or a shared disk.
+    """
+    while (run := processes.told()) is not None:
+        folder, config = run
+        with one_thread():
+            _Run(config, build_workload(config, data_dir), folder, None, processes).to_the_end()
+
+
+def dismiss(processes: Processes) -> None:
+    """Let go of the processes that follow."""
+    processes.told(None)
+
+
+class _Run:
+    """One run: its steps, its history, and where both are kept."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        workload: Workload,
+        folder: str | Path | None,
+        progress: Progress | None,
+        processes: Processes,
+        aside: bool = False,
+    ) -> None:
+        self.config = config
+        self.workload = workload
+        self.folder = folder
+        self.progress = progress
+        self.processes = processes
+        self.steps = Steps(config, workload, processes)
+        self.history: list[dict[str, Any]] = []
+        self.diverged = False
+        points = config.epochs * config.evaluations_per_epoch
+        self.evaluated_at = {round(self.steps.total * point / points) for point in range(points + 1)}
+        # The running mean of batch losses, now and at the last evaluation.
+        self.running = self.running_then = 0.0
+        # Whether to go on while a copy evaluates: not when each step depends on the last evaluation.
+        self.aside = aside and config.patience is None
+        self.pending: tuple[dict[str, Any], Aside] | None = None
+
+    def to_the_end(self) -> dict[str, Any]:
+        """Train from the checkpoint, or from the start, and measure what came out."""
+        self._resume()
+        if not self.history:
+            self._evaluate()
+            self.running = self.running_then = self.history[0]["loss"]
+        elif self.history[-1]["step"] != self.steps.done:
+            self._evaluate()  # it was still under way when the state was saved
+        while self.steps.done < self.steps.total and not self.diverged and not self._stalled():
+            loss = self.steps.step()
+            self.diverged = not math.isfinite(loss)
+            self.running = (1 - NEWEST) * self.running + NEWEST * loss
+            if self.steps.done in self.evaluated_at or self.diverged or self._fell():
+                self._evaluate()
+                self._save()
+            elif self.steps.done % TOLD_EVERY == 0:
+                self._tell()
+        self._finish_evaluation()
+        self._save_history()
+        return self._result()
+
+    def _fell(self) -> bool:
+        """Whether the loss fell far enough since the last evaluation to look again before the next one."""
+        share = self.config.evaluate_at_fall
+        return share is not None and self.running < share * self.running_then
+
+    def _stalled(self) -> bool:
+        """Whether validation got better in no respect for as many evaluations as the run has patience.
+
+        On a plateau, where accuracy is that of the most frequent class, the loss still falls.
+        """
+        if self.config.patience is None:
+            return False
+        accuracies = [record["validation_accuracy"] for record in self.history]
+        losses = [record["validation_loss"] for record in self.history]
+        last_rise = max(accuracies.index(max(accuracies)), losses.index(min(losses)))
+        return len(self.history) - 1 - last_rise >= self.config.patience
+
+    def _evaluate(self) -> None:
+        """Measure the model as it is now, in this process or, while it goes on, in a copy of it."""
+        self._finish_evaluation()
+        if self.history and self.history[-1].get("diverged"):
+            return
+        when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}
+        self.running_then = self.running
+        if self.aside and self.history and not self.diverged:
+            self.pending = when, Aside(self.workload.evaluate)
+            return
+        # The others wait for what the first one measures.
+        measured = self.workload.evaluate() if self.processes.first and not self.diverged else {}
+        self._record(when, self.processes.told(measured))
+
+    def _finish_evaluation(self) -> None:
+        """Wait for the copy that evaluates, if there is one."""
+        if self.pending is None:
+            return
+        (when, aside), self.pending = self.pending, None
+        self._record(when, aside.result())
+        if self.history[-1].get("diverged"):
+            self.steps.done = when["step"]  # the run ends where it diverged, whatever was tried since
+
+    def _record(self, when: dict[str, Any], measured: dict[str, Any]) -> None:
+        start = self.history[0]["loss"] if self.history else math.inf
+        if not measured or not measured["loss"] <= DIVERGED * start:
+            self.diverged = True
+            measured = {"loss": None, "diverged": True}
+        self.history.append({**when, **measured})
+        self._tell()
+
+    def _result(self) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "task": self.config.task,
+            "seed": self.config.seed,
+            "qk_ratio": self.config.qk_ratio,
+            "diverged": self.diverged,
+            "steps": self.steps.done,
+            "loss": self.history[-1]["loss"],
+            "data_checksums": self.workload.files,
+        }
+        if self.diverged or not self.processes.first:
+            result |= {"train": None, "validation": None, "test": None, "best": None}
+        else:
+            result |= self.workload.results()
+            result["best"] = max(self.history, key=lambda record: record["validation_accuracy"])
+        return {**result, "history": self.history}
+
+    def _tell(self) -> None:
+        if self.progress:
+            self.progress(self.steps.done, self.steps.total, _note(self.history[-1]))
+
+    def _save(self) -> None:
+        if self.folder is None or self.diverged or not self.processes.first:
+            return
+        self._save_history()
+        checkpoint.save(
+            self.folder,
+            model=self.workload.model,
+            optimizer=self.steps.optimizer,
+            scalars={
+                "step": self.steps.done,
+                "running": self.running,
+                "history": self.history,
+                "stale_gradients": self.steps.stale_gradients(),
+            },
+            generators={},
+            config=self.config,
+        )
+
+    def _save_history(self) -> None:
+        if self.folder is None or self.diverged or not self.processes.first:
+            return
+        lines = [json.dumps(plain(record)) for record in self.history]
+        write_text(Path(self.folder) / "history.jsonl", "\n".join(lines) + "\n")
+
+    def _resume(self) -> None:
+        if self.folder is None:
+            return
+        saved = checkpoint.load(
+            self.folder,
+            model=self.workload.model,
+            optimizer=self.steps.optimizer,
+            generators={},
+            config=self.config,
+        )
+        if saved is not None:
+            self.steps.done, self.history = saved["step"], saved["history"]
+            self.running = self.running_then = saved["running"]
+            self.steps.restore_stale_gradients(saved["stale_gradients"])
+
+
+def _note(record: dict[str, Any]) -> str:
+    if record.get("diverged"):
+        return "diverged"
+    shown = {"loss": "loss", "accuracy": "validation_accuracy", "mass": "mrta"}
+    return "  ".join(
+        f"{label} {record[key]:.3f}" for label, key in shown.items() if record.get(key) is not None
+    )
+
+
+# --- A run that was trained before, its weights read from its checkpoint ---
+
+
+def trained(config: TrainConfig, folder: Path) -> Workload:
+    """The workload of ``config`` with the weights that ``folder`` (of the store) holds.
+
+    >>> from fasterqk.lab.runs import Store
+    >>> trained(config, Store("out").folder(config)).model      # doctest: +SKIP
+    """
+    workload = build_workload(config)
+    optimizer = build_optimizer(workload.model, config)
+    found = checkpoint.load(folder, model=workload.model, optimizer=optimizer, generators={}, config=config)
+    if found is None:
+        raise InputError(f"no checkpoint in {str(folder)!r}; train this cell first")
+    workload.model.eval()
+    return workload

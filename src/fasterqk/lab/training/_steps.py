@@ -1,0 +1,252 @@
+"""What the loop needs to know of a task: its model, its batches, its loss, its measurements."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fasterqk.circuits import Circuits, Slice, find_circuits, make_optimizer
+from fasterqk.errors import InputError
+from fasterqk.lab.tasks._task import ANSWER_TASKS
+from fasterqk.lab.training._config import TrainConfig
+from fasterqk.lab.training._processes import Processes
+
+
+class Workload(Protocol):
+    """A model with data to learn and to be measured on.
+
+    A classifier and a generator differ here and nowhere else. Everything random comes from generators
+    named by the run's seed and the epoch or step, so that a run can go on from any step.
+    """
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files the data came from, with their SHA-256."""
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        """The batches of one epoch, each as indices of training examples."""
+
+    def loss(self, chosen: Tensor, number: int) -> Tensor:
+        """The training loss of one batch, the ``number``-th of the run."""
+
+    def weight(self, chosen: Tensor) -> int:
+        """How many terms the loss of a batch is the mean of."""
+
+    def before_step(self) -> None:
+        """Called between the backward pass and the optimizer's step."""
+
+    def evaluate(self) -> dict[str, Any]:
+        """A flat record along training; ``loss`` is that of the fixed part of the training data."""
+
+    def results(self) -> dict[str, Any]:
+        """Everything measured at the end."""
+
+
+def build_workload(config: TrainConfig, data_dir: str | Path | None = None) -> Workload:
+    """The workload of a run."""
+    if config.task in ANSWER_TASKS:
+        from fasterqk.lab.training._generation import Generation
+
+        return Generation(config, data_dir)
+    if config.pretrained:
+        from fasterqk.lab.training._finetuning import FineTuning
+
+        return FineTuning(config, data_dir)
+    from fasterqk.lab.training._classification import Classification
+
+    return Classification(config, data_dir)
+
+
+# --- The optimizer of a run: a stock one, its learning rates given by circuit ---
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW or SGD over all parameters that are not frozen, the chosen ones ``qk_ratio`` times faster."""
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW
+    if config.optimizer == "sgd":
+        kind, options["momentum"] = torch.optim.SGD, config.momentum
+    frozen = matching(model, config.frozen)
+    # Stale gradients are computed, but the optimizer does not know them, so it never clears them.
+    for parameter in frozen.values():
+        parameter.requires_grad_(config.stale_gradients)
+    return make_optimizer(
+        model,
+        kind,
+        qk_ratio=config.qk_ratio,
+        ov_ratio=config.ov_ratio,
+        rules=_rules(config),
+        decay=cast(Any, config.decay),
+        circuits=chosen_circuits(model, config),
+        only=lambda name, parameter: name not in frozen,
+        **options,
+    )
+
+
+def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
+    """The same gradient norm for both circuits of attention, and a rate of its own for the embedding."""
+    rules: dict[str, dict[str, float]] = {}
+    if config.gradient_norm is not None:
+        rules |= {circuit: {"gradient_norm": config.gradient_norm} for circuit in ("qk", "ov")}
+    if config.embedding_ratio != 1:
+        rules["shared"] = {"lr": config.embedding_ratio * config.lr, "weight_decay": 0.0}
+    return rules
+
+
+def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
+    """The circuits of ``model``; with ``faster`` patterns the parameters they name stand in for QK.
+
+    No model of ours has parameters that both circuits share, so an embedding with a rate of its own takes
+    their place.
+    """
+    circuits = find_circuits(model)
+    if not config.faster and config.embedding_ratio == 1:
+        return circuits
+    chosen = matching(model, config.faster)
+    embedding = matching(model, ("embedding.*",)) if config.embedding_ratio != 1 else {}
+
+    def relabelled(part: Slice) -> Slice:
+        if part.parameter in embedding:
+            return dataclasses.replace(part, role="shared", decided_by="rule")
+        if not config.faster:
+            return part
+        role = "q" if part.parameter in chosen else "rest" if part.circuit == "qk" else part.role
+        return dataclasses.replace(part, role=role, decided_by="rule")
+
+    return Circuits(tuple(relabelled(part) for part in circuits))
+
+
+def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Parameters whose name matches any shell-style pattern; a pattern without a match is an error."""
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise InputError(f"no parameter matches {pattern!r}; parameters are {', '.join(parameters)}")
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
+    """Scale all gradients so that their joint norm is at most ``largest``; returns the norm before.
+
+    As ``torch.nn.utils.clip_grad_norm_``, but gradients within the bound are not touched.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if norm > largest:
+        torch._foreach_mul_(gradients, largest / (norm + 1e-6))
+    return norm
+
+
+# --- The learning rate along training, as a factor of each group's own rate ---
+
+
+def factor(config: TrainConfig, step: int, total: int) -> float:
+    """What the base rate is multiplied by at ``step`` (from 0) of ``total``.
+
+    Linear warm-up from zero over the first ``warmup`` share of steps, then a cosine to zero, one that
+    training stops half way through, or a constant.
+
+    >>> config = TrainConfig("agreement", warmup=0.1)
+    >>> [round(factor(config, step, 100), 2) for step in (0, 5, 10, 55, 100)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    warm = int(config.warmup * total)
+    if step < warm:
+        return step / warm
+    if config.schedule == "constant":
+        return 1.0
+    share = (step - warm) / max(1, total - warm)
+    return 0.5 * (1.0 + math.cos(math.pi * share * (0.5 if config.schedule == "half-cosine" else 1.0)))
+
+
+def set_rates(optimizer: Optimizer, multiplier: float) -> None:
+    """Set every group's learning rate to ``multiplier`` times the one it was made with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * multiplier
+
+
+# --- Optimizer steps of a run, one after the other, from any step on ---
+
+
+class Steps:
+    """A model and its optimizer at some step of a run; everything that changes is here.
+
+    ``done`` counts the steps taken, ``total`` those of the whole run.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        workload: Workload,
+        processes: Processes = Processes(),  # noqa: B008 - frozen
+    ) -> None:
+        if config.stale_gradients and processes.count > 1:
+            raise InputError("gradients that are never cleared cannot be added up over processes; use one")
+        self.config = config
+        self.workload = workload
+        self.processes = processes
+        self.optimizer = build_optimizer(workload.model, config)
+        # The last step of an epoch takes what is left, however few batches that are.
+        self.per_epoch = -(-len(workload.batches(0)) // config.accumulate)
+        self.total = config.epochs * self.per_epoch
+        self.done = 0
+        self._parameters = list(workload.model.parameters())
+        self._epoch = -1
+        self._order: list[Tensor] = []
+
+    def step(self) -> float:
+        """Take one step; returns the loss of its batch before it."""
+        epoch, place = divmod(self.done, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self.workload.batches(epoch)
+        # Clears only what the optimizer knows; `stale_gradients` is about the rest.
+        self.optimizer.zero_grad()
+        count = self.config.accumulate
+        parts = self._order[place * count : (place + 1) * count]
+        loss = sum(self._backward(part, parts, self.done * count + n) for n, part in enumerate(parts))
+        self.processes.sum_gradients(self._parameters)
+        self.workload.before_step()
+        if self.config.clip is not None:
+            clip_gradients(self._parameters, self.config.clip)
+        set_rates(self.optimizer, factor(self.config, self.done, self.total))
+        self.optimizer.step()
+        self.done += 1
+        return self.processes.sum(loss)
+
+    def _backward(self, part: Tensor, parts: list[Tensor], number: int) -> float:
+        """Add the gradient of one batch of a step, weighted so that all are as one large batch."""
+        mine, share = self.processes.share(part)
+        whole = sum(self.workload.weight(each) for each in parts)
+        loss = (self.workload.weight(mine) / whole if share else 0.0) * self.workload.loss(mine, number)
+        loss.backward()
+        return float(loss.item())
+
+    def stale_gradients(self) -> dict[str, Tensor]:
+        """Gradients of parameters that the optimizer does not know, and so never clears."""
+        if not self.config.stale_gradients:
+            return {}
+        known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        return {
+            name: parameter.grad
+            for name, parameter in self.workload.model.named_parameters()
+            if id(parameter) not in known and parameter.grad is not None
+        }
+
+    def restore_stale_gradients(self, gradients: dict[str, Any]) -> None:
+        """Put back what :meth:`stale_gradients` returned."""
+        parameters = dict(self.workload.model.named_parameters())
+        for name, gradient in gradients.items():
+            parameters[name].grad = torch.clone(gradient)

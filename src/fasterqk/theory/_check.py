@@ -1,0 +1,265 @@
+"""Every identity of the theory put to the test, with its largest error.
+
+`fasterqk theory check` runs this. Each check pits two independent ways to the same number against each
+other and returns the largest (relative) difference over a fixed set of cases.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import wrightomega
+
+from fasterqk.theory._design import growth_bounds, ratio_for, saturated_remainder
+from fasterqk.theory._flow import (
+    Omega,
+    Population,
+    Weights,
+    balanced_factors,
+    flow,
+    gradients,
+    matching_rates,
+    ov_imbalance,
+    qk_imbalance,
+    scales,
+    theorem_weights,
+)
+from fasterqk.theory._ode import integrate
+from fasterqk.theory._path import Path
+from fasterqk.theory._setting import PARAMETERIZATIONS, QUERIES, Setting
+from fasterqk.theory._solve import solve
+
+_LOSSES = np.array([0.3, 1e-2, 1e-4, 1e-7])
+_SMALL = {"M": 3, "b": 2, "m": 2, "n": 2}  # 384 sequences with a token query
+
+
+@dataclass(frozen=True)
+class Identity:
+    """One identity: what it says, how far the two sides were apart at most, and how far they may be."""
+
+    name: str
+    says: str
+    error: float
+    tolerance: float
+
+    @property
+    def ok(self) -> bool:
+        return self.error <= self.tolerance  # false for not-a-number
+
+
+def check_identities(progress: Callable[[float, float], None] | None = None) -> list[Identity]:
+    """Run all checks; a few seconds. ``progress(done, total)`` is called after each."""
+    found = []
+    for index, (name, (says, tolerance, function)) in enumerate(CHECKS.items()):
+        found.append(Identity(name, says, float(function()), tolerance))
+        if progress is not None:
+            progress(index + 1, len(CHECKS))
+    return found
+
+
+def _largest(*errors: ArrayLike) -> float:
+    """The largest of all errors; not-a-number wins (Python's own ``max`` would lose it)."""
+    return float(np.max([np.max(error) for error in errors]))
+
+
+def _apart(ours: ArrayLike, theirs: ArrayLike) -> float:
+    """The largest relative difference."""
+    return _largest(np.abs(np.subtract(ours, theirs)) / np.abs(theirs))
+
+
+def _settings() -> Iterator[tuple[Setting, str, float]]:
+    for query in QUERIES:
+        for parameterization in PARAMETERIZATIONS:
+            for M, b, m, n in ((2, 1, 1, 3), (5, 50, 5, 50), (300, 7, 40, 200)):
+                for ratio in (1e-2, 1e2):
+                    yield Setting(M, b, m, n, query), parameterization, ratio
+
+
+def _closed_form_against_integration() -> float:
+    worst = 0.0
+    for setting, parameterization, ratio in _settings():
+        exact = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
+        other = integrate(setting, ratio, losses=_LOSSES, parameterization=parameterization)
+        for name in ("mu_ov", "mu_qk", "alpha"):
+            worst = _largest(worst, _apart(getattr(exact, name), getattr(other, name)))
+    return worst
+
+
+def _time_against_integration() -> float:
+    worst = 0.0
+    for setting, parameterization, ratio in _settings():
+        exact = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
+        other = integrate(setting, ratio, times=exact.time, parameterization=parameterization)
+        worst = _largest(worst, _apart(exact.mu_ov, other.mu_ov), _apart(exact.mu_qk, other.mu_qk))
+    return worst
+
+
+def _wright_omega() -> float:
+    worst = 0.0
+    mu = np.geomspace(0.1, 1e3, 30)
+    for setting, parameterization, ratio in _settings():
+        path = Path.of(setting, parameterization)
+        if path.factorized_qk:
+            continue
+        state = solve(setting, ratio, mu_ov=mu, parameterization=parameterization)
+        energy = path.strength(ratio) * path.ov_integral(mu)
+        z = np.log(setting.rho) + setting.rho + energy
+        step = 1e-200j  # a complex step differentiates omega without cancellation
+        slope = (wrightomega(z + step) / 1e-200).imag
+        worst = _largest(worst, _apart(state.alpha, slope))
+    return worst
+
+
+def _matched_loss() -> float:
+    worst = 0.0
+    for setting, parameterization, ratio in _settings():
+        state = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
+        worst = _largest(worst, _apart(state.alpha * state.mu_ov, setting.margin(_LOSSES)))
+        along = solve(setting, ratio, mu_ov=state.mu_ov, parameterization=parameterization)
+        worst = _largest(worst, _apart(along.mu_qk, state.mu_qk))
+    return worst
+
+
+def _inverse_design() -> float:
+    worst = 0.0
+    for setting, parameterization, ratio in _settings():
+        state = solve(setting, ratio, loss=_LOSSES, parameterization=parameterization)
+        if (state.alpha > 0.999999).any() or (state.alpha < 1.001 * setting.uniform_attention).any():
+            continue  # there alpha itself no longer carries the digits of the ratio
+        back = ratio_for(setting, state.alpha, _LOSSES, parameterization=parameterization)
+        worst = _largest(worst, _apart(back, np.full(back.shape, ratio)))
+    return worst
+
+
+def _full_matrices() -> float:
+    worst = 0.0
+    for query in QUERIES:
+        setting = Setting(**_SMALL, query=query)
+        population = Population.of(setting)
+        for parameterization in PARAMETERIZATIONS:
+            start = {"mu0": 0.1, "q0": 0.1}
+            exact = solve(setting, 3.0, loss=[0.5, 0.05], parameterization=parameterization, **start)
+            first = theorem_weights(population, parameterization, 0.1, 0.1)
+            for index, weights in enumerate(flow(population, first, exact.time, qk_ratio=3.0)):
+                mu, q, off = scales(population, weights)
+                alpha = population.attention_on_class(weights.w_qk)
+                loss = population.loss(weights.w_ov, weights.w_qk)
+                worst = _largest(worst, off, _apart(mu, exact.mu_ov[index]), _apart(q, exact.mu_qk[index]))
+                worst = _largest(worst, _apart(alpha, exact.alpha[index]), _apart(loss, exact.loss[index]))
+    return worst
+
+
+def _random_model(setting: Setting, balanced: bool) -> tuple[Population, Weights]:
+    population, random = Population.of(setting), np.random.default_rng(7)
+    d = population.width
+    w_o, w_v, w_k, w_q = (0.4 * random.normal(size=(rows, d)) for rows in (setting.M, d, d, d))
+    if balanced:
+        w_o, w_v = balanced_factors(w_o @ w_v, d)
+        w_k, w_q_transposed = balanced_factors(w_k @ w_q.T, d)
+        w_q = w_q_transposed.T
+    return population, Weights((w_o, w_v), (w_k, w_q))
+
+
+def _complex_step() -> float:
+    population, weights = _random_model(Setting(2, 2, 2, 2), balanced=False)
+    slopes = gradients(population, weights)
+    matrices, exact = [*weights.ov, *weights.qk], [*slopes.ov, *slopes.qk]
+    worst = 0.0
+    for which, matrix in enumerate(matrices):
+        for place in np.ndindex(matrix.shape):
+            moved = [part.astype(complex) for part in matrices]
+            moved[which][place] += 1e-100j
+            loss = population.loss(moved[0] @ moved[1], moved[2] @ moved[3].T)
+            worst = _largest(
+                worst, abs(loss.imag / 1e-100 - exact[which][place]) / np.abs(exact[which]).max()
+            )
+    return worst
+
+
+def _balance() -> float:
+    population, weights = _random_model(Setting(2, 2, 2, 2), balanced=False)
+    last = flow(population, weights, np.array([5.0]), qk_ratio=2.0)[0]
+    ov, qk = ov_imbalance(*weights.ov), qk_imbalance(*weights.qk)
+    return _largest(
+        np.abs(ov_imbalance(*last.ov) - ov) / np.abs(ov).max(),
+        np.abs(qk_imbalance(*last.qk) - qk) / np.abs(qk).max(),
+    )
+
+
+def _omega() -> float:
+    population, weights = _random_model(Setting(2, 2, 2, 2), balanced=True)
+    on_ov, on_qk = population.gradients(weights.w_ov, weights.w_qk)
+    slopes = gradients(population, weights)
+    (w_o, w_v), (w_k, w_q) = weights.ov, weights.qk
+    worst = 0.0
+    for collapsed, gradient, product_rule in (
+        (weights.w_ov, on_ov, slopes.ov[0] @ w_v + w_o @ slopes.ov[1]),
+        (weights.w_qk, on_qk, slopes.qk[0] @ w_q.T + w_k @ slopes.qk[1].T),
+    ):
+        omega = Omega.of(collapsed)
+        size = np.abs(product_rule).max()
+        dense = (omega.dense() @ gradient.ravel(order="F")).reshape(gradient.shape, order="F")
+        doubled = Omega.of(2 * collapsed)(gradient) / 2  # degree-1 homogeneous
+        for side in (omega(gradient), dense, doubled):
+            worst = _largest(worst, np.abs(side - product_rule) / size)
+    return worst
+
+
+def _growth() -> float:
+    worst = 0.0
+    for setting, parameterization, ratio in _settings():
+        if parameterization != "CACO":
+            continue
+        state = solve(setting, ratio, loss=_LOSSES)
+        bounds = growth_bounds(setting, ratio, state.time)
+        for value, low, high in (
+            (state.mu_ov, bounds.mu_ov_lower, bounds.mu_ov_upper),
+            (state.mu_qk, bounds.mu_qk_lower, bounds.mu_qk_upper),
+        ):
+            worst = _largest(worst, (low - value) / value, (value - high) / value)
+    return worst
+
+
+def _saturation() -> float:
+    worst = 0.0
+    for setting, parameterization, ratio in _settings():
+        state = solve(setting, ratio, mu_ov=1e25, parameterization=parameterization)
+        law = saturated_remainder(setting, ratio, 1e25, state.mu_qk, parameterization=parameterization)
+        remainder = 1 / (1 + state.path.odds(state.mu_qk))
+        worst = _largest(worst, _apart(law, remainder) * state.mu_qk / 2)
+    return worst
+
+
+def _collapsed_with_growing_rates() -> float:
+    worst = 0.0
+    times = np.array([2.0, 8.0])
+    for query in QUERIES:
+        population = Population.of(Setting(2, 2, 2, 2, query))
+        for parameterization in ("FAFO", "FACO", "CAFO"):
+            collapsed = theorem_weights(population, "CACO", 0.2, 0.2)
+            factorized = theorem_weights(population, parameterization, 0.2, 0.2)
+            rates = matching_rates(parameterization, qk_ratio=2.0)
+            ours = flow(population, collapsed, times, rates=rates)
+            theirs = flow(population, factorized, times, qk_ratio=2.0)
+            for one, other in zip(ours, theirs, strict=True):
+                for a, b in ((one.w_ov, other.w_ov), (one.w_qk, other.w_qk)):
+                    worst = _largest(worst, np.abs(a - b) / np.abs(b).max())
+    return worst
+
+
+# name: (what it says, tolerance, function)
+CHECKS: dict[str, tuple[str, float, Callable[[], float]]] = {
+    "invariant": ("closed form = DOP853 at matched losses", 1e-8, _closed_form_against_integration),
+    "time": ("time by quadrature = time integrated by DOP853", 1e-8, _time_against_integration),
+    "wright_omega": ("alpha = omega'(z) for collapsed attention", 1e-11, _wright_omega),
+    "matched_loss": ("alpha mu_ov = log((M-1)/(e^L-1)), on the invariant", 1e-11, _matched_loss),
+    "inverse_design": ("solving at the designed ratio gives the ratio back", 1e-8, _inverse_design),
+    "theorem_1": ("full-matrix flow = the two scalars, all four, both queries", 1e-8, _full_matrices),
+    "propositions_1_2": ("hand-written gradients = complex-step gradients", 1e-11, _complex_step),
+    "balancedness": ("W_O^T W_O - W_V W_V^T and W_K^T W_K - W_Q^T W_Q are constant", 1e-8, _balance),
+    "omega": ("factorized flow = Omega times collapsed flow, both circuits", 1e-11, _omega),
+    "growth_rates": ("the growth lemma's bounds (largest violation)", 0.0, _growth),
+    "saturation": ("1 - alpha at mu_ov = 1e25 against its law, in units of 2/mu_qk", 1.0, _saturation),
+    "collapsed_twin": ("collapsed with rates 2 |W| = factorized", 1e-8, _collapsed_with_growing_rates),
+}

@@ -1,0 +1,135 @@
+"""Inverse design: the ratio of learning rates that gives a wanted attention at a wanted loss."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fasterqk.errors import InputError
+from fasterqk.theory._path import RATIOS, Path
+from fasterqk.theory._setting import Setting, check_range
+from fasterqk.theory._solve import LARGEST_TIME, check_loss, solve
+
+
+def ratio_for(
+    setting: Setting,
+    alpha: ArrayLike,
+    loss: ArrayLike,
+    *,
+    parameterization: str = "CACO",
+    mu0: float | None = None,
+    q0: float | None = None,
+) -> Any:
+    """The ratio eta_qk / eta_ov at which a run reaches ``loss`` with attention ``alpha``.
+
+    Explicit for all four parameterizations: alpha fixes mu_qk, alpha and the loss fix mu_ov, and the
+    path is linear in the ratio. ``alpha`` and ``loss`` broadcast; a pair that no ratio reaches is an
+    InputError that says what is reachable.
+
+    >>> float(ratio_for(Setting(M=5, b=50, m=5, n=50), alpha=0.9, loss=1e-3).round(3))
+    19.725
+    """
+    path = Path.of(setting, parameterization, mu0, q0)
+    margin = np.asarray(setting.margin(check_loss(path, loss)))
+    wanted = check_range("alpha", alpha, -np.inf, np.inf)
+    try:
+        wanted, margin = np.broadcast_arrays(wanted, margin)
+    except ValueError:
+        raise InputError(
+            f"alpha of shape {wanted.shape} does not broadcast against loss of shape {margin.shape}"
+        ) from None
+    least, most = reachable_alpha(path, margin)
+    wrong = ~((wanted > least) & (wanted < most))
+    if wrong.any():
+        first = np.flatnonzero(wrong)[0]
+        raise InputError(
+            f"alpha = {float(wanted.flat[first])!r} cannot be reached: at this loss and start a ratio"
+            f" gives any attention above {least:.6g} and below {float(most.flat[first]):.6g}"
+        )
+    q = np.log(wanted / (1 - wanted) / setting.rho)
+    return _ratio(path, np.asarray(path.coordinate(q)), margin / wanted)
+
+
+def reachable_alpha(path: Path, margin: Any) -> tuple[float, Any]:
+    """The open interval of attention that some ratio reaches at this margin.
+
+    It begins at the attention of the start. It ends at one, or, for a run that starts with mu0 above the
+    margin, where mu_ov would have to shrink.
+    """
+    margin = np.asarray(margin, dtype=float)
+    if path.mu0 == 0:
+        return path.start_alpha, np.ones_like(margin)
+    return path.start_alpha, np.minimum(1.0, margin / path.mu0)
+
+
+def _ratio(path: Path, c: Any, mu_ov: Any) -> Any:
+    strength = path.qk_integral(c) / path.ov_integral(mu_ov)
+    return (strength / path.strength(1.0))[()]
+
+
+# --- How fast the scales grow: the paper's bounds in time, and the laws once attention has saturated ---
+
+
+@dataclass(frozen=True)
+class GrowthBounds:
+    """Lower and upper bounds on mu_ov and mu_qk at some times."""
+
+    mu_ov_lower: Any
+    mu_ov_upper: Any
+    mu_qk_lower: Any
+    mu_qk_upper: Any
+
+
+def growth_bounds(
+    setting: Setting,
+    qk_ratio: ArrayLike,
+    times: ArrayLike,
+    *,
+    delta: ArrayLike | None = None,
+    eta_ov: float = 1.0,
+) -> GrowthBounds:
+    """The growth-rate lemma, for CACO from zero; ``qk_ratio`` and ``times`` broadcast.
+
+    mu_ov lies between two logarithms of time, mu_qk between two squared logarithms times the ratio. The
+    lower bound on mu_qk needs alpha <= 1 - delta up to that time: ``delta`` is the best possible,
+    1 - alpha(time), unless it is given.
+    """
+    ratio = check_range("qk_ratio", qk_ratio, *RATIOS)
+    time = check_range("times", times, 0.0, LARGEST_TIME)
+    room = 1 - solve(setting, ratio, time=time, eta_ov=eta_ov).alpha if delta is None else np.asarray(delta)
+    alpha0 = setting.uniform_attention
+    slow = np.log1p(eta_ov * alpha0 / (setting.M * setting.b) * time)
+    fast = np.log1p(eta_ov * alpha0 / setting.b * time) / alpha0
+    half = ratio * setting.kappa / 2
+    return GrowthBounds(
+        mu_ov_lower=slow,
+        mu_ov_upper=fast,
+        mu_qk_lower=half * room * slow**2,
+        mu_qk_upper=half * (1 - alpha0) * fast**2,
+    )
+
+
+def saturated_remainder(
+    setting: Setting,
+    qk_ratio: ArrayLike,
+    mu_ov: ArrayLike,
+    mu_qk: ArrayLike | None = None,
+    *,
+    parameterization: str = "CACO",
+) -> Any:
+    """What attention leaves to the background, 1 - alpha, once it is nearly one.
+
+    CACO 2/(kappa mu^2), CAFO gamma_ov/(kappa mu), FACO 2/(kappa gamma_qk mu^2 q) and FAFO
+    gamma_ov/(kappa gamma_qk mu q), with kappa at this ratio. ``mu_qk`` is needed for the last two.
+    As mu_ov grows like log t, attention approaches one only like a power of 1/log t.
+    """
+    path = Path.of(setting, parameterization)
+    mu = np.asarray(mu_ov, dtype=float)
+    h = mu / setting.gamma_ov if path.factorized_ov else mu**2 / 2
+    odds = path.strength(qk_ratio) * h
+    if path.factorized_qk:
+        if mu_qk is None:
+            raise InputError(f"{path.parameterization} needs mu_qk as well as mu_ov")
+        odds = odds * np.asarray(mu_qk, dtype=float)
+    return (1 / odds)[()]

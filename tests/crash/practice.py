@@ -1,0 +1,101 @@
+"""Small cells that do real work in steps and keep checkpoints: what the crash tests run."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasterqk.files import write_text
+from fasterqk.lab.runs._execute import Progress
+from fasterqk.lab.runs._store import read_sealed, write_sealed
+
+
+@dataclass(frozen=True)
+class Empty:
+    """A cell that does nothing: what remains is the cost of the store and the sweep."""
+
+    seed: int = 0
+
+
+def empty(config: Empty, *, folder: Path, progress: Progress) -> dict[str, Any]:
+    return {"seed": config.seed}
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A chain of hashes, ``steps`` links of ``work`` rounds each, with a checkpoint after every link."""
+
+    seed: int = 0
+    steps: int = 20
+    work: int = 10_000
+
+
+def walk(config: Walk, *, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Any step that is lost, repeated or taken from another cell changes the last link."""
+    path = folder / "checkpoint.json"
+    saved = read_sealed(path)
+    links = saved["links"] if saved else [f"{config.seed}"]
+    for step in range(len(links), config.steps + 1):
+        link = links[-1].encode()
+        for _ in range(config.work):
+            link = hashlib.blake2b(link).digest()
+        links.append(link.hex()[:32])
+        # The history first: killed between the two, the step is done again and the history written again.
+        write_text(folder / "history.jsonl", "".join(f'{{"link": "{link}"}}\n' for link in links))
+        write_sealed(path, {"links": links})
+        progress(step, config.steps, links[-1])
+    return {"links": links}
+
+
+@dataclass(frozen=True)
+class Learn:
+    """A small network that learns, with AdamW, dropout and a checkpoint every few steps."""
+
+    seed: int = 0
+    steps: int = 120
+    every: int = 10
+    width: int = 192
+    lr: float = 1e-3
+
+
+def learn(config: Learn, *, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Weights, optimizer, random numbers and history must all come back for the losses to agree."""
+    import torch
+    from torch import nn
+
+    from fasterqk.lab.training import _checkpoint as checkpoint
+
+    generators = {"data": torch.Generator().manual_seed(config.seed), "dropout": torch.default_generator}
+    torch.manual_seed(config.seed)
+    model = nn.Sequential(
+        nn.Linear(16, config.width),
+        nn.GELU(),
+        nn.Dropout(0.1),
+        nn.Linear(config.width, config.width),
+        nn.GELU(),
+        nn.Linear(config.width, 1),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr)
+    state: dict[str, Any] = {
+        "model": model,
+        "optimizer": optimizer,
+        "generators": generators,
+        "config": config,
+    }
+    scalars = checkpoint.load(folder, **state) or {"losses": []}
+    losses = scalars["losses"]
+    for step in range(len(losses), config.steps):
+        inputs = torch.randn(256, 16, generator=generators["data"])
+        loss = (model(inputs).squeeze(1) - inputs.prod(1)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        progress(step + 1, config.steps, f"loss {losses[-1]:.4f}")
+        if (step + 1) % config.every == 0:
+            write_text(folder / "history.jsonl", "".join(f'{{"loss": {value!r}}}\n' for value in losses))
+            checkpoint.save(folder, scalars={"losses": losses}, **state)
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.numpy().tobytes())
+    return {"losses": losses, "weights": digest.hexdigest()}

@@ -1,0 +1,190 @@
+import json
+import math
+
+import pytest
+
+from fasterqk.files import canonical_json
+from fasterqk.lab.experiments._arm_tables import save_arms
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Experiment, run_arms, summarize_arms
+from fasterqk.lab.training import TrainConfig
+
+SEEDS = (3, 4, 5)
+
+
+def measured(mass, accuracy, seed):
+    shift = 0.01 * (seed - 4)
+    return {
+        "loss": 0.4,
+        "accuracy": accuracy + shift,
+        "mrta": mass + shift,
+        "ac": 100 * mass,
+        "acmc": 50 * mass,
+        "dtap": [[0.0, 0.0], [100 - 100 * mass, 100 * mass]],
+        "dtap_edges": [0.0, 0.5, 1.0],
+        "entropy": 1.0,
+        "sufficiency": {"5": 0.3, "50": 0.1},
+        "comprehensiveness": {"5": 0.2, "50": 0.4},
+        "aopc": {"sufficiency": 0.2, "comprehensiveness": 0.3},
+        "plausibility": {"auprc": 0.6, "token_f1": 0.5, "iou_f1": 0.4},
+        "null": {"mrta": 0.2, "ac": 10.0, "acmc": 5.0, "entropy": 2.0, "sufficiency": {"5": 0.35, "50": 0.2}},
+        "majority_accuracy": 0.5,
+        "groups": {"attractors": {"0": {"n": 10, "accuracy": 0.9, "majority_accuracy": 0.6}}},
+    }
+
+
+def result(arm, seed):
+    mass = 0.7 if arm == FASTER else 0.3
+    test = measured(mass, 0.8, seed)
+    history = [
+        {
+            "epoch": epoch,
+            "loss": math.exp(-epoch * (2 if arm == FASTER else 1)),
+            "mrta": 0.2 + epoch * (mass - 0.2) / 4,
+            "test_accuracy": 0.5 + 0.05 * epoch,
+            "validation_accuracy": 0.5 + (0.1 if epoch == 2 else 0.01 * epoch),
+            "train_accuracy": 0.5 + 0.1 * epoch,
+            "sufficiency_5": 0.3,
+            "null_mrta": 0.2,
+        }
+        for epoch in range(5)
+    ]
+    return {
+        "seed": seed,
+        "diverged": False,
+        "loss": history[-1]["loss"],
+        "train": {"accuracy": 0.9},
+        "validation": measured(mass, 0.75, seed),
+        "test": test,
+        "best": history[2],
+        "history": history,
+    }
+
+
+def diverged(seed):
+    history = [{"epoch": 0, "loss": 1.0, "mrta": 0.2}, {"epoch": 1, "loss": None, "diverged": True}]
+    return {
+        "seed": seed,
+        "diverged": True,
+        "loss": None,
+        "train": None,
+        "validation": None,
+        "test": None,
+        "best": None,
+        "history": history,
+    }
+
+
+@pytest.fixture
+def experiment():
+    base = TrainConfig("agreement", epochs=4)
+    return Experiment(
+        name="table-agreement",
+        title="A table",
+        protocol="paper",
+        arms={BASELINE: base, FASTER: base.replace(qk_ratio=30)},
+        seeds=SEEDS,
+        printed={"paper": {FASTER: {"test_accuracy": 0.9, "sufficiency_5": 0.32}}},
+    )
+
+
+@pytest.fixture
+def results(experiment):
+    return {(arm, seed): result(arm, seed) for arm, seed in experiment.cells()}
+
+
+def test_cells_are_every_arm_and_seed_one_seed_after_the_other(experiment):
+    assert list(experiment.cells()) == [(arm, seed) for seed in SEEDS for arm in (BASELINE, FASTER)]
+    assert experiment.cells()[FASTER, 4] == experiment.arms[FASTER].replace(seed=4)
+
+
+def test_every_metric_has_mean_interval_null_and_the_printed_number(experiment, results):
+    summary = summarize_arms(experiment, results)
+    faster = summary["arms"][FASTER]
+    accuracy = faster["test_accuracy"]
+    assert accuracy["mean"] == pytest.approx(0.8)
+    # 4.3027 is the 97.5% quantile of t with two degrees of freedom.
+    assert accuracy["half_width"] == pytest.approx(4.3027 * 0.01 / 3**0.5, rel=1e-4)
+    assert (accuracy["n"], accuracy["paper"]) == (3, 0.9)
+    assert faster["mrta"]["null"] == pytest.approx(0.2)
+    assert faster["null"] == pytest.approx({"mrta": 0.2, "ac": 10.0, "acmc": 5.0})
+    assert faster["sufficiency"]["5"]["paper"] == 0.32
+    assert faster["sufficiency"]["5"]["null"] == pytest.approx(0.35)
+    assert faster["sufficiency"]["50"]["mean"] == pytest.approx(0.1)
+    assert faster["plausibility"]["auprc"]["mean"] == pytest.approx(0.6)
+    assert faster["validation_accuracy"]["mean"] == pytest.approx(0.75)
+    assert faster["train_accuracy"]["mean"] == pytest.approx(0.9)
+    assert "paper" not in summary["arms"][BASELINE]["test_accuracy"]
+    json.loads(canonical_json(summary))
+
+
+def test_difference_is_faster_minus_baseline_paired_by_seed(experiment, results):
+    difference = summarize_arms(experiment, results)["difference"]
+    assert difference["mrta"]["mean"] == pytest.approx(0.4)
+    # Seeds shift both arms alike, so the paired difference has no spread.
+    assert difference["mrta"]["half_width"] == pytest.approx(0, abs=1e-12)
+    assert difference["comprehensiveness"]["5"]["mean"] == pytest.approx(0)
+
+
+def test_best_epoch_and_matched_loss_come_from_the_histories(experiment, results):
+    summary = summarize_arms(experiment, results)
+    best = summary["arms"][BASELINE]["at_best_validation"]
+    assert best["epochs"] == [2, 2, 2]
+    assert best["test_accuracy"]["mean"] == pytest.approx(0.6)
+    lowest = summary["matched"][0]
+    assert lowest["loss"] == pytest.approx(math.exp(-4))
+    assert lowest["arms"][BASELINE]["mrta"]["mean"] == pytest.approx(0.3)
+    assert lowest["arms"][FASTER]["mrta"]["mean"] == pytest.approx(0.45)
+    assert lowest["difference"][FASTER]["mrta"]["mean"] == pytest.approx(0.15)
+    assert len(summary["matched"]) == 3
+
+
+def test_dtap_is_averaged_over_seeds(experiment, results):
+    table = summarize_arms(experiment, results)["arms"][FASTER]["dtap"]
+    assert table["mean"][1] == pytest.approx([30, 70])
+    assert table["edges"] == [0.0, 0.5, 1.0]
+
+
+def test_a_diverged_cell_is_listed_and_leaves_no_mean(experiment, results):
+    results[FASTER, 4] = diverged(4)
+    summary = summarize_arms(experiment, results)
+    faster = summary["arms"][FASTER]
+    assert faster["diverged"] == [4]
+    assert faster["test_accuracy"]["mean"] is None
+    assert summary["arms"][BASELINE]["test_accuracy"]["mean"] == pytest.approx(0.8)
+    assert [FASTER, 4] in summary["matched"][0]["missing"]
+
+
+def test_everything_that_shows_it_is_written(experiment, results, tmp_path):
+    results[FASTER, 4] = diverged(4)
+    summary = summarize_arms(experiment, results)
+    files = save_arms(summary, results, tmp_path, title="A table")
+    for suffix in ("svg", "png", "csv"):
+        assert (tmp_path / "figures" / f"table-agreement-paper-dtap.{suffix}").exists()
+        assert (tmp_path / "figures" / f"table-agreement-paper-loss.{suffix}").exists()
+    rows = json.loads((tmp_path / "tables" / "table-agreement-paper-end.json").read_text())["rows"]
+    named = {row["metric"]: row for row in rows}
+    assert named["sufficiency, top 5%"]["paper, faster_qk"] == 0.32
+    assert named["MRTA"]["null, baseline"] == pytest.approx(0.2)
+    assert set(files) == {"dtap", "loss", "tables"}
+    assert (tmp_path / "tables" / "table-agreement-paper-attractors.csv").exists()
+    assert (tmp_path / "curves" / "table-agreement-paper.json").exists()
+    assert (tmp_path / "comparisons" / "table-agreement-paper.json").exists()
+
+
+def test_runs_go_through_the_store_and_are_not_done_again(tmp_path):
+    path = tmp_path / "little.jsonl"
+    lines = [
+        {"id": str(i), "tokens": ["it", "is", "x" if i % 2 else "y"], "relevance": [0, 0, 1], "label": i % 2}
+        for i in range(60)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    base = TrainConfig("jsonl", file=str(path), epochs=1, rationale_k=(50,), width=8, head_width=4)
+    experiment = Experiment("t", "T", "paper", {BASELINE: base, FASTER: base.replace(qk_ratio=9)}, (0,))
+    first = run_arms(experiment, tmp_path, workers=0)
+    cells = sorted((tmp_path / "runs").iterdir())
+    before = [(cell / "result.json").stat().st_mtime_ns for cell in cells]
+    second = run_arms(experiment, tmp_path, workers=0)
+    assert canonical_json(list(first.values())) == canonical_json(list(second.values()))
+    assert [(cell / "result.json").stat().st_mtime_ns for cell in cells] == before
+    summary = summarize_arms(experiment, second)
+    assert summary["arms"][FASTER]["test_accuracy"]["half_width"] is None

@@ -1,0 +1,117 @@
+"""Figure 2: panels, summaries over seeds, and the comparison at matched loss."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments._synthetic import PROTOCOLS, RAMP_STEPS, levels_for, panels, summarize_seeds
+from fasterqk.lab.experiments.fig2 import (
+    RELEASED_TOP_ROWS,
+    Fig2,
+    compute,
+    differences_from_released,
+    write_fig2,
+)
+
+
+def test_the_published_panels_have_the_paper_multipliers():
+    for protocol in ("paper", "scaled", "closed"):
+        found = {panel.name: panel.cell for panel in panels(protocol)}
+        assert [found[name].parameterization for name in "abcd"] == ["FAFO", "FACO", "CAFO", "CACO"]
+        assert [found[name].qk_ratio for name in "abcdefgh"] == [1, 1, 1, 1, 10, 20, 5, 10]
+        assert [found[name].ramp_steps for name in "efgh"] == [0, RAMP_STEPS, 0, RAMP_STEPS]
+        assert {cell.lr for cell in found.values()} == {0.2}
+        assert {cell.ov_init for cell in found.values()} == {found["a"].qk_init}
+
+
+def test_the_released_panels_are_the_notebooks_settings():
+    found = {panel.name: panel.for_seed(1) for panel in panels("released")}
+    assert [found[name].qk_ratio for name in "abcdefgh"] == [1, 1, 1, 1, 20, 40, 5, 10]
+    caps = [625_000, 625_000, 1_000_000, 500_000, 100_000, 200_000, 200_000, 200_000]
+    assert [found[name].max_steps for name in "abcdefgh"] == caps
+    assert [found[name].language.context for name in "aeg"] == [62, 62, 126]
+    assert all(cell.scaled_scores and cell.fresh and cell.language.attend_query for cell in found.values())
+    assert [found[name].init_seed for name in "abdg"] == [1234, 1234, 1235, 1235]
+    assert [found[name].qk_init.kind for name in "aeg"] == ["linear", "identity", "linear"]
+
+
+def test_faster_qk_in_both_kinds_of_softmax(tmp_path):
+    opened = compute("paper", tmp_path, seeds=1, names=["a", "e"], workers=0)
+    closed = compute("closed", tmp_path, seeds=2, names=["a", "e"], workers=0)
+    assert opened.summaries["e"]["mrta"] < 0.1 < opened.summaries["a"]["mrta"]
+    assert closed.summaries["a"]["mrta"] < closed.summaries["e"]["mrta"]
+    assert all(summary["accuracy"] > 0.99 for summary in closed.summaries.values())
+    lowest = closed.matched[0]
+    assert lowest["loss"] < 0.003
+    assert lowest["difference"]["e"]["mrta"].mean > 0.05
+    files = write_fig2(closed, tmp_path)
+    assert (tmp_path / "figures" / "fig2-closed.png").exists()
+    assert files["table"]["csv"].endswith("fig2-closed-panels.csv")
+
+
+def test_stored_cells_are_not_trained_again(tmp_path, monkeypatch):
+    first = compute("closed", tmp_path, seeds=1, names=["a"], workers=0)
+    monkeypatch.setattr("fasterqk.lab.synthetic._train.train", lambda *_, **__: pytest.fail("trained again"))
+    again = compute("closed", tmp_path, seeds=1, names=["a"], workers=0)
+    assert again.results == first.results
+
+
+def fake(mrta, reached=True, diverged=False):
+    nothing = None if diverged else 0.5
+    table = None if diverged else [[0.0, 0.0], [100 * (1 - mrta), 100 * mrta]]
+    return {
+        **dict.fromkeys(("loss", "accuracy", "query_mass", "ac", "acmc", "train_loss"), nothing),
+        "mrta": None if diverged else mrta,
+        "steps": 10,
+        "dtap": table,
+        "dtap_edges": [0.0, 0.5, 1.0],
+        "null": dict.fromkeys(("mrta", "ac", "acmc"), nothing),
+        "reached": reached,
+        "diverged": diverged,
+        "history": [{"step": 0, "loss": 1.0, "mrta": 0.1}, {"step": 10, "loss": 0.1, "mrta": mrta}],
+    }
+
+
+def test_summaries_mark_caps_and_divergence_and_take_means_of_the_rest():
+    summary = summarize_seeds({0: fake(0.2), 1: fake(0.4, reached=False), 2: fake(0.0, diverged=True)})
+    assert summary["mrta"] == pytest.approx(0.3)
+    assert summary["capped"] == [1]
+    assert summary["diverged"]
+    assert summary["diverged_seeds"] == [2]
+    assert summary["dtap_deviation"][1][1] == pytest.approx(np.std([20, 40], ddof=1))
+    lost = summarize_seeds({0: fake(0.0, diverged=True)})
+    assert lost["mrta"] is None
+    assert lost["dtap"] is None
+
+
+def test_cells_that_hit_the_cap_do_not_decide_the_level():
+    stuck = fake(0.2, reached=False)
+    stuck["history"] = [{"loss": 1.0, "mrta": 0.1}, {"loss": 0.9, "mrta": 0.1}]
+    assert levels_for({("a", 0): fake(0.3), ("b", 0): stuck}, 1) == [pytest.approx(0.1)]
+    assert levels_for({("b", 0): stuck}, 1) == [pytest.approx(0.9)]
+
+
+def test_differences_from_the_saved_panels():
+    summary = {"dtap": [[0] * 5] * 4 + [list(RELEASED_TOP_ROWS["g"])], "seeds": [0, 1]}
+    results = {("g", 0): {"window_losses": [3.3, 2.2]}, ("g", 1): {"window_losses": [3.0, 2.0]}}
+    found = differences_from_released(Fig2("released", [], results, {"g": summary}, []))
+    assert found["g"]["top_row"] == [0] * 5
+    assert found["g"]["losses"] == {"100": [3.3, 3.284], "200": [2.2, 2.212]}
+    assert found["g"]["final_losses"] == [[2.2, 0.006], [2.0, 0.006]]
+
+
+def test_a_diverged_panel_is_drawn_as_such(tmp_path):
+    data = compute("closed", tmp_path, seeds=1, names=["a"], workers=0)
+    lost = {**data.summaries["a"], **summarize_seeds({0: fake(0.0, diverged=True)})}
+    write_fig2(replace(data, summaries={"a": lost}), tmp_path)
+    assert (tmp_path / "figures" / "fig2-closed.svg").read_text().count("diverged")
+
+
+def test_unknown_names_are_quoted():
+    with pytest.raises(InputError, match="'z'"):
+        panels("paper", ["a", "z"])
+    with pytest.raises(InputError, match="'notebook'"):
+        panels("notebook")
+    assert PROTOCOLS[0] == "paper"

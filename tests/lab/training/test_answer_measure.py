@@ -1,0 +1,190 @@
+"""What is measured on generated answers, against the plain way: one question and one step at a time."""
+
+import numpy as np
+import pytest
+import torch
+
+from fasterqk.attention import Aggregation, aggregate, aggregate_null
+from fasterqk.capture import capture
+from fasterqk.lab.models._generator import GeneratorConfig, GPTAnswerGenerator
+from fasterqk.lab.tasks._task import AnswerTask, Questions
+from fasterqk.lab.training import TrainConfig
+from fasterqk.lab.training import _answer_measure as module
+from fasterqk.lab.training._answer_measure import generate, measure_answers, measure_fit, null_rows
+from fasterqk.lab.training._batches import pack_questions
+
+END, TOKENS, LAYERS = 0, 13, 3
+
+
+@pytest.fixture
+def model():
+    config = GeneratorConfig(
+        vocabulary_size=TOKENS, layers=LAYERS, width=12, heads=2, head_width=6, mlp_width=16, context=32
+    )
+    model = GPTAnswerGenerator(config, torch.Generator().manual_seed(5)).eval()
+    with torch.no_grad():
+        model.embedding.weight *= 8
+        model.head_bias[END] += 3
+        for block in model.blocks:  # attention that is not all but uniform
+            block.attention.query.weight *= 6
+    return model
+
+
+@pytest.fixture
+def task():
+    draw = np.random.default_rng(1)
+    prompts = tuple(draw.integers(1, TOKENS, draw.integers(4, 15)) for _ in range(11))
+    answers = tuple(np.append(draw.integers(1, TOKENS, draw.integers(1, 4)), END) for _ in range(11))
+    relevance = tuple((np.arange(len(prompt)) % 4 == 1) * 1.0 for prompt in prompts[:-1])
+    questions = Questions(
+        ids=tuple(map(str, range(11))),
+        prompts=prompts,
+        answers=answers,
+        relevance=(*relevance, np.zeros(len(prompts[-1]))),  # one question without relevant tokens
+        gold=tuple((" ".join(map(str, answer[:-1])), "5 5") for answer in answers),
+    )
+    return AnswerTask(
+        name="made up",
+        splits={"test": questions},
+        vocabulary=tuple(map(str, range(TOKENS))),
+        end=END,
+        text=lambda ids: " ".join(map(str, ids)),
+    )
+
+
+@pytest.fixture
+def config():
+    return TrainConfig("kvqa", layers=LAYERS, answer_tokens=5, rationale_k=(5, 30))
+
+
+def single_steps(model, prompt, answer):
+    """Every step of one answer: what was read before it, its token, and the attention of all layers."""
+    for step, token in enumerate(answer):
+        text = torch.tensor([[*prompt.tolist(), *answer[:step]]])
+        captured = capture(model, text)
+        yield text, token, list(captured), captured.outputs[0, -1].softmax(0)
+
+
+def test_every_score_is_that_of_single_questions_and_steps(model, task, config):
+    split = pack_questions(task.splits["test"])
+    written = generate(model, split, END, config.answer_tokens)
+    assert len({len(answer) for answer in written}) > 1
+    found = measure_answers(model, split, task, config, attention=True)
+    names = ("rollout", "null", "uniform", "average", "entropy", "uniform entropy")
+    mass = {name: [] for name in (*names, *range(LAYERS), *(f"entropy {n}" for n in range(LAYERS)))}
+    faithful = {(name, k): [] for name in module.FAITHFULNESS for k in (5, 30)}
+    for number, answer in enumerate(written):
+        prompt, relevance = split.questions.prompts[number], split.questions.relevance[number]
+        own = {name: [] for name in (*mass, *faithful)}
+        for text, token, layers, outcome in single_steps(model, prompt, answer):
+            length = text.shape[1]
+            read = torch.tensor([length - 1])
+            allowed = torch.ones(1, length, length, dtype=torch.bool).tril()
+            rows = {
+                "rollout": aggregate(layers, read, allowed, Aggregation("rollout", residual=0.5)),
+                "null": aggregate_null(allowed, LAYERS, read, Aggregation("rollout", residual=0.5)),
+                "uniform": torch.full((1, length), 1 / length),
+                "average": aggregate(layers, read, allowed, Aggregation("mean")),
+            }
+            rows |= {
+                n: aggregate([layer], read, allowed, Aggregation("last")) for n, layer in enumerate(layers)
+            }
+            for name, row in rows.items():
+                own[name].append(float(row[0, : len(prompt)].double() @ torch.from_numpy(relevance)))
+            weights = rows["rollout"][0].double()
+            own["entropy"].append(float(-(weights * weights.log()).nansum()))
+            own["uniform entropy"].append(np.log(length))
+            for n, layer in enumerate(layers):
+                heads = layer[0, :, -1].double()
+                own[f"entropy {n}"].append(float(-(heads * heads.log()).sum(1).mean()))
+            for k in (5, 30):
+                count = -(-k * (length - 1) // 100)
+                top = weights[:-1].argsort(descending=True, stable=True)[:count].tolist()
+                kept = {
+                    "sufficiency": [*sorted(top), length - 1],
+                    "comprehensiveness": [place for place in range(length) if place not in top],
+                }
+                for name, places in kept.items():
+                    changed = model(text[:, places])[0, -1].detach().softmax(0)
+                    own[name, k].append(float(outcome[token] - changed[token]))
+        for name, values in own.items():
+            (mass if name in mass else faithful)[name].append(np.mean(values))
+    rated = slice(0, 10)
+    assert found["mrta"] == pytest.approx(np.mean(mass["rollout"][rated]), abs=1e-6)
+    assert found["null"]["mrta"] == pytest.approx(np.mean(mass["null"][rated]), abs=1e-6)
+    assert found["average"]["mrta"] == pytest.approx(np.mean(mass["average"][rated]), abs=1e-6)
+    assert found["average"]["null"]["mrta"] == pytest.approx(np.mean(mass["uniform"][rated]), abs=1e-6)
+    assert found["entropy"] == pytest.approx(np.mean(mass["entropy"]), abs=1e-5)
+    for n in range(LAYERS):
+        layer = found["layer"][str(n + 1)]
+        assert layer["mrta"] == pytest.approx(np.mean(mass[n][rated]), abs=1e-6)
+        assert layer["entropy"] == pytest.approx(np.mean(mass[f"entropy {n}"]), abs=1e-5)
+        assert layer["null"]["entropy"] == pytest.approx(np.mean(mass["uniform entropy"]), abs=1e-9)
+    for (name, k), values in faithful.items():
+        assert found[name][str(k)] == pytest.approx(np.mean(values), abs=1e-6)
+
+
+def test_probabilities_are_those_of_the_gold_answer_with_its_end(model, task):
+    split = pack_questions(task.splits["test"])
+    fit = measure_fit(model, split)
+    total, count = 0.0, 0
+    for number, (prompt, answer) in enumerate(
+        zip(split.questions.prompts, split.questions.answers, strict=True)
+    ):
+        text = torch.tensor([[*prompt, *answer]])
+        chances = (
+            model(text)[0].softmax(1)[len(prompt) - 1 : -1].gather(1, torch.tensor(answer)[:, None])[:, 0]
+        )
+        assert fit.mean[number] == pytest.approx(chances[:-1].mean().item(), abs=1e-6)
+        assert fit.product[number] == pytest.approx(chances.prod().item(), abs=1e-6)
+        total, count = total - chances.log().sum().item(), count + len(answer)
+    assert fit.loss == pytest.approx(total / count, abs=1e-5)
+
+
+def test_batches_of_one_measure_the_same(model, task, config, monkeypatch):
+    split = pack_questions(task.splits["test"])
+    together = measure_answers(model, split, task, config, attention=True)
+    monkeypatch.setattr(module, "EVALUATION_BATCH", 1)
+    monkeypatch.setattr(module, "STEPS_AT_ONCE", 1)
+    alone = measure_answers(model, split, task, config, attention=True)
+    assert alone.keys() == together.keys()
+    for name, value in together.items():
+        if isinstance(value, float):
+            assert alone[name] == pytest.approx(value, abs=1e-6)
+    assert alone["dtap"] == together["dtap"]
+
+
+def test_answers_are_scored_against_all_gold_answers(model, task, config):
+    split = pack_questions(task.splits["test"])
+    texts = [
+        task.text([token for token in answer if token != END])
+        for answer in generate(model, split, END, config.answer_tokens)
+    ]
+    right = [bool(text) and n % 3 < 2 for n, text in enumerate(texts)]
+    gold = tuple(("nothing", text if own else "else") for text, own in zip(texts, right, strict=True))
+    questions = Questions(**{**vars(task.splits["test"]), "gold": gold})
+    found = measure_answers(model, pack_questions(questions), task, config, attention=False)
+    assert found["accuracy"] == found["f1"] == pytest.approx(np.mean(right))
+    assert 0 < sum(right) < 11
+    assert "mrta" not in found
+
+
+def test_the_null_of_faithfulness_is_a_ranking_by_chance(model, task, config):
+    split = pack_questions(task.splits["test"])
+    draw = torch.Generator().manual_seed(0)
+    found = measure_answers(model, split, task, config, attention=True, chance=draw)
+    for name in module.FAITHFULNESS:
+        assert found["null"][name].keys() == found[name].keys() == {"5", "30"}
+        assert found["null"][name] != found[name]
+    some = measure_answers(model, split, task, config, attention=True, sample=3)
+    few = pack_questions(split.questions.take(range(3)))
+    assert some["sufficiency"] == pytest.approx(
+        measure_answers(model, few, task, config, attention=True)["sufficiency"]
+    )
+    assert some["mrta"] == found["mrta"]
+
+
+def test_null_rows_are_rows_of_the_product_of_uniform_attention():
+    uniform = torch.ones(7, 7).tril() / torch.arange(1, 8)[:, None]
+    layer = (uniform + torch.eye(7)) / 2
+    torch.testing.assert_close(null_rows(3, 7), layer @ layer @ layer)

@@ -1,0 +1,182 @@
+"""Count the source files that three journeys through the package pass, and the size of the tree.
+
+    python tools/journeys.py            # all three journeys, then the figures of the tree
+    python tools/journeys.py optimizer  # one of: optimizer, measure, reproduce
+
+A file is passed when at least one of its functions is called; files that are only imported are counted
+beside. Subprocesses are not followed, so journeys run in one process.
+"""
+
+import ast
+import io
+import statistics
+import sys
+import tempfile
+import threading
+import tokenize
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+SOURCE = Path(__file__).parent.parent / "src"
+
+
+def optimizer_journey(folder: Path) -> None:
+    """`make_optimizer` on a small GPT-2, and one training step."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    import fasterqk
+
+    config = AutoConfig.for_model("gpt2", n_layer=2, n_embd=64, n_head=4, vocab_size=100)
+    model = AutoModelForCausalLM.from_config(config)
+    optimizer = fasterqk.make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=10)
+    tokens = torch.randint(100, (4, 16))
+    model(input_ids=tokens, labels=tokens).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def measure_journey(folder: Path) -> None:
+    """`fasterqk measure` of a small BERT classifier on two sentences."""
+    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "very", "fine", "film", "bad"]
+    (folder / "vocab.txt").write_text("\n".join(vocabulary))
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(vocabulary), **sizes))
+    model.save_pretrained(folder / "model")
+    BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder / "model")
+    lines = [
+        '{"tokens": ["a", "very", "fine", "film"], "relevance": [0, 0, 1, 0], "label": 1}',
+        '{"tokens": ["a", "bad", "film"], "relevance": [0, 1, 0], "label": 0}',
+    ]
+    (folder / "data.jsonl").write_text("\n".join(lines))
+    run("measure", "--model", str(folder / "model"), "--data", str(folder / "data.jsonl"))
+
+
+def reproduce_journey(folder: Path) -> None:
+    """`fasterqk reproduce table-hatexplain`, one seed and one epoch, to its figures."""
+    run("reproduce", "table-hatexplain", "--seeds", "1", "--epochs", "1", "--out", str(folder / "out"))
+
+
+JOURNEYS: dict[str, Callable[[Path], None]] = {
+    "optimizer": optimizer_journey,
+    "measure": measure_journey,
+    "reproduce": reproduce_journey,
+}
+
+
+def run(*words: str) -> None:
+    """One command line in this process, its output dropped; workers run here too."""
+    from fasterqk.cli.main import main
+
+    kept, sys.stdout = sys.stdout, io.StringIO()
+    try:
+        code = main(words)
+    finally:
+        sys.stdout = kept
+    if code:
+        raise SystemExit(f"fasterqk {' '.join(words)} ended with {code}")
+
+
+def passed(journey: Callable[[Path], None]) -> tuple[set[str], set[str]]:
+    """The files of the package in which a function was called, and those that were imported at all."""
+    called: set[str] = set()
+    own = str(SOURCE)
+
+    def watch(frame: object, event: str, argument: object) -> None:
+        code = frame.f_code  # type: ignore[attr-defined]
+        if event == "call" and code.co_filename.startswith(own) and code.co_name != "<module>":
+            called.add(code.co_filename)
+
+    with tempfile.TemporaryDirectory() as folder:
+        threading.setprofile(watch)
+        sys.setprofile(watch)
+        try:
+            journey(Path(folder))
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)  # type: ignore[arg-type]
+    imported = {
+        str(module.__file__)
+        for name, module in list(sys.modules.items())
+        if name.startswith("fasterqk") and getattr(module, "__file__", None)
+    }
+    return called, imported
+
+
+def code_lines(path: Path) -> int:
+    """Lines of code: those with a token that is neither a comment nor part of a docstring."""
+    text = path.read_text()
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    skipped: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
+            first = node.body[0]
+            skipped |= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    lines: set[int] = set()
+    blank = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in blank and token.string:
+            lines |= set(range(token.start[0], token.end[0] + 1))
+    return len(lines - skipped)
+
+
+def importers(modules: dict[str, Path]) -> Counter[str]:
+    """How many modules import each module of the package."""
+    found: Counter[str] = Counter()
+    for path in modules.values():
+        targets = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    targets.add(whole if whole in modules else node.module)
+            elif isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+        found.update(target for target in targets if target in modules)
+    return found
+
+
+def tree_figures() -> dict[str, float]:
+    """Modules, lines, lines of code, median size, public names and modules with one importer."""
+    paths = sorted((SOURCE / "fasterqk").rglob("*.py"))
+    modules = {
+        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in paths
+    }
+    counted = importers(modules)
+    names = 0
+    for name, path in modules.items():
+        if any(part.startswith("_") for part in name.split(".")):
+            continue
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
+                names += 1
+    sizes = [len(path.read_text().splitlines()) for path in paths]
+    return {
+        "modules": len(paths),
+        "lines": sum(sizes),
+        "lines of code": sum(code_lines(path) for path in paths),
+        "median lines of a module": statistics.median(sizes),
+        "functions and classes without _ in modules without _": names,
+        "modules with one importer": sum(counted[name] == 1 for name in modules),
+    }
+
+
+def main() -> None:
+    chosen = sys.argv[1:] or list(JOURNEYS)
+    for name in chosen:
+        called, imported = passed(JOURNEYS[name])
+        print(f"{name}: {len(called)} files passed ({len(imported)} imported so far)")
+        if len(sys.argv) > 1:
+            for path in sorted(called):
+                print(f"  {Path(path).relative_to(SOURCE)}")
+    if len(sys.argv) == 1:
+        for name, value in tree_figures().items():
+            print(f"{name}: {value:g}")
+
+
+if __name__ == "__main__":
+    main()
