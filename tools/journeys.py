@@ -8,6 +8,7 @@ beside. Subprocesses are not followed, so journeys run in one process.
 """
 
 import ast
+import inspect
 import io
 import statistics
 import sys
@@ -81,13 +82,16 @@ def run(*words: str) -> None:
 
 
 def passed(journey: Callable[[Path], None]) -> tuple[set[str], set[str]]:
-    """The files of the package in which a function was called, and those that were imported at all."""
+    """The files of the package in which a function was called, and those that were imported at all.
+
+    Modules and class bodies, which run once at import, are not functions: they lack ``CO_OPTIMIZED``.
+    """
     called: set[str] = set()
     own = str(SOURCE)
 
     def watch(frame: object, event: str, argument: object) -> None:
         code = frame.f_code  # type: ignore[attr-defined]
-        if event == "call" and code.co_filename.startswith(own) and code.co_name != "<module>":
+        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(own):
             called.add(code.co_filename)
 
     with tempfile.TemporaryDirectory() as folder:

@@ -11,9 +11,9 @@ from fasterqk.lab.training._generation import Generation
 @pytest.fixture
 def workload(monkeypatch):
     monkeypatch.setattr(kvqa, "COUNTS", {"train": 8, "validation": 8, "test": 8})
-    answers._load.cache_clear()
+    answers._load_answers.cache_clear()
     yield Generation(TrainConfig("kvqa", answer_tokens=4))
-    answers._load.cache_clear()
+    answers._load_answers.cache_clear()
 
 
 def test_an_examples_masses_are_those_that_are_measured(workload):
