@@ -1,16 +1,23 @@
-"""What commands print: JSON for scripts, tables for people, progress only where somebody watches."""
+"""What commands print: JSON for scripts, tables and durations for people, progress where somebody watches.
+
+One formatting of a number serves the terminal, sentences, captions and the tables of the report.
+"""
 
 import json
+import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 from fasterqk.files import plain
 
+# Signs that a terminal's reader may paste into a shell or a program.
+_ASCII_SIGNS = str.maketrans("−–", "--")
+
 
 class Progress(Protocol):
-    """What a long computation calls to say how far it is."""
+    """Callback through which a long computation says how far it is."""
 
     def __call__(self, done: float, total: float, note: str = "") -> None: ...
 
@@ -21,15 +28,102 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Print rows as an aligned table; floats with four significant digits, missing cells as a dash."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    cells = [[_cell(row.get(name)) for name in columns] for row in rows]
-    widths = [max(len(name), *(len(line[i]) for line in cells), 0) for i, name in enumerate(columns)]
+    """Print ``rows`` as :func:`text_table` aligns them, below ``title``."""
     if title:
         print(title)
-    print("  ".join(name.rjust(width) for name, width in zip(columns, widths, strict=True)))
-    for line in cells:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    print(text_table(rows))
+
+
+def text_table(rows: Sequence[Mapping[str, Any]], left: Collection[str] = ()) -> str:
+    """``rows`` as aligned lines below their column names; the columns in ``left`` begin at the left.
+
+    Cells are those of :func:`cell_text`, with ASCII signs for minus and for a missing value.
+
+    >>> print(text_table([{"arm": "r = 1", "loss": 0.123456}, {"arm": "r = 10", "change": -2}], left=["arm"]))
+    arm       loss  change
+    r = 1   0.1235       -
+    r = 10       -      -2
+    """
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [columns, *([_terminal_cell(row.get(name)) for name in columns] for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if name in left else cell.rjust(width)
+            for name, cell, width in zip(columns, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _terminal_cell(value: Any) -> str:
+    return value if isinstance(value, str) else cell_text(value).translate(_ASCII_SIGNS)
+
+
+def is_interval(value: Any) -> bool:
+    """Whether a value is ``{mean, half_width}`` (and perhaps ``n``)."""
+    return isinstance(value, Mapping) and {"mean", "half_width"} <= set(value)
+
+
+def mean_of(value: Any) -> float | None:
+    """The number itself or the mean of an interval; None when there is none."""
+    number = value["mean"] if is_interval(value) else value
+    if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
+        return None
+    return float(number)
+
+
+def number_text(value: float, digits: int | None = None) -> str:
+    """``value`` with ``digits`` places after the point, or four significant digits.
+
+    >>> number_text(0.123456), number_text(12.5, 2), number_text(1e-7), number_text(-3)
+    ('0.1235', '12.50', '1e-07', '−3')
+    """
+    if isinstance(value, int) and digits is None:
+        text = str(value)
+    else:
+        text = f"{value:.4g}" if digits is None else f"{value:.{digits}f}"
+    if text.startswith("-"):
+        # What rounds to zero has no sign.
+        return f"−{text[1:]}" if float(text) else text[1:]
+    return text
+
+
+def cell_text(value: Any, digits: int | None = None) -> str:
+    """A cell of a table: a number, an interval as ``mean ± half width``, a text, or a dash for nothing.
+
+    >>> cell_text({"mean": 0.5, "half_width": 0.25, "n": 3}, 2), cell_text(None)
+    ('0.50 ± 0.25', '–')
+    """
+    value = plain(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    mean = mean_of(value)
+    if mean is None:
+        return "–" if value is None or is_interval(value) else str(value)
+    if not is_interval(value):
+        return number_text(value, digits)
+    half_width = value["half_width"]
+    if half_width is None:
+        return number_text(mean, digits)
+    if digits is None and max(abs(mean), half_width) < 1e-3:
+        return " ± ".join(number_text(float(f"{number:.2g}")) for number in (mean, half_width))
+    if digits is None:
+        # Two significant digits of the half width decide how many digits of the mean mean anything.
+        digits = max(0, min(6, 1 - math.floor(math.log10(half_width)))) if half_width > 0 else 3
+    return f"{number_text(mean, digits)} ± {number_text(half_width, digits)}"
+
+
+def duration_text(seconds: float) -> str:
+    """``seconds`` as people say them.
+
+    >>> duration_text(0.5), duration_text(42.3), duration_text(720), duration_text(5430)
+    ('0.5 s', '42 s', '12 min', '1 h 30 min')
+    """
+    if seconds < 90:
+        return f"{seconds:.2g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 @contextmanager
@@ -65,10 +159,3 @@ def progress_bar(description: str) -> Iterator[Progress]:
 
 def _silent(done: float, total: float, note: str = "") -> None:
     """Progress that nobody watches."""
-
-
-def _cell(value: Any) -> str:
-    value = plain(value)
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

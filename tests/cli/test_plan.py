@@ -7,7 +7,6 @@ import pytest
 from tests.crash.practice import Empty
 
 from fasterqk.cli.main import main
-from fasterqk.cli.plan import duration
 from fasterqk.lab.runs import Store
 
 
@@ -46,10 +45,3 @@ def test_nothing_left(tmp_path: Path, spec: str, capsys: pytest.CaptureFixture[s
         Store(tmp_path).save(Empty(seed), {}, attempt=1, seconds=1.0)
     assert main(["plan", spec, "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"4 cells in {spec}: 4 done; 0 left\n"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "told"), [(0, "0 s"), (89.4, "89 s"), (90, "2 min"), (5025, "84 min"), (5430, "1 h 30 min")]
-)
-def test_durations(seconds: float, told: str) -> None:
-    assert duration(seconds) == told

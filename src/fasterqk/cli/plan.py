@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from fasterqk.cli.common import Parser, add_json, examples, positive_int
 from fasterqk.cli.sweep import processors
-from fasterqk.console import print_json
+from fasterqk.console import duration_text, print_json
 
 if TYPE_CHECKING:
     from fasterqk.lab.runs import Plan
@@ -61,22 +61,10 @@ def _show(found: "Plan", arguments: argparse.Namespace) -> None:
         return
     scale = wall / found.seconds if found.seconds else 0.0
     print(
-        f"about {duration(wall)} with {arguments.workers} workers "
-        f"({duration(found.low * scale)} to {duration(found.high * scale)}), "
+        f"about {duration_text(wall)} with {arguments.workers} workers "
+        f"({duration_text(found.low * scale)} to {duration_text(found.high * scale)}), "
         f"from {found.measured} measured cells"
     )
     for name, words in _BASIS.items():
         if found.basis[name]:
             print(f"  {found.basis[name]} taken to be {words}")
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> duration(5025)
-    '1 h 24 min'
-    """
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"

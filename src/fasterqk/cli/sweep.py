@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import Parser, add_json, examples, positive_int
-from fasterqk.console import print_json, print_table
+from fasterqk.console import duration_text, print_json, print_table
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash, plain
 
@@ -83,7 +83,7 @@ class Board:
         table = Table(box=None, pad_edge=False)
         for column in ("arm", "done", "running", "failed", "left"):
             table.add_column(column, justify="left" if column == "arm" else "right")
-        table.add_column(f"{time.monotonic() - self._start:.0f} s")
+        table.add_column(duration_text(time.monotonic() - self._start))
         for row in self.rows():
             table.add_row(*(Text(str(value)) for value in row), "")
         for cell, (share, note) in list(self._running.items()):
@@ -193,7 +193,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         if len(cells) <= ROWS_SHOWN:
             _print_cells([_row(name, cell, outcome) for name, cell in cells.items()])
-        done = f"{len(outcome.results)} of {len(cells)} cells done, in {seconds} s"
+        done = f"{len(outcome.results)} of {len(cells)} cells done, in {duration_text(seconds)}"
         print(f"{done}; fasterqk.lab.runs.load({arguments.out!r})")
     for failure in outcome.failures:
         print(f"fasterqk sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 from fasterqk.cli.common import Parser, add_json, examples, positive_float, positive_int
-from fasterqk.console import print_json, print_table, progress_bar
+from fasterqk.console import duration_text, print_json, print_table, progress_bar
 
 # Options that set a field of the same name; what is not given is the task's own setting.
 FIELDS = ("qk_ratio", "lr", "seed", "epochs", "batch_size", "weight_decay", "optimizer", "layers", "form")
@@ -139,4 +139,4 @@ def _show(result: dict[str, Any]) -> None:
         from fasterqk.lab.tasks import left_out
 
         print(f"left out of the data: {left_out(result['skipped'])}")
-    print(f"{result['steps']} steps in {result['seconds']} s")
+    print(f"{result['steps']} steps in {duration_text(result['seconds'])}")

@@ -6,7 +6,7 @@ from typing import Any
 
 from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
 from fasterqk.cli.train import add_task_options, task_config
-from fasterqk.console import print_json, print_table, progress_bar
+from fasterqk.console import cell_text, print_json, print_table, progress_bar
 
 
 def configure(parser: Parser) -> None:
@@ -94,7 +94,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show(found: dict[str, Any]) -> None:
     from fasterqk.lab.experiments.tuning import TITLES, reason, tuning_rows
-    from fasterqk.lab.report._tables import cell_text
 
     for name, stage in found["stages"].items():
         rows = [

@@ -10,7 +10,7 @@ from fasterqk.errors import InputError
 from fasterqk.lab.report._html import PAGE_BYTES
 from fasterqk.lab.report._page import group_of, in_groups, write_page
 from fasterqk.lab.report._records import save_examples
-from fasterqk.lab.report._tables import cell_text, save_table
+from fasterqk.lab.report._tables import save_table
 
 PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10"><g id="same"/></svg>'
 
@@ -119,23 +119,3 @@ def test_the_same_folder_gives_the_same_page(tmp_path):
     add_figure(tmp_path, "fig4")
     first = write_page(tmp_path).read_bytes()
     assert write_page(tmp_path).read_bytes() == first
-
-
-@pytest.mark.parametrize(
-    ("value", "digits", "text"),
-    [
-        (None, None, "–"),
-        (float("nan"), 2, "–"),
-        (True, None, "yes"),
-        (3, None, "3"),
-        (-0.5, 2, "−0.50"),
-        ({"mean": 0.12345, "half_width": 0.0123, "n": 5}, None, "0.123 ± 0.012"),
-        ({"mean": 1.0, "half_width": None, "n": 1}, 1, "1.0"),
-        ({"mean": -0.001, "half_width": 0.31, "n": 3}, None, "0.00 ± 0.31"),
-        ({"mean": 1.44e-5, "half_width": 2.24e-5, "n": 3}, None, "1.4e-05 ± 2.2e-05"),
-        ({"mean": None, "half_width": None, "n": 1}, 1, "–"),
-        ("<b>", None, "<b>"),
-    ],
-)
-def test_cells_read_as_people_write_them(value, digits, text):
-    assert cell_text(value, digits) == text

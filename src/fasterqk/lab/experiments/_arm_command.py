@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import Parser, positive_int
-from fasterqk.console import print_table, progress_bar
+from fasterqk.console import cell_text, print_table, progress_bar
 
 if TYPE_CHECKING:
     from fasterqk.lab.experiments._arms import Experiment
@@ -103,7 +103,6 @@ def show_arms(result: dict[str, Any]) -> None:
         group_rows,
         matched_rows,
     )
-    from fasterqk.lab.report._tables import cell_text
 
     def as_text(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         keys = column_keys(rows)

@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasterqk.console import cell_text, mean_of
 from fasterqk.lab.report._figure import COLORS, draw_dtap, dtap_rows, plotting, save_figure
 from fasterqk.lab.report._records import METRICS as STORY_METRICS
 from fasterqk.lab.report._records import save_comparison, save_curves, save_examples
-from fasterqk.lab.report._tables import cell_text, mean_of, save_table
+from fasterqk.lab.report._tables import save_table
 
 ARM_NAMES = {"baseline": "baseline", "faster_qk": "faster QK"}
 LABELS = {

@@ -8,14 +8,14 @@ from typing import Any
 
 from fasterqk.attention import interval, matched_loss
 from fasterqk.cli.common import Parser, positive_float, positive_int
-from fasterqk.console import print_table
+from fasterqk.console import cell_text, mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arm_command import add_arm_options, run_cells
 from fasterqk.lab.experiments._arm_tables import label
 from fasterqk.lab.experiments._arms import Experiment
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
 from fasterqk.lab.report._figure import COLORS, plotting, save_figure
-from fasterqk.lab.report._tables import mean_of, save_table
+from fasterqk.lab.report._tables import save_table
 from fasterqk.lab.training import TrainConfig
 
 EQUAL = "equal rates"
@@ -331,7 +331,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(result: dict[str, Any]) -> None:
-    from fasterqk.lab.report._tables import cell_text
 
     print(describe(result))
     rows = [row for row in ablation_rows(result) if row["at"] == "equal loss"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.cli.common import Parser
-from fasterqk.console import print_table
+from fasterqk.console import duration_text, print_table
 
 SUMMARY = "everything that needs no data files, in a few minutes, ending with a page to open"
 EXAMPLES = ["fasterqk reproduce all --out out"]
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         seconds = round(time.perf_counter() - start, 1)
         parts.append({"experiment": " ".join(words), "seconds": seconds})
         if sys.stderr.isatty():
-            print(f"{' '.join(words)}: {seconds} s", file=sys.stderr)
+            print(f"{' '.join(words)}: {duration_text(seconds)}", file=sys.stderr)
     from fasterqk.lab.report._page import write_page
 
     return {"parts": parts, "report": str(write_page(Path(arguments.out)))}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import Parser, positive_int
-from fasterqk.console import print_table
+from fasterqk.console import cell_text, print_table
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arm_command import add_arm_options, run_cells
 from fasterqk.lab.experiments._arm_tables import ARM_NAMES, label
@@ -284,7 +284,6 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def show(result: dict[str, Any]) -> None:
     from fasterqk.lab.experiments._arm_tables import label
-    from fasterqk.lab.report._tables import cell_text
 
     words = ("dataset", "at", "setting")
     metrics = metric_columns(result["rows"])

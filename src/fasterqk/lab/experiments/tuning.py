@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.attention import interval
+from fasterqk.console import mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain
 from fasterqk.lab.report._figure import COLORS, plotting, save_figure
-from fasterqk.lab.report._tables import mean_of, save_table
+from fasterqk.lab.report._tables import save_table
 from fasterqk.lab.runs import sweep
 from fasterqk.lab.tasks._task import load_any_task
 from fasterqk.lab.training import TrainConfig

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from fasterqk.console import cell_text, is_interval, mean_of
 from fasterqk.files import plain
-from fasterqk.lab.report._tables import cell_text, is_interval, mean_of
 
 
 def asset(name: str) -> str:

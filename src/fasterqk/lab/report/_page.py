@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk import __version__
+from fasterqk.console import cell_text, duration_text, is_interval, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import write_text
 from fasterqk.lab.report._explorer import CHART_SCRIPTS
@@ -25,14 +26,7 @@ from fasterqk.lab.report._html import (
     table_html,
 )
 from fasterqk.lab.report._records import load_comparisons, load_curves, load_examples
-from fasterqk.lab.report._tables import (
-    cell_text,
-    is_interval,
-    load_documents,
-    load_tables,
-    mean_of,
-    number_text,
-)
+from fasterqk.lab.report._tables import load_documents, load_tables
 
 _FIGURE = re.compile(r"fig(?:ure)?[-_]?0*(\d+)")
 
@@ -121,7 +115,7 @@ def what_was_run(out: Path) -> str | None:
     for state, number in sorted(states.items()):
         if state != "done":
             sentence += f", {number} {state}"
-    return sentence + (f"; together they computed for {duration(seconds)}." if seconds else ".")
+    return sentence + (f"; together they computed for {duration_text(seconds)}." if seconds else ".")
 
 
 def comparison_sentences(comparison: Mapping[str, Any]) -> list[str]:
@@ -207,19 +201,6 @@ def _arm(arm: Mapping[str, Any]) -> str:
     if ratio is None or number_text(ratio) in named:
         return named
     return f"{named} (query-key ratio {number_text(ratio)})"
-
-
-def duration(seconds: float) -> str:
-    """``seconds`` in the unit a person would use.
-
-    >>> duration(0.5), duration(90), duration(7200), duration(200_000)
-    ('0.5 s', '1.5 minutes', '2 hours', '2.3 days')
-    """
-    for size, name in ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "s")):
-        if seconds >= size:
-            value = seconds / size
-            return f"{value:.0f} {name}" if value >= 10 else f"{value:.2g} {name}"
-    return f"{seconds:.2g} s"
 
 
 def count(number: int, noun: str) -> str:
