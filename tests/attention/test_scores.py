@@ -5,7 +5,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasterqk.attention import DTAP_EDGES, ac, acmc, dtap, dtap_over_seeds, mrta, sum_cells, summarize
+from fasterqk.attention import (
+    DTAP_EDGES,
+    SCORES,
+    ac,
+    acmc,
+    dtap,
+    dtap_over_seeds,
+    format_score,
+    mrta,
+    place_of,
+    score_of,
+    sum_cells,
+    summarize,
+    table_scores,
+    title_of,
+)
 from fasterqk.errors import InputError
 
 unit = st.floats(0, 1)
@@ -117,3 +132,66 @@ def test_bad_input_is_one_clear_line(call, message):
         call()
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+TITLES = {
+    "loss": "training loss",
+    "train_accuracy": "train accuracy",
+    "validation_accuracy": "validation accuracy",
+    "test_accuracy": "test accuracy",
+    "train_f1": "train F1",
+    "validation_f1": "validation F1",
+    "test_f1": "test F1",
+    "mrta": "MRTA",
+    "ac": "AC, %",
+    "acmc": "ACMC, %",
+    "entropy": "attention entropy, nats",
+    "sufficiency_5": "sufficiency, top 5%",
+    "sufficiency_50": "sufficiency, top 50%",
+    "comprehensiveness_5": "comprehensiveness, top 5%",
+    "comprehensiveness_50": "comprehensiveness, top 50%",
+    "aopc_sufficiency": "sufficiency, mean over k (AOPC)",
+    "aopc_comprehensiveness": "comprehensiveness, mean over k (AOPC)",
+    "auprc": "plausibility, AUPRC",
+    "token_f1": "plausibility, token F1",
+    "iou_f1": "plausibility, IOU F1",
+}
+
+
+def test_titles_and_order_of_tables():
+    assert {name: title_of(name) for name in TITLES} == TITLES
+    others = ["epoch", "null_mrta", "test_loss", "accuracy", "layer_1_mrta", "average_ac", "probability"]
+    assert table_scores([*others, *reversed(TITLES)]) == [
+        *list(TITLES)[:11],
+        "sufficiency_50",
+        "sufficiency_5",
+        "comprehensiveness_50",
+        "comprehensiveness_5",
+        *list(TITLES)[15:],
+    ]
+
+
+def test_flat_names_find_their_score_and_their_place():
+    for name, score in SCORES.items():
+        flat = f"{name}_20" if score.per_k else name
+        assert score_of(flat) is score_of(f"null_{flat}") is score_of(f"layer_3_{flat}") is score
+        assert place_of(flat)[0] == (score.group or name)
+    assert title_of("test_loss") == "test loss"
+    for unknown in ("speed", "mrta_5", "aopc_5", "sufficiency_"):
+        with pytest.raises(InputError, match=f"no score is called '{unknown}'; the registry has loss,"):
+            score_of(unknown)
+
+
+def test_every_score_is_described_and_bounded():
+    for name, score in SCORES.items():
+        assert score.name == name
+        assert score.title
+        assert score.description
+        assert None in (score.low, score.high) or score.low < score.high
+        assert score.null == "uniform" if score.compute else score.better or score.null
+
+
+def test_numbers_as_text():
+    assert format_score("acmc", None) == format_score("mrta", float("nan")) == "–"
+    assert format_score("sufficiency_5", -0.0001) == "0.000"
+    assert format_score("sufficiency_5", -0.25) == "-0.250"

@@ -24,7 +24,30 @@ from fasterqk.attention._faithfulness import (
 )
 from fasterqk.attention._instances import Batch, Example, Instance, collate, read_example, read_examples
 from fasterqk.attention._measurement import Measurement, ranking_scores
-from fasterqk.attention._scores import DTAP_EDGES, ac, acmc, dtap, dtap_over_seeds, mrta, sum_cells, summarize
+from fasterqk.attention._scores import (
+    DTAP_EDGES,
+    SCORES,
+    Reading,
+    Score,
+    ac,
+    acmc,
+    dtap,
+    dtap_over_seeds,
+    effective_tokens,
+    entropy,
+    first_token_share,
+    format_score,
+    largest_weight,
+    max_logit,
+    mrta,
+    place_of,
+    score_of,
+    sum_cells,
+    summarize,
+    table_scores,
+    title_of,
+    without_first_token,
+)
 
 if TYPE_CHECKING:
     from fasterqk.attention._aggregation import (
@@ -38,14 +61,6 @@ if TYPE_CHECKING:
         uniform_attention,
     )
     from fasterqk.attention._measure import measure
-    from fasterqk.attention._metrics import (
-        effective_tokens,
-        entropy,
-        first_token_share,
-        largest_weight,
-        max_logit,
-        without_first_token,
-    )
     from fasterqk.attention._models import Answer, Measurable, TorchClassifier
 
 _WITH_TORCH = {
@@ -56,21 +71,16 @@ _WITH_TORCH = {
     "aggregate": "_aggregation",
     "aggregate_null": "_aggregation",
     "allowed_pairs": "_aggregation",
-    "effective_tokens": "_metrics",
-    "entropy": "_metrics",
-    "first_token_share": "_metrics",
-    "largest_weight": "_metrics",
-    "max_logit": "_metrics",
     "measure": "_measure",
     "relevant_mass": "_aggregation",
     "Pattern": "_aggregation",
     "find_pattern": "_aggregation",
     "uniform_attention": "_aggregation",
-    "without_first_token": "_metrics",
 }
 
 __all__ = [
     "DTAP_EDGES",
+    "SCORES",
     "Aggregation",
     "Agreement",
     "Answer",
@@ -83,7 +93,9 @@ __all__ = [
     "Measurement",
     "Pattern",
     "Predict",
+    "Reading",
     "Removal",
+    "Score",
     "TorchClassifier",
     "ac",
     "acmc",
@@ -101,6 +113,7 @@ __all__ = [
     "faithfulness",
     "find_pattern",
     "first_token_share",
+    "format_score",
     "interval",
     "largest_weight",
     "matched_loss",
@@ -109,14 +122,18 @@ __all__ = [
     "mrta",
     "paired_difference",
     "percent_count",
+    "place_of",
     "plausibility",
     "ranking_scores",
     "read_example",
     "read_examples",
     "relevant_mass",
     "remove",
+    "score_of",
     "sum_cells",
     "summarize",
+    "table_scores",
+    "title_of",
     "top_percent",
     "uniform_attention",
     "without_first_token",

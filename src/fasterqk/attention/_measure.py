@@ -19,9 +19,8 @@ from fasterqk.attention._aggregation import (
 from fasterqk.attention._faithfulness import Removal, faithfulness, join
 from fasterqk.attention._instances import Batch, Instance, Side, collate, pad_rows, unpad_rows
 from fasterqk.attention._measurement import Measurement
-from fasterqk.attention._metrics import METRICS, Reading
 from fasterqk.attention._models import Measurable, as_array
-from fasterqk.attention._scores import DTAP_EDGES
+from fasterqk.attention._scores import DTAP_EDGES, SCORES, Reading
 from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
@@ -138,7 +137,8 @@ def _measure_attention(
     reading = Reading(weights, batch, layers, allowed, read)
     null = Reading(null_weights, batch, [uniform_attention(pairs) for pairs in allowed], allowed, read)
     columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
-    for name, metric in METRICS.items():
-        columns[name] = metric(reading)
-        columns[f"null_{name}"] = metric(null)
+    for score in SCORES.values():
+        if score.compute:
+            columns[score.column] = score.compute(reading)
+            columns[f"null_{score.column}"] = score.compute(null)
     return columns, weights, answer.outcomes

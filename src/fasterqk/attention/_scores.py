@@ -1,24 +1,101 @@
-"""Scores over instances: MRTA, AC, ACMC and the DTAP table, from raw values.
+"""Scores: one registry of all of them, and how each is computed.
 
-Each instance that has relevant tokens gives two numbers: its *mass* (attention on relevant tokens in
-the row that makes the prediction) and the *probability* of the right answer. Everything here is a
-summary of those two arrays (the paper's section "Detailed Metric Discussion").
+Attention scores are functions of a :class:`Reading`, the attention of one batch. MRTA, AC, ACMC and the DTAP
+table summarise two numbers per instance, its *mass* (attention on relevant tokens in the row that makes the
+prediction) and the *probability* of the right answer (the paper's section "Detailed Metric Discussion").
+``SCORES``, at the end, says of every score what it is called, where it lies, which way is better and what it
+is compared with; ``measure``, the tables, the report and the documentation read it. A new score goes there.
 """
 
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fasterqk.attention._instances import Batch
 from fasterqk.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 DTAP_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 # float32 sums of attention land this far outside [0, 1] at most; anything further is a mistake.
 _ROUNDING = 1e-4
+Rows = NDArray[np.float64]
+
+
+# --- How concentrated a row of attention is, with and without the token it rests on ---
+
+
+def entropy(rows: Rows) -> Rows:
+    """Entropy in nats of each row ``(batch, key)``, normalised first where it does not sum to one.
+
+    >>> entropy(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])).round(4).tolist()
+    [0.6931, 0.0]
+    """
+    share = _normalised(rows)
+    logarithm = np.log(share, where=share > 0, out=np.zeros_like(share))
+    # Adding zero turns the -0.0 of a one-hot row into 0.0.
+    return -(share * logarithm).sum(-1) + 0.0
+
+
+def effective_tokens(rows: Rows) -> Rows:
+    """How many tokens an even spread of the same entropy would have: ``exp(entropy)``."""
+    return np.exp(entropy(rows))
+
+
+def largest_weight(rows: Rows) -> Rows:
+    """The largest share a single token has in each row."""
+    return np.asarray(_normalised(rows).max(-1))
+
+
+def first_token_share(rows: Rows, real: NDArray[np.bool_]) -> Rows:
+    """The share of each row on its first real token, where attention sinks gather."""
+    return np.asarray(_normalised(rows)[np.arange(len(rows)), real.argmax(-1)])
+
+
+def without_first_token(rows: Rows, real: NDArray[np.bool_]) -> Rows:
+    """The rows with their first real token taken out and the rest renormalised (zero if nothing is left)."""
+    rest = np.array(rows, dtype=float)
+    rest[np.arange(len(rest)), real.argmax(-1)] = 0
+    return _normalised(rest)
+
+
+def max_logit(layers: Sequence["Tensor"], read: "Tensor", allowed: Sequence["Tensor"]) -> "Tensor":
+    """The largest attention logit of the read rows over layers and heads, ``(batch,)``.
+
+    Softmax forgets a constant of each row, so from probabilities a logit is known only relative to its
+    row: here to the mean logit of what the row may see. Zero means uniform attention. Probabilities that
+    underflowed count as the smallest normal number, so extreme values are lower bounds.
+    """
+    import torch
+
+    from fasterqk.attention._aggregation import in_full_precision, read_rows
+
+    largest = []
+    for layer, pairs in zip(layers, allowed, strict=True):
+        rows = in_full_precision(read_rows(layer, read))
+        logarithm = rows.clamp_min(torch.finfo(rows.dtype).tiny).log()
+        seen = read_rows(pairs.unsqueeze(1), read)
+        mean = torch.where(seen, logarithm, 0).sum(-1) / seen.sum(-1)
+        top = torch.where(seen, logarithm, -torch.inf).amax(-1)
+        largest.append((top - mean).amax(-1))
+    return torch.stack(largest).amax(0)
+
+
+def _normalised(rows: Rows) -> Rows:
+    weights = np.asarray(rows, dtype=float)
+    total = weights.sum(-1, keepdims=True)
+    return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+
+
+# --- Scores over instances ---
 
 
 def summarize(
@@ -91,7 +168,7 @@ def dtap(mass: ArrayLike, probability: ArrayLike, edges: Sequence[float] = DTAP_
 def dtap_over_seeds(tables: Sequence[ArrayLike]) -> tuple[list[list[float]], list[list[float]]]:
     """Mean and sample standard deviation (n-1) of each cell over seeds; the latter is nan for one seed."""
     if not len(tables):
-        raise InputError("no DTAP table was given; give one for each seed")
+        raise InputError("no DTAP table was given; give one per seed")
     if len({np.shape(table) for table in tables}) > 1:
         raise InputError(f"DTAP tables differ in shape: {[np.shape(table) for table in tables]}")
     stacked = np.stack([np.asarray(table, dtype=float) for table in tables])
@@ -151,7 +228,7 @@ def _checked_pair(mass: ArrayLike, probability: ArrayLike) -> tuple[NDArray[np.f
 def _checked_values(name: str, values: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(values, dtype=float)
     if array.ndim != 1:
-        raise InputError(f"{name} has shape {array.shape}; give one number an instance")
+        raise InputError(f"{name} has shape {array.shape}; give one number per instance")
     if not array.size:
         raise InputError("no instance has a relevant token; there is nothing to score")
     if not np.isfinite(array).all():
@@ -218,3 +295,252 @@ def _f1(predicted: list[str], gold: list[str]) -> float:
         return float(predicted == gold)
     common = (Counter(predicted) & Counter(gold)).total()
     return 2 * common / (len(predicted) + len(gold))
+
+
+# --- The registry ---
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The attention of one batch: ``weights`` ``(batch, token)`` are the aggregated rows that predict.
+
+    ``layers`` ``(batch, head, query, key)`` with what each row may see in ``allowed`` and the ``read``
+    positions are there for scores that look behind the aggregation.
+    """
+
+    weights: Rows
+    batch: Batch
+    layers: Sequence["Tensor"]
+    allowed: Sequence["Tensor"]
+    read: "Tensor"
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a score is called, where it lies, which way is better, and what it is compared with.
+
+    ``title`` is its name in tables. ``low`` and ``high`` bound it (None: open); ``better`` is the way a good
+    model moves it (None: neither). ``null`` says what it is compared with: ``uniform`` attention, a
+    ``random`` ranking of tokens, or always answering with the ``majority`` class. ``digits`` are the places
+    after the point where single numbers are printed (None: four significant digits).
+
+    A score that is ``per_k`` has one value per percentage of tokens, ``sufficiency_5`` in flat records; one
+    that is ``by_split`` has one per split of the data, ``test_accuracy``. ``group`` is the part of the JSON
+    document that holds the score (None: the document itself). ``tables`` is False for scores that the tables
+    of experiments leave out.
+
+    ``compute`` returns one number per instance from a :class:`Reading`; their mean, over the instances with
+    relevant tokens if ``of_relevant``, is the score. ``column`` names these numbers in the table of
+    instances; it is the score's own name unless given.
+    """
+
+    name: str
+    title: str
+    description: str
+    low: float | None = None
+    high: float | None = None
+    better: Literal["higher", "lower"] | None = None
+    null: Literal["uniform", "random", "majority"] | None = None
+    digits: int | None = 3
+    per_k: bool = False
+    by_split: bool = False
+    group: str | None = None
+    tables: bool = True
+    compute: Callable[[Reading], Rows] | None = None
+    of_relevant: bool = False
+    column: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "column", self.column or self.name)
+
+
+def _mass(weights: Rows, reading: Reading) -> Rows:
+    return np.asarray((weights * reading.batch.relevance).sum(1))
+
+
+def _rest(reading: Reading) -> Rows:
+    return without_first_token(reading.weights, reading.batch.real)
+
+
+def _max_logit(reading: Reading) -> Rows:
+    found = max_logit(reading.layers, reading.read, reading.allowed)
+    return np.asarray(found.detach().cpu().double().numpy())
+
+
+_fit = partial(Score, low=0, high=1, better="higher")
+_percent = partial(Score, low=0, high=100, better="higher", null="uniform", digits=1)
+_sufficiency = partial(Score, low=-1, high=1, better="lower", null="random")
+_comprehensiveness = partial(Score, low=-1, high=1, better="higher", null="random")
+_plausibility = partial(Score, low=0, high=1, better="higher", null="random", group="plausibility")
+_concentration = partial(Score, low=0, null="uniform", group="concentration", tables=False)
+
+# In the order of tables: name, title, description.
+_REGISTERED = (
+    Score("loss", "training loss", "mean cross-entropy in nats", low=0, better="lower", digits=None),
+    _fit("accuracy", "accuracy", "share of right predictions", null="majority", by_split=True),
+    _fit("f1", "F1", "words shared with the best of the accepted answers", by_split=True),
+    _fit("probability", "probability", "mean probability of the right answer", tables=False),
+    _fit("answer_probability", "answer probability", "the same of its tokens and its end", tables=False),
+    Score(
+        name="mrta",
+        title="MRTA",
+        description="mean mass: attention on relevant tokens, out of everything the row may see",
+        low=0,
+        high=1,
+        better="higher",
+        null="uniform",
+        compute=lambda reading: _mass(reading.weights, reading),
+        of_relevant=True,
+        column="mass",
+    ),
+    _percent("ac", "AC, %", "percent of instances with mass >= .5"),
+    _percent("acmc", "ACMC, %", "percent with mass >= .5 and probability of the right answer >= .5"),
+    Score(
+        name="entropy",
+        title="attention entropy, nats",
+        description="entropy of the aggregated row, in nats",
+        low=0,
+        null="uniform",
+        compute=lambda reading: entropy(reading.weights),
+    ),
+    _sufficiency(
+        "sufficiency", "sufficiency", "p(x) - p(the top k% of tokens alone)", per_k=True, group="sufficiency"
+    ),
+    _comprehensiveness(
+        "comprehensiveness",
+        "comprehensiveness",
+        "p(x) - p(without the top k% of tokens)",
+        per_k=True,
+        group="comprehensiveness",
+    ),
+    _sufficiency(
+        "aopc_sufficiency", "sufficiency, mean over k (AOPC)", "mean sufficiency over all k", group="aopc"
+    ),
+    _comprehensiveness(
+        "aopc_comprehensiveness",
+        "comprehensiveness, mean over k (AOPC)",
+        "mean comprehensiveness over all k",
+        group="aopc",
+    ),
+    _plausibility("auprc", "plausibility, AUPRC", "area under the precision-recall curve of the ranking"),
+    _plausibility("token_f1", "plausibility, token F1", "F1 of as many top tokens as the rationale has"),
+    _plausibility("iou_f1", "plausibility, IOU F1", "F1 of spans that overlap by at least half"),
+    _concentration(
+        "mass_without_first_token",
+        "MRTA without first token",
+        "mean mass of rows without their first token",
+        high=1,
+        better="higher",
+        compute=lambda reading: _mass(_rest(reading), reading),
+        of_relevant=True,
+    ),
+    _concentration(
+        "effective_tokens",
+        "effective tokens",
+        "exp(entropy): the tokens that an even spread of that entropy has",
+        low=1,
+        compute=lambda reading: effective_tokens(reading.weights),
+    ),
+    _concentration(
+        "largest_weight",
+        "largest weight",
+        "share of the token with the most attention",
+        high=1,
+        compute=lambda reading: largest_weight(reading.weights),
+    ),
+    _concentration(
+        "first_token_share",
+        "share of first token",
+        "share of the first real token, where attention sinks gather",
+        high=1,
+        compute=lambda reading: first_token_share(reading.weights, reading.batch.real),
+    ),
+    _concentration(
+        "entropy_without_first_token",
+        "entropy without first token, nats",
+        "entropy of rows without their first token",
+        compute=lambda reading: entropy(_rest(reading)),
+    ),
+    _concentration(
+        "max_logit",
+        "largest logit",
+        "largest attention logit of the read rows, above the mean of its row",
+        compute=_max_logit,
+    ),
+)
+SCORES: dict[str, Score] = {score.name: score for score in _REGISTERED}
+
+_SPLITS = ("train", "validation", "test")
+
+
+def score_of(flat_name: str) -> Score:
+    """The score that a flat record keeps under this name.
+
+    >>> score_of("sufficiency_5").better, score_of("null_mrta").title, score_of("test_accuracy").name
+    ('lower', 'MRTA', 'accuracy')
+    """
+    return _parsed(flat_name)[0]
+
+
+def title_of(flat_name: str) -> str:
+    """What tables call the score that a flat record keeps under this name.
+
+    >>> title_of("sufficiency_5"), title_of("mrta"), title_of("test_accuracy"), title_of("null_ac")
+    ('sufficiency, top 5%', 'MRTA', 'test accuracy', 'AC, %, null')
+    """
+    score, found = _parsed(flat_name)
+    split, k = found["split"], found["k"]
+    title = score.title if split is None else f"{split} {score.title.removeprefix('training ')}"
+    return title + (f", top {k}%" if k else "") + (", null" if found["null"] else "")
+
+
+def format_score(flat_name: str, value: float | None) -> str:
+    """``value`` with the digits of its score; a dash for None.
+
+    >>> format_score("ac", 12.345), format_score("mrta", 0.5), format_score("loss", 0.123456)
+    ('12.3', '0.500', '0.1235')
+    """
+    digits = score_of(flat_name).digits
+    if value is None or not np.isfinite(value):
+        return "–"
+    text = f"{value:.4g}" if digits is None else f"{value:.{digits}f}"
+    # What rounds to zero has no sign.
+    return text if float(text) else text.removeprefix("-")
+
+
+def place_of(flat_name: str) -> tuple[str, ...]:
+    """The keys under which a JSON document holds the score of a flat record.
+
+    >>> place_of("sufficiency_5"), place_of("aopc_sufficiency"), place_of("auprc"), place_of("mrta")
+    (('sufficiency', '5'), ('aopc', 'sufficiency'), ('plausibility', 'auprc'), ('mrta',))
+    """
+    group = score_of(flat_name).group
+    return (flat_name,) if group is None else (group, flat_name.removeprefix(f"{group}_"))
+
+
+def table_scores(flat_names: Iterable[str]) -> list[str]:
+    """The names among those of flat records that tables show, in the order of the registry.
+
+    >>> table_scores(["epoch", "sufficiency_50", "mrta", "null_mrta", "test_accuracy", "loss", "test_loss"])
+    ['loss', 'test_accuracy', 'mrta', 'sufficiency_50']
+    """
+    given = list(dict.fromkeys(flat_names))
+    shown = []
+    for score in SCORES.values():
+        pattern = rf"{score.name}_\d+" if score.per_k else score.name
+        for prefix in [f"{split}_" for split in _SPLITS] if score.by_split else [""]:
+            shown += [name for name in given if score.tables and re.fullmatch(prefix + pattern, name)]
+    return shown
+
+
+def _parsed(flat_name: str) -> tuple[Score, re.Match[str]]:
+    """A flat name, ``[null_][layer_2_ or average_][split_]score[_k]``, as its score and its parts."""
+    found = re.fullmatch(
+        r"(?P<null>null_)?(?:layer_\d+_|average_|concentration_)?"
+        rf"(?:(?P<split>{'|'.join(_SPLITS)})_)?(?P<name>{'|'.join(SCORES)})(?:_(?P<k>\d+))?",
+        flat_name,
+    )
+    score = SCORES[found["name"]] if found else None
+    if found is None or score is None or (found["k"] is not None) > score.per_k:
+        raise InputError(f"no score is called {flat_name!r}; the registry has {', '.join(SCORES)}")
+    return score, found
