@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt torch
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[hf,cluster,dev]'
+		--constraint constraints.txt --editable '.[lab,hf,cluster,tensorboard,dev]'
 	@rm .venv/.installing && touch $(STAMP)
 
 lint: $(STAMP)

@@ -1,7 +1,7 @@
 """Give the query-key and output-value circuits of a transformer their own learning rates.
 
-The names below are the public interface; each is imported on first use, so that
-``import fasterqk`` stays instant and never pulls in torch by itself.
+The names below are the public interface. Each is imported on first use: ``import fasterqk`` is instant
+and imports neither torch nor numpy.
 """
 
 from importlib import import_module
@@ -9,19 +9,31 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_PUBLIC = {
-    "find_circuits": "fasterqk.circuits",
-    "param_groups": "fasterqk.circuits",
-    "make_optimizer": "fasterqk.circuits",
-    "check_circuits": "fasterqk.circuits",
-    "scale_circuits": "fasterqk.circuits",
-    "Ramp": "fasterqk.circuits",
+_HOMES = {
+    "find_circuits": "circuits",
+    "make_optimizer": "circuits",
+    "param_groups": "circuits",
+    "check_circuits": "circuits",
+    "scale_circuits": "circuits",
+    "normalize_gradients": "circuits",
+    "describe": "circuits",
+    "Ramp": "circuits",
+    "measure": "attention",
+    "matched_loss": "attention",
+    "InputError": "errors",
 }
+_PACKAGES = ("attention", "capture", "circuits", "integrations", "lab", "theory")
 
-__all__ = ["__version__", *_PUBLIC]
+__all__ = ["__version__", *_HOMES, *_PACKAGES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(_PUBLIC[name]), name)
+    if name in _HOMES:
+        return getattr(import_module(f"fasterqk.{_HOMES[name]}"), name)
+    if name in _PACKAGES:
+        return import_module(f"fasterqk.{name}")
     raise AttributeError(f"module 'fasterqk' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, Protocol
 
 from fasterqk.files import plain
@@ -128,11 +129,11 @@ def duration_text(seconds: float) -> str:
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[Progress]:
-    """A progress bar on standard error when that is a terminal, otherwise silence.
+    """A progress bar on standard error when that is a terminal and rich is installed, otherwise silence.
 
     Yields a function ``report(done, total, note="")``.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() or find_spec("rich") is None:
         yield _silent
         return
     from rich.console import Console

@@ -1,9 +1,48 @@
-"""The one exception that means: the caller's input is wrong, and here is how to mend it."""
+"""Errors that are the caller's to mend: bad input, and a package that an extra would install."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class InputError(ValueError):
-    """Bad input, said in one line that quotes it.
+    """Bad input, described in one line that quotes it.
 
     The command line prints the message and exits with code 2; library users catch it as the
-    ``ValueError`` it is. Anything else that escapes is a bug in fasterqk.
+    ``ValueError`` it is. Any other exception is a bug in fasterqk.
     """
+
+
+class MissingExtra(InputError, ModuleNotFoundError):
+    """A package is missing that comes with an extra of fasterqk; ``name`` is the package."""
+
+
+# The packages of each extra, by the names under which they are imported.
+EXTRAS = {
+    "theory": ("scipy",),
+    "lab": ("scipy", "numba", "matplotlib", "rich", "safetensors", "jinja2"),
+    "hf": ("transformers", "tokenizers", "accelerate", "peft"),
+    "cluster": ("ray",),
+    "tensorboard": ("tensorboard",),
+}
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Import packages of ``extra`` inside this context: one that is missing becomes a :class:`MissingExtra`.
+
+    Contexts may be nested. The outermost extra that has the package is the one to install.
+
+    >>> with needs_extra("lab"):
+    ...     raise ModuleNotFoundError("No module named 'numba'", name="numba")
+    Traceback (most recent call last):
+    fasterqk.errors.MissingExtra: numba is not installed; `pip install 'fasterqk[lab]'` installs it
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS[extra]:
+            raise
+        missing = MissingExtra(f"{package} is not installed; `pip install 'fasterqk[{extra}]'` installs it")
+        missing.name = package
+        raise missing from None

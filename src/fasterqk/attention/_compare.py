@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ def interval(values: Iterable[float | None]) -> Interval:
         raise InputError("an interval needs at least one value")
     if array.size == 1:
         return Interval(float(array[0]), nan, 1)
-    from scipy.special import stdtrit  # the t quantile; scipy.stats would take half a second to import
+    with needs_extra("theory"):  # scipy.stats has the t quantile too, and takes half a second to import
+        from scipy.special import stdtrit
 
     half_width = float(stdtrit(array.size - 1, 0.975)) * float(array.std(ddof=1)) / sqrt(array.size)
     return Interval(float(array.mean()), half_width, array.size)

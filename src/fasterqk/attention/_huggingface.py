@@ -23,7 +23,7 @@ from fasterqk.attention._models import (
     saliency,
 )
 from fasterqk.capture import capture
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 
 
 def encode_for_classifier(
@@ -366,10 +366,8 @@ def load_model(folder: str | PathLike[str]) -> Loaded:
 
     Nothing is downloaded and no code of the folder is run.
     """
-    try:
+    with needs_extra("hf"):
         import transformers
-    except ImportError:
-        raise InputError("measuring needs transformers: pip install 'fasterqk[hf]'") from None
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise InputError(f"{str(folder)!r} is no model folder: it has no config.json")

@@ -11,7 +11,7 @@ from urllib.request import getproxies
 import torch
 from torch import nn
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 
 # Where a class for a configuration is looked for, the plain model first.
 _MAPPINGS = (
@@ -36,10 +36,8 @@ def outline(name: str | None = None, config_file: str | None = None) -> Outline:
     >>> outline("gpt2").source
     "default configuration of model type 'gpt2'"
     """
-    try:
+    with needs_extra("hf"):
         import transformers
-    except ImportError:
-        raise InputError("this needs transformers; install it with: pip install 'fasterqk[hf]'") from None
     if config_file is not None:
         config, source = _from_file(config_file), f"configuration in {config_file!r}"
     elif name is None:

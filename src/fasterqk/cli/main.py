@@ -3,11 +3,12 @@
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from importlib import import_module
 
 from fasterqk import __version__
 from fasterqk.cli.common import Parser
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 
 # Each command is a module of this folder with `configure(parser)` and `run(arguments)`. It is imported
 # only when asked for, and imports numpy, scipy and torch only inside `run`.
@@ -27,6 +28,9 @@ COMMANDS = {
     "report": "a results folder as one page to open",
     "bench": "measure our way against the plain way in one process",
 }
+
+# The commands of the library; all others are of the lab and need its extra.
+_LIBRARY = ("theory", "circuits", "measure")
 
 # Errors of the operating system that mean: this path of yours is not what it should be.
 _WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -88,11 +92,12 @@ def _run(words: list[str]) -> int:
         parser = build_parser()
         command = parser.parse_args(words[:1]).command
         parser.error(f"unknown command {command!r}; choose from {', '.join(COMMANDS)}")
-    module = import_module(f"fasterqk.cli.{words[0]}")
-    parser = Parser(prog=f"fasterqk {words[0]}", description=COMMANDS[words[0]])
-    module.configure(parser)
-    arguments = parser.parse_args(words[1:])
-    return int(module.run(arguments) or 0)
+    with nullcontext() if words[0] in _LIBRARY else needs_extra("lab"):
+        module = import_module(f"fasterqk.cli.{words[0]}")
+        parser = Parser(prog=f"fasterqk {words[0]}", description=COMMANDS[words[0]])
+        module.configure(parser)
+        arguments = parser.parse_args(words[1:])
+        return int(module.run(arguments) or 0)
 
 
 def _drop_unwritten_output() -> None:

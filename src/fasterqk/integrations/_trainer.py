@@ -6,12 +6,14 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from fasterqk.circuits import make_optimizer
 from fasterqk.circuits._ratio import RatioLike
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.integrations._sharpness import PREFIX, Sharpness, rates
+
+with needs_extra("hf"):
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class CircuitOptimizer:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import wrightomega
 
+from fasterqk.errors import needs_extra
 from fasterqk.theory._design import growth_bounds, ratio_for, saturated_remainder
 from fasterqk.theory._flow import (
     Omega,
@@ -29,6 +29,9 @@ from fasterqk.theory._ode import integrate
 from fasterqk.theory._path import Path
 from fasterqk.theory._setting import PARAMETERIZATIONS, QUERIES, Setting
 from fasterqk.theory._solve import solve
+
+with needs_extra("theory"):
+    from scipy.special import wrightomega
 
 _LOSSES = np.array([0.3, 1e-2, 1e-4, 1e-7])
 _SMALL = {"M": 3, "b": 2, "m": 2, "n": 2}  # 384 sequences with a token query

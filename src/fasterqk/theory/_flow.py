@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.integrate import solve_ivp
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.theory._setting import Floats, Setting, check_parameterization
 from fasterqk.theory._solve import trajectory
+
+with needs_extra("theory"):
+    from scipy.integrate import solve_ivp
 
 _LARGEST = 200_000
 

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.integrate import solve_ivp
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.theory._path import RATIOS, Path
 from fasterqk.theory._setting import Floats, Setting, check_range
 from fasterqk.theory._solve import check_loss, check_rate
+
+with needs_extra("theory"):
+    from scipy.integrate import solve_ivp
 
 _RTOL = 1e-12
 _ATOL = 1e-24

@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import expi
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.theory._setting import Floats, Setting, check_parameterization, check_range
+
+with needs_extra("theory"):
+    from scipy.special import expi
 
 # What is accepted: far beyond any use, and still safe from overflow everywhere below.
 RATIOS = (1e-12, 1e12)

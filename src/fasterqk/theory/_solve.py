@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import wrightomega
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.theory._path import RATIOS, Lookup, Path, increasing_roots
 from fasterqk.theory._setting import Floats, Setting, check_range
+
+with needs_extra("theory"):
+    from scipy.special import wrightomega
 
 _TINY = 1e-290
 

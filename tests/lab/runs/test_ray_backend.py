@@ -258,8 +258,8 @@ def test_no_room_is_told_unless_the_cluster_will_grow(ray: PlayedRay) -> None:
 
 
 def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"Ray is not installed; `pip install 'fasterqk\[cluster\]'`"):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(InputError, match=r"^ray is not installed; `pip install 'fasterqk\[cluster\]'`"):
         RayCluster().free()
 
 

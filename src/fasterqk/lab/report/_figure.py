@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import write_bytes, write_csv, write_text
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ HEATMAP = "cividis"
 @contextmanager
 def plotting() -> Iterator[None]:
     """Draw inside this context: no window is opened, and the user's matplotlib settings come back."""
-    import matplotlib
-    from cycler import cycler
+    with needs_extra("lab"):
+        import matplotlib
+        from cycler import cycler
 
     settings: dict[Any, Any] = {
         "backend": "Agg",

@@ -7,7 +7,6 @@ cell it has handed out: a worker that was given up for dead can do no harm. When
 attempt begins from the last checkpoint that came back.
 """
 
-import importlib.util
 import logging
 import math
 import os
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk import __version__
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.lab.runs._execute import Event, Notify, Task, next_attempt, note, one_line, settle
 from fasterqk.lab.runs._remote import Parcel, do_cell, pack, unpack
 from fasterqk.lab.runs._store import claim
@@ -223,12 +222,11 @@ class RayCluster:
     def _join(self) -> None:
         if self._ray is not None:
             return
-        if importlib.util.find_spec("ray") is None:
-            raise InputError("Ray is not installed; `pip install 'fasterqk[cluster]'` installs it")
-        check_address(self._address)
         # Nothing leaves this machine unless somebody asked for it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        import ray
+        with needs_extra("cluster"):
+            import ray
+        check_address(self._address)
 
         self._joined = not ray.is_initialized()
         if self._joined:

@@ -12,7 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import config, njit
+
+from fasterqk.errors import needs_extra
+
+with needs_extra("lab"):
+    from numba import config, njit
 
 settings: Any = config  # its attributes are made at run time
 

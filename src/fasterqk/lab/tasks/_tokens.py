@@ -14,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.lab.tasks._data import find_files, read_json, read_lines, require_files
 
 VOCABULARY_FILES = [["tokenizers/bert-base-uncased/vocab.txt"]]
@@ -28,7 +28,8 @@ class WordPieces:
     """The tokenizer of bert-base-uncased from its vocabulary file; no special tokens are added."""
 
     def __init__(self, path: Path) -> None:
-        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+        with needs_extra("hf"):
+            from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         self.path = path
         self.vocabulary = tuple(read_lines(path))
@@ -162,7 +163,8 @@ class BytePairs:
 
     @cached_property
     def _tokenizer(self) -> Any:
-        from tokenizers import Tokenizer, models, pre_tokenizers
+        with needs_extra("hf"):
+            from tokenizers import Tokenizer, models, pre_tokenizers
 
         lines = (line for line in read_lines(self.paths[1]) if not line.startswith("#version"))
         pairs = [(left, right) for left, blank, right in (line.partition(" ") for line in lines) if blank]

@@ -12,13 +12,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import content_hash, write_bytes
+
+with needs_extra("lab"):
+    import safetensors.torch
+    from safetensors import SafetensorError
 
 FILE_NAME = "checkpoint.safetensors"
 FORMAT = "fasterqk-checkpoint"

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from fasterqk.attention import Instance, measure
 from fasterqk.attention._huggingface import HuggingFaceClassifier
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.lab.tasks import Example, Examples, Task, load_task
 from fasterqk.lab.tasks._data import checksum, read_lines
 from fasterqk.lab.training._batches import PaddedExamples, generator, pad_examples, shuffled_batches
@@ -157,8 +157,9 @@ def _check_vocabulary(task: Task, folder: Path) -> None:
 
 
 def _load(folder: Path, task: Task, seed: int) -> Any:
-    from transformers import AutoModelForSequenceClassification
-    from transformers.utils import logging
+    with needs_extra("hf"):
+        from transformers import AutoModelForSequenceClassification
+        from transformers.utils import logging
 
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # that the new head has no weights yet is meant

@@ -1,0 +1,112 @@
+"""Extras: the core works without their packages, and what needs one says which in one line."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fasterqk.errors import EXTRAS, InputError, MissingExtra, needs_extra
+
+ROOT = Path(__file__).parents[1]
+
+# An interpreter without the packages of all extras, as `pip install fasterqk` makes it.
+WITHOUT_EXTRAS = f"""
+import sys
+from importlib.machinery import PathFinder
+
+class WithoutExtras(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        missing = name.partition(".")[0] in {sorted({name for names in EXTRAS.values() for name in names})!r}
+        return None if missing else PathFinder.find_spec(name, path, target)
+
+sys.meta_path = [WithoutExtras if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+CORE = """
+import torch
+import fasterqk
+
+torch.manual_seed(0)
+model = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+circuits = fasterqk.find_circuits(model)
+optimizer = fasterqk.make_optimizer(model, torch.optim.AdamW, lr=1e-3, qk_ratio=10)
+(model(torch.randn(2, 5, 16)) * torch.randn(2, 5, 16)).sum().backward()
+before = model.self_attn.in_proj_weight.detach().clone()
+optimizer.step()
+moved = (model.self_attn.in_proj_weight.detach() - before).abs().mean(1).split(16)
+print([round(float(part.mean() / moved[2].mean())) for part in moved])
+"""
+COMMAND = "from fasterqk.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def run_without_extras(code: str, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT_EXTRAS + code, *words], capture_output=True, text=True
+    )
+
+
+def test_the_core_needs_torch_and_numpy_only() -> None:
+    done = run_without_extras(CORE)
+    assert (done.stdout, done.stderr, done.returncode) == ("[10, 10, 1]\n", "", 0)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["circuits", "--help"], ["theory", "solve", "--help"]])
+def test_help_needs_no_extra(words: list[str]) -> None:
+    done = run_without_extras(COMMAND, *words)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        ("theory solve --qk-ratio 10 --loss 1e-4", "theory"),
+        ("reproduce fig4", "lab"),
+        ("train agreement", "lab"),
+        ("synthetic train --parameterization FAFO --qk-ratio 10", "lab"),
+        ("circuits gpt2", "hf"),
+        ("measure --model model --data data.jsonl", "hf"),
+    ],
+)
+def test_a_command_names_the_extra_it_needs(words: str, extra: str, tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"text": "a", "label": 0, "spans": []}\n')
+    done = run_without_extras(f"import os; os.chdir({str(tmp_path)!r})\n{COMMAND}", *words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    line = rf"fasterqk {words.split()[0]}: \w+ is not installed; `pip install 'fasterqk\[{extra}\]'` installs it\n"
+    assert re.fullmatch(line, done.stderr), done.stderr
+
+
+def test_a_function_names_the_extra_it_needs() -> None:
+    code = "import fasterqk\ntry: fasterqk.theory\nexcept fasterqk.InputError as error: print(error)"
+    done = run_without_extras(code)
+    assert done.stdout == "scipy is not installed; `pip install 'fasterqk[theory]'` installs it\n"
+
+
+def test_the_outermost_extra_is_named() -> None:
+    with pytest.raises(MissingExtra, match=r"scipy .*fasterqk\[lab\]"), needs_extra("lab"):
+        with needs_extra("theory"):
+            raise ModuleNotFoundError("No module named 'scipy.special'", name="scipy.special")
+    with pytest.raises(InputError, match=r"peft .*fasterqk\[hf\]"), needs_extra("lab"), needs_extra("hf"):
+        raise ModuleNotFoundError("No module named 'peft'", name="peft")
+
+
+def test_a_module_of_no_extra_is_a_bug() -> None:
+    with pytest.raises(ModuleNotFoundError) as caught, needs_extra("lab"):
+        import fasterqk.no_such_module  # noqa: F401
+    assert not isinstance(caught.value, MissingExtra)
+
+
+def test_extras_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+    def names(requirements: list[str]) -> set[str]:
+        return {re.split("[<>=\\[]", text)[0] for text in requirements}
+
+    extras = {name: names(wanted) for name, wanted in project["optional-dependencies"].items()}
+    assert names(project["dependencies"]) == {"torch", "numpy"}
+    extras["lab"] = extras["lab"] - {"fasterqk"} | extras["theory"]
+    assert {name: set(packages) for name, packages in EXTRAS.items()} == {
+        name: packages for name, packages in extras.items() if name != "dev"
+    }
