@@ -7,19 +7,8 @@ import pytest
 
 import fasterqk
 
-NAMES = [
-    "find_circuits",
-    "make_optimizer",
-    "param_groups",
-    "check_circuits",
-    "scale_circuits",
-    "normalize_gradients",
-    "describe",
-    "Ramp",
-    "measure",
-    "matched_loss",
-    "InputError",
-]
+NAMES = ["find_circuits", "make_optimizer", "param_groups", "check_circuits", "scale_circuits"]
+NAMES += ["normalize_gradients", "describe", "Ramp", "measure", "matched_loss", "InputError"]
 PACKAGES = ["circuits", "capture", "attention", "theory", "integrations", "lab"]
 
 
