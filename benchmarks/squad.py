@@ -78,8 +78,8 @@ def _timed_steps(workload: Generation, progress: Callable[..., None], before: in
         "speedup": middle["plain"] / middle["ours"],
         "plain_seconds": middle["plain"],
         "seconds": middle["ours"],
-        "plain_examples_per_second": config.batch_size / middle["plain"],
-        "examples_per_second": config.batch_size / middle["ours"],
+        "plain_examples_per_second": config.optimisation.batch_size / middle["plain"],
+        "examples_per_second": config.optimisation.batch_size / middle["ours"],
         "mean_tokens": float(workload.train.lengths.double().mean()),
         "first_loss": losses[0],
         "last_loss": losses[-1],
@@ -89,20 +89,22 @@ def _timed_steps(workload: Generation, progress: Callable[..., None], before: in
 def _plain_step(workload: Generation) -> Callable[[Tensor], None]:
     """The plain way, as a function that takes a step on a batch."""
     config = workload.config
-    model = PlainGenerator(workload.model, config.dropout).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    model = PlainGenerator(workload.model, config.model.dropout).train()
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=config.optimisation.lr, weight_decay=config.optimisation.weight_decay
+    )
 
     def step(chosen: Tensor) -> None:
-        tokens, labels = padded(workload.train, chosen, config.context)
+        tokens, labels = padded(workload.train, chosen, config.model.context)
         optimizer.zero_grad()
         loss = cross_entropy(
             model(tokens).flatten(0, 1),
             labels.flatten(),
             ignore_index=IGNORED,
-            label_smoothing=config.label_smoothing,
+            label_smoothing=config.optimisation.label_smoothing,
         )
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.clip or torch.inf)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimisation.clip or torch.inf)
         optimizer.step()
 
     return step

@@ -46,7 +46,7 @@ def run(progress: Callable[..., None]) -> dict[str, Any]:
         "seconds": middle["ours"],
         "plain_steps_per_second": 1 / middle["plain"],
         "steps_per_second": 1 / middle["ours"],
-        "batch_size": config.batch_size,
+        "batch_size": config.optimisation.batch_size,
         "threads": torch.get_num_threads(),
         "rounds": ROUNDS,
     }
@@ -57,7 +57,9 @@ def _plain_steps(
 ) -> Callable[[int], None]:
     """The plain way, as a function that takes so many steps."""
     plain = PlainClassifier(model)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(
+        plain.parameters(), lr=config.optimisation.lr, weight_decay=config.optimisation.weight_decay
+    )
     width = min(PADDED_TO, train.tokens.shape[1])
     tokens = pad(train.tokens[:, :width], (0, PADDED_TO - width), value=train.pad)
     read = train.read.clamp_max(PADDED_TO - 1)

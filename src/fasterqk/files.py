@@ -14,6 +14,7 @@ import math
 import os
 import secrets
 import shutil
+import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -103,8 +104,35 @@ def _sync_folder(path: Path) -> None:
 # --- Canonical JSON, and the content hash by which a configuration finds its results again ---
 
 SCHEMA_VERSION = 1
-# Key in a field's metadata, see `_defaults`.
-USUALLY = "usually"
+# Metadata of a field that is a part of a configuration: a dataclass whose fields count as the configuration's
+# own. It is read by part (`config.model.layers`), while its JSON, its hash and the specs of sweeps are flat
+# (`layers`), so names of fields have to be unique over the parts.
+PART = {"part": True}
+
+
+def config_values(config: Any) -> Iterator[tuple[str, Any]]:
+    """The name and value of each field of a dataclass, with the fields of a part in its place."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if _is_part(field):
+            yield from config_values(value)
+        else:
+            yield field.name, value
+
+
+def config_types(kind: Any) -> dict[str, Any]:
+    """The type of each field that a dataclass is made with, with the fields of a part in its place."""
+    hints = typing.get_type_hints(kind)
+    types: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if field.init:
+            hint = hints[field.name]
+            types |= config_types(hint) if _is_part(field) else {field.name: hint}
+    return types
+
+
+def _is_part(field: "dataclasses.Field[Any]") -> bool:
+    return bool(field.metadata.get("part"))
 
 
 def plain(value: Any) -> Any:
@@ -122,7 +150,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return plain(value.value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: plain(item) for name, item in config_values(value)}
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -152,8 +180,9 @@ def config_fields(config: Any) -> dict[str, Any]:
     """
     fields: dict[str, Any] = {}
     kind: Any = type(config)
-    for name, default in _defaults(kind):
-        value = getattr(config, name)
+    defaults = _defaults(kind)
+    for name, value in config_values(config):
+        default = defaults[name]
         if value is default or _is_default(default, value):
             continue
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -169,7 +198,7 @@ def config_fields(config: Any) -> dict[str, Any]:
 
 def config_defaults(kind: Any) -> dict[str, Any]:
     """The defaults of a dataclass as plain JSON data; fields without a default are left out."""
-    return {name: plain(value) for name, value in _defaults(kind) if value is not dataclasses.MISSING}
+    return {name: plain(value) for name, value in _defaults(kind).items() if value is not dataclasses.MISSING}
 
 
 def content_hash(config: Any) -> str:
@@ -195,20 +224,14 @@ def content_hash(config: Any) -> str:
 
 
 @functools.cache  # a sweep hashes thousands of configurations of one class
-def _defaults(kind: Any) -> list[tuple[str, Any]]:
-    """The fields of a dataclass with their defaults, ``MISSING`` where there is none.
-
-    A default that depends on other fields stands in the field's metadata as what it usually is.
-    """
-    return [
-        (
-            field.name,
-            field.metadata.get(USUALLY, field.default)
-            if field.default_factory is dataclasses.MISSING
-            else field.default_factory(),
-        )
-        for field in dataclasses.fields(kind)
-    ]
+def _defaults(kind: Any) -> dict[str, Any]:
+    """The default of each field of a dataclass, ``MISSING`` where there is none."""
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        factory = field.default_factory
+        value = field.default if factory is dataclasses.MISSING else factory()
+        defaults |= dict(config_values(value)) if _is_part(field) else {field.name: value}
+    return defaults
 
 
 def _all_finite(value: Any) -> bool:

@@ -21,5 +21,14 @@ def test_both_ways_are_timed_on_the_same_questions(monkeypatch):
 
 def test_the_model_that_is_timed_is_the_papers():
     config = squad._config("random-full-vocabulary")
-    assert (config.layers, config.width, config.mlp_width, config.context) == (6, 300, 1200, 256)
-    assert (config.dropout, config.label_smoothing, config.clip) == (0.2, 0.1, 0.5)
+    assert (config.model.layers, config.model.width, config.model.mlp_width, config.model.context) == (
+        6,
+        300,
+        1200,
+        256,
+    )
+    assert (config.model.dropout, config.optimisation.label_smoothing, config.optimisation.clip) == (
+        0.2,
+        0.1,
+        0.5,
+    )

@@ -27,7 +27,7 @@ def in_this_process(monkeypatch):
         return sweep(configs, function, out, **{**options, "workers": 0})
 
     def train(config, **options):
-        accuracy = 0.6 if config.lr > 1e-3 else 0.5
+        accuracy = 0.6 if config.optimisation.lr > 1e-3 else 0.5
         return {"diverged": False, "best": {"validation_accuracy": accuracy, "epoch": 1.0}}
 
     monkeypatch.setattr(tuning, "sweep", here)

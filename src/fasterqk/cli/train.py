@@ -98,7 +98,7 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[s
 
     if arguments.data_dir:
         os.environ[VARIABLE] = arguments.data_dir
-    load_any_task(config.task, form=config.form, file=config.file)
+    load_any_task(config.task, form=config.data.form, file=config.data.file)
     with failures_in_one_line():
         (result,) = sweep(
             [config],

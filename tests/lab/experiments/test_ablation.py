@@ -1,9 +1,9 @@
 import csv
-import dataclasses
 import math
 
 import pytest
 
+from fasterqk.files import config_values
 from fasterqk.lab.experiments.ablation_hatexplain import (
     EQUAL,
     METRICS,
@@ -20,7 +20,7 @@ SPEEDS |= {"qk_imbalance", "gradient_norm", "epochs"}
 
 
 def changes(experiment, arm):
-    one, other = (dataclasses.asdict(experiment.arms[name]) for name in (EQUAL, arm))
+    one, other = (dict(config_values(experiment.arms[name])) for name in (EQUAL, arm))
     return {name: other[name] for name in one if one[name] != other[name]}
 
 

@@ -1,7 +1,6 @@
-import dataclasses
-
 import pytest
 
+from fasterqk.files import config_values
 from fasterqk.lab.experiments._arm_tables import as_text, describe, save_layers
 from fasterqk.lab.experiments._arms import BASELINE, FASTER
 from fasterqk.lab.experiments.table_layers import MODELS, PAPER, summarize_layers, table_layers
@@ -9,7 +8,7 @@ from fasterqk.lab.experiments.table_layers import MODELS, PAPER, summarize_layer
 
 @pytest.mark.parametrize("layers", MODELS)
 def test_arms_differ_in_the_query_key_rate_and_nothing_else(layers):
-    one, other = (dataclasses.asdict(table_layers(layers).arms[arm]) for arm in (BASELINE, FASTER))
+    one, other = (dict(config_values(table_layers(layers).arms[arm])) for arm in (BASELINE, FASTER))
     assert {name: other[name] for name in one if one[name] != other[name]} == {"qk_ratio": 30.0}
 
 
@@ -23,7 +22,7 @@ def test_sizes_are_those_of_the_papers_appendix():
 @pytest.mark.parametrize("epochs", [1, 5, 8, 30])
 def test_fewer_epochs_go_as_far_as_the_papers_thirty(epochs):
     config = table_layers(2, epochs=epochs).arms[BASELINE]
-    assert config.lr * config.epochs == pytest.approx(30 * 5e-5)
+    assert config.optimisation.lr * config.optimisation.epochs == pytest.approx(30 * 5e-5)
 
 
 def test_the_papers_numbers_stand_beside():

@@ -9,13 +9,20 @@ from fasterqk.lab.experiments.table_squad import PAPER, RELEASED, RELEASED_STEPS
 def test_arms_of_the_paper_differ_in_the_query_key_rate_alone(size):
     experiment = table_squad(size)["paper"]
     assert experiment.arms[FASTER] == experiment.arms[BASELINE].replace(qk_ratio=20)
-    assert experiment.arms[BASELINE].qk_ratio == 1
+    assert experiment.arms[BASELINE].optimisation.qk_ratio == 1
 
 
 def test_the_papers_size_and_rates():
     found = table_squad("paper", seeds=5)
     arm = found["paper"].arms[BASELINE]
-    assert (arm.layers, arm.width, arm.heads, arm.head_width, arm.mlp_width, arm.context) == (
+    assert (
+        arm.model.layers,
+        arm.model.width,
+        arm.model.heads,
+        arm.model.head_width,
+        arm.model.mlp_width,
+        arm.model.context,
+    ) == (
         6,
         300,
         6,
@@ -23,12 +30,22 @@ def test_the_papers_size_and_rates():
         1200,
         256,
     )
-    assert (arm.lr, arm.dropout, arm.batch_size * arm.accumulate) == (5e-5, 0.2, 64)
+    assert (
+        arm.optimisation.lr,
+        arm.model.dropout,
+        arm.optimisation.batch_size * arm.optimisation.accumulate,
+    ) == (5e-5, 0.2, 64)
     released = found["released"].arms
-    rates = {place: (config.lr * config.qk_ratio, config.lr) for place, config in released.items()}
+    rates = {
+        place: (config.optimisation.lr * config.optimisation.qk_ratio, config.optimisation.lr)
+        for place, config in released.items()
+    }
     assert rates == {BASELINE: (5e-4, 5e-4), FASTER: (pytest.approx(1e-3), 5e-5)}
-    assert [config.epochs for config in released.values()] == [70, 100]
-    warm = [config.warmup * config.epochs * RELEASED_STEPS for config in released.values()]
+    assert [config.optimisation.epochs for config in released.values()] == [70, 100]
+    warm = [
+        config.optimisation.warmup * config.optimisation.epochs * RELEASED_STEPS
+        for config in released.values()
+    ]
     assert warm == [pytest.approx(1000)] * 2
     assert found["paper"].seeds == tuple(range(1234, 1239))
     assert set(PAPER[BASELINE]) == set(RELEASED[FASTER])
@@ -46,8 +63,8 @@ def test_arms_are_chosen_by_name():
     }
     slower = table_squad("small", lr=1e-4)["paper"].arms
     assert slower[FASTER] == slower[BASELINE].replace(qk_ratio=20)
-    assert slower[BASELINE].lr == 1e-4
-    assert {config.epochs for each in both.values() for config in each.arms.values()} == {1}
+    assert slower[BASELINE].optimisation.lr == 1e-4
+    assert {config.optimisation.epochs for each in both.values() for config in each.arms.values()} == {1}
 
 
 def test_unknown_sizes_and_arms_are_one_line():

@@ -1,16 +1,16 @@
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 from fasterqk.errors import InputError
+from fasterqk.files import config_values
 from fasterqk.lab.experiments import table_sva as module
 from fasterqk.lab.experiments._arms import BASELINE, FASTER
 from fasterqk.lab.experiments.table_sva import RATES, choose_rate, released_epochs, table_sva
 
 
 def differences(experiment):
-    one, other = (dataclasses.asdict(experiment.arms[arm]) for arm in (BASELINE, FASTER))
+    one, other = (dict(config_values(experiment.arms[arm])) for arm in (BASELINE, FASTER))
     return {name: other[name] for name in one if one[name] != other[name]}
 
 
@@ -19,8 +19,18 @@ def test_paper_arms_differ_in_the_query_key_rate_and_nothing_else(form):
     experiment = table_sva("paper", form, lr=3e-4)
     assert differences(experiment) == {"qk_ratio": 100.0}
     base = experiment.arms[BASELINE]
-    assert (base.form, base.lr, base.batch_size, base.optimizer) == (form, 3e-4, 256, "adamw")
-    assert (base.mlp_width, base.residual, base.read, base.decay) == (0, False, "last", "independent")
+    assert (
+        base.data.form,
+        base.optimisation.lr,
+        base.optimisation.batch_size,
+        base.optimisation.optimizer,
+    ) == (form, 3e-4, 256, "adamw")
+    assert (base.model.mlp_width, base.model.residual, base.model.read, base.optimisation.decay) == (
+        0,
+        False,
+        "last",
+        "independent",
+    )
     assert experiment.seeds == (1234, 1235, 1236, 1237, 1238)
 
 
@@ -31,9 +41,19 @@ def test_released_arms_differ_in_all_that_the_notebooks_multiply():
     assert set(faster.pop("faster")) >= {"embedding.*", "positions", "*.W_Q", "*.b_Q", "*.W_K", "*.b_K"}
     assert not faster
     base = experiment.arms[BASELINE]
-    assert (base.optimizer, base.momentum, base.lr, base.batch_size) == ("sgd", 0.99, 5e-4, 32)
-    assert (base.epochs, base.weight_decay, base.clip, base.form) == (15, 1e-5, None, "released")
-    assert base.evaluation == "released-sva"
+    assert (
+        base.optimisation.optimizer,
+        base.optimisation.momentum,
+        base.optimisation.lr,
+        base.optimisation.batch_size,
+    ) == ("sgd", 0.99, 5e-4, 32)
+    assert (
+        base.optimisation.epochs,
+        base.optimisation.weight_decay,
+        base.optimisation.clip,
+        base.data.form,
+    ) == (15, 1e-5, None, "released")
+    assert base.evaluation.protocol == "released-sva"
 
 
 def test_only_whole_sentences_have_printed_numbers_and_a_released_protocol():
@@ -54,7 +74,7 @@ def choose(monkeypatch, tmp_path):
 
         def sweep(cells, function, out, **options):
             seen.extend(cells)
-            reached = [found[cell.lr] for cell in seen]
+            reached = [found[cell.optimisation.lr] for cell in seen]
             return [{"diverged": a is None, "validation": a and {"accuracy": a}} for a in reached]
 
         task = SimpleNamespace(splits={"validation": range(sentences)})
@@ -79,7 +99,9 @@ def test_the_rate_is_the_smallest_within_one_standard_error_of_the_best(choose):
         "0.003": 0.9,
         "0.01": None,
     }
-    settings = {(cell.qk_ratio, cell.seed, cell.epochs, cell.form) for cell in seen}
+    settings = {
+        (cell.optimisation.qk_ratio, cell.seed, cell.optimisation.epochs, cell.data.form) for cell in seen
+    }
     assert settings == {(1.0, 1234, 2, "prefix")}
 
 

@@ -29,7 +29,7 @@ class Landscape:
         if len(self.asked) == self.stop_after:
             raise KeyboardInterrupt
         self.asked.append(config)
-        value = self.accuracy(config.lr, config.qk_ratio, config.seed)
+        value = self.accuracy(config.optimisation.lr, config.optimisation.qk_ratio, config.seed)
         best = None if value is None else {"validation_accuracy": value, "epoch": 2.0}
         return {"diverged": value is None, "best": best}
 
@@ -59,17 +59,17 @@ def test_the_grid_is_the_papers_range():
 
 
 def test_runs_of_a_search_measure_no_attention_and_start_from_equal_rates(base):
-    assert (base.evaluation, base.qk_ratio) == ("fit", 1)
-    assert search_of(TrainConfig("hatexplain", qk_ratio=30), epochs=4).base.epochs == 4
+    assert (base.evaluation.protocol, base.optimisation.qk_ratio) == ("fit", 1)
+    assert search_of(TrainConfig("hatexplain", qk_ratio=30), epochs=4).base.optimisation.epochs == 4
 
 
 def test_the_rate_comes_first_then_the_multiplier_at_that_rate(base, landscape, tmp_path):
     asked = landscape(peak_at_one_thousandth).asked
     found = tune(search(base), tmp_path, workers=0)
     assert (found["lr"], found["qk_ratio"]) == (1e-3, 30)
-    stages = [config.qk_ratio == 1 for config in asked]
+    stages = [config.optimisation.qk_ratio == 1 for config in asked]
     assert stages == sorted(stages, reverse=True)
-    assert {config.lr for config in asked if config.qk_ratio != 1} == {1e-3}
+    assert {config.optimisation.lr for config in asked if config.optimisation.qk_ratio != 1} == {1e-3}
     assert found["accuracy"]["equal_rates"]["mean"] == pytest.approx(0.7)
     assert found["accuracy"]["faster_qk"]["mean"] == pytest.approx(0.75)
 

@@ -81,7 +81,10 @@ def test_learning_rates_of_the_circuits() -> None:
 def test_the_rates_are_those_of_the_optimizer() -> None:
     """The curve is computed from the schedule; the loop sets an optimizer's rates to the same numbers."""
     config = TrainConfig("agreement", lr=1e-3, qk_ratio=30, epochs=1)
-    groups = [{"params": [torch.zeros(1)], "lr": rate} for rate in (config.lr * config.qk_ratio, config.lr)]
+    groups = [
+        {"params": [torch.zeros(1)], "lr": rate}
+        for rate in (config.optimisation.lr * config.optimisation.qk_ratio, config.optimisation.lr)
+    ]
     optimizer = torch.optim.SGD(groups)
     set_rates(optimizer, factor(config, 30, 100))
     ((_, told),) = scalars([{"step": 30, "epoch": 0.3}], config)

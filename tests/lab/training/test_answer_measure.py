@@ -67,7 +67,7 @@ def single_steps(model, prompt, answer):
 
 def test_every_score_is_that_of_single_questions_and_steps(model, task, config):
     split = pack_questions(task.splits["test"])
-    written = generate(model, split, END, config.answer_tokens)
+    written = generate(model, split, END, config.evaluation.answer_tokens)
     assert len({len(answer) for answer in written}) > 1
     found = measure_answers(model, split, task, config, attention=True)
     names = ("rollout", "null", "uniform", "average", "entropy", "uniform entropy")
@@ -158,7 +158,7 @@ def test_answers_are_scored_against_all_gold_answers(model, task, config):
     split = pack_questions(task.splits["test"])
     texts = [
         task.text([token for token in answer if token != END])
-        for answer in generate(model, split, END, config.answer_tokens)
+        for answer in generate(model, split, END, config.evaluation.answer_tokens)
     ]
     right = [bool(text) and n % 3 < 2 for n, text in enumerate(texts)]
     gold = tuple(("nothing", text if own else "else") for text, own in zip(texts, right, strict=True))

@@ -3,8 +3,9 @@ import dataclasses
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk.files import content_hash
-from fasterqk.lab.training import TrainConfig
+from fasterqk.files import config_fields, config_types, config_values, content_hash, plain
+from fasterqk.lab.training import Model, Optimisation, TrainConfig
+from fasterqk.lab.training._config import PARTS, TASK_SETTINGS
 
 
 def test_whole_numbers_and_lists_name_the_same_run():
@@ -15,23 +16,65 @@ def test_whole_numbers_and_lists_name_the_same_run():
 
 
 def test_settings_of_the_task_unless_given():
-    assert TrainConfig("hatexplain").lr == 5e-5
-    assert TrainConfig("hatexplain").epochs == 30
-    assert TrainConfig("agreement").lr != TrainConfig("hatexplain").lr
-    assert TrainConfig("agreement", lr=1.0).lr == 1.0
-    given = TrainConfig("agreement", lr=TrainConfig("agreement").lr)
+    assert TrainConfig("hatexplain").optimisation.lr == 5e-5
+    assert TrainConfig("hatexplain").optimisation.epochs == 30
+    assert TrainConfig("agreement").optimisation.lr != TrainConfig("hatexplain").optimisation.lr
+    assert TrainConfig("agreement", lr=1.0).optimisation.lr == 1.0
+    given = TrainConfig("agreement", lr=TrainConfig("agreement").optimisation.lr)
     assert content_hash(given) == content_hash(TrainConfig("agreement"))
 
 
 def test_replace_changes_one_field_and_keeps_the_others():
     config = TrainConfig("agreement", seed=3)
     changed = config.replace(qk_ratio=10)
-    assert (changed.seed, changed.qk_ratio, changed.lr) == (3, 10.0, config.lr)
+    assert (changed.seed, changed.optimisation.qk_ratio) == (3, 10.0)
+    assert changed.optimisation.lr == config.optimisation.lr
+    assert (changed.model, changed.data, changed.evaluation) == (config.model, config.data, config.evaluation)
+
+
+def test_parts_may_be_given_whole_and_changed_by_field():
+    config = TrainConfig("sva", optimisation=Optimisation(lr=0.5, qk_ratio=3))
+    assert config.optimisation == Optimisation(lr=0.5, qk_ratio=3.0)
+    assert config.model == TrainConfig("sva").model
+    changed = config.replace(epochs=2, model=Model(layers=3), seed=1)
+    assert changed.optimisation == Optimisation(lr=0.5, qk_ratio=3.0, epochs=2)
+    assert changed.model == Model(layers=3)
+    assert TrainConfig("sva", model=Model(), width=8).model == Model(width=8)
+    with pytest.raises(InputError, match="evaluation 'fit' is not of type Evaluation"):
+        TrainConfig("sva", evaluation="fit")
+
+
+def test_names_of_fields_are_unique_over_the_parts():
+    names = [f.name for kind in (TrainConfig, *PARTS.values()) for f in dataclasses.fields(kind)]
+    assert len(names) == len(set(names))
+    assert list(plain(TrainConfig("sva"))) == list(config_types(TrainConfig))
+
+
+@pytest.mark.parametrize("task", TASK_SETTINGS)
+def test_the_settings_of_a_task_are_fields(task):
+    assert TASK_SETTINGS[task].keys() <= config_types(TrainConfig).keys()
+    values = dict(config_values(TrainConfig(task)))
+    assert {name: values[name] for name in TASK_SETTINGS[task]} == TASK_SETTINGS[task]
+
+
+def test_what_is_stored_is_flat_and_leaves_out_defaults():
+    assert config_fields(TrainConfig("hatexplain", seed=1, qk_ratio=30)) == {
+        "task": "hatexplain",
+        "seed": 1,
+        "qk_ratio": 30.0,
+    }
+    assert config_fields(TrainConfig("agreement", layers=2)) == {
+        "task": "agreement",
+        "lr": 1e-4,
+        "epochs": 8,
+        "layers": 2,
+        "context": 32,
+    }
 
 
 def test_every_field_survives_a_round_trip_through_plain_values():
     config = TrainConfig("agreement", faster=("a.*",), train_limit=7, clip=None)
-    assert TrainConfig(**dataclasses.asdict(config)) == config
+    assert TrainConfig(**plain(config)) == config
 
 
 @pytest.mark.parametrize(
@@ -70,3 +113,5 @@ def test_bad_values_are_quoted(field, value):
 def test_unknown_field_is_named():
     with pytest.raises(InputError, match="'learning_rate' is no field"):
         TrainConfig("agreement").replace(learning_rate=1)
+    with pytest.raises(InputError, match="'learning_rate' is no field"):
+        TrainConfig("agreement", learning_rate=1)

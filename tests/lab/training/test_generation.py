@@ -81,7 +81,7 @@ def in_double_precision(workload):
 
 
 def plain_loss(model, workload, chosen, smoothing):
-    tokens, labels = padded(workload.train, chosen, workload.config.context)
+    tokens, labels = padded(workload.train, chosen, workload.config.model.context)
     return cross_entropy(
         model(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing
     )
@@ -110,7 +110,7 @@ def test_a_run_takes_the_steps_of_the_plain_way(config):
     config = config.replace(qk_ratio=1, weight_decay=0.0, warmup=0, schedule="constant")
     workload = in_double_precision(Generation(config))
     plain = PlainGenerator(workload.model)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=config.lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=config.optimisation.lr, weight_decay=0.0)
     steps = Steps(config, workload)
     for chosen in workload.batches(0)[:6]:
         optimizer.zero_grad()
@@ -183,11 +183,11 @@ def test_results_have_what_tables_need(config):
 
 
 def test_a_run_judged_by_its_fit_measures_no_attention(config):
-    result = train(config.replace(epochs=1, evaluation="fit"))
+    result = train(config.replace(epochs=1, protocol="fit"))
     assert "mrta" not in result["test"]
     assert not any("mrta" in record for record in result["history"])
     with pytest.raises(InputError, match="answers have no evaluation 'mine'; choose from paper, fit"):
-        Generation(config.replace(evaluation="mine"))
+        Generation(config.replace(protocol="mine"))
 
 
 def test_prompts_too_long_are_left_out_and_counted(config, task):
@@ -203,10 +203,10 @@ def test_prompts_too_long_are_left_out_and_counted(config, task):
 def test_the_embedding_can_learn_at_a_rate_of_its_own(config):
     steps = Steps(config.replace(embedding_ratio=0.1, weight_decay=0.3), Generation(config))
     groups = {name: group for group in steps.optimizer.param_groups for name in group["param_names"]}
-    assert groups["embedding.weight"]["lr"] == pytest.approx(0.1 * config.lr)
+    assert groups["embedding.weight"]["lr"] == pytest.approx(0.1 * config.optimisation.lr)
     assert groups["embedding.weight"]["weight_decay"] == 0
-    assert groups["positions.weight"]["lr"] == pytest.approx(config.lr)
-    assert groups["blocks.0.attention.query.weight"]["lr"] == pytest.approx(5 * config.lr)
+    assert groups["positions.weight"]["lr"] == pytest.approx(config.optimisation.lr)
+    assert groups["blocks.0.attention.query.weight"]["lr"] == pytest.approx(5 * config.optimisation.lr)
 
 
 def test_word_vectors_start_the_embedding(config, task, monkeypatch):

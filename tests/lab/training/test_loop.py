@@ -155,7 +155,7 @@ def test_a_plateau_on_which_the_loss_still_falls_is_no_reason_to_stop(config):
 
 
 def test_a_run_judged_by_its_fit_measures_no_attention(config):
-    result = train(config.replace(epochs=1, evaluation="fit"))
+    result = train(config.replace(epochs=1, protocol="fit"))
     assert result["validation"].keys() == {"loss", "accuracy"}
     assert not any("mrta" in record for record in result["history"])
 
@@ -201,7 +201,7 @@ def test_checkpoint_of_another_run_is_refused(config, tmp_path):
 
 def test_unknown_evaluation_is_an_error(config):
     with pytest.raises(InputError, match="unknown evaluation 'mine'; choose from paper"):
-        train(config.replace(evaluation="mine"))
+        train(config.replace(protocol="mine"))
 
 
 def test_a_file_that_changed_since_is_refused(config):

@@ -19,9 +19,9 @@ def double_precision():
 def train_plainly(plain, workload, config, optimizer, steps):
     """The reference: every position, the whole vocabulary, torch's own clipping."""
     train = workload.splits["train"]
-    total = config.epochs * len(workload.batches(0))
+    total = config.optimisation.epochs * len(workload.batches(0))
     rates = [group["lr"] for group in optimizer.param_groups]
-    batches = [batch for epoch in range(config.epochs) for batch in workload.batches(epoch)]
+    batches = [batch for epoch in range(config.optimisation.epochs) for batch in workload.batches(epoch)]
     for step in range(steps):
         chosen = batches[step]
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
@@ -29,7 +29,7 @@ def train_plainly(plain, workload, config, optimizer, steps):
         optimizer.zero_grad()
         tokens, read = train.tokens[chosen], train.read[chosen]
         cross_entropy(plain(tokens, read), train.labels[chosen]).backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), config.clip)
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), config.optimisation.clip)
         optimizer.step()
 
 
@@ -51,10 +51,14 @@ def split_by_circuit(plain, config):
     names = dict(plain.named_parameters())
     qk = [p for name, p in names.items() if name.endswith(("W_Q", "W_K", "b_Q", "b_K"))]
     rest = [p for name, p in names.items() if not name.endswith(("W_Q", "W_K", "b_Q", "b_K"))]
-    ratio = config.qk_ratio
+    ratio = config.optimisation.qk_ratio
     return [
-        {"params": rest, "lr": config.lr, "weight_decay": config.weight_decay},
-        {"params": qk, "lr": config.lr * ratio, "weight_decay": config.weight_decay / ratio},
+        {"params": rest, "lr": config.optimisation.lr, "weight_decay": config.optimisation.weight_decay},
+        {
+            "params": qk,
+            "lr": config.optimisation.lr * ratio,
+            "weight_decay": config.optimisation.weight_decay / ratio,
+        },
     ]
 
 
@@ -91,10 +95,13 @@ def test_stale_gradients_of_the_frozen_mlp_enter_the_norm(config):
     known = [p for name, p in plain.named_parameters() if not name.endswith(("_in", "_out"))]
     chosen = {id(p) for p in split_by_circuit(plain, config)[1]["params"]}
     groups = [
-        {"params": [p for p in known if id(p) not in chosen], "lr": config.lr},
-        {"params": [p for p in known if id(p) in chosen], "lr": config.lr * config.qk_ratio},
+        {"params": [p for p in known if id(p) not in chosen], "lr": config.optimisation.lr},
+        {
+            "params": [p for p in known if id(p) in chosen],
+            "lr": config.optimisation.lr * config.optimisation.qk_ratio,
+        },
     ]
-    optimizer = torch.optim.AdamW(groups, weight_decay=config.weight_decay)
+    optimizer = torch.optim.AdamW(groups, weight_decay=config.optimisation.weight_decay)
     # The optimizer's zero_grad does not know the MLP, whose gradients add up, as in the notebooks.
     train_plainly(plain, workload, config, optimizer, 25)
     steps = Steps(config, workload)

@@ -54,7 +54,7 @@ def run_cells(
     use_data_dir(arguments)
     config = next(iter(experiment.arms.values()))
     # Missing or damaged data is told before any worker starts.
-    task = load_any_task(config.task, form=config.form, file=config.file)
+    task = load_any_task(config.task, form=config.data.form, file=config.data.file)
     with progress_bar(experiment.name) as progress, failures_in_one_line():
         results = run_arms(
             experiment,

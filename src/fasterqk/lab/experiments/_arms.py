@@ -78,7 +78,7 @@ def summarize_arms(experiment: Experiment, results: Results) -> dict[str, Any]:
             "experiment": experiment.name,
             "protocol": experiment.protocol,
             "seeds": list(experiment.seeds),
-            "epochs": next(iter(experiment.arms.values())).epochs,
+            "epochs": next(iter(experiment.arms.values())).optimisation.epochs,
             "arms": {arm: _arm(experiment, results, ends, arm) for arm in experiment.arms},
             "difference": _nested(names, lambda name: _difference(experiment, ends, name)),
             "matched": _matched(experiment, results, [name for name in names if name != "loss"]),
@@ -103,8 +103,8 @@ def _arm(experiment: Experiment, results: Results, ends: Mapping[Any, Record], a
     summary["null"] = {
         name: interval(record.get(f"null_{name}") for record in at_end.values()).mean for name in SCORES[:3]
     }
-    config = experiment.arms[arm]
-    summary |= {"qk_ratio": config.qk_ratio, "lr": config.lr, "epochs": config.epochs}
+    options = experiment.arms[arm].optimisation
+    summary |= {"qk_ratio": options.qk_ratio, "lr": options.lr, "epochs": options.epochs}
     summary["diverged"] = [result["seed"] for result in own if result["diverged"]]
     summary["at_best_validation"] = _table(best, {})
     summary["at_best_validation"]["epochs"] = [record.get("epoch") for record in best.values()]

@@ -70,7 +70,7 @@ def _null(model: GPTAnswerGenerator, prompt: Any, answer: Any, relevance: Any) -
 def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
     model, task = workload.model, workload.task
     packed = pack_questions(questions)
-    written = generate(model, packed, task.end, workload.config.answer_tokens)
+    written = generate(model, packed, task.end, workload.config.evaluation.answer_tokens)
     probability = measure_fit(model, packed).mean
     steps = pack_questions(answered(questions, written))
     found = []
@@ -109,7 +109,7 @@ def attention_examples(experiment: Experiment, out: Path, count: int = COUNT) ->
     workloads: dict[str, Classification] = loaded
     task = next(iter(workloads.values())).task
     # The position that is read is the last token, or one of its own after it.
-    added = 1 if next(iter(cells.values())).read == "after" else 0
+    added = 1 if next(iter(cells.values())).model.read == "after" else 0
     chosen = _choose(task.splits["test"], count)
     readings = {arm: _read(workload, chosen) for arm, workload in workloads.items()}
     found = []

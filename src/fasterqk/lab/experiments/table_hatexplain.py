@@ -62,7 +62,7 @@ RELEASED = {
 def table_hatexplain(protocol: str = "paper", seeds: int = 5, epochs: int | None = None) -> Experiment:
     """The experiment in the `paper` or the `released` protocol.
 
-    >>> table_hatexplain("paper", seeds=2).arms["faster_qk"].qk_ratio
+    >>> table_hatexplain("paper", seeds=2).arms["faster_qk"].optimisation.qk_ratio
     30.0
     """
     base = TrainConfig("hatexplain")
@@ -88,7 +88,7 @@ def _released(base: TrainConfig) -> dict[str, TrainConfig]:
     """The notebooks' recipe: the faster arm also multiplies the embedding, decays ten times more and
     leaves the MLP as it was initialised, its never-cleared gradients in the clipped norm."""
     shared = base.replace(
-        form="votes", context=128, bucket=1, decay="coupled", evaluation="released-hatexplain"
+        form="votes", context=128, bucket=1, decay="coupled", protocol="released-hatexplain"
     )
     faster = shared.replace(
         qk_ratio=QK_RATIO,

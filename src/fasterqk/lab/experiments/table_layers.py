@@ -53,12 +53,12 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
     """Both arms with ``layers`` layers, 2 or 4.
 
     >>> arm = table_layers(2, epochs=30).arms["baseline"]
-    >>> arm.width, arm.epochs, arm.lr
+    >>> arm.model.width, arm.optimisation.epochs, arm.optimisation.lr
     (32, 30, 5e-05)
     """
     epochs = epochs or EPOCHS[layers]
     paper = TrainConfig("hatexplain", rationale_k=(5, 20), **MODELS[layers])
-    base = paper.replace(epochs=epochs, lr=paper.lr * paper.epochs / epochs)
+    base = paper.replace(epochs=epochs, lr=paper.optimisation.lr * paper.optimisation.epochs / epochs)
     return Experiment(
         name=f"table-layers-{layers}",
         title=f"HateXplain, {layers} layers",
@@ -125,7 +125,7 @@ def summarize_layers(experiment: Experiment, results: Results) -> list[dict[str,
 
 def _attentions(experiment: Experiment) -> list[tuple[str, str]]:
     """What attention is read from, and how its metrics begin in a record of the history."""
-    layers = experiment.arms[BASELINE].layers
+    layers = experiment.arms[BASELINE].model.layers
     single = ((f"layer {n}", f"layer_{n}_") for n in range(1, layers + 1))
     return [("rollout", ""), ("layer average", "average_"), *single]
 

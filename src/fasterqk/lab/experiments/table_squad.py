@@ -107,7 +107,7 @@ def table_squad(
     ``lr`` is another base rate for the arms of the paper's protocol.
 
     >>> experiment = table_squad("small")["paper"]
-    >>> {arm: config.qk_ratio for arm, config in experiment.arms.items()}
+    >>> {arm: config.optimisation.qk_ratio for arm, config in experiment.arms.items()}
     {'baseline': 1.0, 'faster_qk': 20.0}
     """
     known = arms_of(size)

@@ -84,7 +84,7 @@ def table_sva(
 ) -> Experiment:
     """The experiment; in the `paper` protocol ``lr`` is the base rate that :func:`choose_rate` found.
 
-    >>> table_sva("paper", "prefix", seeds=2, lr=1e-3).arms["faster_qk"].qk_ratio
+    >>> table_sva("paper", "prefix", seeds=2, lr=1e-3).arms["faster_qk"].optimisation.qk_ratio
     100.0
     """
     check_form(protocol, form)
@@ -178,7 +178,7 @@ def _released(epochs: int | None) -> dict[str, TrainConfig]:
         weight_decay=1e-5,
         decay="coupled",
         clip=None,
-        evaluation="released-sva",
+        protocol="released-sva",
         evaluate_at_fall=EVALUATE_AT_FALL,
         rationale_k=(5,),
     )

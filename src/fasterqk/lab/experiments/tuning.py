@@ -63,11 +63,11 @@ def search_of(
 ) -> Search:
     """A search around ``base``, whose runs measure accuracy alone and end when it stops rising.
 
-    >>> search_of(TrainConfig("hatexplain")).base.epochs
+    >>> search_of(TrainConfig("hatexplain")).base.optimisation.epochs
     12
     """
-    shorter = epochs or min(base.epochs, EPOCHS)
-    return Search(base.replace(epochs=shorter, patience=patience, evaluation="fit", qk_ratio=1), **options)
+    shorter = epochs or min(base.optimisation.epochs, EPOCHS)
+    return Search(base.replace(epochs=shorter, patience=patience, protocol="fit", qk_ratio=1), **options)
 
 
 def tune(
@@ -80,7 +80,7 @@ def tune(
     """
     base = search.base
     # Missing or damaged data is told before any worker starts.
-    validation = len(load_any_task(base.task, form=base.form, file=base.file).splits["validation"])
+    validation = len(load_any_task(base.task, form=base.data.form, file=base.data.file).splits["validation"])
 
     def run(configs: list[TrainConfig]) -> list[dict[str, Any]]:
         function = "fasterqk.lab.training:train"
@@ -97,8 +97,8 @@ def tune(
             "qk_ratio": _chosen(ratios),
             # Of the chosen rate for all, whose runs the first stage made, and with the chosen multiplier.
             "accuracy": {"equal_rates": _row(rates)["accuracy"], "faster_qk": _row(ratios)["accuracy"]},
-            "epochs": base.epochs,
-            "patience": base.patience,
+            "epochs": base.optimisation.epochs,
+            "patience": base.evaluation.patience,
             "seeds": search.seeds,
             "validation_examples": validation,
             "stages": {"lr": rates, "qk_ratio": ratios},

@@ -36,6 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
+from fasterqk.files import config_types
 
 DEFAULT_CONFIG = "fasterqk.lab.training:TrainConfig"
 DEFAULT_FUNCTION = "fasterqk.lab.training:train"
@@ -115,7 +116,7 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
     for (arm, fields), (other, others) in itertools.combinations(arms.items(), 2):
         if base | fields == base | others:
             raise InputError(f"the arms {arm!r} and {other!r} are the same")
-    hints = typing.get_type_hints(kind)
+    hints = config_types(kind)
     cells = [
         SpecCell(arm, _config(kind, hints, base | fields | combination | seed, arm))
         for seed in seeds
@@ -186,7 +187,7 @@ def _values(name: str, values: Any, where: str = "") -> list[Any]:
 
 
 def _check_field(kind: Any, name: str, where: str) -> None:
-    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    names = list(config_types(kind))
     if name not in names:
         raise InputError(f"{kind.__name__} has no field {name!r} (in [{where}]){_suggestion(name, names)}")
 

@@ -199,14 +199,14 @@ def _learning_rates(history: list[dict[str, Any]], config: Any) -> Any:
         return lambda step: {}
     from fasterqk.lab.training._steps import factor
 
-    total = round(measured[-1] * config.epochs)
-    faster, others = ("chosen", "others") if config.faster else ("qk", "ov")
+    total = round(measured[-1] * config.optimisation.epochs)
+    faster, others = ("chosen", "others") if config.optimisation.faster else ("qk", "ov")
 
     def rates(step: int) -> dict[str, float]:
         share = factor(config, step, total)
         return {
-            f"learning_rate/{faster}": config.lr * config.qk_ratio * share,
-            f"learning_rate/{others}": config.lr * share,
+            f"learning_rate/{faster}": config.optimisation.lr * config.optimisation.qk_ratio * share,
+            f"learning_rate/{others}": config.optimisation.lr * share,
         }
 
     return rates

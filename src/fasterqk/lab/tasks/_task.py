@@ -305,7 +305,7 @@ def load_any_task(
     """The task of that name, of either kind; see :func:`load_task` and :func:`load_answer_task`.
 
     >>> load_any_task("kvqa").vocabulary_size
-    132
+    100
     """
     if name not in ANSWER_TASKS:
         any_task_module(name)

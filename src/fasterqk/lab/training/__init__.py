@@ -1,7 +1,16 @@
 """One training loop for every task; what sweeps and experiments call."""
 
 from fasterqk.lab.training._classification import EVALUATIONS
-from fasterqk.lab.training._config import TrainConfig
+from fasterqk.lab.training._config import Data, Evaluation, Model, Optimisation, TrainConfig
 from fasterqk.lab.training._loop import train, train_on_two_cores
 
-__all__ = ["EVALUATIONS", "TrainConfig", "train", "train_on_two_cores"]
+__all__ = [
+    "EVALUATIONS",
+    "Data",
+    "Evaluation",
+    "Model",
+    "Optimisation",
+    "TrainConfig",
+    "train",
+    "train_on_two_cores",
+]

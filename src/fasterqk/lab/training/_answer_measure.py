@@ -161,7 +161,7 @@ def measure_answers(
     given); with ``chance`` their nulls too, from rankings drawn by it.
     """
     expected = measure_fit(model, split)
-    written = generate(model, split, task.end, config.answer_tokens)
+    written = generate(model, split, task.end, config.evaluation.answer_tokens)
     texts = [task.text([token for token in answer if token != task.end]) for answer in written]
     pairs = list(zip(texts, split.questions.gold, strict=True))
     fit = {
@@ -176,7 +176,7 @@ def measure_answers(
     steps = pack_questions(answered(split.questions, written))
     parts = [
         _reading(model, steps, chosen)
-        | _faithfulness(model, steps, chosen, config.rationale_k, sample or len(steps), chance)
+        | _faithfulness(model, steps, chosen, config.evaluation.rationale_k, sample or len(steps), chance)
         for chosen in steps.by_length(EVALUATION_BATCH)
     ]
     order = torch.cat(steps.by_length(EVALUATION_BATCH)).argsort().numpy()
@@ -211,15 +211,16 @@ def _scores(joined: dict[str, Numbers], probability: Numbers, scale: Scale, conf
     found["entropy"] = float(joined["entropy"].mean())
     found["null"]["entropy"] = float(joined["null_entropy"].mean())
     found["average"] = three("average", "uniform")
-    found["layer"] = {str(n): three(f"layer {n}", "uniform") for n in range(1, config.layers + 1)}
+    found["layer"] = {str(n): three(f"layer {n}", "uniform") for n in range(1, config.model.layers + 1)}
     for n, layer in found["layer"].items():
         layer["entropy"] = float(joined[f"entropy of layer {n}"].mean())
         layer["null"]["entropy"] = float(joined["uniform_entropy"].mean())
     for name in FAITHFULNESS:
         for prefix, part in (("", found), ("chance ", found["null"])):
-            if f"{prefix}{name} {config.rationale_k[0]}" in joined:
+            if f"{prefix}{name} {config.evaluation.rationale_k[0]}" in joined:
                 part[name] = {
-                    str(k): float(np.nanmean(joined[f"{prefix}{name} {k}"])) for k in config.rationale_k
+                    str(k): float(np.nanmean(joined[f"{prefix}{name} {k}"]))
+                    for k in config.evaluation.rationale_k
                 }
     return found
 

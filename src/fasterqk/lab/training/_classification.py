@@ -69,32 +69,36 @@ class Classification:
     """The paper's classifier on a task with labels; see :class:`fasterqk.lab.training._steps.Workload`."""
 
     def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
-        task = load_task(config.task, form=config.form, file=config.file, data_dir=data_dir)
-        if config.evaluation not in EVALUATIONS:
+        task = load_task(config.task, form=config.data.form, file=config.data.file, data_dir=data_dir)
+        if config.evaluation.protocol not in EVALUATIONS:
             known = ", ".join(EVALUATIONS)
-            raise InputError(f"unknown evaluation {config.evaluation!r}; choose from {known}")
-        if config.checksum and config.checksum not in task.files.values():
-            raise InputError(f"{config.file!r} is not the file this run was made for: its checksum differs")
+            raise InputError(f"unknown evaluation {config.evaluation.protocol!r}; choose from {known}")
+        if config.data.checksum and config.data.checksum not in task.files.values():
+            raise InputError(
+                f"{config.data.file!r} is not the file this run was made for: its checksum differs"
+            )
         self.config = config
         self.task = task
         self.files = dict(task.files)
-        self.evaluation = EVALUATIONS[config.evaluation]
+        self.evaluation = EVALUATIONS[config.evaluation.protocol]
         train = _limited(task.splits["train"], config)
         splits = {**task.splits, "train": train}
         self.splits = {
-            name: pad_examples(examples, context=config.context, read=config.read, pad=task.pad)
+            name: pad_examples(examples, context=config.model.context, read=config.model.read, pad=task.pad)
             for name, examples in splits.items()
         }
         self.groups = task.splits["test"].groups
-        chosen = torch.randperm(len(train), generator=generator(0, "subset"))[: config.train_subset]
+        chosen = torch.randperm(len(train), generator=generator(0, "subset"))[
+            : config.evaluation.train_subset
+        ]
         self.subset = self.splits["train"].take(chosen)
         self.model = build_classifier(config, task, train)
 
     def batches(self, epoch: int) -> list[Tensor]:
         return shuffled_batches(
             self.splits["train"].lengths,
-            batch_size=self.config.batch_size,
-            bucket=self.config.bucket,
+            batch_size=self.config.optimisation.batch_size,
+            bucket=self.config.optimisation.bucket,
             generator=generator(self.config.seed, "batches", epoch),
         )
 
@@ -114,7 +118,7 @@ class Classification:
             measure_fit(self.model, split)
             for split in (self.subset, self.splits["validation"], self.splits["test"])
         )
-        attention = self.evaluation.along(self.model, self.splits["test"], self.config.rationale_k)
+        attention = self.evaluation.along(self.model, self.splits["test"], self.config.evaluation.rationale_k)
         return {
             "loss": train["loss"],
             "train_accuracy": train["accuracy"],
@@ -126,7 +130,7 @@ class Classification:
         }
 
     def results(self) -> dict[str, Any]:
-        percents = self.config.rationale_k
+        percents = self.config.evaluation.rationale_k
         results: dict[str, Any] = {
             name: measure_fit(self.model, split) for name, split in self.splits.items()
         }
@@ -164,25 +168,25 @@ def build_classifier(config: TrainConfig, task: Task, train: Examples) -> Classi
     sizes = ClassifierConfig(
         vocabulary_size=task.vocabulary_size,
         classes=len(task.classes),
-        layers=config.layers,
-        width=config.width,
-        heads=config.heads,
-        head_width=config.head_width,
-        mlp_width=config.mlp_width,
-        context=config.context,
-        residual=config.residual,
-        init_scale=config.init_scale,
+        layers=config.model.layers,
+        width=config.model.width,
+        heads=config.model.heads,
+        head_width=config.model.head_width,
+        mlp_width=config.model.mlp_width,
+        context=config.model.context,
+        residual=config.model.residual,
+        init_scale=config.model.init_scale,
     )
     seen = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
     model = Classifier(sizes, generator(config.seed, "weights"), seen)
-    if config.qk_imbalance != 1:
-        scale_circuits(model, qk=config.qk_imbalance)
+    if config.optimisation.qk_imbalance != 1:
+        scale_circuits(model, qk=config.optimisation.qk_imbalance)
     return model
 
 
 def _limited(train: Examples, config: TrainConfig) -> Examples:
     """The first ``train_limit`` examples of a fixed shuffle, or all."""
-    if config.train_limit is None or config.train_limit >= len(train):
+    if config.data.train_limit is None or config.data.train_limit >= len(train):
         return train
     order = torch.randperm(len(train), generator=generator(0, "limit"))
-    return train.take(order[: config.train_limit].numpy())
+    return train.take(order[: config.data.train_limit].numpy())

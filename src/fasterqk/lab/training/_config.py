@@ -1,4 +1,7 @@
-"""What one training run is: a frozen dataclass of plain values, hashed by the store to name its folder."""
+"""The configuration of one training: frozen dataclasses of plain values, in four parts.
+
+The store hashes a configuration to name the folder of its results.
+"""
 
 import dataclasses
 import math
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import USUALLY
+from fasterqk.files import PART, config_types
 
 OPTIMIZERS = ("adamw", "sgd")
 DECAYS = ("coupled", "independent")
@@ -14,19 +17,7 @@ SCHEDULES = ("cosine", "half-cosine", "constant")
 READ_POSITIONS = ("after", "last")
 POSITION_STARTS = ("random", "waves")
 
-# The value of a field that was not given and that depends on the task.
-OF_TASK: Any = None
-# The paper's one-layer HateXplain model, and what other tasks do otherwise.
-PAPER_SETTINGS = {
-    "lr": 5e-5,
-    "epochs": 30,
-    "batch_size": 32,
-    "weight_decay": 1e-4,
-    "mlp_width": 256,
-    "context": 256,
-    "residual": True,
-    "read": "after",
-}
+# The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
     "sva": {
         "lr": 1e-3,
@@ -56,7 +47,6 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
     "kvqa": {
         "lr": 1e-3,
         "epochs": 3,
-        "batch_size": 32,
         "layers": 2,
         "width": 64,
         "heads": 4,
@@ -71,57 +61,42 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def usually(value: Any) -> Any:
-    """A field that depends on the task; ``value`` for all that `TASK_SETTINGS` does not name."""
-    return dataclasses.field(default=OF_TASK, metadata={USUALLY: value})
-
-
 @dataclass(frozen=True)
-class TrainConfig:
-    """One cell: a task, an arm and a seed, with everything that decides its numbers.
+class Optimisation:
+    """How the weights change.
 
-    Fields marked ``OF_TASK`` or ``usually`` take what `TASK_SETTINGS` says for the task unless they are
-    given. Whole numbers given for real fields become real ones, so that ``qk_ratio=30`` and
-    ``qk_ratio=30.0`` are one run.
-
-    >>> config = TrainConfig("hatexplain", qk_ratio=30)
-    >>> config.qk_ratio, config.lr, config.epochs
-    (30.0, 5e-05, 30)
+    ``qk_ratio`` multiplies the learning rate of the query-key circuit, ``ov_ratio`` that of the output-value
+    circuit, ``embedding_ratio`` that of the token embedding, which then does not decay.
     """
 
-    task: str
-    seed: int = 0
-
-    # Optimisation. `qk_ratio` multiplies the learning rate of the query-key circuit. `decay` says whether
-    # its weight decay is multiplied too ("coupled") or lr * weight_decay is equal for all ("independent").
     qk_ratio: float = 1.0
-    lr: float = OF_TASK
-    epochs: int = OF_TASK
-    batch_size: int = OF_TASK
-    optimizer: str = "adamw"
-    momentum: float = 0.0
-    weight_decay: float = OF_TASK
-    decay: str = "independent"
-    schedule: str = "cosine"
-    warmup: float = 0.1
-    clip: float | None = 1.0
+    lr: float = 5e-5
+    epochs: int = 30
+    batch_size: int = 32
+    # Batches per optimizer step.
+    accumulate: int = 1
     # Batches are cut from pools of this many batches that were sorted by length; 1 is plain shuffling.
     bucket: int = 16
-    # Other ways to change the speeds: `ov_ratio` multiplies the rate of the output-value circuit;
-    # `qk_imbalance` multiplies the queries and divides the keys at the start, which leaves the function as
-    # it is; `gradient_norm` gives the gradient of each circuit this norm at every step.
+    optimizer: str = "adamw"
+    momentum: float = 0.0
+    weight_decay: float = 1e-4
+    # Whether the ratio multiplies the weight decay of its circuit too ("coupled"), or lr * weight_decay is
+    # equal for all parameters ("independent").
+    decay: str = "independent"
+    schedule: str = "cosine"
+    # Share of all steps over which the learning rate rises from zero.
+    warmup: float = 0.1
+    # Largest joint norm of the gradients.
+    clip: float | None = 1.0
     ov_ratio: float = 1.0
-    qk_imbalance: float = 1.0
-    gradient_norm: float | None = None
-    # `embedding_ratio` multiplies the rate of the token embedding, which then does not decay. A step takes
-    # `accumulate` batches. Answer generators alone: `dropout`, `label_smoothing`, and `autocast` to
-    # bfloat16 where the device has it.
     embedding_ratio: float = 1.0
-    accumulate: int = 1
-    dropout: float = usually(0.0)
-    label_smoothing: float = usually(0.0)
+    # Multiplies the queries and divides the keys at the start, which leaves the function as it is.
+    qk_imbalance: float = 1.0
+    # The norm given to the gradient of each circuit at every step.
+    gradient_norm: float | None = None
+    # Answer generators only; `autocast` computes in bfloat16 where the device has it.
+    label_smoothing: float = 0.0
     autocast: bool = False
-
     # Shell-style patterns of parameter names. `faster` takes the multiplier instead of the query-key
     # circuit; `frozen` is not trained. With `stale_gradients` the gradients of frozen parameters are
     # still computed, never cleared, and enter the clipped norm, as in the released notebooks.
@@ -129,115 +104,170 @@ class TrainConfig:
     frozen: tuple[str, ...] = ()
     stale_gradients: bool = False
 
-    # Model. `pretrained` names a folder or package with an encoder to fine-tune, in place of the paper's
-    # model that the other fields describe. `read` is the row that makes the prediction: the first position
-    # "after" the text (padding that sees the text and itself) or the "last" token. `mlp_width` 0 leaves
-    # the MLP out.
-    pretrained: str = ""
-    layers: int = usually(1)
-    width: int = usually(64)
-    heads: int = usually(4)
-    head_width: int = usually(64)
-    mlp_width: int = OF_TASK
-    context: int = OF_TASK
-    residual: bool = OF_TASK
-    read: str = OF_TASK
-    init_scale: float = 0.02
-    # Whether an answer generator starts from the task's word vectors, where it has some; else with token
-    # embeddings, and positions, of this spread (None: as in the paper). Positions, which are learned, start
-    # at random or as sine and cosine "waves", from which the distance of two of them is read more easily.
-    word_vectors: bool = True
-    start_scale: float | None = usually(None)
-    position_start: str = usually("random")
+    def __post_init__(self) -> None:
+        _set_types(self)
+        _one_of(self, optimizer=OPTIMIZERS, decay=DECAYS, schedule=SCHEDULES)
+        _above_zero(self, "qk_ratio", "ov_ratio", "embedding_ratio", "qk_imbalance", "lr")
+        _above_zero(self, "clip", "gradient_norm")
+        _at_least(self, 1, "epochs", "batch_size", "accumulate", "bucket")
+        _at_least(self, 0, "weight_decay", "momentum", "warmup", "label_smoothing")
+        _below_one(self, "label_smoothing")
+        if self.warmup > 1:
+            raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
 
-    # Data. `form` chooses among the forms a task has; `file` and its `checksum` belong to task "jsonl".
+
+@dataclass(frozen=True)
+class Model:
+    """The paper's transformer, or the pretrained encoder that is fine-tuned in its place."""
+
+    # A folder, or a package that carries an encoder; the other fields then do not count.
+    pretrained: str = ""
+    layers: int = 1
+    width: int = 64
+    heads: int = 4
+    head_width: int = 64
+    # 0 leaves the MLP out.
+    mlp_width: int = 256
+    # The longest text in tokens; what is longer is cut.
+    context: int = 256
+    residual: bool = True
+    # The row of attention that makes the prediction: the first position "after" the text (padding that sees
+    # the text and itself) or the "last" token.
+    read: str = "after"
+    init_scale: float = 0.02
+    # Answer generators only. They start from the task's word vectors, where it has some and `word_vectors`
+    # is set; else with token embeddings and positions of the spread `start_scale` (None: as in the paper).
+    # Positions, which are learned, start at random or as sine and cosine "waves", from which the distance of
+    # two of them is read more easily.
+    dropout: float = 0.0
+    word_vectors: bool = True
+    start_scale: float | None = None
+    position_start: str = "random"
+
+    def __post_init__(self) -> None:
+        _set_types(self)
+        _one_of(self, read=READ_POSITIONS, position_start=POSITION_STARTS)
+        _above_zero(self, "init_scale", "start_scale")
+        _at_least(self, 1, "layers", "width", "heads", "head_width", "context")
+        _at_least(self, 0, "mlp_width", "dropout")
+        _below_one(self, "dropout")
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which data of the task: one of its forms, and how many training examples.
+
+    ``file`` and its ``checksum`` belong to task "jsonl".
+    """
+
     form: str = ""
     file: str = ""
     checksum: str = ""
     train_limit: int | None = None
 
-    # Evaluation: a name in `fasterqk.lab.training.EVALUATIONS`, how often (and also whenever the running loss
-    # has fallen to this share of what it was), on how many training examples, and the shares of tokens
-    # (percent) that faithfulness keeps or removes. A run ends early when validation accuracy has not
-    # risen and validation loss has not fallen for `patience` evaluations.
-    evaluation: str = "paper"
+    def __post_init__(self) -> None:
+        _set_types(self)
+        _at_least(self, 1, "train_limit")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured, how often, and on how many examples."""
+
+    # A name in `fasterqk.lab.training.EVALUATIONS`.
+    protocol: str = "paper"
     evaluations_per_epoch: int = 1
+    # Evaluate also whenever the running loss has fallen to this share of what it was.
     evaluate_at_fall: float | None = None
+    # Training ends early when validation accuracy has not risen and validation loss has not fallen for this
+    # many evaluations.
     patience: int | None = None
-    train_subset: int = usually(2048)
-    rationale_k: tuple[int, ...] = usually((5, 10, 20, 50))
-    # Of generated answers: how many questions of a split are looked at along training and at the end (all
-    # when None), and how many tokens an answer has at most.
+    # Training examples on which the training loss is measured.
+    train_subset: int = 2048
+    # Percentages of tokens that faithfulness keeps or removes.
+    rationale_k: tuple[int, ...] = (5, 10, 20, 50)
+    # Answer generators only: questions of a split measured along training and at the end (None: all), and
+    # the most tokens of an answer.
     along_subset: int = 256
     test_subset: int | None = None
     answer_tokens: int = 32
 
     def __post_init__(self) -> None:
-        fields = dataclasses.fields(self)
-        usual = {field.name: field.metadata[USUALLY] for field in fields if USUALLY in field.metadata}
-        settings = usual | PAPER_SETTINGS | TASK_SETTINGS.get(self.task, {})
-        for field in fields:
-            value = getattr(self, field.name)
-            given = settings[field.name] if value is OF_TASK and field.name in settings else value
-            object.__setattr__(self, field.name, _typed(field, given))
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("decay", self.decay, DECAYS)
-        _one_of("schedule", self.schedule, SCHEDULES)
-        _one_of("read", self.read, READ_POSITIONS)
-        _one_of("position_start", self.position_start, POSITION_STARTS)
-        for name in ("qk_ratio", "ov_ratio", "embedding_ratio", "qk_imbalance", "lr", "init_scale"):
-            _at_least(name, getattr(self, name), 0.0, strictly=True)
-        for name in ("seed", "weight_decay", "momentum", "warmup", "dropout", "label_smoothing"):
-            _at_least(name, getattr(self, name), 0.0)
-        for name in ("dropout", "label_smoothing"):
-            if getattr(self, name) >= 1:
-                raise InputError(f"{name} {getattr(self, name)} is a share below 1")
-        for name in _COUNTS:
-            _at_least(name, getattr(self, name), 1)
-        _at_least("mlp_width", self.mlp_width, 0)
-        if self.warmup > 1:
-            raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
-        for name in ("clip", "gradient_norm", "start_scale"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 0.0, strictly=True)
-        for name in ("train_limit", "test_subset", "patience"):
-            if getattr(self, name) is not None:
-                _at_least(name, getattr(self, name), 1)
-        if self.evaluate_at_fall is not None and not 0 < self.evaluate_at_fall < 1:
-            raise InputError(
-                f"evaluate_at_fall {self.evaluate_at_fall} is a share of the loss, between 0 and 1"
-            )
+        _set_types(self)
+        _at_least(self, 1, "evaluations_per_epoch", "patience", "train_subset", "along_subset")
+        _at_least(self, 1, "test_subset", "answer_tokens")
+        fall = self.evaluate_at_fall
+        if fall is not None and not 0 < fall < 1:
+            raise InputError(f"evaluate_at_fall {fall} is a share of the loss, between 0 and 1")
         if any(not 0 < k <= 100 for k in self.rationale_k):
             raise InputError(f"rationale_k {list(self.rationale_k)}: give percentages from 1 to 100")
 
+
+@dataclass(frozen=True, init=False)
+class TrainConfig:
+    """One cell: a task, an arm and a seed, with everything that decides its numbers.
+
+    Fields are read by part and given by name, because names are unique over the parts. What is not given
+    is the task's own setting (`TASK_SETTINGS`), else the default of its part. A part may be given whole; it
+    is then taken as it is, without the settings of the task. Whole numbers given for real fields become
+    real ones, so that ``qk_ratio=30`` and ``qk_ratio=30.0`` are one configuration.
+
+    >>> config = TrainConfig("agreement", qk_ratio=30)
+    >>> config.optimisation.qk_ratio, config.optimisation.lr, config.model.context
+    (30.0, 0.0001, 32)
+    >>> TrainConfig("agreement", data=Data(train_limit=100)).replace(seed=3, lr=1e-3).data.train_limit
+    100
+    """
+
+    task: str
+    seed: int = 0
+    optimisation: Optimisation = dataclasses.field(default_factory=Optimisation, metadata=PART)
+    model: Model = dataclasses.field(default_factory=Model, metadata=PART)
+    data: Data = dataclasses.field(default_factory=Data, metadata=PART)
+    evaluation: Evaluation = dataclasses.field(default_factory=Evaluation, metadata=PART)
+
+    def __init__(self, task: str, seed: int = 0, **fields: Any) -> None:
+        values = {"task": task, "seed": seed}
+        for name, kind in PARTS.items():
+            names = [field.name for field in dataclasses.fields(kind)]
+            own = {name: fields.pop(name) for name in names if name in fields}
+            if name in fields:
+                whole = fields.pop(name)
+                if type(whole) is not kind:
+                    raise InputError(f"{name} {whole!r} is not of type {kind.__name__}")
+                values[name] = dataclasses.replace(whole, **own)
+            else:
+                settings = TASK_SETTINGS.get(task, {})
+                values[name] = kind(**{name: settings[name] for name in names if name in settings} | own)
+        for name in fields:
+            known = ", ".join(config_types(type(self)))
+            raise InputError(f"{name!r} is no field of a training; fields are {known}")
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        _set_types(self, "task", "seed")
+        _at_least(self, 0, "seed")
+
     def replace(self, **changes: Any) -> "TrainConfig":
-        """This configuration with some fields changed; an unknown field is an error that names it."""
-        names = [field.name for field in dataclasses.fields(self)]
-        for name in changes:
-            if name not in names:
-                raise InputError(f"{name!r} is no field of a training run; fields are {', '.join(names)}")
+        """This configuration with some fields, or whole parts, changed."""
         return dataclasses.replace(self, **changes)
 
 
-_COUNTS = (
-    "epochs",
-    "batch_size",
-    "bucket",
-    "layers",
-    "width",
-    "heads",
-    "head_width",
-    "context",
-    "evaluations_per_epoch",
-    "train_subset",
-    "accumulate",
-    "along_subset",
-    "answer_tokens",
-)
+PARTS: dict[str, Any] = {
+    "optimisation": Optimisation,
+    "model": Model,
+    "data": Data,
+    "evaluation": Evaluation,
+}
+
+
+def _set_types(config: Any, *names: str) -> None:
+    """Give each field, or those named, the type it declares where that loses nothing; an error otherwise."""
+    for field in dataclasses.fields(config):
+        if not names or field.name in names:
+            object.__setattr__(config, field.name, _typed(field, getattr(config, field.name)))
 
 
 def _typed(field: "dataclasses.Field[Any]", value: Any) -> Any:
-    """``value`` in the type the field declares, where that loses nothing; an error otherwise."""
     declared = field.type.__name__ if isinstance(field.type, type) else str(field.type)
     if value is None and declared.endswith("None"):
         return None
@@ -257,11 +287,24 @@ def _typed(field: "dataclasses.Field[Any]", value: Any) -> Any:
     raise InputError(f"{field.name} {value!r} is not of type {declared}")
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise InputError(f"{name} {value!r} is not one of {', '.join(allowed)}")
+def _one_of(config: Any, **allowed: tuple[str, ...]) -> None:
+    for name, values in allowed.items():
+        if getattr(config, name) not in values:
+            raise InputError(f"{name} {getattr(config, name)!r} is not one of {', '.join(values)}")
 
 
-def _at_least(name: str, value: float, least: float, *, strictly: bool = False) -> None:
-    if value < least or (strictly and value == least):
-        raise InputError(f"{name} {value} is not {'above' if strictly else 'at least'} {least:g}")
+def _at_least(config: Any, least: int, *names: str) -> None:
+    for name in names:
+        if (value := getattr(config, name)) is not None and value < least:
+            raise InputError(f"{name} {value} is not at least {least}")
+
+
+def _above_zero(config: Any, *names: str) -> None:
+    for name in names:
+        if (value := getattr(config, name)) is not None and value <= 0:
+            raise InputError(f"{name} {value} is not above 0")
+
+
+def _below_one(config: Any, name: str) -> None:
+    if getattr(config, name) >= 1:
+        raise InputError(f"{name} {getattr(config, name)} is a share below 1")

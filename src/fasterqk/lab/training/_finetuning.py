@@ -32,19 +32,20 @@ class FineTuning:
     """A pretrained encoder on a task with labels; see :class:`fasterqk.lab.training._steps.Workload`."""
 
     def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
-        task = load_task(config.task, form=config.form, file=config.file, data_dir=data_dir)
-        folder = pretrained_folder(config.pretrained)
+        task = load_task(config.task, form=config.data.form, file=config.data.file, data_dir=data_dir)
+        folder = pretrained_folder(config.model.pretrained)
         _check_vocabulary(task, folder)
         self.config = config
         self.files = {**task.files, "model.safetensors": checksum(folder / "model.safetensors")}
-        train = task.splits["train"].take(_some(task.splits["train"], config.train_limit, "limit"))
+        train = task.splits["train"].take(_some(task.splits["train"], config.data.train_limit, "limit"))
         examples = {**task.splits, "train": train}
         special = [task.vocabulary.index(name) for name in ("[CLS]", "[SEP]")]
         self.examples = {
-            name: _with_special_tokens(split, special, config.context) for name, split in examples.items()
+            name: _with_special_tokens(split, special, config.model.context)
+            for name, split in examples.items()
         }
         self.splits = {
-            name: pad_examples(split, context=config.context, read="last", pad=task.pad)
+            name: pad_examples(split, context=config.model.context, read="last", pad=task.pad)
             for name, split in self.examples.items()
         }
         self.some = {
@@ -56,8 +57,8 @@ class FineTuning:
     def batches(self, epoch: int) -> list[Tensor]:
         return shuffled_batches(
             self.splits["train"].lengths,
-            batch_size=self.config.batch_size,
-            bucket=self.config.bucket,
+            batch_size=self.config.optimisation.batch_size,
+            bucket=self.config.optimisation.bucket,
             generator=generator(self.config.seed, "batches", epoch),
         )
 
@@ -119,7 +120,7 @@ class FineTuning:
             HuggingFaceClassifier(self.model),
             instances,
             generator=np.random.default_rng(self.config.seed),
-            percents=self.config.rationale_k,
+            percents=self.config.evaluation.rationale_k,
             batch_size=EVALUATION_BATCH,
         ).summary()
         chance = found.pop("random")

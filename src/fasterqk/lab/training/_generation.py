@@ -31,26 +31,29 @@ class Generation:
     """The paper's answer generator on a task; see :class:`fasterqk.lab.training._steps.Workload`."""
 
     def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
-        task = load_answer_task(config.task, form=config.form, data_dir=data_dir)
-        if config.evaluation not in EVALUATIONS:
+        task = load_answer_task(config.task, form=config.data.form, data_dir=data_dir)
+        if config.evaluation.protocol not in EVALUATIONS:
             known = ", ".join(EVALUATIONS)
-            raise InputError(f"answers have no evaluation {config.evaluation!r}; choose from {known}")
+            raise InputError(
+                f"answers have no evaluation {config.evaluation.protocol!r}; choose from {known}"
+            )
         self.config = config
         self.task = task
         self.files = dict(task.files)
-        fit = {name: fitting(split, config.context, name) for name, split in task.splits.items()}
+        fit = {name: fitting(split, config.model.context, name) for name, split in task.splits.items()}
         self.skipped = dict(task.skipped)
         too_long = sum(len(split) - len(fit[name]) for name, split in task.splits.items())
         if too_long:
-            self.skipped[f"a prompt too long for a context of {config.context} tokens"] = too_long
-        fit["train"] = _some(fit["train"], config.train_limit, "limit")
+            self.skipped[f"a prompt too long for a context of {config.model.context} tokens"] = too_long
+        fit["train"] = _some(fit["train"], config.data.train_limit, "limit")
         self.train = pack_questions(fit["train"])
-        self.subset = pack_questions(_some(fit["train"], config.train_subset, "subset"))
+        self.subset = pack_questions(_some(fit["train"], config.evaluation.train_subset, "subset"))
         self.along = {
-            name: pack_questions(_some(split, config.along_subset, "along")) for name, split in fit.items()
+            name: pack_questions(_some(split, config.evaluation.along_subset, "along"))
+            for name, split in fit.items()
         }
         self.at_end = {
-            name: pack_questions(_some(fit[name], config.test_subset, "end"))
+            name: pack_questions(_some(fit[name], config.evaluation.test_subset, "end"))
             for name in ("validation", "test")
         }
         self.at_end["train"] = self.along["train"]
@@ -59,8 +62,8 @@ class Generation:
     def batches(self, epoch: int) -> list[Tensor]:
         return shuffled_batches(
             self.train.lengths,
-            batch_size=self.config.batch_size,
-            bucket=self.config.bucket,
+            batch_size=self.config.optimisation.batch_size,
+            bucket=self.config.optimisation.bucket,
             generator=generator(self.config.seed, "batches", epoch),
         )
 
@@ -70,10 +73,10 @@ class Generation:
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
         batch = self.train.batch(chosen)
-        rate = self.config.dropout
+        rate = self.config.model.dropout
         drop = Dropout(rate, generator(self.config.seed, "dropout", number)) if rate else None
         device = self.model.head_bias.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.autocast):
+        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.optimisation.autocast):
             rows = self.model.hidden(
                 batch.tokens.to(device), batch.position.to(device), batch.real.to(device), drop
             )
@@ -82,7 +85,7 @@ class Generation:
                 self.model.embedding.weight,
                 self.model.head_bias,
                 batch.labels.to(device),
-                self.config.label_smoothing,
+                self.config.optimisation.label_smoothing,
             )
 
     def before_step(self) -> None:
@@ -120,7 +123,7 @@ class Generation:
             split,
             self.task,
             self.config,
-            attention=attention and self.config.evaluation == "paper",
+            attention=attention and self.config.evaluation.protocol == "paper",
             sample=sample,
             chance=generator(self.config.seed, "chance") if chance else None,
         )
@@ -129,25 +132,25 @@ class Generation:
 def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator:
     """The model of a run at its start: the same function for all arms of a seed."""
     vectors = None
-    if config.word_vectors and task.vectors is not None:
+    if config.model.word_vectors and task.vectors is not None:
         from fasterqk.lab.tasks._tokens import start_vectors
 
-        vectors = torch.from_numpy(start_vectors(task.vectors, config.width, config.seed))
-    scale = config.start_scale
+        vectors = torch.from_numpy(start_vectors(task.vectors, config.model.width, config.seed))
+    scale = config.model.start_scale
     sizes = GeneratorConfig(
         vocabulary_size=task.vocabulary_size,
-        layers=config.layers,
-        width=config.width,
-        heads=config.heads,
-        head_width=config.head_width,
-        mlp_width=config.mlp_width,
-        context=config.context,
-        waves=config.position_start == "waves",
+        layers=config.model.layers,
+        width=config.model.width,
+        heads=config.model.heads,
+        head_width=config.model.head_width,
+        mlp_width=config.model.mlp_width,
+        context=config.model.context,
+        waves=config.model.position_start == "waves",
         **({} if scale is None else {"embedding_scale": scale, "position_scale": scale}),
     )
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
-    if config.qk_imbalance != 1:
-        scale_circuits(model, qk=config.qk_imbalance)
+    if config.optimisation.qk_imbalance != 1:
+        scale_circuits(model, qk=config.optimisation.qk_imbalance)
     return model
 
 

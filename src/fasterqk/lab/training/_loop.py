@@ -103,12 +103,12 @@ class _Run:
         self.steps = Steps(config, workload, processes)
         self.history: list[dict[str, Any]] = []
         self.diverged = False
-        points = config.epochs * config.evaluations_per_epoch
+        points = config.optimisation.epochs * config.evaluation.evaluations_per_epoch
         self.evaluated_at = {round(self.steps.total * point / points) for point in range(points + 1)}
         # The running mean of batch losses, now and at the last evaluation.
         self.running = self.running_then = 0.0
         # Whether to go on while a copy evaluates: not when each step depends on the last evaluation.
-        self.aside = aside and config.patience is None
+        self.aside = aside and config.evaluation.patience is None
         self.pending: tuple[dict[str, Any], Aside] | None = None
 
     def to_the_end(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ class _Run:
 
     def _fell(self) -> bool:
         """Whether the loss fell far enough since the last evaluation to look again before the next one."""
-        share = self.config.evaluate_at_fall
+        share = self.config.evaluation.evaluate_at_fall
         return share is not None and self.running < share * self.running_then
 
     def _stalled(self) -> bool:
@@ -142,12 +142,12 @@ class _Run:
 
         On a plateau, where accuracy is that of the most frequent class, the loss still falls.
         """
-        if self.config.patience is None:
+        if self.config.evaluation.patience is None:
             return False
         accuracies = [record["validation_accuracy"] for record in self.history]
         losses = [record["validation_loss"] for record in self.history]
         last_rise = max(accuracies.index(max(accuracies)), losses.index(min(losses)))
-        return len(self.history) - 1 - last_rise >= self.config.patience
+        return len(self.history) - 1 - last_rise >= self.config.evaluation.patience
 
     def _evaluate(self) -> None:
         """Measure the model as it is now, in this process or, while it goes on, in a copy of it."""
@@ -184,7 +184,7 @@ class _Run:
         result: dict[str, Any] = {
             "task": self.config.task,
             "seed": self.config.seed,
-            "qk_ratio": self.config.qk_ratio,
+            "qk_ratio": self.config.optimisation.qk_ratio,
             "diverged": self.diverged,
             "steps": self.steps.done,
             "loss": self.history[-1]["loss"],

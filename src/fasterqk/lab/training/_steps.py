@@ -57,7 +57,7 @@ def build_workload(config: TrainConfig, data_dir: str | Path | None = None) -> W
         from fasterqk.lab.training._generation import Generation
 
         return Generation(config, data_dir)
-    if config.pretrained:
+    if config.model.pretrained:
         from fasterqk.lab.training._finetuning import FineTuning
 
         return FineTuning(config, data_dir)
@@ -71,34 +71,39 @@ def build_workload(config: TrainConfig, data_dir: str | Path | None = None) -> W
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW or SGD over all parameters that are not frozen, the chosen ones ``qk_ratio`` times faster."""
-    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
+    options = config.optimisation
+    given: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay, "fused": True}
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW
-    if config.optimizer == "sgd":
-        kind, options["momentum"] = torch.optim.SGD, config.momentum
-    frozen = matching(model, config.frozen)
+    if options.optimizer == "sgd":
+        kind, given["momentum"] = torch.optim.SGD, options.momentum
+    frozen = matching(model, options.frozen)
     # Stale gradients are computed, but the optimizer does not know them, so it never clears them.
     for parameter in frozen.values():
-        parameter.requires_grad_(config.stale_gradients)
+        parameter.requires_grad_(options.stale_gradients)
     return make_optimizer(
         model,
         kind,
-        qk_ratio=config.qk_ratio,
-        ov_ratio=config.ov_ratio,
+        qk_ratio=options.qk_ratio,
+        ov_ratio=options.ov_ratio,
         rules=_rules(config),
-        decay=cast(Any, config.decay),
+        decay=cast(Any, options.decay),
         circuits=chosen_circuits(model, config),
         only=lambda name, parameter: name not in frozen,
-        **options,
+        **given,
     )
 
 
 def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
     """The same gradient norm for both circuits of attention, and a rate of its own for the embedding."""
+    options = config.optimisation
     rules: dict[str, dict[str, float]] = {}
-    if config.gradient_norm is not None:
-        rules |= {circuit: {"gradient_norm": config.gradient_norm} for circuit in ("qk", "ov")}
-    if config.embedding_ratio != 1:
-        rules["shared"] = {"lr": config.embedding_ratio * config.lr, "weight_decay": 0.0}
+    if options.gradient_norm is not None:
+        rules |= {circuit: {"gradient_norm": options.gradient_norm} for circuit in ("qk", "ov")}
+    if options.embedding_ratio != 1:
+        rules["shared"] = {
+            "lr": options.embedding_ratio * options.lr,
+            "weight_decay": 0.0,
+        }
     return rules
 
 
@@ -108,16 +113,16 @@ def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
     No model of ours has parameters that both circuits share, so an embedding with a rate of its own takes
     their place.
     """
-    circuits = find_circuits(model)
-    if not config.faster and config.embedding_ratio == 1:
+    options, circuits = config.optimisation, find_circuits(model)
+    if not options.faster and options.embedding_ratio == 1:
         return circuits
-    chosen = matching(model, config.faster)
-    embedding = matching(model, ("embedding.*",)) if config.embedding_ratio != 1 else {}
+    chosen = matching(model, options.faster)
+    embedding = matching(model, ("embedding.*",)) if options.embedding_ratio != 1 else {}
 
     def relabelled(part: Slice) -> Slice:
         if part.parameter in embedding:
             return dataclasses.replace(part, role="shared", decided_by="rule")
-        if not config.faster:
+        if not options.faster:
             return part
         role = "q" if part.parameter in chosen else "rest" if part.circuit == "qk" else part.role
         return dataclasses.replace(part, role=role, decided_by="rule")
@@ -163,13 +168,14 @@ def factor(config: TrainConfig, step: int, total: int) -> float:
     >>> [round(factor(config, step, 100), 2) for step in (0, 5, 10, 55, 100)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
-    warm = int(config.warmup * total)
+    options = config.optimisation
+    warm = int(options.warmup * total)
     if step < warm:
         return step / warm
-    if config.schedule == "constant":
+    if options.schedule == "constant":
         return 1.0
     share = (step - warm) / max(1, total - warm)
-    return 0.5 * (1.0 + math.cos(math.pi * share * (0.5 if config.schedule == "half-cosine" else 1.0)))
+    return 0.5 * (1.0 + math.cos(math.pi * share * (0.5 if options.schedule == "half-cosine" else 1.0)))
 
 
 def set_rates(optimizer: Optimizer, multiplier: float) -> None:
@@ -193,15 +199,16 @@ class Steps:
         workload: Workload,
         processes: Processes = Processes(),  # noqa: B008 - frozen
     ) -> None:
-        if config.stale_gradients and processes.count > 1:
+        options = config.optimisation
+        if options.stale_gradients and processes.count > 1:
             raise InputError("gradients that are never cleared cannot be added up over processes; use one")
-        self.config = config
+        self.config, self.options = config, options
         self.workload = workload
         self.processes = processes
         self.optimizer = build_optimizer(workload.model, config)
         # The last step of an epoch takes what is left, however few batches that are.
-        self.per_epoch = -(-len(workload.batches(0)) // config.accumulate)
-        self.total = config.epochs * self.per_epoch
+        self.per_epoch = -(-len(workload.batches(0)) // options.accumulate)
+        self.total = options.epochs * self.per_epoch
         self.done = 0
         self._parameters = list(workload.model.parameters())
         self._epoch = -1
@@ -214,13 +221,13 @@ class Steps:
             self._epoch, self._order = epoch, self.workload.batches(epoch)
         # Clears only what the optimizer knows; `stale_gradients` is about the rest.
         self.optimizer.zero_grad()
-        count = self.config.accumulate
+        count = self.options.accumulate
         parts = self._order[place * count : (place + 1) * count]
         loss = sum(self._backward(part, parts, self.done * count + n) for n, part in enumerate(parts))
         self.processes.sum_gradients(self._parameters)
         self.workload.before_step()
-        if self.config.clip is not None:
-            clip_gradients(self._parameters, self.config.clip)
+        if self.options.clip is not None:
+            clip_gradients(self._parameters, self.options.clip)
         set_rates(self.optimizer, factor(self.config, self.done, self.total))
         self.optimizer.step()
         self.done += 1
@@ -236,7 +243,7 @@ class Steps:
 
     def stale_gradients(self) -> dict[str, Tensor]:
         """Gradients of parameters that the optimizer does not know, and so never clears."""
-        if not self.config.stale_gradients:
+        if not self.options.stale_gradients:
             return {}
         known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         return {
