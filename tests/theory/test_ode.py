@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.theory.strategies import SIZES
 
 from fasterqk.errors import InputError
 from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Path, Setting, integrate, solve
@@ -15,16 +16,13 @@ from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Path, Setting, integrate
 @pytest.mark.parametrize("query", QUERIES)
 @settings(deadline=None, max_examples=12)
 @given(
-    M=st.integers(2, 1000),
-    b=st.integers(1, 500),
-    m=st.integers(1, 100),
-    n=st.integers(1, 1000),
+    sizes=SIZES,
     log_ratio=st.floats(-4, 4),
     early=st.floats(0.3, 0.95),
     late=st.floats(-8, -1),
 )
-def test_closed_form_equals_integration(parameterization, query, M, b, m, n, log_ratio, early, late):
-    setting, ratio = Setting(M, b, m, n, query), 10.0**log_ratio
+def test_closed_form_equals_integration(parameterization, query, sizes, log_ratio, early, late):
+    setting, ratio = Setting(*sizes, query), 10.0**log_ratio
     losses = np.array([early * Path.of(setting, parameterization).starting_loss, 10.0**late])
     exact = solve(setting, ratio, loss=losses, parameterization=parameterization)
     other = integrate(setting, ratio, losses=losses, parameterization=parameterization)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import wrightomega
+from tests.theory.strategies import SIZES
 
 from fasterqk.errors import InputError
 from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Path, Setting, solve, trajectory
@@ -60,20 +61,12 @@ def test_factorized_results_depend_on_the_start():
     assert found == [0.69, 0.93, 0.97]
 
 
-def drawn_settings():
-    return st.builds(
-        Setting,
-        M=st.integers(2, 1000),
-        b=st.integers(1, 500),
-        m=st.integers(1, 100),
-        n=st.integers(1, 1000),
-        query=st.sampled_from(QUERIES),
-    )
+DRAWN_SETTINGS = st.builds(lambda sizes, query: Setting(*sizes, query), SIZES, st.sampled_from(QUERIES))
 
 
 @settings(deadline=None, max_examples=40)
 @given(
-    setting=drawn_settings(),
+    setting=DRAWN_SETTINGS,
     parameterization=st.sampled_from(PARAMETERIZATIONS),
     log_ratio=st.floats(-4, 4),
     log_loss=st.floats(-8, -1),
@@ -92,9 +85,7 @@ def test_loss_time_and_scale_are_three_names_of_one_state(setting, parameterizat
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    setting=drawn_settings(), log_ratio=st.floats(-4, 4), log_mu=st.floats(-6, 4), factorized=st.booleans()
-)
+@given(setting=DRAWN_SETTINGS, log_ratio=st.floats(-4, 4), log_mu=st.floats(-6, 4), factorized=st.booleans())
 def test_attention_is_the_derivative_of_wright_omega(setting, log_ratio, log_mu, factorized):
     path = Path.of(setting, "CAFO" if factorized else "CACO")
     mu = path.mu0 + 10.0**log_mu

@@ -1,16 +1,13 @@
 """The `theory` command: the dynamics of Theorem 1 solved exactly."""
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
 from fasterqk.console import print_json, print_table, progress_bar
 
-if TYPE_CHECKING:
-    from fasterqk.theory import Setting
-
-
 STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio")
+_PARAMETERIZATION = "FAFO, FACO, CAFO or CACO (default: CACO)"
 
 
 def configure(parser: Parser) -> None:
@@ -20,55 +17,54 @@ def configure(parser: Parser) -> None:
         "fasterqk theory table --qk-ratio 0.1,1,10 --loss 1e-2,1e-4 --csv",
         "fasterqk theory check",
     )
-    chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
     solve = _action(
-        chosen,
+        actions,
         "solve",
-        "the state of a run at a loss or at a time",
+        "the state of gradient flow at a loss or at a time",
         "fasterqk theory solve --M 5 --b 50 --m 5 --n 50 --qk-ratio 10 --loss 1e-4 --json",
         "fasterqk theory solve --qk-ratio 10 --time 1e6 --parameterization FAFO --mu0 1e-2 --q0 1e-2",
     )
     solve.add_argument("--qk-ratio", type=positive_float, required=True, help="eta_QK / eta_OV")
     where = solve.add_mutually_exclusive_group(required=True)
-    where.add_argument("--loss", type=positive_float, help="stop when the loss is this")
-    where.add_argument("--time", type=positive_float, help="stop at this time (eta_OV = 1)")
+    where.add_argument("--loss", type=positive_float, help="the state at this loss")
+    where.add_argument("--time", type=positive_float, help="the state at this time (eta_OV = 1)")
     solve.add_argument("--parameterization", default="CACO", metavar="NAME", help=_PARAMETERIZATION)
     _add_setting(solve)
 
     ratio = _action(
-        chosen,
+        actions,
         "ratio",
         "the ratio that gives a wanted attention at a wanted loss",
         "fasterqk theory ratio --alpha 0.9 --loss 1e-3",
         "fasterqk theory ratio --alpha 0.9 --loss 1e-3 --M 20 --parameterization FAFO --json",
     )
     ratio.add_argument("--alpha", type=positive_float, required=True, help="attention on class positions")
-    ratio.add_argument("--loss", type=positive_float, required=True, help="the loss to have it at")
+    ratio.add_argument("--loss", type=positive_float, required=True, help="loss at which alpha is wanted")
     ratio.add_argument("--parameterization", default="CACO", metavar="NAME", help=_PARAMETERIZATION)
     _add_setting(ratio)
 
     table = _action(
-        chosen,
+        actions,
         "table",
         "the states for lists of ratios, losses and parameterizations",
         "fasterqk theory table --csv > table.csv",
         "fasterqk theory table --qk-ratio 0.1,1,10 --loss 1e-2,1e-4 --parameterization CACO,FAFO",
     )
-    numbers = list_of(positive_float)
     table.add_argument(
         "--qk-ratio",
-        type=numbers,
+        type=list_of(positive_float),
         default=[0.01, 0.1, 1.0, 10.0, 100.0],
         metavar="R,R",
         help="eta_QK / eta_OV (default: 0.01,0.1,1,10,100)",
     )
     table.add_argument(
         "--loss",
-        type=numbers,
+        type=list_of(positive_float),
         default=[1.0, 0.1, 1e-2, 1e-3, 1e-4],
         metavar="L,L",
-        help="stop at these losses (default: 1,0.1,0.01,0.001,0.0001)",
+        help="the states at these losses (default: 1,0.1,0.01,0.001,0.0001)",
     )
     table.add_argument(
         "--parameterization", type=list_of(str), default=["CACO"], metavar="NAME,NAME", help=_PARAMETERIZATION
@@ -77,16 +73,16 @@ def configure(parser: Parser) -> None:
     _add_setting(table)
 
     check = _action(
-        chosen, "check", "every identity of the theory with its largest error", "fasterqk theory check --json"
+        actions,
+        "check",
+        "every identity of the theory with its largest error",
+        "fasterqk theory check --json",
     )
     add_json(check)
 
 
-_PARAMETERIZATION = "FAFO, FACO, CAFO or CACO (default: CACO)"
-
-
-def _action(chosen: Any, name: str, summary: str, *lines: str) -> Any:
-    return chosen.add_parser(name, help=summary, description=summary, epilog=examples(*lines))
+def _action(actions: Any, name: str, summary: str, *lines: str) -> Any:
+    return actions.add_parser(name, help=summary, description=summary, epilog=examples(*lines))
 
 
 def _add_setting(parser: argparse.ArgumentParser) -> None:
@@ -101,30 +97,23 @@ def _add_setting(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    return {"solve": _solve, "ratio": _ratio, "table": _table, "check": _check}[arguments.action](arguments)
+    from fasterqk import theory
 
-
-def _setting(arguments: argparse.Namespace) -> "Setting":
-    from fasterqk.theory import Setting
-
-    return Setting(arguments.M, arguments.b, arguments.m, arguments.n, arguments.query)
-
-
-def _start(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"mu0": arguments.mu0, "q0": arguments.q0}
-
-
-def _solve(arguments: argparse.Namespace) -> int:
-    from fasterqk.theory import solve
-
-    state = solve(
-        _setting(arguments),
-        arguments.qk_ratio,
-        loss=arguments.loss,
-        time=arguments.time,
-        parameterization=arguments.parameterization,
-        **_start(arguments),
-    )
+    if arguments.action == "check":
+        return _check(arguments)
+    setting = theory.Setting(arguments.M, arguments.b, arguments.m, arguments.n, arguments.query)
+    start = {"mu0": arguments.mu0, "q0": arguments.q0}
+    if arguments.action == "table":
+        return _table(setting, start, arguments)
+    start["parameterization"] = arguments.parameterization
+    if arguments.action == "ratio":
+        ratio = theory.ratio_for(setting, arguments.alpha, arguments.loss, **start)
+        if arguments.json:
+            print_json({"qk_ratio": ratio})
+        else:
+            print(f"{ratio:.6g}")
+        return 0
+    state = theory.solve(setting, arguments.qk_ratio, loss=arguments.loss, time=arguments.time, **start)
     result = {name: getattr(state, name) for name in STATE}
     if arguments.json:
         print_json(result)
@@ -133,24 +122,7 @@ def _solve(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _ratio(arguments: argparse.Namespace) -> int:
-    from fasterqk.theory import ratio_for
-
-    ratio = ratio_for(
-        _setting(arguments),
-        arguments.alpha,
-        arguments.loss,
-        parameterization=arguments.parameterization,
-        **_start(arguments),
-    )
-    if arguments.json:
-        print_json({"qk_ratio": ratio})
-    else:
-        print(f"{ratio:.6g}")
-    return 0
-
-
-def _table(arguments: argparse.Namespace) -> int:
+def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -> int:
     import numpy as np
 
     from fasterqk.files import csv_text
@@ -159,9 +131,7 @@ def _table(arguments: argparse.Namespace) -> int:
     ratios, losses = np.array(arguments.qk_ratio), np.array(arguments.loss)
     rows = []
     for name in arguments.parameterization:
-        states = solve(
-            _setting(arguments), ratios[:, None], loss=losses, parameterization=name, **_start(arguments)
-        )
+        states = solve(setting, ratios[:, None], loss=losses, parameterization=name, **start)
         columns = {key: getattr(states, key) for key in STATE}
         for place in np.ndindex(len(ratios), len(losses)):
             about = {"parameterization": states.path.parameterization, "qk_ratio": float(ratios[place[0]])}

@@ -1,7 +1,7 @@
-"""Every identity of the theory put to the test, with its largest error.
+"""Every identity of the theory, checked numerically (``fasterqk theory check``).
 
-`fasterqk theory check` runs this. Each check pits two independent ways to the same number against each
-other and returns the largest (relative) difference over a fixed set of cases.
+Each check computes the same number in two independent ways and returns the largest relative difference over
+a fixed set of cases. ``CHECKS``, at the end, lists them.
 """
 
 from collections.abc import Callable, Iterator
@@ -39,7 +39,7 @@ _SMALL = {"M": 3, "b": 2, "m": 2, "n": 2}  # 384 sequences with a token query
 
 @dataclass(frozen=True)
 class Identity:
-    """One identity: what it says, how far the two sides were apart at most, and how far they may be."""
+    """One identity: its statement, the largest difference found between its two sides, and the tolerance."""
 
     name: str
     says: str
@@ -52,7 +52,7 @@ class Identity:
 
 
 def check_identities(progress: Callable[[float, float], None] | None = None) -> list[Identity]:
-    """Run all checks; a few seconds. ``progress(done, total)`` is called after each."""
+    """The result of all checks, in a few seconds; ``progress(done, total)`` is called after each."""
     found = []
     for index, (name, (says, tolerance, function)) in enumerate(CHECKS.items()):
         found.append(Identity(name, says, float(function()), tolerance))
@@ -62,7 +62,7 @@ def check_identities(progress: Callable[[float, float], None] | None = None) -> 
 
 
 def _largest(*errors: ArrayLike) -> float:
-    """The largest of all errors; not-a-number wins (Python's own ``max`` would lose it)."""
+    """The largest of all errors; not-a-number if any is (Python's own ``max`` would lose it)."""
     return float(np.max([np.max(error) for error in errors]))
 
 

@@ -1,4 +1,4 @@
-"""Inverse design: the ratio of learning rates that gives a wanted attention at a wanted loss."""
+"""Inverse design (the ratio that gives a wanted attention at a wanted loss) and how fast the scales grow."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
 from fasterqk.theory._path import RATIOS, Path
-from fasterqk.theory._setting import Setting, check_range
+from fasterqk.theory._setting import Setting, check_range, check_shapes
 from fasterqk.theory._solve import LARGEST_TIME, check_loss, solve
 
 
@@ -21,11 +21,11 @@ def ratio_for(
     mu0: float | None = None,
     q0: float | None = None,
 ) -> Any:
-    """The ratio eta_qk / eta_ov at which a run reaches ``loss`` with attention ``alpha``.
+    """The ratio eta_qk / eta_ov at which gradient flow reaches ``loss`` with attention ``alpha``.
 
     Explicit for all four parameterizations: alpha fixes mu_qk, alpha and the loss fix mu_ov, and the
     path is linear in the ratio. ``alpha`` and ``loss`` broadcast; a pair that no ratio reaches is an
-    InputError that says what is reachable.
+    InputError that names the reachable interval.
 
     >>> float(ratio_for(Setting(M=5, b=50, m=5, n=50), alpha=0.9, loss=1e-3).round(3))
     19.725
@@ -33,13 +33,10 @@ def ratio_for(
     path = Path.of(setting, parameterization, mu0, q0)
     margin = np.asarray(setting.margin(check_loss(path, loss)))
     wanted = check_range("alpha", alpha, -np.inf, np.inf)
-    try:
-        wanted, margin = np.broadcast_arrays(wanted, margin)
-    except ValueError:
-        raise InputError(
-            f"alpha of shape {wanted.shape} does not broadcast against loss of shape {margin.shape}"
-        ) from None
-    least, most = reachable_alpha(path, margin)
+    wanted, margin = check_shapes(alpha=wanted, loss=margin)
+    # mu_ov never shrinks, so a start with mu0 > 0 limits alpha = margin / mu_ov from above.
+    least = path.start_alpha
+    most = np.minimum(1.0, margin / path.mu0) if path.mu0 else np.ones_like(margin)
     wrong = ~((wanted > least) & (wanted < most))
     if wrong.any():
         first = np.flatnonzero(wrong)[0]
@@ -48,27 +45,8 @@ def ratio_for(
             f" gives any attention above {least:.6g} and below {float(most.flat[first]):.6g}"
         )
     q = np.log(wanted / (1 - wanted) / setting.rho)
-    return _ratio(path, np.asarray(path.coordinate(q)), margin / wanted)
-
-
-def reachable_alpha(path: Path, margin: Any) -> tuple[float, Any]:
-    """The open interval of attention that some ratio reaches at this margin.
-
-    It begins at the attention of the start. It ends at one, or, for a run that starts with mu0 above the
-    margin, where mu_ov would have to shrink.
-    """
-    margin = np.asarray(margin, dtype=float)
-    if path.mu0 == 0:
-        return path.start_alpha, np.ones_like(margin)
-    return path.start_alpha, np.minimum(1.0, margin / path.mu0)
-
-
-def _ratio(path: Path, c: Any, mu_ov: Any) -> Any:
-    strength = path.qk_integral(c) / path.ov_integral(mu_ov)
+    strength = path.qk_integral(np.asarray(path.coordinate(q))) / path.ov_integral(margin / wanted)
     return (strength / path.strength(1.0))[()]
-
-
-# --- How fast the scales grow: the paper's bounds in time, and the laws once attention has saturated ---
 
 
 @dataclass(frozen=True)
@@ -89,7 +67,7 @@ def growth_bounds(
     delta: ArrayLike | None = None,
     eta_ov: float = 1.0,
 ) -> GrowthBounds:
-    """The growth-rate lemma, for CACO from zero; ``qk_ratio`` and ``times`` broadcast.
+    """The bounds of the growth-rate lemma, for CACO from zero; ``qk_ratio`` and ``times`` broadcast.
 
     mu_ov lies between two logarithms of time, mu_qk between two squared logarithms times the ratio. The
     lower bound on mu_qk needs alpha <= 1 - delta up to that time: ``delta`` is the best possible,
@@ -118,7 +96,7 @@ def saturated_remainder(
     *,
     parameterization: str = "CACO",
 ) -> Any:
-    """What attention leaves to the background, 1 - alpha, once it is nearly one.
+    """1 - alpha, the attention left on the background, once alpha is nearly one.
 
     CACO 2/(kappa mu^2), CAFO gamma_ov/(kappa mu), FACO 2/(kappa gamma_qk mu^2 q) and FAFO
     gamma_ov/(kappa gamma_qk mu q), with kappa at this ratio. ``mu_qk`` is needed for the last two.

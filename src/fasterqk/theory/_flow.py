@@ -1,4 +1,8 @@
-"""A population small enough to write down: every sequence of the setting, one row each."""
+"""Gradient flow of the full matrices on an enumerated population, for all four parameterizations.
+
+``flow`` knows nothing about mu_ov, mu_qk or Theorem 1, so it checks that two scales describe the matrices.
+``Omega`` and the imbalances describe how factorizing a circuit changes its gradient flow.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,14 +12,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fasterqk.errors import InputError, needs_extra
+from fasterqk.errors import InputError
+from fasterqk.theory._ode import visited
 from fasterqk.theory._setting import Floats, Setting, check_parameterization
 from fasterqk.theory._solve import trajectory
 
-with needs_extra("theory"):
-    from scipy.integrate import solve_ivp
-
 _LARGEST = 200_000
+
+# Learning rates (eta_ov, eta_qk) as a function of the collapsed matrices (W_OV, W_QK).
+Rates = Callable[[Floats, Floats], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -23,7 +28,7 @@ class Population:
     """All sequences of a setting with equal weight, over an orthonormal basis.
 
     Class token tau of class y is basis vector y*b + tau; the background is {+u, -u, +v, -v}, zero-mean
-    and orthogonal to the tokens; a fixed query has one basis vector a class. The query is not attended.
+    and orthogonal to the tokens; a fixed query has one basis vector per class. The query is not attended.
 
     ``context`` (sequences, m + n, d), ``query`` (sequences, d), ``label`` (sequences,).
     """
@@ -35,11 +40,13 @@ class Population:
 
     @classmethod
     def of(cls, setting: Setting) -> "Population":
-        """Enumerate the population; an InputError when it is too large to write down."""
+        """Enumerate all sequences; an InputError if there are more than 200,000."""
         token_query = setting.query == "token"
         size = setting.M * setting.b ** (setting.m + token_query) * 4**setting.n
         if size > _LARGEST:
-            raise InputError(f"{setting} has {size} sequences; at most {_LARGEST} can be written down")
+            raise InputError(
+                f"{setting} has {size} sequences, more than {_LARGEST}: take a smaller b, m or n"
+            )
         tokens = setting.M * setting.b
         width = tokens + 2 + (0 if token_query else setting.M)
         basis = np.eye(width)
@@ -117,9 +124,6 @@ class Population:
         return attention, seen, seen @ w_ov.T
 
 
-# --- What factorizing a circuit does to its gradient flow: Omega, and the balance that makes it hold ---
-
-
 @dataclass(frozen=True)
 class Omega:
     """The operator of Lemma 2: (C^T C)^(1/2) oplus (C C^T)^(1/2), for either circuit.
@@ -179,13 +183,6 @@ def balanced_factors(collapsed: Floats, width: int) -> tuple[Floats, Floats]:
     a, b = np.zeros((collapsed.shape[0], width)), np.zeros((width, collapsed.shape[1]))
     a[:, :rank], b[:rank] = left * root, root[:, None] * right
     return a, b
-
-
-# --- Gradient flow of the full matrices on an enumerated population, for all four parameterizations ---
-# Nothing here knows about mu_ov, mu_qk or Theorem 1: it is the check that they are all there is.
-
-# Learning rates (eta_ov, eta_qk) as a function of the collapsed matrices (W_OV, W_QK).
-Rates = Callable[[Floats, Floats], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -261,20 +258,12 @@ def flow(
         parts = [-ov_rate * matrix for matrix in slope.ov] + [-qk_rate * matrix for matrix in slope.qk]
         return np.concatenate([part.ravel() for part in parts])
 
-    begin, state = 0.0, np.concatenate([matrix.ravel() for matrix in (*start.ov, *start.qk)])
-    visited = []
-    for time in np.atleast_1d(times):
-        if time > begin:
-            run = solve_ivp(speed, (begin, float(time)), state, method="DOP853", rtol=rtol, atol=rtol * 1e-4)
-            if not run.success:
-                raise RuntimeError(f"the flow stopped on its way to time {time:g}: {run.message}")
-            begin, state = float(time), run.y[:, -1]
-        visited.append(unpack(state))
-    return visited
+    state = np.concatenate([matrix.ravel() for matrix in (*start.ov, *start.qk)])
+    return [unpack(found) for found in visited(speed, 0.0, state, np.atleast_1d(times), rtol, rtol * 1e-4)]
 
 
 def scales(population: Population, weights: Weights) -> tuple[float, float, float]:
-    """mu_ov, mu_qk, and how far the matrices are off Theorem 1's directions, relative to their size."""
+    """mu_ov, mu_qk, and the largest relative distance of the matrices from Theorem 1's directions."""
     found = []
     off = 0.0
     for matrix, direction in (
@@ -289,18 +278,16 @@ def scales(population: Population, weights: Weights) -> tuple[float, float, floa
     return found[0], found[1], off
 
 
-# --- A collapsed model whose learning rates follow its own weights is the factorized model, exactly ---
-# The paper remarks that a factorized circuit behaves much like a collapsed one whose learning rate grows.
-# On the directions of Theorem 1 all nonzero singular values of a circuit are equal, Omega is a number, and
-# the remark is an identity: the collapsed circuit's learning rate must be twice its spectral norm, which is
-# G_O = 2 sqrt(b) mu_ov for OV and G_A = 2 b mu_qk (2 sqrt(b) mu_qk with a fixed query) for QK.
-
-
 def matching_rates(parameterization: str, *, qk_ratio: float = 1.0, eta_ov: float = 1.0) -> Rates:
-    """Learning rates for a collapsed model, from its weights, that make it follow a factorized one.
+    """Learning rates of a collapsed model, from its weights, that make it follow a factorized model exactly.
 
-    The result is what ``flow(..., rates=...)`` takes; ``qk_ratio`` and ``eta_ov`` are those of the
-    factorized model.
+    The paper remarks that a factorized circuit resembles a collapsed one whose learning rate grows. On the
+    directions of Theorem 1 all nonzero singular values of a circuit are equal, so Omega is a number and the
+    remark an identity: the learning rate is twice the circuit's spectral norm, which is
+    G_O = 2 sqrt(b) mu_ov for OV and G_A = 2 b mu_qk (2 sqrt(b) mu_qk with a fixed query) for QK.
+
+    Pass the result to ``flow(..., rates=...)``; ``qk_ratio`` and ``eta_ov`` are those of the factorized
+    model.
     """
     name = check_parameterization(parameterization)
 

@@ -1,11 +1,12 @@
-"""The same dynamics by numerical integration of Theorem 1's equations: an independent check.
+"""Numerical integration of Theorem 1's equations: an independent check of the closed form.
 
-It shares the right-hand sides with nothing else in this package; `solve.py` never calls it.
+Its right-hand sides are written here and nowhere else in this package, and ``solve`` never calls it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -25,7 +26,7 @@ _LARGEST_TIME = 1e100  # DOP853 squares its errors, which overflow for steps bey
 
 @dataclass(frozen=True)
 class Integrated:
-    """States along one integrated run, each array of the length of what was asked."""
+    """States along one integrated trajectory, each array as long as the losses or times given."""
 
     mu_ov: Floats
     mu_qk: Floats
@@ -45,10 +46,10 @@ def integrate(
     q0: float | None = None,
     eta_ov: float = 1.0,
 ) -> Integrated:
-    """One run integrated with DOP853 (relative tolerance 1e-12) to given losses or given times.
+    """One trajectory integrated with DOP853 (relative tolerance 1e-12) to given losses or given times.
 
-    To stop at losses exactly, without searching for events, the equations are integrated over the
-    margin alpha * mu_ov instead of over time, with time as a third unknown.
+    To stop at losses exactly, without a search for events, the equations are integrated over the margin
+    alpha * mu_ov instead of over time, with time as a third unknown.
     """
     path = Path.of(setting, parameterization, mu0, q0)
     ratio = float(check_range("qk_ratio", qk_ratio, *RATIOS))
@@ -66,16 +67,29 @@ def integrate(
         begin, state = path.start_margin, [path.mu0, path.q0, 0.0]
         function = equations.over_margin
     states = np.empty((len(where), len(state)))
-    for index in np.argsort(where):
-        if where[index] > begin:
-            run = solve_ivp(function, (begin, where[index]), state, method="DOP853", rtol=_RTOL, atol=_ATOL)
-            if not run.success:
-                raise RuntimeError(f"the integration stopped on its way to {where[index]:g}: {run.message}")
-            begin, state = where[index], run.y[:, -1]
-        states[index] = state
+    order = np.argsort(where)
+    states[order] = list(visited(function, begin, np.array(state), where[order], _RTOL, _ATOL))
     mu, q = states[:, 0], states[:, 1]
     alpha = np.array([equations.alpha(value) for value in q])
     return Integrated(mu, q, alpha, setting.loss(alpha * mu), states[:, 2] if times is None else where)
+
+
+def visited(
+    function: Callable[[float, Floats], Any],
+    begin: float,
+    state: Floats,
+    ends: Floats,
+    rtol: float,
+    atol: float,
+) -> Iterator[Floats]:
+    """The state at each of the increasing ``ends``, integrated with DOP853 from ``state`` at ``begin``."""
+    for end in ends:
+        if end > begin:
+            found = solve_ivp(function, (begin, end), state, method="DOP853", rtol=rtol, atol=atol)
+            if not found.success:
+                raise RuntimeError(f"the integration stopped on its way to {end:g}: {found.message}")
+            begin, state = float(end), found.y[:, -1]
+        yield state
 
 
 @dataclass(frozen=True)
@@ -120,5 +134,5 @@ class _Equations:
 
 
 def _exp(x: float) -> float:
-    """e^x; beyond what a float holds only steps go that the integrator tries and rejects."""
+    """e^x, limited to what a float holds; only steps that the integrator rejects reach the limit."""
     return math.exp(min(x, 709.0))

@@ -1,4 +1,4 @@
-"""The exact path of a run through (mu_ov, mu_qk), one law for all four parameterizations.
+"""The exact path of gradient flow through (mu_ov, mu_qk), one law for all four parameterizations.
 
 Dividing the two equations of Theorem 1 separates the variables. With W = rho e^q (the odds of class
 positions), dc = dq (collapsed QK) or dq/q (factorized QK), and dh = mu dmu (collapsed OV) or
@@ -6,8 +6,9 @@ dmu / gamma_ov (factorized OV), it reads
 
     (1 + W) dc = strength dh,        alpha = W / (1 + W),
 
-so a run moves along  qk_integral(c) = strength * ov_integral(mu).  The coordinate c is zero at the
-start. Given c everything else is explicit, which is why the solvers look for c.
+so the flow moves along  qk_integral(c) = strength * ov_integral(mu).  The coordinate c is zero at the
+start. Given c everything else is explicit, so the solvers look for c: ``Lookup`` gives them a first guess
+and ``increasing_roots`` refines it.
 """
 
 import math
@@ -24,7 +25,7 @@ from fasterqk.theory._setting import Floats, Setting, check_parameterization, ch
 with needs_extra("theory"):
     from scipy.special import expi
 
-# What is accepted: far beyond any use, and still safe from overflow everywhere below.
+# Limits of the arguments: far beyond any use, and safe from overflow everywhere below.
 RATIOS = (1e-12, 1e12)
 LARGEST_MU0 = 1e4
 LARGEST_Q0 = 50.0
@@ -33,10 +34,19 @@ LEAST_FACTORIZED_START = 1e-30
 FACTORIZED_START = 1e-3
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(10)
 
+_POINTS = 1500  # of each of the two grids in a Lookup
+
+_CONVERGED = 1e-9  # Newton doubles its digits: after a step this small only rounding is left
+_BLOCK = 16384  # unknowns worked on together; their temporaries fit into the cache
+
+# Given unknowns and which of them they are, the values of an increasing function and its slopes with
+# respect to the logarithm of the unknown.
+Function = Callable[[Floats, np.ndarray], tuple[Floats, Floats]]
+
 
 @dataclass(frozen=True)
 class Path:
-    """Where runs with one parameterization and one start can go, for every ratio at once.
+    """The states that gradient flow passes from one start in one parameterization, for every ratio at once.
 
     ``mu0`` and ``q0`` are mu_ov and mu_qk at time zero. Make one with ``Path.of``, which checks them.
     """
@@ -56,7 +66,7 @@ class Path:
     ) -> "Path":
         """A checked path; starts left out are 0 for a collapsed circuit and 1e-3 for a factorized one.
 
-        (For a factorized circuit 0 is a saddle that no run leaves, so it is refused.)
+        For a factorized circuit 0 is a saddle that gradient flow never leaves, so it is refused.
         """
         if not isinstance(setting, Setting):
             raise InputError(f"setting = {setting!r} is not a Setting")
@@ -140,7 +150,7 @@ class Path:
         return np.sqrt(self.mu0**2 + 2 * h)
 
     def speedups(self, mu_ov: ArrayLike, mu_qk: ArrayLike) -> tuple[Any, Any]:
-        """G_O and G_A: how much faster each circuit moves here than its collapsed twin."""
+        """G_O and G_A: the speed of each circuit here divided by that of a collapsed one."""
         mu, q = np.asarray(mu_ov, dtype=float), np.asarray(mu_qk, dtype=float)
         return (
             self.setting.gamma_ov * mu if self.factorized_ov else np.ones_like(mu),
@@ -156,20 +166,52 @@ def _start(name: str, value: float | None, factorized: bool, largest: float) -> 
         raise InputError(f"{name} = {value!r} is not one number")
     if factorized and start < LEAST_FACTORIZED_START:
         raise InputError(
-            f"{name} = {value!r} is a saddle no run leaves: start a factorized circuit at"
+            f"{name} = {value!r} is a saddle that gradient flow never leaves: start a factorized circuit at"
             f" {LEAST_FACTORIZED_START:g} or more"
         )
     return float(start)
 
 
-# --- Many one-dimensional roots at once: Newton's method that never leaves its bracket ---
+@dataclass(frozen=True)
+class Lookup:
+    """A coarse table of one path: first guesses for the roots, and edges for the quadrature of time.
 
-# Given unknowns and which of them they are, the values of an increasing function and its slopes with
-# respect to the logarithm of the unknown.
-Function = Callable[[Floats, np.ndarray], tuple[Floats, Floats]]
+    log c, log qk_integral(c) and log alpha(c) on a grid that is fine in log c and in mu_qk.
+    """
 
-_CONVERGED = 1e-9  # Newton doubles its digits: after a step this small only rounding is left
-_BLOCK = 16384  # unknowns worked on together; their temporaries fit into the cache
+    log_c: Floats
+    log_integral: Floats
+    log_alpha: Floats
+
+    @classmethod
+    def of(cls, path: Path, low: float, high: float) -> "Lookup":
+        """A table over the coordinates from ``low`` to ``high``, both positive."""
+        scores = np.linspace(path.mu_qk(np.array(low)), path.mu_qk(np.array(high)), _POINTS)
+        c = np.concatenate([np.geomspace(low, high, _POINTS), path.coordinate(scores)])
+        c = np.unique(c[(c >= low) & (c <= high)])
+        odds = path.odds(path.mu_qk(c))
+        return cls(np.log(c), np.log(path.qk_integral(c)), -np.log1p(1 / odds))
+
+    def coordinate(self, log_integral: Floats) -> Floats:
+        """Approximately the coordinate at which the integral has this logarithm."""
+        return np.exp(np.interp(log_integral, self.log_integral, self.log_c))
+
+    def position(self, c: Floats) -> Floats:
+        """The fractional index of the coordinates ``c`` in the table."""
+        return np.interp(np.log(c), self.log_c, np.arange(len(self.log_c), dtype=float))
+
+    def at(self, position: Floats) -> tuple[Floats, Floats]:
+        """Approximately the coordinate and the integral at a fractional index."""
+        left = np.minimum(position.astype(int), len(self.log_c) - 2)
+        share = position - left
+        return (
+            np.exp(self.log_c[left] + share * (self.log_c[left + 1] - self.log_c[left])),
+            np.exp(self.log_integral[left] + share * (self.log_integral[left + 1] - self.log_integral[left])),
+        )
+
+    def coordinate_at_margin(self, log_target: Floats, power: int) -> Floats:
+        """Approximately the coordinate at which integral * alpha^power has this logarithm."""
+        return np.exp(np.interp(log_target, self.log_integral + power * self.log_alpha, self.log_c))
 
 
 def increasing_roots(function: Function, low: Floats, high: Floats, guess: Floats) -> Floats:
@@ -208,47 +250,3 @@ def _block_roots(function: Function, which: np.ndarray, low: Floats, high: Float
         place, which, now, before = place[going], which[going], following[going], before[going]
         low, high = low[going], high[going]
     return result
-
-
-# --- A coarse table of one path: good first guesses and panel edges without special functions ---
-
-_POINTS = 1500
-
-
-@dataclass(frozen=True)
-class Lookup:
-    """log c, log qk_integral(c) and log alpha(c) on a grid that is fine in log c and in mu_qk."""
-
-    log_c: Floats
-    log_integral: Floats
-    log_alpha: Floats
-
-    @classmethod
-    def of(cls, path: Path, low: float, high: float) -> "Lookup":
-        """A table over the coordinates from ``low`` to ``high``, both positive."""
-        scores = np.linspace(path.mu_qk(np.array(low)), path.mu_qk(np.array(high)), _POINTS)
-        c = np.concatenate([np.geomspace(low, high, _POINTS), path.coordinate(scores)])
-        c = np.unique(c[(c >= low) & (c <= high)])
-        odds = path.odds(path.mu_qk(c))
-        return cls(np.log(c), np.log(path.qk_integral(c)), -np.log1p(1 / odds))
-
-    def coordinate(self, log_integral: Floats) -> Floats:
-        """About the coordinate at which the integral has this logarithm."""
-        return np.exp(np.interp(log_integral, self.log_integral, self.log_c))
-
-    def position(self, c: Floats) -> Floats:
-        """Where the coordinates ``c`` stand in the table, counted in (fractional) grid points."""
-        return np.interp(np.log(c), self.log_c, np.arange(len(self.log_c), dtype=float))
-
-    def at(self, position: Floats) -> tuple[Floats, Floats]:
-        """About the coordinate and the integral at a position."""
-        left = np.minimum(position.astype(int), len(self.log_c) - 2)
-        share = position - left
-        return (
-            np.exp(self.log_c[left] + share * (self.log_c[left + 1] - self.log_c[left])),
-            np.exp(self.log_integral[left] + share * (self.log_integral[left + 1] - self.log_integral[left])),
-        )
-
-    def coordinate_at_margin(self, log_target: Floats, power: int) -> Floats:
-        """About the coordinate at which integral * alpha^power has this logarithm."""
-        return np.exp(np.interp(log_target, self.log_integral + power * self.log_alpha, self.log_c))

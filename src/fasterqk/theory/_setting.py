@@ -1,4 +1,4 @@
-"""The data of Theorem 1 and the constants that follow from it."""
+"""The data of Theorem 1, the constants that follow from it, and the checks of arguments."""
 
 import math
 from dataclasses import dataclass
@@ -23,9 +23,9 @@ class Setting:
     """A population of sequences for which Theorem 1 is exact.
 
     ``M`` classes, ``b`` tokens that belong to each class, and in every sequence ``m`` positions drawn
-    from the tokens of its class and ``n`` background positions. ``query`` says what stands at the end:
-    ``"token"``, a random token of the class (Theorem 1), or ``"fixed"``, one unit vector a class that is
-    orthogonal to all tokens (the toy language of Section 4).
+    from the tokens of its class and ``n`` background positions. ``query`` is the last position:
+    ``"token"``, a random token of the class (Theorem 1), or ``"fixed"``, one unit vector per class that
+    is orthogonal to all tokens (the toy language of Section 4).
 
     >>> Setting(M=5, b=50, m=5, n=50).uniform_attention
     0.09090909090909091
@@ -80,7 +80,7 @@ class Setting:
         return 2 * math.sqrt(self.query_norm)
 
     def margin(self, loss: ArrayLike) -> Any:
-        """alpha * mu_ov at a loss: how far the right logit stands above the others.
+        """alpha * mu_ov at a loss: the right logit minus any other logit.
 
         It inverts loss = log(1 + (M-1) exp(-margin)); shape of ``loss``.
         """
@@ -92,14 +92,14 @@ class Setting:
 
 
 def check_parameterization(name: str) -> str:
-    """``name`` when it is one of the four, whatever its case; otherwise an InputError."""
+    """``name`` in capitals if it is one of the four parameterizations; otherwise an InputError."""
     if not isinstance(name, str) or name.upper() not in PARAMETERIZATIONS:
         raise InputError(f"parameterization {name!r} is unknown; choose from {', '.join(PARAMETERIZATIONS)}")
     return name.upper()
 
 
 def check_range(name: str, values: ArrayLike, low: float, high: float) -> Floats:
-    """``values`` as floats when all lie in [low, high]; otherwise an InputError that quotes the culprit."""
+    """``values`` as floats if all lie in [low, high]; otherwise an InputError that quotes the first."""
     try:
         array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
@@ -109,3 +109,14 @@ def check_range(name: str, values: ArrayLike, low: float, high: float) -> Floats
         first = float(array[wrong].flat[0])
         raise InputError(f"{name} = {first!r} is not a number between {low:g} and {high:g}")
     return array
+
+
+def check_shapes(**named: Floats) -> list[Floats]:
+    """Two named arrays broadcast against each other; an InputError that names both if they do not fit."""
+    try:
+        return list(np.broadcast_arrays(*named.values()))
+    except ValueError:
+        (one, first), (other, second) = named.items()
+        raise InputError(
+            f"{one} of shape {first.shape} does not broadcast against {other} of shape {second.shape}"
+        ) from None
