@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fasterqk.lab.report._page import write_page
+from fasterqk.lab.report import write_page
 from fasterqk.lab.report._records import save_comparison, save_curves, save_examples
 from fasterqk.lab.report._tables import save_table
 

@@ -12,6 +12,6 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.lab.report._explorer import write_explorer
+    from fasterqk.lab.report import write_explorer
 
     return write_and_show(arguments, "explorer", Path(arguments.output or "explorer.html"), write_explorer)

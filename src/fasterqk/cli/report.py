@@ -16,7 +16,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.lab.report._page import write_page
+    from fasterqk.lab.report import write_page
 
     out = Path(arguments.out)
     if not out.is_dir():

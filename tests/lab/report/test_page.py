@@ -7,8 +7,7 @@ import re
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk.lab.report._html import PAGE_BYTES
-from fasterqk.lab.report._page import group_of, in_groups, write_page
+from fasterqk.lab.report._page import PAGE_BYTES, chapter_of, fit_curves, in_chapters, write_page
 from fasterqk.lab.report._records import save_examples
 from fasterqk.lab.report._tables import save_table
 
@@ -51,13 +50,13 @@ def test_every_figure_is_there_once_in_the_papers_order(tmp_path):
     ],
 )
 def test_a_name_finds_its_chapter(name, title):
-    assert group_of(name).title == title
+    assert chapter_of(name).title == title
 
 
 def test_within_a_chapter_numbers_sort_by_value():
     names = ["fig2-r100", "fig2-r10", "fig2-r9"]
-    [(group, documents)] = in_groups({"figures": [{"name": name} for name in names]})
-    assert group.title == "Figure 2"
+    [(chapter, documents)] = in_chapters({"figures": [{"name": name} for name in names]})
+    assert chapter.title == "Figure 2"
     assert [document["name"] for _, document in documents] == ["fig2-r9", "fig2-r10", "fig2-r100"]
 
 
@@ -119,3 +118,14 @@ def test_the_same_folder_gives_the_same_page(tmp_path):
     add_figure(tmp_path, "fig4")
     first = write_page(tmp_path).read_bytes()
     assert write_page(tmp_path).read_bytes() == first
+
+
+@pytest.mark.parametrize(("cells", "length"), [(1, 10_000), (3, 150), (300, 400)])
+def test_thinned_curves_fit_and_keep_their_ends(cells, length):
+    points = [{"step": k, "loss": 1 / 3} for k in range(length)]
+    [found] = fit_curves([{"cells": [{"arm": "r = 1", "points": points}] * cells}])
+    for cell in found["cells"]:
+        steps = [point["step"] for point in cell["points"]]
+        assert (steps[0], steps[-1]) == (0, length - 1)
+        assert steps == sorted(set(steps))
+    assert len(json.dumps(found)) < 400_000

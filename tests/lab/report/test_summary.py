@@ -4,9 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fasterqk.errors import InputError
-from fasterqk.lab.report._page import comparison_sentences, what_was_run
-from fasterqk.lab.report._records import load_comparisons, save_comparison
+from fasterqk.lab.report._summary import comparison_sentences, what_was_run
 from fasterqk.lab.runs import Store
 
 
@@ -63,19 +61,6 @@ def test_attention_below_the_null_is_said():
 def test_a_diverged_arm_has_no_number():
     [sentence] = comparison_sentences(comparison(mrta=None))
     assert sentence.startswith("With faster (query-key ratio 10) there is no number for")
-
-
-def test_a_comparison_comes_back_and_a_wrong_metric_is_quoted(tmp_path):
-    arms = comparison()["arms"]
-    save_comparison(tmp_path, "demo", title="T", setting="S", arms=arms)
-    [found] = load_comparisons(tmp_path)
-    assert found["arms"] == arms
-    with pytest.raises(InputError, match="'sharpness'"):
-        save_comparison(
-            tmp_path, "other", title="T", setting="S", arms=[{"arm": "a", "metrics": {"sharpness": 1}}]
-        )
-    with pytest.raises(InputError, match="baseline"):
-        save_comparison(tmp_path, "other", title="T", setting="S", arms=[])
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,36 @@
-"""What people look at: figures, tables and one page."""
+"""What people look at: figures, tables, one page per results folder, and the explorer of the theory."""
+
+from fasterqk.lab.report._figure import (
+    COLORS,
+    HEATMAP,
+    PARAMETERIZATION_COLORS,
+    draw_dtap,
+    dtap_lines,
+    dtap_rows,
+    plotting,
+    save_dtap,
+    save_figure,
+)
+from fasterqk.lab.report._html import write_explorer
+from fasterqk.lab.report._page import write_page
+from fasterqk.lab.report._records import METRICS, save_comparison, save_curves, save_examples
+from fasterqk.lab.report._tables import save_table
+
+__all__ = [
+    "COLORS",
+    "HEATMAP",
+    "METRICS",
+    "PARAMETERIZATION_COLORS",
+    "draw_dtap",
+    "dtap_lines",
+    "dtap_rows",
+    "plotting",
+    "save_comparison",
+    "save_curves",
+    "save_dtap",
+    "save_examples",
+    "save_figure",
+    "save_table",
+    "write_explorer",
+    "write_page",
+]

@@ -1,7 +1,9 @@
-"""One plotting style for the whole package: readable in print, safe for colour-blind readers."""
+"""Figures: one plotting style, files with the numbers and a caption beside them, and the DTAP heat map.
+
+The style is readable in print and safe for colour-blind readers.
+"""
 
 import io
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -12,7 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.files import write_bytes, write_csv, write_text
+from fasterqk.files import write_bytes, write_csv
+from fasterqk.lab.report._records import save_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,9 +60,6 @@ def plotting() -> Iterator[None]:
         yield
 
 
-# --- A figure on disk: SVG and PNG, the CSV it was drawn from, and a caption that says what was run ---
-
-
 def save_figure(
     figure: "Figure",
     out: Path,
@@ -83,12 +83,11 @@ def save_figure(
         paths[suffix] = str(write_bytes(folder / f"{name}.{suffix}", buffer.getvalue()))
     plt.close(figure)
     paths["csv"] = str(write_csv(folder / f"{name}.csv", rows))
-    about = {"name": name, "title": title, "caption": caption}
-    paths["json"] = str(write_text(folder / f"{name}.json", json.dumps(about, indent=1) + "\n"))
+    paths["json"] = str(save_document(out, "figures", name, {"title": title, "caption": caption}))
     return paths
 
 
-# --- The DTAP heat map in the paper's orientation: attention to the right, probability upwards ---
+# --- The DTAP heat map, in the paper's orientation: attention to the right, probability upwards ---
 
 
 def draw_dtap(

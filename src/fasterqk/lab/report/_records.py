@@ -1,21 +1,56 @@
-"""A comparison on disk: what each arm of an experiment reached, from which the report tells the story.
+"""The JSON documents that experiments leave for the report: one folder per kind, one file per document.
 
-``out/comparisons/NAME.json`` is ``{name, title, setting, arms, matched}``. The first arm is the baseline.
-An arm is ``{arm, qk_ratio, seeds, metrics}`` and, where known, ``null`` (the same attention metrics under
-uniform attention), ``paper`` (what the paper reports) and ``seconds`` (training time of one cell).
-``metrics``, ``null`` and ``paper`` map a key of ``METRICS`` to a number or an interval
-``{mean, half_width, n}``. ``matched`` is what ``fasterqk.attention._compare`` returns, or null.
+Comparisons, training curves and examples are described here, tables in ``_tables``, figures in ``_figure``.
+Documents are checked when they are written and when they are read.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import plain
-from fasterqk.lab.report._tables import load_documents, save_document
+from fasterqk.files import plain, write_text
 
-COMPARISONS = "comparisons"
+Document = dict[str, Any]
+# Raises an InputError that names the second argument unless the first has the right format.
+Check = Callable[[Document, str], None]
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def save_document(out: Path, folder: str, name: str, document: Document, check: Check | None = None) -> Path:
+    """Check ``document`` and write it as ``out/FOLDER/NAME.json``; returns the path."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"{name!r} cannot name a file; use letters, digits, dots, dashes, underscores")
+    content = plain({"name": name, **document})
+    if check:
+        check(content, f"{folder}/{name}.json")
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    return write_text(Path(out) / folder / f"{name}.json", text + "\n")
+
+
+def load_documents(out: Path, folder: str, check: Check | None = None) -> list[Document]:
+    """Every document of ``out/FOLDER``, sorted by file name; an unreadable one is an error that names it.
+
+    A document has at least ``name``, ``title`` and ``caption``.
+    """
+    documents = []
+    for path in sorted((Path(out) / folder).glob("*.json")):
+        try:
+            document = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise InputError(f"{str(path)!r} is not JSON ({error}); remove it or make it again") from None
+        if not isinstance(document, dict):
+            raise InputError(f"{str(path)!r} holds no JSON object; remove it or make it again")
+        if check:
+            check(document, repr(str(path)))
+        documents.append({"title": path.stem, "caption": "", **document, "name": path.stem})
+    return documents
+
+
+# --- Comparisons: the scores that each arm of an experiment reached ---
 
 # Scales as everywhere in the package: the first four in 0..1, AC and ACMC in percent.
 METRICS = ("train_accuracy", "accuracy", "mrta", "probability", "ac", "acmc", "loss")
@@ -32,25 +67,25 @@ def save_comparison(
 ) -> Path:
     """Write ``out/comparisons/NAME.json`` and return its path.
 
+    The first arm is the baseline. An arm is ``{arm, qk_ratio, seeds, metrics}`` and, where known, ``null``
+    (the same scores under uniform attention), ``paper`` (what the paper reports) and ``seconds`` (training
+    time of one cell). ``metrics``, ``null`` and ``paper`` map a key of ``METRICS`` to a number or an interval
+    ``{mean, half_width, n}``. ``matched`` is the comparison at equal loss as JSON, lowest loss first.
+
     >>> save_comparison(Path("out"), "demo", title="Demo", setting="3 seeds, one layer",  # doctest: +SKIP
     ...     arms=[{"arm": "baseline", "qk_ratio": 1, "seeds": 3, "metrics": {"mrta": 0.2}},
     ...           {"arm": "faster QK", "qk_ratio": 10, "seeds": 3, "metrics": {"mrta": 0.7}}])
     """
-    document = plain({"name": name, "title": title, "setting": setting, "arms": arms, "matched": matched})
-    check_comparison(document, f"comparison {name!r}")
-    return save_document(out, COMPARISONS, document)
+    document = {"title": title, "setting": setting, "arms": arms, "matched": matched}
+    return save_document(out, "comparisons", name, document, _check_comparison)
 
 
-def load_comparisons(out: Path) -> list[dict[str, Any]]:
+def load_comparisons(out: Path) -> list[Document]:
     """The comparisons of a results folder, checked, sorted by name."""
-    documents = load_documents(out, COMPARISONS)
-    for document in documents:
-        check_comparison(document, repr(str(Path(out) / COMPARISONS / f"{document['name']}.json")))
-    return documents
+    return load_documents(out, "comparisons", _check_comparison)
 
 
-def check_comparison(document: Mapping[str, Any], where: str) -> None:
-    """Raise an ``InputError`` that names ``where`` unless ``document`` has the format above."""
+def _check_comparison(document: Document, where: str) -> None:
     arms = document.get("arms")
     if not isinstance(arms, list) or not arms:
         raise InputError(f"{where} has no list 'arms' with a baseline in it")
@@ -60,15 +95,10 @@ def check_comparison(document: Mapping[str, Any], where: str) -> None:
         given = [*arm["metrics"], *(arm.get("null") or {}), *(arm.get("paper") or {})]
         unknown = [key for key in given if key not in METRICS]
         if unknown:
-            raise InputError(f"{where}: metric {unknown[0]!r} is not one of {', '.join(METRICS)}")
+            raise InputError(f"{where}: score {unknown[0]!r} is not one of {', '.join(METRICS)}")
 
 
-# --- Training curves on disk: what every cell measured along its training ---
-# ``out/curves/NAME.json`` is ``{name, title, caption, x, metrics, cells}``. ``x`` is ``{key, label}``; a
-# metric is ``{key, label}`` and, where wanted, ``log`` (a logarithmic axis) and ``null`` (the value of
-# uniform attention, drawn as a line). A cell is ``{arm, seed, points}`` with one mapping a point.
-
-CURVES = "curves"
+# --- Curves: what every cell measured along its training ---
 
 
 def save_curves(
@@ -83,40 +113,33 @@ def save_curves(
 ) -> Path:
     """Write ``out/curves/NAME.json`` and return its path; points keep only the keys that are drawn.
 
+    ``x`` is ``{key, label}``. A metric is ``{key, label}`` and, where wanted, ``log`` (a logarithmic axis)
+    and ``null`` (the value of uniform attention, drawn as a line). A cell is ``{arm, seed, points}`` with
+    one mapping per point.
+
     >>> save_curves(Path("out"), "demo", title="Demo", caption="", x={"key": "step", "label": "step"},
     ...             metrics=[{"key": "loss", "label": "training loss", "log": True}],   # doctest: +SKIP
     ...             cells=[{"arm": "r = 1", "seed": 0, "points": [{"step": 0, "loss": 1.6}]}])
     """
     keys = [x["key"], *(metric["key"] for metric in metrics)]
-    document = {
-        "name": name,
-        "title": title,
-        "caption": caption,
-        "x": dict(x),
-        "metrics": [dict(metric) for metric in metrics],
-        "cells": [
-            {
-                "arm": cell["arm"],
-                "seed": cell.get("seed"),
-                "points": [{key: plain(point.get(key)) for key in keys} for point in cell["points"]],
-            }
-            for cell in cells
-        ],
-    }
-    check_curves(document, f"curves {name!r}")
-    return save_document(out, CURVES, document)
+    drawn = [
+        {
+            "arm": cell["arm"],
+            "seed": cell.get("seed"),
+            "points": [{key: point.get(key) for key in keys} for point in cell["points"]],
+        }
+        for cell in cells
+    ]
+    document = {"title": title, "caption": caption, "x": x, "metrics": metrics, "cells": drawn}
+    return save_document(out, "curves", name, document, _check_curves)
 
 
-def load_curves(out: Path) -> list[dict[str, Any]]:
+def load_curves(out: Path) -> list[Document]:
     """The training curves of a results folder, checked, sorted by name."""
-    curves = load_documents(out, CURVES)
-    for document in curves:
-        check_curves(document, repr(str(Path(out) / CURVES / f"{document['name']}.json")))
-    return curves
+    return load_documents(out, "curves", _check_curves)
 
 
-def check_curves(document: Mapping[str, Any], where: str) -> None:
-    """Raise an ``InputError`` that names ``where`` unless ``document`` has the format above."""
+def _check_curves(document: Document, where: str) -> None:
     if not isinstance(document.get("metrics"), list) or not isinstance(document.get("cells"), list):
         raise InputError(f"{where} has no lists 'metrics' and 'cells'")
     for description in (document.get("x"), *document["metrics"]):
@@ -127,15 +150,7 @@ def check_curves(document: Mapping[str, Any], where: str) -> None:
             raise InputError(f"{where}: cell {cell!r:.80} has no 'arm' and 'points'")
 
 
-# --- Examples on disk: the tokens of single inputs with the attention that several arms pay to them ---
-# ``out/examples/NAME.json`` is ``{name, title, caption, sensitive, arms, examples}``. An example is
-# ``{tokens, relevance, label, arms}`` (and, where wanted, ``read``: the index of the read position, and
-# ``null``: what uniform attention puts on the relevant tokens, if that is not their share), where
-# ``arms`` maps an arm to ``{prediction, probability, layers}`` and ``layers`` maps the name of a layer
-# (``"layer 1"``, ``"rollout"``) to one weight a token. ``probability`` is that of the right answer.
-# Sets marked ``sensitive`` are shown by the report only after a click.
-
-EXAMPLES = "examples"
+# --- Examples: the tokens of single inputs with the attention that several arms pay to them ---
 
 
 def save_examples(
@@ -150,33 +165,44 @@ def save_examples(
 ) -> Path:
     """Write ``out/examples/NAME.json`` and return its path; weights keep four decimals.
 
+    An example is ``{tokens, relevance, label, arms}`` and, where wanted, ``read`` (index of the read
+    position) and ``null`` (what uniform attention puts on the relevant tokens, if that is not their share).
+    ``arms`` maps an arm to ``{prediction, probability, layers}``, where ``layers`` maps the name of a layer
+    (``"layer 1"``, ``"rollout"``) to one weight per token and ``probability`` is that of the right answer.
+    The report shows a ``sensitive`` set only after a click.
+
     >>> save_examples(Path("out"), "demo", title="Demo", arms=["r = 1"], sensitive=False,  # doctest: +SKIP
     ...     examples=[{"tokens": ["a", "cat"], "relevance": [0, 1], "label": "animal",
     ...                "arms": {"r = 1": {"prediction": "animal", "probability": 0.9,
     ...                                   "layers": {"layer 1": [0.2, 0.8]}}}}])
     """
     document = {
-        "name": name,
         "title": title,
         "caption": caption,
         "sensitive": bool(sensitive),
-        "arms": list(arms),
-        "examples": [_rounded(plain(example)) for example in examples],
+        "arms": arms,
+        "examples": [
+            {**example, "arms": {arm: _rounded(reading) for arm, reading in example["arms"].items()}}
+            for example in examples
+        ],
     }
-    check_examples(document, f"examples {name!r}")
-    return save_document(out, EXAMPLES, document)
+    return save_document(out, "examples", name, document, _check_examples)
 
 
-def load_examples(out: Path) -> list[dict[str, Any]]:
+def _rounded(reading: Mapping[str, Any]) -> Document:
+    layers = reading["layers"].items()
+    return {
+        **reading,
+        "layers": {layer: [round(float(weight), 4) for weight in weights] for layer, weights in layers},
+    }
+
+
+def load_examples(out: Path) -> list[Document]:
     """The example sets of a results folder, checked, sorted by name."""
-    sets = load_documents(out, EXAMPLES)
-    for document in sets:
-        check_examples(document, repr(str(Path(out) / EXAMPLES / f"{document['name']}.json")))
-    return sets
+    return load_documents(out, "examples", _check_examples)
 
 
-def check_examples(document: Mapping[str, Any], where: str) -> None:
-    """Raise an ``InputError`` that names ``where`` unless ``document`` has the format above."""
+def _check_examples(document: Document, where: str) -> None:
     if not isinstance(document.get("arms"), list) or not isinstance(document.get("examples"), list):
         raise InputError(f"{where} has no lists 'arms' and 'examples'")
     for index, example in enumerate(document["examples"]):
@@ -196,17 +222,3 @@ def check_examples(document: Mapping[str, Any], where: str) -> None:
                     raise InputError(
                         f"{here}, {arm!r}, {layer!r}: {length} tokens but {len(weights)} weights"
                     )
-
-
-def _rounded(example: dict[str, Any]) -> dict[str, Any]:
-    arms = {
-        arm: {
-            **reading,
-            "layers": {
-                layer: [round(float(weight), 4) for weight in weights]
-                for layer, weights in reading["layers"].items()
-            },
-        }
-        for arm, reading in example["arms"].items()
-    }
-    return {**example, "arms": arms}

@@ -1,53 +1,20 @@
-"""The JSON files that experiments leave for the report: one folder a kind, one file a document."""
+"""Tables of the report: JSON that the page shows, sorts and copies, and CSV for everybody else.
 
-import json
-import re
+``out/tables/NAME.json`` is ``{name, title, caption, columns, rows}``. A column is ``{key, label}`` and,
+where wanted, ``digits`` (places after the point) and ``source`` (``"paper"`` for the paper's own numbers,
+``"null"`` for uniform attention), which the page sets apart. A row maps keys to a number, a text, null, or
+an interval ``{mean, half_width, n}``.
+"""
+
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.console import is_interval
+from fasterqk.console import cell_text, is_interval, mean_of
 from fasterqk.errors import InputError
-from fasterqk.files import plain, write_csv, write_text
+from fasterqk.files import plain, write_csv
+from fasterqk.lab.report._records import Document, load_documents, save_document
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-
-
-def check_name(name: str) -> str:
-    """``name`` again, when it is fit to be a file name everywhere; an error that quotes it otherwise."""
-    if not _NAME.fullmatch(name):
-        raise InputError(f"{name!r} cannot name a file; use letters, digits, dots, dashes, underscores")
-    return name
-
-
-def save_document(out: Path, folder: str, document: Mapping[str, Any]) -> Path:
-    """Write ``out/FOLDER/NAME.json``, where NAME is the document's own ``name``; returns the path."""
-    path = Path(out) / folder / f"{check_name(document['name'])}.json"
-    text = json.dumps(plain(document), indent=1, ensure_ascii=False, allow_nan=False)
-    return write_text(path, text + "\n")
-
-
-def load_documents(out: Path, folder: str) -> list[dict[str, Any]]:
-    """Every document of ``out/FOLDER``, sorted by file name; an unreadable one is an error that names it."""
-    documents = []
-    for path in sorted((Path(out) / folder).glob("*.json")):
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{str(path)!r} is not JSON ({error}); remove it or make it again") from None
-        if not isinstance(document, dict):
-            raise InputError(f"{str(path)!r} holds no JSON object; remove it or make it again")
-        documents.append({**document, "name": path.stem})
-    return documents
-
-
-# --- A table on disk: JSON for the report, which can sort and copy it, and CSV for everybody else ---
-# ``out/tables/NAME.json`` is ``{name, title, caption, columns, rows}``. A column is ``{key, label}`` and,
-# where wanted, ``digits`` (places after the point) and ``source`` (``"paper"`` for the paper's own
-# numbers, ``"null"`` for uniform attention), which the report sets apart. A row maps keys to a number, a
-# text, null, or an interval ``{mean, half_width, n}``.
-
-FOLDER = "tables"
 SOURCES = ("ours", "paper", "null")
 
 
@@ -69,29 +36,18 @@ def save_table(
     ...            columns=[{"key": "arm", "label": "arm"}, {"key": "mrta", "label": "MRTA", "digits": 3}],
     ...            rows=[{"arm": "r = 1", "mrta": {"mean": 0.31, "half_width": 0.02, "n": 5}}])
     """
-    document = {
-        "name": name,
-        "title": title,
-        "caption": caption,
-        "columns": [dict(column) for column in columns],
-        "rows": [plain(row) for row in rows],
-    }
-    check_table(document, f"table {name!r}")
-    path = save_document(out, FOLDER, document)
-    csv = write_csv(path.with_suffix(".csv"), table_csv_rows(document))
+    document = {"title": title, "caption": caption, "columns": columns, "rows": plain(list(rows))}
+    path = save_document(out, "tables", name, document, _check_table)
+    csv = write_csv(path.with_suffix(".csv"), _csv_rows(document))
     return {"json": str(path), "csv": str(csv)}
 
 
-def load_tables(out: Path) -> list[dict[str, Any]]:
+def load_tables(out: Path) -> list[Document]:
     """The tables of a results folder, checked, sorted by name."""
-    tables = load_documents(out, FOLDER)
-    for table in tables:
-        check_table(table, repr(str(Path(out) / FOLDER / f"{table['name']}.json")))
-    return tables
+    return load_documents(out, "tables", _check_table)
 
 
-def check_table(table: Mapping[str, Any], where: str) -> None:
-    """Raise an ``InputError`` that names ``where`` unless ``table`` has the format above."""
+def _check_table(table: Document, where: str) -> None:
     if not isinstance(table.get("columns"), list) or not isinstance(table.get("rows"), list):
         raise InputError(f"{where} has no lists 'columns' and 'rows'")
     keys = []
@@ -107,8 +63,8 @@ def check_table(table: Mapping[str, Any], where: str) -> None:
             raise InputError(f"{where}: {unknown[0]!r} in a row is no column; columns are {keys}")
 
 
-def table_csv_rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The rows of a table as flat CSV rows: an interval ``x`` becomes ``x``, ``x_half_width``, ``x_n``."""
+def _csv_rows(table: Document) -> list[dict[str, Any]]:
+    """Flat rows: an interval ``x`` becomes ``x``, ``x_half_width``, ``x_n``."""
     flat = []
     for row in table["rows"]:
         cells: dict[str, Any] = {}
@@ -121,3 +77,59 @@ def table_csv_rows(table: Mapping[str, Any]) -> list[dict[str, Any]]:
                 cells[key] = value
         flat.append(cells)
     return flat
+
+
+# --- Tables as the page shows them ---
+
+# The columns of a comparison: label and digits after the point.
+_METRICS: dict[str, tuple[str, int | None]] = {
+    "train_accuracy": ("training accuracy", 3),
+    "accuracy": ("accuracy", 3),
+    "loss": ("loss", None),
+    "probability": ("probability", 3),
+    "mrta": ("MRTA", 3),
+    "ac": ("AC %", 1),
+    "acmc": ("ACMC %", 1),
+}
+_PARTS = {"metrics": ("ours", ""), "null": ("null", ", uniform"), "paper": ("paper", ", paper")}
+
+
+def comparison_table(comparison: Document) -> Document:
+    """A comparison with ``columns`` and ``rows``: each score of each arm beside its null and the paper's."""
+    arms = comparison["arms"]
+    columns: list[dict[str, Any]] = [{"key": "arm", "label": "arm"}]
+    rows: list[dict[str, Any]] = [{"arm": arm["arm"]} for arm in arms]
+    for metric, (label, digits) in _METRICS.items():
+        for part, (source, suffix) in _PARTS.items():
+            values = [(arm.get(part) or {}).get(metric) for arm in arms]
+            if all(value is None for value in values):
+                continue
+            key = f"{part}.{metric}"
+            columns.append({"key": key, "label": label + suffix, "digits": digits, "source": source})
+            for row, value in zip(rows, values, strict=True):
+                row[key] = value
+    return {**comparison, "caption": comparison.get("setting"), "columns": columns, "rows": rows}
+
+
+def html_table(table: Document) -> Document:
+    """``table`` with its ``heads`` and ``lines`` of cells, each as ``(HTML attributes, text)``.
+
+    Scripts sort by ``data-sort``; styles tell texts, our numbers, the paper's and the null's apart by class.
+    """
+    columns, rows = table["columns"], table["rows"]
+    heads = [
+        ({"class": _class(column, *(row.get(column["key"]) for row in rows))}, column["label"])
+        for column in columns
+    ]
+    lines = [[_html_cell(column, row.get(column["key"])) for column in columns] for row in rows]
+    return {**table, "heads": heads, "lines": lines}
+
+
+def _html_cell(column: Mapping[str, Any], value: Any) -> tuple[dict[str, Any], str]:
+    seeds = f"{value['n']} seeds" if is_interval(value) and value.get("n") else None
+    attributes = {"class": _class(column, value), "data-sort": mean_of(value), "title": seeds}
+    return attributes, cell_text(value, column.get("digits"))
+
+
+def _class(column: Mapping[str, Any], *values: Any) -> str:
+    return "text" if all(isinstance(value, str) for value in values) else column.get("source", "ours")

@@ -1,6 +1,6 @@
 // Theorem 1 solved exactly: the query-key scale as a function of the output-value scale.
 //
-// M classes, b distinct tokens a class, m class and n background positions, r = eta_QK / eta_OV, eta_OV = 1.
+// M classes, b distinct tokens per class, m class and n background positions, r = eta_QK / eta_OV, eta_OV = 1.
 // mu is the output-value scale, q the query-key scale, alpha the attention mass on class tokens:
 //   alpha = rho e^q / (rho e^q + 1),  rho = m / n,      loss = log(1 + (M-1) e^(-alpha mu)).
 // Dividing the two differential equations separates them; the invariants below follow.

@@ -1,4 +1,4 @@
-// Training curves: one chart a metric, one colour an arm, thin lines for seeds and a thick one for their mean.
+// Training curves: one chart per metric, one colour per arm, thin lines for seeds and a thick one for their mean.
 
 function showCurves(place, document_) {
   const { x, metrics, cells } = document_;

@@ -2,8 +2,8 @@
 
 import re
 
-from fasterqk.lab.report._explorer import explorer_html
 from fasterqk.lab.report._figure import PARAMETERIZATION_COLORS
+from fasterqk.lab.report._html import explorer_html
 
 
 def test_nothing_in_the_page_asks_the_network():
