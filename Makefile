@@ -8,7 +8,7 @@ OUT ?= out
 TEST_WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: test test-cluster reproduce lint clean
+.PHONY: test test-fast test-cluster crash reproduce lint clean
 .DEFAULT_GOAL := test
 
 # While an installation runs, .venv/.installing stands; if it is found at the start, the last one was
@@ -30,10 +30,19 @@ lint: $(STAMP)
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/python -m pytest --quiet tests/test_layers.py
 
 test: lint
 	@sh tools/ensure_chromium.sh
 	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+
+# Without the tests marked slow.
+test-fast: lint
+	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile -m "not slow"
+
+# Real sweeps killed a hundred times at random moments, and other faults: some minutes.
+crash: $(STAMP)
+	.venv/bin/python -m tests.crash --kills 100
 
 # A real Ray cluster of two workers, one of them killed: a minute or two.
 test-cluster: $(STAMP)

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.crash.practice import Empty
+from tests.crash.cells import Empty
 
 from fasterqk.cli.main import main
 from fasterqk.lab.runs import Store
@@ -14,8 +14,7 @@ from fasterqk.lab.runs import Store
 def spec(tmp_path: Path) -> str:
     path = tmp_path / "spec.toml"
     path.write_text(
-        'config = "tests.crash.practice:Empty"\nfunction = "tests.crash.practice:empty"\n'
-        "seeds = [0, 1, 2, 3]\n"
+        'config = "tests.crash.cells:Empty"\nfunction = "tests.crash.cells:empty"\nseeds = [0, 1, 2, 3]\n'
     )
     return str(path)
 

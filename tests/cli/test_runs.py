@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.crash.practice import Empty
+from tests.crash.cells import Empty
 
 from fasterqk.cli.main import main
 from fasterqk.files import content_hash
@@ -13,7 +13,7 @@ from fasterqk.lab.runs import Store, sweep
 
 @pytest.fixture
 def out(tmp_path: Path) -> str:
-    sweep([Empty(seed) for seed in range(3)], "tests.crash.practice:empty", tmp_path, workers=0)
+    sweep([Empty(seed) for seed in range(3)], "tests.crash.cells:empty", tmp_path, workers=0)
     Store(tmp_path).begin(Empty(9))
     return str(tmp_path)
 
@@ -89,29 +89,3 @@ def test_collect(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["runs", "collect", str(tmp_path / "nowhere"), "--out", here]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "nowhere' is no results folder" in line
-
-
-def test_torture_prints_its_verdict(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The trials themselves have their own tests; here one of them fails and one cannot be tried."""
-    from tests.crash import trials
-
-    def bad(subject: object, generator: object) -> dict[str, object]:
-        return {"fault": "bad luck", "passed": False, "told": "a line", "problems": ["a cell is gone"]}
-
-    def impossible(subject: object, generator: object) -> dict[str, object]:
-        return {"fault": "read-only folder", "passed": None, "told": "not here", "problems": []}
-
-    monkeypatch.setattr(trials, "prepare_subject", lambda spec, folder: None)
-    monkeypatch.setattr(trials, "kill_at_random_moments", lambda *arguments: impossible(None, None))
-    monkeypatch.setattr(trials, "FAULTS", (bad,))
-    assert main(["runs", "torture", "--kills", "1", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["passed"] is False
-    assert main(["runs", "torture", "--kills", "1"]) == 1
-    output = capsys.readouterr()
-    assert "FAILED    bad luck: a line\n          a cell is gone" in output.out
-    assert "not tried read-only folder" in output.out
-    assert "something was lost" in output.err
-    monkeypatch.setattr(trials, "FAULTS", ())
-    assert main(["runs", "torture", "--kills", "1"]) == 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.crash.practice import Walk
+from tests.crash.cells import Walk
 
 from fasterqk.cli.main import main
 from fasterqk.cli.sweep import Board
@@ -19,8 +19,8 @@ from fasterqk.lab.runs._store import state
 from fasterqk.lab.runs._sweep import Outcome
 
 SPEC = """
-config = "tests.crash.practice:Walk"
-function = "tests.crash.practice:walk"
+config = "tests.crash.cells:Walk"
+function = "tests.crash.cells:walk"
 seeds = [0, 1]
 [base]
 work = 10

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
-from tests.crash.subject import Subject
+from tests.crash.sweeps import SweepUnderTest
 
 from fasterqk.lab.runs import Store, sweep
 from fasterqk.lab.runs._execute import Event, read_journal
@@ -165,7 +165,7 @@ def test_a_killed_worker_and_a_killed_machine_change_no_bit(
     assert killed == ["worker", "machine"]
 
     # Histories and checkpoints too, every file readable, and every cell done once.
-    assert Subject(Path(), reference, 0.0, tmp_path).problems(out) == []
+    assert SweepUnderTest(Path(), reference, 0.0, tmp_path).problems(out) == []
     retried = [event.cell for event in events if event.kind == "retried"]
     assert len(retried) >= 2
     attempts = {folder.name: (read_result(folder) or {})["attempt"] for folder in Store(out).cells()}

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from tests.crash.subject import Subject, kill, unreadable
+from tests.crash.sweeps import SweepUnderTest, kill, unreadable
 
 from fasterqk.lab.runs._execute import Progress
 from fasterqk.lab.runs._store import Store, read_result
@@ -16,16 +16,16 @@ LEADER_ALONE = 0.25
 
 
 def kill_at_random_moments(
-    subject: Subject, kills: int, generator: random.Random, progress: Progress
+    sweep: SweepUnderTest, kills: int, generator: random.Random, progress: Progress
 ) -> dict[str, Any]:
     """Kill sweeps ``kills`` times; a store that is finished is judged, and a new one begun."""
     killed = attempts = cells = 0
     problems: list[str] = []
     for stores in itertools.count(1):
-        out = subject.folder / f"killed-{stores}"
-        killed_here, found = _one_store(subject, out, kills - killed, generator)
+        out = sweep.folder / f"killed-{stores}"
+        killed_here, found = _one_store(sweep, out, kills - killed, generator)
         killed += killed_here
-        problems += found + subject.problems(out)
+        problems += found + sweep.problems(out)
         documents = [read_result(folder) for folder in Store(out).cells()]
         attempts += sum(document["attempt"] for document in documents if document)
         cells += len(documents)
@@ -45,12 +45,14 @@ def kill_at_random_moments(
     }
 
 
-def _one_store(subject: Subject, out: Path, kills: int, generator: random.Random) -> tuple[int, list[str]]:
+def _one_store(
+    sweep: SweepUnderTest, out: Path, kills: int, generator: random.Random
+) -> tuple[int, list[str]]:
     """Start, kill, start again, until the sweep ends by itself; returns how often it was killed."""
     problems: list[str] = []
     for killed in itertools.count():
-        process = subject.start(out)
-        moment = generator.uniform(0.0, subject.seconds) if killed < kills else None
+        process = sweep.start(out)
+        moment = generator.uniform(0.0, sweep.seconds) if killed < kills else None
         try:
             process.wait(moment)
         except subprocess.TimeoutExpired:

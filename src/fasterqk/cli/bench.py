@@ -1,12 +1,17 @@
 """The `bench` command: the plain way and ours in one process, and the ratio."""
 
 import argparse
+import sys
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
+import fasterqk
 from fasterqk.cli.common import Parser, add_json, examples
 from fasterqk.console import print_json, print_table, progress_bar
+from fasterqk.errors import InputError
 
-# A module of `benchmarks` each, with `run(progress) -> dict` that has at least the keys
+# A file of `benchmarks/` each, with `run(progress) -> dict` that has at least the keys
 # `speedup`, `plain_seconds` and `seconds`.
 BENCHMARKS = {
     "circuits": "AdamW by circuit inside fused weights against the plain optimizer, at the size of GPT-2",
@@ -29,7 +34,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    module = import_module(f"benchmarks.{arguments.benchmark}")
+    module = _load(arguments.benchmark)
     with progress_bar(f"bench {arguments.benchmark}") as progress:
         result = module.run(progress)
     if arguments.json:
@@ -37,3 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print_table([{"measured": key, "value": value} for key, value in result.items()])
     return 0
+
+
+def _load(name: str) -> ModuleType:
+    """The benchmark's module, from the folder beside ``src`` in a checkout."""
+    checkout = Path(fasterqk.__file__).parents[2]
+    if not (checkout / "benchmarks" / f"{name}.py").is_file():
+        raise InputError("benchmarks come with the repository, not with the package; run this in a checkout")
+    sys.path.insert(0, str(checkout))
+    return import_module(f"benchmarks.{name}")

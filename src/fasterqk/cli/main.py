@@ -23,7 +23,7 @@ COMMANDS = {
     "data": "which data files are found, what is in them, what is missing",
     "sweep": "run the cells of a spec that are not done yet, over local workers",
     "plan": "what a sweep would still do, and an estimate of its time",
-    "runs": "list, show and remove the cells of a store, and try to break it",
+    "runs": "list, show, remove and collect the cells of a store",
     "explore": "the theory as an interactive page, computed in the browser",
     "report": "a results folder as one page to open",
     "bench": "measure our way against the plain way in one process",

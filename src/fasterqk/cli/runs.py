@@ -1,16 +1,12 @@
-"""The `runs` command: look into a store, clear it up, and try to break it."""
+"""The `runs` command: list, show, remove and collect the cells of a store."""
 
 import argparse
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples, positive_int
-from fasterqk.console import print_json, print_table, progress_bar
+from fasterqk.cli.common import Parser, add_json, examples
+from fasterqk.console import print_json, print_table
 from fasterqk.errors import InputError
-
-_VERDICTS = {True: "passed", False: "FAILED", None: "not tried"}
 
 
 def configure(parser: Parser) -> None:
@@ -19,7 +15,6 @@ def configure(parser: Parser) -> None:
         "fasterqk runs show 3f2a --out out",
         "fasterqk runs rm --failed --out out",
         "fasterqk runs collect job1 job2 --out out",
-        "fasterqk runs torture --kills 20",
     )
     chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = chosen.add_parser(
@@ -59,39 +54,10 @@ def configure(parser: Parser) -> None:
     for action in (listing, show, remove, collecting):
         action.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
         add_json(action)
-    torture = chosen.add_parser(
-        "torture",
-        help="kill real sweeps at random moments and make their disk fail",
-        description="Kills sweeps at random moments, fills their disk, takes their permissions, turns their "
-        "clock back, damages their files, runs two at once; and checks that nothing is lost.",
-        epilog=examples(
-            "fasterqk runs torture --kills 100",
-            "fasterqk runs torture SPEC.toml --kills 20",
-            "fasterqk runs torture --kills 5 --cell walk --json",
-        ),
-    )
-    torture.add_argument(
-        "spec",
-        nargs="?",
-        type=Path,
-        metavar="SPEC.toml",
-        help="a sweep of your own to kill; its results must not depend on time",
-    )
-    torture.add_argument(
-        "--kills", type=positive_int, default=100, metavar="N", help="how many (default: 100)"
-    )
-    torture.add_argument(
-        "--cell",
-        choices=["learn", "walk"],
-        default="learn",
-        help="what the killed sweeps do: train a small network, or a chain of hashes (faster)",
-    )
-    torture.add_argument("--seed", type=int, default=0, help="of the random moments (default: 0)")
-    add_json(torture)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    actions = {"list": _list, "show": _show, "rm": _remove, "collect": _collect, "torture": _torture}
+    actions = {"list": _list, "show": _show, "rm": _remove, "collect": _collect}
     return actions[arguments.action](arguments)
 
 
@@ -194,24 +160,4 @@ def _collect(arguments: argparse.Namespace) -> int:
         print_json(counts)
     else:
         print_table([{"from": other, **found} for other, found in counts.items()])
-    return 0
-
-
-def _torture(arguments: argparse.Namespace) -> int:
-    from tests.crash.trials import torture
-
-    with progress_bar("torture") as progress:
-        report = torture(
-            arguments.kills, arguments.cell, arguments.seed, spec=arguments.spec, progress=progress
-        )
-    if arguments.json:
-        print_json(report)
-    else:
-        for trial in report["trials"]:
-            print(f"{_VERDICTS[trial['passed']]:<10}{trial['fault']}: {trial['told']}")
-            for problem in trial["problems"]:
-                print(f"{'':<10}{problem}")
-    if not report["passed"]:
-        print("fasterqk runs torture: something was lost; see above", file=sys.stderr)
-        return 1
     return 0

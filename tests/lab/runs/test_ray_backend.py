@@ -15,7 +15,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from tests.crash.subject import done_once
+from tests.crash.sweeps import done_once
 
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash

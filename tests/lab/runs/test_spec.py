@@ -65,7 +65,7 @@ def test_the_number_of_cells(
     tables = "".join(f"[arms.arm{number}]\nlr = 0.{number + 1}\n" for number in range(arms))
     path = tmp_path_factory.mktemp("spec") / "spec.toml"
     path.write_text(
-        'config = "tests.crash.practice:Learn"\n'
+        'config = "tests.crash.cells:Learn"\n'
         f"seeds = {seeds}\n{tables}[grid]\nsteps = {scales}\nevery = [5, 10]\n"
     )
     cells = read_spec(path).cells

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.crash.practice import Walk
+from tests.crash.cells import Walk
 
 from fasterqk.files import content_hash, write_text
 from fasterqk.lab.runs import SpecCell, Store

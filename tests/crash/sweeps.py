@@ -1,4 +1,4 @@
-"""The sweep that is tortured: how it is started, and how its store is judged afterwards."""
+"""The sweep that crash tests disturb: how it is started, and how its store is judged afterwards."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from fasterqk.lab.runs._execute import JOURNAL_NAME, read_journal
 from fasterqk.lab.runs._store import Store, read_result, read_sealed
 
 SPEC = """\
-config = "tests.crash.practice:{kind}"
-function = "tests.crash.practice:{cell}"
+config = "tests.crash.cells:{kind}"
+function = "tests.crash.cells:{cell}"
 seeds = {seeds}
 """
 # Files of a cell that must come out the same however often it was interrupted.
@@ -24,7 +24,7 @@ COMPARED = ("history.jsonl", "checkpoint.json", "checkpoint.safetensors")
 
 
 @dataclass(frozen=True)
-class Subject:
+class SweepUnderTest:
     """A sweep, its undisturbed results, and how long these took."""
 
     spec: Path
@@ -70,14 +70,14 @@ class Subject:
         return found
 
 
-def practice_spec(cell: str, count: int, folder: Path) -> Path:
-    """The spec of ``count`` practice cells, ``"learn"`` or ``"walk"``, written into ``folder``."""
+def write_spec(cell: str, count: int, folder: Path) -> Path:
+    """The spec of ``count`` small cells, ``"learn"`` or ``"walk"``, written into ``folder``."""
     spec = folder / f"{cell}.toml"
     spec.write_text(SPEC.format(kind=cell.capitalize(), cell=cell, seeds=list(range(count))))
     return spec
 
 
-def prepare_subject(spec: Path, folder: Path) -> Subject:
+def run_undisturbed(spec: Path, folder: Path) -> SweepUnderTest:
     """The sweep of ``spec``, run once without any disturbance; all its stores are made in ``folder``."""
     reference = folder / "undisturbed"
     start = time.perf_counter()
@@ -85,7 +85,7 @@ def prepare_subject(spec: Path, folder: Path) -> Subject:
     _, told = process.communicate()
     if process.returncode != 0:
         raise InputError(f"{spec} does not even run undisturbed: {told.strip()}")
-    return Subject(spec, reference, time.perf_counter() - start, folder)
+    return SweepUnderTest(spec, reference, time.perf_counter() - start, folder)
 
 
 def kill(process: "subprocess.Popen[str]", *, group: bool = True) -> None:

@@ -1,4 +1,4 @@
-"""Small cells that do real work in steps and keep checkpoints: what the crash tests run."""
+"""Small cells that do real work in steps and keep checkpoints, for the crash tests to interrupt."""
 
 import hashlib
 from dataclasses import dataclass
