@@ -2,10 +2,13 @@
 
 import argparse
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import Parser, add_json, examples, positive_float, positive_int
 from fasterqk.console import duration_text, print_json, print_table, progress_bar
+
+if TYPE_CHECKING:
+    from fasterqk.lab.training import TrainResult
 
 # Options that set a field of the same name; what is not given is the task's own setting.
 FIELDS = ("qk_ratio", "lr", "seed", "epochs", "batch_size", "weight_decay", "optimizer", "layers", "form")
@@ -59,11 +62,11 @@ def run(arguments: argparse.Namespace) -> int:
         with progress_bar(f"train {config.task}") as progress:
             result = _result(config, arguments, progress)
         dismiss(processes)
-    result = {**result, "seconds": round(time.perf_counter() - start, 2)}
+    seconds = round(time.perf_counter() - start, 2)
     if arguments.json:
-        print_json(result)
+        print_json({**result.to_json(), "seconds": seconds})
     else:
-        _show(result)
+        _show(result, seconds)
     return 0
 
 
@@ -84,8 +87,8 @@ def task_config(arguments: argparse.Namespace) -> Any:
     return TrainConfig(arguments.task, **fields)
 
 
-def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[str, Any]:
-    from fasterqk.lab.training import train_on_two_cores
+def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "TrainResult":
+    from fasterqk.lab.training import TrainResult, train_on_two_cores
 
     if arguments.out is None:
         return train_on_two_cores(config, progress=progress, data_dir=arguments.data_dir)
@@ -108,24 +111,25 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> dict[s
             force=arguments.force,
             progress=progress,
         )
-    return result
+    return TrainResult.from_json(result)
 
 
-def _show(result: dict[str, Any]) -> None:
-    if result["diverged"]:
-        print(f"diverged after {result['steps']} steps; try a smaller --lr or --qk-ratio")
+def _show(result: "TrainResult", seconds: float) -> None:
+    if result.diverged:
+        print(f"diverged after {result.steps} steps; try a smaller --lr or --qk-ratio")
         return
-    test = result["test"]
+    test = result.test
+    splits = {"train": result.train, "validation": result.validation, "test": test}
     rows = [
-        {"measured": "training loss", "value": result["loss"]},
-        {"measured": "train accuracy", "value": result["train"]["accuracy"]},
-        {"measured": "validation accuracy", "value": result["validation"]["accuracy"]},
+        {"measured": "training loss", "value": result.loss},
+        {"measured": "train accuracy", "value": result.train["accuracy"]},
+        {"measured": "validation accuracy", "value": result.validation["accuracy"]},
         {"measured": "test accuracy", "value": test["accuracy"], "null": test["majority_accuracy"]},
     ]
     rows += [
-        {"measured": f"{split} F1", "value": result[split]["f1"]}
-        for split in ("train", "validation", "test")
-        if "f1" in result[split]
+        {"measured": f"{split} F1", "value": scores["f1"]}
+        for split, scores in splits.items()
+        if "f1" in scores
     ]
     for name in ("mrta", "ac", "acmc", "entropy"):
         if test.get(name) is not None:
@@ -135,8 +139,8 @@ def _show(result: dict[str, Any]) -> None:
             chance = test["null"].get(name, {}).get(k)
             rows.append({"measured": f"{name}, top {k}%", "value": value, "null": chance})
     print_table(rows)
-    if result.get("skipped"):
+    if result.skipped:
         from fasterqk.lab.tasks import left_out
 
-        print(f"left out of the data: {left_out(result['skipped'])}")
-    print(f"{result['steps']} steps in {duration_text(result['seconds'])}")
+        print(f"left out of the data: {left_out(result.skipped)}")
+    print(f"{result.steps} steps in {duration_text(seconds)}")

@@ -15,8 +15,8 @@ def test_arms_differ_in_the_query_key_rate_and_nothing_else(layers):
 def test_sizes_are_those_of_the_papers_appendix():
     two, four = (table_layers(layers).arms[BASELINE] for layers in (2, 4))
     sizes = ("layers", "width", "heads", "head_width", "mlp_width", "context")
-    assert [getattr(two, name) for name in sizes] == [2, 32, 4, 8, 128, 96]
-    assert [getattr(four, name) for name in sizes] == [4, 64, 4, 64, 256, 256]
+    assert [getattr(two.model, name) for name in sizes] == [2, 32, 4, 8, 128, 96]
+    assert [getattr(four.model, name) for name in sizes] == [4, 64, 4, 64, 256, 256]
 
 
 @pytest.mark.parametrize("epochs", [1, 5, 8, 30])

@@ -256,8 +256,8 @@ def test_published_counts_are_recognised(folder, monkeypatch):
 def test_the_tiny_size_is_trained_and_measured_on_the_papers_scale(folder):
     config = table_squad("tiny")["paper"].arms["faster_qk"].replace(context=256, epochs=1)
     result = train(config, data_dir=folder)
-    assert result["task"] == "squad"
-    test = result["test"]
+    assert result.task == "squad"
+    test = result.test
     assert test["dtap_edges"] == [0, 0.05, 0.1, 0.5, 1]
     high = np.array(test["dtap"])[:, test["dtap_edges"].index(0.1) :].sum()
     assert test["ac"] == pytest.approx(high)

@@ -52,12 +52,12 @@ def config(pretrained, **changes):
 
 def test_trained_measured_and_resumed(tmp_path, pretrained):
     whole = train(config(pretrained))
-    assert whole["history"][-1]["loss"] < whole["history"][0]["loss"]
+    assert whole.history[-1]["loss"] < whole.history[0]["loss"]
     for key in ("mrta", "ac", "acmc", "entropy", "dtap", "sufficiency", "plausibility", "majority_accuracy"):
-        assert key in whole["test"]
-    assert 0 < whole["test"]["null"]["mrta"] < 1
-    assert "20" in whole["test"]["null"]["sufficiency"]
-    assert set(whole["data_checksums"]) == {"words", "model.safetensors"}
+        assert key in whole.test
+    assert 0 < whole.test["null"]["mrta"] < 1
+    assert "20" in whole.test["null"]["sufficiency"]
+    assert set(whole.data_checksums) == {"words", "model.safetensors"}
 
     class Enough(Exception):
         pass

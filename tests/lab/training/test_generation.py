@@ -169,23 +169,23 @@ def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes):
 
 def test_results_have_what_tables_need(config):
     result = train(config)
-    assert result["history"][-1]["loss"] < result["history"][0]["loss"]
-    record = result["history"][-1]
+    assert result.history[-1]["loss"] < result.history[0]["loss"]
+    record = result.history[-1]
     for key in ("validation_accuracy", "validation_loss", "validation_f1", "test_f1", "train_f1", "mrta"):
         assert np.isfinite(record[key])
     assert {"null_mrta", "average_mrta", "layer_1_mrta", "layer_2_null_mrta", "sufficiency_5"} <= set(record)
     assert "train_loss" not in record
-    test = result["test"]
+    test = result.test
     assert {"accuracy", "f1", "probability", "answer_probability", "dtap", "layer", "average"} <= set(test)
     assert set(test["null"]) >= {"mrta", "ac", "acmc", "entropy", "sufficiency", "comprehensiveness"}
-    assert result["skipped"] == {"no answer": 2}
-    assert result["data_checksums"] == {"made": "up"}
+    assert result.skipped == {"no answer": 2}
+    assert result.data_checksums == {"made": "up"}
 
 
 def test_a_run_judged_by_its_fit_measures_no_attention(config):
     result = train(config.replace(epochs=1, protocol="fit"))
-    assert "mrta" not in result["test"]
-    assert not any("mrta" in record for record in result["history"])
+    assert "mrta" not in result.test
+    assert not any("mrta" in record for record in result.history)
     with pytest.raises(InputError, match="answers have no evaluation 'mine'; choose from paper, fit"):
         Generation(config.replace(protocol="mine"))
 
@@ -195,7 +195,7 @@ def test_prompts_too_long_are_left_out_and_counted(config, task):
     result = train(config.replace(context=13, epochs=1))
     too_long = int((lengths > 13).sum())
     assert 0 < too_long < len(lengths)
-    assert result["skipped"]["a prompt too long for a context of 13 tokens"] == too_long
+    assert result.skipped["a prompt too long for a context of 13 tokens"] == too_long
     with pytest.raises(InputError, match="no train question fits a context of 5 tokens"):
         Generation(config.replace(context=5))
 

@@ -6,8 +6,8 @@ import torch
 
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
+from fasterqk.lab.training import TrainResult, train, train_on_two_cores
 from fasterqk.lab.training import _checkpoint as checkpoint
-from fasterqk.lab.training import train, train_on_two_cores
 from fasterqk.lab.training._classification import Classification
 from fasterqk.lab.training._steps import build_optimizer
 
@@ -75,7 +75,7 @@ def test_evaluating_in_a_copy_changes_nothing(config, tmp_path, changes):
     plain = train(config, folder=tmp_path / "plain")
     aside = train_on_two_cores(config, folder=tmp_path / "aside")
     assert canonical_json(aside) == canonical_json(plain)
-    if not plain["diverged"]:
+    if not plain.diverged:
         histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("plain", "aside")]
         assert histories[0] == histories[1]
 
@@ -101,22 +101,22 @@ def test_the_run_does_not_depend_on_global_random_numbers_or_on_its_folder(confi
 def test_history_starts_before_training_and_has_every_evaluation(config, tmp_path):
     config = config.replace(evaluations_per_epoch=2)
     result = train(config, folder=tmp_path)
-    assert [record["epoch"] for record in result["history"]] == pytest.approx(
+    assert [record["epoch"] for record in result.history] == pytest.approx(
         [0, 0.5, 1, 1.5, 2, 2.5, 3], abs=0.05
     )
     lines = (tmp_path / "history.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == result["history"]
-    assert result["history"][-1]["loss"] == result["loss"]
-    best = max(record["validation_accuracy"] for record in result["history"])
-    assert result["best"]["validation_accuracy"] == best
-    assert result["history"][-1]["test_accuracy"] == result["test"]["accuracy"]
-    assert result["history"][-1]["mrta"] == result["test"]["mrta"]
+    assert [json.loads(line) for line in lines] == result.history
+    assert result.history[-1]["loss"] == result.loss
+    best = max(record["validation_accuracy"] for record in result.history)
+    assert result.best["validation_accuracy"] == best
+    assert result.history[-1]["test_accuracy"] == result.test["accuracy"]
+    assert result.history[-1]["mrta"] == result.test["mrta"]
 
 
 def test_a_falling_loss_is_looked_at_more_often(config):
     config = config.replace(epochs=25, lr=5e-3)
-    plain = train(config)["history"]
-    often = train(config.replace(evaluate_at_fall=0.7))["history"]
+    plain = train(config).history
+    often = train(config.replace(evaluate_at_fall=0.7)).history
     regular = [record["step"] for record in plain]
     extra = [record["step"] for record in often if record["step"] not in regular]
     assert extra
@@ -129,7 +129,7 @@ def test_a_falling_loss_is_looked_at_more_often(config):
 
 def test_a_run_with_patience_ends_when_validation_no_longer_gets_better(config):
     config = config.replace(epochs=12, lr=0.02)
-    whole = train(config)["history"]
+    whole = train(config).history
     patience = 2
 
     def stalled(records):
@@ -142,46 +142,49 @@ def test_a_run_with_patience_ends_when_validation_no_longer_gets_better(config):
         )
 
     last = next(end for end in range(1, len(whole)) if stalled(whole[:end]))
-    stopped = train(config.replace(patience=patience))["history"]
+    stopped = train(config.replace(patience=patience)).history
     assert len(stopped) == last < len(whole)
     assert canonical_json(stopped) == canonical_json(whole[:last])
 
 
 def test_a_plateau_on_which_the_loss_still_falls_is_no_reason_to_stop(config):
     result = train(config.replace(epochs=4, lr=1e-6, patience=1))
-    accuracies = {record["validation_accuracy"] for record in result["history"]}
+    accuracies = {record["validation_accuracy"] for record in result.history}
     assert len(accuracies) == 1
-    assert len(result["history"]) == 5
+    assert len(result.history) == 5
 
 
 def test_a_run_judged_by_its_fit_measures_no_attention(config):
     result = train(config.replace(epochs=1, protocol="fit"))
-    assert result["validation"].keys() == {"loss", "accuracy"}
-    assert not any("mrta" in record for record in result["history"])
+    assert result.validation.keys() == {"loss", "accuracy"}
+    assert not any("mrta" in record for record in result.history)
 
 
 def test_the_little_task_is_learnt_and_attention_goes_to_the_reason(config):
     result = train(config.replace(epochs=25, lr=5e-3))
-    assert result["train"]["accuracy"] > 0.95
-    assert result["test"]["accuracy"] > 0.8
-    assert result["test"]["mrta"] > result["test"]["null"]["mrta"] + 0.1
-    assert result["test"]["majority_accuracy"] < 0.8
+    assert result.train["accuracy"] > 0.95
+    assert result.test["accuracy"] > 0.8
+    assert result.test["mrta"] > result.test["null"]["mrta"] + 0.1
+    assert result.test["majority_accuracy"] < 0.8
 
 
 def test_divergence_is_reported_and_not_hidden(config, tmp_path):
     config = config.replace(optimizer="sgd", lr=1e6, warmup=0, clip=None, schedule="constant", epochs=30)
     result = train(config, folder=tmp_path)
-    assert result["diverged"]
-    assert result["loss"] is None
-    assert result["test"] is None
-    assert result["steps"] < 30 * 12
-    assert result["history"][-1]["diverged"]
+    assert result.diverged
+    assert result.loss is None
+    assert result.test == {}
+    written = result.to_json()
+    assert [written[name] for name in ("train", "validation", "test", "best")] == [None] * 4
+    assert TrainResult.from_json(json.loads(canonical_json(written))) == result
+    assert result.steps < 30 * 12
+    assert result.history[-1]["diverged"]
     canonical_json(result)
 
 
 def test_a_finite_but_exploded_loss_is_divergence(config):
     result = train(config.replace(lr=1e4, warmup=0, schedule="constant"))
-    assert result["diverged"]
+    assert result.diverged
 
 
 def test_progress_tells_loss_accuracy_and_mass(config):

@@ -218,6 +218,8 @@ def _attempt(
     try:
         with surround(folder):
             result = function(task.config, folder=folder, progress=progress)
+        if hasattr(result, "to_json"):
+            result = result.to_json()
         if not isinstance(result, dict):
             raise TypeError(f"{task.function} returned a {type(result).__name__}, not a dict")
         seconds = time.perf_counter() - start

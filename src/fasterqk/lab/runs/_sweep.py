@@ -85,7 +85,8 @@ def sweep(
     """Run ``function`` on every configuration that has no result yet; returns all results, in order.
 
     ``configs`` are frozen dataclasses of an importable class. ``function`` is ``"module:function"``,
-    called as ``f(config, folder=..., progress=...)``; it returns a dict, and may keep a checkpoint in
+    called as ``f(config, folder=..., progress=...)``; it returns a dict (or an object
+    whose ``to_json`` does), and may keep a checkpoint in
     ``folder`` to go on from. ``workers`` processes with ``threads`` threads each do the cells; 0 does
     them in this process. ``shard=(2, 5)`` takes the second of five equal parts. ``force`` does
     finished cells again. A cell whose worker dies is tried ``retries`` more times.

@@ -2,7 +2,7 @@
 
 from fasterqk.lab.training._classification import EVALUATIONS
 from fasterqk.lab.training._config import Data, Evaluation, Model, Optimisation, TrainConfig
-from fasterqk.lab.training._loop import train, train_on_two_cores
+from fasterqk.lab.training._loop import TrainResult, train, train_on_two_cores
 
 __all__ = [
     "EVALUATIONS",
@@ -11,6 +11,7 @@ __all__ = [
     "Model",
     "Optimisation",
     "TrainConfig",
+    "TrainResult",
     "train",
     "train_on_two_cores",
 ]

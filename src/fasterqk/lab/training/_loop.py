@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +26,61 @@ NEWEST = 0.1
 Progress = Callable[[float, float, str], None]
 
 
+@dataclass(frozen=True)
+class TrainResult:
+    """What came out of one training.
+
+    ``loss`` is that of the fixed part of the training data at the end. ``train``, ``validation`` and
+    ``test`` hold everything measured at the end; ``best`` is the record of the history with the best
+    validation accuracy. A training that diverged ends where it diverged: these four are empty, and
+    ``loss`` is None. ``skipped`` counts what was left out of the data, by reason.
+
+    >>> result = TrainResult("sva", 0, 30.0, diverged=True, steps=7, loss=None)
+    >>> TrainResult.from_json(result.to_json()) == result
+    True
+    """
+
+    task: str
+    seed: int
+    qk_ratio: float
+    diverged: bool
+    steps: int
+    loss: float | None
+    data_checksums: dict[str, str] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    validation: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, Any] = field(default_factory=dict)
+    skipped: dict[str, int] = field(default_factory=dict)
+    best: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """The result as plain JSON data, null for what a diverged training does not have."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        missing = {name: found[name] or None for name in ("train", "validation", "test", "best")}
+        if not self.skipped:
+            del found["skipped"]
+        return found | missing
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "TrainResult":
+        """The result that :meth:`to_json` wrote; other entries are left out."""
+        names = [each.name for each in fields(cls)]
+        given = {name: document[name] for name in names if document.get(name) is not None}
+        return cls(**{"loss": None} | given)
+
+
 def train(
     config: TrainConfig,
     *,
     folder: str | Path | None = None,
     progress: Progress | None = None,
     data_dir: str | Path | None = None,
-) -> dict[str, Any]:
-    """Train one cell and return its result, as plain JSON data.
+) -> TrainResult:
+    """Train one cell and return its result.
 
-    With a ``folder`` the state is saved there at every evaluation; called again, the run goes on from the
-    last one and ends bit for bit as if it had never stopped. The result has ``diverged``, ``steps``, the
-    ``loss`` on the fixed part of the training data, everything measured at the end of ``train``,
-    ``validation`` and ``test``, the record of the ``best`` validation accuracy, and the ``history``.
-    A diverged run ends where it diverged, with null in place of measurements.
+    With a ``folder`` the state is saved there at every evaluation; called again, training goes on from the
+    last one and ends bit for bit as if it had never stopped.
 
     >>> result = train(TrainConfig("agreement", epochs=1, qk_ratio=30), folder="out")   # doctest: +SKIP
     """
@@ -54,7 +96,7 @@ def train_on_two_cores(
     folder: str | Path | None = None,
     progress: Progress | None = None,
     data_dir: str | Path | None = None,
-) -> dict[str, Any]:
+) -> TrainResult:
     """The same result as :func:`train`; where a core is idle, it evaluates while training goes on.
 
     For a single run. Many runs use the cores better by running side by side.
@@ -111,7 +153,7 @@ class _Run:
         self.aside = aside and config.evaluation.patience is None
         self.pending: tuple[dict[str, Any], Aside] | None = None
 
-    def to_the_end(self) -> dict[str, Any]:
+    def to_the_end(self) -> TrainResult:
         """Train from the checkpoint, or from the start, and measure what came out."""
         self._resume()
         if not self.history:
@@ -180,22 +222,22 @@ class _Run:
         self.history.append({**when, **measured})
         self._tell()
 
-    def _result(self) -> dict[str, Any]:
-        result: dict[str, Any] = {
-            "task": self.config.task,
-            "seed": self.config.seed,
-            "qk_ratio": self.config.optimisation.qk_ratio,
-            "diverged": self.diverged,
-            "steps": self.steps.done,
-            "loss": self.history[-1]["loss"],
-            "data_checksums": self.workload.files,
-        }
-        if self.diverged or not self.processes.first:
-            result |= {"train": None, "validation": None, "test": None, "best": None}
-        else:
-            result |= self.workload.results()
-            result["best"] = max(self.history, key=lambda record: record["validation_accuracy"])
-        return {**result, "history": self.history}
+    def _result(self) -> TrainResult:
+        measured: dict[str, Any] = {}
+        if self.processes.first and not self.diverged:
+            measured = self.workload.results()
+            measured["best"] = max(self.history, key=lambda record: record["validation_accuracy"])
+        return TrainResult(
+            task=self.config.task,
+            seed=self.config.seed,
+            qk_ratio=self.config.optimisation.qk_ratio,
+            diverged=self.diverged,
+            steps=self.steps.done,
+            loss=self.history[-1]["loss"],
+            data_checksums=self.workload.files,
+            history=self.history,
+            **measured,
+        )
 
     def _tell(self) -> None:
         if self.progress:
