@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasterqk.attention import score_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 
@@ -52,7 +53,7 @@ def load_documents(out: Path, folder: str, check: Check | None = None) -> list[D
 
 # --- Comparisons: the scores that each arm of an experiment reached ---
 
-# Scales as everywhere in the package: the first four in 0..1, AC and ACMC in percent.
+# The scores that experiments compare; a comparison may hold any of the registry.
 METRICS = ("train_accuracy", "accuracy", "mrta", "probability", "ac", "acmc", "loss")
 
 
@@ -69,8 +70,8 @@ def save_comparison(
 
     The first arm is the baseline. An arm is ``{arm, qk_ratio, seeds, metrics}`` and, where known, ``null``
     (the same scores under uniform attention), ``paper`` (what the paper reports) and ``seconds`` (training
-    time of one cell). ``metrics``, ``null`` and ``paper`` map a key of ``METRICS`` to a number or an interval
-    ``{mean, half_width, n}``. ``matched`` is the comparison at equal loss as JSON, lowest loss first.
+    time of one cell). ``metrics``, ``null`` and ``paper`` map the name of a score to a number or an
+    interval ``{mean, half_width, n}``. ``matched`` lists comparisons at equal training loss, lowest first.
 
     >>> save_comparison(Path("out"), "demo", title="Demo", setting="3 seeds, one layer",  # doctest: +SKIP
     ...     arms=[{"arm": "baseline", "qk_ratio": 1, "seeds": 3, "metrics": {"mrta": 0.2}},
@@ -92,10 +93,11 @@ def _check_comparison(document: Document, where: str) -> None:
     for arm in arms:
         if not isinstance(arm, Mapping) or "arm" not in arm or not isinstance(arm.get("metrics"), Mapping):
             raise InputError(f"{where}: arm {arm!r:.80} has no 'arm' and 'metrics'")
-        given = [*arm["metrics"], *(arm.get("null") or {}), *(arm.get("paper") or {})]
-        unknown = [key for key in given if key not in METRICS]
-        if unknown:
-            raise InputError(f"{where}: score {unknown[0]!r} is not one of {', '.join(METRICS)}")
+        for key in (*arm["metrics"], *(arm.get("null") or {}), *(arm.get("paper") or {})):
+            try:
+                score_of(key)
+            except InputError as error:
+                raise InputError(f"{where}: {error}") from None
 
 
 # --- Curves: what every cell measured along its training ---

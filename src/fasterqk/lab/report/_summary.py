@@ -5,20 +5,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasterqk.attention import score_of
 from fasterqk.console import cell_text, duration_text, is_interval, mean_of, number_text
 
-# What a reader calls each attention metric, in the order in which the first one present tells the story.
+# Attention scores in words; sentences are about the first of them that was measured.
 _ATTENTION = {
-    "mrta": ("mean attention on relevant tokens", 3),
-    "ac": ("the share of instances with most attention on relevant tokens (AC, percent)", 1),
-    "acmc": ("the share that is also confidently right (ACMC, percent)", 1),
+    "mrta": "mean attention on relevant tokens",
+    "ac": "the share of instances with most attention on relevant tokens (AC, percent)",
+    "acmc": "the share that is also confidently right (ACMC, percent)",
 }
-_COST = {"accuracy": ("test accuracy", 3), "train_accuracy": ("training accuracy", 3), "loss": ("loss", None)}
+_COST = {"accuracy": "test accuracy", "train_accuracy": "training accuracy", "loss": "loss"}
 
 
 def what_was_run(out: Path) -> str | None:
     """One sentence about the cells of the store, or None when it is empty."""
-    from fasterqk.lab.runs._store import Store
+    from fasterqk.lab.runs import Store
     from fasterqk.lab.runs._table import summaries
 
     found = summaries(Store(out))
@@ -36,29 +37,29 @@ def what_was_run(out: Path) -> str | None:
 
 
 def comparison_sentences(comparison: Mapping[str, Any]) -> list[str]:
-    """For every arm but the first: what sharpened, against which null, at which cost and at matched loss."""
+    """One text per arm after the first: how sharp it is, the null, what it costs, and at matched loss."""
     baseline, *others = comparison["arms"]
-    metric = next((key for key in _ATTENTION if mean_of(baseline["metrics"].get(key)) is not None), None)
+    score = next((key for key in _ATTENTION if mean_of(baseline["metrics"].get(key)) is not None), None)
     levels = comparison.get("matched") or []
-    told = []
+    found = []
     for arm in others:
-        sentences = [] if metric is None else [_sharpened(baseline, arm, metric)]
-        sentences += [*_cost(baseline, arm), *_matched(levels, baseline, arm, metric)]
+        sentences = [] if score is None else [_sharpened(baseline, arm, score)]
+        sentences += [*_cost(baseline, arm), *_matched(levels, baseline, arm, score)]
         if sentences:
-            told.append(" ".join(sentences))
-    return told
+            found.append(" ".join(sentences))
+    return found
 
 
-def _sharpened(baseline: Mapping[str, Any], arm: Mapping[str, Any], metric: str) -> str:
-    name, digits = _ATTENTION[metric]
-    before, after = baseline["metrics"][metric], arm["metrics"].get(metric)
+def _sharpened(baseline: Mapping[str, Any], arm: Mapping[str, Any], score: str) -> str:
+    name, digits = _ATTENTION[score], score_of(score).digits
+    before, after = baseline["metrics"][score], arm["metrics"].get(score)
     if mean_of(after) is None:
         return f"With {_arm(arm)} there is no number for {name}."
     sentence = (
         f"With {_arm(arm)}, {name} is {cell_text(after, digits)} against {cell_text(before, digits)}"
         f" with {_arm(baseline)}"
     )
-    null = mean_of((arm.get("null") or {}).get(metric))
+    null = mean_of((arm.get("null") or {}).get(score))
     if null is None:
         return sentence + "; uniform attention was not measured."
     above = mean_of(after) or 0.0
@@ -68,8 +69,9 @@ def _sharpened(baseline: Mapping[str, Any], arm: Mapping[str, Any], metric: str)
 
 def _cost(baseline: Mapping[str, Any], arm: Mapping[str, Any]) -> list[str]:
     parts = []
-    for key, (name, digits) in _COST.items():
+    for key, name in _COST.items():
         before, after = baseline["metrics"].get(key), arm["metrics"].get(key)
+        digits = score_of(key).digits
         if mean_of(before) is not None and mean_of(after) is not None:
             parts.append(f"{name} {cell_text(after, digits)} instead of {cell_text(before, digits)}")
     if baseline.get("seconds") and arm.get("seconds"):
@@ -81,17 +83,17 @@ def _matched(
     levels: Sequence[Mapping[str, Any]],
     baseline: Mapping[str, Any],
     arm: Mapping[str, Any],
-    metric: str | None,
+    score: str | None,
 ) -> list[str]:
-    if not levels or metric is None:
+    if not levels or score is None:
         return []
     lowest = levels[0]
-    difference = (lowest.get("difference") or {}).get(arm["arm"], {}).get(metric)
+    difference = (lowest.get("difference") or {}).get(arm["arm"], {}).get(score)
     missing = [seed for name, seed in lowest.get("missing", []) if name in (arm["arm"], baseline["arm"])]
     late = f" {count(len(missing), 'cell')} never got there and could not be compared." if missing else ""
     if mean_of(difference) is None:
         return [f"At matched loss the arms could not be compared.{late}"]
-    name, digits = _ATTENTION[metric]
+    name, digits = _ATTENTION[score], score_of(score).digits
     return [
         f"At the same training loss ({number_text(lowest['loss'])}) the difference in {name} is"
         f" {cell_text(difference, digits)}, paired by seed: {_verdict(difference)}.{late}"
@@ -105,11 +107,7 @@ def _verdict(difference: Any) -> str:
         return "one seed, so nothing is known about the noise"
     if abs(mean) <= half_width:
         return "no difference beyond the noise between seeds"
-    return (
-        "sharper, beyond the noise between seeds"
-        if mean > 0
-        else "less sharp, beyond the noise between seeds"
-    )
+    return f"{'sharper' if mean > 0 else 'less sharp'}, beyond the noise between seeds"
 
 
 def _arm(arm: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasterqk.attention import SCORES, score_of, title_of
 from fasterqk.console import cell_text, is_interval, mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_csv
@@ -81,16 +82,7 @@ def _csv_rows(table: Document) -> list[dict[str, Any]]:
 
 # --- Tables as the page shows them ---
 
-# The columns of a comparison: label and digits after the point.
-_METRICS: dict[str, tuple[str, int | None]] = {
-    "train_accuracy": ("training accuracy", 3),
-    "accuracy": ("accuracy", 3),
-    "loss": ("loss", None),
-    "probability": ("probability", 3),
-    "mrta": ("MRTA", 3),
-    "ac": ("AC %", 1),
-    "acmc": ("ACMC %", 1),
-}
+# Parts of an arm: the source of their numbers, and what their columns add to the title of a score.
 _PARTS = {"metrics": ("ours", ""), "null": ("null", ", uniform"), "paper": ("paper", ", paper")}
 
 
@@ -99,13 +91,15 @@ def comparison_table(comparison: Document) -> Document:
     arms = comparison["arms"]
     columns: list[dict[str, Any]] = [{"key": "arm", "label": "arm"}]
     rows: list[dict[str, Any]] = [{"arm": arm["arm"]} for arm in arms]
-    for metric, (label, digits) in _METRICS.items():
+    names = dict.fromkeys(name for arm in arms for part in _PARTS for name in arm.get(part) or {})
+    order = list(SCORES)
+    for name in sorted(names, key=lambda name: order.index(score_of(name).name)):
         for part, (source, suffix) in _PARTS.items():
-            values = [(arm.get(part) or {}).get(metric) for arm in arms]
+            values = [(arm.get(part) or {}).get(name) for arm in arms]
             if all(value is None for value in values):
                 continue
-            key = f"{part}.{metric}"
-            columns.append({"key": key, "label": label + suffix, "digits": digits, "source": source})
+            key, digits = f"{part}.{name}", score_of(name).digits
+            columns.append({"key": key, "label": title_of(name) + suffix, "digits": digits, "source": source})
             for row, value in zip(rows, values, strict=True):
                 row[key] = value
     return {**comparison, "caption": comparison.get("setting"), "columns": columns, "rows": rows}
