@@ -10,6 +10,7 @@ import functools
 import hashlib
 import io
 import json
+import lzma
 import math
 import os
 import secrets
@@ -99,6 +100,70 @@ def _sync_folder(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+# --- Reading text and JSON of users: what is wrong with a file is said in one line ---
+
+
+def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
+    """The lines of a text file, decompressed when its name ends in ``.xz``."""
+    for line in _lines(path):
+        yield _decoded(line, path).rstrip("\r\n")
+
+
+def read_json(path: str | os.PathLike[str]) -> Any:
+    """The JSON document in a file, decompressed when its name ends in ``.xz``."""
+    text = _decoded(b"".join(_lines(path)), path)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{str(path)!r} is not JSON ({error}); download it again") from None
+
+
+def read_json_lines(
+    path: str | os.PathLike[str], *, skip_bad_lines: bool = False
+) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """The JSON objects of a file, one per line, each with its line number and ``FILE line N`` for messages.
+
+    Empty lines are passed over. With ``skip_bad_lines`` so is every line that holds no JSON object: a
+    file that another process appends to may end in half a line.
+    """
+    for number, line in enumerate(_lines(path), start=1):
+        if not line.strip():
+            continue
+        where = f"{str(path)!r} line {number}"
+        try:
+            text = _decoded(line, path)
+            try:
+                record = json.loads(text)
+            except ValueError as error:
+                raise InputError(f"{where} is not JSON ({error})") from None
+            if not isinstance(record, dict):
+                raise InputError(f"{where} holds no JSON object but {text.strip()[:40]!r}")
+        except InputError:
+            if skip_bad_lines:
+                continue
+            raise
+        yield number, where, record
+
+
+def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    opened: Any = lzma.open if Path(path).suffix == ".xz" else open
+    try:
+        with opened(path, "rb") as stream:
+            yield from stream
+    except (lzma.LZMAError, EOFError) as error:
+        what = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
+        raise InputError(f"the archive {str(path)!r} {what}; download it again") from None
+    except OSError as error:
+        raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
+
+
+def _decoded(data: bytes, path: str | os.PathLike[str]) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{str(path)!r} is not UTF-8 text ({error.reason})") from None
 
 
 # --- Canonical JSON, and the content hash by which a configuration finds its results again ---

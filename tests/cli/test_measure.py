@@ -210,4 +210,4 @@ def test_a_model_trained_to_nan_is_said_so(command, folders, tmp_path):
 
 def test_a_missing_file_is_named(folders, capsys):
     assert main(["measure", "--model", str(folders / "classifier"), "--data", "none.jsonl"]) == 2
-    assert "cannot read the data 'none.jsonl'" in capsys.readouterr().err
+    assert "cannot read 'none.jsonl'" in capsys.readouterr().err

@@ -1,16 +1,15 @@
 """Instances as a model reads them: token ids, what may be ranked and removed, what is relevant."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
+from fasterqk.files import read_json_lines
 
 Side = Literal["right", "left"]
 
@@ -178,7 +177,7 @@ def read_examples(path: str | PathLike[str]) -> list[Example]:
     >>> read_examples("mine.jsonl")[0].text      # doctest: +SKIP
     'the cat sat'
     """
-    examples = [read_example(record, where, number) for number, where, record in _records(Path(path))]
+    examples = [read_example(record, where, number) for number, where, record in read_json_lines(path)]
     if not examples:
         raise InputError(f"{str(path)!r} is empty; give one JSON object a line")
     seen: dict[str, str] = {}
@@ -209,28 +208,6 @@ def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Exam
     target = _text(record["target"], "target", where) if "target" in record else None
     name = str(record.get("id", number))
     return Example(name, text, relevant, label, target, where, words, relevance)
-
-
-def _records(path: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    try:
-        stream = path.open(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read the data {str(path)!r}: {error.strerror}") from None
-    with stream:
-        try:
-            for number, line in enumerate(stream, start=1):
-                where = f"{str(path)!r} line {number}"
-                if not line.strip():
-                    continue
-                try:
-                    record = json.loads(line)
-                except ValueError as error:
-                    raise InputError(f"{where} is not JSON ({error})") from None
-                if not isinstance(record, dict):
-                    raise InputError(f"{where} holds no JSON object but {line.strip()[:40]!r}")
-                yield number, where, record
-        except UnicodeDecodeError as error:
-            raise InputError(f"{str(path)!r} is not UTF-8 text ({error.reason})") from None
 
 
 def _text(value: Any, name: str, where: str) -> str:

@@ -1,17 +1,20 @@
 """Curves from histories: nothing twice, nothing left out, also after a sweep was interrupted."""
 
 import json
+import sys
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.crash.cells import Walk
 
+from fasterqk.errors import InputError
 from fasterqk.files import content_hash, write_text
 from fasterqk.lab.runs import SpecCell, Store
 from fasterqk.lab.runs._execute import Event
-from fasterqk.lab.runs._tensorboard import FOLDER_NAME, EventFile, TensorBoard, scalars
+from fasterqk.lab.runs._tensorboard import FOLDER_NAME, TensorBoard, scalars
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._steps import factor, set_rates
 
@@ -19,12 +22,12 @@ CELLS = {content_hash(Walk(seed)): SpecCell("an arm/..", Walk(seed)) for seed in
 FIRST = next(iter(CELLS))
 
 
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What goes into event files."""
-    steps: list[Any] = []
-    monkeypatch.setattr(EventFile, "add", lambda self, time, scalars: steps.extend(scalars))
-    return steps
+def written(out: Path) -> list[tuple[int, float]]:
+    """The steps and losses of the one curve in ``out``, read by TensorBoard's own reader."""
+    (folder,) = (out / FOLDER_NAME).glob("*/*")
+    reader = EventAccumulator(str(folder), purge_orphaned_data=False)
+    reader.Reload()
+    return [(scalar.step, scalar.value) for scalar in reader.Scalars("loss")]
 
 
 def history(out: Path, count: int, rest: str = "") -> None:
@@ -32,40 +35,61 @@ def history(out: Path, count: int, rest: str = "") -> None:
     write_text(Store(out).root / FIRST / "history.jsonl", "\n".join([*lines, rest]))
 
 
-def test_each_record_is_written_once(tmp_path: Path, written: list[Any]) -> None:
+def test_each_record_is_written_once(tmp_path: Path) -> None:
     tracker = TensorBoard(tmp_path, CELLS)
     tracker(Event("started", FIRST))
-    assert written == []
+    assert not (tmp_path / FOLDER_NAME).exists()
     history(tmp_path, 2, rest='{"step": 20, "lo')
     tracker(Event("progress", FIRST))
     tracker(Event("progress", FIRST))
+    assert written(tmp_path) == [(0, 1.0), (10, 0.5)]
     history(tmp_path, 3)
     tracker(Event("saved", FIRST))
-    assert written == [(0, {"loss": 1.0}), (10, {"loss": 0.5}), (20, {"loss": 1 / 3})]
+    third = float(np.float32(1 / 3))
+    assert written(tmp_path) == [(0, 1.0), (10, 0.5), (20, third)]
     # Another sweep goes on with the cell: it writes the curve from the start, in a file of its own.
     TensorBoard(tmp_path, CELLS)(Event("progress", FIRST))
-    assert len(written) == 6
+    assert written(tmp_path) == [(0, 1.0), (10, 0.5), (20, third)]
     (arm,) = (tmp_path / FOLDER_NAME).iterdir()
     assert arm.name == "an_arm_.."
     (run,) = arm.iterdir()
     assert run.name == f"seed=0-{FIRST[:8]}"
-    assert len(list(run.iterdir())) == 1
+    (file,) = run.iterdir()
+    assert "tfevents" in file.name
 
 
-def test_a_history_that_begins_again_is_written_again(tmp_path: Path, written: list[Any]) -> None:
+def test_an_attempt_that_goes_on_continues_its_curve(tmp_path: Path) -> None:
+    tracker = TensorBoard(tmp_path, CELLS)
+    history(tmp_path, 1)
+    tracker(Event("progress", FIRST))
+    tracker(Event("retried", FIRST))
+    history(tmp_path, 2)
+    tracker(Event("progress", FIRST))
+    assert written(tmp_path) == [(0, 1.0), (10, 0.5)]
+
+
+def test_a_history_that_begins_again_is_written_again(tmp_path: Path) -> None:
     tracker = TensorBoard(tmp_path, CELLS)
     history(tmp_path, 3)
     tracker(Event("progress", FIRST))
     history(tmp_path, 1)
     tracker(Event("progress", FIRST))
-    assert [step for step, _ in written] == [0, 10, 20, 0]
+    assert written(tmp_path) == [(0, 1.0)]
 
 
-def test_done_cells_are_written_when_they_are_missing(tmp_path: Path, written: list[Any]) -> None:
+def test_done_cells_are_written_when_they_are_missing(tmp_path: Path) -> None:
     history(tmp_path, 2)
     TensorBoard(tmp_path, CELLS)(Event("skipped", FIRST))
+    assert written(tmp_path) == [(0, 1.0), (10, 0.5)]
+    history(tmp_path, 3)
     TensorBoard(tmp_path, CELLS)(Event("skipped", FIRST))
-    assert len(written) == 2
+    assert written(tmp_path) == [(0, 1.0), (10, 0.5)]
+
+
+def test_without_the_package_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(InputError, match=r"pip install 'fasterqk\[tensorboard\]'"):
+        TensorBoard(tmp_path, CELLS)
 
 
 def test_learning_rates_of_the_circuits() -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fasterqk.errors import InputError
-from fasterqk.files import plain
+from fasterqk.files import plain, read_json_lines
 from fasterqk.lab.runs._store import Store, claim, clear, clear_temporary, has_result, write_sealed
 
 
@@ -107,19 +107,11 @@ def note(folder: Path, event: str, attempt: int, **about: Any) -> None:
 
 def read_journal(folder: Path) -> list[dict[str, Any]]:
     """The whole lines of a cell's journal, oldest first."""
-    try:
-        data = (folder / JOURNAL_NAME).read_bytes()
-    except FileNotFoundError:
+    path = folder / JOURNAL_NAME
+    if not path.exists():
         return []
-    lines = []
-    for text in data.split(b"\n"):
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and {"event", "attempt"} <= line.keys():
-            lines.append(line)
-    return lines
+    lines = (line for _, _, line in read_json_lines(path, skip_bad_lines=True))
+    return [line for line in lines if {"event", "attempt"} <= line.keys()]
 
 
 def next_attempt(folder: Path) -> int:

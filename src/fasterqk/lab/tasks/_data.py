@@ -1,12 +1,9 @@
-"""Where data files are looked for, and what to say when they are not there or cannot be read."""
+"""Where data files are looked for, and what to say when they are not there."""
 
 import hashlib
-import json
-import lzma
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fasterqk.errors import InputError
 
@@ -54,44 +51,3 @@ def checksum(path: Path) -> str:
             return hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
-
-
-def read_lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, decompressed when its name ends in ``.xz``."""
-    opened: Any = lzma.open if path.suffix == ".xz" else open
-    try:
-        with opened(path, "rb") as stream:
-            for line in stream:
-                yield line.decode("utf-8").rstrip("\r\n")
-    except (lzma.LZMAError, EOFError) as error:
-        what = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
-        raise InputError(f"the archive {str(path)!r} {what}; download it again") from None
-    except OSError as error:
-        raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{str(path)!r} is not UTF-8 text ({error.reason})") from None
-
-
-def read_json(path: Path) -> Any:
-    """The JSON document in a file (decompressed when its name ends in ``.xz``)."""
-    try:
-        return json.loads("\n".join(read_lines(path)))
-    except ValueError as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{str(path)!r} is not JSON ({error}); download it again") from None
-
-
-def read_json_lines(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """For every line its place (``FILE line N``) and its JSON object; empty lines are passed over."""
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip():
-            continue
-        where = f"{str(path)!r} line {number}"
-        try:
-            record = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{where} is not JSON ({error})") from None
-        if not isinstance(record, dict):
-            raise InputError(f"{where} holds no JSON object but {line[:40]!r}")
-        yield where, record

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.lab.tasks._data import find_files, read_json, read_lines, require_files
+from fasterqk.files import read_json, read_lines
+from fasterqk.lab.tasks._data import find_files, require_files
 
 VOCABULARY_FILES = [["tokenizers/bert-base-uncased/vocab.txt"]]
 WORD_PIECES_DOWNLOAD = (

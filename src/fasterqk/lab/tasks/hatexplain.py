@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
+from fasterqk.files import read_json, read_json_lines
 from fasterqk.lab.tasks._data import (
     checksum,
     find_files,
     missing_files,
-    read_json,
-    read_json_lines,
     require_files,
 )
 from fasterqk.lab.tasks._task import Example, Examples, Task
@@ -79,7 +78,7 @@ def majority(labels: Sequence[str]) -> str | None:
 
 
 def _compact_posts(path: Path) -> Iterator[Post]:
-    for where, record in read_json_lines(path):
+    for _, where, record in read_json_lines(path):
         split = _field(record, "split", where)
         if split not in SPLIT_NAMES:
             raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")

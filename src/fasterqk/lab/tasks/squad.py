@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks._data import checksum, find_files, missing_files, read_json
+from fasterqk.files import read_json
+from fasterqk.lab.tasks._data import checksum, find_files, missing_files
 from fasterqk.lab.tasks._task import SPLITS, AnswerTask, Questions, left_out
 from fasterqk.lab.tasks._tokens import (
     BYTE_PAIRS_DOWNLOAD,

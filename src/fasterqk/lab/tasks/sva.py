@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks._data import checksum, find_files, missing_files, read_lines, require_files
+from fasterqk.files import read_lines
+from fasterqk.lab.tasks._data import checksum, find_files, missing_files, require_files
 from fasterqk.lab.tasks._task import SPLITS, Example, Examples, Task, left_out
 from fasterqk.lab.tasks._tokens import WordPieces
 

@@ -16,8 +16,9 @@ from torch.nn.functional import cross_entropy
 from fasterqk.attention import Instance, measure
 from fasterqk.attention._huggingface import HuggingFaceClassifier
 from fasterqk.errors import InputError, needs_extra
+from fasterqk.files import read_lines
 from fasterqk.lab.tasks import Example, Examples, Task, load_task
-from fasterqk.lab.tasks._data import checksum, read_lines
+from fasterqk.lab.tasks._data import checksum
 from fasterqk.lab.training._batches import PaddedExamples, generator, pad_examples, shuffled_batches
 from fasterqk.lab.training._classification import flat
 from fasterqk.lab.training._config import TrainConfig
