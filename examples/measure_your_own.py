@@ -1,7 +1,7 @@
 """Train a plain PyTorch transformer and measure how much it attends to the relevant tokens.
 
-Any `nn.Module` that returns class logits can be measured, because its attention is captured without a change to it.
-It runs in seconds.
+Any `nn.Module` that returns class logits can be measured: its attention is captured without a
+change to the model. It runs in seconds.
 
     python examples/measure_your_own.py --qk-ratio 10
 """
