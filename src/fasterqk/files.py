@@ -62,8 +62,11 @@ def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     Yields a temporary folder beside ``path``. On success its files are flushed and it is renamed to
     ``path``; when the block raises it is removed. ``path`` must not exist.
 
-    >>> with write_folder("results") as folder:   # doctest: +SKIP
-    ...     _ = (folder / "a.txt").write_text("hello")
+    >>> with write_folder("results") as folder:
+    ...     print((folder / "a.txt").write_text("hello"), Path("results").exists())
+    5 False
+    >>> Path("results/a.txt").read_text()
+    'hello'
     """
     target = Path(path)
     if target.exists():

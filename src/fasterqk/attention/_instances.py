@@ -174,7 +174,9 @@ class Example:
 def read_examples(path: str | PathLike[str]) -> list[Example]:
     """All examples of a JSON lines file; each kind of bad line is one clear error.
 
-    >>> read_examples("mine.jsonl")[0].text      # doctest: +SKIP
+    >>> with open("mine.jsonl", "w") as file:
+    ...     print('{"text": "the cat sat", "spans": [[4, 7]], "label": "animal"}', file=file)
+    >>> read_examples("mine.jsonl")[0].text
     'the cat sat'
     """
     examples = [read_example(record, where, number) for number, where, record in read_json_lines(path)]

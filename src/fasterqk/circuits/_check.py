@@ -183,7 +183,16 @@ def check_circuits(
     rate, whatever its state. The ``update`` column shows the step itself: in the first step of Adam every
     entry moves by about its rate, so there ``update`` is close to ``lr``.
 
-    >>> check_circuits(model, optimizer, {"input_ids": ids, "labels": ids}).ok     # doctest: +SKIP
+    >>> _ = torch.manual_seed(0)
+    >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    >>> from fasterqk.circuits import make_optimizer
+    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=1e-3, qk_ratio=10)
+    >>> check_circuits(model, optimizer, (torch.randn(2, 3, 8),), lambda outputs: outputs.square().sum()).ok
+    TransformerEncoderLayer, AdamW, base lr 1e-3, fasterqk ...
+    circuit  parameters  tensors  lr    update (rms)  moved  promised  measured
+    qk       144         2        0.01  ...  100%   10        10        ok
+    ov       144         4        1e-3  ...  100%   1         1         ok
+    rest     312         8        1e-3  ...  100%   1         1         ok
     True
     """
     model = uncompiled(model)

@@ -90,6 +90,7 @@ def explorer_html() -> str:
 def write_explorer(path: Path) -> Path:
     """Write the explorer to ``path`` and return it.
 
-    >>> write_explorer(Path("explorer.html"))     # doctest: +SKIP
+    >>> write_explorer(Path("explorer.html"))
+    PosixPath('explorer.html')
     """
     return write_text(path, explorer_html())

@@ -73,9 +73,10 @@ def save_comparison(
     time of one cell). ``metrics``, ``null`` and ``paper`` map the name of a score to a number or an
     interval ``{mean, half_width, n}``. ``matched`` lists comparisons at equal training loss, lowest first.
 
-    >>> save_comparison(Path("out"), "demo", title="Demo", setting="3 seeds, one layer",  # doctest: +SKIP
+    >>> save_comparison(Path("out"), "demo", title="Demo", setting="3 seeds, one layer",
     ...     arms=[{"arm": "baseline", "qk_ratio": 1, "seeds": 3, "metrics": {"mrta": 0.2}},
     ...           {"arm": "faster QK", "qk_ratio": 10, "seeds": 3, "metrics": {"mrta": 0.7}}])
+    PosixPath('out/comparisons/demo.json')
     """
     document = {"title": title, "setting": setting, "arms": arms, "matched": matched}
     return save_document(out, "comparisons", name, document, _check_comparison)
@@ -120,8 +121,9 @@ def save_curves(
     one mapping per point.
 
     >>> save_curves(Path("out"), "demo", title="Demo", caption="", x={"key": "step", "label": "step"},
-    ...             metrics=[{"key": "loss", "label": "training loss", "log": True}],   # doctest: +SKIP
+    ...             metrics=[{"key": "loss", "label": "training loss", "log": True}],
     ...             cells=[{"arm": "r = 1", "seed": 0, "points": [{"step": 0, "loss": 1.6}]}])
+    PosixPath('out/curves/demo.json')
     """
     keys = [x["key"], *(metric["key"] for metric in metrics)]
     drawn = [
@@ -173,10 +175,11 @@ def save_examples(
     (``"layer 1"``, ``"rollout"``) to one weight per token and ``probability`` is that of the right answer.
     The report shows a ``sensitive`` set only after a click.
 
-    >>> save_examples(Path("out"), "demo", title="Demo", arms=["r = 1"], sensitive=False,  # doctest: +SKIP
+    >>> save_examples(Path("out"), "demo", title="Demo", arms=["r = 1"], sensitive=False,
     ...     examples=[{"tokens": ["a", "cat"], "relevance": [0, 1], "label": "animal",
     ...                "arms": {"r = 1": {"prediction": "animal", "probability": 0.9,
     ...                                   "layers": {"layer 1": [0.2, 0.8]}}}}])
+    PosixPath('out/examples/demo.json')
     """
     document = {
         "title": title,

@@ -33,9 +33,10 @@ def save_table(
     Every key of a row must be a column. Intervals may be any dataclass or mapping with ``mean``,
     ``half_width`` and ``n``; in the CSV they become three columns.
 
-    >>> save_table(Path("out"), "demo", title="Demo", caption="Two arms.",        # doctest: +SKIP
+    >>> save_table(Path("out"), "demo", title="Demo", caption="Two arms.",
     ...            columns=[{"key": "arm", "label": "arm"}, {"key": "mrta", "label": "MRTA", "digits": 3}],
     ...            rows=[{"arm": "r = 1", "mrta": {"mean": 0.31, "half_width": 0.02, "n": 5}}])
+    {'json': 'out/tables/demo.json', 'csv': 'out/tables/demo.csv'}
     """
     document = {"title": title, "caption": caption, "columns": columns, "rows": plain(list(rows))}
     path = save_document(out, "tables", name, document, _check_table)

@@ -51,9 +51,9 @@ class RayCluster:
     ``address`` is that of a running cluster (``"HOST:PORT"`` or ``"auto"``); without it, and without
     ``$RAY_ADDRESS``, Ray is started on this machine for as long as the sweep lasts. ``workers`` limits
     the cells at a time; the default is as many as the cluster has room for. Ray is imported and the
-    cluster joined when the first cell is due, so a sweep with nothing left to do needs neither.
+    cluster joined when the first cell is due, so a sweep with nothing left to do needs neither::
 
-    >>> sweep(configs, "package.module:run", "out", backend=RayCluster("auto", gpus=1))   # doctest: +SKIP
+        sweep(configs, "package.module:run", "out", backend=RayCluster("auto", gpus=1))
     """
 
     def __init__(

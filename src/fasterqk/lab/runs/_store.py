@@ -234,9 +234,11 @@ CELL_NAME = re.compile("[0-9a-f]{16}")
 class Store:
     """Results under ``out/runs/HASH/``, one folder a configuration.
 
-    >>> store = Store("out")                      # doctest: +SKIP
-    >>> store.save(config, {"loss": 0.1})         # doctest: +SKIP
-    >>> store.result(config)                      # doctest: +SKIP
+    >>> from dataclasses import make_dataclass
+    >>> config = make_dataclass("Config", ["seed"], frozen=True)(seed=0)
+    >>> store = Store("out")
+    >>> folder = store.save(config, {"loss": 0.1})
+    >>> store.result(config)
     {'loss': 0.1}
     """
 

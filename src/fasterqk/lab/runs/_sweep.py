@@ -93,10 +93,9 @@ def sweep(
 
     A cell that raises keeps its traceback in ``error.json`` and does not stop the others; when all is
     done :class:`SweepError` tells what failed. Several sweeps may share one store: a cell that another
-    process works on is left to it, and its result is picked up at the end.
+    process works on is left to it, and its result is picked up at the end::
 
-    >>> sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")     # doctest: +SKIP
-    [{'loss': 0.11}, {'loss': 0.12}]
+        sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")  # [{'loss': 0.11}, ...]
     """
     cells = [(content_hash(config), config) for config in take_shard(list(configs), shard)]
     outcome = run_cells(

@@ -41,8 +41,11 @@ def save(
     ``scalars`` is any nesting of dicts, lists, tuples, numbers, strings, None and tensors. ``config``
     (a frozen dataclass) binds the checkpoint to one configuration: :func:`load` refuses any other.
 
-    >>> save(folder, model=model, optimizer=optimizer, scalars={"step": 100},
-    ...      generators={"batches": generator}, config=config)      # doctest: +SKIP
+    >>> model, generator = nn.Linear(2, 2), torch.Generator().manual_seed(0)
+    >>> state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
+    >>> save("cell", **state, scalars={"step": 100}, generators={"batches": generator})
+    >>> load("cell", **state, generators={"batches": generator})
+    {'step': 100}
     """
     tensors: dict[str, Tensor] = {}
     states = optimizer.state_dict()

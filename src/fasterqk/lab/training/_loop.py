@@ -82,7 +82,11 @@ def train(
     With a ``folder`` the state is saved there at every evaluation; called again, training goes on from the
     last one and ends bit for bit as if it had never stopped.
 
-    >>> result = train(TrainConfig("agreement", epochs=1, qk_ratio=30), folder="out")   # doctest: +SKIP
+    >>> from fasterqk.lab.training import TrainConfig
+    >>> small = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "train_limit": 200}
+    >>> result = train(TrainConfig("agreement", epochs=1, qk_ratio=30, **small), folder="cell")
+    >>> result.diverged
+    False
     """
     processes = Processes.current()
     processes.told((None if folder is None else str(Path(folder).resolve()), config))
@@ -298,8 +302,7 @@ def _note(record: dict[str, Any]) -> str:
 def trained(config: TrainConfig, folder: Path) -> Workload:
     """The workload of ``config`` with the weights that ``folder`` (of the store) holds.
 
-    >>> from fasterqk.lab.runs import Store
-    >>> trained(config, Store("out").folder(config)).model      # doctest: +SKIP
+    ``trained(config, Store("out").folder(config)).model`` is the model of a cell in a results folder.
     """
     workload = build_workload(config)
     optimizer = build_optimizer(workload.model, config)
