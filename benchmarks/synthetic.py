@@ -1,8 +1,8 @@
-"""Training on the toy language: a plain PyTorch loop against the compiled engine, per run and step.
+"""Training on the toy language: a plain PyTorch loop against the compiled engine, per training and step.
 
-Plain is what a researcher writes first: 32 calls of ``numpy.random.Generator.choice`` a batch, one-hot
-vectors, a module, autograd, SGD; one run on one thread. Ours trains the 40 cells of figure 2 (eight panels,
-five seeds) in two threads of one process. Both draw new sequences for every step, and neither is
+Plain is what a researcher writes first: 32 calls of ``numpy.random.Generator.choice`` per batch, one-hot
+vectors, a module, autograd, SGD; one training on one thread. Ours trains the 40 cells of figure 2 (eight
+panels, five seeds) in two threads of one process. Both draw new sequences for every step, and neither is
 evaluated along the way.
 """
 
@@ -65,7 +65,7 @@ def engine_step_seconds(trainers: list[Trainer]) -> tuple[float, float]:
 
 
 def plain_step_seconds(cell: SyntheticCell, steps: int = _PLAIN_STEPS) -> float:
-    """The plain way: seconds a step of one run on one thread."""
+    """The plain way: seconds per step of one training on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -6,7 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fasterqk.errors import InputError
 from fasterqk.lab.synthetic import Init, Language, SyntheticCell
 from fasterqk.lab.synthetic._train import Trainer, train
 
@@ -103,22 +102,6 @@ def test_faster_qk_sharpens_when_only_next_tokens_compete_and_not_otherwise():
     opened = [train(replace(QUICK, qk_ratio=ratio, closed=False))["mrta"] for ratio in (1.0, 10.0)]
     assert closed[0] < 0.95 < closed[1]
     assert opened[1] < 0.1 < 0.5 < opened[0]
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"parameterization": "FOFA"}, "'FOFA'"),
-        ({"optimizer": "lion"}, "'lion'"),
-        ({"stop": "soon"}, "'soon'"),
-        ({"qk_ratio": 0.0}, "qk_ratio 0.0"),
-        ({"seed": -1}, "seed -1"),
-    ],
-)
-def test_a_wrong_cell_is_an_error_that_quotes_it(settings, words):
-    with pytest.raises(InputError) as error:
-        replace(QUICK, **settings)
-    assert words in str(error.value)
 
 
 def test_identity_init_at_a_millionth_keeps_attention_uniform_for_long():

@@ -16,8 +16,7 @@ from fasterqk.attention import Interval, common_levels, dtap_over_seeds, interva
 from fasterqk.cli.common import Parser, positive_int
 from fasterqk.errors import InputError
 from fasterqk.lab.runs import sweep
-from fasterqk.lab.synthetic import Init, Language, SyntheticCell
-from fasterqk.lab.synthetic._cell import factorized_output
+from fasterqk.lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
 PROTOCOLS = ("paper", "scaled", "closed", "released")
 # The released ramp takes 200,000 steps at a base rate of 0.01; ours covers the same training time.

@@ -15,7 +15,7 @@ from fasterqk.errors import InputError
 from fasterqk.lab.experiments._synthetic import add_options
 from fasterqk.lab.report._figure import COLORS, plotting, save_figure
 from fasterqk.lab.runs import sweep
-from fasterqk.lab.synthetic._fixed import FIXED_CIRCUITS, FixedAttentionCell
+from fasterqk.lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,15 +1,18 @@
 """The paper's toy language, its four parameterizations, and an engine that trains them fast.
 
-Configurations are light; what computes (numba, torch) is imported by the modules that need it:
-``fasterqk.lab.synthetic._train``, ``.fixed_attention`` and ``.model``.
+Configurations are light. The modules that compute import numba or torch: ``_train`` (figure 2), ``_fixed``
+(figure 3) and ``_model`` (the plain reference).
 """
 
 from fasterqk.lab.synthetic._cell import (
+    FIXED_CIRCUITS,
     OPTIMIZERS,
     PARAMETERIZATIONS,
     STOP_RULES,
+    FixedAttentionCell,
     Init,
     SyntheticCell,
+    factorized_output,
     initial_matrices,
 )
 from fasterqk.lab.synthetic._language import (
@@ -22,10 +25,12 @@ from fasterqk.lab.synthetic._language import (
 )
 
 __all__ = [
+    "FIXED_CIRCUITS",
     "OPTIMIZERS",
     "PARAMETERIZATIONS",
     "STOP_RULES",
     "Counts",
+    "FixedAttentionCell",
     "Init",
     "Language",
     "Sequences",
@@ -33,5 +38,6 @@ __all__ = [
     "count_tokens",
     "draw_counts",
     "draw_sequences",
+    "factorized_output",
     "initial_matrices",
 ]

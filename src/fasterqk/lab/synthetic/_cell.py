@@ -1,4 +1,8 @@
-"""The four parameterizations, and how each circuit starts."""
+"""Cells of the toy language: how a circuit is parameterized and starts, how it is trained, what is trained.
+
+A ``SyntheticCell`` is one training of figure 2, a ``FixedAttentionCell`` the curves of figure 3. ``Weights``
+holds the numbers of a cell in the layout that the compiled kernels read.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +16,7 @@ from fasterqk.lab.synthetic._language import Language
 
 # Factorized (F) or collapsed (C) attention (A), then output-value (O).
 PARAMETERIZATIONS = ("FAFO", "FACO", "CAFO", "CACO")
+# The circuit of each layer.
 CIRCUITS = {
     "key": "qk",
     "query": "qk",
@@ -21,16 +26,17 @@ CIRCUITS = {
     "output_value": "ov",
 }
 INIT_KINDS = ("gaussian", "identity", "linear")
-
-
-def factorized_attention(parameterization: str) -> bool:
-    """Whether the query-key circuit is a product of two matrices."""
-    return _checked(parameterization).startswith("FA")
-
-
-def factorized_output(parameterization: str) -> bool:
-    """Whether the output-value circuit is a product of two matrices."""
-    return _checked(parameterization).endswith("FO")
+OPTIMIZERS = ("sgd", "adam")
+STOP_RULES = ("epoch", "accumulated", "never")
+FIXED_CIRCUITS = ("factorized", "collapsed")
+_RELEASED = Language(
+    context=62,
+    gamma=5.5 / 15.5,
+    tilted=True,
+    attend_query=True,
+    queries=(1, 2, 3, 4),
+    next_tokens=(5, 6, 7, 8),
+)
 
 
 @dataclass(frozen=True)
@@ -47,83 +53,14 @@ class Init:
     scale: float = 1e-3
 
     def __post_init__(self) -> None:
-        if self.kind not in INIT_KINDS:
-            raise InputError(f"unknown init {self.kind!r}; choose from {', '.join(INIT_KINDS)}")
+        _check_choice("init", self.kind, INIT_KINDS)
         if not self.scale > 0:
             raise InputError(f"init scale {self.scale} is not above 0")
 
 
-def initial_matrices(
-    parameterization: str, size: int, qk: Init, ov: Init, seed: int, outputs: Sequence[int] | None = None
-) -> dict[str, np.ndarray]:
-    """The starting matrices, float64 (size, size), by the names of the plain model's layers.
-
-    They act on column vectors, as linear layers do: W_QK = query^T key, W_OV = output value. With
-    ``outputs`` a Gaussian W_OV has rows for those tokens only, so that its factors stay balanced.
-    """
-    generator = np.random.default_rng([seed, 0])
-    # Drawn for each circuit in turn, so that all four parameterizations start from the same numbers.
-    wholes = [generator.standard_normal((size, size)) for _ in range(2)]
-    if outputs is not None:
-        wholes[1][[token for token in range(size) if token not in outputs]] = 0.0
-    names = layer_names(parameterization)
-    # The layers of the released models draw in this order, also where the draw is then overwritten.
-    draws = linear_draws(size, len(names), seed) if "linear" in (qk.kind, ov.kind) else []
-    matrices: dict[str, np.ndarray] = {}
-    for circuit, init, whole in (("qk", qk, wholes[0]), ("ov", ov, wholes[1])):
-        own = [name for name in names if CIRCUITS[name] == circuit]
-        if init.kind == "linear":
-            matrices |= {name: draws[names.index(name)] for name in own}
-        elif init.kind == "identity":
-            matrices |= {name: init.scale * np.eye(size) for name in own}
-        elif len(own) == 1:
-            matrices[own[0]] = init.scale * whole
-        else:
-            left, values, right = np.linalg.svd(init.scale * whole)
-            inner, outer = np.sqrt(values)[:, None] * right, left * np.sqrt(values)
-            matrices |= (
-                {"key": inner, "query": outer.T} if circuit == "qk" else {"value": inner, "output": outer}
-            )
-    return matrices
-
-
-def layer_names(parameterization: str) -> list[str]:
-    """The layers of a parameterization, in the order in which the released models make them."""
-    attention = ["key", "query"] if factorized_attention(parameterization) else ["query_key"]
-    return attention + (["value", "output"] if factorized_output(parameterization) else ["output_value"])
-
-
-def linear_draws(size: int, layers: int, seed: int, bias: bool = False) -> list[np.ndarray]:
-    """The numbers that ``layers`` linear layers get after ``torch.manual_seed(seed)``.
-
-    One (size, size) weight a layer, each followed by its (size,) bias where there is one.
-    """
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ([(size, size), (size,)] if bias else [(size, size)]) * layers
-    bound = size**-0.5
-    draws = [torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in shapes]
-    return [draw.double().numpy() for draw in draws]
-
-
-def _checked(parameterization: str) -> str:
-    if parameterization not in PARAMETERIZATIONS:
-        raise InputError(
-            f"unknown parameterization {parameterization!r}; choose from {', '.join(PARAMETERIZATIONS)}"
-        )
-    return parameterization
-
-
-# --- One cell: a parameterization, an optimizer setting and a seed, described completely ---
-
-OPTIMIZERS = ("sgd", "adam")
-STOP_RULES = ("epoch", "accumulated", "never")
-
-
 @dataclass(frozen=True)
 class SyntheticCell:
-    """A run on the toy language; the defaults are the `paper` protocol of figure 2.
+    """A training on the toy language; the defaults are the `paper` protocol of figure 2.
 
     The query-key circuit learns at ``qk_ratio * lr``, the output-value circuit at ``lr``. With
     ``ramp_steps`` the ratio grows linearly from 1 over that many steps and is then held.
@@ -181,19 +118,121 @@ class SyntheticCell:
         return tuple(self.outputs.index(token) for token in self.language.next_tokens)
 
 
+@dataclass(frozen=True)
+class FixedAttentionCell:
+    """Curves of figure 3. The defaults are the released settings, which the paper's text fits.
+
+    A curve is a circuit and its alpha. Batches are balanced and fresh. The init is that of
+    ``torch.nn.Linear`` after ``torch.manual_seed(init_seed)``. Neither depends on the curve: the curves of
+    a cell share their batches, and each is what it would be alone.
+    """
+
+    curves: tuple[tuple[str, float], ...]
+    bias: bool = True
+    seed: int = 0
+    init_seed: int = 1234
+    epochs: int = 500
+    batches: int = 250
+    batch: int = 128
+    lr: float = 0.01
+    delta: float = 0.005
+    evaluated: int = 5120
+    language: Language = field(default_factory=lambda: _RELEASED)
+
+    def __post_init__(self) -> None:
+        for circuit, alpha in self.curves:
+            _check_choice("circuit", circuit, FIXED_CIRCUITS)
+            if not 0 <= alpha <= 1:
+                raise InputError(f"alpha {alpha} is not between 0 and 1")
+        if self.batch % self.language.classes or self.evaluated % self.language.classes:
+            raise InputError(
+                f"batch {self.batch} and evaluated {self.evaluated} must be multiples of"
+                f" {self.language.classes}, the number of classes"
+            )
+
+
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
         raise InputError(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
 
 
-# --- The numbers a cell trains, in the layout that the kernels read ---
+# --- The matrices that a cell starts from ---
+
+
+def factorized_attention(parameterization: str) -> bool:
+    """Whether the query-key circuit is a product of two matrices."""
+    _check_choice("parameterization", parameterization, PARAMETERIZATIONS)
+    return parameterization.startswith("FA")
+
+
+def factorized_output(parameterization: str) -> bool:
+    """Whether the output-value circuit is a product of two matrices."""
+    _check_choice("parameterization", parameterization, PARAMETERIZATIONS)
+    return parameterization.endswith("FO")
+
+
+def initial_matrices(
+    parameterization: str, size: int, qk: Init, ov: Init, seed: int, outputs: Sequence[int] | None = None
+) -> dict[str, np.ndarray]:
+    """The starting matrices, float64 (size, size), by the names of the plain model's layers.
+
+    They act on column vectors, as linear layers do: W_QK = query^T key, W_OV = output value. With
+    ``outputs`` a Gaussian W_OV has rows for those tokens only, so that its factors stay balanced.
+    """
+    generator = np.random.default_rng([seed, 0])
+    # Drawn for each circuit in turn, so that all four parameterizations start from the same numbers.
+    wholes = [generator.standard_normal((size, size)) for _ in range(2)]
+    if outputs is not None:
+        wholes[1][[token for token in range(size) if token not in outputs]] = 0.0
+    names = layer_names(parameterization)
+    # The layers of the released models draw in this order, also where the draw is then overwritten.
+    draws = linear_draws(size, len(names), seed) if "linear" in (qk.kind, ov.kind) else []
+    matrices: dict[str, np.ndarray] = {}
+    for circuit, init, whole in (("qk", qk, wholes[0]), ("ov", ov, wholes[1])):
+        own = [name for name in names if CIRCUITS[name] == circuit]
+        if init.kind == "linear":
+            matrices |= {name: draws[names.index(name)] for name in own}
+        elif init.kind == "identity":
+            matrices |= {name: init.scale * np.eye(size) for name in own}
+        elif len(own) == 1:
+            matrices[own[0]] = init.scale * whole
+        else:
+            left, values, right = np.linalg.svd(init.scale * whole)
+            inner, outer = np.sqrt(values)[:, None] * right, left * np.sqrt(values)
+            matrices |= (
+                {"key": inner, "query": outer.T} if circuit == "qk" else {"value": inner, "output": outer}
+            )
+    return matrices
+
+
+def layer_names(parameterization: str) -> list[str]:
+    """The layers of a parameterization, in the order in which the released models make them."""
+    attention = ["key", "query"] if factorized_attention(parameterization) else ["query_key"]
+    return attention + (["value", "output"] if factorized_output(parameterization) else ["output_value"])
+
+
+def linear_draws(size: int, layers: int, seed: int, bias: bool = False) -> list[np.ndarray]:
+    """The numbers that ``layers`` linear layers get after ``torch.manual_seed(seed)``.
+
+    One (size, size) weight per layer, each followed by its (size,) bias where there is one.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ([(size, size), (size,)] if bias else [(size, size)]) * layers
+    bound = size**-0.5
+    draws = [torch.empty(shape).uniform_(-bound, bound, generator=generator) for shape in shapes]
+    return [draw.double().numpy() for draw in draws]
+
+
+# --- The same numbers in the layout of the kernels ---
 
 
 class Weights(NamedTuple):
     """Parameters (or their gradients, or an optimizer's moments) of one cell, all float64.
 
     A sequence reaches the query-key circuit only through its class's query, so of a query matrix
-    only one row a class is ever used or changed. A collapsed circuit has empty factors:
+    only one row per class is ever used or changed. A collapsed circuit has empty factors:
     ``keys.shape[0] == 0`` for query-key, ``output.shape[0] == 0`` for output-value.
     """
 

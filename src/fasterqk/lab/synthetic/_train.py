@@ -1,13 +1,14 @@
-"""What a trained model does on given sequences: loss, probability of the right token, attention."""
+"""Train one cell to its stop rule, and evaluate it on given sequences: loss, probability, attention."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fasterqk.attention import summarize
+from fasterqk.console import Progress
 from fasterqk.lab.synthetic._cell import (
     SyntheticCell,
     Weights,
@@ -16,12 +17,20 @@ from fasterqk.lab.synthetic._cell import (
     pack,
     zeros_like,
 )
-from fasterqk.lab.synthetic._kernel import Sample, Schedule, Task, make_scratch, train_epoch
-from fasterqk.lab.synthetic._language import Counts, draw_counts, make_stream, no_stream
+from fasterqk.lab.synthetic._kernel import (
+    Sample,
+    Schedule,
+    Task,
+    make_scratch,
+    make_stream,
+    no_stream,
+    train_epoch,
+)
+from fasterqk.lab.synthetic._language import Counts, draw_counts
 
 
 class Evaluation(NamedTuple):
-    """One number a sequence, in the order of the counts."""
+    """One number per sequence, in the order of the counts."""
 
     loss: np.ndarray
     probability: np.ndarray  # of the right next token
@@ -74,9 +83,8 @@ def _attend(cell: SyntheticCell, weights: Weights, sample: Counts) -> Iterator[t
         yield counts, attention / attention.sum(1, keepdims=True)
 
 
-# --- Train one cell to its stop rule, and say what became of it ---
+# --- Training ---
 
-Progress = Callable[..., None]
 _MATCHED = 1600  # training sequences on which the loss is measured along training, in evaluation mode
 _HISTORY_GROWTH = 1.07  # the history is read at epochs that grow by this factor
 _LOST = 100.0  # a mean loss this far above chance (ln 50 = 3.9) does not come back

@@ -1,4 +1,6 @@
-"""Where circuits start."""
+"""Cells: what is refused, where circuits start, and the layout of the kernels."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,8 +8,15 @@ import torch
 from torch import nn
 
 from fasterqk.errors import InputError
-from fasterqk.lab.synthetic import PARAMETERIZATIONS, Init, initial_matrices
-from fasterqk.lab.synthetic._cell import factorized_output, linear_draws
+from fasterqk.lab.synthetic import (
+    PARAMETERIZATIONS,
+    FixedAttentionCell,
+    Init,
+    SyntheticCell,
+    factorized_output,
+    initial_matrices,
+)
+from fasterqk.lab.synthetic._cell import linear_draws, pack, unpack
 
 
 def products(matrices: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -72,3 +81,42 @@ def test_wrong_names_are_quoted():
         Init("uniform")
     with pytest.raises(InputError, match="-1"):
         Init(scale=-1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"parameterization": "FOFA"}, "'FOFA'"),
+        ({"optimizer": "lion"}, "'lion'"),
+        ({"stop": "soon"}, "'soon'"),
+        ({"qk_ratio": 0.0}, "qk_ratio 0.0"),
+        ({"seed": -1}, "seed -1"),
+    ],
+)
+def test_a_wrong_cell_is_an_error_that_quotes_it(settings, words):
+    with pytest.raises(InputError) as error:
+        SyntheticCell(**{"parameterization": "FAFO"} | settings)
+    assert words in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "quoted"),
+    [
+        ({"curves": (("collapsed", 0.5), ("collapsed", 1.2))}, "alpha 1.2"),
+        ({"curves": (("expanded", 0.5),)}, "'expanded'"),
+        ({"curves": (("collapsed", 0.5),), "batch": 30}, "30"),
+    ],
+)
+def test_wrong_fixed_attention_is_quoted(settings, quoted):
+    with pytest.raises(InputError, match=quoted):
+        FixedAttentionCell(**settings)
+
+
+def test_pack_and_unpack_are_inverse():
+    for name in PARAMETERIZATIONS:
+        cell = replace(SyntheticCell(name), closed=True)
+        matrices = initial_matrices(name, 50, Init("gaussian", 1.0), Init("identity", 1.0), 0)
+        weights = pack(matrices, cell.language.queries, cell.outputs)
+        again = unpack(weights, matrices, cell.language.queries, cell.outputs)
+        for layer, matrix in matrices.items():
+            np.testing.assert_array_equal(again[layer], matrix)

@@ -8,11 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from fasterqk.errors import InputError
-from fasterqk.lab.synthetic import count_tokens, draw_sequences
+from fasterqk.lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell, count_tokens, draw_sequences
 from fasterqk.lab.synthetic._fixed import (
-    FIXED_CIRCUITS,
-    FixedAttentionCell,
     FixedScratch,
     draw_even,
     fixed_gradient,
@@ -22,7 +19,7 @@ from fasterqk.lab.synthetic._fixed import (
     train_fixed,
     train_fixed_epoch,
 )
-from fasterqk.lab.synthetic._language import make_stream
+from fasterqk.lab.synthetic._kernel import make_stream
 
 CASES = [(circuit, bias) for circuit in FIXED_CIRCUITS for bias in (False, True)]
 
@@ -124,16 +121,3 @@ def test_full_attention_has_an_incentive_by_linear_extension():
     incentive = train_fixed(cell)["curves"][0]["incentive"]
     assert incentive[1] != 0
     assert np.isfinite(incentive).all()
-
-
-@pytest.mark.parametrize(
-    ("settings", "quoted"),
-    [
-        ({"curves": (("collapsed", 0.5), ("collapsed", 1.2))}, "alpha 1.2"),
-        ({"curves": (("expanded", 0.5),)}, "'expanded'"),
-        ({"curves": (("collapsed", 0.5),), "batch": 30}, "30"),
-    ],
-)
-def test_wrong_settings_are_quoted(settings, quoted):
-    with pytest.raises(InputError, match=quoted):
-        FixedAttentionCell(**settings)
