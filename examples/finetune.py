@@ -79,9 +79,7 @@ def main() -> None:
     right = (captured.outputs.logits.argmax(-1) == batch["labels"]).float().mean().item()
     print(f"accuracy {right:.3f}; uniform attention would put {4 / LENGTH:.3f} on the telling tokens")
     for layer, attention in enumerate(captured):
-        row = attention.mean(1)[
-            :, 0
-        ]  # mean over heads, the row of the first token, which the classifier reads
+        row = attention.mean(1)[:, 0]  # mean over heads; the classifier reads the first token
         print(f"layer {layer}: {(row * relevance).sum(-1).mean():.3f} of the attention on the telling tokens")
 
 

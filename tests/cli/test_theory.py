@@ -1,4 +1,4 @@
-"""`fasterqk theory` and its benchmark as people and scripts use them."""
+"""`fasterqk theory` on the command line."""
 
 import csv
 import io
@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from benchmarks import theory as benchmark
 from fasterqk.cli.main import main
 from fasterqk.theory import _check as check
 
@@ -131,14 +130,3 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, line, quoted):
     assert code == 2
     assert printed.out == ""
     assert printed.err.count("\n") == 1 and quoted in printed.err
-
-
-def test_bench_measures_both_ways_to_the_same_points(capsys, monkeypatch):
-    monkeypatch.setattr(benchmark, "STOP", 0.5)
-    monkeypatch.setattr(benchmark, "GRID_RATIOS", 20)
-    result = printed_json(capsys, "bench", "theory")
-    assert result["speedup"] == pytest.approx(result["plain_seconds"] / result["seconds"])
-    assert result["points"] == benchmark.POINTS
-    assert result["largest_relative_difference"] < 1e-9
-    assert result["grid_points"] == 20 * benchmark.POINTS
-    assert 0 < result["grid_seconds"] < result["grid_seconds_with_times"]
