@@ -19,7 +19,7 @@ from fasterqk.lab.models._plain import PlainGenerator
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._batches import PackedQuestions
 from fasterqk.lab.training._generation import Generation
-from fasterqk.lab.training._steps import Steps
+from fasterqk.lab.training._steps import Steps, build_trainable
 
 FORMS = {"random": "random-full-vocabulary", "whole": "whole-full-vocabulary"}
 BATCH = 16
@@ -34,14 +34,14 @@ def run(progress: Callable[..., None]) -> dict[str, Any]:
     """Seconds a step of both ways (median over rounds) and their ratio, with one evaluation."""
     found: dict[str, Any] = {}
     for number, (name, form) in enumerate(FORMS.items()):
-        workload = Generation(_config(form))
-        timed = _timed_steps(workload, progress, number * ROUNDS)
+        trainable = build_trainable(_config(form))
+        timed = _timed_steps(trainable, progress, number * ROUNDS)
         if name == "random":
             found |= timed | {
-                "parameters": sum(parameter.numel() for parameter in workload.model.parameters()),
+                "parameters": sum(parameter.numel() for parameter in trainable.model.parameters()),
                 "evaluation": {
                     key: value
-                    for key, value in workload.evaluate().items()
+                    for key, value in trainable.evaluate().items()
                     if key in ("loss", "validation_loss", "test_accuracy", "test_f1", "mrta", "null_mrta")
                 },
             }
@@ -56,11 +56,11 @@ def _config(form: str) -> TrainConfig:
     return TrainConfig("squad", **(SIZES["paper"] | changes | subsets))
 
 
-def _timed_steps(workload: Generation, progress: Callable[..., None], before: int) -> dict[str, float]:
-    config = workload.config
-    batches = workload.batches(0)
-    plain = _plain_step(workload)
-    ours = Steps(config, workload)
+def _timed_steps(trainable: Generation, progress: Callable[..., None], before: int) -> dict[str, float]:
+    config = trainable.config
+    batches = trainable.batches(0)
+    plain = _plain_step(trainable)
+    ours = Steps(config, trainable)
     ours.step()
     plain(batches[0])
     seconds: dict[str, list[float]] = {"plain": [], "ours": []}
@@ -80,22 +80,22 @@ def _timed_steps(workload: Generation, progress: Callable[..., None], before: in
         "seconds": middle["ours"],
         "plain_examples_per_second": config.optimisation.batch_size / middle["plain"],
         "examples_per_second": config.optimisation.batch_size / middle["ours"],
-        "mean_tokens": float(workload.train.lengths.double().mean()),
+        "mean_tokens": float(trainable.train.lengths.double().mean()),
         "first_loss": losses[0],
         "last_loss": losses[-1],
     }
 
 
-def _plain_step(workload: Generation) -> Callable[[Tensor], None]:
+def _plain_step(trainable: Generation) -> Callable[[Tensor], None]:
     """The plain way, as a function that takes a step on a batch."""
-    config = workload.config
-    model = PlainGenerator(workload.model, config.model.dropout).train()
+    config = trainable.config
+    model = PlainGenerator(trainable.model, config.model.dropout).train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.optimisation.lr, weight_decay=config.optimisation.weight_decay
     )
 
     def step(chosen: Tensor) -> None:
-        tokens, labels = padded(workload.train, chosen, config.model.context)
+        tokens, labels = padded(trainable.train, chosen, config.model.context)
         optimizer.zero_grad()
         loss = cross_entropy(
             model(tokens).flatten(0, 1),

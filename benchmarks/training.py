@@ -16,9 +16,8 @@ from torch.nn.functional import cross_entropy, pad
 
 from fasterqk.lab.models import Classifier, PlainClassifier
 from fasterqk.lab.training import TrainConfig
-from fasterqk.lab.training._batches import PaddedExamples
-from fasterqk.lab.training._classification import Classification
-from fasterqk.lab.training._steps import Steps
+from fasterqk.lab.training._batches import PaddedInstances
+from fasterqk.lab.training._steps import Steps, build_trainable
 
 PADDED_TO = 128
 ROUNDS = 7
@@ -28,10 +27,10 @@ PLAIN_STEPS, OUR_STEPS = 3, 40
 def run(progress: Callable[..., None]) -> dict[str, Any]:
     """Seconds a step of both ways (median over rounds) and their ratio."""
     config = TrainConfig("hatexplain", qk_ratio=30)
-    workload = Classification(config)
-    batches = workload.batches(0)
-    plain = _plain_steps(workload.model, workload.splits["train"], batches, config)
-    ours = Steps(config, workload)
+    trainable = build_trainable(config)
+    batches = trainable.batches(0)
+    plain = _plain_steps(trainable.model, trainable.splits["train"], batches, config)
+    ours = Steps(config, trainable)
     plain(1)
     _repeat(ours.step, OUR_STEPS)
     seconds: dict[str, list[float]] = {"plain": [], "ours": []}
@@ -53,7 +52,7 @@ def run(progress: Callable[..., None]) -> dict[str, Any]:
 
 
 def _plain_steps(
-    model: Classifier, train: PaddedExamples, batches: Sequence[Tensor], config: TrainConfig
+    model: Classifier, train: PaddedInstances, batches: Sequence[Tensor], config: TrainConfig
 ) -> Callable[[int], None]:
     """The plain way, as a function that takes so many steps."""
     plain = PlainClassifier(model)

@@ -3,14 +3,13 @@ import lzma
 
 from fasterqk.cli.main import main
 from fasterqk.lab.tasks import TASKS
-from fasterqk.lab.tasks._task import ANSWER_TASKS
 
 
 def test_every_task_is_listed_with_what_is_missing(capsys, tmp_path):
     assert main(["data", "check", "--data-dir", str(tmp_path), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["data_dir"] == str(tmp_path)
-    assert set(document["tasks"]) == {*TASKS, *ANSWER_TASKS}
+    assert set(document["tasks"]) == {*TASKS}
     assert document["tasks"]["hatexplain"]["status"] == "missing"
     assert "github.com/hate-alert/HateXplain" in document["tasks"]["hatexplain"]["missing"][0]
     assert document["tasks"]["agreement"]["status"] == "ready"

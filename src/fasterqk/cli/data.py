@@ -38,13 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _check(folder: Any) -> dict[str, dict[str, Any]]:
     from fasterqk.errors import InputError
     from fasterqk.lab.tasks import TASKS, task_module
-    from fasterqk.lab.tasks._task import ANSWER_TASKS, answer_task_module
 
     tasks = {}
-    for name in (*TASKS, *ANSWER_TASKS):
+    for name in TASKS:
         try:
-            module = task_module(name) if name in TASKS else answer_task_module(name)
-            report = module.check(folder)
+            report = task_module(name).check(folder)
             status = "missing" if report["missing"] else "ready"
         except InputError as error:
             report, status = {"files": [], "missing": [], "error": str(error)}, "damaged"

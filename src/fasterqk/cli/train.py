@@ -74,11 +74,11 @@ def task_config(arguments: argparse.Namespace) -> Any:
     """The run that the options describe; what the command has no option for is the task's own setting."""
     from pathlib import Path
 
+    from fasterqk.lab.tasks import task_module
     from fasterqk.lab.tasks._data import checksum
-    from fasterqk.lab.tasks._task import any_task_module
     from fasterqk.lab.training import TrainConfig
 
-    any_task_module(arguments.task)
+    task_module(arguments.task)
     given = {name: getattr(arguments, name, None) for name in FIELDS}
     fields = {name: value for name, value in given.items() if value is not None}
     if arguments.data:
@@ -96,12 +96,12 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "Train
 
     from fasterqk.cli.common import failures_in_one_line
     from fasterqk.lab.runs import sweep
+    from fasterqk.lab.tasks import load_task
     from fasterqk.lab.tasks._data import VARIABLE
-    from fasterqk.lab.tasks._task import load_any_task
 
     if arguments.data_dir:
         os.environ[VARIABLE] = arguments.data_dir
-    load_any_task(config.task, form=config.data.form, file=config.data.file)
+    load_task(config.task, form=config.data.form, file=config.data.file)
     with failures_in_one_line():
         (result,) = sweep(
             [config],

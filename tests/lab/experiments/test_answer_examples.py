@@ -5,15 +5,15 @@ from fasterqk.lab.experiments._examples import ANSWER, answer_examples
 from fasterqk.lab.tasks import _task as answers
 from fasterqk.lab.tasks import kvqa
 from fasterqk.lab.training import TrainConfig
-from fasterqk.lab.training._generation import Generation
+from fasterqk.lab.training._steps import build_trainable
 
 
 @pytest.fixture
 def workload(monkeypatch):
     monkeypatch.setattr(kvqa, "COUNTS", {"train": 8, "validation": 8, "test": 8})
-    answers._load_answers.cache_clear()
-    yield Generation(TrainConfig("kvqa", answer_tokens=4))
-    answers._load_answers.cache_clear()
+    answers._load.cache_clear()
+    yield build_trainable(TrainConfig("kvqa", answer_tokens=4))
+    answers._load.cache_clear()
 
 
 def test_an_examples_masses_are_those_that_are_measured(workload):

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasterqk.lab.tasks import Example, Examples
+from fasterqk.lab.tasks import LabelledInstance, LabelledInstances
 
 texts = st.lists(
     st.lists(st.tuples(st.integers(1, 30), st.sampled_from([0.0, 0.5, 1.0])), min_size=1, max_size=9),
@@ -13,8 +13,8 @@ texts = st.lists(
 
 
 def collect(pairs):
-    return Examples.collect(
-        Example(
+    return LabelledInstances.collect(
+        LabelledInstance(
             id=str(number),
             tokens=np.array([token for token, _ in text]),
             label=number % 3,

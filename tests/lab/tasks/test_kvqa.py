@@ -3,12 +3,12 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.lab.tasks import kvqa
-from fasterqk.lab.tasks._task import ALL_TASKS, any_task_module, load_answer_task, load_any_task
+from fasterqk.lab.tasks._task import TASKS, load_task, task_module
 
 
 @pytest.fixture(scope="module")
 def task():
-    return load_answer_task("kvqa")
+    return load_task("kvqa")
 
 
 def test_every_answer_repeats_the_asked_pairs(task):
@@ -63,7 +63,7 @@ def _context_keys(prompt):
 
 
 def test_the_sample_is_fixed(task):
-    again = kvqa.load_answers(kvqa.FORMS[0], None)
+    again = kvqa.load(kvqa.FORMS[0], "", None)
     assert all(
         np.array_equal(one, two)
         for one, two in zip(task.splits["test"].prompts, again.splits["test"].prompts, strict=True)
@@ -72,13 +72,13 @@ def test_the_sample_is_fixed(task):
 
 
 def test_tasks_of_both_kinds_are_found_by_name():
-    assert {"agreement", "kvqa", "squad"} <= set(ALL_TASKS)
-    assert any_task_module("kvqa") is kvqa
-    assert load_any_task("kvqa") is load_answer_task("kvqa")
-    assert load_any_task("agreement").classes == ("singular", "plural")
+    assert {"agreement", "kvqa", "squad"} <= set(TASKS)
+    assert task_module("kvqa") is kvqa
+    assert load_task("kvqa") is load_task("kvqa")
+    assert load_task("agreement").classes == ("singular", "plural")
     with pytest.raises(InputError, match=r"unknown task 'imdb'; choose from hatexplain.*squad, kvqa"):
-        load_any_task("imdb")
+        load_task("imdb")
     with pytest.raises(InputError, match=r"'mine.jsonl' belongs to task 'jsonl'"):
-        load_any_task("kvqa", file="mine.jsonl")
+        load_task("kvqa", file="mine.jsonl")
     with pytest.raises(InputError, match="has no form 'whole'"):
-        load_any_task("kvqa", form="whole")
+        load_task("kvqa", form="whole")

@@ -6,7 +6,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments.table_squad import table_squad
-from fasterqk.lab.tasks._task import load_answer_task
+from fasterqk.lab.tasks import load_task
 from fasterqk.lab.tasks.squad import (
     ANSWERABLE,
     FORMS,
@@ -63,7 +63,7 @@ def shown(task, ids):
 
 
 def test_prompt_answer_and_relevance(folder):
-    task = load_answer_task("squad", form="whole", data_dir=folder)
+    task = load_task("squad", form="whole", data_dir=folder)
     assert {name: len(own) for name, own in task.splits.items()} == {"train": 5, "validation": 1, "test": 2}
     test = task.splits["test"]
     assert test.ids == ("Gull-1", "both")
@@ -80,7 +80,7 @@ def test_prompt_answer_and_relevance(folder):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_holds_the_answer_and_counts_its_tokens_from_zero(folder, form):
-    task = load_answer_task("squad", form=form, data_dir=folder)
+    task = load_task("squad", form=form, data_dir=folder)
     used = set()
     for questions in task.splits.values():
         for prompt, answer, relevance in zip(
@@ -101,21 +101,21 @@ def test_every_form_holds_the_answer_and_counts_its_tokens_from_zero(folder, for
 
 
 def test_both_vocabularies_show_the_same(folder):
-    reduced, full = (load_answer_task("squad", form=f"random{end}", data_dir=folder) for end in ("", FULL))
+    reduced, full = (load_task("squad", form=f"random{end}", data_dir=folder) for end in ("", FULL))
     for name, questions in reduced.splits.items():
         for mine, other in zip(questions.prompts, full.splits[name].prompts, strict=True):
             assert shown(reduced, mine) == shown(full, other)
 
 
 def test_validation_is_from_other_articles_whatever_their_order(folder):
-    task = load_answer_task("squad", data_dir=folder)
+    task = load_task("squad", data_dir=folder)
     (held_out,) = task.splits["validation"].ids
     assert held_out not in task.splits["train"].ids
     other = folder / "other"
     write(other, "train-v1.1.json", [article(name) for name in reversed(RIVERS)])
     write(other, "dev-v2.0.json", [article("Gull")])
     (folder / "tokenizers").rename(other / "tokenizers")
-    assert load_answer_task("squad", data_dir=other).splits["validation"].ids == (held_out,)
+    assert load_task("squad", data_dir=other).splits["validation"].ids == (held_out,)
 
 
 def test_what_cannot_be_used_is_counted_skipped_and_said(folder):
@@ -129,7 +129,7 @@ def test_what_cannot_be_used_is_counted_skipped_and_said(folder):
         question("long", "?", (context[:-1], 0, {})),
     ]
     write(folder, "dev-v2.0.json", [article("Gull"), long])
-    task = load_answer_task("squad", form="random", data_dir=folder)
+    task = load_task("squad", form="random", data_dir=folder)
     assert task.skipped == {NOT_IN_CONTEXT: 2, GUESSED: 1, TOO_LONG: 1}
     assert task.splits["test"].ids == ("Gull-1", "second")
     # Its first answer is accepted, but the second is the one that is found.
@@ -148,7 +148,7 @@ def test_blanks_round_an_answer_are_not_the_answer(folder):
     start = padded["paragraphs"][0]["context"].index(" the hills ")
     padded["paragraphs"][0]["qas"] = [question("padded", "Where? ", (" the hills ", start, {}))]
     write(folder, "dev-v2.0.json", [padded])
-    task = load_answer_task("squad", form="whole", data_dir=folder)
+    task = load_task("squad", form="whole", data_dir=folder)
     test = task.splits["test"]
     assert shown(task, test.prompts[0]).startswith("Q: Where? C: The")
     assert shown(task, test.prompts[0][test.relevance[0] > 0]) == " the hills"
@@ -156,7 +156,7 @@ def test_blanks_round_an_answer_are_not_the_answer(folder):
 
 
 def test_files_are_named_with_their_checksum_and_version_two_goes_first(folder):
-    task = load_answer_task("squad", data_dir=folder)
+    task = load_task("squad", data_dir=folder)
     assert set(task.files) == {"train-v1.1.json.xz", "dev-v2.0.json", "encoder.json", "vocab.bpe"}
     assert all(len(digest) == 64 for digest in task.files.values())
     path = write(folder, "train-v2.0.json", [article(name) for name in RIVERS], place="")
@@ -168,7 +168,7 @@ def test_files_are_named_with_their_checksum_and_version_two_goes_first(folder):
 def test_word_vectors_are_those_of_the_tokens_that_occur(folder):
     (folder / "glove").mkdir()
     (folder / "glove" / "glove.6B.100d.txt").write_text("river 1 2\nthe 3 4\nunused 5 6\n")
-    task = load_answer_task("squad", data_dir=folder)
+    task = load_task("squad", data_dir=folder)
     assert task.vectors.shape == (task.vocabulary_size, 2)
     assert task.vectors[task.vocabulary.index(" river")].tolist() == [1, 2]
     assert task.vectors[task.vocabulary.index(" the")].tolist() == [3, 4]
@@ -178,7 +178,7 @@ def test_word_vectors_are_those_of_the_tokens_that_occur(folder):
 
 
 def test_questions_that_do_not_fit_are_counted(folder):
-    questions = load_answer_task("squad", form="whole", data_dir=folder).splits["train"]
+    questions = load_task("squad", form="whole", data_dir=folder).splits["train"]
     longest = int(questions.lengths.max())
     assert fitting(questions, longest)[1] == 0
     kept, left = fitting(questions, longest - 1)
@@ -215,7 +215,7 @@ def test_questions_that_do_not_fit_are_counted(folder):
 def test_a_file_that_is_not_squad_is_one_line(folder, document, message):
     (folder / "squad" / "train-v2.0.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match=message) as error:
-        load_answer_task("squad", data_dir=folder)
+        load_task("squad", data_dir=folder)
     assert "\n" not in str(error.value)
     assert "train-v2.0.json'" in str(error.value)
 
@@ -224,27 +224,27 @@ def test_a_truncated_archive_is_one_line(folder):
     path = folder / "squad" / "train-v1.1.json.xz"
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(InputError, match=r"train-v1.1.json.xz' is truncated; download it again"):
-        load_answer_task("squad", data_dir=folder)
+        load_task("squad", data_dir=folder)
 
 
 def test_missing_files_say_where_and_what(tmp_path, folder):
     empty = tmp_path / "empty"
     line = r"no squad/train-v2.0.json or squad/train-v1.1.json in the data folder .*empty'.*SQuAD-explorer/"
     with pytest.raises(InputError, match=line):
-        load_answer_task("squad", data_dir=empty)
+        load_task("squad", data_dir=empty)
     report = check(empty)
     assert len(report["missing"]) == 3
     assert "counts" not in report
     (folder / "squad" / "dev-v2.0.json").unlink()
     with pytest.raises(InputError, match=r"no squad/dev-v2.0.json"):
-        load_answer_task("squad", data_dir=folder)
+        load_task("squad", data_dir=folder)
 
 
 def test_unknown_form_lists_the_known():
     with pytest.raises(
         InputError, match=r"no form 'middle'; its forms are 'random', 'random-short', 'whole'"
     ):
-        load_answer_task("squad", form="middle")
+        load_task("squad", form="middle")
 
 
 def test_published_counts_are_recognised(folder, monkeypatch):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks._task import Questions
+from fasterqk.lab.tasks import Questions
 from fasterqk.lab.training._batches import fitting, pack_questions
 
 

@@ -7,7 +7,7 @@ import torch
 from fasterqk.attention import Aggregation, aggregate, aggregate_null
 from fasterqk.capture import capture
 from fasterqk.lab.models._generator import GeneratorConfig, GPTAnswerGenerator
-from fasterqk.lab.tasks._task import AnswerTask, Questions
+from fasterqk.lab.tasks import AnswerTask, Questions
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training import _answer_measure as module
 from fasterqk.lab.training._answer_measure import generate, measure_answers, measure_fit, null_rows

@@ -6,11 +6,11 @@ import torch
 from transformers import BertConfig, BertModel
 
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks import Examples, Task
-from fasterqk.lab.tasks._task import Example
-from fasterqk.lab.training import TrainConfig, train
+from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk.lab.training import TrainConfig, _steps, train
 from fasterqk.lab.training import _finetuning as module
-from fasterqk.lab.training._finetuning import FineTuning, pretrained_folder
+from fasterqk.lab.training._finetuning import pretrained_folder
+from fasterqk.lab.training._steps import build_trainable
 
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", *(f"w{n}" for n in range(17)))
 
@@ -34,14 +34,16 @@ def task(monkeypatch):
         place, label = draw.integers(0, len(tokens)), number % 2
         tokens[place] = 3 + label
         relevance = (np.arange(len(tokens)) == place) * 1.0 if number % 5 else None
-        return Example(str(number), tokens, label, relevance)
+        return LabelledInstance(str(number), tokens, label, relevance)
 
     splits = {
-        name: Examples.collect(example(n) for n in range(count))
+        name: LabelledInstances.collect(example(n) for n in range(count))
         for name, count in (("train", 48), ("validation", 16), ("test", 20))
     }
-    made = Task("words", splits, ("a", "b"), VOCABULARY, files={"words": "0"})
-    monkeypatch.setattr(module, "load_task", lambda name, **options: made)
+    made = ClassificationTask(
+        name="words", splits=splits, classes=("a", "b"), vocabulary=VOCABULARY, files={"words": "0"}
+    )
+    monkeypatch.setattr(_steps, "load_task", lambda name, **options: made)
     return made
 
 
@@ -72,8 +74,8 @@ def test_trained_measured_and_resumed(tmp_path, pretrained):
 
 
 def test_special_tokens_frame_every_text_and_are_not_ranked(pretrained, task):
-    workload = FineTuning(config(pretrained, context=6))
-    for ours, theirs in zip(workload.examples["test"], task.splits["test"], strict=True):
+    trainable = build_trainable(config(pretrained, context=6))
+    for ours, theirs in zip(trainable.examples["test"], task.splits["test"], strict=True):
         cut = theirs.tokens[:4]
         assert ours.tokens.tolist() == [1, *cut.tolist(), 2]
         if theirs.relevance is not None:
@@ -83,25 +85,25 @@ def test_special_tokens_frame_every_text_and_are_not_ranked(pretrained, task):
 
 
 def test_the_loss_is_the_models_own(pretrained):
-    workload = FineTuning(config(pretrained))
+    trainable = build_trainable(config(pretrained))
     chosen = torch.arange(3)
-    loss = workload.loss(chosen, 0)
-    assert torch.equal(loss, workload.loss(chosen, 0))  # dropout by the step
-    assert not torch.equal(loss, workload.loss(chosen, 1))
-    workload.model.eval()
+    loss = trainable.loss(chosen, 0)
+    assert torch.equal(loss, trainable.loss(chosen, 0))  # dropout by the step
+    assert not torch.equal(loss, trainable.loss(chosen, 1))
+    trainable.model.eval()
     single = [
-        workload.model(
-            input_ids=torch.from_numpy(workload.examples["train"][n].tokens)[None],
-            labels=torch.tensor([workload.examples["train"][n].label]),
+        trainable.model(
+            input_ids=torch.from_numpy(trainable.examples["train"][n].tokens)[None],
+            labels=torch.tensor([trainable.examples["train"][n].label]),
         ).loss
         for n in range(3)
     ]
-    found = workload._fit(workload.splits["train"].take(chosen))["loss"]
+    found = trainable._fit(trainable.splits["train"].take(chosen))["loss"]
     assert found == pytest.approx(torch.stack(single).mean().item(), abs=1e-6)
 
 
 def test_two_seeds_differ_in_their_head_alone(pretrained):
-    one, same, other = (FineTuning(config(pretrained, seed=seed)).model for seed in (1, 1, 2))
+    one, same, other = (build_trainable(config(pretrained, seed=seed)).model for seed in (1, 1, 2))
     changed = {
         name
         for (name, a), b, c in zip(one.named_parameters(), same.parameters(), other.parameters(), strict=True)
@@ -118,4 +120,4 @@ def test_bad_models_are_one_line(tmp_path, pretrained):
     with open(f"{pretrained}/vocab.txt", "a") as file:
         file.write("more\n")
     with pytest.raises(InputError, match="cut into other tokens"):
-        FineTuning(config(pretrained))
+        build_trainable(config(pretrained))

@@ -1,4 +1,4 @@
-"""Answer generators as a workload, against the plain way: padded texts, the head on every position."""
+"""Answer generators as a trainable, against the plain way: padded texts, the head on every position."""
 
 import numpy as np
 import pytest
@@ -9,12 +9,11 @@ from torch.nn.functional import cross_entropy
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
 from fasterqk.lab.models._plain import PlainGenerator
-from fasterqk.lab.tasks._task import AnswerTask, Questions
+from fasterqk.lab.tasks import AnswerTask, Questions
 from fasterqk.lab.training import TrainConfig, train
-from fasterqk.lab.training import _generation as module
-from fasterqk.lab.training._generation import Generation
-from fasterqk.lab.training._loop import trained
-from fasterqk.lab.training._steps import Steps
+from fasterqk.lab.training import _steps as module
+from fasterqk.lab.training._loop import load_trained
+from fasterqk.lab.training._steps import Steps, build_trainable
 
 TOKENS = 21
 
@@ -50,7 +49,7 @@ def task(monkeypatch):
         files={"made": "up"},
         skipped={"no answer": 2},
     )
-    monkeypatch.setattr(module, "load_answer_task", lambda *_, **__: made)
+    monkeypatch.setattr(module, "load_task", lambda *_, **__: made)
     return made
 
 
@@ -74,33 +73,36 @@ def config():
     )
 
 
-def in_double_precision(workload):
+def in_double_precision(trainable):
     """Adam divides rounding by rounding where a gradient is zero, as that of key biases is; not so here."""
-    workload.model.double()
-    return workload
+    trainable.model.double()
+    return trainable
 
 
-def plain_loss(model, workload, chosen, smoothing):
-    tokens, labels = padded(workload.train, chosen, workload.config.model.context)
+def plain_loss(model, trainable, chosen, smoothing):
+    tokens, labels = padded(trainable.train, chosen, trainable.config.model.context)
     return cross_entropy(
         model(tokens).flatten(0, 1), labels.flatten(), ignore_index=IGNORED, label_smoothing=smoothing
     )
 
 
 def test_loss_and_gradients_are_those_of_padded_texts_with_the_head_everywhere(config):
-    workload = Generation(config)
-    plain = PlainGenerator(workload.model)
+    trainable = build_trainable(config)
+    plain = PlainGenerator(trainable.model)
     chosen = torch.arange(3, 40, 4)
-    loss, reference = workload.loss(chosen, 0), plain_loss(plain, workload, chosen, 0.1)
+    loss, reference = trainable.loss(chosen, 0), plain_loss(plain, trainable, chosen, 0.1)
     assert loss.item() == pytest.approx(reference.item(), abs=1e-5)
     loss.backward()
     reference.backward()
-    pairs = [(workload.model.embedding.weight, plain.embedding), (workload.model.head_bias, plain.head_bias)]
-    pairs += [(workload.model.positions.weight, plain.positions)]
-    pairs += list(zip(workload.model.norm.parameters(), plain.norm.parameters(), strict=True))
-    for own, theirs in zip(workload.model.blocks, plain.blocks, strict=True):
+    pairs = [
+        (trainable.model.embedding.weight, plain.embedding),
+        (trainable.model.head_bias, plain.head_bias),
+    ]
+    pairs += [(trainable.model.positions.weight, plain.positions)]
+    pairs += list(zip(trainable.model.norm.parameters(), plain.norm.parameters(), strict=True))
+    for own, theirs in zip(trainable.model.blocks, plain.blocks, strict=True):
         pairs += list(zip(own.parameters(), theirs.block.parameters(), strict=True))
-    assert len(pairs) == len(list(workload.model.parameters()))
+    assert len(pairs) == len(list(trainable.model.parameters()))
     for own, theirs in pairs:
         assert not own.grad.is_sparse
         torch.testing.assert_close(own.grad, theirs.grad, atol=1e-6, rtol=1e-5)
@@ -108,43 +110,43 @@ def test_loss_and_gradients_are_those_of_padded_texts_with_the_head_everywhere(c
 
 def test_a_run_takes_the_steps_of_the_plain_way(config):
     config = config.replace(qk_ratio=1, weight_decay=0.0, warmup=0, schedule="constant")
-    workload = in_double_precision(Generation(config))
-    plain = PlainGenerator(workload.model)
+    trainable = in_double_precision(build_trainable(config))
+    plain = PlainGenerator(trainable.model)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=config.optimisation.lr, weight_decay=0.0)
-    steps = Steps(config, workload)
-    for chosen in workload.batches(0)[:6]:
+    steps = Steps(config, trainable)
+    for chosen in trainable.batches(0)[:6]:
         optimizer.zero_grad()
-        loss = plain_loss(plain, workload, chosen, 0.1)
+        loss = plain_loss(plain, trainable, chosen, 0.1)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
         assert steps.step() == pytest.approx(loss.item(), abs=1e-9)
-    torch.testing.assert_close(workload.model.embedding.weight, plain.embedding, atol=1e-9, rtol=1e-7)
+    torch.testing.assert_close(trainable.model.embedding.weight, plain.embedding, atol=1e-9, rtol=1e-7)
 
 
 def test_accumulated_batches_are_one_large_batch(config):
     small = config.replace(bucket=1, accumulate=4, batch_size=8)
     large = small.replace(accumulate=1, batch_size=32)
-    few, many = (Steps(each, in_double_precision(Generation(each))) for each in (large, small))
-    order = many.workload.batches(0)
+    few, many = (Steps(each, in_double_precision(build_trainable(each))) for each in (large, small))
+    order = many.trainable.batches(0)
     assert (len(order), many.per_epoch) == (11, 3)  # the last step takes the three batches that are left
     groups = [torch.cat(order[place : place + 4]) for place in (0, 4, 8)]
-    few.workload.batches = lambda epoch: groups
+    few.trainable.batches = lambda epoch: groups
     few.total = many.total
     for _ in range(3):
         assert many.step() == pytest.approx(few.step(), abs=1e-9)
-    for own, theirs in zip(many.workload.model.parameters(), few.workload.model.parameters(), strict=True):
+    for own, theirs in zip(many.trainable.model.parameters(), few.trainable.model.parameters(), strict=True):
         torch.testing.assert_close(own, theirs, atol=1e-9, rtol=1e-7)
     assert sum(len(group) for group in groups) == 83
 
 
 def test_dropout_is_drawn_by_the_batch_and_off_when_measuring(config):
-    workload = Generation(config.replace(dropout=0.3))
+    trainable = build_trainable(config.replace(dropout=0.3))
     chosen = torch.arange(8)
-    first = workload.loss(chosen, 3)
-    assert torch.equal(first, workload.loss(chosen, 3))
-    assert not torch.equal(first, workload.loss(chosen, 4))
-    assert workload.evaluate() == workload.evaluate()
+    first = trainable.loss(chosen, 3)
+    assert torch.equal(first, trainable.loss(chosen, 3))
+    assert not torch.equal(first, trainable.loss(chosen, 4))
+    assert trainable.evaluate() == trainable.evaluate()
 
 
 @pytest.mark.parametrize("changes", [{"dropout": 0.2}, {"accumulate": 3, "embedding_ratio": 0.1}])
@@ -163,7 +165,7 @@ def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes):
         train(config.replace(), folder=tmp_path / "killed", progress=stop)
     resumed = train(config, folder=tmp_path / "killed")
     assert canonical_json(resumed) == canonical_json(whole)
-    one, other = (trained(config, tmp_path / name).model for name in ("whole", "killed"))
+    one, other = (load_trained(config, tmp_path / name).model for name in ("whole", "killed"))
     assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
@@ -187,7 +189,7 @@ def test_a_run_judged_by_its_fit_measures_no_attention(config):
     assert "mrta" not in result.test
     assert not any("mrta" in record for record in result.history)
     with pytest.raises(InputError, match="answers have no evaluation 'mine'; choose from paper, fit"):
-        Generation(config.replace(protocol="mine"))
+        build_trainable(config.replace(protocol="mine"))
 
 
 def test_prompts_too_long_are_left_out_and_counted(config, task):
@@ -197,11 +199,11 @@ def test_prompts_too_long_are_left_out_and_counted(config, task):
     assert 0 < too_long < len(lengths)
     assert result.skipped["a prompt too long for a context of 13 tokens"] == too_long
     with pytest.raises(InputError, match="no train question fits a context of 5 tokens"):
-        Generation(config.replace(context=5))
+        build_trainable(config.replace(context=5))
 
 
 def test_the_embedding_can_learn_at_a_rate_of_its_own(config):
-    steps = Steps(config.replace(embedding_ratio=0.1, weight_decay=0.3), Generation(config))
+    steps = Steps(config.replace(embedding_ratio=0.1, weight_decay=0.3), build_trainable(config))
     groups = {name: group for group in steps.optimizer.param_groups for name in group["param_names"]}
     assert groups["embedding.weight"]["lr"] == pytest.approx(0.1 * config.optimisation.lr)
     assert groups["embedding.weight"]["weight_decay"] == 0
@@ -212,8 +214,8 @@ def test_the_embedding_can_learn_at_a_rate_of_its_own(config):
 def test_word_vectors_start_the_embedding(config, task, monkeypatch):
     vectors = np.random.default_rng(0).normal(size=(TOKENS, 7)).astype(np.float32)
     with_vectors = AnswerTask(**{**vars(task), "vectors": vectors})
-    monkeypatch.setattr(module, "load_answer_task", lambda *_, **__: with_vectors)
-    ours, without = Generation(config).model, Generation(config.replace(word_vectors=False)).model
+    monkeypatch.setattr(module, "load_task", lambda *_, **__: with_vectors)
+    ours, without = build_trainable(config).model, build_trainable(config.replace(word_vectors=False)).model
     rows = ours.embedding.weight.detach().numpy()
     np.testing.assert_allclose(rows @ rows.T, vectors @ vectors.T, atol=1e-4)  # turned, not changed
     assert not torch.equal(ours.embedding.weight, without.embedding.weight)
@@ -222,14 +224,14 @@ def test_word_vectors_start_the_embedding(config, task, monkeypatch):
 
 def test_a_scaled_start_is_the_same_function(config):
     tokens = torch.arange(3, 9)[None]
-    plain, scaled = (Generation(config.replace(qk_imbalance=each)).model for each in (1.0, 4.0))
+    plain, scaled = (build_trainable(config.replace(qk_imbalance=each)).model for each in (1.0, 4.0))
     torch.testing.assert_close(plain(tokens), scaled(tokens), atol=1e-5, rtol=1e-4)
     assert not torch.equal(plain.blocks[0].attention.query.weight, scaled.blocks[0].attention.query.weight)
 
 
 def test_bfloat16_is_near_single_precision(config):
     chosen = torch.arange(8)
-    single, half = (Generation(config.replace(autocast=each)).loss(chosen, 0) for each in (False, True))
+    single, half = (build_trainable(config.replace(autocast=each)).loss(chosen, 0) for each in (False, True))
     assert single.item() == pytest.approx(half.item(), rel=0.02)
     assert single.item() != half.item()
     half.backward()

@@ -8,8 +8,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
 from fasterqk.lab.training import TrainResult, train, train_on_two_cores
 from fasterqk.lab.training import _checkpoint as checkpoint
-from fasterqk.lab.training._classification import Classification
-from fasterqk.lab.training._steps import build_optimizer
+from fasterqk.lab.training._steps import build_optimizer, build_trainable
 
 
 class StopAfter:
@@ -26,10 +25,10 @@ class StopAfter:
 
 
 def final_state(config, folder):
-    workload = Classification(config)
-    optimizer = build_optimizer(workload.model, config)
-    checkpoint.load(folder, model=workload.model, optimizer=optimizer, generators={}, config=config)
-    return workload.model.state_dict(), optimizer.state_dict()["state"]
+    trainable = build_trainable(config)
+    optimizer = build_optimizer(trainable.model, config)
+    checkpoint.load(folder, model=trainable.model, optimizer=optimizer, generators={}, config=config)
+    return trainable.model.state_dict(), optimizer.state_dict()["state"]
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def test_progress_tells_loss_accuracy_and_mass(config):
     notes = StopAfter(10**9)
     train(config, progress=notes)
     done, total, note = notes.notes[-1]
-    assert done == total == 3 * len(Classification(config).batches(0))
+    assert done == total == 3 * len(build_trainable(config).batches(0))
     for word in ("loss", "accuracy", "mass"):
         assert word in note
 

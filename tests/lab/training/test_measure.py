@@ -7,18 +7,18 @@ import torch
 from fasterqk.attention import percent_count
 from fasterqk.capture import capture
 from fasterqk.lab.models import PlainClassifier
-from fasterqk.lab.training._classification import Classification
 from fasterqk.lab.training._measure import attention_rows, measure_attention, measure_chance, measure_fit
+from fasterqk.lab.training._steps import build_trainable
 
 
 @pytest.fixture
-def workload(config):
-    return Classification(config.replace(init_scale=1.0))
+def trainable(config):
+    return build_trainable(config.replace(init_scale=1.0))
 
 
-def single_examples(workload, split="test"):
+def single_examples(trainable, split="test"):
     """Every text alone, as token list, with its read position, label and relevance."""
-    padded = workload.splits[split]
+    padded = trainable.splits[split]
     for number in range(len(padded)):
         length = int(padded.lengths[number])
         yield (
@@ -34,9 +34,9 @@ def read_alone(plain, tokens, pad=0):
     return logits.double().softmax(1)[0].numpy()
 
 
-def row_alone(workload, tokens, pad=0):
+def row_alone(trainable, tokens, pad=0):
     """The head mean of the read row, worked out by hand from the weights."""
-    model = workload.model
+    model = trainable.model
     block = model.blocks[0].attention
     stream = model.embedding(torch.tensor([*tokens, pad])) + model.positions[: len(tokens) + 1]
     rows = []
@@ -47,19 +47,19 @@ def row_alone(workload, tokens, pad=0):
     return torch.stack(rows).mean(0).detach().numpy()
 
 
-def test_fit_equals_one_text_at_a_time(workload):
-    plain = PlainClassifier(workload.model)
-    answers = [(read_alone(plain, tokens), label) for tokens, label, _ in single_examples(workload)]
-    fit = measure_fit(workload.model, workload.splits["test"])
+def test_fit_equals_one_text_at_a_time(trainable):
+    plain = PlainClassifier(trainable.model)
+    answers = [(read_alone(plain, tokens), label) for tokens, label, _ in single_examples(trainable)]
+    fit = measure_fit(trainable.model, trainable.splits["test"])
     assert fit["loss"] == pytest.approx(np.mean([-np.log(p[label]) for p, label in answers]), rel=1e-5)
     assert fit["accuracy"] == np.mean([p.argmax() == label for p, label in answers])
 
 
-def test_mass_and_its_null_equal_the_hand_worked_ones(workload):
-    scores = measure_attention(workload.model, workload.splits["test"], (20,))
+def test_mass_and_its_null_equal_the_hand_worked_ones(trainable):
+    scores = measure_attention(trainable.model, trainable.splits["test"], (20,))
     masses, nulls = [], []
-    for tokens, _, relevance in single_examples(workload):
-        masses.append(float(row_alone(workload, tokens)[: len(tokens)] @ relevance))
+    for tokens, _, relevance in single_examples(trainable):
+        masses.append(float(row_alone(trainable, tokens)[: len(tokens)] @ relevance))
         nulls.append(relevance.sum() / (len(tokens) + 1))
     assert scores["mrta"] == pytest.approx(np.mean(masses), rel=1e-5)
     assert scores["null"]["mrta"] == pytest.approx(np.mean(nulls), rel=1e-6)
@@ -67,37 +67,37 @@ def test_mass_and_its_null_equal_the_hand_worked_ones(workload):
     assert np.sum(scores["dtap"]) == pytest.approx(100)
 
 
-def test_faithfulness_equals_deleting_tokens_by_hand(workload):
-    plain = PlainClassifier(workload.model)
+def test_faithfulness_equals_deleting_tokens_by_hand(trainable):
+    plain = PlainClassifier(trainable.model)
     k = 40
     sufficiency, comprehensiveness = [], []
-    for tokens, _, _ in single_examples(workload):
+    for tokens, _, _ in single_examples(trainable):
         whole = read_alone(plain, tokens)
-        row = row_alone(workload, tokens)[: len(tokens)]
+        row = row_alone(trainable, tokens)[: len(tokens)]
         top = set(np.argsort(-row, kind="stable")[: percent_count(k, len(tokens))].tolist())
         kept = [token for place, token in enumerate(tokens) if place in top]
         rest = [token for place, token in enumerate(tokens) if place not in top]
         sufficiency.append(whole.max() - read_alone(plain, kept)[whole.argmax()])
         comprehensiveness.append(whole.max() - read_alone(plain, rest)[whole.argmax()])
-    scores = measure_attention(workload.model, workload.splits["test"], (k,))
+    scores = measure_attention(trainable.model, trainable.splits["test"], (k,))
     assert scores["sufficiency"][str(k)] == pytest.approx(np.mean(sufficiency), abs=1e-5)
     assert scores["comprehensiveness"][str(k)] == pytest.approx(np.mean(comprehensiveness), abs=1e-5)
 
 
-def test_uniform_attention_scores_its_own_null(workload):
+def test_uniform_attention_scores_its_own_null(trainable):
     with torch.no_grad():
-        workload.model.blocks[0].attention.W_Q.zero_()
-        workload.model.blocks[0].attention.b_Q.zero_()
-    scores = measure_attention(workload.model, workload.splits["test"], (20,))
+        trainable.model.blocks[0].attention.W_Q.zero_()
+        trainable.model.blocks[0].attention.b_Q.zero_()
+    scores = measure_attention(trainable.model, trainable.splits["test"], (20,))
     for name in ("mrta", "ac", "acmc", "entropy"):
         assert scores[name] == pytest.approx(scores["null"][name], rel=1e-5)
 
 
 def test_rows_of_deeper_models_are_distributions_over_what_is_seen(config):
-    workload = Classification(config.replace(layers=2, init_scale=1.0))
-    split = workload.splits["test"]
+    trainable = build_trainable(config.replace(layers=2, init_scale=1.0))
+    split = trainable.splits["test"]
     tokens, read, _ = split.batch(torch.arange(len(split)))
-    _, rows, null = attention_rows(workload.model, tokens, read)
+    _, rows, null = attention_rows(trainable.model, tokens, read)
     seen = torch.arange(tokens.shape[1]) <= read[:, None]
     assert torch.allclose(rows.sum(1), torch.ones(len(split)), atol=1e-5)
     assert not rows[~seen].any()
@@ -105,17 +105,17 @@ def test_rows_of_deeper_models_are_distributions_over_what_is_seen(config):
 
 
 def test_each_layer_of_a_deeper_model_is_scored_by_itself(config):
-    workload = Classification(config.replace(layers=2, init_scale=1.0))
-    first = workload.model.blocks[0].attention
+    trainable = build_trainable(config.replace(layers=2, init_scale=1.0))
+    first = trainable.model.blocks[0].attention
     with torch.no_grad():
         first.W_Q.zero_()  # a first layer that does not look anywhere
-    split = workload.splits["test"]
-    scores = measure_attention(workload.model, split, (20,))
+    split = trainable.splits["test"]
+    scores = measure_attention(trainable.model, split, (20,))
     assert set(scores["layer"]) == {"1", "2"}
-    uniform = np.mean([rel.sum() / (len(tokens) + 1) for tokens, _, rel in single_examples(workload)])
+    uniform = np.mean([rel.sum() / (len(tokens) + 1) for tokens, _, rel in single_examples(trainable)])
     assert scores["layer"]["1"]["mrta"] == pytest.approx(uniform, rel=1e-5)
     tokens, read, _ = split.batch(torch.arange(len(split)))
-    captured = capture(workload.model, {"tokens": tokens, "read": read, "every_row": True})
+    captured = capture(trainable.model, {"tokens": tokens, "read": read, "every_row": True})
     row = captured[1].mean(1)[torch.arange(len(split)), read]
     mass = (row * split.relevance[:, : tokens.shape[1]]).sum(1)
     assert scores["layer"]["2"]["mrta"] == pytest.approx(float(mass.mean()), rel=1e-5)
@@ -123,20 +123,20 @@ def test_each_layer_of_a_deeper_model_is_scored_by_itself(config):
         assert layer["null"]["mrta"] == pytest.approx(uniform, rel=1e-6)
 
 
-def test_random_rankings_are_reproducible_and_find_what_chance_finds(workload):
-    one = measure_chance(workload.model, workload.splits["train"], (20,), seed=0)
-    again = measure_chance(workload.model, workload.splits["train"], (20,), seed=0)
-    other = measure_chance(workload.model, workload.splits["train"], (20,), seed=1)
+def test_random_rankings_are_reproducible_and_find_what_chance_finds(trainable):
+    one = measure_chance(trainable.model, trainable.splits["train"], (20,), seed=0)
+    again = measure_chance(trainable.model, trainable.splits["train"], (20,), seed=0)
+    other = measure_chance(trainable.model, trainable.splits["train"], (20,), seed=1)
     assert one == again != other
     # One relevant word a text, so that chance is right once in as many texts as there are words.
-    chance = np.mean([1 / len(tokens) for tokens, _, _ in single_examples(workload, "train")])
+    chance = np.mean([1 / len(tokens) for tokens, _, _ in single_examples(trainable, "train")])
     assert one["plausibility"]["token_f1"] == pytest.approx(chance, abs=0.1)
 
 
-def test_without_any_rationale_attention_scores_are_null(workload):
-    split = workload.splits["test"]
+def test_without_any_rationale_attention_scores_are_null(trainable):
+    split = trainable.splits["test"]
     unrated = dataclasses.replace(split, rated=torch.zeros_like(split.rated))
-    scores = measure_attention(workload.model, unrated, (20,))
+    scores = measure_attention(trainable.model, unrated, (20,))
     assert scores["mrta"] is None
     assert scores["dtap"] is None
     assert scores["plausibility"]["auprc"] is None
@@ -145,8 +145,8 @@ def test_without_any_rationale_attention_scores_are_null(workload):
 
 def test_a_text_of_one_token_that_is_read_at_its_last_can_lose_it(config):
     """What is left then is padding alone, at the first position."""
-    workload = Classification(config.replace(read="last", init_scale=1.0))
-    whole = workload.splits["test"]
+    trainable = build_trainable(config.replace(read="last", init_scale=1.0))
+    whole = trainable.splits["test"]
     split = dataclasses.replace(
         whole,
         tokens=whole.tokens[:, :2] * torch.tensor([1, 0]),
@@ -154,8 +154,8 @@ def test_a_text_of_one_token_that_is_read_at_its_last_can_lose_it(config):
         read=torch.zeros_like(whole.read),
         relevance=torch.tensor([1.0, 0.0]).expand(len(whole), -1),
     )
-    scores = measure_attention(workload.model, split, (100,))
-    plain = PlainClassifier(workload.model)
+    scores = measure_attention(trainable.model, split, (100,))
+    plain = PlainClassifier(trainable.model)
     with torch.no_grad():
         one = plain(split.tokens[:, :1], split.read).double().softmax(1)
         none = plain(torch.zeros_like(split.tokens[:, :1]), split.read).double().softmax(1)

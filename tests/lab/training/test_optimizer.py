@@ -2,8 +2,7 @@ import pytest
 import torch
 
 from fasterqk.errors import InputError
-from fasterqk.lab.training._classification import Classification
-from fasterqk.lab.training._steps import build_optimizer, clip_gradients
+from fasterqk.lab.training._steps import build_optimizer, build_trainable, clip_gradients
 
 
 def groups(optimizer):
@@ -21,7 +20,7 @@ def groups(optimizer):
 
 def test_query_key_alone_learns_faster_and_decays_as_much(config):
     config = config.replace(lr=1e-3, weight_decay=0.1, qk_ratio=30)
-    model = Classification(config).model
+    model = build_trainable(config).model
     for name, (lr, decay) in groups(build_optimizer(model, config)).items():
         faster = name.rpartition(".")[2] in ("W_Q", "W_K", "b_Q", "b_K")
         assert lr == pytest.approx(0.03 if faster else 0.001)
@@ -30,20 +29,20 @@ def test_query_key_alone_learns_faster_and_decays_as_much(config):
 
 def test_coupled_decay_is_multiplied_too(config):
     config = config.replace(lr=1e-3, weight_decay=0.1, qk_ratio=30, decay="coupled")
-    found = groups(build_optimizer(Classification(config).model, config))
+    found = groups(build_optimizer(build_trainable(config).model, config))
     assert found["blocks.0.attention.W_Q"] == pytest.approx((0.03, 0.1))
 
 
 def test_output_value_can_learn_slower(config):
     config = config.replace(lr=1.0, weight_decay=0.1, qk_ratio=1, ov_ratio=0.25)
-    found = groups(build_optimizer(Classification(config).model, config))
+    found = groups(build_optimizer(build_trainable(config).model, config))
     slower = {name.rpartition(".")[2] for name, (lr, _) in found.items() if lr == 0.25}
     assert slower == {"W_V", "W_O", "b_V", "b_O"}
     assert found["blocks.0.attention.W_V"] == pytest.approx((0.25, 0.4))
 
 
 def test_an_imbalance_between_queries_and_keys_leaves_the_function_as_it_was(config):
-    even, uneven = (Classification(config.replace(qk_imbalance=factor)) for factor in (1, 4))
+    even, uneven = (build_trainable(config.replace(qk_imbalance=factor)) for factor in (1, 4))
     here, there = even.model.blocks[0].attention, uneven.model.blocks[0].attention
     assert torch.equal(there.W_Q, 4 * here.W_Q)
     assert torch.equal(there.W_K, here.W_K / 4)
@@ -53,11 +52,11 @@ def test_an_imbalance_between_queries_and_keys_leaves_the_function_as_it_was(con
 
 def test_gradients_of_both_circuits_get_the_norm_that_was_asked_for(config):
     config = config.replace(qk_ratio=1, gradient_norm=0.5)
-    workload = Classification(config)
-    optimizer = build_optimizer(workload.model, config)
-    workload.loss(torch.arange(16), 0).backward()
+    trainable = build_trainable(config)
+    optimizer = build_optimizer(trainable.model, config)
+    trainable.loss(torch.arange(16), 0).backward()
     optimizer.step()
-    attention = workload.model.blocks[0].attention
+    attention = trainable.model.blocks[0].attention
     for names in (("W_Q", "W_K", "b_Q"), ("W_V", "W_O", "b_V", "b_O")):
         gradients = [getattr(attention, name).grad for name in names]
         assert torch.nn.utils.get_total_norm(gradients) == pytest.approx(0.5, rel=1e-5)
@@ -65,25 +64,25 @@ def test_gradients_of_both_circuits_get_the_norm_that_was_asked_for(config):
 
 def test_patterns_choose_other_parameters_instead(config):
     config = config.replace(lr=1.0, qk_ratio=30, faster=("embedding.*", "*.W_Q"))
-    found = groups(build_optimizer(Classification(config).model, config))
+    found = groups(build_optimizer(build_trainable(config).model, config))
     faster = {name for name, (lr, _) in found.items() if lr == 30}
     assert faster == {"embedding.weight", "embedding.unseen_scale", "blocks.0.attention.W_Q"}
 
 
 def test_frozen_parameters_are_left_out(config):
     config = config.replace(frozen=("*.mlp.*",))
-    model = Classification(config).model
+    model = build_trainable(config).model
     found = groups(build_optimizer(model, config))
     assert not any(".mlp." in name for name in found)
     assert not model.blocks[0].mlp.W_in.requires_grad
-    stale = Classification(config).model
+    stale = build_trainable(config).model
     build_optimizer(stale, config.replace(stale_gradients=True))
     assert stale.blocks[0].mlp.W_in.requires_grad
 
 
 def test_sgd_with_momentum(config):
     config = config.replace(optimizer="sgd", momentum=0.9)
-    optimizer = build_optimizer(Classification(config).model, config)
+    optimizer = build_optimizer(build_trainable(config).model, config)
     assert type(optimizer) is torch.optim.SGD
     assert optimizer.param_groups[0]["momentum"] == 0.9
 
@@ -91,7 +90,7 @@ def test_sgd_with_momentum(config):
 def test_a_pattern_that_matches_nothing_is_an_error(config):
     config = config.replace(frozen=("*.norm.*",))
     with pytest.raises(InputError, match=r"no parameter matches '\*\.norm\.\*'"):
-        build_optimizer(Classification(config).model, config)
+        build_optimizer(build_trainable(config).model, config)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1.0, 50.0])

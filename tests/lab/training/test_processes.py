@@ -25,7 +25,7 @@ def data(tmp_path):
     return path
 
 
-def trained(data, processes, *options):
+def load_trained(data, processes, *options):
     launch = [sys.executable, "-m"]
     if processes > 1:
         launch += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
@@ -41,13 +41,13 @@ def trained(data, processes, *options):
 
 
 def test_two_processes_train_as_one_and_share_its_store(data, tmp_path):
-    alone = trained(data, 1)
-    both = trained(data, 2, "--out", str(tmp_path / "out"))
+    alone = load_trained(data, 1)
+    both = load_trained(data, 2, "--out", str(tmp_path / "out"))
     assert both["steps"] == alone["steps"]
     for one, other in zip(alone["history"], both["history"], strict=True):
         for name, value in one.items():
             assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
-    again = trained(data, 2, "--out", str(tmp_path / "out"))  # nobody waits for a run that is done
+    again = load_trained(data, 2, "--out", str(tmp_path / "out"))  # nobody waits for a run that is done
     assert again["history"] == both["history"]
 
 

@@ -5,13 +5,13 @@ import pytest
 import torch
 
 from fasterqk.lab.models import PlainClassifier
-from fasterqk.lab.training._classification import Classification
 from fasterqk.lab.training._released import PADDED_TO, measure_released
+from fasterqk.lab.training._steps import build_trainable
 
 
 @pytest.fixture
-def workload(config):
-    return Classification(config.replace(context=PADDED_TO, init_scale=0.5))
+def trainable(config):
+    return build_trainable(config.replace(context=PADDED_TO, init_scale=0.5))
 
 
 def literal(plain, attention, tokens, relevance, k):
@@ -34,8 +34,8 @@ def literal(plain, attention, tokens, relevance, k):
     return float(row[: len(tokens)] @ relevance), whole, suff, comp
 
 
-def test_equals_the_notebooks_computation_post_by_post(workload):
-    model, split = workload.model, workload.splits["test"]
+def test_equals_the_notebooks_computation_post_by_post(trainable):
+    model, split = trainable.model, trainable.splits["test"]
     plain = PlainClassifier(model)
     block = model.blocks[0].attention
 
@@ -65,19 +65,19 @@ def test_equals_the_notebooks_computation_post_by_post(workload):
     assert len(scores["dtap"]) == 3
 
 
-def test_instances_without_rationale_count_as_zero(workload):
-    split = workload.splits["test"]
+def test_instances_without_rationale_count_as_zero(trainable):
+    split = trainable.splits["test"]
     half = dataclasses.replace(split, relevance=split.relevance.clone())
     half.relevance[::2] = 0
-    whole_scores = measure_released(workload.model, split, (5,))
-    half_scores = measure_released(workload.model, half, (5,))
+    whole_scores = measure_released(trainable.model, split, (5,))
+    half_scores = measure_released(trainable.model, half, (5,))
     assert 0 < half_scores["mrta"] < whole_scores["mrta"]
 
 
-def test_uniform_attention_gives_the_number_of_relevant_tokens_over_128(workload):
+def test_uniform_attention_gives_the_number_of_relevant_tokens_over_128(trainable):
     with torch.no_grad():
-        workload.model.blocks[0].attention.W_K.zero_()
-    split = workload.splits["test"]
-    scores = measure_released(workload.model, split, (5,))
+        trainable.model.blocks[0].attention.W_K.zero_()
+    split = trainable.splits["test"]
+    scores = measure_released(trainable.model, split, (5,))
     assert scores["mrta"] == pytest.approx(float(split.relevance.sum(1).mean()) / PADDED_TO, rel=1e-5)
     assert scores["null"]["mrta"] == pytest.approx(scores["mrta"], rel=1e-5)

@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from fasterqk.lab.models import Classifier, ClassifierConfig
-from fasterqk.lab.tasks import Example, Examples
-from fasterqk.lab.training._batches import pad_examples
+from fasterqk.lab.tasks import LabelledInstance, LabelledInstances
+from fasterqk.lab.training._batches import pad_instances
 from fasterqk.lab.training._released import PADDED_TO, measure_released_sva
 
 PAD = 0
@@ -30,8 +30,8 @@ def split():
         relevance = np.zeros(length)
         relevance[draw.choice(length, 2, replace=False)] = 1
         tokens = draw.integers(1, 20, length)
-        examples.append(Example(str(number), tokens, int(number % 2), relevance))
-    return pad_examples(Examples.collect(examples), context=130, read="last", pad=PAD)
+        examples.append(LabelledInstance(str(number), tokens, int(number % 2), relevance))
+    return pad_instances(LabelledInstances.collect(examples), context=130, read="last", pad=PAD)
 
 
 def forward(model, ids):

@@ -10,8 +10,7 @@ from fasterqk.console import cell_text, print_table, progress_bar
 
 if TYPE_CHECKING:
     from fasterqk.lab.experiments._arms import Experiment
-    from fasterqk.lab.tasks import Task
-    from fasterqk.lab.tasks._task import AnswerTask
+    from fasterqk.lab.tasks import AnswerTask, Task
 
 
 # The rest is in the table that is written.
@@ -49,12 +48,12 @@ def run_cells(
     """The results of all cells, those run now that were not done yet, and the task they are about."""
     from fasterqk.cli.common import failures_in_one_line
     from fasterqk.lab.experiments._arms import run_arms
-    from fasterqk.lab.tasks._task import load_any_task
+    from fasterqk.lab.tasks import load_task
 
     use_data_dir(arguments)
     config = next(iter(experiment.arms.values()))
     # Missing or damaged data is told before any worker starts.
-    task = load_any_task(config.task, form=config.data.form, file=config.data.file)
+    task = load_task(config.task, form=config.data.form, file=config.data.file)
     with progress_bar(experiment.name) as progress, failures_in_one_line():
         results = run_arms(
             experiment,

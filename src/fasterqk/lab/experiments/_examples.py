@@ -10,13 +10,12 @@ import torch
 from fasterqk.lab.experiments._arms import Experiment
 from fasterqk.lab.models._generator import GPTAnswerGenerator
 from fasterqk.lab.runs import Store
-from fasterqk.lab.tasks import Examples
-from fasterqk.lab.tasks._task import ANSWER_TASKS
+from fasterqk.lab.tasks import LabelledInstances
 from fasterqk.lab.training._answer_measure import answered, generate, measure_fit, null_rows, step_attention
 from fasterqk.lab.training._batches import pack_questions
 from fasterqk.lab.training._classification import Classification
 from fasterqk.lab.training._generation import Generation
-from fasterqk.lab.training._loop import trained
+from fasterqk.lab.training._loop import load_trained
 from fasterqk.lab.training._measure import attention_rows
 
 # Stands for all that an arm had written before a step.
@@ -103,8 +102,10 @@ def attention_examples(experiment: Experiment, out: Path, count: int = COUNT) ->
     store = Store(out)
     seed = experiment.seeds[0]
     cells = {arm: config.replace(seed=seed) for arm, config in experiment.arms.items()}
-    loaded: dict[str, Any] = {arm: trained(config, store.folder(config)) for arm, config in cells.items()}
-    if next(iter(cells.values())).task in ANSWER_TASKS:
+    loaded: dict[str, Any] = {
+        arm: load_trained(config, store.folder(config)) for arm, config in cells.items()
+    }
+    if isinstance(next(iter(loaded.values())), Generation):
         return answer_examples(loaded, count)
     workloads: dict[str, Classification] = loaded
     task = next(iter(workloads.values())).task
@@ -128,7 +129,7 @@ def attention_examples(experiment: Experiment, out: Path, count: int = COUNT) ->
     return found
 
 
-def _choose(test: Examples, count: int) -> list[int]:
+def _choose(test: LabelledInstances, count: int) -> list[int]:
     """Rated examples: as many of each group (number of attractors, say) as there are to go round."""
     rated = np.flatnonzero(test.rated)
     groups = next(iter(test.groups.values()), np.zeros(len(test), dtype=np.int64))

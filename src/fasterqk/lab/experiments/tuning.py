@@ -20,7 +20,7 @@ from fasterqk.files import plain
 from fasterqk.lab.report._figure import COLORS, plotting, save_figure
 from fasterqk.lab.report._tables import save_table
 from fasterqk.lab.runs import sweep
-from fasterqk.lab.tasks._task import load_any_task
+from fasterqk.lab.tasks import load_task
 from fasterqk.lab.training import TrainConfig
 
 # 1, 2 and 5 in every decade of the paper's range, [1e-6, 1e-2].
@@ -80,7 +80,7 @@ def tune(
     """
     base = search.base
     # Missing or damaged data is told before any worker starts.
-    validation = len(load_any_task(base.task, form=base.data.form, file=base.data.file).splits["validation"])
+    validation = len(load_task(base.task, form=base.data.form, file=base.data.file).splits["validation"])
 
     def run(configs: list[TrainConfig]) -> list[dict[str, Any]]:
         function = "fasterqk.lab.training:train"

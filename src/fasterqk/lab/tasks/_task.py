@@ -1,4 +1,8 @@
-"""Examples of one split: token ids, label and relevance mask, as flat arrays that are quick to batch."""
+"""What a task is, and all tasks by name.
+
+A task has splits of data, each with the tokens that decide the answer where they are known. The answer is
+either a class (`ClassificationTask`) or a text that is generated (`AnswerTask`).
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,10 +17,94 @@ from numpy.typing import NDArray
 from fasterqk.errors import InputError
 from fasterqk.lab.tasks._data import data_folder
 
+# The registry. A task is one line here and one module of its name in this package, which has
+#   FORMS                                 names of the forms its data comes in; the first is the default;
+#   load(form, file, folder) -> Task      `file` is the user's own file, `folder` the data folder;
+#   check(folder) -> dict                 the report of `fasterqk data check`.
+TASKS = {
+    "hatexplain": "posts that are hateful, offensive or normal, with the annotators' rationales",
+    "sva": "Linzen's sentences: is the verb singular or plural? Whole, or up to the verb",
+    "agreement": "generated subject-verb agreement sentences; needs no file",
+    "jsonl": "your own classification data, in the format of `fasterqk measure`",
+    "squad": "SQuAD: questions about a paragraph, answered by generating a part of it",
+    "kvqa": "generated key-value pairs and questions for some of them; needs no file",
+}
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Task:
+    """What tasks of both kinds have.
+
+    ``splits`` has ``train``, ``validation`` and ``test``. Token ids index ``vocabulary`` (what a token looks
+    like). ``sensitive`` texts are not shown without being asked for. ``files`` maps each file that was read
+    to its SHA-256, and ``skipped`` a reason to how many rows were left out for it.
+    """
+
+    name: str
+    splits: Mapping[str, Any]
+    vocabulary: tuple[str, ...]
+    sensitive: bool = False
+    files: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many token ids there are."""
+        return len(self.vocabulary)
+
+
+def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path | None = None) -> Task:
+    """The task of that name, its files found in ``data_dir``, else ``$FASTERQK_DATA``, else the user cache.
+
+    ``form`` chooses among the forms a task has, ``file`` is the data of task ``jsonl``. A process reads
+    each task once.
+
+    >>> load_task("kvqa").vocabulary_size
+    100
+    """
+    module = task_module(name)
+    if form and form not in module.FORMS:
+        known = ", ".join(repr(known) for known in module.FORMS)
+        raise InputError(f"task {name!r} has no form {form!r}; its forms are {known}")
+    if file and name != "jsonl":
+        raise InputError(f"task {name!r} reads no file of yours; {file!r} belongs to task 'jsonl'")
+    return _load(name, form or module.FORMS[0], file, data_folder(data_dir))
+
+
+def task_module(name: str) -> Any:
+    """The module of a task; an unknown name is an error that lists the known ones."""
+    if name not in TASKS:
+        raise InputError(f"unknown task {name!r}; choose from {', '.join(TASKS)}")
+    return import_module(f"fasterqk.lab.tasks.{name}")
+
+
+@lru_cache(maxsize=4)
+def _load(name: str, form: str, file: str, folder: Path) -> Task:
+    task = task_module(name).load(form, file, folder)
+    assert isinstance(task, Task)
+    return task
+
+
+def left_out(skipped: Mapping[str, int]) -> str:
+    """What was left out of the data and why, in words.
+
+    >>> left_out({"an unknown label": 3, "no text": 1})
+    '3 with an unknown label, 1 with no text'
+    """
+    return ", ".join(f"{count} with {reason}" for reason, count in skipped.items())
+
+
+# --- Tasks whose answer is a class ---
+
 
 @dataclass(frozen=True, eq=False)
-class Example:
-    """One input: ``tokens`` (ids), the class ``label``, and ``relevance`` (one weight a token) or None."""
+class LabelledInstance:
+    """A text as token ids, with its class ``label`` and ``relevance``: one weight per token, or None.
+
+    ``groups`` maps a name to a whole number, by which accuracy is told apart (``attractors`` in the
+    agreement tasks).
+    """
 
     id: str
     tokens: NDArray[np.int64]
@@ -26,12 +114,11 @@ class Example:
 
 
 @dataclass(frozen=True, eq=False)
-class Examples(Sequence[Example]):
-    """The examples of a split, their tokens one after the other.
+class LabelledInstances(Sequence[LabelledInstance]):
+    """The instances of a split in flat arrays, which are quick to batch.
 
-    Example i has ``tokens[offsets[i]:offsets[i + 1]]`` and the same run of ``relevance``, which is zero
-    where ``rated[i]`` is false (no rationale). ``groups`` maps a name to one whole number an example, by
-    which accuracy can be told apart (``attractors`` in the agreement tasks).
+    Instance i has ``tokens[offsets[i]:offsets[i + 1]]`` and the same slice of ``relevance``, which is zero
+    where ``rated[i]`` is false (no relevance is known). ``groups`` has one whole number per instance.
     """
 
     ids: tuple[str, ...]
@@ -43,14 +130,15 @@ class Examples(Sequence[Example]):
     groups: Mapping[str, NDArray[np.int64]]
 
     @classmethod
-    def collect(cls, examples: Iterable[Example]) -> "Examples":
-        """Flat arrays from single examples.
+    def collect(cls, instances: Iterable[LabelledInstance]) -> "LabelledInstances":
+        """Flat arrays from single instances.
 
-        >>> pair = [Example("a", np.array([5, 6]), 0, None), Example("b", np.array([7]), 1, np.array([1.0]))]
-        >>> Examples.collect(pair).lengths.tolist()
+        >>> one = LabelledInstance("a", np.array([5, 6]), 0, None)
+        >>> other = LabelledInstance("b", np.array([7]), 1, np.array([1.0]))
+        >>> LabelledInstances.collect([one, other]).lengths.tolist()
         [2, 1]
         """
-        items = list(examples)
+        items = list(instances)
         names = list(items[0].groups) if items else []
         relevance = [np.zeros(len(x.tokens)) if x.relevance is None else x.relevance for x in items]
         return cls(
@@ -65,39 +153,39 @@ class Examples(Sequence[Example]):
 
     @property
     def lengths(self) -> NDArray[np.int64]:
-        """Tokens in each example."""
+        """Tokens per instance."""
         return np.diff(self.offsets)
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @overload
-    def __getitem__(self, index: int) -> Example: ...
+    def __getitem__(self, index: int) -> LabelledInstance: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Example]: ...
-    def __getitem__(self, index: int | slice) -> Example | Sequence[Example]:
+    def __getitem__(self, index: slice) -> Sequence[LabelledInstance]: ...
+    def __getitem__(self, index: int | slice) -> LabelledInstance | Sequence[LabelledInstance]:
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         position = range(len(self))[index]
-        run = slice(self.offsets[position], self.offsets[position + 1])
-        return Example(
+        own = slice(self.offsets[position], self.offsets[position + 1])
+        return LabelledInstance(
             id=self.ids[position],
-            tokens=self.tokens[run],
+            tokens=self.tokens[own],
             label=int(self.labels[position]),
-            relevance=self.relevance[run] if self.rated[position] else None,
+            relevance=self.relevance[own] if self.rated[position] else None,
             groups={name: int(values[position]) for name, values in self.groups.items()},
         )
 
-    def take(self, chosen: NDArray[np.int64]) -> "Examples":
-        """The chosen examples, in that order."""
-        return Examples.collect(self[int(index)] for index in chosen)
+    def take(self, chosen: NDArray[np.int64]) -> "LabelledInstances":
+        """The chosen instances, in that order."""
+        return LabelledInstances.collect(self[int(index)] for index in chosen)
 
-    def truncate(self, length: int) -> "Examples":
-        """The examples with at most ``length`` tokens each, cut at the end."""
+    def truncate(self, length: int) -> "LabelledInstances":
+        """The instances with at most ``length`` tokens each, cut at the end."""
         if not len(self) or int(self.lengths.max()) <= length:
             return self
         keep = np.concatenate([np.arange(n) < length for n in self.lengths])
-        return Examples(
+        return LabelledInstances(
             ids=self.ids,
             tokens=self.tokens[keep],
             offsets=np.concatenate([[0], np.cumsum(np.minimum(self.lengths, length))]).astype(np.int64),
@@ -108,7 +196,7 @@ class Examples(Sequence[Example]):
         )
 
     def padded(self, width: int, pad: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Token ids and relevance as ``(example, width)`` matrices, padded at the end."""
+        """Token ids and relevance as ``(instance, width)`` matrices, padded at the end."""
         inside = np.arange(width) < self.lengths[:, None]
         tokens = np.full(inside.shape, pad, dtype=np.int64)
         relevance = np.zeros(inside.shape)
@@ -117,101 +205,24 @@ class Examples(Sequence[Example]):
         return tokens, relevance
 
 
-# --- A task: splits of examples with relevance masks, and the names of its classes and tokens ---
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ClassificationTask(Task):
+    """A task whose answer is one of ``classes``; ``pad`` is the token id that follows a text."""
 
-# A module of this room each, with `FORMS` (the first is the default), `load(form, file, folder) -> Task`
-# and `check(folder) -> dict`, what `fasterqk data check` says about its files.
-TASKS = {
-    "hatexplain": "posts that are hateful, offensive or normal, with the annotators' rationales",
-    "sva": "Linzen's sentences: is the verb singular or plural? Whole, or up to the verb",
-    "agreement": "generated subject-verb agreement sentences; needs no file",
-    "jsonl": "your own classification data, in the format of `fasterqk measure`",
-}
-SPLITS = ("train", "validation", "test")
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """Examples to learn from, with what is known about where the answer stands.
-
-    ``splits`` maps ``train``, ``validation`` and ``test`` to their :class:`Examples`; token ids index
-    ``vocabulary`` (what a token looks like), ``pad`` is the id that follows a text. ``sensitive`` texts
-    are not shown without being asked for. ``files`` maps each file that was read to its SHA-256, and
-    ``skipped`` a reason to how many rows were left out for it.
-    """
-
-    name: str
-    splits: Mapping[str, Examples]
+    splits: Mapping[str, LabelledInstances]
     classes: tuple[str, ...]
-    vocabulary: tuple[str, ...]
     pad: int = 0
-    sensitive: bool = False
-    files: Mapping[str, str] = field(default_factory=dict)
-    skipped: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many token ids there are."""
-        return len(self.vocabulary)
 
 
-def left_out(skipped: Mapping[str, int]) -> str:
-    """What was left out of the data and why, in words.
-
-    >>> left_out({"an unknown label": 3, "no text": 1})
-    '3 with an unknown label, 1 with no text'
-    """
-    return ", ".join(f"{count} with {reason}" for reason, count in skipped.items())
-
-
-def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path | None = None) -> Task:
-    """The task of that name, its files found in ``data_dir``, else ``$FASTERQK_DATA``, else the user cache.
-
-    ``form`` chooses among the forms a task has, ``file`` is the data of task ``jsonl``. A process reads
-    each task once.
-
-    >>> load_task("agreement").classes
-    ('singular', 'plural')
-    """
-    module = task_module(name)
-    if form and form not in module.FORMS:
-        known = ", ".join(repr(known) for known in module.FORMS)
-        raise InputError(f"task {name!r} has no form {form!r}; its forms are {known}")
-    if file and name != "jsonl":
-        raise InputError(f"task {name!r} reads no file of yours; {file!r} belongs to task 'jsonl'")
-    return _load(name, form or module.FORMS[0], file, data_folder(data_dir))
-
-
-def task_module(name: str) -> Any:
-    """The module that reads a task; an unknown name is an error that lists the known ones."""
-    if name not in TASKS:
-        raise InputError(f"unknown task {name!r}; choose from {', '.join(TASKS)}")
-    return import_module(f"fasterqk.lab.tasks.{name}")
-
-
-@lru_cache(maxsize=4)
-def _load(name: str, form: str, file: str, folder: Path) -> Task:
-    task = task_module(name).load(form, file, folder)
-    assert isinstance(task, Task)
-    return task
-
-
-# --- Tasks whose answer is generated: prompts, answers, and the prompt tokens that hold the answer ---
-
-# A module of this room each, with `FORMS` (the first is the default), `load_answers(form, folder)
-# -> AnswerTask` and `check(folder) -> dict`, what `fasterqk data check` says about its files.
-ANSWER_TASKS = {
-    "squad": "SQuAD: questions about a paragraph, answered by generating a part of it",
-    "kvqa": "generated key-value pairs and questions for some of them; needs no file",
-}
+# --- Tasks whose answer is generated ---
 
 
 @dataclass(frozen=True, eq=False)
 class Questions:
     """Questions of one split, one entry each.
 
-    A prompt is followed by its answer, whose last token is the end token. ``relevance`` has one weight a
-    prompt token, 1 where it overlaps the gold answer. ``gold`` has all accepted answers as text.
+    A prompt is followed by its answer, whose last token is the end token. ``relevance`` has one weight
+    per prompt token, 1 where it overlaps the gold answer. ``gold`` has all accepted answers as text.
     """
 
     ids: tuple[str, ...]
@@ -235,81 +246,16 @@ class Questions:
         return Questions(*(tuple(column[int(i)] for i in chosen) for column in columns))  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, eq=False)
-class AnswerTask:
-    """Questions to learn from and to be measured on.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AnswerTask(Task):
+    """A task whose answer is generated from a prompt.
 
-    ``splits`` has ``train``, ``validation`` and ``test``. Token ids index ``vocabulary`` (what a token looks
-    like); ``end`` closes every answer; ``text`` turns generated ids (without ``end``) into what is compared
-    with the gold answers. ``vectors`` are word vectors to start from, one row a token, NaN where there is
-    none. ``files`` and ``skipped`` are as in :class:`fasterqk.lab.tasks.Task`.
+    The token ``end`` closes every answer; ``text`` turns generated ids (without ``end``) into what is
+    compared with the gold answers. ``vectors`` are word vectors to start from, one row per token, NaN where
+    there is none.
     """
 
-    name: str
     splits: Mapping[str, Questions]
-    vocabulary: tuple[str, ...]
     end: int
     text: Callable[[Sequence[int]], str]
     vectors: NDArray[np.float32] | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
-    skipped: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many token ids there are."""
-        return len(self.vocabulary)
-
-
-def load_answer_task(name: str, *, form: str = "", data_dir: str | Path | None = None) -> AnswerTask:
-    """The question answering task of that name; a process reads each task once.
-
-    >>> load_answer_task("kvqa").name
-    'kvqa'
-    """
-    module = answer_task_module(name)
-    if form and form not in module.FORMS:
-        known = ", ".join(repr(known) for known in module.FORMS)
-        raise InputError(f"task {name!r} has no form {form!r}; its forms are {known}")
-    return _load_answers(name, form or module.FORMS[0], data_folder(data_dir))
-
-
-def answer_task_module(name: str) -> Any:
-    """The module that reads a task; an unknown name is an error that lists the known ones."""
-    if name not in ANSWER_TASKS:
-        raise InputError(f"unknown question answering task {name!r}; choose from {', '.join(ANSWER_TASKS)}")
-    return import_module(f"fasterqk.lab.tasks.{name}")
-
-
-@lru_cache(maxsize=2)
-def _load_answers(name: str, form: str, folder: Path) -> AnswerTask:
-    task = answer_task_module(name).load_answers(form, folder)
-    assert isinstance(task, AnswerTask)
-    return task
-
-
-# --- All tasks by name, whether their answer is a class or generated ---
-
-ALL_TASKS = {**TASKS, **ANSWER_TASKS}
-
-
-def any_task_module(name: str) -> Any:
-    """The module that reads a task of either kind; an unknown name is an error that lists them all."""
-    if name not in ALL_TASKS:
-        raise InputError(f"unknown task {name!r}; choose from {', '.join(ALL_TASKS)}")
-    return answer_task_module(name) if name in ANSWER_TASKS else task_module(name)
-
-
-def load_any_task(
-    name: str, *, form: str = "", file: str = "", data_dir: str | Path | None = None
-) -> Task | AnswerTask:
-    """The task of that name, of either kind; see :func:`load_task` and :func:`load_answer_task`.
-
-    >>> load_any_task("kvqa").vocabulary_size
-    100
-    """
-    if name not in ANSWER_TASKS:
-        any_task_module(name)
-        return load_task(name, form=form, file=file, data_dir=data_dir)
-    if file:
-        raise InputError(f"task {name!r} reads no file of yours; {file!r} belongs to task 'jsonl'")
-    return load_answer_task(name, form=form, data_dir=data_dir)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.lab.tasks._task import Example, Examples, Task
+from fasterqk.lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -81,14 +81,14 @@ VOCABULARY = (
 )
 
 
-def load(form: str, file: str, folder: Path) -> Task:
+def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task; nothing is read."""
     generator = Random(SAMPLE_SEED)
     ids = {word: index for index, word in enumerate(VOCABULARY)}
     seen: set[tuple[str, ...]] = set()
     splits = {}
     for split, count in COUNTS.items():
-        examples: list[Example] = []
+        examples: list[LabelledInstance] = []
         while len(examples) < count:
             sentence, subject, number, attractors = draw_sentence(generator)
             if tuple(sentence) in seen:  # no sentence stands in two splits
@@ -97,7 +97,7 @@ def load(form: str, file: str, folder: Path) -> Task:
             relevance = np.zeros(len(sentence))
             relevance[subject] = 1.0
             examples.append(
-                Example(
+                LabelledInstance(
                     id=f"{split}-{len(examples)}",
                     tokens=np.array([ids[word] for word in sentence]),
                     label=number,
@@ -105,8 +105,8 @@ def load(form: str, file: str, folder: Path) -> Task:
                     groups={"attractors": attractors},
                 )
             )
-        splits[split] = Examples.collect(examples)
-    return Task(name="agreement", splits=splits, classes=CLASSES, vocabulary=VOCABULARY)
+        splits[split] = LabelledInstances.collect(examples)
+    return ClassificationTask(name="agreement", splits=splits, classes=CLASSES, vocabulary=VOCABULARY)
 
 
 def check(folder: Path) -> dict[str, Any]:

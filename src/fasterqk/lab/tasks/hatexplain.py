@@ -17,7 +17,7 @@ from fasterqk.lab.tasks._data import (
     missing_files,
     require_files,
 )
-from fasterqk.lab.tasks._task import Example, Examples, Task
+from fasterqk.lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk.lab.tasks._tokens import VOCABULARY_FILES, WordPieces
 from fasterqk.lab.tasks._tokens import WORD_PIECES_DOWNLOAD as VOCABULARY_DOWNLOAD
 
@@ -160,23 +160,23 @@ DOWNLOAD = (
 )
 
 
-def load(form: str, file: str, folder: Path) -> Task:
+def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task, from the official files or the compact one, in BERT's word pieces."""
     paths = require_files(folder, FILES, DOWNLOAD)
     pieces = WordPieces.find(folder)
     posts = _read(paths)
     words = [_clean(post.words) if form == "votes" else list(enumerate(post.words)) for post in posts]
     encoded = pieces.encode([[word for _, word in text] for text in words])
-    splits: dict[str, list[Example]] = {split: [] for split in SPLIT_NAMES.values()}
+    splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLIT_NAMES.values()}
     for post, text, (tokens, kept) in zip(posts, words, encoded, strict=True):
         weights = _votes(post) if form == "votes" else _union_mask(post)
         places = np.array([place for place, _ in text], dtype=np.int64)
         relevance = None if weights is None else weights[places[kept]]
-        example = Example(post.id, tokens, LABELS.index(post.label), relevance)
+        example = LabelledInstance(post.id, tokens, LABELS.index(post.label), relevance)
         splits[post.split].append(example)
-    return Task(
+    return ClassificationTask(
         name="hatexplain",
-        splits={name: Examples.collect(examples) for name, examples in splits.items()},
+        splits={name: LabelledInstances.collect(examples) for name, examples in splits.items()},
         classes=LABELS,
         vocabulary=pieces.vocabulary,
         sensitive=True,

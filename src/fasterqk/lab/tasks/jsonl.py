@@ -13,18 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import Example as Line
-from fasterqk.attention import read_examples
+from fasterqk.attention import Example, read_examples
 from fasterqk.errors import InputError
 from fasterqk.lab.tasks._data import checksum
-from fasterqk.lab.tasks._task import SPLITS, Example, Examples, Task
+from fasterqk.lab.tasks._task import SPLITS, ClassificationTask, LabelledInstance, LabelledInstances
 
 FORMS = ("words",)
 PAD, UNKNOWN = "[PAD]", "[UNK]"
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
-def load(form: str, file: str, folder: Path) -> Task:
+def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task in ``file``; nothing else is read."""
     if not file:
         raise InputError("task 'jsonl' needs the file with your data; give --data FILE.jsonl")
@@ -46,8 +45,8 @@ def load(form: str, file: str, folder: Path) -> Task:
     vocabulary = (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
     numbers = {word: index for index, word in enumerate(vocabulary)}
     splits = {
-        split: Examples.collect(
-            Example(
+        split: LabelledInstances.collect(
+            LabelledInstance(
                 id=line.id,
                 tokens=np.array([numbers.get(word, 1) for word in words], dtype=np.int64),
                 label=classes.index(str(line.label)),
@@ -57,7 +56,7 @@ def load(form: str, file: str, folder: Path) -> Task:
         )
         for split, found in texts.items()
     }
-    return Task(
+    return ClassificationTask(
         name="jsonl", splits=splits, classes=classes, vocabulary=vocabulary, files={path.name: checksum(path)}
     )
 
@@ -79,7 +78,7 @@ def split_of(identity: str) -> str:
     return "validation" if share < SHARES["train"] + SHARES["validation"] else "test"
 
 
-def _read(line: Line) -> tuple[Line, list[str], list[float]]:
+def _read(line: Example) -> tuple[Example, list[str], list[float]]:
     """The words of a line in lower case, and how relevant each is."""
     if line.words is not None and line.relevance is not None:
         return line, [word.lower() for word in line.words], list(line.relevance)

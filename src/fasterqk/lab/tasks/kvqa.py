@@ -32,7 +32,7 @@ FIRST_KEY, FIRST_VALUE = len(MARKS), len(MARKS) + KEYS
 FIRST_PAIR = ASKED + 2
 
 
-def load_answers(form: str, folder: Path) -> AnswerTask:
+def load(form: str, file: str, folder: Path) -> AnswerTask:
     """The task; nothing is read."""
     draw = np.random.default_rng(SAMPLE_SEED)
     return AnswerTask(

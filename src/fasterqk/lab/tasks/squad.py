@@ -219,7 +219,7 @@ VALIDATION = 1000
 ANSWERABLE = {"train-v1.1": 87_599, "train-v2.0": 86_821, "dev-v1.1": 10_570, "dev-v2.0": 5_928}
 
 
-def load_answers(form: str, folder: Path) -> AnswerTask:
+def load(form: str, file: str, folder: Path) -> AnswerTask:
     """The task, its context cut as ``form`` says."""
     paths = [require_squad(folder, part) for part in ("train", "dev")]
     pairs = BytePairs.find(folder)

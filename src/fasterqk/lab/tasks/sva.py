@@ -15,7 +15,7 @@ import numpy as np
 from fasterqk.errors import InputError
 from fasterqk.files import read_lines
 from fasterqk.lab.tasks._data import checksum, find_files, missing_files, require_files
-from fasterqk.lab.tasks._task import SPLITS, Example, Examples, Task, left_out
+from fasterqk.lab.tasks._task import SPLITS, ClassificationTask, LabelledInstance, LabelledInstances, left_out
 from fasterqk.lab.tasks._tokens import WordPieces
 
 # The part of speech of the verb is the label: singular, plural.
@@ -202,7 +202,7 @@ PAD, UNKNOWN = "[PAD]", "[UNK]"
 NEVER = "(never)"
 
 
-def load(form: str, file: str, folder: Path) -> Task:
+def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task, from the official file or the compact ones."""
     paths = require_files(folder, FILES, DOWNLOAD)
     skipped: Counter[str] = Counter()
@@ -223,18 +223,20 @@ def load(form: str, file: str, folder: Path) -> Task:
             (np.array([numbers.get(word, 1) for word in one.words]), np.arange(len(one.words)))
             for one in sentences
         ]
-    splits: dict[str, list[Example]] = {split: [] for split in SPLITS}
+    splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLITS}
     for sentence, (tokens, places) in zip(sentences, encoded, strict=True):
         own = splits[sentence.split]
         relevance = np.isin(places, [sentence.subject, -1 if sentence.verb is None else sentence.verb])
         attractors = {} if sentence.attractors is None else {"attractors": sentence.attractors}
         label = LABELS.index(sentence.label)
         own.append(
-            Example(f"{sentence.split}-{len(own)}", tokens, label, relevance.astype(float), attractors)
+            LabelledInstance(
+                f"{sentence.split}-{len(own)}", tokens, label, relevance.astype(float), attractors
+            )
         )
-    return Task(
+    return ClassificationTask(
         name="sva",
-        splits={split: Examples.collect(examples) for split, examples in splits.items()},
+        splits={split: LabelledInstances.collect(examples) for split, examples in splits.items()},
         classes=(*LABELS, NEVER) if form == "released" else LABELS,
         vocabulary=vocabulary,
         files={path.name: checksum(path) for path in paths},

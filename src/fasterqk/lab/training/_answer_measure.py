@@ -24,7 +24,7 @@ from fasterqk.attention import (
 from fasterqk.attention._scores import exact_match, token_f1
 from fasterqk.capture import capture
 from fasterqk.lab.models._generator import Cache, GPTAnswerGenerator
-from fasterqk.lab.tasks._task import AnswerTask, Questions
+from fasterqk.lab.tasks import AnswerTask, Questions
 from fasterqk.lab.training._batches import AnswerBatch, PackedQuestions, pack_questions
 from fasterqk.lab.training._config import TrainConfig
 

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks import Examples, squad
-from fasterqk.lab.tasks._task import Questions
+from fasterqk.lab.tasks import LabelledInstances, Questions, squad
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
@@ -28,7 +27,7 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
 
 
 @dataclass(frozen=True, eq=False)
-class PaddedExamples:
+class PaddedInstances:
     """A split as tensors: ``tokens`` (example, width), where each is ``read``, and what is known of it.
 
     ``after`` says that the read position is the padding (``pad``) that follows a text.
@@ -55,7 +54,7 @@ class PaddedExamples:
         read = self.read[chosen]
         return self.tokens[chosen, : int(read.max()) + 1], read, self.labels[chosen]
 
-    def take(self, chosen: Tensor) -> "PaddedExamples":
+    def take(self, chosen: Tensor) -> "PaddedInstances":
         """The chosen examples, in that order."""
         names = ("tokens", "lengths", "read", "labels", "relevance", "rated")
         return replace(self, **{name: getattr(self, name)[chosen] for name in names})
@@ -65,7 +64,7 @@ class PaddedExamples:
         return list(self.read.argsort(stable=True).split(size))
 
 
-def pad_examples(examples: Examples, *, context: int, read: str, pad: int) -> PaddedExamples:
+def pad_instances(examples: LabelledInstances, *, context: int, read: str, pad: int) -> PaddedInstances:
     """``examples`` as tensors, cut so that the read position still lies within ``context``.
 
     ``read`` is ``"after"`` (the padding that follows a text) or ``"last"`` (its last token).
@@ -73,7 +72,7 @@ def pad_examples(examples: Examples, *, context: int, read: str, pad: int) -> Pa
     examples = examples.truncate(context - 1 if read == "after" else context)
     lengths = examples.lengths
     tokens, relevance = examples.padded(int(lengths.max()) + 1, pad)
-    return PaddedExamples(
+    return PaddedInstances(
         tokens=torch.from_numpy(tokens),
         lengths=torch.from_numpy(lengths),
         read=torch.from_numpy(lengths if read == "after" else np.maximum(lengths - 1, 0)),

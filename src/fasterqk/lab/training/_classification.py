@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +13,14 @@ from torch.nn.functional import cross_entropy
 from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError
 from fasterqk.lab.models import Classifier, ClassifierConfig
-from fasterqk.lab.tasks import Examples, Task, load_task
-from fasterqk.lab.training._batches import PaddedExamples, generator, pad_examples, shuffled_batches
+from fasterqk.lab.tasks import ClassificationTask, LabelledInstances
+from fasterqk.lab.training._batches import PaddedInstances, generator, pad_instances, shuffled_batches
 from fasterqk.lab.training._config import TrainConfig
 from fasterqk.lab.training._measure import all_logits, measure_attention, measure_chance, measure_fit
 from fasterqk.lab.training._released import measure_released, measure_released_sva
 
-Measure = Callable[[Classifier, PaddedExamples, Sequence[int]], dict[str, Any]]
-MeasureChance = Callable[[Classifier, PaddedExamples, Sequence[int], int], dict[str, Any]]
+Measure = Callable[[Classifier, PaddedInstances, Sequence[int]], dict[str, Any]]
+MeasureChance = Callable[[Classifier, PaddedInstances, Sequence[int], int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Evaluation:
     chance: MeasureChance | None = None
 
 
-def no_attention(model: Classifier, split: PaddedExamples, percents: Sequence[int]) -> dict[str, Any]:
+def no_attention(model: Classifier, split: PaddedInstances, percents: Sequence[int]) -> dict[str, Any]:
     """Nothing: for runs that are judged by their accuracy alone, such as those of a search."""
     return {}
 
@@ -62,21 +61,16 @@ def flat(scores: dict[str, Any]) -> dict[str, float | None]:
     return record
 
 
-# --- Classifiers as a workload: cross-entropy on labels, measured where their attention should be ---
+# --- Classifiers as a trainable: cross-entropy on labels, measured where their attention should be ---
 
 
 class Classification:
-    """The paper's classifier on a task with labels; see :class:`fasterqk.lab.training._steps.Workload`."""
+    """The paper's classifier on a task with labels; see :class:`fasterqk.lab.training._steps.Trainable`."""
 
-    def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
-        task = load_task(config.task, form=config.data.form, file=config.data.file, data_dir=data_dir)
+    def __init__(self, config: TrainConfig, task: ClassificationTask) -> None:
         if config.evaluation.protocol not in EVALUATIONS:
             known = ", ".join(EVALUATIONS)
             raise InputError(f"unknown evaluation {config.evaluation.protocol!r}; choose from {known}")
-        if config.data.checksum and config.data.checksum not in task.files.values():
-            raise InputError(
-                f"{config.data.file!r} is not the file this run was made for: its checksum differs"
-            )
         self.config = config
         self.task = task
         self.files = dict(task.files)
@@ -84,7 +78,7 @@ class Classification:
         train = _limited(task.splits["train"], config)
         splits = {**task.splits, "train": train}
         self.splits = {
-            name: pad_examples(examples, context=config.model.context, read=config.model.read, pad=task.pad)
+            name: pad_instances(examples, context=config.model.context, read=config.model.read, pad=task.pad)
             for name, examples in splits.items()
         }
         self.groups = task.splits["test"].groups
@@ -163,7 +157,7 @@ class Classification:
         return {"majority_accuracy": float(frequent.mean()), "groups": groups}
 
 
-def build_classifier(config: TrainConfig, task: Task, train: Examples) -> Classifier:
+def build_classifier(config: TrainConfig, task: ClassificationTask, train: LabelledInstances) -> Classifier:
     """The model of a run at its start: the same function for all arms of a seed."""
     sizes = ClassifierConfig(
         vocabulary_size=task.vocabulary_size,
@@ -184,7 +178,7 @@ def build_classifier(config: TrainConfig, task: Task, train: Examples) -> Classi
     return model
 
 
-def _limited(train: Examples, config: TrainConfig) -> Examples:
+def _limited(train: LabelledInstances, config: TrainConfig) -> LabelledInstances:
     """The first ``train_limit`` examples of a fixed shuffle, or all."""
     if config.data.train_limit is None or config.data.train_limit >= len(train):
         return train

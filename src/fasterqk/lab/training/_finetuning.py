@@ -1,4 +1,4 @@
-"""A pretrained Hugging Face encoder as a workload: fine-tuned as a classifier, measured as any model is.
+"""A pretrained Hugging Face encoder as a trainable: fine-tuned as a classifier, measured as any model is.
 
 Tasks are cut into BERT's word pieces, so the encoder must have that vocabulary. Its weights come from a
 folder, or from an installed package that carries them; nothing is downloaded.
@@ -17,9 +17,9 @@ from fasterqk.attention import Instance, measure
 from fasterqk.attention._huggingface import HuggingFaceClassifier
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
-from fasterqk.lab.tasks import Example, Examples, Task, load_task
+from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk.lab.tasks._data import checksum
-from fasterqk.lab.training._batches import PaddedExamples, generator, pad_examples, shuffled_batches
+from fasterqk.lab.training._batches import PaddedInstances, generator, pad_instances, shuffled_batches
 from fasterqk.lab.training._classification import flat
 from fasterqk.lab.training._config import TrainConfig
 
@@ -30,10 +30,9 @@ EVALUATION_BATCH = 64
 
 
 class FineTuning:
-    """A pretrained encoder on a task with labels; see :class:`fasterqk.lab.training._steps.Workload`."""
+    """A pretrained encoder on a task with labels; see :class:`fasterqk.lab.training._steps.Trainable`."""
 
-    def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
-        task = load_task(config.task, form=config.data.form, file=config.data.file, data_dir=data_dir)
+    def __init__(self, config: TrainConfig, task: ClassificationTask) -> None:
         folder = pretrained_folder(config.model.pretrained)
         _check_vocabulary(task, folder)
         self.config = config
@@ -46,7 +45,7 @@ class FineTuning:
             for name, split in examples.items()
         }
         self.splits = {
-            name: pad_examples(split, context=config.model.context, read="last", pad=task.pad)
+            name: pad_instances(split, context=config.model.context, read="last", pad=task.pad)
             for name, split in self.examples.items()
         }
         self.some = {
@@ -95,13 +94,13 @@ class FineTuning:
         results["test"] |= {"majority_accuracy": frequent, "groups": {}}
         return results
 
-    def _logits(self, split: PaddedExamples, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _logits(self, split: PaddedInstances, chosen: Tensor) -> tuple[Tensor, Tensor]:
         tokens, read, labels = split.batch(chosen)
         mask = (torch.arange(tokens.shape[1]) <= read[:, None]).long()
         return self.model(input_ids=tokens, attention_mask=mask).logits, labels
 
     @torch.no_grad()
-    def _fit(self, split: PaddedExamples) -> dict[str, float]:
+    def _fit(self, split: PaddedInstances) -> dict[str, float]:
         self.model.eval()
         loss, right = 0.0, 0
         for chosen in split.by_length(EVALUATION_BATCH):
@@ -150,7 +149,7 @@ def pretrained_folder(name: str) -> Path:
     return folder
 
 
-def _check_vocabulary(task: Task, folder: Path) -> None:
+def _check_vocabulary(task: ClassificationTask, folder: Path) -> None:
     if tuple(read_lines(folder / "vocab.txt")) != task.vocabulary:
         raise InputError(
             f"task {task.name!r} is cut into other tokens than {str(folder)!r} knows; fine-tuning takes"
@@ -158,7 +157,7 @@ def _check_vocabulary(task: Task, folder: Path) -> None:
         )
 
 
-def _load(folder: Path, task: Task, seed: int) -> Any:
+def _load(folder: Path, task: ClassificationTask, seed: int) -> Any:
     with needs_extra("hf"):
         from transformers import AutoModelForSequenceClassification
         from transformers.utils import logging
@@ -185,18 +184,18 @@ def _some(items: Any, count: int | None, purpose: str) -> np.ndarray:
     return torch.randperm(len(items), generator=generator(0, purpose))[:count].numpy()
 
 
-def _with_special_tokens(examples: Examples, special: list[int], context: int) -> Examples:
+def _with_special_tokens(examples: LabelledInstances, special: list[int], context: int) -> LabelledInstances:
     first, last = special
 
-    def framed(example: Example) -> Example:
+    def framed(example: LabelledInstance) -> LabelledInstance:
         tokens = example.tokens[: context - 2]
         relevance = None if example.relevance is None else np.pad(example.relevance[: len(tokens)], 1)
-        return Example(example.id, np.array([first, *tokens, last]), example.label, relevance)
+        return LabelledInstance(example.id, np.array([first, *tokens, last]), example.label, relevance)
 
-    return Examples.collect(framed(example) for example in examples)
+    return LabelledInstances.collect(framed(example) for example in examples)
 
 
-def _instance(example: Example) -> Instance:
+def _instance(example: LabelledInstance) -> Instance:
     inside = np.ones(len(example.tokens), dtype=bool)
     inside[[0, -1]] = False
     assert example.relevance is not None  # only rated ones are measured

@@ -1,6 +1,5 @@
-"""Answer generators as a workload: cross-entropy on the tokens of answers, measured on what is generated."""
+"""Answer generators as a trainable: cross-entropy on the tokens of answers, measured on what is generated."""
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor
 from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError
 from fasterqk.lab.models._generator import Dropout, GeneratorConfig, GPTAnswerGenerator, head_loss
-from fasterqk.lab.tasks._task import AnswerTask, Questions, load_answer_task
+from fasterqk.lab.tasks import AnswerTask, Questions
 from fasterqk.lab.training._answer_measure import measure_answers, measure_fit
 from fasterqk.lab.training._batches import (
     PackedQuestions,
@@ -28,10 +27,9 @@ FAITHFULNESS_SAMPLE = 32
 
 
 class Generation:
-    """The paper's answer generator on a task; see :class:`fasterqk.lab.training._steps.Workload`."""
+    """The paper's answer generator on a task; see :class:`fasterqk.lab.training._steps.Trainable`."""
 
-    def __init__(self, config: TrainConfig, data_dir: str | Path | None = None) -> None:
-        task = load_answer_task(config.task, form=config.data.form, data_dir=data_dir)
+    def __init__(self, config: TrainConfig, task: AnswerTask) -> None:
         if config.evaluation.protocol not in EVALUATIONS:
             known = ", ".join(EVALUATIONS)
             raise InputError(

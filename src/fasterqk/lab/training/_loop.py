@@ -11,8 +11,8 @@ from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk.lab.training import _checkpoint as checkpoint
 from fasterqk.lab.training._config import TrainConfig
-from fasterqk.lab.training._processes import Aside, Processes, one_thread, spare_core
-from fasterqk.lab.training._steps import Steps, Workload, build_optimizer, build_workload
+from fasterqk.lab.training._processes import ForkedCall, Processes, one_thread, spare_core
+from fasterqk.lab.training._steps import Steps, Trainable, build_optimizer, build_trainable
 
 # A run whose loss is this many times the one it started with has diverged, even while it is finite.
 DIVERGED = 100.0
@@ -89,9 +89,9 @@ def train(
     False
     """
     processes = Processes.current()
-    processes.told((None if folder is None else str(Path(folder).resolve()), config))
+    processes.broadcast((None if folder is None else str(Path(folder).resolve()), config))
     with one_thread():
-        return _Run(config, build_workload(config, data_dir), folder, progress, processes).to_the_end()
+        return _Run(config, build_trainable(config, data_dir), folder, progress, processes).to_the_end()
 
 
 def train_on_two_cores(
@@ -109,8 +109,8 @@ def train_on_two_cores(
     if processes.count > 1 or not spare_core():
         return train(config, folder=folder, progress=progress, data_dir=data_dir)
     with one_thread():
-        workload = build_workload(config, data_dir)
-        return _Run(config, workload, folder, progress, processes, aside=True).to_the_end()
+        trainable = build_trainable(config, data_dir)
+        return _Run(config, trainable, folder, progress, processes, aside=True).to_the_end()
 
 
 def follow(processes: Processes, data_dir: str | Path | None = None) -> None:
@@ -118,15 +118,15 @@ def follow(processes: Processes, data_dir: str | Path | None = None) -> None:
 
     What it reads from the folder of a run must be there for the others too: one machine, or a shared disk.
     """
-    while (run := processes.told()) is not None:
+    while (run := processes.broadcast()) is not None:
         folder, config = run
         with one_thread():
-            _Run(config, build_workload(config, data_dir), folder, None, processes).to_the_end()
+            _Run(config, build_trainable(config, data_dir), folder, None, processes).to_the_end()
 
 
 def dismiss(processes: Processes) -> None:
     """Let go of the processes that follow."""
-    processes.told(None)
+    processes.broadcast(None)
 
 
 class _Run:
@@ -135,18 +135,18 @@ class _Run:
     def __init__(
         self,
         config: TrainConfig,
-        workload: Workload,
+        trainable: Trainable,
         folder: str | Path | None,
         progress: Progress | None,
         processes: Processes,
         aside: bool = False,
     ) -> None:
         self.config = config
-        self.workload = workload
+        self.trainable = trainable
         self.folder = folder
         self.progress = progress
         self.processes = processes
-        self.steps = Steps(config, workload, processes)
+        self.steps = Steps(config, trainable, processes)
         self.history: list[dict[str, Any]] = []
         self.diverged = False
         points = config.optimisation.epochs * config.evaluation.evaluations_per_epoch
@@ -155,7 +155,7 @@ class _Run:
         self.running = self.running_then = 0.0
         # Whether to go on while a copy evaluates: not when each step depends on the last evaluation.
         self.aside = aside and config.evaluation.patience is None
-        self.pending: tuple[dict[str, Any], Aside] | None = None
+        self.pending: tuple[dict[str, Any], ForkedCall] | None = None
 
     def to_the_end(self) -> TrainResult:
         """Train from the checkpoint, or from the start, and measure what came out."""
@@ -203,11 +203,11 @@ class _Run:
         when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}
         self.running_then = self.running
         if self.aside and self.history and not self.diverged:
-            self.pending = when, Aside(self.workload.evaluate)
+            self.pending = when, ForkedCall(self.trainable.evaluate)
             return
         # The others wait for what the first one measures.
-        measured = self.workload.evaluate() if self.processes.first and not self.diverged else {}
-        self._record(when, self.processes.told(measured))
+        measured = self.trainable.evaluate() if self.processes.first and not self.diverged else {}
+        self._record(when, self.processes.broadcast(measured))
 
     def _finish_evaluation(self) -> None:
         """Wait for the copy that evaluates, if there is one."""
@@ -229,7 +229,7 @@ class _Run:
     def _result(self) -> TrainResult:
         measured: dict[str, Any] = {}
         if self.processes.first and not self.diverged:
-            measured = self.workload.results()
+            measured = self.trainable.results()
             measured["best"] = max(self.history, key=lambda record: record["validation_accuracy"])
         return TrainResult(
             task=self.config.task,
@@ -238,7 +238,7 @@ class _Run:
             diverged=self.diverged,
             steps=self.steps.done,
             loss=self.history[-1]["loss"],
-            data_checksums=self.workload.files,
+            data_checksums=self.trainable.files,
             history=self.history,
             **measured,
         )
@@ -253,7 +253,7 @@ class _Run:
         self._save_history()
         checkpoint.save(
             self.folder,
-            model=self.workload.model,
+            model=self.trainable.model,
             optimizer=self.steps.optimizer,
             scalars={
                 "step": self.steps.done,
@@ -276,7 +276,7 @@ class _Run:
             return
         saved = checkpoint.load(
             self.folder,
-            model=self.workload.model,
+            model=self.trainable.model,
             optimizer=self.steps.optimizer,
             generators={},
             config=self.config,
@@ -299,15 +299,15 @@ def _note(record: dict[str, Any]) -> str:
 # --- A run that was trained before, its weights read from its checkpoint ---
 
 
-def trained(config: TrainConfig, folder: Path) -> Workload:
-    """The workload of ``config`` with the weights that ``folder`` (of the store) holds.
+def load_trained(config: TrainConfig, folder: Path) -> Trainable:
+    """The trainable of ``config`` with the weights that ``folder`` (of the store) holds.
 
-    ``trained(config, Store("out").folder(config)).model`` is the model of a cell in a results folder.
+    ``load_trained(config, Store("out").folder(config)).model`` is the model of a cell in a results folder.
     """
-    workload = build_workload(config)
-    optimizer = build_optimizer(workload.model, config)
-    found = checkpoint.load(folder, model=workload.model, optimizer=optimizer, generators={}, config=config)
+    trainable = build_trainable(config)
+    optimizer = build_optimizer(trainable.model, config)
+    found = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, generators={}, config=config)
     if found is None:
         raise InputError(f"no checkpoint in {str(folder)!r}; train this cell first")
-    workload.model.eval()
-    return workload
+    trainable.model.eval()
+    return trainable

@@ -30,7 +30,7 @@ from fasterqk.attention import (
 from fasterqk.attention._measurement import RATIONALE_FROM
 from fasterqk.capture import capture
 from fasterqk.lab.models import Classifier
-from fasterqk.lab.training._batches import PaddedExamples, generator
+from fasterqk.lab.training._batches import PaddedInstances, generator
 
 # Larger ones leave the cache: square attention matrices of a deep model then take twice the time.
 EVALUATION_BATCH = 128
@@ -42,7 +42,7 @@ ONE_LAYER = Aggregation("last")
 DEEPER = Aggregation("rollout", residual=0.0)
 
 
-def measure_fit(model: Classifier, split: PaddedExamples) -> dict[str, float]:
+def measure_fit(model: Classifier, split: PaddedInstances) -> dict[str, float]:
     """``loss`` (mean cross-entropy, nats) and ``accuracy`` (0..1) in evaluation mode."""
     logits = all_logits(model, split)
     return {
@@ -52,7 +52,7 @@ def measure_fit(model: Classifier, split: PaddedExamples) -> dict[str, float]:
 
 
 @torch.no_grad()
-def all_logits(model: Classifier, split: PaddedExamples) -> Tensor:
+def all_logits(model: Classifier, split: PaddedInstances) -> Tensor:
     """Logits (example, class) of a whole split, in its own order."""
     model.eval()
     logits = torch.empty(len(split), model.config.classes)
@@ -89,7 +89,7 @@ def attention_by_layer(
 
 
 def measure_attention(
-    model: Classifier, split: PaddedExamples, percents: Sequence[int], *, quick: bool = False
+    model: Classifier, split: PaddedInstances, percents: Sequence[int], *, quick: bool = False
 ) -> dict[str, Any]:
     """Where the model looks and whether that is why it predicts, as plain JSON data.
 
@@ -119,7 +119,7 @@ def measure_attention(
 
 
 def measure_chance(
-    model: Classifier, split: PaddedExamples, percents: Sequence[int], seed: int
+    model: Classifier, split: PaddedInstances, percents: Sequence[int], seed: int
 ) -> dict[str, Any]:
     """Sufficiency, comprehensiveness and plausibility of tokens ranked by chance: their null."""
     parts = _readings(model, split)
@@ -163,11 +163,11 @@ class _Reading:
         return np.asarray(self.whole[np.arange(len(self.whole)), self.batch.label])
 
 
-def _readings(model: Classifier, split: PaddedExamples) -> list[_Reading]:
+def _readings(model: Classifier, split: PaddedInstances) -> list[_Reading]:
     return [_reading(model, split, chosen) for chosen in split.by_length(EVALUATION_BATCH)]
 
 
-def _reading(model: Classifier, split: PaddedExamples, chosen: Tensor) -> _Reading:
+def _reading(model: Classifier, split: PaddedInstances, chosen: Tensor) -> _Reading:
     tokens, read, labels = split.batch(chosen)
     logits, rows, null_rows, layers = attention_by_layer(model, tokens, read)
     relevance = split.relevance[chosen, : tokens.shape[1]]
@@ -225,7 +225,7 @@ def _ranking_scores(
     return scores | {"plausibility": plausibility(agreements)}
 
 
-def _predictor(model: Classifier, split: PaddedExamples) -> Predict:
+def _predictor(model: Classifier, split: PaddedInstances) -> Predict:
     """Class probabilities of texts, each read at its own position."""
 
     @torch.no_grad()

@@ -71,7 +71,7 @@ class Processes:
         dist.all_reduce(total)
         return float(total)
 
-    def told(self, value: Any = None) -> Any:
+    def broadcast(self, value: Any = None) -> Any:
         """What the first process says, to all of them."""
         if self.count == 1:
             return value
@@ -104,7 +104,7 @@ def spare_core() -> bool:
     return hasattr(os, "fork") and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
 
 
-class Aside:
+class ForkedCall:
     """Calls ``work`` in a forked copy of this process, as everything is at this moment.
 
     The copy shares memory until one of the two writes to it, so nothing is copied by hand, and what the
@@ -112,7 +112,7 @@ class Aside:
     cluster worker.
 
     >>> numbers = [1, 2]
-    >>> aside = Aside(lambda: sum(numbers))
+    >>> aside = ForkedCall(lambda: sum(numbers))
     >>> numbers.append(3)
     >>> aside.result()
     3

@@ -23,7 +23,7 @@ from fasterqk.attention import percent_count, relevant_mass, summarize
 from fasterqk.capture import capture
 from fasterqk.lab.models import Classifier
 from fasterqk.lab.models._classifier import Block
-from fasterqk.lab.training._batches import PaddedExamples
+from fasterqk.lab.training._batches import PaddedInstances
 from fasterqk.lab.training._measure import EVALUATION_BATCH, attention_rows
 
 PADDED_TO = 128
@@ -31,7 +31,7 @@ HATEXPLAIN_EDGES = (0.0, 0.33, 0.66, 1.1)
 THRESHOLD = 0.33
 
 
-def measure_released(model: Classifier, split: PaddedExamples, percents: Sequence[int]) -> dict[str, Any]:
+def measure_released(model: Classifier, split: PaddedInstances, percents: Sequence[int]) -> dict[str, Any]:
     """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; keys as in the `paper` way."""
     model.eval()
     parts = [
@@ -53,7 +53,7 @@ def measure_released(model: Classifier, split: PaddedExamples, percents: Sequenc
 
 
 def _measure_batch(
-    model: Classifier, split: PaddedExamples, chosen: Tensor, percents: Sequence[int]
+    model: Classifier, split: PaddedInstances, chosen: Tensor, percents: Sequence[int]
 ) -> dict[str, NDArray[np.float64]]:
     tokens = _widened(split.tokens[chosen], split.pad)
     relevance = _widened(split.relevance[chosen], 0)
@@ -106,7 +106,9 @@ MASS_FROM = PROBABILITY_FROM = 0.1
 CONFIDENT_FROM = 0.5
 
 
-def measure_released_sva(model: Classifier, split: PaddedExamples, percents: Sequence[int]) -> dict[str, Any]:
+def measure_released_sva(
+    model: Classifier, split: PaddedInstances, percents: Sequence[int]
+) -> dict[str, Any]:
     """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; keys as in the `paper` way."""
     model.eval()
     parts = [
@@ -131,7 +133,7 @@ def measure_released_sva(model: Classifier, split: PaddedExamples, percents: Seq
 
 
 def _measure_sva_batch(
-    model: Classifier, split: PaddedExamples, chosen: Tensor, percents: Sequence[int]
+    model: Classifier, split: PaddedInstances, chosen: Tensor, percents: Sequence[int]
 ) -> dict[str, NDArray[np.float64]]:
     # What lies to the right of the sentences is padding, which no row may look at: it can be left out.
     width = int(split.lengths[chosen].max())

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 
 from fasterqk.circuits import Circuits, Slice, find_circuits, make_optimizer
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks._task import ANSWER_TASKS
+from fasterqk.lab.tasks import AnswerTask, ClassificationTask, load_task
 from fasterqk.lab.training._config import TrainConfig
 from fasterqk.lab.training._processes import Processes
 
 
-class Workload(Protocol):
+class Trainable(Protocol):
     """A model with data to learn and to be measured on.
 
     A classifier and a generator differ here and nowhere else. Everything random comes from generators
@@ -51,19 +51,24 @@ class Workload(Protocol):
         """Everything measured at the end."""
 
 
-def build_workload(config: TrainConfig, data_dir: str | Path | None = None) -> Workload:
-    """The workload of a run."""
-    if config.task in ANSWER_TASKS:
+def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> Trainable:
+    """The model and the data of a training, both as they are at its start."""
+    data = config.data
+    task = load_task(config.task, form=data.form, file=data.file, data_dir=data_dir)
+    if data.checksum and data.checksum not in task.files.values():
+        raise InputError(f"{data.file!r} is not the file this run was made for: its checksum differs")
+    if isinstance(task, AnswerTask):
         from fasterqk.lab.training._generation import Generation
 
-        return Generation(config, data_dir)
+        return Generation(config, task)
+    assert isinstance(task, ClassificationTask)
     if config.model.pretrained:
         from fasterqk.lab.training._finetuning import FineTuning
 
-        return FineTuning(config, data_dir)
+        return FineTuning(config, task)
     from fasterqk.lab.training._classification import Classification
 
-    return Classification(config, data_dir)
+    return Classification(config, task)
 
 
 # --- The optimizer of a run: a stock one, its learning rates given by circuit ---
@@ -196,21 +201,21 @@ class Steps:
     def __init__(
         self,
         config: TrainConfig,
-        workload: Workload,
+        trainable: Trainable,
         processes: Processes = Processes(),  # noqa: B008 - frozen
     ) -> None:
         options = config.optimisation
         if options.stale_gradients and processes.count > 1:
             raise InputError("gradients that are never cleared cannot be added up over processes; use one")
         self.config, self.options = config, options
-        self.workload = workload
+        self.trainable = trainable
         self.processes = processes
-        self.optimizer = build_optimizer(workload.model, config)
+        self.optimizer = build_optimizer(trainable.model, config)
         # The last step of an epoch takes what is left, however few batches that are.
-        self.per_epoch = -(-len(workload.batches(0)) // options.accumulate)
+        self.per_epoch = -(-len(trainable.batches(0)) // options.accumulate)
         self.total = options.epochs * self.per_epoch
         self.done = 0
-        self._parameters = list(workload.model.parameters())
+        self._parameters = list(trainable.model.parameters())
         self._epoch = -1
         self._order: list[Tensor] = []
 
@@ -218,14 +223,14 @@ class Steps:
         """Take one step; returns the loss of its batch before it."""
         epoch, place = divmod(self.done, self.per_epoch)
         if epoch != self._epoch:
-            self._epoch, self._order = epoch, self.workload.batches(epoch)
+            self._epoch, self._order = epoch, self.trainable.batches(epoch)
         # Clears only what the optimizer knows; `stale_gradients` is about the rest.
         self.optimizer.zero_grad()
         count = self.options.accumulate
         parts = self._order[place * count : (place + 1) * count]
         loss = sum(self._backward(part, parts, self.done * count + n) for n, part in enumerate(parts))
         self.processes.sum_gradients(self._parameters)
-        self.workload.before_step()
+        self.trainable.before_step()
         if self.options.clip is not None:
             clip_gradients(self._parameters, self.options.clip)
         set_rates(self.optimizer, factor(self.config, self.done, self.total))
@@ -236,8 +241,8 @@ class Steps:
     def _backward(self, part: Tensor, parts: list[Tensor], number: int) -> float:
         """Add the gradient of one batch of a step, weighted so that all are as one large batch."""
         mine, share = self.processes.share(part)
-        whole = sum(self.workload.weight(each) for each in parts)
-        loss = (self.workload.weight(mine) / whole if share else 0.0) * self.workload.loss(mine, number)
+        whole = sum(self.trainable.weight(each) for each in parts)
+        loss = (self.trainable.weight(mine) / whole if share else 0.0) * self.trainable.loss(mine, number)
         loss.backward()
         return float(loss.item())
 
@@ -248,12 +253,12 @@ class Steps:
         known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         return {
             name: parameter.grad
-            for name, parameter in self.workload.model.named_parameters()
+            for name, parameter in self.trainable.model.named_parameters()
             if id(parameter) not in known and parameter.grad is not None
         }
 
     def restore_stale_gradients(self, gradients: dict[str, Any]) -> None:
         """Put back what :meth:`stale_gradients` returned."""
-        parameters = dict(self.workload.model.named_parameters())
+        parameters = dict(self.trainable.model.named_parameters())
         for name, gradient in gradients.items():
             parameters[name].grad = torch.clone(gradient)
