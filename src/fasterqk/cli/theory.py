@@ -30,8 +30,6 @@ def configure(parser: Parser) -> None:
     where = solve.add_mutually_exclusive_group(required=True)
     where.add_argument("--loss", type=positive_float, help="the state at this loss")
     where.add_argument("--time", type=positive_float, help="the state at this time (eta_OV = 1)")
-    solve.add_argument("--parameterization", default="CACO", metavar="NAME", help=_PARAMETERIZATION)
-    _add_setting(solve)
 
     ratio = _action(
         actions,
@@ -42,8 +40,9 @@ def configure(parser: Parser) -> None:
     )
     ratio.add_argument("--alpha", type=positive_float, required=True, help="attention on class positions")
     ratio.add_argument("--loss", type=positive_float, required=True, help="loss at which alpha is wanted")
-    ratio.add_argument("--parameterization", default="CACO", metavar="NAME", help=_PARAMETERIZATION)
-    _add_setting(ratio)
+    for one in (solve, ratio):
+        one.add_argument("--parameterization", default="CACO", metavar="NAME", help=_PARAMETERIZATION)
+        _add_setting(one)
 
     table = _action(
         actions,
