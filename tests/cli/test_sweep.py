@@ -148,11 +148,11 @@ def test_a_cell_takes_the_threads_of_its_processors(tmp_path: Path, monkeypatch:
     path.write_text(SPEC + "[resources]\ncpus = 3\n")
     asked: dict[str, Any] = {}
 
-    def run_cells(configs: Any, function: str, out: str, **options: Any) -> Outcome:
+    def run_sweep(configs: Any, function: str, out: str, **options: Any) -> Outcome:
         asked.update(options)
         return Outcome({}, [])
 
-    monkeypatch.setattr("fasterqk.lab.runs._sweep.run_cells", run_cells)
+    monkeypatch.setattr("fasterqk.lab.runs._sweep.run_sweep", run_sweep)
     main(["sweep", str(path), "--out", str(tmp_path), "--workers", "5", "--retries", "0"])
     assert (asked["threads"], asked["workers"], asked["retries"]) == (3, 5, 0)
     main(["sweep", str(path), "--out", str(tmp_path), "--threads", "2"])

@@ -13,7 +13,7 @@ from tests.crash.kills import kill_at_random_moments
 from tests.crash.sweeps import SweepUnderTest, run_undisturbed, unreadable, write_spec
 
 from fasterqk.lab.runs import Store
-from fasterqk.lab.runs._execute import JOURNAL_NAME, note
+from fasterqk.lab.runs._execute import JOURNAL_NAME, write_journal
 
 KILLS = 5
 CELLS = 4
@@ -68,8 +68,8 @@ def test_the_judge_is_not_blind(sweep: SweepUnderTest, tmp_path: Path) -> None:
     assert "is damaged" in damaged(lambda folder: (folder / "config.json").write_text("{"))[0]
     assert "differs from the undisturbed" in damaged(another_history)[0]
     assert "another result" in damaged(another_result)[0]
-    assert "started [1, 2]" in damaged(lambda folder: note(folder, "started", 2))[0]
-    assert "saved [1, 1]" in damaged(lambda folder: note(folder, "saved", 1))[0]
+    assert "started [1, 2]" in damaged(lambda folder: write_journal(folder, "started", 2))[0]
+    assert "saved [1, 1]" in damaged(lambda folder: write_journal(folder, "saved", 1))[0]
     assert "started []" in damaged(lambda folder: (folder / JOURNAL_NAME).unlink())[0]
     (next(Store(tmp_path / "out").cells()) / "checkpoint.safetensors").write_text("nonsense")
     assert "not a fasterqk checkpoint" in unreadable(tmp_path / "out")[0]

@@ -94,9 +94,9 @@ def _list(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs import Store
-    from fasterqk.lab.runs._table import describe
+    from fasterqk.lab.runs._table import cell_details
 
-    description = describe(Store(arguments.out).find(arguments.cell))
+    description = cell_details(Store(arguments.out).find(arguments.cell))
     if arguments.json:
         print_json(description)
         return 0

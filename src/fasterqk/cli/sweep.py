@@ -159,7 +159,7 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs import read_spec
-    from fasterqk.lab.runs._sweep import run_cells, take_shard
+    from fasterqk.lab.runs._sweep import run_sweep, take_shard
     from fasterqk.lab.runs._tensorboard import TensorBoard
 
     spec = read_spec(arguments.spec)
@@ -168,7 +168,7 @@ def run(arguments: argparse.Namespace) -> int:
     threads = arguments.threads or max(1, int(spec.resources.cpus))
     tracker = TensorBoard(arguments.out, cells) if arguments.tensorboard else None
     with live_table(cells) as watch:
-        outcome = run_cells(
+        outcome = run_sweep(
             {name: cell.config for name, cell in cells.items()},
             spec.function,
             arguments.out,

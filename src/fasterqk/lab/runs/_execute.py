@@ -26,7 +26,7 @@ class Progress(Protocol):
 
 
 @dataclass(frozen=True)
-class Task:
+class CellTask:
     """One cell to be done. ``function`` is ``"module:function"``, called as f(config, folder=, progress=)."""
 
     cell: str
@@ -71,7 +71,7 @@ class Backend(Protocol):
     def free(self) -> bool:
         """Whether one more task can be submitted."""
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: CellTask) -> None:
         """Hand over a task; what becomes of it is told through the events."""
 
     def wait(self, notify: Notify) -> None:
@@ -88,7 +88,7 @@ class Backend(Protocol):
 JOURNAL_NAME = "journal.jsonl"
 
 
-def note(folder: Path, event: str, attempt: int, **about: Any) -> None:
+def write_journal(folder: Path, event: str, attempt: int, **about: Any) -> None:
     """Append one line to the journal of the cell in ``folder``."""
     line = {
         "event": event,
@@ -138,7 +138,7 @@ NO_PLACE_TO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 Surround = Callable[[Path], AbstractContextManager[None]]
 
 
-def execute(task: Task, notify: Notify, surround: Surround = lambda folder: nullcontext()) -> None:
+def execute(task: CellTask, notify: Notify, surround: Surround = lambda folder: nullcontext()) -> None:
     """Do the cell of ``task``; the last event tells how it ended.
 
     The claim is held from before the first look at the result until after the last write, so a cell that
@@ -178,7 +178,7 @@ def one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def settle(task: Task, folder: Path) -> Event | None:
+def prepare(task: CellTask, folder: Path) -> Event | None:
     """Make the claimed ``folder`` ready for an attempt; returns the end of the task when none is needed."""
     clear_temporary(folder)
     if task.force:
@@ -191,16 +191,16 @@ def settle(task: Task, folder: Path) -> Event | None:
 
 
 def _attempt(
-    task: Task, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
+    task: CellTask, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
 ) -> Event:
-    if (settled := settle(task, folder)) is not None:
+    if (settled := prepare(task, folder)) is not None:
         return settled
     store = Store(task.out)
     store.begin(task.config)
     with suppress(FileNotFoundError):
         os.unlink(folder / "error.json")
     attempt = next_attempt(folder)
-    note(folder, "started", attempt)
+    write_journal(folder, "started", attempt)
     notify(Event("started", task.cell))
 
     def progress(done: float, total: float, note: str = "") -> None:
@@ -218,21 +218,21 @@ def _attempt(
         store.save(task.config, result, function=task.function, attempt=attempt, seconds=seconds)
     except (Exception, SystemExit) as error:
         line = one_line(error)
-        keep_error(folder, attempt, line, traceback.format_exc())
+        save_error(folder, attempt, line, traceback.format_exc())
         if isinstance(error, OSError) and error.errno in NO_PLACE_TO_WRITE:
             raise
         return Event("failed", task.cell, note=line)
     except BaseException:
         with suppress(OSError):
-            note(folder, "stopped", attempt)
+            write_journal(folder, "stopped", attempt)
         raise
     with suppress(OSError):  # the result is safe: a full disk must not make it a failure
-        note(folder, "saved", attempt, seconds=seconds)
+        write_journal(folder, "saved", attempt, seconds=seconds)
     return Event("saved", task.cell, seconds=seconds)
 
 
-def keep_error(folder: Path, attempt: int, line: str, details: str) -> None:
+def save_error(folder: Path, attempt: int, line: str, details: str) -> None:
     """Keep a failure beside the cell as ``error.json``, if there is still a place to write it."""
     with suppress(OSError):
-        note(folder, "failed", attempt, line=line)
+        write_journal(folder, "failed", attempt, line=line)
         write_sealed(folder / "error.json", {"cell": folder.name, "line": line, "traceback": details})

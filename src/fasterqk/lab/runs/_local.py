@@ -19,7 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from fasterqk.errors import InputError
-from fasterqk.lab.runs._execute import Event, Notify, Task, execute
+from fasterqk.lab.runs._execute import CellTask, Event, Notify, execute
 
 OUTPUT_NAME = "output.txt"
 SECONDS_BETWEEN_REPORTS = 0.1
@@ -35,17 +35,17 @@ def main(descriptor: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     connection = Connection(descriptor)
-    parcels: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, parcels), daemon=True).start()
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
     reporter = _Reporter(connection)
     try:
         # Only here, where it is caught: until now the signal ends the process without a word.
         signal.signal(signal.SIGTERM, _stop)
         connection.send(Event("ready", ""))
         while True:
-            parcel = parcels.get()
+            message = messages.get()
             try:
-                task = pickle.loads(parcel)
+                task = pickle.loads(message)
             except Exception as error:
                 reason = InputError(f"a worker cannot import the class of the configuration: {error}")
                 connection.send(Event("fatal", "", error=reason))
@@ -60,14 +60,14 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
     raise Stop
 
 
-def _receive(connection: Connection, parcels: "queue.SimpleQueue[bytes]") -> None:
+def _receive(connection: Connection, messages: "queue.SimpleQueue[bytes]") -> None:
     """Pass tasks on; end the process when the sweep is gone, even in the middle of a cell.
 
     That loses nothing: every file appears at once, and the cell goes on from its last checkpoint.
     """
     while True:
         try:
-            parcels.put(connection.recv_bytes())
+            messages.put(connection.recv_bytes())
         except (EOFError, OSError):
             os._exit(1)
 
@@ -129,12 +129,12 @@ class ThisProcess:
     """Does one cell after another right here; good for cells that take no time, and for debuggers."""
 
     def __init__(self) -> None:
-        self._task: Task | None = None
+        self._task: CellTask | None = None
 
     def free(self) -> bool:
         return self._task is None
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: CellTask) -> None:
         self._task = task
 
     def wait(self, notify: Notify) -> None:
@@ -153,13 +153,13 @@ class LocalWorkers:
         self._count = count
         self._threads = threads
         self._idle: list[_Worker] = []
-        self._busy: dict[Connection, tuple[_Worker, Task]] = {}
+        self._busy: dict[Connection, tuple[_Worker, CellTask]] = {}
         self._stillborn = 0
 
     def free(self) -> bool:
         return len(self._busy) < self._count
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: CellTask) -> None:
         worker = self._idle.pop() if self._idle else _Worker(self._threads)
         # When the worker is dead already, waiting for its events finds out.
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -198,7 +198,7 @@ class LocalWorkers:
             for worker in workers:
                 worker.end()
 
-    def _lost(self, worker: "_Worker", task: Task) -> Event:
+    def _lost(self, worker: "_Worker", task: CellTask) -> Event:
         reason = worker.end()
         self._stillborn += 0 if worker.ready else 1
         if self._stillborn >= _STILLBORN_LIMIT:

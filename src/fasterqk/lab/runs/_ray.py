@@ -22,8 +22,8 @@ from typing import Any
 
 from fasterqk import __version__
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.lab.runs._execute import Event, Notify, Task, next_attempt, note, one_line, settle
-from fasterqk.lab.runs._remote import Parcel, do_cell, pack, unpack
+from fasterqk.lab.runs._execute import CellTask, Event, Notify, next_attempt, one_line, prepare, write_journal
+from fasterqk.lab.runs._remote import FileChanges, do_cell, read_files, write_files
 from fasterqk.lab.runs._store import claim
 
 # Cells handed out beyond what the cluster has room for, so that nobody waits for us; they are claimed.
@@ -31,14 +31,14 @@ WAITING_THERE = 2
 _LOOK_AGAIN_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
 # A worker with so many parcels on their way to us waits before it sends more; its cell does not.
-_PARCELS_ON_THE_WAY = 8
+_MESSAGES_UNDER_WAY = 8
 
 
 @dataclass
 class _Cell:
     """A cell that was handed out: its task, its claim, and how far its attempt is booked."""
 
-    task: Task
+    task: CellTask
     folder: Path
     claim: ExitStack
     attempt: int
@@ -73,7 +73,7 @@ class RayCluster:
         self._joined = False
         self._remote: Any = None
         self._cells: dict[Any, _Cell] = {}
-        self._elsewhere: list[Task] = []
+        self._elsewhere: list[CellTask] = []
         self._events: deque[Event] = deque()
         self._room = 0
         self._room_known = -math.inf
@@ -82,7 +82,7 @@ class RayCluster:
         self._join()
         return len(self._cells) + len(self._elsewhere) + len(self._events) < self._limit()
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: CellTask) -> None:
         self._join()
         folder = Path(task.out) / "runs" / task.cell
         held = ExitStack()
@@ -94,14 +94,14 @@ class RayCluster:
                 self._events.append(Event("busy", task.cell))
             return
         with held:
-            if (settled := settle(task, folder)) is not None:
+            if (settled := prepare(task, folder)) is not None:
                 self._events.append(settled)
                 return
             generator = self._remote.remote(
                 task.cell,
                 pickle.dumps(task.config),
                 task.function,
-                pack(folder),
+                read_files(folder),
                 self._threads,
                 __version__,
                 list(map(str, sys.path)),
@@ -135,7 +135,7 @@ class RayCluster:
             for generator, cell in self._cells.items():
                 with suppress(OSError):
                     if cell.started:
-                        note(cell.folder, "stopped", cell.attempt)
+                        write_journal(cell.folder, "stopped", cell.attempt)
                 with suppress(Exception):  # it may have ended by itself; the interrupt must get through
                     self._ray.cancel(generator, force=True)
         finally:
@@ -150,20 +150,20 @@ class RayCluster:
         return self._ray.wait(generators, num_returns=len(generators), timeout=0)[0] if generators else []
 
     def _receive(self, generator: Any) -> list[Event]:
-        """Take the next parcel of a cell, put its files into the store, and book what it says."""
+        """Take the next changes of a cell, put its files into the store, and book what it says."""
         cell = self._cells[generator]
         events: list[Event]
-        parcel: Parcel
+        changes: FileChanges
         try:
-            host, events, parcel = self._ray.get(next(generator))
+            host, events, changes = self._ray.get(next(generator))
         except StopIteration:
-            host, events, parcel = "", [Event("lost", cell.task.cell, note="its worker ended early")], {}
+            host, events, changes = "", [Event("lost", cell.task.cell, note="its worker ended early")], {}
         except self._ray.exceptions.RayError as error:
-            host, events, parcel = "", [self._lost(cell.task, error)], {}
+            host, events, changes = "", [self._lost(cell.task, error)], {}
         if not cell.started and any(event.kind == "started" for event in events):
             cell.started = True
-            note(cell.folder, "started", cell.attempt, worker=host)
-        unpack(cell.folder, parcel)
+            write_journal(cell.folder, "started", cell.attempt, worker=host)
+        write_files(cell.folder, changes)
         if events and events[-1].last:
             events[-1] = self._book(cell, events[-1], host)
             del self._cells[generator]
@@ -174,16 +174,16 @@ class RayCluster:
         """The end of an attempt in the journal of its cell; returns the event as the sweep shall see it."""
         if event.kind == "saved":
             with suppress(OSError):  # the result is safe
-                note(cell.folder, "saved", cell.attempt, seconds=event.seconds)
+                write_journal(cell.folder, "saved", cell.attempt, seconds=event.seconds)
         elif event.kind == "failed" and cell.started:
             with suppress(OSError):
-                note(cell.folder, "failed", cell.attempt, line=event.note)
+                write_journal(cell.folder, "failed", cell.attempt, line=event.note)
         elif event.kind == "fatal" and isinstance(event.error, OSError):
             # The disk of that machine is full or gone; others may have room.
             return Event("lost", cell.task.cell, note=f"on {host}: {one_line(event.error)}")
         return event
 
-    def _lost(self, task: Task, error: Any) -> Event:
+    def _lost(self, task: CellTask, error: Any) -> Event:
         cause: Any = getattr(error, "cause", None) or error
         if isinstance(cause, OSError):
             return Event("lost", task.cell, note=one_line(cause))
@@ -237,7 +237,7 @@ class RayCluster:
             "num_cpus": self._needs["CPU"],
             "num_gpus": self._needs["GPU"],
             "max_retries": 0,
-            "_generator_backpressure_num_objects": _PARCELS_ON_THE_WAY,
+            "_generator_backpressure_num_objects": _MESSAGES_UNDER_WAY,
         }
         self._remote = ray.remote(**options)(do_cell)
 

@@ -20,13 +20,13 @@ from typing import Any
 from fasterqk import __version__
 from fasterqk.errors import InputError
 from fasterqk.files import write_bytes
-from fasterqk.lab.runs._execute import JOURNAL_NAME, Event, Task
+from fasterqk.lab.runs._execute import JOURNAL_NAME, CellTask, Event
 from fasterqk.lab.runs._local import OUTPUT_NAME, LocalWorkers
 from fasterqk.lab.runs._store import LOCK_NAME, Store, claim, clear, read_result
 from fasterqk.lab.runs._table import summarize
 
 # Contents by the name of the file, in the order in which they were written; None for one that is gone.
-Parcel = Mapping[str, bytes | None]
+FileChanges = Mapping[str, bytes | None]
 # What tells that a file was written again.
 _Stamp = tuple[int, int, int]
 
@@ -34,14 +34,14 @@ _Stamp = tuple[int, int, int]
 _TRIES = 5
 
 
-def pack(folder: Path) -> dict[str, bytes | None]:
+def read_files(folder: Path) -> dict[str, bytes | None]:
     """Every file of a cell's ``folder`` that nobody is writing to now, its lock excepted."""
     return {name: (folder / name).read_bytes() for name in _stamps(folder)}
 
 
-def unpack(folder: Path, parcel: Parcel) -> None:
-    """Put the files of ``parcel`` down in ``folder``, each at once and in the order they were written."""
-    for name, content in parcel.items():
+def write_files(folder: Path, changes: FileChanges) -> None:
+    """Put the files of ``changes`` down in ``folder``, each at once and in the order they were written."""
+    for name, content in changes.items():
         if content is not None:
             write_bytes(folder / name, content)
         else:
@@ -49,7 +49,7 @@ def unpack(folder: Path, parcel: Parcel) -> None:
                 os.unlink(folder / name)
 
 
-class Watch:
+class FolderWatch:
     """Looks at a cell's ``folder`` and tells what changed since the last look.
 
     The journal is not looked at: it belongs to whoever owns the store.
@@ -114,9 +114,9 @@ def _but_output(stamps: Mapping[str, _Stamp]) -> dict[str, _Stamp]:
 
 # --- One cell on a machine of a Ray cluster: done by a local worker, reported as it goes ---
 
-SECONDS_BETWEEN_PARCELS = 0.5
+SECONDS_BETWEEN_CHANGES = 0.5
 # Packing may take one part of the time in so many: large checkpoints travel less often.
-_SHARE_FOR_PACKING = 10
+_SHARE_FOR_READING = 10
 
 # A worker without work, kept for the next cell: torch is imported once.
 _idle: dict[int, LocalWorkers] = {}
@@ -126,11 +126,11 @@ def do_cell(
     cell: str,
     config: bytes,
     function: str,
-    files: Parcel,
+    files: FileChanges,
     threads: int,
     version: str,
     paths: list[str],
-) -> Iterator[tuple[str, list[Event], Parcel]]:
+) -> Iterator[tuple[str, list[Event], FileChanges]]:
     """Do a cell whose folder holds ``files``; yields this machine's name, events and changed files.
 
     ``config`` is pickled: only the process that does the cell imports its class. ``paths`` are where the
@@ -145,13 +145,13 @@ def do_cell(
     with _scratch() as out, _worker(threads) as worker:
         folder = out / "runs" / cell
         folder.mkdir(parents=True)
-        unpack(folder, files)
-        watch = Watch(folder)
-        worker.submit(Task(cell, _Pickled(config), function, str(out)))
+        write_files(folder, files)
+        watch = FolderWatch(folder)
+        worker.submit(CellTask(cell, _Pickled(config), function, str(out)))
         events: list[Event] = []
         ended, due = False, 0.0
         while not ended:
-            worker.wait(events.append, SECONDS_BETWEEN_PARCELS)
+            worker.wait(events.append, SECONDS_BETWEEN_CHANGES)
             ended = bool(events) and events[-1].last
             begin = time.monotonic()
             if not ended and begin < due:
@@ -160,8 +160,8 @@ def do_cell(
             if events or changed:
                 yield host, _newest(events), changed
             events = []
-            pause = _SHARE_FOR_PACKING * (time.monotonic() - begin)
-            due = time.monotonic() + max(SECONDS_BETWEEN_PARCELS, pause)
+            pause = _SHARE_FOR_READING * (time.monotonic() - begin)
+            due = time.monotonic() + max(SECONDS_BETWEEN_CHANGES, pause)
 
 
 def _newest(events: list[Event]) -> list[Event]:
@@ -238,5 +238,5 @@ def _copy(store: Store, other: Store, cell: str) -> str:
     except InputError:
         pass  # a damaged result is no result: the whole one takes its place
     clear(target)
-    unpack(target, pack(other.root / cell))
+    write_files(target, read_files(other.root / cell))
     return "collected"

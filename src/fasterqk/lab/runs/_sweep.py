@@ -9,7 +9,7 @@ from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash
-from fasterqk.lab.runs._execute import Backend, Event, Progress, Task, keep_error, next_attempt
+from fasterqk.lab.runs._execute import Backend, CellTask, Event, Progress, next_attempt, save_error
 from fasterqk.lab.runs._local import LocalWorkers, ThisProcess
 from fasterqk.lab.runs._store import Store, claim, has_result
 
@@ -98,7 +98,7 @@ def sweep(
         sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")  # [{'loss': 0.11}, ...]
     """
     cells = [(content_hash(config), config) for config in take_shard(list(configs), shard)]
-    outcome = run_cells(
+    outcome = run_sweep(
         dict(cells),
         function,
         out,
@@ -115,7 +115,7 @@ def sweep(
     return [outcome.results[cell] for cell, _ in cells]
 
 
-def run_cells(
+def run_sweep(
     configs: Mapping[str, Any],
     function: str,
     out: str | os.PathLike[str],
@@ -129,7 +129,7 @@ def run_cells(
     backend: Backend | None = None,
 ) -> Outcome:
     """What :func:`sweep` does, for configurations under the names of their cells; failures are returned."""
-    job = _Job(configs, function, Store(out), force, retries, progress, observe)
+    job = _RunningSweep(configs, function, Store(out), force, retries, progress, observe)
     if job.pending:
         with closing(backend or _default_backend(workers, threads, len(job.pending))) as using:
             job.run(using)
@@ -150,7 +150,7 @@ def _default_backend(workers: int, threads: int, tasks: int) -> Backend:
     return LocalWorkers(min(workers, tasks), threads) if workers else ThisProcess()
 
 
-class _Job:
+class _RunningSweep:
     """One sweep while it runs: what is pending, what others have, what came out."""
 
     def __init__(
@@ -166,17 +166,17 @@ class _Job:
         self.configs = configs
         self.results = Results(store, configs)
         self.failures: list[Failure] = []
-        self.pending: deque[Task] = deque()
+        self.pending: deque[CellTask] = deque()
         self._store = store
-        self._elsewhere: deque[Task] = deque()
-        self._running: dict[str, Task] = {}
+        self._elsewhere: deque[CellTask] = deque()
+        self._running: dict[str, CellTask] = {}
         self._shares: dict[str, float] = {}
         self._lives = dict.fromkeys(configs, retries)
         self._progress = progress
         self._observe = observe
         for cell, config in configs.items():
             if force or not self._collect(cell, "skipped"):
-                self.pending.append(Task(cell, config, function, str(store.out), force))
+                self.pending.append(CellTask(cell, config, function, str(store.out), force))
         self._report()
 
     def run(self, backend: Backend) -> None:
@@ -200,7 +200,7 @@ class _Job:
             self._observe(event)
         self._report(event.note)
 
-    def _ended(self, task: Task, event: Event) -> Event:
+    def _ended(self, task: CellTask, event: Event) -> Event:
         """Book the end of an attempt; returns the event as the observer shall see it."""
         if event.kind in ("saved", "found"):
             if not self._collect(event.cell):
@@ -237,7 +237,7 @@ class _Job:
         folder = self._store.root / event.cell
         with claim(folder) as claimed:
             if claimed:
-                keep_error(folder, next_attempt(folder) - 1, event.note, event.note)
+                save_error(folder, next_attempt(folder) - 1, event.note, event.note)
 
     def _report(self, note: str = "") -> None:
         if self._progress is not None:

@@ -194,7 +194,7 @@ def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 # --- Everything the store knows about one cell ---
 
 
-def describe(folder: Path) -> dict[str, Any]:
+def cell_details(folder: Path) -> dict[str, Any]:
     """Configuration, result, environment, error, journal and files of the cell in ``folder``.
 
     Parts that are missing or damaged are None; ``damaged`` says in one line each what is wrong.

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from fasterqk.lab.runs._execute import JOURNAL_NAME, next_attempt, note, read_journal
+from fasterqk.lab.runs._execute import JOURNAL_NAME, next_attempt, read_journal, write_journal
 
 
 def test_attempts_are_counted(tmp_path: Path) -> None:
     assert next_attempt(tmp_path) == 1
-    note(tmp_path, "started", 1)
+    write_journal(tmp_path, "started", 1)
     assert next_attempt(tmp_path) == 2
-    note(tmp_path, "saved", 1, seconds=0.5)
+    write_journal(tmp_path, "saved", 1, seconds=0.5)
     assert [(line["event"], line["attempt"]) for line in read_journal(tmp_path)] == [
         ("started", 1),
         ("saved", 1),
@@ -23,10 +23,10 @@ def test_attempts_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", range(1, 40, 6))
 def test_a_line_cut_short(tmp_path: Path, cut: int) -> None:
     path = tmp_path / JOURNAL_NAME
-    note(tmp_path, "started", 1)
+    write_journal(tmp_path, "started", 1)
     whole = path.read_bytes()
     path.write_bytes(whole + whole[:cut])
-    note(tmp_path, "started", 2)
+    write_journal(tmp_path, "started", 2)
     assert [line["attempt"] for line in read_journal(tmp_path)] == [1, 2]
 
 

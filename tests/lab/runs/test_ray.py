@@ -45,7 +45,7 @@ class PlayedRay(ModuleType):
         self.processors: list[float] = [2]
         self.calls: list[str] = []
         self.options: dict[str, Any] = {}
-        # Errors that come instead of the next parcels, first come first served.
+        # Errors that come instead of the next messages, first come first served.
         self.trouble: list[RayError] = []
 
     def is_initialized(self) -> bool:
@@ -71,10 +71,10 @@ class PlayedRay(ModuleType):
     def wait(self, generators: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
         return generators[:num_returns], generators[num_returns:]
 
-    def get(self, parcel: Any) -> Any:
+    def get(self, message: Any) -> Any:
         if self.trouble:
             raise self.trouble.pop(0)
-        return parcel
+        return message
 
 
 @pytest.fixture

@@ -1,0 +1,311 @@
+"""Files: atomic writes, canonical JSON and hashes of configurations, CSV."""
+
+import csv
+import dataclasses
+import enum
+import errno
+import io
+import json
+import math
+import os
+import resource
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fasterqk.errors import InputError
+from fasterqk.files import (
+    canonical_json,
+    config_defaults,
+    config_fields,
+    content_hash,
+    csv_text,
+    plain,
+    write_bytes,
+    write_csv,
+    write_folder,
+    write_text,
+)
+
+
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """Writes beyond ``limit`` bytes fail, as they would on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@settings(max_examples=30, deadline=None)
+@given(old=st.binary(max_size=200), new=st.binary(max_size=200))
+def test_the_last_write_is_what_is_read(
+    tmp_path_factory: pytest.TempPathFactory, old: bytes, new: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("atomic") / "file"
+    assert write_bytes(path, old) == path
+    write_bytes(path, new)
+    assert path.read_bytes() == new
+    assert list(path.parent.iterdir()) == [path]
+
+
+@settings(max_examples=30, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_text_is_utf8_and_keeps_its_newlines(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = write_text(tmp_path_factory.mktemp("text") / "file", text)
+    assert path.read_bytes().decode("utf-8") == text
+
+
+def test_parent_folders_are_made(tmp_path: Path) -> None:
+    assert write_text(tmp_path / "a" / "b" / "c.txt", "hello").read_text() == "hello"
+
+
+def test_a_write_that_does_not_fit_keeps_the_old_file_and_names_it(tmp_path: Path) -> None:
+    path = write_bytes(tmp_path / "file", b"old")
+    with file_size_limit(100), pytest.raises(OSError, match="File too large") as caught:
+        write_bytes(path, b"x" * 1000)
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failure_at_any_step_keeps_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = write_bytes(tmp_path / "file", b"old")
+
+    def fail(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, step, fail)
+        with pytest.raises(OSError, match="No space left") as caught:
+            write_bytes(path, b"new")
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_interrupt_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_bytes(tmp_path / "file", b"old")
+
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            write_bytes(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_reader_never_sees_a_mixture(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    texts = ["a" * 5000, "b" * 5000]
+    write_text(path, texts[0])
+    seen: list[str] = []
+    finished = threading.Event()
+
+    def read() -> None:
+        while not finished.is_set():
+            seen.append(path.read_text())
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    for index in range(100):
+        write_text(path, texts[index % 2])
+    finished.set()
+    reader.join()
+    assert set(seen) <= set(texts)
+
+
+def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "folder"
+    with write_folder(target) as folder:
+        (folder / "inner").mkdir()
+        (folder / "inner" / "a.txt").write_text("hello")
+        assert not target.exists()
+    assert (target / "inner" / "a.txt").read_text() == "hello"
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_a_folder_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="half-way"), write_folder(tmp_path / "folder") as folder:
+        (folder / "a.txt").write_text("hello")
+        raise RuntimeError("half-way")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(FileExistsError, match="folder"), write_folder(tmp_path / "folder"):
+        pass
+
+
+scalars = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    width: int = 64
+    names: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    task: str
+    seed: int = 0
+    lr: float = 0.1
+    clip: float | None = 1.0
+    inner: Inner = Inner()
+    layers: tuple[int, ...] = dataclasses.field(default_factory=lambda: (1, 2))
+
+
+configs = st.builds(
+    Config,
+    task=st.text(max_size=3),
+    seed=st.integers(0, 3),
+    lr=st.sampled_from([0.1, 0.2, -0.0, 0.0]),
+    clip=st.none() | st.sampled_from([1.0, 2.0]),
+    inner=st.builds(Inner, width=st.sampled_from([64, 32])),
+    layers=st.sampled_from([(1, 2), (), (1,)]),
+)
+
+
+@given(values)
+def test_plain_data_survives_the_text(value: Any) -> None:
+    assert json.loads(canonical_json(value)) == value
+
+
+@given(values)
+def test_the_text_is_canonical(value: Any) -> None:
+    text = canonical_json(value)
+    assert text.isascii()
+    assert canonical_json(json.loads(text)) == text
+
+
+@given(st.dictionaries(st.text(), scalars, max_size=6), st.randoms())
+def test_the_order_of_keys_does_not_matter(value: dict[str, Any], random: Any) -> None:
+    items = list(value.items())
+    random.shuffle(items)
+    assert canonical_json(dict(items)) == canonical_json(value)
+
+
+def test_plain_takes_what_configurations_and_results_hold() -> None:
+    class Colour(enum.Enum):
+        RED = "red"
+
+    assert plain({1: (np.float64(0.5), np.arange(2), Colour.RED, Path("a/b"), {2, 1}, math.inf)}) == {
+        "1": [0.5, [0, 1], "red", "a/b", [1, 2], None]
+    }
+    assert plain(Inner()) == {"width": 64, "names": []}
+    with pytest.raises(TypeError, match="object"):
+        plain(object())
+
+
+@given(configs, configs)
+def test_hashes_are_equal_exactly_when_configurations_are(one: Config, other: Config) -> None:
+    same = canonical_json(one) == canonical_json(other)
+    assert (content_hash(one) == content_hash(other)) is same
+
+
+@given(configs)
+def test_only_what_differs_from_the_defaults_is_hashed(config: Config) -> None:
+    fields = config_fields(config)
+    assert "task" in fields
+    rebuilt = dict(fields)
+    if "inner" in rebuilt:
+        rebuilt["inner"] = Inner(**rebuilt["inner"])
+    if "layers" in rebuilt:
+        rebuilt["layers"] = tuple(rebuilt["layers"])
+    assert Config(**rebuilt) == config
+
+
+@given(configs)
+def test_a_new_field_with_a_default_keeps_old_hashes(config: Config) -> None:
+    newer = dataclasses.make_dataclass("Config", [("added", int, 7)], bases=(Config,), frozen=True)
+    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    assert content_hash(newer(**fields)) == content_hash(config)
+    assert content_hash(newer(**fields, added=8)) != content_hash(config)
+
+
+def test_defaults_are_plain_data() -> None:
+    assert config_defaults(Config) == {
+        "seed": 0,
+        "lr": 0.1,
+        "clip": 1.0,
+        "inner": {"width": 64, "names": []},
+        "layers": [1, 2],
+    }
+
+
+def test_another_class_is_another_configuration() -> None:
+    one, other = (
+        dataclasses.make_dataclass(name, [("seed", int, 0)], frozen=True) for name in ("One", "Other")
+    )
+    assert content_hash(one()) != content_hash(other())
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_what_json_cannot_say_is_no_configuration(value: float) -> None:
+    with pytest.raises(InputError, match="lr = "):
+        content_hash(Config("a", lr=value))
+    with pytest.raises(InputError, match="layers = "):
+        content_hash(Config("a", layers=(1, value)))  # type: ignore[arg-type]
+
+
+def test_parts_of_another_class_are_another_configuration() -> None:
+    part = [("width", int, 64)]
+    one, other = (dataclasses.make_dataclass(name, part, frozen=True) for name in ("One", "Other"))
+    hashes = {
+        content_hash(Config("a", inner=inner)) for inner in (one(), other(), one(8), other(8), Inner(8))
+    }
+    assert len(hashes) == 5
+
+
+@pytest.mark.parametrize("value", [Config, {"seed": 1}, 3])
+def test_only_dataclass_instances_are_configurations(value: Any) -> None:
+    with pytest.raises(TypeError, match="dataclass instance"):
+        content_hash(value)
+
+
+names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.dictionaries(names, numbers, min_size=1, max_size=4), min_size=1, max_size=5))
+def test_floats_come_back_exactly(rows: list[dict[str, float]]) -> None:
+    back = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    assert [{name: float(value) for name, value in row.items() if value} for row in back] == rows
+
+
+@given(st.lists(st.dictionaries(names, names, min_size=1, max_size=4), min_size=1, max_size=5))
+def test_columns_are_in_order_of_first_appearance(rows: list[dict[str, str]]) -> None:
+    header = next(csv.reader(io.StringIO(csv_text(rows))))
+    assert header == list(dict.fromkeys(name for row in rows for name in row))
+
+
+def test_missing_and_numpy_values(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"a": None, "b": np.float64(0.1)}, {"b": np.int64(3)}]
+    path = write_csv(tmp_path / "table.csv", rows)
+    assert path.read_text() == "a,b\n,0.1\n,3\n"
+    assert csv_text([]) == "\n"
