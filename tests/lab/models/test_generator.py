@@ -3,11 +3,18 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import gelu
+from torch.nn.functional import cross_entropy, gelu, linear
 
 from fasterqk.capture import capture
 from fasterqk.circuits import find_circuits
-from fasterqk.lab.models._generator import Cache, Dropout, GeneratorConfig, GPTAnswerGenerator, waves
+from fasterqk.lab.models._generator import (
+    Cache,
+    Dropout,
+    GeneratorConfig,
+    GPTAnswerGenerator,
+    head_loss,
+    waves,
+)
 
 SMALL = GeneratorConfig(
     vocabulary_size=23, layers=3, width=12, heads=2, head_width=6, mlp_width=20, context=16
@@ -161,3 +168,61 @@ def test_weights_start_as_the_paper_says_and_from_their_generator_alone():
     assert torch.equal(
         GPTAnswerGenerator(config, torch.Generator().manual_seed(0), vectors).embedding.weight, vectors
     )
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.2, 0.5, 0.9])
+def test_as_many_are_dropped_as_asked_and_the_mean_stays(rate):
+    dropped = Dropout(rate, generator())(torch.ones(400_000))
+    share = (dropped == 0).double().mean().item()
+    five_deviations = 5 * (rate * (1 - rate) / 400_000) ** 0.5
+    assert share == pytest.approx(rate, abs=five_deviations)
+    kept = dropped[dropped != 0]
+    assert kept.unique().numel() == 1
+    assert kept[0].item() == pytest.approx(1 / (1 - rate), rel=1e-4)
+
+
+def test_neighbours_are_dropped_independently():
+    kept = Dropout(0.5, generator(1))(torch.ones(400_000)).reshape(-1, 4) != 0
+    together = torch.corrcoef(kept.double().T)
+    assert (together - torch.eye(4)).abs().max() < 0.02
+
+
+def test_the_generator_decides_and_gradients_go_through_what_is_kept():
+    values = torch.randn(3, 5, 7, requires_grad=True)
+    first, again, other = (Dropout(0.3, generator(seed))(values) for seed in (2, 2, 3))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    (gradient,) = torch.autograd.grad(first.sum(), values)
+    assert torch.equal(gradient == 0, first == 0)
+
+
+def drawn(seed=0, rows=7, width=5, tokens=11):
+    draw = torch.Generator().manual_seed(seed)
+    shapes = ((rows, width), (tokens, width), (tokens,))
+    tensors = [torch.randn(shape, generator=draw, dtype=torch.float64) for shape in shapes]
+    return [each.requires_grad_() for each in tensors], torch.randint(0, tokens, (rows,), generator=draw)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("size", [1.0, 30.0])
+def test_loss_and_gradients_are_those_of_cross_entropy(smoothing, size):
+    (rows, weight, bias), labels = drawn()
+    plain = 3 * cross_entropy(linear(size * rows, weight, bias), labels, label_smoothing=smoothing)
+    ours = 3 * head_loss(size * rows, weight, bias, labels, smoothing)
+    assert ours.item() == pytest.approx(plain.item(), abs=1e-10)
+    for own, theirs in zip(
+        *(torch.autograd.grad(loss, (rows, weight, bias)) for loss in (ours, plain)), strict=True
+    ):
+        torch.testing.assert_close(own, theirs, atol=1e-12, rtol=1e-10)
+
+
+def test_without_gradients_it_is_the_loss_alone():
+    (rows, weight, bias), labels = drawn(1)
+    with torch.no_grad():
+        assert head_loss(rows, weight, bias, labels).item() == pytest.approx(
+            cross_entropy(linear(rows, weight, bias), labels).item()
+        )

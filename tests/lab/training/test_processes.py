@@ -1,6 +1,7 @@
 """`fasterqk train` in two real processes gives the numbers of one."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -9,7 +10,7 @@ import torch
 
 from fasterqk.errors import InputError
 from fasterqk.lab.training import TrainConfig
-from fasterqk.lab.training._processes import Processes
+from fasterqk.lab.training._processes import ForkedCall, Processes, one_thread
 from fasterqk.lab.training._steps import Steps
 
 
@@ -25,7 +26,7 @@ def data(tmp_path):
     return path
 
 
-def load_trained(data, processes, *options):
+def train_in_processes(data, processes, *options):
     launch = [sys.executable, "-m"]
     if processes > 1:
         launch += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
@@ -40,14 +41,15 @@ def load_trained(data, processes, *options):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one_and_share_its_store(data, tmp_path):
-    alone = load_trained(data, 1)
-    both = load_trained(data, 2, "--out", str(tmp_path / "out"))
+    alone = train_in_processes(data, 1)
+    both = train_in_processes(data, 2, "--out", str(tmp_path / "out"))
     assert both["steps"] == alone["steps"]
     for one, other in zip(alone["history"], both["history"], strict=True):
         for name, value in one.items():
             assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
-    again = load_trained(data, 2, "--out", str(tmp_path / "out"))  # nobody waits for a run that is done
+    again = train_in_processes(data, 2, "--out", str(tmp_path / "out"))  # nobody waits for a run that is done
     assert again["history"] == both["history"]
 
 
@@ -65,3 +67,34 @@ def test_gradients_that_are_never_cleared_need_one_process():
     config = TrainConfig("agreement", frozen=("*.mlp.*",), stale_gradients=True)
     with pytest.raises(InputError, match="never cleared"):
         Steps(config, None, Processes(0, 2))
+
+
+def test_the_copy_sees_what_was_and_the_process_goes_on():
+    numbers = [1, 2]
+    aside = ForkedCall(lambda: (sum(numbers), os.getpid()))
+    numbers.append(3)
+    total, process = aside.result()
+    assert total == 3
+    assert process != os.getpid()
+
+
+def test_what_the_copy_raises_is_raised_here():
+    def fail():
+        raise InputError("no such split")
+
+    with pytest.raises(InputError, match="no such split"):
+        ForkedCall(fail).result()
+
+
+def test_a_copy_that_dies_is_told():
+    with pytest.raises(RuntimeError, match="exit code 7"):
+        ForkedCall(lambda: os._exit(7)).result()
+
+
+def test_one_thread_inside_and_as_before_after():
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match="stopped"), one_thread():
+        inside = torch.get_num_threads()
+        raise ValueError("stopped")
+    assert inside == 1
+    assert torch.get_num_threads() == before

@@ -1,4 +1,4 @@
-"""BERT's word pieces: words to token ids, each piece with the word it came from."""
+"""Tokenizers of BERT and GPT-2, and GloVe's word vectors, from files in the data folder."""
 
 import re
 import zlib
@@ -18,7 +18,10 @@ from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json, read_lines
 from fasterqk.lab.tasks._data import find_files, require_files
 
-VOCABULARY_FILES = [["tokenizers/bert-base-uncased/vocab.txt"]]
+# --- BERT's word pieces: words to token ids, each with the word it came from ---
+
+
+WORD_PIECES_FILES = [["tokenizers/bert-base-uncased/vocab.txt"]]
 WORD_PIECES_DOWNLOAD = (
     "download vocab.txt of bert-base-uncased (https://huggingface.co/google-bert/bert-base-uncased)"
     " to tokenizers/bert-base-uncased/vocab.txt there"
@@ -47,7 +50,7 @@ class WordPieces:
     @classmethod
     def find(cls, folder: Path) -> "WordPieces":
         """The word pieces whose vocabulary file is in the data folder."""
-        (path,) = require_files(folder, VOCABULARY_FILES, WORD_PIECES_DOWNLOAD)
+        (path,) = require_files(folder, WORD_PIECES_FILES, WORD_PIECES_DOWNLOAD)
         return cls(path)
 
     def encode(self, texts: Sequence[Sequence[str]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
@@ -68,6 +71,7 @@ class WordPieces:
 
 # --- GPT-2's byte pairs: text to token ids with the characters each token covers, and back ---
 
+
 BYTE_PAIRS_FILES = [
     ["tokenizers/gpt2/encoder.json", "tokenizers/gpt2/vocab.bpe"],
     ["tokenizers/gpt2/vocab.json", "tokenizers/gpt2/merges.txt"],
@@ -77,7 +81,6 @@ BYTE_PAIRS_DOWNLOAD = (
     " to tokenizers/gpt2/ there"
 )
 END = "<|endoftext|>"
-
 # A word with the blank before it, or other white space: GPT-2's own pattern cuts at all of these places
 # (and at more), so that each distinct chunk needs to be cut into tokens only once. Python counts four
 # separators as white space that Unicode does not.
@@ -210,10 +213,11 @@ def _shown(token: bytes) -> str:
         return "".join(f"<{byte:02X}>" for byte in token)
 
 
-# --- Word vectors (GloVe, Pennington et al. 2014) for a vocabulary of tokens, to start embeddings from ---
+# --- Word vectors (GloVe, Pennington et al. 2014) for a vocabulary, to start embeddings from ---
 
-NAMES = ("glove.6B.300d.txt", "glove.6B.100d.gpt2vocab.f16.npz", "glove.6B.100d.txt")
-WORD_VECTORS_FILES = [[f"{place}{name}"] for name in NAMES for place in ("glove/", "")]
+
+WORD_VECTORS_NAMES = ("glove.6B.300d.txt", "glove.6B.100d.gpt2vocab.f16.npz", "glove.6B.100d.txt")
+WORD_VECTORS_FILES = [[f"{place}{name}"] for name in WORD_VECTORS_NAMES for place in ("glove/", "")]
 
 
 def find_word_vectors(folder: Path) -> Path | None:
@@ -223,40 +227,11 @@ def find_word_vectors(folder: Path) -> Path | None:
 
 
 def read_word_vectors(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
-    """(tokens, dimensions), a row for every token of ``vocabulary``, NaN where GloVe has no word for it.
+    """(token, dimension), one row per token of ``vocabulary``, NaN where GloVe has no word for it.
 
     The packed file has rows by GPT-2's token ids, so ``vocabulary`` must be GPT-2's whole one.
     """
     return _packed(path, len(vocabulary)) if path.suffix == ".npz" else _official(path, vocabulary)
-
-
-def start_vectors(vectors: NDArray[np.float32], width: int, seed: int) -> NDArray[np.float32]:
-    """(tokens, ``width``) to start an embedding from: known rows turned, unknown ones drawn.
-
-    To a larger width the known rows go by an orthonormal map, which keeps all inner products; to a smaller
-    one by their principal directions. Unknown rows are normal with the known rows' standard deviation.
-    """
-    generator = np.random.default_rng(seed)
-    known = np.isfinite(vectors).all(axis=1)
-    rows = vectors[known].astype(np.float64)
-    turned = rows @ (_wider if width >= rows.shape[1] else _narrower)(rows, width, generator)
-    scale = turned.std() if turned.size else 1.0
-    start = generator.normal(scale=scale, size=(len(vectors), width))
-    start[known] = turned
-    return start.astype(np.float32)
-
-
-def _wider(rows: NDArray[np.float64], width: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """(dimensions, width) with orthonormal rows, uniform over all such maps."""
-    normal = generator.normal(size=(width, rows.shape[1]))
-    orthonormal, triangle = np.linalg.qr(normal)
-    return np.asarray((orthonormal * np.sign(np.diag(triangle))).T)
-
-
-def _narrower(rows: NDArray[np.float64], width: int, generator: np.random.Generator) -> NDArray[np.float64]:
-    """(dimensions, width): the directions in which the rows are longest."""
-    _, directions = np.linalg.eigh(rows.T @ rows)
-    return np.asarray(directions[:, ::-1][:, :width])
 
 
 def _packed(path: Path, tokens: int) -> NDArray[np.float32]:
@@ -295,3 +270,32 @@ def _official(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
 
 def _spellings(token: str) -> tuple[str, ...]:
     return token, token.lower(), token.removeprefix(" ").lower()
+
+
+def start_vectors(vectors: NDArray[np.float32], width: int, seed: int) -> NDArray[np.float32]:
+    """(token, ``width``) to start an embedding from: known rows mapped to the width, unknown ones drawn.
+
+    To a larger width the known rows go by an orthonormal map, which keeps all inner products; to a smaller
+    one by their principal directions. Unknown rows are normal with the known rows' standard deviation.
+    """
+    generator = np.random.default_rng(seed)
+    known = np.isfinite(vectors).all(axis=1)
+    rows = vectors[known].astype(np.float64)
+    turned = rows @ (_wider if width >= rows.shape[1] else _narrower)(rows, width, generator)
+    scale = turned.std() if turned.size else 1.0
+    start = generator.normal(scale=scale, size=(len(vectors), width))
+    start[known] = turned
+    return start.astype(np.float32)
+
+
+def _wider(rows: NDArray[np.float64], width: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """(dimensions, width) with orthonormal rows, uniform over all such maps."""
+    normal = generator.normal(size=(width, rows.shape[1]))
+    orthonormal, triangle = np.linalg.qr(normal)
+    return np.asarray((orthonormal * np.sign(np.diag(triangle))).T)
+
+
+def _narrower(rows: NDArray[np.float64], width: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """(dimensions, width): the directions in which the rows are longest."""
+    _, directions = np.linalg.eigh(rows.T @ rows)
+    return np.asarray(directions[:, ::-1][:, :width])

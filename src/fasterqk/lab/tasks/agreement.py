@@ -1,4 +1,13 @@
-"""The words of the generated agreement language; only nouns show number."""
+"""A generated language of subject-verb agreement: is the coming verb singular or plural?
+
+A sentence is everything before its verb: an opening adverb now and then, the subject, and up to three
+modifiers, each with a noun that may differ from the subject in number (an *attractor*):
+
+    often , the old actors near the bridge that my doctor praised ...
+
+Only nouns show number (determiners and past-tense verbs do not), and only the subject decides, so its noun
+is exactly the relevant token. The sample is fixed: it is data, not a part of a training.
+"""
 
 from pathlib import Path
 from random import Random
@@ -7,6 +16,18 @@ from typing import Any
 import numpy as np
 
 from fasterqk.lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+
+FORMS = ("prefix",)
+COUNTS = {"train": 10_000, "validation": 1_000, "test": 2_000}
+CLASSES = ("singular", "plural")
+SAMPLE_SEED = 20_260
+# Chances: of a singular subject, of an opening adverb, of an adjective before a noun, of 0 to 3
+# modifiers, and that a modifier's noun has the other number.
+SINGULAR = 0.6
+OPENING = 0.4
+ADJECTIVE = 0.3
+MODIFIERS = (0.2, 0.35, 0.3, 0.15)
+OTHER_NUMBER = 0.5
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -42,30 +63,6 @@ OPENERS = _words("""
 DETERMINERS = _words("the my your his her our their")
 RELATIVE = "that"
 COMMA = ","
-
-
-# --- A generated language of subject-verb agreement: is the coming verb singular or plural? ---
-# A sentence is everything before its verb: an opening adverb now and then, the subject, and up to three
-# modifiers, each with a noun that may differ from the subject in number (an *attractor*):
-#
-#     often , the old actors near the bridge that my doctor praised ...
-#
-# Only nouns show number (determiners and past-tense verbs do not), and only the subject decides, so its
-# noun is exactly the relevant token. The sample is fixed: it is data, not a part of a run.
-
-FORMS = ("prefix",)
-COUNTS = {"train": 10_000, "validation": 1_000, "test": 2_000}
-CLASSES = ("singular", "plural")
-SAMPLE_SEED = 20_260
-
-# Chances: of a singular subject, of an opening adverb, of an adjective before a noun, of 0 to 3
-# modifiers, and that a modifier's noun has the other number.
-SINGULAR = 0.6
-OPENING = 0.4
-ADJECTIVE = 0.3
-MODIFIERS = (0.2, 0.35, 0.3, 0.15)
-OTHER_NUMBER = 0.5
-
 PAD = "[PAD]"
 VOCABULARY = (
     PAD,
@@ -110,7 +107,7 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """What ``fasterqk data check`` says: it needs no file."""
+    """The report of ``fasterqk data check``: it needs no file."""
     return {"files": [], "missing": [], "counts": COUNTS, "with_rationale": COUNTS, "expected": True}
 
 

@@ -62,7 +62,7 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """What ``fasterqk data check`` says: the file is given with --data."""
+    """The report of ``fasterqk data check``: the file is given with --data."""
     return {"files": [], "missing": [], "note": "reads the file you give with --data FILE.jsonl"}
 
 

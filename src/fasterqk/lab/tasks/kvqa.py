@@ -7,7 +7,7 @@ so nothing can be learnt but to look them up. Keys stand in order, as in a dicti
 missing: where a key stands in the order of all keys tells about where its pair is, which is how a model
 begins to find it, and not more (:func:`blind_accuracy`). An answer repeats the pairs, so that it is made of
 parts of the context, as those of SQuAD are, and the tokens that hold them are known exactly. The sample is
-fixed: it is data, not a part of a run.
+fixed: it is data, not a part of a training.
 """
 
 from collections.abc import Sequence
@@ -45,7 +45,7 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
 
 
 def check(folder: Path) -> dict[str, Any]:
-    """What ``fasterqk data check`` says: it needs no file."""
+    """The report of ``fasterqk data check``: it needs no file."""
     return {"files": [], "missing": [], "counts": COUNTS, "with_rationale": COUNTS, "expected": True}
 
 

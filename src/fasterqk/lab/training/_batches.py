@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks import LabelledInstances, Questions, squad
+from fasterqk.lab.tasks import LabelledInstances, Questions
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
@@ -185,11 +185,11 @@ def fitting(questions: Questions, context: int, name: str) -> Questions:
 
     Longer ones are left out; that none is left is an error.
     """
-    fit, left_out = squad.fitting(questions, context)
+    fit = np.flatnonzero(questions.lengths <= context)
     if not len(fit):
         shortest = int(questions.lengths.min())
         raise InputError(
             f"no {name} question fits a context of {context} tokens with its answer (the shortest takes "
             f"{shortest}); give a larger context or another form"
         )
-    return fit if left_out else questions
+    return questions if len(fit) == len(questions) else questions.take(fit)
