@@ -1,61 +1,83 @@
-"""The `reproduce` command: a table of experiments, each with its own options."""
+"""The `reproduce` command: one experiment of the registry, its options as the command line spells them."""
 
 import argparse
-from importlib import import_module
-from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.common import Parser, add_json, examples
+from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
 from fasterqk.console import print_json
-from fasterqk.errors import InputError
 
-# A module of this folder each, with SUMMARY, EXAMPLES, `configure(parser)`, `run(arguments) -> dict`
-# (what --json prints) and `show(result)` (what people read).
-EXPERIMENTS = [
-    "fig2",
-    "fig2-init",
-    "fig3",
-    "fig4",
-    "table-main",
-    "table-hatexplain",
-    "table-layers",
-    "ablation-hatexplain",
-    "table-sva",
-    "table-agreement",
-    "table-kvqa",
-    "table-squad",
-    "finetune-hatexplain",
-    "phase",
-    "all",
-]
+if TYPE_CHECKING:
+    from fasterqk.lab.experiments import Experiment, Option
+
+# What reads the text of an option, and how the help calls it.
+_KINDS: dict[type, Any] = {int: positive_int, float: positive_float, str: str}
+_METAVARS = {int: "N", float: "X", str: "NAME"}
 
 
 def configure(parser: Parser) -> None:
-    parser.epilog = examples("fasterqk reproduce fig4 --out out", "fasterqk reproduce all --out out")
-    chosen = parser.add_subparsers(dest="experiment", metavar="NAME", required=True)
-    for name in EXPERIMENTS:
-        module = _module(name)
-        summary = module.SUMMARY
-        experiment = chosen.add_parser(
-            name, help=summary, description=summary, epilog=examples(*module.EXAMPLES)
-        )
-        experiment.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
-        add_json(experiment)
-        module.configure(experiment)
+    from fasterqk.lab.experiments import EXPERIMENTS
+
+    listing = "\n".join(f"  {name:<21}{summary}" for name, summary in EXPERIMENTS.items())
+    lines = examples("fasterqk reproduce fig4 --out out", "fasterqk reproduce all --out out")
+    parser.epilog = (
+        f"experiments:\n{listing}\n\nfasterqk reproduce NAME --help shows the options of one.\n\n{lines}"
+    )
+    parser.add_argument("experiment", metavar="NAME", help="one of the experiments below")
+    parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    module = _module(arguments.experiment)
-    out = Path(arguments.out)
-    if out.exists() and not out.is_dir():  # said now, not after minutes of work
-        raise InputError(f"--out {arguments.out!r} is a file; name a folder")
-    result = module.run(arguments)
-    if arguments.json:
-        print_json(result)
-    else:
-        module.show(result)
+    from fasterqk.lab.experiments import find_experiment, reproduce
+
+    experiment = find_experiment(arguments.experiment)
+    given = vars(experiment_parser(experiment).parse_args(arguments.options))
+    as_json = given.pop("json")
+    summary = reproduce(experiment.name, **given)
+    if as_json:
+        print_json(summary)
+        return 0
+    experiment.show(summary)
+    if "exported" in summary:
+        print(f"cells: {summary['exported']}")
+    if "rebuilt_from" in summary:
+        files = ", ".join(summary["rebuilt_from"])
+        print(
+            f"rebuilt from {files}: nothing was trained; attention examples, which need weights, are left out"
+        )
     return 0
 
 
-def _module(name: str) -> ModuleType:
-    return import_module(f"fasterqk.lab.experiments.{name.replace('-', '_')}")
+def experiment_parser(experiment: "Experiment") -> Parser:
+    """The parser of one experiment, made from its options."""
+    description = f"{experiment.summary}. {experiment.details}".rstrip(". ") + "."
+    parser = Parser(
+        prog=f"fasterqk reproduce {experiment.name}",
+        description=description,
+        epilog=examples(*experiment.examples),
+    )
+    for option in experiment.all_options.values():
+        _add_option(parser, option)
+    parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
+    add_json(parser)
+    return parser
+
+
+def _add_option(parser: Parser, option: "Option") -> None:
+    flag = f"--{option.name.replace('_', '-')}"
+    if option.kind is bool:
+        parser.add_argument(flag, action="store_true", help=option.help)
+        return
+    read = _KINDS[option.kind]
+    metavar = option.metavar or _METAVARS[option.kind]
+    help = option.help
+    if option.default and "default" not in help:
+        shown = ",".join(f"{value:g}" for value in option.default) if option.many else option.default
+        help += f" (default: {shown})"
+    parser.add_argument(
+        flag,
+        type=list_of(read) if option.many else read,
+        default=option.default,
+        choices=option.choices or None,
+        metavar=None if option.choices else f"{metavar},..." if option.many else metavar,
+        help=help,
+    )

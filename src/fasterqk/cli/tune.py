@@ -6,7 +6,7 @@ from typing import Any
 
 from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
 from fasterqk.cli.train import add_task_options, task_config
-from fasterqk.console import cell_text, print_json, print_table, progress_bar
+from fasterqk.console import cell_text, print_json, print_table
 
 
 def configure(parser: Parser) -> None:
@@ -57,12 +57,10 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    import os
     from pathlib import Path
 
-    from fasterqk.cli.common import failures_in_one_line
+    from fasterqk.lab.experiments._cells import CellRunner, use_data_folder
     from fasterqk.lab.experiments.tuning import save_tuning, search_of, tune
-    from fasterqk.lab.tasks._data import VARIABLE
 
     given = {"rates": arguments.rates, "ratios": arguments.ratios}
     search = search_of(
@@ -72,17 +70,9 @@ def run(arguments: argparse.Namespace) -> int:
         seeds=arguments.seeds,
         **{name: tuple(values) for name, values in given.items() if values is not None},
     )
-    if arguments.data_dir:
-        os.environ[VARIABLE] = arguments.data_dir  # for the worker processes, which inherit it
     start = time.perf_counter()
-    with progress_bar(f"tune {arguments.task}") as progress, failures_in_one_line():
-        found = tune(
-            search,
-            Path(arguments.out),
-            workers=arguments.workers,
-            force=arguments.force,
-            progress=progress,
-        )
+    with use_data_folder(arguments.data_dir):
+        found = tune(search, CellRunner(arguments.out, workers=arguments.workers, force=arguments.force))
     found = {**found, "files": save_tuning(found, Path(arguments.out))}
     found["seconds"] = round(time.perf_counter() - start, 2)
     if arguments.json:

@@ -1,1 +1,22 @@
-"""The lab: the paper's toy language, tasks, models, training, runs, experiments and pages."""
+"""The lab: the paper's tasks, models, training and experiments, built on the library.
+
+>>> from fasterqk.lab import reproduce
+>>> reproduce("table-hatexplain", out="out", seeds=5)["matched"]      # doctest: +SKIP
+
+Its names are imported on first use.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fasterqk.lab.experiments import EXPERIMENTS, reproduce
+
+__all__ = ["EXPERIMENTS", "reproduce"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from fasterqk.lab import experiments
+
+        return getattr(experiments, name)
+    raise AttributeError(f"module 'fasterqk.lab' has no attribute {name!r}")

@@ -5,7 +5,8 @@ import pytest
 
 from fasterqk.files import canonical_json
 from fasterqk.lab.experiments._arm_tables import save_arms
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Experiment, run_arms, summarize_arms
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
+from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.training import TrainConfig
 
 SEEDS = (3, 4, 5)
@@ -77,7 +78,7 @@ def diverged(seed):
 @pytest.fixture
 def experiment():
     base = TrainConfig("agreement", epochs=4)
-    return Experiment(
+    return Comparison(
         name="table-agreement",
         title="A table",
         protocol="paper",
@@ -179,11 +180,11 @@ def test_runs_go_through_the_store_and_are_not_done_again(tmp_path):
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     base = TrainConfig("jsonl", file=str(path), epochs=1, rationale_k=(50,), width=8, head_width=4)
-    experiment = Experiment("t", "T", "paper", {BASELINE: base, FASTER: base.replace(qk_ratio=9)}, (0,))
-    first = run_arms(experiment, tmp_path, workers=0)
+    experiment = Comparison("t", "T", "paper", {BASELINE: base, FASTER: base.replace(qk_ratio=9)}, (0,))
+    first = run_arms(experiment, CellRunner(tmp_path, workers=0))
     cells = sorted((tmp_path / "runs").iterdir())
     before = [(cell / "result.json").stat().st_mtime_ns for cell in cells]
-    second = run_arms(experiment, tmp_path, workers=0)
+    second = run_arms(experiment, CellRunner(tmp_path, workers=0))
     assert canonical_json(list(first.values())) == canonical_json(list(second.values()))
     assert [(cell / "result.json").stat().st_mtime_ns for cell in cells] == before
     summary = summarize_arms(experiment, second)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
+from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._synthetic import PROTOCOLS, RAMP_STEPS, levels_for, panels, summarize_seeds
 from fasterqk.lab.experiments.fig2 import (
     RELEASED_TOP_ROWS,
@@ -38,8 +39,8 @@ def test_the_released_panels_are_the_notebooks_settings():
 
 
 def test_faster_qk_in_both_kinds_of_softmax(tmp_path):
-    opened = compute("paper", tmp_path, seeds=1, names=["a", "e"], workers=0)
-    closed = compute("closed", tmp_path, seeds=2, names=["a", "e"], workers=0)
+    opened = compute(CellRunner(tmp_path, workers=0), "paper", seeds=1, names=["a", "e"])
+    closed = compute(CellRunner(tmp_path, workers=0), "closed", seeds=2, names=["a", "e"])
     assert opened.summaries["e"]["mrta"] < 0.1 < opened.summaries["a"]["mrta"]
     assert closed.summaries["a"]["mrta"] < closed.summaries["e"]["mrta"]
     assert all(summary["accuracy"] > 0.99 for summary in closed.summaries.values())
@@ -52,9 +53,9 @@ def test_faster_qk_in_both_kinds_of_softmax(tmp_path):
 
 
 def test_stored_cells_are_not_trained_again(tmp_path, monkeypatch):
-    first = compute("closed", tmp_path, seeds=1, names=["a"], workers=0)
+    first = compute(CellRunner(tmp_path, workers=0), "closed", seeds=1, names=["a"])
     monkeypatch.setattr("fasterqk.lab.synthetic._train.train", lambda *_, **__: pytest.fail("trained again"))
-    again = compute("closed", tmp_path, seeds=1, names=["a"], workers=0)
+    again = compute(CellRunner(tmp_path, workers=0), "closed", seeds=1, names=["a"])
     assert again.results == first.results
 
 
@@ -103,7 +104,7 @@ def test_differences_from_the_saved_panels():
 
 
 def test_a_diverged_panel_is_drawn_as_such(tmp_path):
-    data = compute("closed", tmp_path, seeds=1, names=["a"], workers=0)
+    data = compute(CellRunner(tmp_path, workers=0), "closed", seeds=1, names=["a"])
     lost = {**data.summaries["a"], **summarize_seeds({0: fake(0.0, diverged=True)})}
     write_fig2(replace(data, summaries={"a": lost}), tmp_path)
     assert (tmp_path / "figures" / "fig2-closed.svg").read_text().count("diverged")

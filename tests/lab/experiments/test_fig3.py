@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
+from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments.fig3 import ALPHAS, Curve, compute, write_fig3
 
 # With biases, epochs 0, 1 and 2 (factorized) and 0 (collapsed), for alpha = .2, .4, .6, .8, 1.
@@ -18,7 +19,7 @@ COLLAPSED = [3.871, 3.876, 3.881, 3.886, 3.892]
 
 
 def test_first_epochs_are_those_of_the_released_code(tmp_path):
-    data = compute("released", tmp_path, epochs=2, workers=0)
+    data = compute(CellRunner(tmp_path, workers=0), "released", epochs=2)
     curves = {(curve.circuit, curve.alpha): curve for curve in data.curves}
     for alpha, expected in zip(ALPHAS, FACTORIZED, strict=True):
         np.testing.assert_allclose(curves["factorized", alpha].loss, expected, rtol=0.01)
@@ -42,4 +43,4 @@ def test_what_is_read_off_a_curve():
 
 def test_unknown_protocol_is_quoted(tmp_path):
     with pytest.raises(InputError, match="'biased'"):
-        compute("biased", tmp_path)
+        compute(CellRunner(tmp_path), "biased")

@@ -5,6 +5,7 @@ import pytest
 import fasterqk.lab.training
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
+from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments.tuning import HIGHEST, LOWEST, RATES, RATIOS, Search, search_of, tune
 from fasterqk.lab.training import TrainConfig
 
@@ -65,7 +66,7 @@ def test_runs_of_a_search_measure_no_attention_and_start_from_equal_rates(base):
 
 def test_the_rate_comes_first_then_the_multiplier_at_that_rate(base, landscape, tmp_path):
     asked = landscape(peak_at_one_thousandth).asked
-    found = tune(search(base), tmp_path, workers=0)
+    found = tune(search(base), CellRunner(tmp_path, workers=0))
     assert (found["lr"], found["qk_ratio"]) == (1e-3, 30)
     stages = [config.optimisation.qk_ratio == 1 for config in asked]
     assert stages == sorted(stages, reverse=True)
@@ -76,7 +77,7 @@ def test_the_rate_comes_first_then_the_multiplier_at_that_rate(base, landscape, 
 
 def test_only_the_best_values_are_tried_with_more_seeds(base, landscape, tmp_path):
     asked = landscape(peak_at_one_thousandth).asked
-    found = tune(search(base, seeds=3), tmp_path, workers=0)
+    found = tune(search(base, seeds=3), CellRunner(tmp_path, workers=0))
     tried = {row["lr"]: row["accuracy"]["n"] for row in found["stages"]["lr"]["tried"]}
     assert tried == {1e-4: 1, 1e-3: 3, 1e-2: 3}
     assert found["runs"] == len(asked) == (3 + 2 * 2) + (2 + 2 * 2)
@@ -87,12 +88,12 @@ def test_the_mean_over_seeds_decides_and_not_the_luck_of_the_first(base, landsca
         return {1e-4: 0.1, 1e-3: 0.6, 1e-2: 0.9 if seed == 0 else 0.3}[lr]
 
     landscape(lucky)
-    assert tune(search(base), tmp_path, workers=0)["lr"] == 1e-3
+    assert tune(search(base), CellRunner(tmp_path, workers=0))["lr"] == 1e-3
 
 
 def test_equal_means_choose_the_smaller_value_and_name_the_other(base, landscape, tmp_path):
     landscape(lambda lr, ratio, seed: 0.6)
-    found = tune(search(base), tmp_path, workers=0)
+    found = tune(search(base), CellRunner(tmp_path, workers=0))
     assert (found["lr"], found["qk_ratio"]) == (1e-4, 5)
     assert found["stages"]["lr"]["not_told_apart"] == [1e-3]
     # The standard error of a share of .6 among the validation examples.
@@ -102,7 +103,7 @@ def test_equal_means_choose_the_smaller_value_and_name_the_other(base, landscape
 
 def test_a_rate_that_diverges_is_said_and_never_chosen(base, landscape, tmp_path):
     landscape(lambda lr, ratio, seed: None if lr == 1e-2 else 0.5 + lr)
-    found = tune(search(base, finalists=3), tmp_path, workers=0)
+    found = tune(search(base, finalists=3), CellRunner(tmp_path, workers=0))
     assert found["lr"] == 1e-3
     assert [row["diverged"] for row in found["stages"]["lr"]["tried"]] == [False, False, True]
 
@@ -110,18 +111,20 @@ def test_a_rate_that_diverges_is_said_and_never_chosen(base, landscape, tmp_path
 def test_when_everything_diverges_the_values_are_named(base, landscape, tmp_path):
     landscape(lambda lr, ratio, seed: None)
     with pytest.raises(InputError, match=r"every run diverged at lr 0\.0001, 0\.001, 0\.01"):
-        tune(search(base), tmp_path, workers=0)
+        tune(search(base), CellRunner(tmp_path, workers=0))
 
 
 @pytest.mark.parametrize("runs", [1, 5, 9])
 def test_an_interrupted_search_goes_on_where_it_was(base, landscape, tmp_path, runs):
     landscape(peak_at_one_thousandth)
-    whole = tune(search(base), tmp_path / "whole", workers=0)
+    whole = tune(search(base), CellRunner(tmp_path / "whole", workers=0))
     stopped = landscape(peak_at_one_thousandth, stop_after=runs)
     with pytest.raises(KeyboardInterrupt):
-        tune(search(base), tmp_path / "stopped", workers=0)
+        tune(search(base), CellRunner(tmp_path / "stopped", workers=0))
     resumed = landscape(peak_at_one_thousandth)
-    assert canonical_json(tune(search(base), tmp_path / "stopped", workers=0)) == canonical_json(whole)
+    assert canonical_json(tune(search(base), CellRunner(tmp_path / "stopped", workers=0))) == canonical_json(
+        whole
+    )
     assert len(stopped.asked) + len(resumed.asked) == whole["runs"]
 
 

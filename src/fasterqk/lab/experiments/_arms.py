@@ -1,13 +1,16 @@
-"""Two arms of one recipe over several seeds: run them, summarise each, compare them at equal loss."""
+"""Arms of one recipe over several seeds: run them, summarise each, compare them at equal loss, show them."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from fasterqk.attention import dtap_over_seeds, interval, matched_loss, paired_difference
+from fasterqk.console import cell_text, print_table
 from fasterqk.files import plain
-from fasterqk.lab.runs import sweep
+from fasterqk.lab.experiments import _arm_tables as tables
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._examples import attention_examples
+from fasterqk.lab.tasks import Task, left_out, load_task
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._classification import flat
 
@@ -28,10 +31,10 @@ Results = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """A table with two arms: their configurations (the seed is filled in), and others' numbers to match.
+class Comparison:
+    """Arms (their configurations; the seed is filled in) over the same seeds, and others' numbers to match.
 
-    ``printed`` maps a source (``paper``, ``released``) to arms to metrics to a number.
+    ``printed`` maps a source (``paper``, ``released``) to arms to scores to a number.
     """
 
     name: str
@@ -42,29 +45,51 @@ class Experiment:
     printed: Mapping[str, Mapping[str, Mapping[str, float]]] = field(default_factory=dict)
 
     def cells(self) -> dict[tuple[str, int], TrainConfig]:
-        """All cells, seed by seed, so that a run that is stopped early has whole comparisons."""
+        """All cells, seed by seed, so that a sweep that is stopped early has whole comparisons."""
         return {
             (arm, seed): config.replace(seed=seed) for seed in self.seeds for arm, config in self.arms.items()
         }
 
 
-def run_arms(
-    experiment: Experiment,
-    out: Path,
-    *,
-    workers: int = 2,
-    force: bool = False,
-    progress: Callable[..., None] | None = None,
-) -> dict[tuple[str, int], dict[str, Any]]:
-    """The result of every cell; those that are done already are read from the store under ``out``."""
-    cells = experiment.cells()
-    results = sweep(
-        cells.values(), "fasterqk.lab.training:train", out, workers=workers, force=force, progress=progress
+def run_comparison(comparison: Comparison, runner: CellRunner) -> dict[str, Any]:
+    """Run what is not done yet, write tables and figures of two arms, and return what ``--json`` prints."""
+    return save_comparison(comparison, run_arms(comparison, runner), runner)
+
+
+def run_arms(comparison: Comparison, runner: CellRunner) -> dict[tuple[str, int], dict[str, Any]]:
+    """The result of every cell; those that are done already are read, not trained again."""
+    if not runner.rebuilds:
+        _task(comparison)  # missing or damaged data is an error before any worker starts
+    return runner.run(
+        comparison.cells(),
+        "fasterqk.lab.training:train",
+        title=comparison.name,
+        protocol=comparison.protocol,
     )
-    return dict(zip(cells, results, strict=True))
 
 
-def summarize_arms(experiment: Experiment, results: Results) -> dict[str, Any]:
+def save_comparison(comparison: Comparison, results: Results, runner: CellRunner) -> dict[str, Any]:
+    """Write tables, figures and examples of both arms; returns the summary with their ``files``."""
+    summary = summarize_arms(comparison, results)
+    files = tables.save_arms(summary, results, runner.out, title=comparison.title)
+    diverged = any(result["diverged"] for result in results.values())
+    if not diverged and not runner.rebuilds:  # examples need the weights
+        examples = attention_examples(comparison.arms, comparison.seeds[0], runner.out)
+        sensitive = _task(comparison).sensitive
+        tables.save_arm_examples(summary, examples, runner.out, title=comparison.title, sensitive=sensitive)
+    # What the cells left out, which may be more than the task did: prompts too long for the model.
+    skipped: Mapping[str, int] = next(
+        (result["skipped"] for result in results.values() if result.get("skipped")), {}
+    )
+    return {**summary, "files": files, "skipped": dict(skipped)}
+
+
+def _task(comparison: Comparison) -> Task:
+    config = next(iter(comparison.arms.values()))
+    return load_task(config.task, form=config.data.form, file=config.data.file)
+
+
+def summarize_arms(comparison: Comparison, results: Results) -> dict[str, Any]:
     """The whole comparison as plain JSON data.
 
     ``arms`` maps an arm to its metrics at the end of training, each ``{mean, half_width, n, null, ...}``
@@ -75,13 +100,13 @@ def summarize_arms(experiment: Experiment, results: Results) -> dict[str, Any]:
     names = metric_names(ends.values())
     return plain(
         {
-            "experiment": experiment.name,
-            "protocol": experiment.protocol,
-            "seeds": list(experiment.seeds),
-            "epochs": next(iter(experiment.arms.values())).optimisation.epochs,
-            "arms": {arm: _arm(experiment, results, ends, arm) for arm in experiment.arms},
-            "difference": _nested(names, lambda name: _difference(experiment, ends, name)),
-            "matched": _matched(experiment, results, [name for name in names if name != "loss"]),
+            "experiment": comparison.name,
+            "protocol": comparison.protocol,
+            "seeds": list(comparison.seeds),
+            "epochs": next(iter(comparison.arms.values())).optimisation.epochs,
+            "arms": {arm: _arm(comparison, results, ends, arm) for arm in comparison.arms},
+            "difference": _nested(names, lambda name: _difference(comparison, ends, name)),
+            "matched": _matched(comparison, results, [name for name in names if name != "loss"]),
         }
     )
 
@@ -93,17 +118,17 @@ def metric_names(records: Any) -> list[str]:
     return [name for name in (*FIT, *SCORES) if name in present] + grouped
 
 
-def _arm(experiment: Experiment, results: Results, ends: Mapping[Any, Record], arm: str) -> dict[str, Any]:
-    own = [results[arm, seed] for seed in experiment.seeds]
-    best = {seed: results[arm, seed]["best"] or {} for seed in experiment.seeds}
-    validation = {seed: _end_record(results[arm, seed], "validation") for seed in experiment.seeds}
-    at_end = {seed: ends[arm, seed] for seed in experiment.seeds}
+def _arm(comparison: Comparison, results: Results, ends: Mapping[Any, Record], arm: str) -> dict[str, Any]:
+    own = [results[arm, seed] for seed in comparison.seeds]
+    best = {seed: results[arm, seed]["best"] or {} for seed in comparison.seeds}
+    validation = {seed: _end_record(results[arm, seed], "validation") for seed in comparison.seeds}
+    at_end = {seed: ends[arm, seed] for seed in comparison.seeds}
     finished = [result for result in own if not result["diverged"]]
-    summary = _table(at_end, _printed(experiment, arm))
+    summary = _table(at_end, _printed(comparison, arm))
     summary["null"] = {
         name: interval(record.get(f"null_{name}") for record in at_end.values()).mean for name in SCORES[:3]
     }
-    options = experiment.arms[arm].optimisation
+    options = comparison.arms[arm].optimisation
     summary |= {"qk_ratio": options.qk_ratio, "lr": options.lr, "epochs": options.epochs}
     summary["diverged"] = [result["seed"] for result in own if result["diverged"]]
     summary["at_best_validation"] = _table(best, {})
@@ -154,19 +179,19 @@ def _nested(names: Sequence[str], value: Callable[[str], Any]) -> dict[str, Any]
     return nested
 
 
-def _difference(experiment: Experiment, ends: Mapping[Any, Record], name: str) -> Any:
+def _difference(comparison: Comparison, ends: Mapping[Any, Record], name: str) -> Any:
     faster, baseline = (
-        [ends[arm, seed].get(name) for seed in experiment.seeds] for arm in (FASTER, BASELINE)
+        [ends[arm, seed].get(name) for seed in comparison.seeds] for arm in (FASTER, BASELINE)
     )
     return paired_difference(faster, baseline)
 
 
-def _matched(experiment: Experiment, results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
+def _matched(comparison: Comparison, results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
     # A diverged cell has no say in where the others are compared, and is listed as missing there.
     histories: dict[tuple[Hashable, Hashable], Any] = {
         (arm, seed): [] if results[arm, seed]["diverged"] else results[arm, seed]["history"]
-        for arm in experiment.arms
-        for seed in experiment.seeds
+        for arm in comparison.arms
+        for seed in comparison.seeds
     }
     recorded = [name for name in names if any(name in row for rows in histories.values() for row in rows)]
     return matched_loss(histories, recorded)
@@ -190,5 +215,42 @@ def _group_table(finished: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _printed(experiment: Experiment, arm: str) -> dict[str, Mapping[str, float]]:
-    return {source: arms[arm] for source, arms in experiment.printed.items() if arm in arms}
+def _printed(comparison: Comparison, arm: str) -> dict[str, Mapping[str, float]]:
+    return {source: arms[arm] for source, arms in comparison.printed.items() if arm in arms}
+
+
+# The rest is in the table that is written.
+SHOWN_AT_EQUAL_LOSS = (
+    "test_accuracy",
+    "test_f1",
+    "mrta",
+    "ac",
+    "acmc",
+    "aopc_sufficiency",
+    "aopc_comprehensiveness",
+)
+
+
+def show_arms(summary: dict[str, Any]) -> None:
+    """Print the table at the end of training and the one at equal loss."""
+
+    def as_text(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        keys = tables.column_keys(rows)
+        return [{tables.column_label(key): cell_text(row.get(key)) for key in keys} for row in rows]
+
+    print(tables.describe(summary))
+    print_table(as_text(tables.end_rows(summary)), title="\nat the end of training (test split)")
+    print_table(as_text(tables.matched_rows(summary, SHOWN_AT_EQUAL_LOSS)), title="\nat equal training loss")
+    for group in summary["arms"]["baseline"].get("groups") or {}:
+        print_table(as_text(tables.group_rows(summary, group)), title=f"\naccuracy by {group}")
+    print_diverged(summary)
+    if summary.get("skipped"):
+        print(f"\nleft out of the data: {left_out(summary['skipped'])}")
+    print(f"\nfigures: {summary['files']['dtap']['png']} {summary['files']['loss']['png']}")
+
+
+def print_diverged(summary: Mapping[str, Any]) -> None:
+    """Print which seeds of which arms diverged, if any did."""
+    diverged = {arm: entry["diverged"] for arm, entry in summary["arms"].items() if entry["diverged"]}
+    if diverged:
+        print(f"\ndiverged: {diverged}")

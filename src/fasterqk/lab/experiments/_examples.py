@@ -1,4 +1,4 @@
-"""Single questions with the attention that both arms pay to their prompt while they answer."""
+"""Single examples with the attention that each arm pays to them: texts classified, questions answered."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from fasterqk.lab.experiments._arms import Experiment
 from fasterqk.lab.models._generator import GPTAnswerGenerator
 from fasterqk.lab.runs import Store
 from fasterqk.lab.tasks import LabelledInstances
+from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._answer_measure import answered, generate, measure_fit, null_rows, step_attention
 from fasterqk.lab.training._batches import pack_questions
 from fasterqk.lab.training._classification import Classification
@@ -18,8 +18,78 @@ from fasterqk.lab.training._generation import Generation
 from fasterqk.lab.training._loop import load_trained
 from fasterqk.lab.training._measure import attention_rows
 
+COUNT = 12
+READ_POSITION = "[read]"
 # Stands for all that an arm had written before a step.
 ANSWER = "[its own answer so far]"
+
+
+def attention_examples(
+    arms: Mapping[str, TrainConfig], seed: int, out: Path, count: int = COUNT
+) -> list[dict[str, Any]]:
+    """Test examples with relevant tokens, as `fasterqk.lab.report._records` keeps them.
+
+    Each has its ``tokens`` (the read position last, where it is one of its own), their ``relevance``, the
+    ``label`` and, for each of ``arms`` with ``seed``, ``prediction``, ``probability`` of the right answer and
+    the weights of each token. The weights of the models come from the store under ``out``.
+    """
+    store = Store(out)
+    cells = {arm: config.replace(seed=seed) for arm, config in arms.items()}
+    loaded: dict[str, Any] = {
+        arm: load_trained(config, store.folder(config)) for arm, config in cells.items()
+    }
+    if isinstance(next(iter(loaded.values())), Generation):
+        return answer_examples(loaded, count)
+    workloads: dict[str, Classification] = loaded
+    task = next(iter(workloads.values())).task
+    # The position that is read is the last token, or one of its own after it.
+    added = 1 if next(iter(cells.values())).model.read == "after" else 0
+    chosen = _choose(task.splits["test"], count)
+    readings = {arm: _read(workload, chosen) for arm, workload in workloads.items()}
+    found = []
+    for place, number in enumerate(chosen):
+        example = task.splits["test"][number]
+        relevance = np.zeros(len(example.tokens)) if example.relevance is None else example.relevance
+        found.append(
+            {
+                "tokens": [*(task.vocabulary[token] for token in example.tokens), *[READ_POSITION] * added],
+                "relevance": [*relevance.tolist(), *[0.0] * added],
+                "read": len(example.tokens) - 1 + added,
+                "label": task.classes[example.label],
+                "arms": {arm: reading[place] for arm, reading in readings.items()},
+            }
+        )
+    return found
+
+
+def _choose(test: LabelledInstances, count: int) -> list[int]:
+    """Rated examples: as many of each group (number of attractors, say) as there are to go round."""
+    rated = np.flatnonzero(test.rated)
+    groups = next(iter(test.groups.values()), np.zeros(len(test), dtype=np.int64))
+    values = np.unique(groups[rated])
+    queues = [list(rated[groups[rated] == value]) for value in values]
+    chosen: list[int] = []
+    while len(chosen) < count and any(queues):
+        chosen += [int(queue.pop(0)) for queue in queues if queue]
+    return chosen[:count]
+
+
+def _read(workload: Classification, chosen: Sequence[int]) -> list[dict[str, Any]]:
+    split, classes = workload.splits["test"], workload.task.classes
+    readings = []
+    for number in chosen:
+        tokens, read, labels = split.batch(torch.tensor([number]))
+        logits, rows, _ = attention_rows(workload.model, tokens, read)
+        probability = logits.double().softmax(1)[0]
+        weights = rows[0].tolist()
+        readings.append(
+            {
+                "prediction": classes[int(probability.argmax())],
+                "probability": float(probability[labels[0]]),
+                "layers": {"attention" if len(workload.model.blocks) == 1 else "rollout": weights},
+            }
+        )
+    return readings
 
 
 def answer_examples(workloads: Mapping[str, Generation], count: int) -> list[dict[str, Any]]:
@@ -84,76 +154,3 @@ def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
             }
         )
     return found
-
-
-# --- Single examples with the attention that both arms pay to them, from the weights in the store ---
-
-COUNT = 12
-READ_POSITION = "[read]"
-
-
-def attention_examples(experiment: Experiment, out: Path, count: int = COUNT) -> list[dict[str, Any]]:
-    """Test examples with relevant tokens, as `fasterqk.lab.report._records` keeps them.
-
-    Each has its ``tokens`` (the read position last, where it is one of its own), their ``relevance``, the
-    ``label`` and, for both arms of the first seed, ``prediction``, ``probability`` of the right answer and
-    the weights of each token.
-    """
-    store = Store(out)
-    seed = experiment.seeds[0]
-    cells = {arm: config.replace(seed=seed) for arm, config in experiment.arms.items()}
-    loaded: dict[str, Any] = {
-        arm: load_trained(config, store.folder(config)) for arm, config in cells.items()
-    }
-    if isinstance(next(iter(loaded.values())), Generation):
-        return answer_examples(loaded, count)
-    workloads: dict[str, Classification] = loaded
-    task = next(iter(workloads.values())).task
-    # The position that is read is the last token, or one of its own after it.
-    added = 1 if next(iter(cells.values())).model.read == "after" else 0
-    chosen = _choose(task.splits["test"], count)
-    readings = {arm: _read(workload, chosen) for arm, workload in workloads.items()}
-    found = []
-    for place, number in enumerate(chosen):
-        example = task.splits["test"][number]
-        relevance = np.zeros(len(example.tokens)) if example.relevance is None else example.relevance
-        found.append(
-            {
-                "tokens": [*(task.vocabulary[token] for token in example.tokens), *[READ_POSITION] * added],
-                "relevance": [*relevance.tolist(), *[0.0] * added],
-                "read": len(example.tokens) - 1 + added,
-                "label": task.classes[example.label],
-                "arms": {arm: reading[place] for arm, reading in readings.items()},
-            }
-        )
-    return found
-
-
-def _choose(test: LabelledInstances, count: int) -> list[int]:
-    """Rated examples: as many of each group (number of attractors, say) as there are to go round."""
-    rated = np.flatnonzero(test.rated)
-    groups = next(iter(test.groups.values()), np.zeros(len(test), dtype=np.int64))
-    values = np.unique(groups[rated])
-    queues = [list(rated[groups[rated] == value]) for value in values]
-    chosen: list[int] = []
-    while len(chosen) < count and any(queues):
-        chosen += [int(queue.pop(0)) for queue in queues if queue]
-    return chosen[:count]
-
-
-def _read(workload: Classification, chosen: Sequence[int]) -> list[dict[str, Any]]:
-    split, classes = workload.splits["test"], workload.task.classes
-    readings = []
-    for number in chosen:
-        tokens, read, labels = split.batch(torch.tensor([number]))
-        logits, rows, _ = attention_rows(workload.model, tokens, read)
-        probability = logits.double().softmax(1)[0]
-        weights = rows[0].tolist()
-        readings.append(
-            {
-                "prediction": classes[int(probability.argmax())],
-                "probability": float(probability[labels[0]]),
-                "layers": {"attention" if len(workload.model.blocks) == 1 else "rollout": weights},
-            }
-        )
-    return readings

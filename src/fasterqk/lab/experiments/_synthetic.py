@@ -1,4 +1,4 @@
-"""The panels of figure 2 under each protocol: what every cell trains.
+"""Cells of the toy language: the panels of figure 2 under each protocol, and grids of settings.
 
 - ``paper``: as the paper's text and equation 1 say.
 - ``scaled``: the same, with scores divided by the square root of the width, as the released code does.
@@ -6,19 +6,19 @@
 - ``released``: the notebooks' literal settings.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from math import nan
-from pathlib import Path
 from typing import Any, TypeVar
 
 from fasterqk.attention import Interval, common_levels, dtap_over_seeds, interval, matched_loss
-from fasterqk.cli.common import Parser, positive_int
 from fasterqk.errors import InputError
-from fasterqk.lab.runs import sweep
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import Option
 from fasterqk.lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
 PROTOCOLS = ("paper", "scaled", "closed", "released")
+PROTOCOL_OPTION = Option("protocol", str, "which settings", default="paper", choices=PROTOCOLS)
 # The released ramp takes 200,000 steps at a base rate of 0.01; ours covers the same training time.
 RAMP_STEPS = round(200_000 * 0.01 / SyntheticCell("FAFO").lr)
 
@@ -114,8 +114,6 @@ _PANELS: dict[str, Callable[[], list[Panel]]] = {
 }
 
 
-# --- Running cells of the toy language, and what one arm came to over its seeds ---
-
 Key = TypeVar("Key", bound=Hashable)
 Result = Mapping[str, Any]
 NUMBERS = ("loss", "accuracy", "steps", "mrta", "ac", "acmc", "query_mass", "train_loss")
@@ -123,24 +121,22 @@ NUMBERS = ("loss", "accuracy", "steps", "mrta", "ac", "acmc", "query_mass", "tra
 
 def run_cells(
     cells: Mapping[Key, SyntheticCell],
-    out: Path,
+    runner: CellRunner,
     *,
-    workers: int = 2,
-    force: bool = False,
-    progress: Callable[..., None] | None = None,
+    title: str,
+    protocol: str = "",
+    arm: Callable[[Any], str] = lambda key: str(key[0]),
 ) -> dict[Key, dict[str, Any]]:
-    """The result of every cell, from the store under ``out`` where it is done already."""
+    """The result of every cell; those that are done already are read, not trained again."""
     # A collapsed OV circuit takes ten times as many steps: long cells first, so that none comes last.
     order = sorted(cells, key=lambda key: factorized_output(cells[key].parameterization))
-    results = sweep(
-        [cells[key] for key in order],
+    found = runner.run(
+        {key: cells[key] for key in order},
         "fasterqk.lab.synthetic._train:train",
-        out,
-        workers=workers,
-        force=force,
-        progress=progress,
+        title=title,
+        protocol=protocol,
+        arm=arm,
     )
-    found = dict(zip(order, results, strict=True))
     return {key: found[key] for key in cells}
 
 
@@ -177,9 +173,6 @@ def levels_for(results: Mapping[tuple[str, int], Result], count: int = 3) -> lis
     reached = {key: result for key, result in results.items() if result["reached"]}
     deciding = reached or {key: result for key, result in results.items() if not result["diverged"]}
     return common_levels({key: result["history"] for key, result in deciding.items()}, count)
-
-
-# --- Attention at matched loss over a grid of settings of the toy language ---
 
 
 @dataclass(frozen=True)
@@ -221,15 +214,9 @@ def with_scale(cell: SyntheticCell, scale: float) -> SyntheticCell:
 
 
 def measure(
-    arms: Mapping[tuple[str, SyntheticCell], str],
-    out: Path,
-    *,
-    seeds: int,
-    workers: int = 2,
-    force: bool = False,
-    progress: Callable[..., None] | None = None,
+    arms: Mapping[tuple[str, SyntheticCell], str], runner: CellRunner, *, seeds: int, title: str
 ) -> list[Point]:
-    """One point an arm ``(protocol, cell)``; arms with the same group name are compared at one loss.
+    """One point per arm ``(protocol, cell)``; arms with the same group name are compared at one loss.
 
     The level of a group is the lowest loss that all its cells reach which met their stop rule.
     """
@@ -238,7 +225,7 @@ def measure(
         for seed in range(seeds)  # seed by seed, so that a run stopped early has a whole grid
         for arm in arms
     }
-    results = run_cells(cells, out, workers=workers, force=force, progress=progress)
+    results = run_cells(cells, runner, title=title, arm=lambda key: _arm_name(*key[0]))
     points: dict[tuple[str, SyntheticCell], Point] = {}
     for group in dict.fromkeys(arms.values()):
         own: dict[Any, Any] = {key: result for key, result in results.items() if arms[key[0]] == group}
@@ -247,6 +234,14 @@ def measure(
         for arm in (arm for arm, name in arms.items() if name == group):
             points[arm] = _point(arm, {s: own[arm, s] for s in range(seeds)}, found)
     return [points[arm] for arm in arms]
+
+
+def _arm_name(protocol: str, cell: SyntheticCell) -> str:
+    """An arm of a grid in words; what tells the arms of one grid apart is in its settings."""
+    return (
+        f"{protocol}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g}, "
+        f"init {cell.ov_init.scale:g}, gamma {cell.language.gamma:g}"
+    )
 
 
 def _point(
@@ -264,20 +259,3 @@ def _point(
         diverged=tuple(seed for seed, result in results.items() if result["diverged"]),
         steps=sum(result["steps"] for result in results.values()) / len(results),
     )
-
-
-# --- What the experiments on the toy language share on the command line ---
-
-
-def add_options(parser: Parser, protocols: Sequence[str], default: str, seeds: int) -> None:
-    """Add ``--protocol``, ``--seeds``, ``--workers`` and ``--force``."""
-    parser.add_argument(
-        "--protocol", choices=protocols, default=default, help=f"which settings (default: {default})"
-    )
-    parser.add_argument(
-        "--seeds", type=positive_int, default=seeds, metavar="N", help=f"how many (default: {seeds})"
-    )
-    parser.add_argument(
-        "--workers", type=positive_int, default=2, metavar="N", help="processes that train (default: 2)"
-    )
-    parser.add_argument("--force", action="store_true", help="train again what is stored already")

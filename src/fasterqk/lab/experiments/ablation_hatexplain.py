@@ -1,21 +1,19 @@
 """Which change carries the effect: one-layer HateXplain, one thing changed in every arm."""
 
-import argparse
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from fasterqk.attention import interval, matched_loss
-from fasterqk.cli.common import Parser, positive_float, positive_int
 from fasterqk.console import cell_text, mean_of, print_table
 from fasterqk.files import plain
-from fasterqk.lab.experiments._arm_command import add_arm_options, run_cells
 from fasterqk.lab.experiments._arm_tables import label
-from fasterqk.lab.experiments._arms import Experiment
+from fasterqk.lab.experiments._arms import Comparison, print_diverged, run_arms
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
-from fasterqk.lab.report._figure import COLORS, plotting, save_figure
-from fasterqk.lab.report._tables import save_table
+from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
 from fasterqk.lab.training import TrainConfig
 
 EQUAL = "equal rates"
@@ -46,7 +44,7 @@ METRICS = (
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
-def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS, ratio: float = QK_RATIO) -> Experiment:
+def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS, ratio: float = QK_RATIO) -> Comparison:
     """The arms; those with a multiplier use ``ratio``, query-key alone also `RATIOS`.
 
     >>> list(ablation_hatexplain().arms)[:3]
@@ -74,7 +72,7 @@ def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS, ratio: float = QK_
             weight_decay=STRONG_DECAY, decay="coupled"
         ),
     }
-    return Experiment(
+    return Comparison(
         name="ablation-hatexplain",
         title="HateXplain, one layer: which change carries the effect",
         protocol="paper",
@@ -88,7 +86,7 @@ def qk_arm(ratio: float) -> str:
     return f"QK ×{ratio:g}"
 
 
-def summarize_ablation(experiment: Experiment, results: Results) -> dict[str, Any]:
+def summarize_ablation(comparison: Comparison, results: Results) -> dict[str, Any]:
     """Every arm at the end of training and at equal loss, as plain JSON data.
 
     ``arms`` maps an arm to ``end`` (metrics as ``{mean, half_width, n}``), ``diverged`` seeds and what its
@@ -99,19 +97,19 @@ def summarize_ablation(experiment: Experiment, results: Results) -> dict[str, An
     }
     return plain(
         {
-            "experiment": experiment.name,
-            "protocol": experiment.protocol,
-            "seeds": list(experiment.seeds),
-            "epochs": experiment.arms[EQUAL].optimisation.epochs,
+            "experiment": comparison.name,
+            "protocol": comparison.protocol,
+            "seeds": list(comparison.seeds),
+            "epochs": comparison.arms[EQUAL].optimisation.epochs,
             "null": {name: _null(histories.values(), name) for name in ("mrta", "ac", "acmc", "entropy")},
-            "arms": {arm: _arm(experiment, results, arm) for arm in experiment.arms},
+            "arms": {arm: _arm(comparison, results, arm) for arm in comparison.arms},
             "matched": matched_loss(histories, METRICS),
         }
     )
 
 
-def _arm(experiment: Experiment, results: Results, arm: str) -> dict[str, Any]:
-    own = [results[arm, seed] for seed in experiment.seeds]
+def _arm(comparison: Comparison, results: Results, arm: str) -> dict[str, Any]:
+    own = [results[arm, seed] for seed in comparison.seeds]
     ends = [{} if result["diverged"] else result["history"][-1] for result in own]
     return {
         "end": {
@@ -126,8 +124,6 @@ def _null(histories: Any, name: str) -> float | None:
     values = (history[-1].get(f"null_{name}") for history in histories if history)
     return next(values, None)
 
-
-# --- The ablation in one picture: attention on relevant tokens against accuracy, a point an arm ---
 
 LABELS = {"arm": "arm"} | {
     name: label(name)
@@ -148,7 +144,7 @@ Summary = Mapping[str, Any]
 
 
 def save_ablation(summary: Summary, out: Path, *, title: str) -> dict[str, dict[str, str]]:
-    """Write the table and the figure of ``summary`` (from ``experiments.ablation``); returns their paths."""
+    """Write the table and the figure of what :func:`summarize_ablation` found; returns their paths."""
     name, setting = summary["experiment"], describe(summary)
     columns = [{"key": key, "label": key} for key in ("arm", "at", "loss")] + [
         {"key": key, "label": label(key)} for key in METRICS
@@ -299,41 +295,19 @@ def _spread(heights: Sequence[float], step: float) -> list[float]:
     ]
 
 
-# --- `fasterqk reproduce ablation-hatexplain`: which change carries the effect ---
-
-SUMMARY = "which change sharpens attention on HateXplain: one thing changed in every arm, at equal loss"
-EXAMPLES = [
-    "fasterqk reproduce ablation-hatexplain --out out",
-    "fasterqk reproduce ablation-hatexplain --seeds 1 --epochs 2       # a quick look",
-    "fasterqk reproduce ablation-hatexplain --ratio 10 --json",
-]
+def run_ablation(comparison: Comparison, runner: CellRunner) -> dict[str, Any]:
+    """Run what is not done yet, write table and figure, and return what ``--json`` prints."""
+    summary = summarize_ablation(comparison, run_arms(comparison, runner))
+    return {**summary, "files": save_ablation(summary, runner.out, title=comparison.title)}
 
 
-def configure(parser: Parser) -> None:
-    parser.add_argument("--seeds", type=positive_int, default=3, metavar="N", help="how many (default: 3)")
-    parser.add_argument(
-        "--ratio",
-        type=positive_float,
-        default=30.0,
-        metavar="R",
-        help="multiplier of all arms but QK alone, which has 3, 10, 30 and 100 as well (default: 30)",
-    )
-    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
-    add_arm_options(parser)
+def run(runner: CellRunner, seeds: int, ratio: float, epochs: int | None) -> dict[str, Any]:
+    return run_ablation(ablation_hatexplain(seeds, epochs or EPOCHS, ratio), runner)
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-
-    experiment = ablation_hatexplain(arguments.seeds, arguments.epochs or EPOCHS, arguments.ratio)
-    results, _ = run_cells(experiment, arguments)
-    summary = summarize_ablation(experiment, results)
-    return {**summary, "files": save_ablation(summary, Path(arguments.out), title=experiment.title)}
-
-
-def show(result: dict[str, Any]) -> None:
-
-    print(describe(result))
-    rows = [row for row in ablation_rows(result) if row["at"] == "equal loss"]
+def show(summary: dict[str, Any]) -> None:
+    print(describe(summary))
+    rows = [row for row in ablation_rows(summary) if row["at"] == "equal loss"]
     lowest = min((row["loss"] for row in rows), default=None)
     shown = [
         {LABELS[key]: cell_text(value) for key, value in row.items() if key in LABELS}
@@ -341,8 +315,30 @@ def show(result: dict[str, Any]) -> None:
         if row["loss"] == lowest
     ]
     print_table(shown, title=f"\nat equal training loss {lowest:.3f} (test split)" if shown else None)
-    print(f"uniform attention: MRTA {result['null']['mrta']:.3f}, AC {result['null']['ac']:.1f}%")
-    diverged = {arm: entry["diverged"] for arm, entry in result["arms"].items() if entry["diverged"]}
-    if diverged:
-        print(f"diverged: {diverged}")
-    print(f"\nfigure: {result['files']['figure']['png']}")
+    print(f"uniform attention: MRTA {summary['null']['mrta']:.3f}, AC {summary['null']['ac']:.1f}%")
+    print_diverged(summary)
+    print(f"\nfigure: {summary['files']['figure']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="ablation-hatexplain",
+    chapter="Ablation",
+    options=(
+        seeds_option(3),
+        Option(
+            "ratio",
+            float,
+            "multiplier of all arms but QK alone, which has 3, 10, 30 and 100 as well",
+            default=30.0,
+        ),
+        EPOCHS_OPTION,
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce ablation-hatexplain --out out",
+        "fasterqk reproduce ablation-hatexplain --seeds 1 --epochs 2       # a quick look",
+        "fasterqk reproduce ablation-hatexplain --ratio 10 --json",
+    ),
+    needs_data=True,
+)

@@ -1,48 +1,43 @@
-"""`fasterqk reproduce all`: what `make reproduce` runs, with the time each part took."""
+"""Everything that is quick and needs no data files: what `make reproduce` runs, and a page of it."""
 
-import argparse
 import sys
 import time
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-from fasterqk.cli.common import Parser
 from fasterqk.console import duration_text, print_table
-
-SUMMARY = "everything that needs no data files, in a few minutes, ending with a page to open"
-EXAMPLES = ["fasterqk reproduce all --out out"]
-
-# The command lines of `make reproduce`, in order; each must stay within its share of ten minutes.
-PARTS = [["fig2"], ["fig3"], ["fig4"], ["table-agreement"], ["table-kvqa"]]
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import EXPERIMENTS, Experiment, find_experiment, reproduce
+from fasterqk.lab.report import write_page
 
 
-def configure(parser: Parser) -> None:
-    """No options of its own."""
+def quick_experiments() -> list[str]:
+    """The names of the parts, in order; each must stay within its share of ten minutes."""
+    return [name for name in EXPERIMENTS if name != "all" and find_experiment(name).quick]
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
+def run(runner: CellRunner) -> dict[str, Any]:
     parts = []
-    for words in PARTS:
+    for name in quick_experiments():
         start = time.perf_counter()
-        _run_part([*words, "--out", arguments.out])
+        reproduce(name, runner.out)
         seconds = round(time.perf_counter() - start, 1)
-        parts.append({"experiment": " ".join(words), "seconds": seconds})
+        parts.append({"experiment": name, "seconds": seconds})
         if sys.stderr.isatty():
-            print(f"{' '.join(words)}: {duration_text(seconds)}", file=sys.stderr)
-    from fasterqk.lab.report._page import write_page
-
-    return {"parts": parts, "report": str(write_page(Path(arguments.out)))}
+            print(f"{name}: {duration_text(seconds)}", file=sys.stderr)
+    return {"parts": parts, "report": str(write_page(runner.out))}
 
 
-def show(result: dict[str, Any]) -> None:
-    print_table(result["parts"])
-    print(f"\nopen {result['report']}")
+def show(summary: dict[str, Any]) -> None:
+    print_table(summary["parts"])
+    print(f"\nopen {summary['report']}")
 
 
-def _run_part(words: list[str]) -> None:
-    module = import_module(f"fasterqk.lab.experiments.{words[0].replace('-', '_')}")
-    parser = Parser(prog=f"fasterqk reproduce {words[0]}")
-    parser.add_argument("--out")
-    module.configure(parser)
-    module.run(parser.parse_args(words[1:]))
+EXPERIMENT = Experiment(
+    name="all",
+    chapter="All",
+    options=(),
+    run=run,
+    show=show,
+    examples=("fasterqk reproduce all --out out",),
+    trains=False,
+)

@@ -1,7 +1,6 @@
 """Figure 2: where the four parameterizations attend, with and without faster query-key learning."""
 
-import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,18 +8,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fasterqk.attention import DTAP_EDGES, matched_loss
-from fasterqk.cli.common import Parser, list_of
-from fasterqk.console import print_table, progress_bar
+from fasterqk.console import print_table
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import (
+    PROTOCOL_OPTION,
     Panel,
-    add_options,
     levels_for,
     panels,
     run_cells,
     summarize_seeds,
 )
-from fasterqk.lab.report._figure import PARAMETERIZATION_COLORS, draw_dtap, dtap_rows, plotting, save_figure
-from fasterqk.lab.report._tables import save_table
+from fasterqk.lab.report import (
+    PARAMETERIZATION_COLORS,
+    draw_dtap,
+    dtap_rows,
+    plotting,
+    save_figure,
+    save_table,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,20 +68,11 @@ class Fig2:
     matched: list[dict[str, Any]]
 
 
-def compute(
-    protocol: str,
-    out: Path,
-    *,
-    seeds: int = 5,
-    names: Sequence[str] | None = None,
-    workers: int = 2,
-    force: bool = False,
-    progress: Callable[..., None] | None = None,
-) -> Fig2:
-    """Train what is not stored yet under ``out``, and summarise all."""
+def compute(runner: CellRunner, protocol: str, *, seeds: int = 5, names: Sequence[str] | None = None) -> Fig2:
+    """Train what is not stored yet, and summarise all."""
     chosen = panels(protocol, list(names) if names else None)
     cells = {(panel.name, seed): panel.for_seed(seed) for panel in chosen for seed in range(seeds)}
-    results = run_cells(cells, out, workers=workers, force=force, progress=progress)
+    results = run_cells(cells, runner, title=f"fig2, protocol {protocol}", protocol=protocol)
     histories: dict[Any, Any] = {key: result["history"] for key, result in results.items()}
     return Fig2(
         protocol=protocol,
@@ -123,8 +120,6 @@ def _summary(panel: Panel, results: dict[tuple[str, int], dict[str, Any]]) -> di
         **summarize_seeds(own, cell.stop),
     }
 
-
-# --- Draws figure 2: a heat map a panel, attention against loss, and the table of all numbers ---
 
 _COLUMNS = 4
 _SETTINGS = {
@@ -300,63 +295,37 @@ def _history_rows(data: Fig2) -> list[dict[str, Any]]:
     ]
 
 
-# --- `fasterqk reproduce fig2`: heat maps of attention and prediction on the toy language ---
-
-SUMMARY = "figure 2: where four parameterizations attend, with and without faster query-key learning"
-EXAMPLES = [
-    "fasterqk reproduce fig2 --out out",
-    "fasterqk reproduce fig2 --protocol released --panels a,b,g,h --json",
-    "fasterqk reproduce fig2 --protocol closed --seeds 1",
-]
-
-
-def configure(parser: Parser) -> None:
-    add_options(parser, ("paper", "scaled", "closed", "released"), "paper", seeds=5)
-    parser.add_argument("--panels", type=list_of(str), metavar="a,b", help="only these (default: all)")
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fasterqk.files import plain
-
-    with progress_bar(f"fig2, protocol {arguments.protocol}") as progress:
-        data = compute(
-            arguments.protocol,
-            Path(arguments.out),
-            seeds=arguments.seeds,
-            names=arguments.panels,
-            workers=arguments.workers,
-            force=arguments.force,
-            progress=progress,
-        )
-    result: dict[str, Any] = {
+def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None) -> dict[str, Any]:
+    data = compute(runner, protocol, seeds=seeds, names=panels)
+    summary: dict[str, Any] = {
         "protocol": data.protocol,
         "panels": data.summaries,
         "matched": data.matched,
-        "files": write_fig2(data, Path(arguments.out)),
+        "files": write_fig2(data, runner.out),
     }
     if data.protocol == "released":
-        result["differences_from_released"] = differences_from_released(data)
-    return dict(plain(result))
+        summary["differences_from_released"] = differences_from_released(data)
+    return summary
 
 
-def show(result: dict[str, Any]) -> None:
-    lowest = result["matched"][0] if result["matched"] else {"loss": None, "arms": {}}
+def show(summary: dict[str, Any]) -> None:
+    lowest = summary["matched"][0] if summary["matched"] else {"loss": None, "arms": {}}
     rows = []
-    for name, panel in result["panels"].items():
+    for name, panel in summary["panels"].items():
         matched = lowest["arms"].get(name)
         row = {"panel": name, "": panel["title"]}
         row |= {key: panel[key] for key in ("loss", "accuracy", "steps", "mrta", "ac", "acmc")}
         row["null mrta"] = panel["null"]["mrta"]
         row["mrta at equal loss"] = matched["mrta"]["mean"] if matched else None
-        row["note"] = note(panel)
+        row["note"] = _note(panel)
         rows.append(row)
-    print_table(rows, title=f"figure 2, protocol {result['protocol']} (means over seeds):")
+    print_table(rows, title=f"figure 2, protocol {summary['protocol']} (means over seeds):")
     if lowest["loss"] is not None:
         print(f"\nequal loss: {lowest['loss']:.2g} on training sequences")
-    print(f"figure: {result['files']['png']}")
+    print(f"figure: {summary['files']['png']}")
 
 
-def note(panel: dict[str, Any]) -> str:
+def _note(panel: dict[str, Any]) -> str:
     """What a reader must know about a panel's cells."""
     notes = []
     if panel["diverged_seeds"]:
@@ -366,3 +335,22 @@ def note(panel: dict[str, Any]) -> str:
     if panel["attend_query"] and panel["query_mass"] is not None:
         notes.append(f"mass on the query token {panel['query_mass']:.2f}")
     return "; ".join(notes)
+
+
+EXPERIMENT = Experiment(
+    name="fig2",
+    chapter="Figure 2",
+    options=(
+        PROTOCOL_OPTION,
+        seeds_option(5),
+        Option("panels", str, "only these (default: all)", many=True, metavar="a"),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce fig2 --out out",
+        "fasterqk reproduce fig2 --protocol released --panels a,b,g,h --json",
+        "fasterqk reproduce fig2 --protocol closed --seeds 1",
+    ),
+    quick=True,
+)

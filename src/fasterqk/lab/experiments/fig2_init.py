@@ -1,7 +1,6 @@
 """What figure 2 owes to its initialisation: attention at matched loss against the scale of the init."""
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fasterqk.attention import Interval
-from fasterqk.cli.common import Parser, list_of, positive_float
-from fasterqk.console import print_table, progress_bar
-from fasterqk.lab.experiments._synthetic import Point, add_options, measure, panels, with_scale
-from fasterqk.lab.report._figure import PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk.console import print_table
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import Experiment, Option, seeds_option
+from fasterqk.lab.experiments._synthetic import PROTOCOL_OPTION, Point, measure, panels, with_scale
+from fasterqk.lab.report import PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import PARAMETERIZATIONS
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ RATIOS = (1.0, 10.0)
 
 @dataclass(frozen=True)
 class Fig2Init:
-    """One point a parameterization, ratio and scale."""
+    """One point per parameterization, ratio and scale."""
 
     protocol: str
     points: list[Point]
@@ -33,14 +33,7 @@ class Fig2Init:
 
 
 def compute(
-    protocol: str,
-    out: Path,
-    *,
-    seeds: int = 3,
-    scales: tuple[float, ...] = SCALES,
-    workers: int = 2,
-    force: bool = False,
-    progress: Callable[..., None] | None = None,
+    runner: CellRunner, protocol: str, *, seeds: int = 3, scales: Sequence[float] = SCALES
 ) -> Fig2Init:
     """Train what is not stored yet; each parameterization is compared at one loss.
 
@@ -53,13 +46,10 @@ def compute(
         for ratio in RATIOS
         for scale in scales
     }
-    points = measure(arms, out, seeds=seeds, workers=workers, force=force, progress=progress)
+    points = measure(arms, runner, seeds=seeds, title=f"fig2-init, protocol {protocol}")
     language = base.language
     null = language.gamma * language.context / language.positions
     return Fig2Init(protocol, points, null)
-
-
-# --- Draws attention at matched loss against the scale of the init ---
 
 
 def write_fig2_init(data: Fig2Init, out: Path) -> dict[str, str]:
@@ -81,7 +71,7 @@ def write_fig2_init(data: Fig2Init, out: Path) -> dict[str, str]:
 
 
 def draw_fig2_init(data: Fig2Init) -> "Figure":
-    """One plot a ratio; call inside ``plotting()``."""
+    """One plot per ratio; call inside ``plotting()``."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(RATIOS), figsize=(8.4, 3.4), sharey=True)
@@ -121,42 +111,35 @@ def _bar(alpha: Interval) -> tuple[float, float]:
     return min(alpha.half_width, alpha.mean), min(alpha.half_width, 1 - alpha.mean)
 
 
-# --- `fasterqk reproduce fig2-init`: attention at matched loss against the scale of the init ---
-
-SUMMARY = "figure 2's dependence on the init: attention at equal loss against its scale"
-EXAMPLES = [
-    "fasterqk reproduce fig2-init --out out",
-    "fasterqk reproduce fig2-init --protocol released --seeds 1 --json",
-]
-
-
-def configure(parser: Parser) -> None:
-    add_options(parser, ("paper", "scaled", "closed", "released"), "paper", seeds=3)
-    parser.add_argument(
-        "--scales", type=list_of(positive_float), metavar="S,S", help="scales (default: 1e-6 to 0.1)"
-    )
+def run(runner: CellRunner, protocol: str, seeds: int, scales: list[float] | None) -> dict[str, Any]:
+    data = compute(runner, protocol, seeds=seeds, scales=scales or SCALES)
+    return {
+        "protocol": data.protocol,
+        "uniform": data.null,
+        "points": [point.record() for point in data.points],
+        "files": write_fig2_init(data, runner.out),
+    }
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fasterqk.files import plain
-
-    with progress_bar(f"fig2-init, protocol {arguments.protocol}") as progress:
-        data = compute(
-            arguments.protocol,
-            Path(arguments.out),
-            seeds=arguments.seeds,
-            scales=tuple(arguments.scales or SCALES),
-            workers=arguments.workers,
-            force=arguments.force,
-            progress=progress,
-        )
-    files = write_fig2_init(data, Path(arguments.out))
-    points = [point.record() for point in data.points]
-    return dict(plain({"protocol": data.protocol, "uniform": data.null, "points": points, "files": files}))
-
-
-def show(result: dict[str, Any]) -> None:
+def show(summary: dict[str, Any]) -> None:
     keys = ("parameterization", "qk_ratio", "init_scale", "loss", "alpha", "half_width", "steps")
-    rows = [{key: point[key] for key in keys} for point in result["points"]]
-    print_table(rows, title=f"attention at equal loss (uniform: {result['uniform']:.3f}):")
-    print(f"\nfigure: {result['files']['png']}")
+    rows = [{key: point[key] for key in keys} for point in summary["points"]]
+    print_table(rows, title=f"attention at equal loss (uniform: {summary['uniform']:.3f}):")
+    print(f"\nfigure: {summary['files']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="fig2-init",
+    chapter="Figure 2",
+    options=(
+        PROTOCOL_OPTION,
+        seeds_option(3),
+        Option("scales", float, "scales (default: 1e-6 to 0.1)", many=True),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce fig2-init --out out",
+        "fasterqk reproduce fig2-init --protocol released --seeds 1 --json",
+    ),
+)

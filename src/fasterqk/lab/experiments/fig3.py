@@ -1,7 +1,6 @@
 """Figure 3: the output-value circuit under fixed attention, its loss and the incentive to attend more."""
 
-import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fasterqk.cli.common import Parser, positive_int
-from fasterqk.console import print_table, progress_bar
+from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._synthetic import add_options
-from fasterqk.lab.report._figure import COLORS, plotting, save_figure
-from fasterqk.lab.runs import sweep
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import Experiment, Option, seeds_option
+from fasterqk.lab.report import COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 CIRCUITS = FIXED_CIRCUITS
 # The published curves were made with biases, the paper's model has none.
 PROTOCOLS = {"released": (True,), "paper": (False,), "both": (True, False)}
-# Two cells, one a worker: a factorized curve takes half as long again as a collapsed one.
+# Two cells, one per worker: a factorized curve takes half as long again as a collapsed one.
 _CELLS = (
     (*product(CIRCUITS[:1], ALPHAS[:3]), *product(CIRCUITS[1:], ALPHAS[3:])),
     (*product(CIRCUITS[:1], ALPHAS[3:]), *product(CIRCUITS[1:], ALPHAS[:3])),
@@ -90,31 +88,28 @@ class Fig3:
                 }
 
 
-def compute(
-    protocol: str,
-    out: Path,
-    *,
-    seeds: int = 1,
-    epochs: int = 500,
-    workers: int = 2,
-    force: bool = False,
-    progress: Callable[..., None] | None = None,
-) -> Fig3:
-    """Train what is not stored yet under ``out``."""
+def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 500) -> Fig3:
+    """Train what is not stored yet."""
     if protocol not in PROTOCOLS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
-    cells = [
-        FixedAttentionCell(curves, bias=bias, seed=seed, epochs=epochs)
+    cells = {
+        (f"{'with' if bias else 'without'} biases, part {part}", seed): FixedAttentionCell(
+            curves, bias=bias, seed=seed, epochs=epochs
+        )
         for bias in PROTOCOLS[protocol]
         for seed in range(seeds)
-        for curves in _CELLS
-    ]
-    function = "fasterqk.lab.synthetic._fixed:train_fixed"
-    results = sweep(cells, function, out, workers=workers, force=force, progress=progress)
+        for part, curves in enumerate(_CELLS, 1)
+    }
+    results = runner.run(
+        cells,
+        "fasterqk.lab.synthetic._fixed:train_fixed",
+        title=f"fig3, protocol {protocol}",
+        protocol=protocol,
+    )
     found = {
         (curve["circuit"], cell.bias, cell.seed, curve["alpha"]): curve
-        for cell, result in zip(cells, results, strict=True)
-        for curve in result["curves"]
+        for key, cell in cells.items()
+        for curve in results[key]["curves"]
     }
     curves = [
         _mean([found[circuit, bias, seed, alpha] for seed in range(seeds)], circuit, bias, alpha)
@@ -130,8 +125,6 @@ def _mean(results: list[dict[str, Any]], circuit: str, bias: bool, alpha: float)
     incentive = np.mean([np.array(result["incentive"], dtype=float) for result in results], axis=0)
     return Curve(circuit, bias, alpha, loss, incentive, any(result["diverged"] for result in results))
 
-
-# --- Draws figure 3: loss under fixed attention and the incentive to attend more ---
 
 _VALUES = {"loss": "loss (held out)", "incentive": r"incentive $[L(\alpha)-L(\alpha+\delta)]/\delta$"}
 
@@ -183,47 +176,38 @@ def draw_fig3(data: Fig3) -> "Figure":
     return figure
 
 
-# --- `fasterqk reproduce fig3`: the output-value circuit under fixed attention ---
-
-SUMMARY = "figure 3: loss and incentive to attend more, with attention held fixed"
-EXAMPLES = ["fasterqk reproduce fig3 --out out", "fasterqk reproduce fig3 --protocol both --json"]
-
-
-def configure(parser: Parser) -> None:
-    parser.description = (
-        f"{SUMMARY}. Protocol released (default): linear layers with biases, which made the published"
-        " curves; paper: without, as in the paper's model; both: a row of each."
-    )
-    add_options(parser, ("released", "paper", "both"), "released", seeds=1)
-    parser.add_argument(
-        "--epochs", type=positive_int, default=500, metavar="N", help="of 250 batches (default: 500)"
-    )
+def run(runner: CellRunner, protocol: str, seeds: int, epochs: int) -> dict[str, Any]:
+    data = compute(runner, protocol, seeds=seeds, epochs=epochs)
+    return {
+        "protocol": data.protocol,
+        "curves": [curve.summary() for curve in data.curves],
+        "files": write_fig3(data, runner.out),
+    }
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fasterqk.files import plain
-
-    with progress_bar(f"fig3, protocol {arguments.protocol}") as progress:
-        data = compute(
-            arguments.protocol,
-            Path(arguments.out),
-            seeds=arguments.seeds,
-            epochs=arguments.epochs,
-            workers=arguments.workers,
-            force=arguments.force,
-            progress=progress,
-        )
-    files = write_fig3(data, Path(arguments.out))
-    curves = [curve.summary() for curve in data.curves]
-    return dict(plain({"protocol": data.protocol, "curves": curves, "files": files}))
-
-
-def show(result: dict[str, Any]) -> None:
+def show(summary: dict[str, Any]) -> None:
     rows = [
         {key: curve[key] for key in ("circuit", "bias", "alpha", "final_loss")}
         | {"peak incentive": curve["peak"]["incentive"], "at epoch": curve["peak"]["epoch"]}
         | {"lowest": curve["lowest"]["incentive"], "below 0.2 from": curve["fades_below_0.2"]}
-        for curve in result["curves"]
+        for curve in summary["curves"]
     ]
     print_table(rows, title="figure 3, attention held fixed:")
-    print(f"\nfigure: {result['files']['png']}")
+    print(f"\nfigure: {summary['files']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="fig3",
+    chapter="Figure 3",
+    options=(
+        Option("protocol", str, "which settings", default="released", choices=tuple(PROTOCOLS)),
+        seeds_option(1),
+        Option("epochs", int, "of 250 batches", default=500),
+    ),
+    run=run,
+    show=show,
+    examples=("fasterqk reproduce fig3 --out out", "fasterqk reproduce fig3 --protocol both --json"),
+    details="Protocol released (default): linear layers with biases, which made the published curves; "
+    "paper: without, as in the paper's model; both: a row of each.",
+    quick=True,
+)

@@ -3,7 +3,6 @@
 The paper integrates; here every number is the closed form's, and DOP853 runs stand beside it.
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fasterqk.cli.common import Parser, positive_int
 from fasterqk.console import print_table
-from fasterqk.lab.report._figure import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import Experiment, Option
+from fasterqk.lab.report import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.theory import PARAMETERIZATIONS, Integrated, Setting, Solution, integrate, ratio_for, solve
 from fasterqk.theory._setting import Floats
 
@@ -30,7 +30,7 @@ _EVERY = 20  # one ratio in so many of panel (e) is also integrated
 
 @dataclass(frozen=True)
 class Fig4:
-    """All that the figure shows. Solutions of ``curves`` and ``matched`` have one row a ratio."""
+    """All that the figure shows. Solutions of ``curves`` and ``matched`` have one row per ratio."""
 
     setting: Setting
     curves: Solution
@@ -50,7 +50,7 @@ class Fig4:
         return float(np.abs(np.array(found) / np.array(exact) - 1).max())
 
     def final_values(self) -> list[dict[str, float]]:
-        """One entry a ratio: the state at which its run stops."""
+        """One entry per ratio: the state at which its run stops."""
         return list(_records(self.final))
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -126,8 +126,6 @@ def _records(states: Solution) -> Iterator[dict[str, float]]:
     for place in np.ndindex(np.shape(states.mu_ov)):
         yield {name: float(values[place]) for name, values in columns.items()}
 
-
-# --- Draws figure 4: the paper's panels, and two that need the closed form ---
 
 _HOLLOW: dict[str, Any] = {"markersize": 4, "markerfacecolor": "white"}
 
@@ -246,33 +244,36 @@ def _needed(axes: "Axes", data: Fig4, figure: "Figure") -> None:
     bar.ax.grid(False)
 
 
-# --- `fasterqk reproduce fig4`: the simulation figure, from the closed form ---
-
-SUMMARY = "figure 4: scales and attention at matched loss for five ratios, exactly"
-EXAMPLES = ["fasterqk reproduce fig4 --out out", "fasterqk reproduce fig4 --M 20 --json"]
-
-
-def configure(parser: Parser) -> None:
-    parser.add_argument(
-        "--M",
-        type=positive_int,
-        default=5,
-        help="classes: 5 as in the paper's caption (default), 20 as in the released notebook",
-    )
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-
-    data = compute(arguments.M)
+def run(runner: CellRunner, M: int) -> dict[str, Any]:
+    data = compute(M)
     return {
         "setting": data.setting,
         "final": data.final_values(),
         "integration_error": data.integration_error,
-        "files": write_fig4(data, Path(arguments.out)),
+        "files": write_fig4(data, runner.out),
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    print_table(result["final"], title="where training stops, exactly:")
-    print(f"\nlargest difference from integrated runs: {result['integration_error']:.1e}")
-    print(f"figure: {result['files']['png']}")
+def show(summary: dict[str, Any]) -> None:
+    print_table(summary["final"], title="where training stops, exactly:")
+    print(f"\nlargest difference from integrated runs: {summary['integration_error']:.1e}")
+    print(f"figure: {summary['files']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="fig4",
+    chapter="Figure 4",
+    options=(
+        Option(
+            "M",
+            int,
+            "classes: 5 as in the paper's caption (default), 20 as in the released notebook",
+            default=5,
+        ),
+    ),
+    run=run,
+    show=show,
+    examples=("fasterqk reproduce fig4 --out out", "fasterqk reproduce fig4 --M 20 --json"),
+    trains=False,
+    quick=True,
+)

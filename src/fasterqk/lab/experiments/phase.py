@@ -1,19 +1,20 @@
 """Beyond the paper: attention at matched loss over the learning-rate ratio and the init, and under Adam."""
 
-import argparse
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fasterqk.cli.common import Parser, list_of, positive_float
-from fasterqk.console import print_table, progress_bar
+from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._synthetic import Point, add_options, measure, panels, with_scale
-from fasterqk.lab.report._figure import HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import Experiment, Option, seeds_option
+from fasterqk.lab.experiments._synthetic import Point, measure, panels, with_scale
+from fasterqk.lab.report import HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import PARAMETERIZATIONS, SyntheticCell
+from fasterqk.theory import Setting, solve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,16 +41,13 @@ class Phase:
 
 
 def compute(
+    runner: CellRunner,
     protocol: str,
-    out: Path,
     *,
     over: str = "scale",
     seeds: int = 1,
-    ratios: tuple[float, ...] = RATIOS,
-    values: tuple[float, ...] | None = None,
-    workers: int = 2,
-    force: bool = False,
-    progress: Callable[..., None] | None = None,
+    ratios: Sequence[float] = RATIOS,
+    values: Sequence[float] | None = None,
 ) -> Phase:
     """Train what is not stored yet; all arms of one protocol are compared at one loss.
 
@@ -71,18 +69,16 @@ def compute(
                     grid[name, _varied(replace(cell, qk_ratio=ratio), over, value)] = name
             for ratio in ADAM_RATIOS:
                 adam[name, replace(cell, qk_ratio=ratio, optimizer="adam", lr=ADAM_LR)] = name
-    points = measure(grid | adam, out, seeds=seeds, workers=workers, force=force, progress=progress)
+    points = measure(grid | adam, runner, seeds=seeds, title=f"phase over {over}")
     return Phase(over, points[: len(grid)], points[len(grid) :], theory_points(points, ratios))
 
 
-def theory_points(points: list[Point], ratios: tuple[float, ...]) -> list[dict[str, Any]]:
+def theory_points(points: list[Point], ratios: Sequence[float]) -> list[dict[str, Any]]:
     """Theorem 1 for a fixed query with the language's numbers, at the losses of the grid.
 
     Indicative only: the theory has zero-mean background where the language has one-hot common tokens,
     and predicts among the classes alone.
     """
-    from fasterqk.theory import Setting, solve
-
     language = points[0].cell.language
     dense = np.geomspace(min(ratios), max(ratios), 60)
     found: list[dict[str, Any]] = []
@@ -109,8 +105,6 @@ def _varied(cell: SyntheticCell, over: str, value: Any) -> SyntheticCell:
         return with_scale(cell, value)
     return replace(cell, language=replace(cell.language, gamma=value))
 
-
-# --- Draws the phase diagram: attention over ratio and init, beside the theory, and under Adam ---
 
 _VALUES = {"scale": "scale of the init", "gamma": "share γ of distinct tokens"}
 _SOFTMAX = {"paper": "50 outputs", "scaled": "50 outputs, scaled scores", "closed": "4 outputs"}
@@ -141,7 +135,7 @@ def write_phase(data: Phase, out: Path) -> dict[str, str]:
 
 
 def draw_phase(data: Phase) -> "Figure":
-    """A row a protocol: four heat maps, CACO against the theory, Adam; call inside ``plotting()``."""
+    """A row per protocol: four heat maps, CACO against the theory, Adam; call inside ``plotting()``."""
     import matplotlib.pyplot as plt
 
     protocols = list(dict.fromkeys(point.protocol for point in data.grid))
@@ -241,58 +235,48 @@ def _adam(axis: "Axes", data: Phase, protocol: str) -> None:
     axis.legend(loc="upper center", ncols=2)
 
 
-# --- `fasterqk reproduce phase`: attention over the learning-rate ratio and the init, and under Adam ---
-
-SUMMARY = "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam"
-EXAMPLES = [
-    "fasterqk reproduce phase --out out",
-    "fasterqk reproduce phase --over gamma --protocol closed --json",
-    "fasterqk reproduce phase --ratios 0.1,1,10 --values 0.001 --protocol paper",
-]
-
-
-def configure(parser: Parser) -> None:
-    add_options(parser, ("both", "paper", "scaled", "closed"), "both", seeds=1)
-    parser.add_argument(
-        "--over", choices=("scale", "gamma"), default="scale", help="what varies beside the ratio"
-    )
-    parser.add_argument("--ratios", type=list_of(positive_float), metavar="R,R", help="default: 0.01 to 30")
-    parser.add_argument("--values", type=list_of(positive_float), metavar="V,V", help="of scale or gamma")
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fasterqk.files import plain
-
-    with progress_bar(f"phase over {arguments.over}") as progress:
-        data = compute(
-            arguments.protocol,
-            Path(arguments.out),
-            over=arguments.over,
-            seeds=arguments.seeds,
-            ratios=tuple(arguments.ratios or RATIOS),
-            values=tuple(arguments.values) if arguments.values else None,
-            workers=arguments.workers,
-            force=arguments.force,
-            progress=progress,
-        )
-    files = write_phase(data, Path(arguments.out))
-    return dict(
-        plain(
-            {
-                "over": data.over,
-                "grid": [point.record() for point in data.grid],
-                "adam": [point.record() for point in data.adam],
-                "theory": data.theory,
-                "files": files,
-            }
-        )
-    )
+def run(
+    runner: CellRunner,
+    protocol: str,
+    seeds: int,
+    over: str,
+    ratios: list[float] | None,
+    values: list[float] | None,
+) -> dict[str, Any]:
+    data = compute(runner, protocol, over=over, seeds=seeds, ratios=ratios or RATIOS, values=values)
+    return {
+        "over": data.over,
+        "grid": [point.record() for point in data.grid],
+        "adam": [point.record() for point in data.adam],
+        "theory": data.theory,
+        "files": write_phase(data, runner.out),
+    }
 
 
-def show(result: dict[str, Any]) -> None:
-    varied = "init_scale" if result["over"] == "scale" else "gamma"
+def show(summary: dict[str, Any]) -> None:
+    varied = "init_scale" if summary["over"] == "scale" else "gamma"
     keys = ("protocol", "parameterization", varied, "qk_ratio", "alpha", "steps")
-    print_table([{key: p[key] for key in keys} for p in result["grid"]], title="SGD, at equal loss:")
+    print_table([{key: p[key] for key in keys} for p in summary["grid"]], title="SGD, at equal loss:")
     print()
-    print_table([{key: p[key] for key in keys} for p in result["adam"]], title="Adam:")
-    print(f"\nfigure: {result['files']['png']}")
+    print_table([{key: p[key] for key in keys} for p in summary["adam"]], title="Adam:")
+    print(f"\nfigure: {summary['files']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="phase",
+    chapter="Phase",
+    options=(
+        Option("protocol", str, "which settings", default="both", choices=tuple(PROTOCOLS)),
+        seeds_option(1),
+        Option("over", str, "what varies beside the ratio", default="scale", choices=OVER),
+        Option("ratios", float, "ratios of learning rates (default: 0.01 to 30)", many=True),
+        Option("values", float, "of scale or gamma", many=True),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce phase --out out",
+        "fasterqk reproduce phase --over gamma --protocol closed --json",
+        "fasterqk reproduce phase --ratios 0.1,1,10 --values 0.001 --protocol paper",
+    ),
+)

@@ -1,14 +1,12 @@
 """The paper's HateXplain table: one layer, with and without faster query-key learning."""
 
-import argparse
 from typing import Any
 
-from fasterqk.cli.common import Parser, positive_int
-from fasterqk.lab.experiments._arm_command import add_arm_options, run_experiment, show_arms
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Experiment
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_comparison, show_arms
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, PROTOCOL_OPTION, Experiment, seeds_option
 from fasterqk.lab.training import TrainConfig
 
-PROTOCOLS = ("paper", "released")
 FIRST_SEED = 1234
 QK_RATIO = 30
 
@@ -59,8 +57,8 @@ RELEASED = {
 }
 
 
-def table_hatexplain(protocol: str = "paper", seeds: int = 5, epochs: int | None = None) -> Experiment:
-    """The experiment in the `paper` or the `released` protocol.
+def table_hatexplain(protocol: str = "paper", seeds: int = 5, epochs: int | None = None) -> Comparison:
+    """Both arms in the `paper` or the `released` protocol.
 
     >>> table_hatexplain("paper", seeds=2).arms["faster_qk"].optimisation.qk_ratio
     30.0
@@ -74,7 +72,7 @@ def table_hatexplain(protocol: str = "paper", seeds: int = 5, epochs: int | None
     else:
         arms = {BASELINE: base, FASTER: base.replace(qk_ratio=QK_RATIO)}
         printed = {"paper": PAPER}
-    return Experiment(
+    return Comparison(
         name="table-hatexplain",
         title="HateXplain, one layer",
         protocol=protocol,
@@ -100,33 +98,20 @@ def _released(base: TrainConfig) -> dict[str, TrainConfig]:
     return {BASELINE: shared, FASTER: faster}
 
 
-# --- `fasterqk reproduce table-hatexplain`: the paper's one-layer table, with controls ---
-
-SUMMARY = "HateXplain, one layer: accuracy, attention and faithfulness of both arms"
-EXAMPLES = [
-    "fasterqk reproduce table-hatexplain --out out",
-    "fasterqk reproduce table-hatexplain --protocol released --seeds 5 --json",
-    "fasterqk reproduce table-hatexplain --seeds 1 --epochs 10       # a quick look",
-]
+def run(runner: CellRunner, protocol: str, seeds: int, epochs: int | None) -> dict[str, Any]:
+    return run_comparison(table_hatexplain(protocol, seeds, epochs), runner)
 
 
-def configure(parser: Parser) -> None:
-    parser.add_argument(
-        "--protocol",
-        choices=["paper", "released"],
-        default="paper",
-        help="paper: QK alone learns faster (default); released: what the notebooks do",
-    )
-    parser.add_argument("--seeds", type=positive_int, default=5, metavar="N", help="how many (default: 5)")
-    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
-    add_arm_options(parser)
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-
-    experiment = table_hatexplain(arguments.protocol, arguments.seeds, arguments.epochs)
-    return run_experiment(experiment, arguments)
-
-
-def show(result: dict[str, Any]) -> None:
-    show_arms(result)
+EXPERIMENT = Experiment(
+    name="table-hatexplain",
+    chapter="HateXplain",
+    options=(PROTOCOL_OPTION, seeds_option(5), EPOCHS_OPTION),
+    run=run,
+    show=show_arms,
+    examples=(
+        "fasterqk reproduce table-hatexplain --out out",
+        "fasterqk reproduce table-hatexplain --protocol released --seeds 5 --json",
+        "fasterqk reproduce table-hatexplain --seeds 1 --epochs 10       # a quick look",
+    ),
+    needs_data=True,
+)

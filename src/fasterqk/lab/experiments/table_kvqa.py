@@ -1,11 +1,11 @@
 """Generated key-value questions with and without faster query-key learning; needs no file."""
 
-import argparse
 from typing import Any
 
-from fasterqk.cli.common import Parser, positive_int
-from fasterqk.lab.experiments._arm_command import add_arm_options, run_deep, show_deep
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Experiment
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._layers import run_with_layers, show_with_layers
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, seeds_option
 from fasterqk.lab.training import TrainConfig
 
 # Five times the base rate is 5e-3: at 1e-2 attention hardens before it has found the pairs.
@@ -13,12 +13,12 @@ QK_RATIO = 5
 EVALUATE_AT_FALL = 0.5
 
 
-def table_kvqa(seeds: int = 1, epochs: int | None = None) -> Experiment:
-    """The experiment; both arms differ in the rate of the query-key circuit and in nothing else."""
+def table_kvqa(seeds: int = 1, epochs: int | None = None) -> Comparison:
+    """Both arms differ in the rate of the query-key circuit and in nothing else."""
     base = TrainConfig("kvqa", evaluate_at_fall=EVALUATE_AT_FALL, along_subset=128)
     if epochs is not None:
         base = base.replace(epochs=epochs)
-    return Experiment(
+    return Comparison(
         name="table-kvqa",
         title="Generated key-value questions (accuracy is exact match)",
         protocol="paper",
@@ -27,24 +27,19 @@ def table_kvqa(seeds: int = 1, epochs: int | None = None) -> Experiment:
     )
 
 
-# --- `fasterqk reproduce table-kvqa`: generated key-value questions, no file needed ---
-
-SUMMARY = "generated key-value questions, answered by generating, with and without faster QK"
-EXAMPLES = [
-    "fasterqk reproduce table-kvqa",
-    "fasterqk reproduce table-kvqa --seeds 3 --out out --json",
-]
+def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
+    return run_with_layers(table_kvqa(seeds, epochs), runner)
 
 
-def configure(parser: Parser) -> None:
-    parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="how many (default: 1)")
-    add_arm_options(parser)
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-
-    return run_deep(table_kvqa(arguments.seeds, arguments.epochs), arguments)
-
-
-def show(result: dict[str, Any]) -> None:
-    show_deep(result)
+EXPERIMENT = Experiment(
+    name="table-kvqa",
+    chapter="Key-value questions",
+    options=(seeds_option(1), EPOCHS_OPTION),
+    run=run,
+    show=show_with_layers,
+    examples=(
+        "fasterqk reproduce table-kvqa",
+        "fasterqk reproduce table-kvqa --seeds 3 --out out --json",
+    ),
+    quick=True,
+)

@@ -1,22 +1,25 @@
 """The paper's main table: every data set with both arms, what uniform attention gets, and equal loss."""
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fasterqk.cli.common import Parser, positive_int
 from fasterqk.console import cell_text, print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._arm_command import add_arm_options, run_cells
-from fasterqk.lab.experiments._arm_tables import ARM_NAMES, label
-from fasterqk.lab.experiments._arms import BASELINE, FASTER
-from fasterqk.lab.report._figure import COLORS, plotting, save_figure
-from fasterqk.lab.report._tables import save_table
-
-if TYPE_CHECKING:
-    from fasterqk.lab.experiments._arms import Experiment
-
+from fasterqk.lab.experiments._arm_tables import ARM_NAMES, describe, label
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import (
+    EPOCHS_OPTION,
+    PROTOCOL_OPTION,
+    Experiment,
+    Option,
+    seeds_option,
+)
+from fasterqk.lab.experiments.table_hatexplain import table_hatexplain
+from fasterqk.lab.experiments.table_squad import SIZES, table_squad
+from fasterqk.lab.experiments.table_sva import choose_arms
+from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
 
 # The columns of the paper's Table 2, as the summaries of two-arm experiments name them.
 METRICS = (
@@ -82,8 +85,6 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 def _bare(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {key: cell[key] for key in ("mean", "half_width", "n")}
 
-
-# --- The main table on disk, and one picture of it: what faster query-key learning changes ---
 
 Row = Mapping[str, Any]
 # What the picture shows, in units of one (AC and ACMC are percentages).
@@ -198,95 +199,56 @@ def _axis_label(metric: str) -> str:
     return f"{text}\n(lower is better)" if metric.startswith("sufficiency") else text
 
 
-# --- `fasterqk reproduce table-main`: all data sets side by side, in the paper's layout ---
-
-SUMMARY = "the paper's main table: every data set with both arms, nulls, equal loss, the paper's numbers"
-EXAMPLES = [
-    "fasterqk reproduce table-main --out out          # trains what the store does not have yet",
-    "fasterqk reproduce table-main --squad small      # with SQuAD, in a size for one core and an hour",
-    "fasterqk reproduce table-main --protocol released --json",
-    "fasterqk reproduce table-main --seeds 1 --epochs 1 --workers 1",
-]
+def _hatexplain(runner: CellRunner, protocol: str, seeds: int, epochs: int | None) -> Comparison:
+    return table_hatexplain(protocol, seeds, epochs)
 
 
-def _hatexplain(arguments: argparse.Namespace) -> "Experiment":
-    from fasterqk.lab.experiments.table_hatexplain import table_hatexplain
-
-    return table_hatexplain(arguments.protocol, arguments.seeds, arguments.epochs)
+def _sva(runner: CellRunner, protocol: str, seeds: int, epochs: int | None) -> Comparison:
+    return choose_arms(runner, protocol, "whole", seeds, epochs)[0]
 
 
-def _sva(arguments: argparse.Namespace) -> "Experiment":
-    from fasterqk.lab.experiments.table_sva import build
-
-    experiment, _ = build(arguments.protocol, "whole", arguments)
-    return experiment
-
-
-def _squad(arguments: argparse.Namespace) -> "Experiment":
-    from fasterqk.lab.experiments.table_squad import table_squad
-
-    protocols = table_squad(arguments.squad, seeds=arguments.squad_seeds, epochs=arguments.epochs)
-    if arguments.protocol not in protocols:
-        raise InputError(
-            f"--squad {arguments.squad} has no protocol {arguments.protocol!r}; choose --squad paper"
-        )
-    return protocols[arguments.protocol]
+def _squad(size: str, protocol: str, seeds: int, epochs: int | None) -> Comparison:
+    protocols = table_squad(size, seeds=seeds, epochs=epochs)
+    if protocol not in protocols:
+        raise InputError(f"--squad {size} has no protocol {protocol!r}; choose --squad paper")
+    return protocols[protocol]
 
 
-# The data sets of the table; each makes its two-arm experiment from the command's arguments.
-PARTS: dict[str, Callable[[argparse.Namespace], "Experiment"]] = {"SVA": _sva, "HateXplain": _hatexplain}
+# The data sets of the table, and what makes the two arms of each.
+PARTS: dict[str, Callable[[CellRunner, str, int, int | None], Comparison]] = {
+    "SVA": _sva,
+    "HateXplain": _hatexplain,
+}
 
 
-def configure(parser: Parser) -> None:
-    parser.add_argument(
-        "--protocol",
-        choices=["paper", "released"],
-        default="paper",
-        help="paper: QK alone learns faster (default); released: what the notebooks do",
-    )
-    parser.add_argument("--seeds", type=positive_int, default=5, metavar="N", help="how many (default: 5)")
-    parser.add_argument(
-        "--squad",
-        choices=["paper", "small", "tiny"],
-        help="SQuAD too, in this size (accuracy is exact match)",
-    )
-    parser.add_argument(
-        "--squad-seeds", type=positive_int, default=1, metavar="N", help="how many of SQuAD (default: 1)"
-    )
-    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
-    add_arm_options(parser)
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fasterqk.lab.experiments._arm_tables import describe
-    from fasterqk.lab.experiments._arms import summarize_arms
-
-    parts = PARTS | ({f"SQuAD, {arguments.squad}": _squad} if arguments.squad else {})
+def run(
+    runner: CellRunner, protocol: str, seeds: int, squad: str | None, squad_seeds: int, epochs: int | None
+) -> dict[str, Any]:
     summaries = {}
-    for dataset, build in parts.items():
-        experiment = build(arguments)
-        results, _ = run_cells(experiment, arguments)
-        summaries[dataset] = summarize_arms(experiment, results)
+
+    def add(dataset: str, comparison: Comparison) -> None:
+        summaries[dataset] = summarize_arms(comparison, run_arms(comparison, runner))
+
+    for dataset, make in PARTS.items():
+        add(dataset, make(runner, protocol, seeds, epochs))
+    if squad:
+        add(f"SQuAD, {squad}", _squad(squad, protocol, squad_seeds, epochs))
     rows = main_rows(summaries)
     caption = f"{'; '.join(describe(summary) for summary in summaries.values())}."
-    if arguments.squad:
+    if squad:
         caption += " Of SQuAD accuracy is exact match, and AC and ACMC count from .1 on, not from .5."
-    name = f"table-main-{arguments.protocol}"
-    files = save_main(rows, Path(arguments.out), name, caption=caption)
     return {
         "experiment": "table-main",
-        "protocol": arguments.protocol,
+        "protocol": protocol,
         "rows": rows,
         "parts": summaries,
-        "files": files,
+        "files": save_main(rows, runner.out, f"table-main-{protocol}", caption=caption),
     }
 
 
-def show(result: dict[str, Any]) -> None:
-    from fasterqk.lab.experiments._arm_tables import label
-
+def show(summary: dict[str, Any]) -> None:
     words = ("dataset", "at", "setting")
-    metrics = metric_columns(result["rows"])
+    metrics = metric_columns(summary["rows"])
     print_table(
         [
             {
@@ -294,7 +256,29 @@ def show(result: dict[str, Any]) -> None:
                 "setting": setting_name(row["setting"]),
                 **{label(key): cell_text(row.get(key)) for key in metrics},
             }
-            for row in result["rows"]
+            for row in summary["rows"]
         ]
     )
-    print(f"\nfigure: {result['files']['figure']['png']}")
+    print(f"\nfigure: {summary['files']['figure']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="table-main",
+    chapter="Main",
+    options=(
+        PROTOCOL_OPTION,
+        seeds_option(5),
+        Option("squad", str, "SQuAD too, in this size (accuracy is exact match)", choices=tuple(SIZES)),
+        Option("squad_seeds", int, "how many of SQuAD", default=1),
+        EPOCHS_OPTION,
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce table-main --out out          # trains what the store does not have yet",
+        "fasterqk reproduce table-main --squad small      # with SQuAD, in a size for one core and an hour",
+        "fasterqk reproduce table-main --protocol released --json",
+        "fasterqk reproduce table-main --seeds 1 --epochs 1 --workers 1",
+    ),
+    needs_data=True,
+)

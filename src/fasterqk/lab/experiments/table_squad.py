@@ -1,15 +1,14 @@
 """SQuAD answered by generating: the paper's largest experiment, in its size and in sizes for a laptop."""
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from fasterqk.cli.common import Parser, list_of, positive_float, positive_int
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._arm_command import add_arm_options, run_cells, save_deep, show_deep
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Experiment
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._layers import save_with_layers, show_with_layers
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
 from fasterqk.lab.training import TrainConfig
 
 FIRST_SEED = 1234
@@ -101,7 +100,7 @@ def table_squad(
     seeds: int = 1,
     epochs: int | None = None,
     lr: float | None = None,
-) -> dict[str, Experiment]:
+) -> dict[str, Comparison]:
     """The experiment of each protocol that the chosen ``arms`` (all of the size's) belong to.
 
     ``lr`` is another base rate for the arms of the paper's protocol.
@@ -120,7 +119,7 @@ def table_squad(
             protocol, place = ARMS[arm]
             configs.setdefault(protocol, {})[place] = _config(arm, size, epochs, lr)
     return {
-        protocol: Experiment(
+        protocol: Comparison(
             name=f"table-squad-{size}",
             title=f"SQuAD, answers generated, {size} size (accuracy is exact match)",
             protocol=protocol,
@@ -160,61 +159,20 @@ def _released(base: TrainConfig, **changes: Any) -> TrainConfig:
     )
 
 
-# --- `fasterqk reproduce table-squad`: answers generated, in the paper's size and smaller ones ---
-
-SUMMARY = "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss"
-EXAMPLES = [
-    "fasterqk reproduce table-squad --size small --out out",
-    "fasterqk reproduce table-squad --size small --arms same --out out      # one arm, to run them apart",
-    "fasterqk reproduce table-squad --size paper --arms released_same,released_faster --seeds 5 --json",
-]
-
-
-def configure(parser: Parser) -> None:
-    parser.add_argument(
-        "--size", default="small", metavar="NAME", help="paper, small (default) or tiny (a test)"
-    )
-    parser.add_argument(
-        "--arms",
-        type=list_of(str),
-        default=[],
-        metavar="ARM,...",
-        help="of same, faster_qk and, in the paper's size, released_same, released_faster (default: all)",
-    )
-    parser.add_argument("--seeds", type=positive_int, default=1, metavar="N", help="how many (default: 1)")
-    parser.add_argument(
-        "--lr", type=positive_float, metavar="RATE", help="another base rate for same and faster_qk"
-    )
-    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
-    add_arm_options(parser)
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-
+def run(
+    runner: CellRunner, size: str, arms: list[str], seeds: int, lr: float | None, epochs: int | None
+) -> dict[str, Any]:
     protocols, cells = {}, []
-    experiments = table_squad(arguments.size, arguments.arms, arguments.seeds, arguments.epochs, arguments.lr)
-    for protocol, experiment in experiments.items():
-        results, task = run_cells(experiment, arguments)
-        if len(experiment.arms) == 2:
-            protocols[protocol] = save_deep(experiment, results, task, Path(arguments.out))
-        cells += [_cell(protocol, place, seed, result) for (place, seed), result in results.items()]
-    return {
-        "experiment": "table-squad",
-        "size": arguments.size,
-        "cells": cells,
-        "protocols": protocols,
-    }
+    for protocol, comparison in table_squad(size, arms, seeds, epochs, lr).items():
+        results = run_arms(comparison, runner)
+        if len(comparison.arms) == 2:
+            protocols[protocol] = save_with_layers(comparison, results, runner)
+        cells += [_row(protocol, place, seed, result) for (place, seed), result in results.items()]
+    return {"experiment": "table-squad", "size": size, "cells": cells, "protocols": protocols}
 
 
-def show(result: dict[str, Any]) -> None:
-    for protocol in result["protocols"].values():
-        show_deep(protocol)
-    print_table(result["cells"], title="at the end of training (test split; accuracy is exact match)")
-
-
-def _cell(protocol: str, place: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
-    """One cell in a line, under the name its arm has on the command line."""
-
+def _row(protocol: str, place: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
+    """One cell in a row, under the name its arm has on the command line."""
     arm = next(name for name, where in ARMS.items() if where == (protocol, place))
     found = {"arm": arm, "seed": seed, "steps": result["steps"], "diverged": result["diverged"]}
     if result["diverged"]:
@@ -230,3 +188,37 @@ def _cell(protocol: str, place: str, seed: int, result: dict[str, Any]) -> dict[
         "ac": test["ac"],
         "acmc": test["acmc"],
     }
+
+
+def show(summary: dict[str, Any]) -> None:
+    for protocol in summary["protocols"].values():
+        show_with_layers(protocol)
+    print_table(summary["cells"], title="at the end of training (test split; accuracy is exact match)")
+
+
+EXPERIMENT = Experiment(
+    name="table-squad",
+    chapter="SQuAD",
+    options=(
+        Option("size", str, "paper, small (default) or tiny (a test)", default="small"),
+        Option(
+            "arms",
+            str,
+            "of same, faster_qk and, in the paper's size, released_same, released_faster (default: all)",
+            default=(),
+            many=True,
+            metavar="ARM",
+        ),
+        seeds_option(1),
+        Option("lr", float, "another base rate for same and faster_qk"),
+        EPOCHS_OPTION,
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce table-squad --size small --out out",
+        "fasterqk reproduce table-squad --size small --arms same --out out      # one arm, to run them apart",
+        "fasterqk reproduce table-squad --size paper --arms released_same,released_faster --seeds 5 --json",
+    ),
+    needs_data=True,
+)

@@ -1,21 +1,22 @@
 """The paper's subject-verb agreement table: one layer of attention, with and without faster QK learning."""
 
-import argparse
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from fasterqk.cli.common import Parser, positive_int
-from fasterqk.console import progress_bar
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._arm_command import add_arm_options, run_experiment, show_arms
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Experiment
-from fasterqk.lab.runs import sweep
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_comparison, show_arms
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import (
+    EPOCHS_OPTION,
+    PROTOCOL_OPTION,
+    Experiment,
+    Option,
+    seeds_option,
+)
 from fasterqk.lab.tasks import load_task
 from fasterqk.lab.training import TrainConfig
 
-PROTOCOLS = ("paper", "released")
 # Forms of the task each protocol is about: the notebooks show the verb to the model.
 FORMS = {"paper": ("whole", "prefix"), "released": ("whole",)}
 FIRST_SEED = 1234
@@ -81,8 +82,8 @@ def table_sva(
     seeds: int = 5,
     epochs: int | None = None,
     lr: float | None = None,
-) -> Experiment:
-    """The experiment; in the `paper` protocol ``lr`` is the base rate that :func:`choose_rate` found.
+) -> Comparison:
+    """Both arms; in the `paper` protocol ``lr`` is the base rate that :func:`choose_rate` found.
 
     >>> table_sva("paper", "prefix", seeds=2, lr=1e-3).arms["faster_qk"].optimisation.qk_ratio
     100.0
@@ -95,7 +96,7 @@ def table_sva(
         base = _paper(form, epochs) if lr is None else _paper(form, epochs).replace(lr=lr)
         arms = {BASELINE: base, FASTER: base.replace(qk_ratio=QK_RATIO)}
         printed = {"paper": PAPER} if form == "whole" else {}
-    return Experiment(
+    return Comparison(
         name=f"table-sva-{form}",
         title=TITLES[form],
         protocol=protocol,
@@ -122,14 +123,7 @@ def released_epochs(sentences: int) -> int:
     return max(1, round(RELEASED_STEPS / math.ceil(sentences / RELEASED_BATCH)))
 
 
-def choose_rate(
-    form: str,
-    out: Path,
-    *,
-    epochs: int | None = None,
-    workers: int = 2,
-    progress: Callable[..., None] | None = None,
-) -> dict[str, Any]:
+def choose_rate(form: str, runner: CellRunner, epochs: int | None = None) -> dict[str, Any]:
     """The base rate by validation accuracy at the end of training, with equal rates and one seed.
 
     The smallest rate within one standard error of the best: with a thousand validation sentences the
@@ -137,24 +131,33 @@ def choose_rate(
     tried (None where it diverged), its ``standard_error`` and the ``seed``. Attention is not looked at.
     """
     base = _paper(form, epochs).replace(seed=FIRST_SEED)
-    cells = [base.replace(lr=rate) for rate in RATES]
-    results = sweep(cells, "fasterqk.lab.training:train", out, workers=workers, progress=progress)
+    cells = {(f"base rate {rate:g}", rate, FIRST_SEED): base.replace(lr=rate) for rate in RATES}
+    # Not by force: the arms that follow are.
+    results = runner.run(
+        cells, "fasterqk.lab.training:train", title=f"table-sva-{form}: base rate", force=False
+    )
     accuracy = {
         rate: None if result["diverged"] else float(result["validation"]["accuracy"])
-        for rate, result in zip(RATES, results, strict=True)
+        for (_, rate, _), result in results.items()
     }
     finished = {rate: value for rate, value in accuracy.items() if value is not None}
     if not finished:
         raise InputError(f"table-sva {form}: training diverged at every base rate in {list(RATES)}")
     best = max(finished.values())
-    sentences = len(load_task("sva", form=form).splits["validation"])
-    error = math.sqrt(best * (1 - best) / sentences)
+    error = math.sqrt(best * (1 - best) / _sentences(runner, form, "validation"))
     return {
         "lr": min(rate for rate, value in finished.items() if value >= best - error),
         "seed": FIRST_SEED,
         "standard_error": error,
         "validation_accuracy": {f"{rate:g}": value for rate, value in accuracy.items()},
     }
+
+
+def _sentences(runner: CellRunner, form: str, split: str) -> int:
+    """How many sentences a split has; missing or damaged data is an error before any worker starts."""
+    return int(
+        runner.fact(f"sva {form} {split} sentences", lambda: len(load_task("sva", form=form).splits[split]))
+    )
 
 
 def _paper(form: str, epochs: int | None) -> TrainConfig:
@@ -186,71 +189,32 @@ def _released(epochs: int | None) -> dict[str, TrainConfig]:
     return {BASELINE: base, FASTER: base.replace(qk_ratio=QK_RATIO, faster=multiplied)}
 
 
-# --- `fasterqk reproduce table-sva`: subject-verb agreement, whole sentences and prefixes, with controls ---
-
-SUMMARY = "subject-verb agreement on Linzen's sentences: accuracy, attention and faithfulness of both arms"
-EXAMPLES = [
-    "fasterqk reproduce table-sva --out out",
-    "fasterqk reproduce table-sva --form prefix --seeds 5 --json     # accuracy by number of attractors",
-    "fasterqk reproduce table-sva --protocol released",
-    "fasterqk reproduce table-sva --form whole --seeds 1 --epochs 2  # a quick look",
-]
-
-
-def configure(parser: Parser) -> None:
-    parser.add_argument(
-        "--protocol",
-        choices=["paper", "released"],
-        default="paper",
-        help="paper: QK alone learns faster (default); released: what the notebooks do",
-    )
-    parser.add_argument(
-        "--form",
-        choices=["whole", "prefix"],
-        help="whole sentences, as the paper; prefix: up to the verb (default: all the protocol has)",
-    )
-    parser.add_argument("--seeds", type=positive_int, default=5, metavar="N", help="how many (default: 5)")
-    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
-    add_arm_options(parser)
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-
-    protocol = arguments.protocol
-    if arguments.form:
-        check_form(protocol, arguments.form)
-    forms = [arguments.form] if arguments.form else FORMS[protocol]
-    tables = {}
-    for form in forms:
-        experiment, chosen = build(protocol, form, arguments)
-        tables[form] = {**run_experiment(experiment, arguments), "chosen_rate": chosen}
-    return {"experiment": "table-sva", "protocol": protocol, "forms": tables}
-
-
-def build(
-    protocol: str, form: str, arguments: argparse.Namespace
-) -> tuple["Experiment", dict[str, Any] | None]:
-    """The experiment and how its base rate was chosen; trains the candidates that are not done yet."""
-    from fasterqk.cli.common import failures_in_one_line
-    from fasterqk.lab.experiments._arm_command import use_data_dir
-    from fasterqk.lab.tasks import load_task
-
-    use_data_dir(arguments)
-    # Missing or damaged data is told before any worker starts.
-    task = load_task("sva", form="released" if protocol == "released" else form)
-    epochs = arguments.epochs
+def choose_arms(
+    runner: CellRunner, protocol: str, form: str, seeds: int, epochs: int | None
+) -> tuple[Comparison, dict[str, Any] | None]:
+    """Both arms and how their base rate was chosen; trains the candidates that are not done yet."""
     if protocol == "released":
-        epochs = epochs or released_epochs(len(task.splits["train"]))
-        return table_sva(protocol, form, arguments.seeds, epochs), None
-    with progress_bar(f"table-sva-{form}: base rate") as progress, failures_in_one_line():
-        chosen = choose_rate(
-            form, Path(arguments.out), epochs=epochs, workers=arguments.workers, progress=progress
-        )
-    return table_sva(protocol, form, arguments.seeds, epochs, chosen["lr"]), chosen
+        epochs = epochs or released_epochs(_sentences(runner, "released", "train"))
+        return table_sva(protocol, form, seeds, epochs), None
+    _sentences(runner, form, "validation")
+    chosen = choose_rate(form, runner, epochs)
+    return table_sva(protocol, form, seeds, epochs, chosen["lr"]), chosen
 
 
-def show(result: dict[str, Any]) -> None:
-    for table in result["forms"].values():
+def run(
+    runner: CellRunner, protocol: str, form: str | None, seeds: int, epochs: int | None
+) -> dict[str, Any]:
+    if form:
+        check_form(protocol, form)
+    found = {}
+    for each in [form] if form else FORMS[protocol]:
+        comparison, chosen = choose_arms(runner, protocol, each, seeds, epochs)
+        found[each] = {**run_comparison(comparison, runner), "chosen_rate": chosen}
+    return {"experiment": "table-sva", "protocol": protocol, "forms": found}
+
+
+def show(summary: dict[str, Any]) -> None:
+    for table in summary["forms"].values():
         show_arms(table)
         chosen = table["chosen_rate"]
         if chosen:
@@ -262,3 +226,29 @@ def show(result: dict[str, Any]) -> None:
                 f"base rate {chosen['lr']:g}: the smallest within one standard error of the best "
                 f"validation accuracy at equal rates ({tried})\n"
             )
+
+
+EXPERIMENT = Experiment(
+    name="table-sva",
+    chapter="Subject-verb agreement",
+    options=(
+        PROTOCOL_OPTION,
+        Option(
+            "form",
+            str,
+            "whole sentences, as the paper; prefix: up to the verb (default: all the protocol has)",
+            choices=("whole", "prefix"),
+        ),
+        seeds_option(5),
+        EPOCHS_OPTION,
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce table-sva --out out",
+        "fasterqk reproduce table-sva --form prefix --seeds 5 --json     # accuracy by number of attractors",
+        "fasterqk reproduce table-sva --protocol released",
+        "fasterqk reproduce table-sva --form whole --seeds 1 --epochs 2  # a quick look",
+    ),
+    needs_data=True,
+)

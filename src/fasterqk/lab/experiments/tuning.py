@@ -7,7 +7,7 @@ counts as the best accuracy it reached. And every value is tried with one seed f
 are tried with more, and the mean over these decides between them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -17,9 +17,8 @@ from fasterqk.attention import interval
 from fasterqk.console import mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain
-from fasterqk.lab.report._figure import COLORS, plotting, save_figure
-from fasterqk.lab.report._tables import save_table
-from fasterqk.lab.runs import sweep
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
 from fasterqk.lab.tasks import load_task
 from fasterqk.lab.training import TrainConfig
 
@@ -31,9 +30,6 @@ EPOCHS = 12
 PATIENCE = 3
 SEEDS = 3
 FINALISTS = 3
-
-Progress = Callable[..., None]
-Run = Callable[[list[TrainConfig]], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -70,10 +66,8 @@ def search_of(
     return Search(base.replace(epochs=shorter, patience=patience, protocol="fit", qk_ratio=1), **options)
 
 
-def tune(
-    search: Search, out: Path, *, workers: int = 2, force: bool = False, progress: Progress | None = None
-) -> dict[str, Any]:
-    """Run the search on the store under ``out``, where what is done already is not done again.
+def tune(search: Search, runner: CellRunner) -> dict[str, Any]:
+    """Run the search on the store under ``runner.out``, where what is done already is not done again.
 
     Returns plain JSON data: ``lr`` and ``qk_ratio``, both ``stages`` with every value tried (its
     ``accuracy`` on validation, the ``epoch`` of it, whether it is ``chosen`` and why), and ``runs``.
@@ -81,12 +75,7 @@ def tune(
     base = search.base
     # Missing or damaged data is told before any worker starts.
     validation = len(load_task(base.task, form=base.data.form, file=base.data.file).splits["validation"])
-
-    def run(configs: list[TrainConfig]) -> list[dict[str, Any]]:
-        function = "fasterqk.lab.training:train"
-        return sweep(configs, function, out, workers=workers, force=force, progress=progress)
-
-    judge = _Judge(search, validation, run)
+    judge = _Judge(search, validation, runner)
     rates = judge.stage("lr", search.rates)
     lr = _chosen(rates)
     ratios = judge.stage("qk_ratio", search.ratios, lr=lr)
@@ -110,10 +99,10 @@ def tune(
 class _Judge:
     """Runs the cells of a search and compares them."""
 
-    def __init__(self, search: Search, validation: int, run: Run) -> None:
+    def __init__(self, search: Search, validation: int, runner: CellRunner) -> None:
         self.search = search
         self.validation = validation
-        self.run = run
+        self.runner = runner
         self.runs = 0
 
     def stage(self, name: str, values: Sequence[float], **fixed: float) -> dict[str, Any]:
@@ -131,9 +120,10 @@ class _Judge:
         return _compared(name, values, finalists, results, self.validation)
 
     def _run(self, configs: Mapping[float, TrainConfig], seed: int) -> dict[float, dict[str, Any]]:
-        cells = [config.replace(seed=seed) for config in configs.values()]
+        cells = {value: config.replace(seed=seed) for value, config in configs.items()}
         self.runs += len(cells)
-        return dict(zip(configs, self.run(cells), strict=True))
+        title = f"tune {self.search.base.task}"
+        return self.runner.run(cells, "fasterqk.lab.training:train", title=title, arm=str)
 
 
 def _compared(
@@ -178,15 +168,13 @@ def _chosen(stage: Mapping[str, Any]) -> float:
     return float(_row(stage)[stage["field"]])
 
 
-# --- A search on paper: every value tried, what was chosen, and why ---
-
 TITLES = {"lr": "base rate", "qk_ratio": "multiplier of QK"}
 COLUMNS = ("stage", "value", "validation accuracy", "at epoch", "note")
 Found = Mapping[str, Any]
 
 
 def save_tuning(found: Found, out: Path) -> dict[str, dict[str, str]]:
-    """Write the table and the figure of what ``experiments.tuning.tune`` found; returns their paths."""
+    """Write the table and the figure of what :func:`tune` found; returns their paths."""
     name, title = f"tune-{found['task']}", f"Search for rates: {found['task']}"
     why = " ".join(reason(found, stage) for stage in found["stages"].values())
     caption = (
@@ -200,7 +188,7 @@ def save_tuning(found: Found, out: Path) -> dict[str, dict[str, str]]:
 
 
 def tuning_rows(found: Found) -> list[dict[str, Any]]:
-    """One row a value that was tried, in the order of the stages."""
+    """One row per value that was tried, in the order of the stages."""
     return [
         {
             "stage": TITLES[name],

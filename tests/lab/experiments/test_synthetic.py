@@ -6,6 +6,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments import fig2_init, phase
+from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._synthetic import Panel, measure, with_scale
 from fasterqk.lab.experiments.fig2_init import write_fig2_init
 from fasterqk.lab.experiments.phase import write_phase
@@ -37,7 +38,7 @@ def test_arms_of_a_group_are_read_at_one_loss(tmp_path):
     never = replace(QUICK, lr=1e-6)
     lost = replace(QUICK, lr=1e5, qk_ratio=100.0)
     arms = {("closed", cell): "all" for cell in (*cells, never, lost)}
-    slow, fast, stuck, gone = measure(arms, tmp_path, seeds=2, workers=0)
+    slow, fast, stuck, gone = measure(arms, CellRunner(tmp_path, workers=0), seeds=2, title="")
     assert slow.level == fast.level == stuck.level <= 0.5
     assert slow.alpha.n == fast.alpha.n == 2
     assert fast.alpha.mean > slow.alpha.mean
@@ -56,7 +57,7 @@ def test_with_scale_scales_both_circuits():
 
 
 def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels):
-    data = fig2_init.compute("closed", tmp_path, seeds=2, scales=(1e-3, 0.1), workers=0)
+    data = fig2_init.compute(CellRunner(tmp_path, workers=0), "closed", seeds=2, scales=(1e-3, 0.1))
     assert len(data.points) == 4 * 2 * 2
     assert data.null == pytest.approx(0.4)
     paths = write_fig2_init(data, tmp_path)
@@ -66,7 +67,8 @@ def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels):
 @pytest.mark.parametrize("over", phase.OVER)
 def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, over):
     values = (0.01, 0.1) if over == "scale" else (0.3, 0.5)
-    data = phase.compute("closed", tmp_path, over=over, ratios=(1.0, 10.0), values=values, workers=0)
+    runner = CellRunner(tmp_path, workers=0)
+    data = phase.compute(runner, "closed", over=over, ratios=(1.0, 10.0), values=values)
     assert len(data.grid) == 4 * 2 * 2
     assert {point.cell.optimizer for point in data.adam} == {"adam"}
     assert len(data.adam) == 4 * 2
@@ -78,6 +80,6 @@ def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, over):
 
 def test_unknown_choices_are_quoted(tmp_path):
     with pytest.raises(InputError, match="'depth'"):
-        phase.compute("both", tmp_path, over="depth")
+        phase.compute(CellRunner(tmp_path), "both", over="depth")
     with pytest.raises(InputError, match="'all'"):
-        phase.compute("all", tmp_path)
+        phase.compute(CellRunner(tmp_path), "all")

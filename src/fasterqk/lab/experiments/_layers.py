@@ -1,0 +1,213 @@
+"""Attention of deeper models: rollout and every layer by itself, both arms beside uniform attention."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasterqk.attention import interval, matched_loss, paired_difference
+from fasterqk.console import cell_text, mean_of, print_table
+from fasterqk.files import plain
+from fasterqk.lab.experiments._arm_tables import ARM_COLORS, ARM_NAMES, describe, label
+from fasterqk.lab.experiments._arms import (
+    BASELINE,
+    FASTER,
+    Comparison,
+    run_arms,
+    save_comparison,
+    show_arms,
+)
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.report import plotting, save_figure, save_table
+from fasterqk.lab.training._classification import flat
+
+SCORES = ("mrta", "ac", "acmc", "entropy")
+
+Results = Mapping[tuple[str, int], Mapping[str, Any]]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def run_with_layers(comparison: Comparison, runner: CellRunner) -> dict[str, Any]:
+    """Run what is not done yet, write everything, and return what :func:`save_with_layers` does."""
+    return save_with_layers(comparison, run_arms(comparison, runner), runner)
+
+
+def save_with_layers(comparison: Comparison, results: Results, runner: CellRunner) -> dict[str, Any]:
+    """Write everything, and return the summary of both arms with ``by_layer`` and ``files``."""
+    summary = save_comparison(comparison, results, runner)
+    rows = summarize_layers(comparison, results)
+    name = f"{comparison.name}-{comparison.protocol}"
+    files = save_layers(rows, runner.out, name, title=comparison.title, summary=summary)
+    return {**summary, "by_layer": rows, "files": {**summary["files"], "layers": files}}
+
+
+def summarize_layers(comparison: Comparison, results: Results) -> list[dict[str, Any]]:
+    """Mass, AC, ACMC and entropy of rollout and of every layer alone, at the end and at equal loss.
+
+    One row for each: ``attention`` (rollout, layer average where it was measured, layer 1, ...),
+    ``metric``, ``at`` (``end``: all test instances that are measured then; ``equal loss``: those looked at
+    along training), ``loss``, both arms and their paired difference as intervals, and the ``null``.
+    """
+    histories: dict[tuple[Any, Any], Any] = {
+        cell: [] if result["diverged"] else result["history"] for cell, result in results.items()
+    }
+    at_end = {cell: {} if result["diverged"] else flat(result["test"]) for cell, result in results.items()}
+    finished: list[dict[str, Any]] = next((history for history in histories.values() if history), [{}])
+    names = {
+        f"{attention}, {metric}": (attention, metric, f"{prefix}{metric}", f"{prefix}null_{metric}")
+        for attention, prefix in _attentions(comparison)
+        for metric in SCORES
+        if f"{prefix}{metric}" in finished[-1]
+    }
+    matched = matched_loss(histories, [value for _, _, value, _ in names.values()])[:1]
+    rows = []
+    for attention, metric, key, null in names.values():
+        shared = {"attention": attention, "metric": metric}
+        along = _null([_end(history) for history in histories.values()], null)
+        for level in matched:
+            at_level = {arm: level["arms"].get(arm, {}).get(key) for arm in comparison.arms}
+            difference = level["difference"].get(FASTER, {}).get(key)
+            rows.append(
+                {
+                    **shared,
+                    "null": along,
+                    "at": "equal loss",
+                    "loss": level["loss"],
+                    **at_level,
+                    "difference": difference,
+                }
+            )
+        ends = {arm: [at_end[arm, seed].get(key) for seed in comparison.seeds] for arm in comparison.arms}
+        rows.append(
+            {
+                **shared,
+                "null": _null(at_end.values(), null),
+                "at": "end",
+                "loss": None,
+                **{arm: interval(values) for arm, values in ends.items()},
+                "difference": paired_difference(ends[FASTER], ends[BASELINE]),
+            }
+        )
+    return [plain(row) for row in rows]
+
+
+def _attentions(comparison: Comparison) -> list[tuple[str, str]]:
+    """What attention is read from, and how its metrics begin in a record of the history."""
+    layers = comparison.arms[BASELINE].model.layers
+    single = ((f"layer {n}", f"layer_{n}_") for n in range(1, layers + 1))
+    return [("rollout", ""), ("layer average", "average_"), *single]
+
+
+def _end(history: Any) -> Mapping[str, Any]:
+    return history[-1] if history else {}
+
+
+def _null(records: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    """What uniform attention scores; ACMC also depends on the predictions: mean over cells."""
+    found = [record.get(key) for record in records if record]
+    return interval(found).mean if found else None
+
+
+COLUMNS = {
+    "attention": "attention",
+    "metric": "metric",
+    "at": "at",
+    "loss": "training loss",
+    **ARM_NAMES,
+    "difference": "difference",
+    "null": "null",
+}
+# What the figure shows of every layer, and the name of its axis.
+LAYER_PANELS = {"mrta": "attention on relevant tokens", "entropy": "attention entropy, nats"}
+MEASURED = (
+    "Test split, at equal loss the part of it that is looked at along training; mean and 95% interval over "
+    "seeds. "
+    "Entropy is that of rollout's row, and in a layer the mean of its heads'."
+)
+
+
+def save_layers(
+    rows: Rows, out: Path, name: str, *, title: str, summary: Mapping[str, Any]
+) -> dict[str, dict[str, str]]:
+    """Write the table and the figure of ``rows`` (from ``summarize_layers``); returns their paths."""
+    setting = describe(summary)
+    columns: list[dict[str, Any]] = [{"key": key, "label": text} for key, text in COLUMNS.items()]
+    columns[-1]["source"] = "null"
+    return {
+        "table": save_table(
+            out,
+            f"{name}-by-layer",
+            title=f"{title}: attention by layer",
+            caption=f"{MEASURED} {setting}.",
+            columns=columns,
+            rows=[{**row, "metric": label(row["metric"])} for row in rows],
+        ),
+        "figure": _save_figure(rows, out, f"{name}-by-layer", title, setting),
+    }
+
+
+def as_text(rows: Rows, metric: str) -> list[dict[str, str]]:
+    """One metric of every layer, for people to read."""
+    return [
+        {COLUMNS[key]: cell_text(row[key]) for key in COLUMNS if key != "metric"}
+        for row in rows
+        if row["metric"] == metric
+    ]
+
+
+def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> dict[str, str]:
+    at_equal_loss = [row for row in rows if row["at"] == "equal loss"]
+    panels = {metric: [row for row in at_equal_loss if row["metric"] == metric] for metric in LAYER_PANELS}
+    # Rollout always has an entropy; the layers have one where their heads were measured.
+    panels = {metric: shown for metric, shown in panels.items() if metric == "mrta" or len(shown) > 1}
+    losses = [row["loss"] for row in at_equal_loss]
+    loss = f"training loss {losses[0]:.3f}" if losses else "equal loss, which no two runs share"
+    with plotting():
+        import matplotlib.pyplot as plt
+
+        widths = [max(1, len(shown)) for shown in panels.values()]
+        size = (1.8 + 1.1 * sum(widths), 3.4)
+        figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, width_ratios=widths)
+        for axis, (metric, shown) in zip(axes[0], panels.items(), strict=True):
+            _draw(axis, shown)
+            axis.set(ylabel=LAYER_PANELS[metric], ylim=(0, 1 if metric == "mrta" else None))
+        figure.suptitle(title)
+        handles, labels = axes[0][0].get_legend_handles_labels()
+        unique = dict(zip(labels, handles, strict=True))
+        figure.legend(unique.values(), unique.keys(), loc="outside lower center", ncols=len(unique))
+        return save_figure(
+            figure,
+            out,
+            name,
+            title=f"{title}: attention by layer",
+            caption=f"Both arms at {loss}. {MEASURED} {setting}.",
+            rows=[
+                {key: row[key] for key in ("attention", "metric", "loss", "null")}
+                | {arm: mean_of(row[arm]) for arm in ARM_NAMES}
+                for shown in panels.values()
+                for row in shown
+            ],
+        )
+
+
+def _draw(axis: Any, shown: Rows) -> None:
+    """Both arms of every row, and uniform attention."""
+    for place, row in enumerate(shown):
+        nulls: dict[str, Any] = {"color": "0.4", "linestyle": "--", "linewidth": 1}
+        axis.plot([place - 0.35, place + 0.35], [row["null"]] * 2, **nulls, label="uniform attention")
+        for shift, (arm, color) in zip((-0.12, 0.12), ARM_COLORS.items(), strict=True):
+            mean, width = mean_of(row[arm]), (row[arm] or {}).get("half_width")
+            if mean is not None:
+                axis.errorbar(place + shift, mean, width, fmt="o", color=color, label=ARM_NAMES[arm])
+    axis.set_xticks(range(len(shown)), [row["attention"] for row in shown])
+    axis.grid(axis="x", visible=False)
+
+
+def show_with_layers(summary: dict[str, Any]) -> None:
+    """Print the tables of both arms, and mass and entropy of every layer."""
+    show_arms(summary)
+    rows = summary["by_layer"]
+    print_table(as_text(rows, "mrta"), title="\nattention on relevant tokens by layer (test split)")
+    sharpness = as_text(rows, "entropy")
+    if len({row["attention"] for row in sharpness}) > 1:
+        print_table(sharpness, title="\nattention entropy by layer, nats (test split)")
+    print(f"figure: {summary['files']['layers']['figure']['png']}\n")

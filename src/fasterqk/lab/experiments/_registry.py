@@ -1,0 +1,188 @@
+"""The registry of experiments: what one is, which there are, and how one is run.
+
+A new experiment is a module of this folder that ends with its ``EXPERIMENT``, and one line in `EXPERIMENTS`.
+The command line, ``reproduce all``, the documentation and the tests read this registry.
+"""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from fasterqk.errors import InputError
+from fasterqk.files import plain
+from fasterqk.lab.experiments._cells import CellRunner, use_data_folder
+
+# Name and summary of every experiment. The module of "table-sva" is `table_sva`; it is imported when it is
+# asked for, so that listing the experiments imports nothing heavy.
+EXPERIMENTS = {
+    "fig2": "figure 2: where four parameterizations attend, with and without faster query-key learning",
+    "fig2-init": "figure 2's dependence on the init: attention at equal loss against its scale",
+    "fig3": "figure 3: loss and incentive to attend more, with attention held fixed",
+    "fig4": "figure 4: scales and attention at matched loss for five ratios, exactly",
+    "table-main": "the paper's main table: all data sets, both arms, nulls, equal loss, the paper's numbers",
+    "table-hatexplain": "HateXplain, one layer: accuracy, attention and faithfulness of both arms",
+    "table-layers": "HateXplain with two and with four layers: rollout and every layer by itself",
+    "ablation-hatexplain": "which change sharpens attention on HateXplain: one change per arm, at equal loss",
+    "table-sva": "subject-verb agreement (Linzen): accuracy, attention and faithfulness of both arms",
+    "table-agreement": "generated subject-verb agreement with and without faster query-key learning",
+    "table-kvqa": "generated key-value questions, answered by generating, with and without faster QK",
+    "table-squad": "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss",
+    "finetune-hatexplain": "a pretrained encoder (MiniLM) fine-tuned on HateXplain, at equal loss",
+    "phase": "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam",
+    "all": "everything that needs no data files, in a few minutes, ending with a page to open",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of an experiment: ``--data-dir`` on the command line, ``data_dir=`` from Python.
+
+    ``kind`` is ``int`` (a whole number from 1), ``float`` (a finite number above 0), ``str`` or ``bool`` (a
+    flag). With ``many`` the value is a list, on the command line separated by commas.
+    """
+
+    name: str
+    kind: type
+    help: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    metavar: str = ""
+
+    def check(self, value: Any) -> Any:
+        """``value`` as the experiment takes it; an error that quotes it if it does not fit."""
+        if value is None or not self.many:
+            return value if value is None else self._check_one(value)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise InputError(f"{self.name} {value!r} is no list; give [{value!r}]")
+        return [self._check_one(item) for item in value]
+
+    def _check_one(self, value: Any) -> Any:
+        quoted = f"{self.name} {value!r}"
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if self.choices and value not in self.choices:
+            raise InputError(f"{quoted} is not one of {', '.join(self.choices)}")
+        if self.kind is int:
+            if not number or value != int(value):
+                raise InputError(f"{quoted} is not a whole number")
+            if value < 1:
+                raise InputError(f"{quoted} is not at least 1")
+            return int(value)
+        if self.kind is float:
+            if not number or not math.isfinite(value) or value <= 0:
+                raise InputError(f"{quoted} is not a finite number above 0")
+            return float(value)
+        if self.kind is str and isinstance(value, str | os.PathLike):
+            return os.fspath(value)
+        if self.kind is bool and isinstance(value, bool):
+            return value
+        raise InputError(f"{quoted} is not of type {self.kind.__name__}")
+
+
+EPOCHS_OPTION = Option("epochs", int, "instead of the protocol's own")
+PROTOCOL_OPTION = Option(
+    "protocol",
+    str,
+    "paper: QK alone learns faster (default); released: what the notebooks do",
+    default="paper",
+    choices=("paper", "released"),
+)
+DATA_OPTION = Option("data_dir", str, "data folder (default: $FASTERQK_DATA, user cache)", metavar="DIR")
+# Options of every experiment that is made of cells.
+CELL_OPTIONS = (
+    Option("workers", int, "cells at a time", default=2),
+    Option("force", bool, "do finished cells again", default=False),
+    Option("export", str, "also write every cell to FILE: .jsonl, .jsonl.gz or .jsonl.xz", metavar="FILE"),
+    Option(
+        "cells",
+        str,
+        "rebuild tables and figures from files that --export wrote; nothing is trained",
+        many=True,
+        metavar="FILE",
+    ),
+)
+
+
+def seeds_option(default: int | None, help: str = "how many") -> Option:
+    """The option ``seeds``."""
+    return Option("seeds", int, help, default=default)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure or table that can be made again.
+
+    ``run(runner, **options)`` computes it, writes its files under ``runner.out`` and returns the summary that
+    ``--json`` prints; ``show(summary)`` prints it for people. ``chapter`` is its place in the page and in the
+    documentation. ``trains`` says that it is made of cells, ``needs_data`` that it reads data files,
+    ``quick`` that ``reproduce all`` runs it.
+    """
+
+    name: str
+    chapter: str
+    options: tuple[Option, ...]
+    run: Callable[..., Mapping[str, Any]]
+    show: Callable[[dict[str, Any]], None]
+    examples: tuple[str, ...]
+    details: str = ""
+    trains: bool = True
+    needs_data: bool = False
+    quick: bool = False
+
+    @property
+    def summary(self) -> str:
+        """What it shows, in one line."""
+        return EXPERIMENTS[self.name]
+
+    @property
+    def all_options(self) -> dict[str, Option]:
+        """Its own options and those that it shares with others, by name."""
+        shared = ((DATA_OPTION,) if self.needs_data else ()) + (CELL_OPTIONS if self.trains else ())
+        return {option.name: option for option in (*self.options, *shared)}
+
+    def check_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of every option: those given, checked, and the defaults of the others."""
+        options = self.all_options
+        for name in given:
+            if name not in options:
+                choices = ", ".join(("out", *options))
+                raise InputError(f"{self.name} has no option {name!r}; choose from {choices}")
+        return {name: option.check(given.get(name, option.default)) for name, option in options.items()}
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment with this name; imports its module."""
+    if name not in EXPERIMENTS:
+        raise InputError(f"unknown experiment {name!r}; choose from {', '.join(EXPERIMENTS)}")
+    module = import_module(f"fasterqk.lab.experiments.{name.replace('-', '_')}")
+    found: Experiment = module.EXPERIMENT
+    return found
+
+
+def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) -> dict[str, Any]:
+    """Make a figure or table of the paper under ``out``; returns the summary that ``--json`` prints.
+
+    Options are those of ``fasterqk reproduce NAME --help``, with underscores. Cells that are done already
+    are read from the store in ``out``.
+
+    >>> reproduce("table-hatexplain", out="out", seeds=5)["arms"]["faster_qk"]["mrta"]    # doctest: +SKIP
+    {'mean': 0.61, 'half_width': 0.02, 'n': 5, 'null': 0.36, 'paper': 0.31}
+    """
+    experiment = find_experiment(name)
+    chosen = experiment.check_options(options)
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():  # now, not after minutes of work
+        raise InputError(f"--out {str(out)!r} is a file; name a folder")
+    shared = {option.name: chosen.pop(option.name, option.default) for option in (DATA_OPTION, *CELL_OPTIONS)}
+    runner = CellRunner(
+        folder, experiment=name, workers=shared["workers"], force=shared["force"], files=shared["cells"]
+    )
+    with use_data_folder(shared["data_dir"]):
+        summary = dict(plain(experiment.run(runner, **chosen)))
+    if shared["export"]:
+        summary["exported"] = str(runner.export(shared["export"]))
+    return summary | ({"rebuilt_from": shared["cells"]} if shared["cells"] else {})
