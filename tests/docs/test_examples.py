@@ -19,6 +19,7 @@ def printed(script: str, *words: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "attention"),
     [("finetune.py", r"layer 0: ([\d.]+) of the"), ("measure_your_own.py", r"mrta ([\d.]+),")],
@@ -32,6 +33,7 @@ def test_a_faster_query_key_circuit_attends_more_sharply(script, attention):
     assert mass["10"] > mass["1"] + 0.05
 
 
+@pytest.mark.slow
 def test_a_pretrained_folder_is_fine_tuned_with_the_trainer(tmp_path):
     words = [f"word{number}" for number in range(20)]
     (tmp_path / "vocab.txt").write_text(

@@ -59,6 +59,7 @@ def workplace(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("language", "block"), BLOCKS, ids=[block[:20] for _, block in BLOCKS])
 def test_block_runs(language, block, workplace):
     assert run(language, block, workplace)
