@@ -120,7 +120,7 @@ def read_json(path: str | os.PathLike[str]) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise InputError(f"{str(path)!r} is not JSON ({error}); download it again") from None
+        raise InputError(f"{str(path)!r} is not JSON ({error}); make or download it again") from None
 
 
 def read_json_lines(

@@ -5,9 +5,7 @@ import json
 
 import pytest
 
-from fasterqk.lab.report import write_page
-from fasterqk.lab.report._records import save_comparison, save_curves, save_examples
-from fasterqk.lab.report._tables import save_table
+from fasterqk.lab.report import save_comparison, save_curves, save_examples, save_table, write_page
 
 SCRIPT = "<script>window.broken = true</script>"
 IMAGE = '"><img src=x onerror="window.broken = true">'

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fasterqk.cli.main import main
-from fasterqk.lab.report._tables import save_table
+from fasterqk.lab.report import save_table
 
 
 @pytest.fixture

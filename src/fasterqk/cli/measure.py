@@ -141,7 +141,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(measurement: Any, summary: dict[str, Any]) -> None:
-    from fasterqk.lab.report._figure import dtap_lines
+    from fasterqk.lab.report import dtap_lines
 
     print_table(
         measurement.scores_table(),
@@ -157,8 +157,7 @@ def _print(measurement: Any, summary: dict[str, Any]) -> None:
 
 def _write(out: Path, measurement: Any, summary: dict[str, Any]) -> None:
     from fasterqk.files import write_csv
-    from fasterqk.lab.report._figure import save_dtap
-    from fasterqk.lab.report._tables import save_table
+    from fasterqk.lab.report import save_dtap, save_table
 
     columns: list[dict[str, Any]] = [
         {"key": "score", "label": "score"},

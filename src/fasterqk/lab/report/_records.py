@@ -12,7 +12,7 @@ from typing import Any
 
 from fasterqk.attention import score_of
 from fasterqk.errors import InputError
-from fasterqk.files import plain, write_text
+from fasterqk.files import plain, read_json, write_text
 
 Document = dict[str, Any]
 # Raises an InputError that names the second argument unless the first has the right format.
@@ -39,10 +39,7 @@ def load_documents(out: Path, folder: str, check: Check | None = None) -> list[D
     """
     documents = []
     for path in sorted((Path(out) / folder).glob("*.json")):
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise InputError(f"{str(path)!r} is not JSON ({error}); remove it or make it again") from None
+        document = read_json(path)
         if not isinstance(document, dict):
             raise InputError(f"{str(path)!r} holds no JSON object; remove it or make it again")
         if check:
