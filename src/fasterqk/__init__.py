@@ -7,7 +7,7 @@ and imports neither torch nor numpy.
 from importlib import import_module
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "find_circuits": "circuits",

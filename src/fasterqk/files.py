@@ -171,7 +171,8 @@ def _decoded(data: bytes, path: str | os.PathLike[str]) -> str:
 
 # --- Canonical JSON, and the content hash by which a configuration finds its results again ---
 
-SCHEMA_VERSION = 1
+# Of hashes and stored files; 1 was fasterqk 0.1.
+SCHEMA_VERSION = 2
 # Metadata of a field that is a part of a configuration: a dataclass whose fields count as the configuration's
 # own. It is read by part (`config.model.layers`), while its JSON, its hash and the specs of sweeps are flat
 # (`layers`), so names of fields have to be unique over the parts.

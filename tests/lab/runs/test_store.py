@@ -15,10 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fasterqk
+from fasterqk.cli.main import main
 from fasterqk.errors import InputError
-from fasterqk.files import content_hash
-from fasterqk.lab.runs import Store
-from fasterqk.lab.runs import _store as sealed
+from fasterqk.files import SCHEMA_VERSION, content_hash
+from fasterqk.lab.runs import Store, load, sweep
+from fasterqk.lab.runs import _store as store_module
 from fasterqk.lab.runs._store import (
     _git_state,
     claim,
@@ -47,7 +48,7 @@ documents = st.dictionaries(
 def test_a_document_comes_back(tmp_path_factory: pytest.TempPathFactory, document: dict[str, Any]) -> None:
     path = tmp_path_factory.mktemp("sealed") / "file.json"
     write_sealed(path, document)
-    assert read_sealed(path) == {"schema": 1, **document}
+    assert read_sealed(path) == {"schema": SCHEMA_VERSION, **document}
     assert json.loads(path.read_text()).items() >= document.items()
     assert is_whole(path)
 
@@ -100,7 +101,7 @@ def test_other_files_are_damaged(tmp_path: Path, text: str) -> None:
 def test_a_newer_schema_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "file.json"
     with monkeypatch.context() as patch:
-        patch.setattr(sealed, "SCHEMA_VERSION", 9)
+        patch.setattr(store_module, "SCHEMA_VERSION", 9)
         write_sealed(path, {})
     with pytest.raises(InputError, match="newer fasterqk"):
         read_sealed(path)
@@ -259,7 +260,7 @@ def test_what_stands_beside_the_result(tmp_path: Path, setting: Any) -> None:
     assert about["fasterqk"] == fasterqk.__version__
     config = read_sealed(folder / "config.json") or {}
     assert config == {
-        "schema": 1,
+        "schema": SCHEMA_VERSION,
         "kind": "Setting",
         "fields": {"seed": 1},
         "all": {"seed": 1, "lr": 0.1, "task": "agreement"},
@@ -359,3 +360,25 @@ def test_whether_there_is_a_result_is_known_without_reading_it(tmp_path: Path, s
     folder.rename(other)
     with pytest.raises(InputError, match="belongs to cell"):
         has_result(other)
+
+
+def test_results_of_the_first_version_are_refused_in_one_line(
+    tmp_path: Path, setting: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(store_module, "SCHEMA_VERSION", 1)
+        Store(tmp_path).save(setting(1), {"loss": 0.5})
+    told = r"was written by fasterqk 0\.1, whose results this version does not read"
+    for use in (Store, load, lambda out: sweep([setting(2)], "a:b", out)):
+        with pytest.raises(InputError, match=told):
+            use(tmp_path)
+    for words in (["runs", "list"], ["runs", "rm", "--failed"]):
+        assert main([*words, "--out", str(tmp_path)]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert "fasterqk 0.1" in line and str(tmp_path) in line
+
+
+def test_a_damaged_cell_does_not_keep_others_from_being_read(tmp_path: Path, setting: Any) -> None:
+    folder = Store(tmp_path).save(setting(1), {"loss": 0.5})
+    (folder / "config.json").write_text("{")
+    assert Store(tmp_path).result(setting(1)) == {"loss": 0.5}

@@ -1,4 +1,10 @@
-"""JSON files that know when they were damaged: the first entry is a checksum of all the others."""
+"""The store: one folder per configuration, named by its hash, that holds everything about its cell.
+
+``out/runs/HASH/`` has ``config.json``, ``environment.json`` (what the result was computed with),
+``result.json`` (it marks a finished cell) and ``lock``. JSON files are sealed: their first entry is a
+checksum of all the others. A process claims a cell by an ``flock`` on ``lock``, which the operating system
+releases when the process ends, however it ends: a claim is never stale and needs no clock.
+"""
 
 import fcntl
 import functools
@@ -27,9 +33,15 @@ from fasterqk.files import (
     write_bytes,
 )
 
+# --- Sealed JSON files ---
+
 _PREFIX = b'{\n "sha256": "'
 _SUFFIX = b'",\n'
 _HEAD = len(_PREFIX) + 64 + len(_SUFFIX)
+
+
+class OtherVersion(InputError):
+    """A file of the store was written by a version of fasterqk with another schema."""
 
 
 def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -60,12 +72,13 @@ def read_sealed(
         version = document["schema"]
     except (ValueError, KeyError, AttributeError, TypeError):
         raise _damaged(path, "it is not the JSON that was written") from None
-    if isinstance(version, int) and version > SCHEMA_VERSION:
-        raise InputError(
-            f"{path} was written by a newer fasterqk (schema {version}, this one reads {SCHEMA_VERSION})"
-        )
     if not data.startswith(_PREFIX) or checksum != _checksum(data[_HEAD:]):
         raise _damaged(path, "its checksum is wrong")
+    if version != SCHEMA_VERSION:
+        writer = "a newer fasterqk" if version > SCHEMA_VERSION else "fasterqk 0.1"
+        raise OtherVersion(
+            f"{path} was written by {writer}, whose results this version does not read; give another folder"
+        )
     return document
 
 
@@ -110,9 +123,7 @@ def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:
     return InputError(f"{path} is damaged ({reason}); `{command}` lets the cell run again")
 
 
-# --- Claims: at most one process works on a cell, and the kernel gives the claim back when it dies ---
-# A claim is an ``flock`` on the file ``lock`` in the cell's folder. The operating system releases it
-# with the process, however that ends, so a claim is never stale and needs no clock.
+# --- Claims: at most one process works on a cell ---
 
 LOCK_NAME = "lock"
 
@@ -177,7 +188,7 @@ def _is_same_file(descriptor: int, path: Path) -> bool:
     return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
-# --- What a result was computed with: versions, platform and commit ---
+# --- The environment: what a result was computed with ---
 
 PACKAGES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors")
 
@@ -226,13 +237,13 @@ def _git(package: Path, *words: str) -> str | None:
     return answer.stdout.strip()
 
 
-# --- The store: a configuration is hashed to a folder that holds it and everything about its run ---
+# --- Cells ---
 
 CELL_NAME = re.compile("[0-9a-f]{16}")
 
 
 class Store:
-    """Results under ``out/runs/HASH/``, one folder a configuration.
+    """Results under ``out/runs/HASH/``, one folder per configuration; those of fasterqk 0.1 are refused.
 
     >>> from dataclasses import make_dataclass
     >>> config = make_dataclass("Config", ["seed"], frozen=True)(seed=0)
@@ -245,6 +256,7 @@ class Store:
     def __init__(self, out: str | os.PathLike[str]) -> None:
         self.out = Path(out)
         self.root = self.out / "runs"
+        _refuse_other_versions(self.root)
 
     def folder(self, config: Any) -> Path:
         """Where the results of ``config`` (a frozen dataclass) live, whether or not they exist."""
@@ -324,6 +336,19 @@ class Store:
             with suppress(FileNotFoundError):
                 os.unlink(folder / "result.json")
             shutil.rmtree(folder)
+
+
+def _refuse_other_versions(root: Path) -> None:
+    # One cell speaks for all: every version refuses the folders of others.
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
+        folder = next((entry for entry in entries if CELL_NAME.fullmatch(entry.name)), None)
+        try:
+            if folder is not None:
+                read_sealed(Path(folder) / "config.json")
+        except OtherVersion:
+            raise
+        except InputError:
+            pass  # damaged: whoever needs this cell says so
 
 
 def read_result(folder: Path, config: Any = None, *, lists: bool = True) -> dict[str, Any] | None:
