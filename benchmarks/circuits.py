@@ -111,7 +111,7 @@ def _labels(model: nn.Module, layout: str) -> Circuits:
         layer = int(name.split(".")[1]) if name.startswith("layers") else None
         if ".qkv." not in name:
             whole: Role = "o" if ".out." in name else "rest"
-            found.append(Slice(name, None, None, None, whole, layer, "rule", parameter.numel()))
+            found.append(Slice(name, None, None, None, whole, layer, "label", parameter.numel()))
             continue
         axis = 1 if layout == "columns" and parameter.ndim == 2 else 0
         runs = 3 * HEADS if layout == "interleaved" else 3
@@ -119,5 +119,5 @@ def _labels(model: nn.Module, layout: str) -> Circuits:
         roles: tuple[Role, ...] = ("q", "k", "v")
         for i in range(runs):
             role, numel = roles[i % 3], parameter.numel() // runs
-            found.append(Slice(name, axis, i * length, (i + 1) * length, role, layer, "rule", numel))
+            found.append(Slice(name, axis, i * length, (i + 1) * length, role, layer, "label", numel))
     return Circuits(tuple(found))

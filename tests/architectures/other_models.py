@@ -75,6 +75,6 @@ OTHERS = [
         },
         {"self": 1},
         eager=False,
-        find={"rules": {"layers.*.linear_attn.*": "rest"}},
+        find={"labels": {"layers.*.linear_attn.*": "rest"}},
     ),
 ]

@@ -25,13 +25,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 def surveyed(kind: str) -> dict[str, Any]:
     """What happens with one model type."""
     from fasterqk.circuits import find_circuits
-    from fasterqk.circuits._skeleton import outline
+    from fasterqk.circuits._from_config import model_without_weights
     from fasterqk.errors import InputError
 
     started = time.monotonic()
     found: dict[str, Any] = {"type": kind}
     try:
-        model = outline(kind).model
+        model, _ = model_without_weights(kind)
     except InputError as error:
         return found | {"outcome": "not built", "why": str(error)}
     found["class"] = type(model).__name__
@@ -58,15 +58,16 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
 
     from fasterqk.capture._huggingface import attention_implementation
     from fasterqk.circuits import find_circuits
-    from fasterqk.circuits._inputs import huggingface_inputs, twins
-    from fasterqk.circuits._probe import scrambled
+    from fasterqk.circuits._from_config import small_copies
+    from fasterqk.circuits._inputs import huggingface_inputs
+    from fasterqk.circuits._probe import noisy_copy
     from fasterqk.errors import InputError
 
-    for twin in twins(type(model), model.config):
+    for small in small_copies(type(model), model.config):
         try:
-            circuits = find_circuits(twin, heads=True)
+            circuits = find_circuits(small, heads=True)
         except InputError as error:
-            return {"twin": f"refused: {error}"}
+            return {"small copy": f"refused: {error}"}
         own = _labels(circuits)
         differing = {
             name: [roles, labels[name]]
@@ -74,7 +75,7 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
             if name in labels and not set(roles) <= set(labels[name])
         }
         result: dict[str, Any] = {"differing": differing}
-        copy = scrambled(twin)
+        copy = noisy_copy(small)
         for inputs in huggingface_inputs(copy, copy.config):
             try:
                 with attention_implementation(copy, "eager"), Bounded(seconds=20):
@@ -84,7 +85,7 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
             if said is not None:
                 return result | {"contradictions": said}
         return result | {"contradictions": None}
-    return {"twin": "none"}
+    return {"small copy": "none"}
 
 
 def _labels(circuits: Any) -> dict[str, list[str]]:
@@ -155,7 +156,9 @@ def main() -> None:
     for found in survey(kinds, arguments.seconds):
         count[found["outcome"]] += 1
         lines.append(json.dumps(found))
-        told = {key: found[key] for key in ("why", "twin", "differing", "contradictions") if found.get(key)}
+        told = {
+            key: found[key] for key in ("why", "small copy", "differing", "contradictions") if found.get(key)
+        }
         print(found["type"], found["outcome"], told or "", flush=True)
         if arguments.out:
             arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -94,7 +94,7 @@ def labels(net: nn.Module, heads: bool = False) -> Circuits:
         roles = {"q": "q", "k": "k", "v": "v", "out": "o"}
         if not leaf.startswith("qkv"):
             role = roles.get(leaf.split(".")[0].split("_")[0], "rest") if layer is not None else "rest"
-            found.append(Slice(name, None, None, None, role, layer, "rule", parameter.numel()))
+            found.append(Slice(name, None, None, None, role, layer, "label", parameter.numel()))
             continue
         attention = net.layers[layer]
         axis = attention.axis if leaf == "qkv" else 0
@@ -106,7 +106,7 @@ def labels(net: nn.Module, heads: bool = False) -> Circuits:
             each, blocks = WIDTH, [(role, None) for role in "qkv"]
         count = parameter.numel() // parameter.shape[axis] * each
         found += [
-            Slice(name, axis, i * each, (i + 1) * each, role, layer, "rule", count, head if heads else None)
+            Slice(name, axis, i * each, (i + 1) * each, role, layer, "label", count, head if heads else None)
             for i, (role, head) in enumerate(blocks)
         ]
     return Circuits(tuple(found))

@@ -20,7 +20,7 @@ def measured(result):
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
-@pytest.mark.parametrize("mechanism", ["auto", "shadow", "parametrization"])
+@pytest.mark.parametrize("mechanism", ["auto", "copy", "parametrization"])
 @pytest.mark.parametrize("optimizer_class", [optim.AdamW, optim.SGD])
 def test_measured_is_promised(layout, mechanism, optimizer_class, net, label, train):
     model = net(layout)

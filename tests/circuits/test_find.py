@@ -52,7 +52,7 @@ def test_probe_verifies_a_fused_layout_that_no_table_has() -> None:
 
 
 def test_an_unknown_layout_without_the_probe_is_an_error_that_lists_it() -> None:
-    with pytest.raises(InputError, match=r"in_proj\.weight \(24, 8\).*add a rule"):
+    with pytest.raises(InputError, match=r"in_proj\.weight \(24, 8\).*labels="):
         find_circuits(FusedAttention(), verify=False)
     with pytest.raises(InputError, match=r"in_proj\.weight.*the probe could not run.*inputs="):
         find_circuits(PickyAttention())
@@ -69,12 +69,12 @@ def test_rules_come_first() -> None:
     circuits = find_circuits(model, rules)
     assert roles(circuits)["out_proj.weight"] == ["rest"]
     assert roles(circuits)["in_proj.weight"] == ["q", "v"]
-    assert {s.decided_by for s in circuits if s.parameter != "in_proj.bias"} == {"rule"}
+    assert {s.decided_by for s in circuits if s.parameter != "in_proj.bias"} == {"label"}
 
 
 def test_a_rule_may_name_a_class() -> None:
     model = nn.Sequential(FusedAttention(), nn.TransformerEncoderLayer(WIDTH, 2, 16))
-    found = roles(find_circuits(model, rules={"Fused*": "rest"}))
+    found = roles(find_circuits(model, labels={"Fused*": "rest"}))
     assert found["0.in_proj.weight"] == found["0.out_proj.bias"] == ["rest"]
     assert found["1.self_attn.in_proj_weight"] == ["q", "k", "v"]
 
@@ -94,12 +94,12 @@ def test_a_function_may_be_the_rule() -> None:
     ("rules", "message"),
     [
         ({"*.nonesuch": "q"}, r"'\*\.nonesuch' matches no parameter"),
-        ({"in_proj.weight": "query"}, "gives 'query'; roles are q, k, v, o, shared, rest"),
+        ({"in_proj.weight": "query"}, "is 'query'; roles are q, k, v, o, shared, rest"),
         ({"in_proj.weight": [(0, 0, 8, "q")]}, "do not cover 'in_proj.weight'"),
         ({"in_proj.weight": [(0, 0, 8, "q"), (0, 4, 24, "k")]}, "do not cover"),
         ({"in_proj.weight": [(5, 0, 24, "q")]}, "do not cover"),
         ({"in_proj.weight": [8]}, r"list of \(axis, start, stop, role\)"),
-        (["q"], "rules are a mapping"),
+        (["q"], "labels are a mapping"),
     ],
 )
 def test_bad_rules_are_quoted(rules: object, message: str) -> None:
@@ -248,7 +248,7 @@ def test_prints_as_table_html_and_json() -> None:
 
 
 def test_gaps_and_overlaps_cannot_be_built() -> None:
-    first = Slice("w", 0, 0, 4, "q", None, "rule", 4)
-    for second in (Slice("w", 0, 5, 8, "k", None, "rule", 3), Slice("w", 0, 3, 8, "k", None, "rule", 5)):
+    first = Slice("w", 0, 0, 4, "q", None, "label", 4)
+    for second in (Slice("w", 0, 5, 8, "k", None, "label", 3), Slice("w", 0, 3, 8, "k", None, "label", 5)):
         with pytest.raises(ValueError, match="gap or overlap"):
             Circuits((first, second))

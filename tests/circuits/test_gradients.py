@@ -5,7 +5,6 @@ import torch
 from torch import optim
 
 from fasterqk.circuits import make_optimizer, normalize_gradients
-from fasterqk.circuits._gradients import view_of
 from fasterqk.errors import InputError
 
 LAYOUTS = ["rows", "columns", "interleaved"]
@@ -16,7 +15,7 @@ def norms(model, circuits):
     return {
         circuit: float(
             torch.stack(
-                [view_of(parameters[p.parameter].grad, p).norm() for p in circuits if p.circuit == circuit]
+                [p.view(parameters[p.parameter].grad).norm() for p in circuits if p.circuit == circuit]
             ).norm()
         )
         for circuit in ("qk", "ov", "rest")
@@ -35,7 +34,7 @@ def test_each_circuit_gets_its_norm_and_keeps_its_direction(layout, net, label):
     assert after == pytest.approx({"qk": 2.0, "ov": 0.5, "rest": before["rest"]}, rel=1e-5)
     for part in circuits:
         if part.parameter == "layers.0.qkv":
-            new, old = view_of(model.layers[0].qkv.grad, part), view_of(gradient, part)
+            new, old = part.view(model.layers[0].qkv.grad), part.view(gradient)
             assert torch.allclose(new, old * (after[part.circuit] / before[part.circuit]))
 
 
@@ -67,7 +66,7 @@ def test_as_a_rule_it_acts_at_every_step(kernel, ratio, closure, net, label):
                 made.step()
             now = dict(model.named_parameters())
             moved = [
-                view_of(now[p.parameter].detach() - before[p.parameter], p).norm()
+                p.view(now[p.parameter].detach() - before[p.parameter]).norm()
                 for p in circuits
                 if p.circuit == "qk"
             ]

@@ -43,12 +43,12 @@ def test_fused_kernels_overwrite_neighbours_of_strided_views():
 
 def test_fused_kernels_on_strided_views_are_refused(fused):
     with raises("fused=True would overwrite the other circuit in layers.0.qkv"):
-        fused("columns", fused=True, mechanism="alias")
-    fused("rows", fused=True, mechanism="alias")[1].step()
+        fused("columns", fused=True, mechanism="view")
+    fused("rows", fused=True, mechanism="view")[1].step()
 
 
 def test_fused_kernels_switched_on_later_are_refused(fused):
-    model, made = fused("columns", mechanism="alias")
+    model, made = fused("columns", mechanism="view")
     before = model.qkv()
     for group in made.param_groups:
         group["fused"] = True
@@ -62,8 +62,8 @@ def test_foreign_kernels_get_no_strided_views(net, label):
         pass
 
     model = net("columns")
-    with raises("only torch's own optimizers are known to respect"):
-        make_optimizer(model, Mine, lr=1.0, qk_ratio=2, circuits=label(model), mechanism="alias")
+    with raises("only torch's own optimizers are known to support"):
+        make_optimizer(model, Mine, lr=1.0, qk_ratio=2, circuits=label(model), mechanism="view")
 
 
 def test_scaling_gradients_is_no_ratio_under_adam(net, label, train):
@@ -236,7 +236,7 @@ def test_a_ratio_for_what_is_frozen_is_refused(net, label):
     for layer in model.layers:
         for name in ("q", "k", "q_bias", "k_bias"):
             getattr(layer, name).requires_grad_(False)
-    with raises("qk_ratio=5 would do nothing: no parameter of the qk circuit is there and trainable"):
+    with raises("qk_ratio=5 would do nothing: the model has no trainable parameter in the qk circuit"):
         make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
     make_optimizer(model, optim.SGD, lr=1e-3, ov_ratio=5, circuits=label(model))
 

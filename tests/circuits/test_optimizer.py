@@ -39,7 +39,7 @@ def test_split_equals_separate(kind, kernel, layout, net, label, train):
     assert torch.equal(fused.head.weight, apart.head.weight)
 
 
-@pytest.mark.parametrize("mechanism", ["alias", "shadow", "parametrization"])
+@pytest.mark.parametrize("mechanism", ["view", "copy", "parametrization"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_mechanism_is_exact(layout, mechanism, net, label, train):
     fused, apart = net(layout, layers=1), net(layout, separate=True, layers=1)
@@ -236,13 +236,16 @@ def test_tensor_rates(net, label, train):
         ({"lr": "fast"}, "'fast'"),
         ({"weight_decay": float("nan")}, "nan"),
         ({"only": lambda name, parameter: False}, "no trainable parameters"),
-        ({"only": "qk"}, "only='qk' is no function"),
+        ({"only": "qk"}, "only='qk' is not a function"),
         ({"optimizer_class": partial(optim.LBFGS, max_iter=2)}, "LBFGS"),
         (
             {"optimizer_class": optim.SGD([torch.zeros(1, requires_grad=True)])},
             "SGD is not an optimizer class",
         ),
-        ({"circuits": {"layers.*": "q"}}, "circuits are what find_circuits returns, not a dict"),
+        (
+            {"circuits": {"layers.*": "q"}},
+            "circuits= takes what find_circuits returns, not a dict",
+        ),
         ({"model": "gpt2"}, "a model is a torch.nn.Module, not 'gpt2'"),
     ],
 )

@@ -18,10 +18,10 @@ def slices(layers=3, heads=4, key_heads=2):
     for layer in range(layers):
         for role, count in (("q", heads), ("k", key_heads)):
             found += [
-                Slice(f"l{layer}.{role}", 0, head, head + 1, role, layer, "rule", 1, head)
+                Slice(f"l{layer}.{role}", 0, head, head + 1, role, layer, "label", 1, head)
                 for head in range(count)
             ]
-        found.append(Slice(f"l{layer}.q_norm", None, None, None, "q", layer, "rule", 1))
+        found.append(Slice(f"l{layer}.q_norm", None, None, None, "q", layer, "label", 1))
     return found
 
 
@@ -109,7 +109,7 @@ def test_functions_of_layer_and_step():
 
 
 def test_a_parameter_of_no_layer_needs_one_ratio():
-    parts = [*slices(), Slice("table", None, None, None, "k", None, "rule", 1)]
+    parts = [*slices(), Slice("table", None, None, None, "k", None, "label", 1)]
     assert resolved(4, parts)[-1] == 4
     with pytest.raises(InputError, match="table belongs to no single layer"):
         resolved([1, 2, 3], parts)
@@ -152,7 +152,7 @@ def test_labels_of_another_model_are_refused(net, label):
             (*parts[:2], short, *parts[3:]),
             "cover 0:12 of axis 0, 12:24 of axis 0, 24:30 of axis 0, not every",
         ),
-        ((*parts, Slice("gone", None, None, None, "q", 0, "rule", 1)), "'gone'"),
+        ((*parts, Slice("gone", None, None, None, "q", 0, "label", 1)), "'gone'"),
     ):
         with pytest.raises(InputError, match=told):
             make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=2, circuits=Circuits(broken))

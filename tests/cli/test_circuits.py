@@ -84,7 +84,7 @@ def test_bad_configurations_are_one_line(
 def test_what_cannot_be_found_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fasterqk.circuits._skeleton._hub_answers", lambda: False)
+    monkeypatch.setattr("fasterqk.circuits._from_config._hub_answers", lambda: False)
     for words, message in (
         (["nonesuch/model"], "'nonesuch/model' is not a directory, not a model type"),
         ([str(tmp_path)], "there is no"),
@@ -99,12 +99,12 @@ def test_what_cannot_be_found_is_said(
 
 def test_rules_label_what_has_no_softmax(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["circuits", "jamba"]) == 2
-    assert "pass rules={'layers.*.mamba.*': 'rest'}" in capsys.readouterr().err
-    assert main(["circuits", "jamba", "--rule", "JambaMambaMixer=rest", "--json"]) == 0
+    assert "pass --label 'layers.*.mamba.*=rest'" in capsys.readouterr().err
+    assert main(["circuits", "jamba", "--label", "JambaMambaMixer=rest", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["parameters"]["qk"] > 0 and data["notes"] == []
-    assert main(["circuits", "jamba", "--rule", "JambaMambaMixer"]) == 2
-    assert "--rule 'JambaMambaMixer' is not PATTERN=ROLE" in capsys.readouterr().err
+    assert main(["circuits", "jamba", "--label", "JambaMambaMixer"]) == 2
+    assert "--label 'JambaMambaMixer' is not PATTERN=ROLE" in capsys.readouterr().err
 
 
 def test_a_type_without_a_default_configuration_is_told_in_one_line(

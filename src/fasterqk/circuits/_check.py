@@ -1,4 +1,4 @@
-"""One line that says what an optimizer does to which circuit."""
+"""Checks of an optimizer: ``describe`` in one line, and ``check_circuits`` by taking a step on a copy."""
 
 import copy
 import dataclasses
@@ -16,17 +16,16 @@ from torch import nn
 
 import fasterqk
 from fasterqk.capture.modules import uncompiled
-from fasterqk.circuits._find import find_circuits
+from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._fused import COPYING
-from fasterqk.circuits._gradients import view_of
-from fasterqk.circuits._optimizer import GroupPlan, Stepping, stepping_of
-from fasterqk.circuits._slices import Slice, html_table, readable, text_table
+from fasterqk.circuits._optimizer import GroupPlan, StepHooks, hooks_of, unwrapped
+from fasterqk.circuits._slices import CIRCUITS, Slice, html_table, readable, text_table
 from fasterqk.errors import InputError
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one circuit has in an optimizer: parameters, tensors, how many of them split, and its rates."""
+    """The share of one circuit (or group) in an optimizer: parameters, tensors, split tensors, rates."""
 
     name: str
     parameters: int
@@ -47,18 +46,22 @@ class Share:
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:
-    """What ``optimizer`` trains and how fast, in one line.
+    """The parameters and learning rates of ``optimizer``, in one line.
 
-    By circuit for an optimizer of :func:`make_optimizer`, by parameter group for any other:
-    ``qk 1.2M parameters (12 tensors, 4 split) lr 1e-3 - ov 1.2M parameters (12 tensors) lr 5e-5 - ...``
+    By circuit for an optimizer of :func:`make_optimizer`, by parameter group for any other.
+
+    >>> from fasterqk.circuits import make_optimizer
+    >>> model = nn.MultiheadAttention(8, 2)
+    >>> describe(make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10))
+    'qk 144 parameters (2 tensors, 2 split) lr 1e-3 - ov 144 parameters (4 tensors, 2 split) lr 1e-4'
     """
     return " - ".join(map(str, shares(optimizer)))
 
 
 def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
     """The circuits (or else the groups) of ``optimizer``, in the order qk, ov, shared, rest."""
-    stepping = stepping_of(optimizer)
-    if stepping is None:
+    hooks = hooks_of(optimizer)
+    if hooks is None:
         return [
             Share(
                 group.get("name", f"group {index}"),
@@ -70,13 +73,13 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
             )
             for index, group in enumerate(optimizer.param_groups)
         ]
-    base = float(stepping.base_rate(optimizer))
+    base = float(hooks.base_rate(optimizer))
     places: dict[str, set[int]] = {}
-    for part, index in stepping.members:
+    for part, index in hooks.members:
         places.setdefault(part.parameter, set()).add(index)
     found = []
-    for circuit in ("qk", "ov", "shared", "rest"):
-        parts = [(part, index) for part, index in stepping.members if part.circuit == circuit]
+    for circuit in CIRCUITS:
+        parts = [(part, index) for part, index in hooks.members if part.circuit == circuit]
         if parts:
             names = {part.parameter for part, _ in parts}
             groups = sorted({index for _, index in parts})
@@ -86,8 +89,8 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
                     sum(part.numel for part, _ in parts),
                     len(names),
                     sum(len(places[name]) > 1 for name in names),
-                    tuple(base * stepping.ratio_now(optimizer, index) for index in groups),
-                    any(callable(stepping.plans[index].ratio) for index in groups),
+                    tuple(base * hooks.ratio_now(optimizer, index) for index in groups),
+                    any(callable(hooks.plans[index].ratio) for index in groups),
                 )
             )
     return found
@@ -100,8 +103,6 @@ def rate(value: float) -> str:
     digits, power = f"{value:.2e}".split("e")
     return f"{float(digits):g}e{int(power)}"
 
-
-# --- What a check of the circuits found, as a table ---
 
 _TOLERANCE = 0.01
 
@@ -164,18 +165,23 @@ class CircuitCheck:
         return html_table(self._table(), self.setting)
 
 
-# --- A check that can be pasted into an issue: does every circuit move as fast as its ratio promises? ---
+# --- The check: does every circuit move as fast as its ratio promises? ---
 
 Loss = Callable[[Any], torch.Tensor]
 
 
 def check_circuits(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any, loss: Loss | None = None
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: Any,
+    loss: Loss | None = None,
+    labels: Labels | None = None,
 ) -> CircuitCheck:
     """Take one step on a copy and compare the update of each circuit with what its ratio promises.
 
     Prints the table and returns it. ``batch`` is passed to the model (a mapping by keyword, a tuple by
-    position); ``loss(outputs)`` makes a number of what comes out, and defaults to ``outputs.loss``. The
+    position); ``loss(outputs)`` returns the loss, by default ``outputs.loss``. ``labels`` are as in
+    :func:`find_circuits`; only an optimizer that was not made by :func:`make_optimizer` needs them. The
     model, the optimizer and the random generators are left exactly as they were.
 
     The step is taken twice from the same point: as it is set, and with every rate at the base. Their
@@ -196,23 +202,23 @@ def check_circuits(
     True
     """
     model = uncompiled(model)
-    stepping = stepping_of(optimizer)
-    optimizer = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
-    members = stepping.members if stepping else _members(model, optimizer)
-    base = float(stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"])
+    hooks = hooks_of(optimizer)
+    optimizer = unwrapped(optimizer)
+    members = hooks.members if hooks else _members(model, optimizer, labels)
+    base = float(hooks.base_rate(optimizer) if hooks else optimizer.param_groups[0]["lr"])
     if base == 0:
         raise InputError("the base learning rate is 0 at this step (a warm-up?), so nothing would move")
-    ratios = _ratios(optimizer, stepping)
-    as_set = _updates(model, optimizer, stepping, members, batch, loss, slow=False)
-    at_base = _updates(model, optimizer, stepping, members, batch, loss, slow=True)
+    ratios = _ratios(optimizer, hooks)
+    as_set = _updates(model, optimizer, hooks, members, batch, loss, at_base=False)
+    plain_step = _updates(model, optimizer, hooks, members, batch, loss, at_base=True)
     rows = []
-    for circuit in ("qk", "ov", "shared", "rest"):
+    for circuit in CIRCUITS:
         places = [i for i, (part, _) in enumerate(members) if part.circuit == circuit]
         found = sorted({ratios[members[i][1]] for i in places})
         for ratio in found:
             chosen = [i for i in places if ratios[members[i][1]] == ratio]
             squares, moved, entries = (sum(as_set[i][which] for i in chosen) for which in range(3))
-            slow = sum(at_base[i][0] for i in chosen)
+            plain = sum(plain_step[i][0] for i in chosen)
             rows.append(
                 CircuitUpdate(
                     circuit if len(found) == 1 else f"{circuit} x{ratio:g}",
@@ -222,7 +228,7 @@ def check_circuits(
                     math.sqrt(squares / moved) if moved else 0.0,
                     moved / entries,
                     ratio,
-                    math.sqrt(squares / slow) if slow else math.nan,
+                    math.sqrt(squares / plain) if plain else math.nan,
                 )
             )
     setting = (
@@ -234,7 +240,9 @@ def check_circuits(
     return result
 
 
-def _members(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[Slice, int]]:
+def _members(
+    model: nn.Module, optimizer: torch.optim.Optimizer, labels: Labels | None
+) -> list[tuple[Slice, int]]:
     """Slices and their groups in an optimizer that was made elsewhere."""
     group_of = {
         id(parameter): index
@@ -248,32 +256,32 @@ def _members(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[tuple[S
             f"{len(strangers)} parameters of the optimizer are not in this model; "
             "check_circuits needs the model that the optimizer was made for"
         )
-    known = [(part, group_of.get(id(parameters[part.parameter]))) for part in find_circuits(model)]
+    known = [(part, group_of.get(id(parameters[part.parameter]))) for part in find_circuits(model, labels)]
     return [(part, index) for part, index in known if index is not None]
 
 
-def _ratios(optimizer: torch.optim.Optimizer, stepping: Stepping | None) -> list[float]:
+def _ratios(optimizer: torch.optim.Optimizer, hooks: StepHooks | None) -> list[float]:
     groups = optimizer.param_groups
-    if stepping is None:
+    if hooks is None:
         return [float(group["lr"]) / float(groups[0]["lr"]) for group in groups]
-    return [stepping.ratio_now(optimizer, index) for index in range(len(stepping.plans))]
+    return [hooks.ratio_now(optimizer, index) for index in range(len(hooks.plans))]
 
 
 def _updates(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    stepping: Stepping | None,
+    hooks: StepHooks | None,
     members: Any,
     batch: Any,
     loss: Loss | None,
     *,
-    slow: bool,
+    at_base: bool,
 ) -> list[tuple[float, int, int]]:
     """Of every member: the sum of squares of its update, entries that moved, all entries."""
     with _random_states_kept():
-        other, stepper = _copy(model, optimizer, stepping)
-        if slow:
-            _all_at_base(stepper, optimizer, stepping)
+        other, stepper = _copy(model, optimizer, hooks)
+        if at_base:
+            _all_at_base(stepper, optimizer, hooks)
         before = [_tensor(other, part).detach().clone() for part, _ in members]
         outputs = _call(other, batch)
         _scalar(outputs, loss).backward()
@@ -286,23 +294,23 @@ def _updates(
 
 
 def _copy(
-    model: nn.Module, optimizer: torch.optim.Optimizer, stepping: Stepping | None
+    model: nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks | None
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    if stepping is None or stepping.mechanism == "parametrization":
+    if hooks is None or hooks.mechanism == "parametrization":
         with _copies_allowed(optimizer):
             other, stepper = copy.deepcopy((model, optimizer))
-        if stepping is not None:
-            dataclasses.replace(stepping, homes=[], model=weakref.ref(other)).attach(stepper)
+        if hooks is not None:
+            dataclasses.replace(hooks, owners=[], model=weakref.ref(other)).attach(stepper)
         return other, stepper
     other = copy.deepcopy(model)
-    stepper = stepping.remake(other)
+    stepper = hooks.remake(other)
     stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return other, stepper
 
 
 @contextmanager
 def _copies_allowed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Here hooks are hung on the copy again, so it may be made."""
+    """Allow the copy here, where the hooks are registered on it again."""
     held = {name: vars(optimizer).pop(name) for name in COPYING if name in vars(optimizer)}
     try:
         yield
@@ -311,15 +319,15 @@ def _copies_allowed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 
 def _all_at_base(
-    stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, stepping: Stepping | None
+    stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, hooks: StepHooks | None
 ) -> None:
-    """Only the rates change: whatever decay the real step would use stays."""
-    base = stepping.base_rate(optimizer) if stepping else optimizer.param_groups[0]["lr"]
+    """Set all rates to the base; the decay of the real step stays."""
+    base = hooks.base_rate(optimizer) if hooks else optimizer.param_groups[0]["lr"]
     for index, group in enumerate(stepper.param_groups):
-        if stepping is not None and stepping.plans[index].independent:
-            group["weight_decay"] /= stepping.ratio_now(optimizer, index)
+        if hooks is not None and hooks.plans[index].independent:
+            group["weight_decay"] /= hooks.ratio_now(optimizer, index)
         group["lr"] = base
-    own = stepping_of(stepper)
+    own = hooks_of(stepper)
     if own is not None:
         own.plans = [GroupPlan(plan.name, 1.0) for plan in own.plans]
 
@@ -327,7 +335,7 @@ def _all_at_base(
 def _tensor(model: nn.Module, part: Slice) -> torch.Tensor:
     """The slice in the model, also where the parameter is parametrized."""
     prefix, _, attribute = part.parameter.rpartition(".")
-    return view_of(getattr(model.get_submodule(prefix), attribute), part)
+    return part.view(getattr(model.get_submodule(prefix), attribute))
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
@@ -348,7 +356,7 @@ def _scalar(outputs: Any, loss: Loss | None) -> torch.Tensor:
 
 @contextmanager
 def _random_states_kept() -> Iterator[None]:
-    """Dropout in the copy draws the same numbers each time and leaves no trace."""
+    """Dropout draws the same numbers in each copy, and the generators are left as they were."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng(devices=range(torch.cuda.device_count())):

@@ -1,4 +1,4 @@
-"""Gradient normalisation per circuit: each circuit's gradient gets a norm of its own."""
+"""Scaling per circuit: gradients to a given norm, and weights at the start of training."""
 
 import math
 import re
@@ -9,29 +9,25 @@ import torch
 from torch import nn
 
 from fasterqk.capture.modules import uncompiled
-from fasterqk.circuits._find import find_circuits
-from fasterqk.circuits._groups import CIRCUITS
-from fasterqk.circuits._ratio import checked_number
-from fasterqk.circuits._slices import Circuits, Slice
+from fasterqk.circuits._find import Labels, given_or_found
+from fasterqk.circuits._ratio import finite_number
+from fasterqk.circuits._slices import CIRCUITS, Circuits, Slice
 from fasterqk.errors import InputError
-
-
-def view_of(tensor: torch.Tensor, part: Slice) -> torch.Tensor:
-    """The entries of ``tensor`` (a parameter, or its gradient) that ``part`` labels, as a view."""
-    if part.axis is None or part.start is None or part.stop is None:
-        return tensor
-    return tensor.narrow(part.axis, part.start, part.stop - part.start)
 
 
 @torch.no_grad()
 def normalize_gradients(
-    model: nn.Module, norms: Mapping[str, float], circuits: Circuits | None = None
+    model: nn.Module,
+    norms: Mapping[str, float],
+    circuits: Circuits | None = None,
+    labels: Labels | None = None,
 ) -> dict[str, float]:
-    """Scale the gradient of each named circuit to the given norm; returns the norms before.
+    """Scale the gradient of each named circuit to the given norm; returns the norms before, by circuit.
 
     Call it between the backward pass and the step, like ``clip_grad_norm_``; it scales up as well as
     down. ``rules={"qk": {"gradient_norm": 1.0}}`` in :func:`make_optimizer` does it at every step.
-    A circuit without any gradient is left alone.
+    A circuit without any gradient is left alone. ``labels`` are as in :func:`find_circuits`, or pass its
+    result as ``circuits``.
 
     >>> model = nn.MultiheadAttention(8, 2)
     >>> model(*[torch.randn(3, 1, 8)] * 3)[0].sum().backward()
@@ -42,12 +38,12 @@ def normalize_gradients(
     for circuit, norm in norms.items():
         if circuit not in CIRCUITS:
             raise InputError(f"{circuit!r} is not a circuit; circuits are {', '.join(CIRCUITS)}")
-        checked_number(norm, f"the gradient norm of {circuit!r}")
+        finite_number(norm, f"the gradient norm of {circuit!r}")
     model = uncompiled(model)
-    labels = circuits if circuits is not None else find_circuits(model)
+    slices = given_or_found(model, circuits, labels)
     before = {}
     for circuit, norm in norms.items():
-        parts = list(_gradients(model, [part for part in labels if part.circuit == circuit]))
+        parts = list(_gradients(model, [part for part in slices if part.circuit == circuit]))
         size = _norm(parts)
         before[circuit] = size
         if size > 0:
@@ -59,7 +55,7 @@ def normalize_gradients(
 def normalizer(
     model: nn.Module, circuits: Circuits | None, norms: Mapping[str, float]
 ) -> Callable[[torch.optim.Optimizer], None] | None:
-    """What an optimizer runs before its step, or None when nothing is to be normalised."""
+    """The function that normalises gradients before a step, or None if there are no norms."""
     if not norms:
         return None
 
@@ -79,7 +75,7 @@ def _gradients(model: nn.Module, parts: Iterable[Slice]) -> Iterable[torch.Tenso
     for part in parts:
         gradient = parameters[part.parameter].grad
         if gradient is not None:
-            yield view_of(gradient, part)
+            yield part.view(gradient)
 
 
 def _norm(parts: list[torch.Tensor]) -> float:
@@ -89,9 +85,10 @@ def _norm(parts: list[torch.Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack([size.to(sizes[0].device) for size in sizes])))
 
 
-# --- Initialisation imbalance: make one factor of a circuit larger, with or without changing the product ---
+# --- Weights: one factor of a circuit larger, with or without changing the product ---
 
-_SCORES = re.compile(r"scale|sink|temperature|table|tau$", re.IGNORECASE)
+# Parameters that are added to the scores or multiply them.
+_ON_SCORES = re.compile(r"scale|sink|temperature|table|tau$", re.IGNORECASE)
 
 
 @torch.no_grad()
@@ -102,6 +99,7 @@ def scale_circuits(
     ov: float = 1.0,
     keep_product: bool = True,
     circuits: Circuits | None = None,
+    labels: Labels | None = None,
 ) -> None:
     """Scale the weights of the circuits of ``model`` in place.
 
@@ -112,39 +110,40 @@ def scale_circuits(
 
     Biases of q, k and v are scaled with their weights; the output bias is added after the product and
     stays. Norms on queries or keys undo a scale, so a model that has them is refused, as is one with
-    adapters or with queries and keys from one matrix.
+    adapters or with queries and keys from one matrix. ``labels`` are as in :func:`find_circuits`, or pass
+    its result as ``circuits``.
 
     >>> model, inputs = nn.MultiheadAttention(8, 2), torch.randn(3, 1, 8)
     >>> before = model(inputs, inputs, inputs)[0]
     >>> scale_circuits(model, qk=4.0)
     >>> torch.testing.assert_close(model(inputs, inputs, inputs)[0], before)
     """
-    checked_number(qk, "qk")
-    checked_number(ov, "ov")
+    finite_number(qk, "qk")
+    finite_number(ov, "ov")
     model = uncompiled(model)
-    labels = circuits if circuits is not None else find_circuits(model)
+    slices = given_or_found(model, circuits, labels)
     wanted = [name for name, factor in (("qk", qk), ("ov", ov)) if factor != 1]
-    parts = [part for part in labels if part.circuit in wanted]
-    _check_factors(labels, wanted)
+    parts = [part for part in slices if part.circuit in wanted]
+    _check_factors(slices, wanted)
     if keep_product:
         factors = {"q": qk, "k": 1 / qk, "v": ov, "o": 1 / ov}
     else:
         factors = {"q": math.sqrt(qk), "k": math.sqrt(qk), "v": math.sqrt(ov), "o": math.sqrt(ov)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
     chosen = [part for part in parts if _is_factor(model, part, parameters[part.parameter])]
-    for part in chosen:  # only after every part was found to be fit
-        view_of(parameters[part.parameter].detach(), part).mul_(factors[part.role])
+    for part in chosen:  # only after all of them were accepted
+        part.view(parameters[part.parameter].detach()).mul_(factors[part.role])
 
 
-def _check_factors(labels: Circuits, wanted: list[str]) -> None:
+def _check_factors(slices: Circuits, wanted: list[str]) -> None:
     """Each layer must have both factors of a product, each with weights of its own."""
     pairs = {"qk": ("q", "k"), "ov": ("v", "o")}
     for circuit in wanted:
-        layers = {part.layer for part in labels if part.circuit == circuit}
+        layers = {part.layer for part in slices if part.circuit == circuit}
         if not layers:
             raise InputError(f"the model has no {circuit} parameters to scale")
         for layer in layers:
-            roles = {part.role for part in labels if part.layer == layer}
+            roles = {part.role for part in slices if part.layer == layer}
             missing = [role for role in pairs[circuit] if role not in roles]
             if missing:
                 raise InputError(
@@ -162,18 +161,18 @@ def _is_factor(model: nn.Module, part: Slice, parameter: nn.Parameter) -> bool:
         if part.role in ("q", "k", "v"):
             raise InputError(
                 f"{part.parameter} normalises after the projection and undoes any scale of it; "
-                "scale_circuits cannot serve this model"
+                "scale_circuits cannot scale this model"
             )
         return False
     if "lora_" in part.parameter:
         raise InputError(f"{part.parameter} is an adapter: scale the model before adapters are added")
-    if isinstance(owner, nn.Embedding) or _SCORES.search(attribute):
-        return False  # added to or applied on the scores: no factor of the product
+    if isinstance(owner, nn.Embedding) or _ON_SCORES.search(attribute):
+        return False  # acts on the scores: not a factor of the product
     bias = "bias" in attribute or attribute.startswith("b_")
     if bias:
         return part.role != "o"
     if parameter.ndim < 2:
         raise InputError(
-            f"{part.parameter} is neither a weight nor a bias scale_circuits knows; scale it by hand"
+            f"{part.parameter} is neither a weight nor a bias that scale_circuits knows; scale it by hand"
         )
     return True

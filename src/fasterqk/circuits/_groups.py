@@ -1,4 +1,9 @@
-"""What each circuit's parameters are told: a rate, a decay, and any other option of the optimizer."""
+"""Parameter groups: the optimizer options of every slice, and the groups that a stock optimizer takes.
+
+``Request`` is what the user asked for. ``assign`` gives every trainable parameter its settings, cut into
+slices where the settings of a fused weight differ. ``make_groups`` collects equal settings into groups: the
+base first, then each circuit whose settings differ from the base. ``param_groups`` does all of it.
+"""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,23 +13,23 @@ from typing import Any, get_args
 from torch import nn
 
 from fasterqk.capture.modules import uncompiled
-from fasterqk.circuits._find import find_circuits
-from fasterqk.circuits._ratio import Ratio, RatioLike, Ratios, checked_number
-from fasterqk.circuits._slices import Circuit, Circuits, Slice
+from fasterqk.circuits._find import Labels, given_or_found, roles_from_labels
+from fasterqk.circuits._ratio import Ratio, RatioLike, Ratios, finite_number
+from fasterqk.circuits._slices import CIRCUITS, Circuit, Circuits, Role, Slice
 from fasterqk.errors import InputError
 
 Rules = Mapping[str, Mapping[str, Any]]
+Only = Callable[[str, nn.Parameter], bool]
 
-CIRCUITS = ("qk", "ov", "shared", "rest")
 _OWN_KEYS = ("lr", "weight_decay", "gradient_norm")  # every other key is an option of the optimizer
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What one run of parameters is told; runs with equal settings share a parameter group.
+    """Optimizer options of a slice; slices with equal settings share a parameter group.
 
-    ``lr`` is set where a rule names a rate outright (``ratio`` is then that rate over the base rate).
-    ``weight_decay`` is None where the user said nothing: the optimizer's own default then holds.
+    ``lr`` is set where a rule gives a rate (``ratio`` is then that rate over the base rate).
+    ``weight_decay`` is None where the user gave none: the optimizer's own default then holds.
     """
 
     ratio: Ratio = 1.0
@@ -35,7 +40,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for, checked."""
+    """The arguments of ``make_optimizer`` and ``param_groups`` that set options per circuit, validated."""
 
     lr: float
     qk_ratio: RatioLike = 1.0
@@ -44,56 +49,67 @@ class Request:
     rules: Rules = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        checked_number(self.lr, "lr", zero=True)
+        finite_number(self.lr, "lr", zero=True)
         if self.weight_decay is not None:
-            checked_number(self.weight_decay, "weight_decay", zero=True)
-        if not isinstance(self.rules, Mapping) or not all(
-            isinstance(rule, Mapping) for rule in self.rules.values()
-        ):
-            raise InputError(f"rules={self.rules!r}; rules look like {{'ov': {{'weight_decay': 0.1}}}}")
+            finite_number(self.weight_decay, "weight_decay", zero=True)
+        self._check_form_of_rules()
         for circuit, rule in self.rules.items():
             if circuit not in CIRCUITS:
                 raise InputError(f"rules name the circuit {circuit!r}; circuits are {', '.join(CIRCUITS)}")
             if "weight_decay" in rule:
-                checked_number(rule["weight_decay"], f"rules[{circuit!r}]['weight_decay']", zero=True)
+                finite_number(rule["weight_decay"], f"rules[{circuit!r}]['weight_decay']", zero=True)
             for key in ("lr", "gradient_norm"):
                 if key in rule:
-                    checked_number(rule[key], f"rules[{circuit!r}][{key!r}]")
+                    finite_number(rule[key], f"rules[{circuit!r}][{key!r}]")
             if "lr" in rule:
-                checked_number(self.lr, "lr, beside a rule that sets another one,")
-            given = {"qk": self.qk_ratio, "ov": self.ov_ratio}.get(circuit, 1.0)
+                finite_number(self.lr, "lr, beside a rule that sets another one,")
+            given = self._ratio(circuit)
             if "lr" in rule and not Ratios(f"{circuit}_ratio", given).plain_one:
                 raise InputError(
                     f"rules[{circuit!r}]['lr']={rule['lr']!r} and {circuit}_ratio={given!r} "
                     "both set the same rate; give one of them"
                 )
 
+    def _check_form_of_rules(self) -> None:
+        """Rules are optimizer options per circuit; roles of parameters are labels."""
+        rules: Any = self.rules
+        values = list(rules.values()) if isinstance(rules, Mapping) else []
+        if callable(rules):
+            raise InputError("rules= is a function, which gives roles to parameters: pass it as labels=")
+        if values and all(isinstance(value, list) or value in get_args(Role) for value in values):
+            raise InputError(f"rules={rules!r} gives roles to parameters: pass it as labels={rules!r}")
+        if not isinstance(rules, Mapping) or not all(isinstance(rule, Mapping) for rule in values):
+            raise InputError(f"rules={rules!r}; rules look like {{'ov': {{'weight_decay': 0.1}}}}")
+
+    def _ratio(self, circuit: str) -> RatioLike:
+        return {"qk": self.qk_ratio, "ov": self.ov_ratio}.get(circuit, 1.0)
+
     @property
     def same_everywhere(self) -> bool:
-        """Whether every circuit is told the same, so that no labels are needed."""
+        """Whether all circuits have the same settings, so that no labels are needed."""
         ratios = (Ratios("qk_ratio", self.qk_ratio), Ratios("ov_ratio", self.ov_ratio))
         return all(ratio.plain_one for ratio in ratios) and not any(self.rules.values())
 
     def asks_for(self, circuit: str) -> str:
-        """What is asked of one circuit, in the user's words; empty where it is nothing."""
-        ratio = {"qk": self.qk_ratio, "ov": self.ov_ratio}.get(circuit, 1.0)
+        """The argument that sets something for one circuit, as the user wrote it; empty if none does."""
+        ratio = self._ratio(circuit)
         if not Ratios(f"{circuit}_ratio", ratio).plain_one:
             return f"{circuit}_ratio={ratio!r}"
         return f"rules[{circuit!r}]={dict(self.rules[circuit])!r}" if self.rules.get(circuit) else ""
 
     @property
     def per_head(self) -> bool:
-        """Whether labels are needed head by head."""
+        """Whether labels per head are needed."""
         return Ratios("qk_ratio", self.qk_ratio).per_head or Ratios("ov_ratio", self.ov_ratio).per_head
 
     @property
     def gradient_norms(self) -> dict[str, float]:
-        """The circuits whose gradient is normalised, and to what norm."""
+        """The circuits whose gradient is normalised, with the norm."""
         return {name: rule["gradient_norm"] for name, rule in self.rules.items() if "gradient_norm" in rule}
 
 
 class Resolver:
-    """Answers what one slice is told."""
+    """The settings of each slice under a request."""
 
     def __init__(self, request: Request, slices: Iterable[Slice] = ()) -> None:
         known = list(slices)
@@ -104,7 +120,7 @@ class Resolver:
         }
 
     def settings(self, part: Slice | None, decayed: bool) -> Settings:
-        """The settings of ``part`` (None: of the base), which may be exempt from decay."""
+        """The settings of ``part`` (None: of the base), without weight decay unless ``decayed``."""
         rule = self.request.rules.get(part.circuit, {}) if part else {}
         decay = rule.get("weight_decay", self.request.weight_decay)
         if decay is not None:
@@ -117,17 +133,15 @@ class Resolver:
         return Settings(ratio, None, decay, options)
 
 
-# --- Which parameters are not decayed: biases and norms, by the rule of the Hugging Face Trainer ---
-
-# The Trainer's own patterns, searched in the lower-case name.
-_NAMES = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+# The patterns of the Hugging Face Trainer, searched in the lower-case name.
+_UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    """Names of the parameters that take no weight decay.
+    """Names of the parameters that take no weight decay, by the rule of the Hugging Face Trainer.
 
-    These are all biases and everything in a normalisation layer, known by its name (as the Trainer does)
-    or by its class, which also catches an ``nn.RMSNorm`` called ``ln_1``.
+    These are all biases and everything in a normalisation layer, known by its name (as in the Trainer)
+    or by its class, which also finds an ``nn.RMSNorm`` called ``ln_1``.
 
     >>> sorted(undecayed(nn.TransformerEncoderLayer(8, 2)))[:3]
     ['linear1.bias', 'linear2.bias', 'norm1.bias']
@@ -136,104 +150,113 @@ def undecayed(model: nn.Module) -> set[str]:
     for prefix, module in model.named_modules():
         norm = "norm" in type(module).__name__.lower()
         for name, _ in module.named_parameters(prefix, recurse=False):
-            if norm or _NAMES.search(name.lower()):
+            if norm or _UNDECAYED.search(name.lower()):
                 found.add(name)
     return found
 
 
-# --- Every trainable parameter of a model, cut where its slices are told different things ---
-
-Only = Callable[[str, nn.Parameter], bool]
+# --- Every trainable parameter with its settings ---
 
 
 @dataclass(frozen=True)
-class Run:
-    """``start:stop`` of a parameter along ``axis`` (None: all of it), and what it is told.
+class TrainedSlice:
+    """Entries ``start:stop`` of a parameter along ``axis`` (None: all of it), with their settings.
 
-    ``arm`` is ``base``, or the circuit that is told something else than the base. ``exempt`` says that the
-    run is not decayed although others of its arm are.
+    ``group`` is ``base``, or the circuit whose settings differ from the base. ``exempt`` says that the
+    slice is not decayed although others of its group are.
     """
 
     axis: int | None
     start: int
     stop: int
     role: str
-    arm: str
+    group: str
     exempt: bool
     settings: Settings
 
+    @property
+    def key(self) -> tuple[str, Settings]:
+        """Slices with equal keys share a parameter group."""
+        return self.group, self.settings
+
 
 @dataclass(frozen=True)
-class Assigned:
-    """A parameter and its runs, in order; a single run is the whole parameter."""
+class TrainedParameter:
+    """A parameter and its slices, in order; a single slice is the whole parameter."""
 
     name: str
     parameter: nn.Parameter
-    runs: tuple[Run, ...]
+    slices: tuple[TrainedSlice, ...]
 
     @property
     def split(self) -> bool:
-        """Whether slices of it go different ways."""
-        return len(self.runs) > 1
+        """Whether it has slices with different settings."""
+        return len(self.slices) > 1
 
-    def units(self) -> list[list[Run]]:
-        """The runs of one role that are told the same, together: the queries of all heads, say."""
-        units: list[list[Run]] = []
-        for run in self.runs:
-            same = [
-                u for u in units if (u[0].role, u[0].arm, u[0].settings) == (run.role, run.arm, run.settings)
-            ]
+    def by_role(self) -> list[list[TrainedSlice]]:
+        """Slices of one role with equal settings together: the queries of all heads, for example."""
+        found: list[list[TrainedSlice]] = []
+        for part in self.slices:
+            same = [u for u in found if (u[0].role, u[0].key) == (part.role, part.key)]
             if not same:
                 same = [[]]
-                units += same
-            same[0].append(run)
-        return units
+                found += same
+            same[0].append(part)
+        return found
 
 
-def labels_for(model: nn.Module, request: Request, circuits: Circuits | None) -> Circuits | None:
-    """The labels a request needs: the user's, freshly found ones, or None when all are told the same."""
-    if circuits is not None or request.same_everywhere:
-        return circuits
-    return find_circuits(model, heads=request.per_head)
+def circuits_for(
+    model: nn.Module, request: Request, circuits: Circuits | None, labels: Labels | None
+) -> Circuits | None:
+    """The circuits that a request needs: those given, those found, or None where all settings are equal."""
+    if circuits is None and request.same_everywhere:
+        roles_from_labels(labels, model)  # only to refuse wrong ones
+        return None
+    return given_or_found(model, circuits, labels, heads=request.per_head)
 
 
 def assign(
     model: nn.Module, request: Request, circuits: Circuits | None, only: Only | None = None
-) -> list[Assigned]:
-    """What every trainable parameter that ``only`` lets through is told, in the model's order."""
+) -> list[TrainedParameter]:
+    """The settings of every trainable parameter that ``only`` accepts, in the model's order."""
     if only is not None and not callable(only):
-        raise InputError(f"only={only!r} is no function of name and parameter")
+        raise InputError(f"only={only!r} is not a function of name and parameter")
     if circuits is not None and not isinstance(circuits, Circuits):
-        raise InputError(f"circuits are what find_circuits returns, not a {type(circuits).__name__}")
+        raise InputError(
+            f"circuits= takes what find_circuits returns, not a {type(circuits).__name__}; "
+            "patterns of parameter names are labels="
+        )
     if request.per_head and circuits is not None and all(part.head is None for part in circuits):
-        raise InputError("a ratio per head needs labels per head: find_circuits(model, heads=True)")
+        raise InputError("a ratio per head needs labels per head: circuits=find_circuits(model, heads=True)")
     resolver = Resolver(request, circuits or ())
     exempt = undecayed(model)
-    slices = _by_parameter(model, circuits)
+    labelled = _by_parameter(model, circuits)
     assigned = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (only is not None and not only(name, parameter)):
             continue
-        parts = slices.get(id(parameter), []) if circuits is not None else [None]
-        runs = [_run(part, resolver, name not in exempt) for part in parts]
+        parts = labelled.get(id(parameter), []) if circuits is not None else [None]
+        slices = [_trained_slice(part, resolver, name not in exempt) for part in parts]
         if circuits is not None:
-            _check_cover(name, parameter, runs)
-        assigned.append(Assigned(name, parameter, _whole_or_runs(runs)))
+            _check_cover(name, parameter, slices)
+        if all(part.key == slices[0].key for part in slices):
+            slices = [replace(slices[0], axis=None, start=0, stop=0)]
+        assigned.append(TrainedParameter(name, parameter, join_neighbours(slices)))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
     if circuits is not None and only is None:
-        trained = {part.circuit for each in assigned for part in slices.get(id(each.parameter), [])}
+        trained = {part.circuit for each in assigned for part in labelled.get(id(each.parameter), [])}
         _check_anything_to_do(request, trained)
     return assigned
 
 
 def _check_anything_to_do(request: Request, trained: set[Circuit]) -> None:
-    """A ratio for a circuit that is frozen (adapters on the values alone, say) would do nothing."""
-    for circuit in get_args(Circuit):
+    """A ratio for a circuit that is frozen (adapters on the values alone) would have no effect."""
+    for circuit in CIRCUITS:
         asked = request.asks_for(circuit)
         if asked and circuit not in trained:
             raise InputError(
-                f"{asked} would do nothing: no parameter of the {circuit} circuit is there and trainable"
+                f"{asked} would do nothing: the model has no trainable parameter in the {circuit} circuit"
             )
 
 
@@ -244,74 +267,66 @@ def _by_parameter(model: nn.Module, circuits: Circuits | None) -> dict[int, list
     for part in circuits or ():
         if part.parameter not in known:
             raise InputError(
-                f"the labels name {part.parameter!r}, which this model does not have; "
+                f"circuits= names {part.parameter!r}, which this model does not have; "
                 "call find_circuits on the model that is trained"
             )
         found.setdefault(id(known[part.parameter]), {}).setdefault(part.parameter, []).append(part)
     return {key: next(iter(names.values())) for key, names in found.items()}
 
 
-def _run(part: Slice | None, resolver: Resolver, decayed: bool) -> Run:
+def _trained_slice(part: Slice | None, resolver: Resolver, decayed: bool) -> TrainedSlice:
     settings, usual = resolver.settings(part, decayed), resolver.settings(None, decayed)
-    arm = "base" if part is None or settings == usual else part.circuit
+    group = "base" if part is None or settings == usual else part.circuit
     exempt = not decayed and settings != resolver.settings(part, True)
     if part is None or part.axis is None:
-        return Run(None, 0, 0, part.role if part else "rest", arm, exempt, settings)
-    return Run(part.axis, part.start or 0, part.stop or 0, part.role, arm, exempt, settings)
+        return TrainedSlice(None, 0, 0, part.role if part else "rest", group, exempt, settings)
+    return TrainedSlice(part.axis, part.start or 0, part.stop or 0, part.role, group, exempt, settings)
 
 
-def _check_cover(name: str, parameter: nn.Parameter, runs: list[Run]) -> None:
+def _check_cover(name: str, parameter: nn.Parameter, slices: list[TrainedSlice]) -> None:
     """The slices must cover the parameter exactly once, along one axis."""
-    if len(runs) == 1 and runs[0].axis is None:
+    if len(slices) == 1 and slices[0].axis is None:
         return
-    axes = {run.axis for run in runs}
+    axes = {part.axis for part in slices}
     edge = 0
-    for run in sorted(runs, key=lambda run: run.start):
-        edge = run.stop if run.start == edge else -1
+    for part in sorted(slices, key=lambda part: part.start):
+        edge = part.stop if part.start == edge else -1
     if len(axes) != 1 or None in axes or edge != parameter.shape[next(iter(axes)) or 0]:
-        spans = ", ".join(f"{run.start}:{run.stop} of axis {run.axis}" for run in runs) or "nothing"
+        spans = ", ".join(f"{part.start}:{part.stop} of axis {part.axis}" for part in slices) or "nothing"
         raise InputError(
-            f"the labels of {name} (shape {tuple(parameter.shape)}) cover {spans}, "
+            f"the slices of {name} (shape {tuple(parameter.shape)}) cover {spans}, "
             "not every entry exactly once; find_circuits makes complete ones"
         )
 
 
-def merge(runs: Sequence[Run], *, by_role: bool = True) -> tuple[Run, ...]:
-    """Neighbours that are told the same (and have one role) become one run."""
-    merged: list[Run] = []
-    for run in sorted(runs, key=lambda run: run.start):
-        last = merged[-1] if merged else None
-        if (
-            last
-            and (last.arm, last.settings) == (run.arm, run.settings)
-            and (last.role == run.role or not by_role)
-        ):
-            run = replace(run, start=last.start)
-            merged.pop()
-        merged.append(run)
-    return tuple(merged)
+def join_neighbours(slices: Sequence[TrainedSlice], *, by_role: bool = True) -> tuple[TrainedSlice, ...]:
+    """Neighbours with equal settings (and, with ``by_role``, one role) become one slice."""
+    joined: list[TrainedSlice] = []
+    for part in sorted(slices, key=lambda part: part.start):
+        last = joined[-1] if joined else None
+        if last and last.key == part.key and (last.role == part.role or not by_role):
+            part = replace(part, start=last.start)
+            joined.pop()
+        joined.append(part)
+    return tuple(joined)
 
 
-def _whole_or_runs(runs: list[Run]) -> tuple[Run, ...]:
-    """A parameter that is told one thing is whole."""
-    if all((run.arm, run.settings) == (runs[0].arm, runs[0].settings) for run in runs):
-        return (replace(runs[0], axis=None, start=0, stop=0),)
-    return merge(runs)
-
-
-# --- Parameter groups for stock optimizers: the base first, then each circuit that is told something else ---
+# --- Groups: slices with equal settings ---
 
 
 @dataclass
 class Group:
-    """Parameters that are told the same."""
+    """Parameters with equal settings; ``key`` is that of their slices, ``exempt`` if none is decayed."""
 
-    arm: str
+    key: tuple[str, Settings]
     exempt: bool
-    settings: Settings
     name: str = ""
     parameters: list[nn.Parameter] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+
+    @property
+    def settings(self) -> Settings:
+        return self.key[1]
 
     def options(self, lr: float) -> dict[str, Any]:
         """The group as an optimizer takes it."""
@@ -327,49 +342,47 @@ class Group:
         return {**found, "name": self.name, "param_names": self.names}
 
 
-def gather(pieces: Iterable[tuple[Run, nn.Parameter, str]]) -> list[Group]:
-    """Collect ``(run, parameter, name)`` into named groups: the base first, none empty."""
+def make_groups(leaves: Iterable[tuple[TrainedSlice, nn.Parameter, str]]) -> list[Group]:
+    """Collect ``(slice, parameter, name)`` into named groups: the base first, none empty."""
     groups: list[Group] = []
-    for run, parameter, name in pieces:
-        same = [g for g in groups if (g.arm, g.settings) == (run.arm, run.settings)]
+    for part, parameter, name in leaves:
+        same = [group for group in groups if group.key == part.key]
         if not same:
-            same = [Group(run.arm, run.exempt, run.settings)]
+            same = [Group(part.key, part.exempt)]
             groups += same
         same[0].parameters.append(parameter)
         same[0].names.append(name)
-        same[0].exempt = same[0].exempt and run.exempt
-    order = {"base": 0, "qk": 1, "ov": 2, "shared": 3, "rest": 4}
-    groups.sort(key=lambda group: (order[group.arm], group.exempt))
+        same[0].exempt = same[0].exempt and part.exempt
+    order = ("base", *CIRCUITS)
+    groups.sort(key=lambda group: (order.index(group.key[0]), group.exempt))
     _name(groups)
     return groups
-
-
-def members(
-    labels: Iterable[Slice], assigned: Iterable[Assigned], groups: list[Group]
-) -> list[tuple[Slice, int]]:
-    """Every labelled slice that is trained, with the index of its group."""
-    runs = {each.name: each.runs for each in assigned}
-    keys = [(group.arm, group.settings) for group in groups]
-    return [
-        (part, keys.index((run.arm, run.settings)))
-        for part in labels
-        for run in runs.get(part.parameter, ())
-        if run.axis is None or run.start <= (part.start or 0) < run.stop
-    ]
 
 
 def _name(groups: list[Group]) -> None:
     """``qk``; ``qk x4`` where the circuit has several ratios; ``... no decay`` for biases and norms."""
     for group in groups:
-        ratios = [other.settings.ratio for other in groups if other.arm == group.arm]
-        name = group.arm
-        ratio = group.settings.ratio
-        if any(other != ratio for other in ratios):
+        name, ratio = group.key[0], group.settings.ratio
+        if any(other.settings.ratio != ratio for other in groups if other.key[0] == name):
             name += f" x{ratio:g}" if isinstance(ratio, float) else " changing"
         name += " no decay" if group.exempt else ""
         taken = {other.name for other in groups}
         numbered = (f"{name} {number}" for number in range(2, len(groups) + 2))
         group.name = name if name not in taken else next(n for n in numbered if n not in taken)
+
+
+def members(
+    circuits: Iterable[Slice], assigned: Iterable[TrainedParameter], groups: list[Group]
+) -> list[tuple[Slice, int]]:
+    """Every labelled slice that is trained, with the index of its group."""
+    slices = {each.name: each.slices for each in assigned}
+    keys = [group.key for group in groups]
+    return [
+        (labelled, keys.index(part.key))
+        for labelled in circuits
+        for part in slices.get(labelled.parameter, ())
+        if part.axis is None or part.start <= (labelled.start or 0) < part.stop
+    ]
 
 
 def param_groups(
@@ -380,15 +393,16 @@ def param_groups(
     weight_decay: float = 0.0,
     ov_ratio: RatioLike = 1.0,
     rules: Rules | None = None,
+    labels: Labels | None = None,
     circuits: Circuits | None = None,
     only: Only | None = None,
 ) -> list[dict[str, Any]]:
     """Plain parameter groups for any stock optimizer; the query-key group learns ``qk_ratio`` times faster.
 
-    The base group comes first; every group has ``params``, ``lr``, ``weight_decay``, ``name`` and
-    ``param_names``, and none is empty. Biases and norms are not decayed, frozen parameters are left out.
-    Where a fused weight holds slices of different circuits, or a ratio changes over time, groups cannot
-    say it: an ``InputError`` then points to :func:`make_optimizer`.
+    Returns a list of groups with ``params``, ``lr``, ``weight_decay``, ``name`` and ``param_names``; the
+    base group comes first and none is empty. Biases and norms are not decayed, frozen parameters are left
+    out. Groups cannot express fused weights with slices of different circuits, nor a ratio that changes
+    over time: both are an ``InputError`` that points to :func:`make_optimizer`.
 
     >>> model = nn.TransformerDecoderLayer(8, 2)
     >>> groups = param_groups(model, lr=1e-3)
@@ -397,21 +411,22 @@ def param_groups(
     >>> import torch
     >>> optimizer = torch.optim.AdamW(groups)
 
-    ``rules`` set more by circuit, ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``; ``only(name,
-    parameter)`` keeps some of the parameters.
+    ``rules`` are optimizer options per circuit, ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``;
+    ``labels`` are your own roles, as in :func:`find_circuits`; ``only(name, parameter)`` selects
+    parameters.
     """
     request = Request(lr, qk_ratio, ov_ratio, weight_decay, rules or {})
     if request.gradient_norms:
         raise InputError("rules with 'gradient_norm' act at every step: use make_optimizer")
     model = uncompiled(model)
-    assigned = assign(model, request, labels_for(model, request, circuits), only)
+    assigned = assign(model, request, circuits_for(model, request, circuits, labels), only)
     fused = [each.name for each in assigned if each.split]
     if fused:
         raise InputError(
             f"{len(fused)} parameters, such as {fused[0]}, hold several circuits in one tensor, which "
-            "parameter groups cannot split: use make_optimizer(model, optimizer_class, lr=..., ...)"
+            "parameter groups cannot split: use make_optimizer, which takes the same arguments"
         )
-    groups = gather((each.runs[0], each.parameter, each.name) for each in assigned)
+    groups = make_groups((each.slices[0], each.parameter, each.name) for each in assigned)
     if any(callable(group.settings.ratio) for group in groups):
-        raise InputError("a ratio that changes over time needs an optimizer that knows: use make_optimizer")
+        raise InputError("parameter groups cannot hold a ratio that changes over time: use make_optimizer")
     return [group.options(lr) for group in groups]

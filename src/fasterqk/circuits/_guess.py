@@ -1,4 +1,9 @@
-"""Where a parameter sits inside an attention block, with adapters and wrappers seen through."""
+"""First labels, from registry and names: attention blocks, the path to each parameter, its likely role.
+
+``find_scopes`` finds the attention blocks of a model, ``locate`` the path from a block down to a parameter
+(through adapters and wrappers), ``guess`` gives the parameter a role or a layout. ``slice_by_head`` cuts the
+labelled parameters of a block by head. The probe (``_probe``) then confirms or corrects the guesses.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -30,16 +35,16 @@ _WRAPPERS = {
     "_fsdp_wrapped_module",
     "_checkpoint_wrapped_module",
 }
-# What a parameter of a projection may be called; weight norm and spectral norm have names of their own.
+# Usual names of a projection's parameters; weight norm and spectral norm have names of their own.
 _PLAIN_LEAVES = {"weight", "bias", "original", "original0", "original1"}
 _PLAIN_LEAVES |= {"weight_g", "weight_v", "weight_orig", "weight_u"}
 
 
 @dataclass(frozen=True)
-class Address:
-    """The way from an attention block down to a parameter.
+class Location:
+    """The path from an attention block down to a parameter.
 
-    ``components`` are the names on it that mean something (``("q_proj",)``, ``("output", "dense")``),
+    ``components`` are the names on it that carry meaning (``("q_proj",)``, ``("output", "dense")``),
     ``modules`` the modules that hold each of them, outermost first. ``adapter`` is None for a parameter
     of the model itself, ``"in"`` for the factor of an adapter that reads its input (LoRA's A), ``"out"``
     for the one that writes its output (LoRA's B and everything else). ``axis`` is the output axis.
@@ -52,8 +57,8 @@ class Address:
     bias: bool
 
 
-def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Address:
-    """The address, seen from the module at ``path``, of the parameter called ``name`` in ``root``."""
+def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Location:
+    """The location, below the module at ``path``, of the parameter called ``name`` in ``root``."""
     parts = name.split(".")[path.count(".") + 1 if path else 0 :]
     module = root.get_submodule(path)
     components: list[str] = []
@@ -70,7 +75,7 @@ def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Ad
     if adapter is None and leaf not in _PLAIN_LEAVES:
         components.append(leaf)
         holders.append(module)
-    return Address(
+    return Location(
         tuple(components),
         tuple(holders),
         adapter,
@@ -80,7 +85,7 @@ def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Ad
     )
 
 
-# --- Where attention is in a model: the module that forms queries and keys, and the wrapper around it ---
+# --- Attention blocks: the module that forms queries and keys, and the wrapper around it ---
 
 Found = TypeVar("Found")
 
@@ -90,8 +95,8 @@ class Scope:
     """One attention block.
 
     ``core`` is the path of the module that forms queries and keys. ``path`` is that of the module around
-    it where the core has no output projection of its own (BERT), else the same. ``layer`` counts along
-    the stack. ``named``: the class says that it is attention, so whatever is inside belongs to it.
+    it where the core has no output projection of its own (BERT), else the same. ``layer`` is its number in
+    the stack. ``named``: the class is called attention, so everything inside belongs to it.
     """
 
     path: str
@@ -121,7 +126,7 @@ def find_scopes(model: nn.Module) -> dict[str, Scope]:
 
 
 def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:
-    """What the innermost path around ``name`` stands for.
+    """The value of the innermost path around ``name``.
 
     >>> nearest("h.0.attn.q.weight", {"h.0": 1, "h.0.attn": 2, "h.1": 3})
     2
@@ -135,10 +140,10 @@ def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:
 
 
 def layer_numbers(paths: list[str]) -> dict[str, int | None]:
-    """The place of each path in its stack of layers.
+    """The number of each path in its stack of layers.
 
-    Where one number of the path varies it is that number; where several do (Swin's stages and blocks)
-    the blocks are counted through; a path without numbers has None.
+    Where one number of the path varies, it is that number; where several do (Swin's stages and blocks),
+    blocks are counted from 0; a path without numbers has None.
 
     >>> layer_numbers(["h.0.attn", "h.2.attn"])
     {'h.0.attn': 0, 'h.2.attn': 2}
@@ -149,7 +154,7 @@ def layer_numbers(paths: list[str]) -> dict[str, int | None]:
 
 
 def layer_prefixes(scopes: Iterable[Scope]) -> dict[str, int]:
-    """The path of each numbered layer, for what is in the layer but not in its attention."""
+    """The layer number by path of each numbered layer, for parameters of the layer outside attention."""
     numbered = _numbered([scope.core for scope in scopes])
     return {prefix: number for number, prefix in numbered.values() if number is not None}
 
@@ -191,7 +196,7 @@ def _named(core: nn.Module) -> bool:
 
 
 def _wrapper(model: nn.Module, name: str, core: nn.Module, cores: dict[str, nn.Module]) -> str:
-    """The parent where that is called attention and only it can have the output projection."""
+    """The parent, if it is called attention and can hold the output projection; else the core itself."""
     if not _named(core) or _has_output(core):
         return name
     parent = name.rpartition(".")[0]
@@ -199,22 +204,22 @@ def _wrapper(model: nn.Module, name: str, core: nn.Module, cores: dict[str, nn.M
     return parent if parent and alone and says_attention(model.get_submodule(parent)) else name
 
 
-# --- A first label from the class of the module and the names on the way to the parameter ---
+# --- A first label, from the class of the module and the names on the path ---
 
 _SCALES = {"scale", "scaling", "temperature"}
-# Names of an output projection beside queries and keys, whatever the module is called.
+# Names of an output projection in a module of any name.
 _OUTPUTS = {"to_out", "out_proj", "proj_out"}
-# Words that make a norm inside attention one of the output side.
+# Words in the name of a norm that acts on the output.
 _INNER = {"sub", "inner"}
 
 
 @dataclass(frozen=True)
 class Guess:
-    """What registry and names say of one parameter.
+    """The label of one parameter by registry or name (``by``).
 
     Either one ``role`` for the whole tensor, or ``blocks`` along ``axis``. ``certain`` is False for a
-    fused weight whose layout only its name suggests: that has to be seen by the probe. ``firm`` labels
-    stay whatever the probe sees.
+    fused weight whose layout only its name suggests: the probe has to confirm it. ``firm`` labels stay
+    whatever the probe sees.
     """
 
     role: Role | None
@@ -226,24 +231,24 @@ class Guess:
 
 
 def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) -> Guess | None:
-    """The first label of ``name``, which is inside ``scope``; None where nothing speaks."""
+    """The first label of ``name``, which is inside ``scope``; None if neither registry nor name decides."""
     if not scope.in_core(name):
         return _beside(locate(model, scope.path, name, parameter))
-    address = locate(model, scope.core, name, parameter)
-    for module, component in zip(reversed(address.modules), reversed(address.components), strict=True):
+    location = locate(model, scope.core, name, parameter)
+    for module, component in zip(reversed(location.modules), reversed(location.components), strict=True):
         entry = registered(module, component)
         if entry is not None and not isinstance(entry, str):
-            return _fused(address, parameter, module, entry, "registry", certain=True)
+            return _fused(location, parameter, module, entry, "registry", certain=True)
         if entry is not None:
             return Guess(entry, "registry")
-    return _by_name(scope, address, parameter)
+    return _by_name(scope, location, parameter)
 
 
-def _by_name(scope: Scope, address: Address, parameter: nn.Parameter) -> Guess | None:
-    said = [meaning(component) for component in address.components]
+def _by_name(scope: Scope, location: Location, parameter: nn.Parameter) -> Guess | None:
+    said = [meaning(component) for component in location.components]
     norm = any(one.norm for one in said)
     if any(one.score for one in said) and not (norm and not any(one.letters for one in said)):
-        scale = any(_SCALES & set(words(component)) for component in address.components)
+        scale = any(_SCALES & set(words(component)) for component in location.components)
         queries = any(one.letters == "q" for one in said)
         return Guess("q" if scale or queries else "k", "name", firm=True)
     letters = next((one.letters for one in reversed(said) if one.letters), "")
@@ -252,40 +257,41 @@ def _by_name(scope: Scope, address: Address, parameter: nn.Parameter) -> Guess |
     if letters == "qk":
         return Guess("q", "name")
     if letters:
-        if norm or address.adapter == "in":
+        if norm or location.adapter == "in":
             return Guess("shared", "name")
         layout = concatenated if letters == "qkv" else keys_then_values
-        return _fused(address, parameter, scope.module, layout, "name", certain=False)
+        return _fused(location, parameter, scope.module, layout, "name", certain=False)
     if norm:
-        inside = {word for component in address.components for word in words(component)}
+        inside = {word for component in location.components for word in words(component)}
         on_output = inside & _INNER or any(one.output and one.norm for one in said)
         return Guess("o", "name") if on_output else Guess("rest", "name")
-    if any(one.output for one in said) and (scope.named or _strictly_output(address)):
+    if any(one.output for one in said) and (scope.named or _strictly_output(location)):
         return Guess("o", "name")
     return None if scope.named else Guess("rest", "name")
 
 
-def _beside(address: Address) -> Guess:
-    """Around the core, in the module that is still called attention: BERT's output projection."""
-    said = [meaning(component) for component in address.components]
+def _beside(location: Location) -> Guess:
+    """For what is in the wrapper but not in the core: BERT's output projection."""
+    said = [meaning(component) for component in location.components]
     output = any(one.output for one in said) and not any(one.norm for one in said)
     return Guess("o" if output else "rest", "name")
 
 
-def _strictly_output(address: Address) -> bool:
-    """Outside a module that is called attention ``out`` may mean anything; ``W_O`` does not."""
+def _strictly_output(location: Location) -> bool:
+    """In a module that is not called attention ``out`` may mean anything; ``W_O`` is unambiguous."""
     return any(
-        {"o", "wo", "ov"} & set(words(component)) or component in _OUTPUTS for component in address.components
+        {"o", "wo", "ov"} & set(words(component)) or component in _OUTPUTS
+        for component in location.components
     )
 
 
 def _fused(
-    address: Address, parameter: nn.Parameter, module: nn.Module, layout: Layout, by: str, certain: bool
+    location: Location, parameter: nn.Parameter, module: nn.Module, layout: Layout, by: str, certain: bool
 ) -> Guess:
-    if address.adapter == "in" or not parameter.is_floating_point():
-        # LoRA's first factor feeds all parts; quantised storage has no rows to part.
+    if location.adapter == "in" or not parameter.is_floating_point():
+        # LoRA's first factor feeds all parts; quantised storage has no rows to slice.
         return Guess("shared", by, firm=True)
-    axis = 0 if address.adapter else address.axis
+    axis = 0 if location.adapter else location.axis
     rows = parameter.shape[axis]
     counts = head_counts(module)
     try:
@@ -297,24 +303,24 @@ def _fused(
     return Guess(None, by, axis, tuple(blocks), certain)
 
 
-# --- The tensors of an attention block cut by head ---
+# --- Slices per head ---
 
 
-def cut_by_head(
-    model: nn.Module, scope: Scope, parameter: nn.Parameter, cut: list[Slice], seen: int | None = None
+def slice_by_head(
+    model: nn.Module, scope: Scope, parameter: nn.Parameter, slices: list[Slice], seen: int | None = None
 ) -> list[Slice]:
-    """Slices of one parameter, those of one role for all heads cut head by head.
+    """The slices of one parameter; a whole tensor with one role is cut head by head.
 
     Queries, keys and values along their output, output projections along their input; key-value heads
     where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
-    output bias) keeps ``head`` None. ``seen``: the number of heads the probe saw, for modules that state
-    none.
+    output bias) keeps ``head`` None. ``seen``: the number of heads the probe saw, for modules that do not
+    state it.
     """
-    whole = cut[0]
-    if len(cut) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
-        return cut
-    address = locate(model, scope.path, whole.parameter, parameter)
-    single = _single_head(address)
+    whole = slices[0]
+    if len(slices) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
+        return slices
+    location = locate(model, scope.path, whole.parameter, parameter)
+    single = _single_head(location)
     if single is not None:
         return [replace(whole, head=single)]
     counts = head_counts(scope.module) or _counted(parameter)
@@ -326,9 +332,9 @@ def cut_by_head(
             "say how many heads it has; set num_heads on the module"
         )
     number = counts[0] if whole.role in ("q", "o") else counts[1]
-    axis = _head_axis(address, parameter, whole.role, number, counts[0], _width(model, scope, whole.role))
+    axis = _head_axis(location, parameter, whole.role, number, counts[0], _width(model, scope, whole.role))
     if axis is None:
-        return cut
+        return slices
     number = counts[0] if parameter.shape[axis] == counts[0] else number
     size = parameter.shape[axis] // number
     return [
@@ -344,48 +350,48 @@ def cut_by_head(
     ]
 
 
-def _single_head(address: Address) -> int | None:
-    """The number of the head in a list that has one module a head: ``heads.3.query``."""
-    for listed, number in pairwise(address.components):
+def _single_head(location: Location) -> int | None:
+    """The number of the head in a list with one module per head: ``heads.3.query``."""
+    for listed, number in pairwise(location.components):
         if number.isdigit() and "head" in listed.lower():
             return int(number)
     return None
 
 
 def _head_axis(
-    address: Address, parameter: nn.Parameter, role: str, number: int, queries: int, width: int
+    location: Location, parameter: nn.Parameter, role: str, number: int, queries: int, width: int
 ) -> int | None:
-    """The axis along which ``parameter`` has one part a head; None where it has no such parts."""
+    """The axis along which ``parameter`` has one part per head; None if there is none."""
     shape = parameter.shape
-    if any(meaning(component).score for component in address.components):
+    if any(meaning(component).score for component in location.components):
         return next((axis for axis in reversed(range(len(shape))) if shape[axis] == queries), None)
     if len(shape) == 3:
         return next((axis for axis in range(3) if shape[axis] == number), None)
     if role == "o":
-        inward = 1 - address.axis
-        fits = len(shape) == 2 and not address.bias and address.adapter != "out"
+        inward = 1 - location.axis
+        fits = len(shape) == 2 and not location.bias and location.adapter != "out"
         return inward if fits and shape[inward] % number == 0 else None
-    if len(shape) == 2 and address.bias:
+    if len(shape) == 2 and location.bias:
         return 0 if shape[0] == number else None
-    axis = 0 if address.adapter else address.axis
+    axis = 0 if location.adapter else location.axis
     axis = axis if axis < len(shape) else 0
-    return axis if address.adapter != "in" and shape[axis] == width and width % number == 0 else None
+    return axis if location.adapter != "in" and shape[axis] == width and width % number == 0 else None
 
 
 def _width(model: nn.Module, scope: Scope, role: str) -> int:
-    """The rows of the projection that makes these heads: the widest of the same letter in the block."""
+    """The rows of the projection that makes these heads: the widest of that role in the block."""
     widest = 0
     for name, parameter in scope.module.named_parameters(prefix=scope.core):
         if parameter.dim() == 2:
-            address = locate(model, scope.core, name, parameter)
-            said = [meaning(component) for component in address.components]
-            if any(one.letters == role and not one.score for one in said) and address.adapter != "in":
-                widest = max(widest, parameter.shape[0 if address.adapter else address.axis])
+            location = locate(model, scope.core, name, parameter)
+            said = [meaning(component) for component in location.components]
+            if any(one.letters == role and not one.score for one in said) and location.adapter != "in":
+                widest = max(widest, parameter.shape[0 if location.adapter else location.axis])
     return widest
 
 
 def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
-    """Heads counted from the width of one and the rows of the projections."""
+    """The number of heads, from the width of one and the rows of the projections."""
     size = first_number(
         (scope.module,), ("head_dim", "attention_head_size", "head_size", "dim_head", "d_head")
     )
@@ -394,7 +400,7 @@ def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
 
 
 def _listed(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
-    """Heads counted from a list with one module each."""
+    """The number of heads, from a list with one module per head."""
     found = {
         _single_head(locate(model, scope.path, name, parameter))
         for name, parameter in scope.module.named_parameters(prefix=scope.core)
@@ -403,5 +409,5 @@ def _listed(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
 
 
 def _counted(parameter: nn.Parameter) -> tuple[int, int] | None:
-    """Per-head tensors [head, ...] say themselves how many there are."""
+    """The number of heads, from a tensor [head, ...]."""
     return (parameter.shape[0], parameter.shape[0]) if parameter.dim() == 3 else None

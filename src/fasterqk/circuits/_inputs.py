@@ -1,6 +1,5 @@
-"""Tiny inputs that make a model run: guessed from its signature and configuration, or handed in."""
+"""Inputs for the probe: tiny ones, guessed from a model's signature and configuration, or the user's own."""
 
-import copy
 import inspect
 import re
 import warnings
@@ -15,9 +14,11 @@ from fasterqk.capture._huggingface import attention_implementation
 from fasterqk.capture.modules import call, first_number
 from fasterqk.errors import InputError
 
+LENGTH, IMAGE = 12, 128  # tokens; pixels of an image's side
+
 
 def runner(inputs: Any) -> Callable[[nn.Module], Any]:
-    """A function that runs a model on the user's ``inputs``, as ``capture`` does, and tells if it cannot."""
+    """A function that runs a model on the user's ``inputs``; a failure is an ``InputError``."""
 
     def run(model: nn.Module) -> Any:
         try:
@@ -34,7 +35,7 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
     return run
 
 
-def guesses(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
+def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
     """Inputs worth trying on ``model``, the likeliest first."""
     config = getattr(model, "config", None)
     if hasattr(model, "main_input_name") and config is not None:
@@ -44,10 +45,10 @@ def guesses(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
 
 
 def run_guessed(model: nn.Module) -> list[str]:
-    """Run ``model`` on the first inputs it accepts, then parts of it that did not take part.
+    """Run ``model`` on the first inputs it accepts, then those of its parts that did not run.
 
-    Returns the paths of what ran ("" is the model itself); the caller listens to what happens inside.
-    Raises ``RuntimeError`` where nothing would run.
+    Returns the paths of what ran ("" is the model itself); the caller observes what happens inside.
+    Raises ``RuntimeError`` if nothing runs.
     """
     ran: list[str] = []
     failures: list[str] = []
@@ -69,7 +70,7 @@ def run_guessed(model: nn.Module) -> list[str]:
 
 
 def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
-    for inputs in guesses(model):
+    for inputs in guessed_inputs(model):
         before = set(entered)
         try:
             with attention_implementation(model, "eager"), warnings.catch_warnings():
@@ -86,7 +87,7 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
 
 
 def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
-    """For modules of unknown make: token numbers, hidden states, pictures, by what it begins with."""
+    """For modules that are not of Hugging Face: token ids, hidden states or images, by their first layers."""
     generator = torch.Generator().manual_seed(0)
     if isinstance(model, nn.MultiheadAttention):
         sizes = (model.embed_dim, model.kdim, model.vdim)
@@ -120,14 +121,13 @@ def _widths(model: nn.Module) -> Iterator[int]:
             yield module.normalized_shape[-1]
 
 
-# --- Tiny inputs for a Hugging Face model, from the names of its arguments and its configuration ---
+# --- Hugging Face models: inputs from the names of the arguments and the configuration ---
 
-LENGTH, PICTURE = 12, 128
 _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 
 
 def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
-    """Inputs worth trying, the likeliest first; a model says no by raising."""
+    """Inputs worth trying, the likeliest first; a model refuses by raising."""
     signature = inspect.signature(model.forward).parameters
     required = [name for name, one in signature.items() if one.default is inspect.Parameter.empty]
     made = {name: values for name in signature if (values := _inputs(name, config))}
@@ -166,7 +166,7 @@ def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]
 
 
 def _inputs(name: str, config: Any) -> list[Tensor]:
-    """What might be meant by an argument called ``name``; nothing for names that are not known."""
+    """Values that may fit an argument called ``name``; none for unknown names."""
     if name in ("input_ids", "decoder_input_ids"):
         text = getattr(config, "text_config", None) or getattr(config, "decoder", None) or config
         tokens = first_number((text, config), ("vocab_size", "text_vocab_size")) or 32
@@ -183,7 +183,7 @@ def _inputs(name: str, config: Any) -> list[Tensor]:
         width = _number(config, *widths)
         return [] if width is None else [_normal(1, LENGTH, width)]
     if name == "pixel_values":
-        return _pictures(getattr(config, "vision_config", None) or config)
+        return _images(getattr(config, "vision_config", None) or config)
     if name in ("input_features", "input_features_mask"):
         audio = getattr(config, "audio_config", None) or config
         length = 2 * (_number(audio, "max_source_positions") or 50)
@@ -198,14 +198,14 @@ def _inputs(name: str, config: Any) -> list[Tensor]:
     return []
 
 
-def _pictures(config: Any) -> list[Tensor]:
+def _images(config: Any) -> list[Tensor]:
     size: Any = getattr(config, "image_size", None) or 32
     height, width = (size if isinstance(size, list | tuple) else (size, size))[:2]
     channels = _number(config, "num_channels", "in_channels", "in_chans") or 3
     shapes: list[tuple[int, ...]] = [(1, channels, height, width)]
-    if width > 2 * PICTURE:
-        # Many models take pictures of any size, and attention grows with the fourth power of it.
-        shapes.insert(0, (1, channels, PICTURE, PICTURE))
+    if width > 2 * IMAGE:
+        # Many models take images of any size, and attention grows with the fourth power of it.
+        shapes.insert(0, (1, channels, IMAGE, IMAGE))
     frames = _number(config, "num_frames")
     if frames is not None:
         shapes.insert(0, (1, frames, channels, height, width))
@@ -213,7 +213,7 @@ def _pictures(config: Any) -> list[Tensor]:
 
 
 def _patches(config: Any) -> Tensor:
-    """Sixteen patches of a picture, each one row, as vision towers with a grid take them."""
+    """Sixteen patches of an image, one per row, as vision towers with a grid take them."""
     channels = _number(config, "in_channels", "num_channels", "in_chans") or 3
     area = (_number(config, "patch_size", "spatial_patch_size") or 14) ** 2
     return _normal(16, channels * area * (_number(config, "temporal_patch_size") or 1))
@@ -229,192 +229,3 @@ def _generator() -> torch.Generator:
 
 def _number(owner: Any, *names: str) -> int | None:
     return first_number((owner,), names)
-
-
-# --- A Hugging Face configuration made small: few layers, narrow, the structure of its heads kept ---
-
-HEADS, VOCABULARY, LAYERS, POSITIONS = 4, 128, 2, 512
-# Widths of a head to try, narrow first; None leaves all widths alone.
-HEAD_WIDTHS = (16, 64, None)
-
-_HEADS = re.compile(
-    r"^(num_attention_heads|num_heads|n_heads?|heads|attention_heads|\w+_attention_heads|encoder_heads|decoder_heads"
-    r"|\w+_n_heads|\w+_num_heads|num_attn_heads|num_head)$"
-)
-_KEY_HEADS = re.compile(
-    r"^(num_key_value_heads|num_kv_heads|n_kv_heads|\w+_num_key_value_heads|\w+_kv_heads)$"
-)
-_HEAD_WIDTH = re.compile(
-    r"^(head_dim|kv_channels|d_kv|d_head|dim_head|attention_head_dim|v_head_dim|qk_nope_head_dim|qk_rope_head_dim"
-    r"|global_head_dim|linear_key_head_dim|linear_value_head_dim|index_head_dim|swa_head_dim|\w+_head_dim)$"
-)
-_WIDTH = re.compile(
-    r"^(hidden_size|d_model|d_latents|n_embd|dim|embed_dim|embedding_size|hidden_dim|emb_dim|projection_dim|out_hidden_size"
-    r"|text_hidden_size|output_hidden_size|encoder_hidden_size|decoder_hidden_size|word_embed_proj_dim|d_embed"
-    r"|word_embed_proj_dim|output_dim|projector_hidden_size|backbone_hidden_size|cross_attention_hidden_size"
-    r"|vision_hidden_size|audio_hidden_size|proj_dim|hidden_size_per_layer_input|lru_width|text_embed_dim"
-    r"|q_lora_rank|kv_lora_rank|o_lora_rank|pooler_hidden_size|bottleneck_size|rnn_hidden_size|language_dim"
-    r"|projection_size|text_config_hidden_size|input_hidden_size|embedding_dim|projection_hidden_dim)$"
-)
-_INNER = re.compile(
-    r"^(intermediate_size|\w*_intermediate_size|ffn_dim|\w+_ffn_dim|d_ff|d_inner|n_inner|mlp_dim|ffn_hidden_size"
-    r"|pooler_intermediate_size|projector_intermediate_size|feed_forward_dim|dff|intermediate_dim|inner_dim)$"
-)
-_LAYERS = re.compile(
-    r"^(num_hidden_layers|num_self_attends_per_block|num_layers|n_layers?|layers|depth|encoder_layers|decoder_layers|num_encoder_layers"
-    r"|num_decoder_layers|\w+_num_hidden_layers|num_hidden_layers_\w+|\w+_num_layers|resampler_depth|max_window_layers"
-    r"|text_encoder_num_layers|\w+_layers)$"
-)
-_EXPERTS = re.compile(
-    r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|\w+_num_experts)$"
-)
-_CHOSEN = re.compile(r"^(num_experts_per_tok\w*|moe_topk|moe_k|top_k_experts|experts_per_token)$")
-_NOT_LAYERS = re.compile(
-    r"feat_extract|adapter|shared_layers|nextn|predict|lstm|residual|feature_layers|kv_shared"
-)
-
-
-def shrink(config: Any, head_width: int | None = HEAD_WIDTHS[0]) -> Any:
-    """A small copy of ``config``: a layer or two of each type, few heads of ``head_width``, few tokens."""
-    small = copy.deepcopy(config)
-    for part in _parts(small):
-        _shrink_part(part, head_width)
-    return small
-
-
-def _parts(config: Any) -> list[Any]:
-    """The configuration and all configurations inside it."""
-    found = [config]
-    for value in vars(config).values():
-        for item in value if isinstance(value, list | tuple) else [value]:
-            if hasattr(item, "to_diff_dict"):
-                found += _parts(item)
-    return found
-
-
-def _shrink_part(part: Any, head_width: int | None) -> None:
-    values = {name: value for name, value in vars(part).items() if not name.startswith("_attn")}
-    if any(isinstance(value, list | tuple) and _HEADS.match(name) for name, value in values.items()):
-        head_width = None  # stages with heads of their own: widths follow from each other
-    heads = next((v for n, v in values.items() if _HEADS.match(n) and _count(v)), 0)
-    kept = _kept_layers(values)
-    for name, value in values.items():
-        new = _fewer(name, value, len(kept) or LAYERS)
-        if new is None and head_width is not None:
-            new = _narrower(name, value, heads, head_width)
-        if kept and isinstance(value, list) and len(value) == len(values["layer_types"]):
-            new = [value[i] for i in kept]
-        elif name == "attention_window" and isinstance(value, list):
-            new = value[:LAYERS]  # Longformer's windows, one a layer
-        if new is not None:
-            part.__dict__[name] = new
-    if head_width is not None:
-        _shrink_sections(values, head_width)
-        _shrink_image(part)
-    vocabulary = getattr(part, "vocab_size", None)
-    for name, value in values.items():
-        if name.endswith("token_id") and _count(value) and _count(vocabulary) and value >= vocabulary:
-            part.__dict__[name] = value % vocabulary
-
-
-def _fewer(name: str, value: Any, layers: int) -> Any:
-    """Fewer layers, tokens, positions and experts; None where ``name`` is none of these."""
-    if name == "depths" and isinstance(value, list | tuple):
-        return type(value)(min(depth, LAYERS) for depth in value)
-    if not _count(value):
-        return None
-    if name in ("vocab_size", "vocab_size_per_layer_input", "text_vocab_size"):
-        return min(value, VOCABULARY)
-    if _LAYERS.match(name) and not _NOT_LAYERS.search(name):
-        return min(value, layers)
-    if name in ("attn_layer_period", "attn_layer_offset"):
-        return min(value, 2 if name.endswith("period") else 1)  # Jamba: one layer of each kind
-    if name == "num_kv_shared_layers":
-        return 0  # they share with layers that are not there any more
-    if name == "max_source_positions":
-        return min(value, 64)
-    if name == "num_frames":
-        return min(value, 4)
-    if name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        return min(value, POSITIONS)
-    if _EXPERTS.match(name):
-        return min(value, 4)
-    if _CHOSEN.match(name):
-        return min(value, 2)
-    return 1 if name in ("n_group", "topk_group", "num_expert_groups") else None
-
-
-def _narrower(name: str, value: Any, heads: int, head_width: int) -> Any:
-    """Fewer and narrower heads, and the width that goes with them."""
-    if not _count(value):
-        return None
-    few = min(heads or HEADS, HEADS)
-    if _KEY_HEADS.match(name):
-        if value == 1 or value >= heads:
-            return min(value, few)
-        return max(1, min(value, few // 2))
-    if _HEADS.match(name):
-        return min(value, HEADS)
-    if _HEAD_WIDTH.match(name) or name == "rotary_dim":
-        return min(value, head_width)
-    return min(value, HEADS * head_width) if _WIDTH.match(name) or _INNER.match(name) else None
-
-
-def _shrink_sections(values: dict[str, Any], head_width: int) -> None:
-    """Sections of a rotary embedding (time, height, width) share half the width of a head."""
-    for rotary in (values.get("rope_parameters"), values.get("rope_scaling")):
-        for holder in (rotary, *(rotary.values() if isinstance(rotary, dict) else ())):
-            if isinstance(holder, dict) and isinstance(holder.get("mrope_section"), list | tuple):
-                sections = list(holder["mrope_section"])
-                half = int(head_width * holder.get("partial_rotary_factor", 1.0)) // 2
-                small = [max(1, half * size // sum(sections)) for size in sections]
-                small[0] += half - sum(small)
-                holder["mrope_section"] = small
-
-
-def _shrink_image(part: Any) -> None:
-    size: Any = getattr(part, "image_size", None)
-    patch: Any = getattr(part, "patch_size", None)
-    if _count(size) and _count(patch):
-        part.image_size = min(size, 4 * patch)
-
-
-def _kept_layers(values: dict[str, Any]) -> list[int]:
-    """One layer of each type where a configuration lists the types of its layers, else nothing."""
-    types = values.get("layer_types")
-    if not isinstance(types, list) or not types:
-        return []
-    first = sorted({kind: i for i, kind in reversed(list(enumerate(types)))}.values())
-    return first if len(first) > 1 else [0, min(1, len(types) - 1)]
-
-
-def _count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-# --- A small twin of a Hugging Face model, with random weights and the same structure of heads ---
-
-LARGEST = 60_000_000
-
-
-def twins(model_class: Any, config: Any) -> Iterator[nn.Module]:
-    """Models of ``model_class`` from a shrunken ``config``, smallest first, as far as they can be built."""
-    for head_width in HEAD_WIDTHS:
-        try:
-            with torch.device("meta"):
-                outline = model_class(shrink(config, head_width))
-            if sum(parameter.numel() for parameter in outline.parameters()) > LARGEST:
-                continue
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                twin: nn.Module = model_class(shrink(config, head_width))
-        except Exception:
-            # A configuration has a thousand ways to be inconsistent when made smaller; the next size up
-            # or no twin at all is the answer.
-            continue
-        yield twin.eval()
-
-
-def can_have_twin(model: nn.Module) -> bool:
-    """Whether the class of ``model`` can be built again from its configuration."""
-    return hasattr(model, "config") and getattr(type(model), "config_class", None) is not None

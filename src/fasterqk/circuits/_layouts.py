@@ -1,4 +1,10 @@
-"""Layouts of fused weights: which rows of the output axis make queries, keys and values, of which head."""
+"""Layouts of fused weights, and the registry of architectures that use them. A new architecture goes here.
+
+A layout says which rows of the output axis make queries, keys and values, of which head. ``REGISTRY`` maps
+the class of a module to the layouts of its children. To add an architecture with a fused weight, add a line
+there; the probe checks it (docs/architectures.md). Separate projections with usual names need no line:
+``_guess`` reads the names. Classes are known by name, so that neither transformers nor timm is imported.
+"""
 
 import re
 from collections.abc import Callable, Sequence
@@ -19,7 +25,7 @@ class Block:
     head: int | None = None
 
 
-# (rows, query heads, key-value heads) -> blocks in order; ValueError where the numbers do not fit
+# (rows, query heads, key-value heads) -> blocks in order; ValueError if the numbers do not fit
 Layout = Callable[[int, int, int], list[Block]]
 
 
@@ -67,7 +73,7 @@ def query_gate_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
 
 
 def per_head(*parts: tuple[Role, int]) -> Layout:
-    """For each head the parts ``(role, rows)`` in turn; the rows say how many heads there are."""
+    """For each head the parts ``(role, rows)`` in turn; the number of heads follows from the rows."""
 
     def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
         size = sum(width for _, width in parts)
@@ -79,7 +85,7 @@ def per_head(*parts: tuple[Role, int]) -> Layout:
 
 
 def in_order(*parts: tuple[Role, int]) -> Layout:
-    """The parts ``(role, rows)`` one after the other, of no particular head."""
+    """The parts ``(role, rows)`` one after the other, for all heads together."""
 
     def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
         if sum(size for _, size in parts) != rows:
@@ -89,7 +95,7 @@ def in_order(*parts: tuple[Role, int]) -> Layout:
     return layout
 
 
-# What the probe's runs are compared with, to know the heads of a layout nobody has registered.
+# What the probe's findings are compared with, to recognise the heads of an unregistered layout.
 KNOWN: tuple[Layout, ...] = (
     concatenated,
     per_group,
@@ -99,29 +105,32 @@ KNOWN: tuple[Layout, ...] = (
 )
 
 
-def matching(runs: Sequence[tuple[int, int, Role]], heads: int, key_heads: int) -> list[Block] | None:
-    """The known layout that has exactly these runs ``(start, stop, role)``, or None."""
+Span = tuple[int, int, Role]  # rows start:stop and their role
+
+
+def matching(spans: Sequence[Span], heads: int, key_heads: int) -> list[Block] | None:
+    """The blocks of the known layout that has exactly these spans, or None."""
     for layout in KNOWN:
         try:
-            blocks = layout(runs[-1][1], heads, key_heads)
+            blocks = layout(spans[-1][1], heads, key_heads)
         except ValueError:
             continue
-        if merged(blocks) == list(runs):
+        if spans_of(blocks) == list(spans):
             return blocks
     return None
 
 
-def merged(blocks: Sequence[Block]) -> list[tuple[int, int, Role]]:
-    """Runs ``(start, stop, role)`` of blocks, neighbours of one role joined."""
-    runs: list[tuple[int, int, Role]] = []
+def spans_of(blocks: Sequence[Block]) -> list[Span]:
+    """The spans of blocks, neighbours of one role joined."""
+    spans: list[Span] = []
     start = 0
     for block in blocks:
-        if runs and runs[-1][2] == block.role:
-            runs[-1] = (runs[-1][0], start + block.size, block.role)
+        if spans and spans[-1][2] == block.role:
+            spans[-1] = (spans[-1][0], start + block.size, block.role)
         else:
-            runs.append((start, start + block.size, block.role))
+            spans.append((start, start + block.size, block.role))
         start += block.size
-    return runs
+    return spans
 
 
 def _each(role: Role, heads: int, width: int) -> list[Block]:
@@ -134,11 +143,9 @@ def _width(rows: int, parts: int) -> int:
     return rows // parts
 
 
-# --- Layouts that are known by the class of the module, and blocks that have no QK circuit at all ---
-# Classes are known by name, so that neither transformers nor timm has to be imported. To add an
-# architecture, add a line to ``REGISTRY``; the probe checks it (see docs/architectures.md).
+# --- The registry: layouts by the class of the module ---
 
-# What a child of a module holds: one role, or a layout of its rows; it may depend on the module.
+# The contents of a module's child: one role, or a layout of its rows; it may depend on the module.
 Entry = Callable[[nn.Module], "Layout | Role"]
 
 
@@ -161,7 +168,7 @@ def _multi_query(module: nn.Module) -> Layout:
 
 
 def _codegen(module: nn.Module) -> Layout:
-    """Four parts for four accelerators, each [q; v; k] of its share of the heads."""
+    """Four parts, one per accelerator, each [q; v; k] of its share of the heads."""
 
     def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
         share, width = heads // 4, rows // (3 * heads)
@@ -195,7 +202,7 @@ def _gated_latent_query(module: nn.Module) -> Layout:
 
 
 def _levit(module: nn.Module) -> Layout:
-    """For each head [q; k; v], or [k; v] where queries are made apart; values are wider."""
+    """For each head [q; k; v], or [k; v] where queries have their own weight; values are wider."""
     key = _size(module, "key_dim")
     value = int(getattr(module, "attention_ratio", 0) * key)
     query = 0 if hasattr(module, "keys_values") else key
@@ -203,7 +210,7 @@ def _levit(module: nn.Module) -> Layout:
 
 
 def _second_bias(module: nn.Module) -> Role:
-    """Of the two biases of relative attention, both added to the queries; alone it is one of the values."""
+    """Added to the queries where relative attention has two biases; alone it is a bias of the values."""
     return "q" if hasattr(module, "bias_u") else "v"
 
 
@@ -236,13 +243,13 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         "seg_embed": always("k"),
     },
     r"\w*": {"bias_u": always("q"), "bias_v": _second_bias},
-    # Known by its children: every model with latent attention calls them so.
+    # Known by its children, which have these names in every model with latent attention.
     r"\w*(Attention|MLA)": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},
 }
 
 
 def registered(module: nn.Module, child: str) -> "Layout | Role | None":
-    """The layout or role of the parameters that ``module`` keeps under ``child``, or None."""
+    """The layout or role of the parameters of ``child`` in ``module``, or None if it has no line."""
     name = type(module).__name__
     for pattern, entries in REGISTRY.items():
         if child in entries and re.fullmatch(pattern, name):
@@ -250,12 +257,13 @@ def registered(module: nn.Module, child: str) -> "Layout | Role | None":
     if child == "qkv" and type(module).__module__.startswith(("timm.", "transformers.")):
         return concatenated
     if "Indexer" in name:
-        # It chooses which keys are looked at, so all of it is about looking.
+        # It chooses which keys are attended to, so all of it is in the QK circuit.
         return "q" if meaning(child).letters == "q" else "k"
     return None
 
 
-# Sequence mixers without a softmax over scores of queries and keys, by class and by what they hold.
+# --- Blocks without a QK circuit: no softmax over scores of queries and keys, by class and parameters ---
+
 _NO_SOFTMAX = re.compile(
     r"mamba|rwkv|deltanet|deltaattention|lightningattention|linear(self)?attention|additiveattention|retention|retnet|hyena|rglru"
     r"|mlstm|slstm|xlstmlayer|s4layer|lfm2\w*shortconv|fourier|performer",

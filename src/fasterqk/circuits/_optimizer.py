@@ -1,7 +1,8 @@
-"""What happens around every step of an optimizer made here: checks, rates, gradients.
+"""``make_optimizer``: a stock optimizer with its own learning rate per circuit, and what it does in a step.
 
-All of it hangs on the hooks a stock optimizer offers (before and after a step, before a state is loaded),
-so the optimizer stays an object of the class the user handed in.
+``make_optimizer`` labels the model (``_find``), assigns settings (``_groups``), splits fused weights into
+leaves (``_fused``) and builds the optimizer from groups of these. ``StepHooks`` then acts around every step:
+it checks that optimizer and model still belong together, sets the rates, and passes gradients to the leaves.
 """
 
 import math
@@ -9,18 +10,175 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import nn
 
 from fasterqk.capture.modules import uncompiled
-from fasterqk.circuits._fused import Fused, forbid_copies, split, zero_grad_with
+from fasterqk.circuits._find import Labels
+from fasterqk.circuits._fused import FusedWeight, forbid_copies, split_leaves, zero_grad_with
 from fasterqk.circuits._gradients import normalizer
-from fasterqk.circuits._groups import Group, Only, Request, Rules, assign, gather, labels_for, members
-from fasterqk.circuits._ratio import Ratio, RatioLike, checked_number
+from fasterqk.circuits._groups import (
+    Group,
+    Only,
+    Request,
+    Rules,
+    assign,
+    circuits_for,
+    make_groups,
+    members,
+)
+from fasterqk.circuits._ratio import Ratio, RatioLike, finite_number
 from fasterqk.circuits._slices import Circuits, Slice
 from fasterqk.errors import InputError
+
+OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
+Mechanism = Literal["auto", "view", "copy", "parametrization"]
+Decay = Literal["coupled", "independent"]
+
+
+def make_optimizer(
+    model: nn.Module,
+    optimizer_class: Callable[..., OptimizerT],
+    *,
+    lr: float,
+    qk_ratio: RatioLike = 1.0,
+    ov_ratio: RatioLike = 1.0,
+    decay: Decay = "coupled",
+    rules: Rules | None = None,
+    labels: Labels | None = None,
+    circuits: Circuits | None = None,
+    mechanism: Mechanism = "auto",
+    only: Only | None = None,
+    **kwargs: Any,
+) -> OptimizerT:
+    """An ``optimizer_class`` for ``model`` whose query-key circuit learns ``qk_ratio`` times faster.
+
+    >>> model = nn.TransformerEncoderLayer(8, 2)
+    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)
+    >>> type(optimizer).__name__, [group["name"] for group in optimizer.param_groups]
+    ('AdamW', ['base', 'qk'])
+
+    Returns an optimizer of exactly that class. Fused weights (``c_attn``, ``in_proj_weight``,
+    ``query_key_value``) are trained slice by slice without touching the module or its state dict.
+    With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
+
+    - ``qk_ratio``, ``ov_ratio``: a number; ``Ramp(1, 20, 1000)`` or any function of the step; one value
+      per layer (sequence, or mapping for some layers); nested, one per head; or a function of any of
+      ``layer``, ``head``, ``step`` by these names.
+    - ``weight_decay`` among ``kwargs``: biases and norms are then left out of decay, as the Hugging Face
+      Trainer does. Without it the optimizer's default holds for everything, as in the plain optimizer.
+    - ``decay="coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
+      times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
+      equal.
+    - ``rules``: optimizer options per circuit, as in ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``
+      or ``{"qk": {"gradient_norm": 1.0}}``.
+    - ``labels``: your own roles of parameters, as in :func:`find_circuits`, ``{"*.rel": "q"}``; or
+      ``circuits``, the result of :func:`find_circuits`.
+    - ``mechanism``: ``auto`` uses views of the fused weight, and copies during the step where a slice is
+      not contiguous; ``view`` views only; ``copy`` copies always; ``parametrization`` makes the slices
+      parameters of the module (which changes its state dict).
+    - ``only(name, parameter)``: optimize some of the parameters, for example matrices with Muon.
+    """
+    _check_choices(mechanism, decay, optimizer_class)
+    model = uncompiled(model)
+    _check_engine(model)
+    request = Request(lr, qk_ratio, ov_ratio, kwargs.get("weight_decay"), rules or {})
+    if request.gradient_norms and mechanism == "parametrization":
+        raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
+    circuits = circuits_for(model, request, circuits, labels)
+    assigned = assign(model, request, circuits, only)
+    fused, leaves = split_leaves(model, assigned, mechanism, optimizer_class, kwargs)
+    groups = make_groups(leaves)
+    optimizer = optimizer_class([group.options(lr) for group in groups], lr=lr, **kwargs)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"{optimizer_class!r} made a {type(optimizer).__name__}, not a torch optimizer")
+    _check_options(optimizer, request)
+    if request.same_everywhere:
+        return optimizer
+    plans = [
+        GroupPlan(group.name, group.settings.ratio, _divides_decay(group, options, decay))
+        for group, options in zip(groups, optimizer.param_groups, strict=True)
+    ]
+    trained = {id(parameter) for group in groups for parameter in group.parameters}
+    trained |= {id(each.parameter) for each in fused}
+    StepHooks(
+        plans,
+        fused,
+        [
+            (module, attribute, parameter)
+            for module in model.modules()
+            for attribute, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in trained
+        ],
+        weakref.ref(model),
+        members(circuits or (), assigned, groups),
+        mechanism,
+        partial(
+            make_optimizer,
+            optimizer_class=optimizer_class,
+            lr=lr,
+            qk_ratio=qk_ratio,
+            ov_ratio=ov_ratio,
+            decay=decay,
+            rules=rules,
+            circuits=circuits,
+            mechanism=mechanism,
+            only=only,
+            **kwargs,
+        ),
+        normalizer(model, circuits, request.gradient_norms),
+        [
+            (name, each)
+            for name, each in model.named_parameters()
+            if not each.requires_grad and (only is None or only(name, each))
+        ],
+    ).attach(optimizer)
+    return optimizer
+
+
+def _divides_decay(group: Group, options: dict[str, Any], decay: str) -> bool:
+    return decay == "independent" and group.settings.ratio != 1 and "weight_decay" in options
+
+
+def _check_choices(mechanism: str, decay: str, optimizer_class: Any) -> None:
+    if mechanism not in get_args(Mechanism):
+        raise InputError(f"mechanism={mechanism!r} is not auto, view, copy or parametrization")
+    if decay not in get_args(Decay):
+        raise InputError(f"decay={decay!r} is not coupled or independent")
+    if not callable(optimizer_class):
+        shown = repr(optimizer_class).splitlines()[0].rstrip(" (")
+        raise InputError(f"{shown} is not an optimizer class such as torch.optim.AdamW")
+    wrapped = getattr(optimizer_class, "func", optimizer_class)
+    if isinstance(wrapped, type) and issubclass(wrapped, torch.optim.LBFGS):
+        raise InputError("LBFGS has one rate for all parameters and cannot train circuits apart; use AdamW")
+
+
+def _check_engine(model: nn.Module) -> None:
+    """DeepSpeed's engine has its own optimizer, and ZeRO empties the parameters."""
+    engine = type(model).__module__.partition(".")[0] == "deepspeed"
+    if engine or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        raise InputError(
+            f"{type(model).__name__} is a DeepSpeed model, whose parameters are flattened, so circuits "
+            "cannot be separated; train with DDP, Accelerate or FSDP2 instead"
+        )
+
+
+def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
+    """A rule for an option the optimizer does not have would silently do nothing."""
+    for circuit, rule in request.rules.items():
+        for key in rule:
+            if key not in (*optimizer.defaults, "gradient_norm"):
+                raise InputError(
+                    f"rules[{circuit!r}] sets {key!r}, which {type(optimizer).__name__} does not have; "
+                    f"it has {', '.join(optimizer.defaults)}"
+                )
+
+
+# --- Around every step: checks, rates, gradients ---
+# All of it uses the hooks that a stock optimizer offers (before and after a step, before a state is loaded),
+# so the optimizer stays an object of the class that the user passed.
 
 _ATTRIBUTE = "_fasterqk"
 _STEP = "ratio_step"  # key of a parameter group: steps taken under a ratio that changes
@@ -30,9 +188,9 @@ _CLOSE = 1e-6
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """What the hooks know about one parameter group.
+    """The ratio of one parameter group.
 
-    ``independent``: its weight decay is divided by the ratio for the time of a step.
+    ``independent``: its weight decay is divided by the ratio during a step.
     """
 
     name: str
@@ -41,18 +199,18 @@ class GroupPlan:
 
 
 @dataclass
-class Stepping:
+class StepHooks:
     """The hooks of one optimizer.
 
-    ``remake`` builds the same optimizer for a copy of the model; ``normalize`` runs after the gradients
-    are known and before the step; ``homes`` are (module, attribute, parameter) of everything optimized;
-    ``members`` says of every labelled slice in which group it is; ``frozen`` are names and parameters that
-    were not trainable and so are not optimized.
+    ``owners`` are (module, attribute, parameter) of everything optimized; ``members`` are the labelled
+    slices with the index of their group; ``remake`` builds the same optimizer for a copy of the model;
+    ``normalize`` is called on the gradients before the step; ``frozen`` are names and parameters that were
+    not trainable and so are not optimized.
     """
 
     plans: Sequence[GroupPlan]
-    fused: Sequence[Fused]
-    homes: Sequence[tuple[nn.Module, str, nn.Parameter]]
+    fused: Sequence[FusedWeight]
+    owners: Sequence[tuple[nn.Module, str, nn.Parameter]]
     model: "weakref.ref[nn.Module]"
     members: Sequence[tuple[Slice, int]]
     mechanism: str
@@ -62,16 +220,16 @@ class Stepping:
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
     _inside: bool = field(default=False, init=False)
     _strided: list[str] = field(default_factory=list, init=False)
-    _members: list[list[nn.Parameter]] = field(default_factory=list, init=False)
+    _parameters: list[list[nn.Parameter]] = field(default_factory=list, init=False)
     _last: Any = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._strided = [fused.name for fused in self.fused if fused.strided]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hang the hooks on ``optimizer``."""
+        """Register the hooks on ``optimizer``."""
         setattr(optimizer, _ATTRIBUTE, self)
-        self._members = [list(group["params"]) for group in optimizer.param_groups]
+        self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         forbid_copies(optimizer)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
@@ -94,10 +252,10 @@ class Stepping:
         self._last = type(optimizer).register_step_pre_hook(optimizer, self._take)
 
     def _registering(self, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
-        seen = weakref.ref(optimizer)
+        reference = weakref.ref(optimizer)
 
         def register_step_pre_hook(hook: Any) -> Any:
-            found = seen()
+            found = reference()
             assert found is not None  # it is being called
             handle = type(found).register_step_pre_hook(found, hook)
             self._go_last(found)
@@ -107,7 +265,7 @@ class Stepping:
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside:
-            self._leave()  # a step that raised has left things half done
+            self._leave()  # the last step raised half-way
         self._check(optimizer)
         self._set_rates(optimizer)
         self._inside = True
@@ -117,7 +275,7 @@ class Stepping:
         if not callable(closure):
             self._take_gradients(optimizer)
             return None
-        # The gradients come into being inside the step.
+        # The closure computes the gradients inside the step.
         if "closure" in kwargs:
             return args, {**kwargs, "closure": self._around(optimizer, closure)}
         return (args[0], self._around(optimizer, closure), *args[2:]), kwargs
@@ -126,7 +284,7 @@ class Stepping:
         def evaluated() -> Any:
             with torch.no_grad():
                 for fused in self.fused:
-                    fused.flush()  # an optimizer may have moved the weights before it asks again
+                    fused.flush()  # an optimizer may have moved the weights before it calls the closure again
             loss = closure()
             self._take_gradients(optimizer)
             return loss
@@ -143,7 +301,7 @@ class Stepping:
             fused.enter()
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        first = self._inside  # a class whose step calls its parent's comes here twice
+        first = self._inside  # twice in a class whose step calls its parent's
         self._leave()
         for group, plan in zip(optimizer.param_groups, self.plans, strict=False):
             if first and callable(plan.ratio):
@@ -159,7 +317,7 @@ class Stepping:
         self._saved.clear()
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
-        for module, attribute, parameter in self.homes:
+        for module, attribute, parameter in self.owners:
             if module._parameters.get(attribute) is not parameter:
                 self._check_still_there(attribute, parameter)
         for fused in self.fused:
@@ -169,18 +327,18 @@ class Stepping:
         self._check_kernels(optimizer)
 
     def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
-        """Libraries that flatten parameters (DeepSpeed) put others into the groups, which have no slices."""
-        for group, known in zip(optimizer.param_groups, self._members, strict=False):
+        """Libraries that flatten parameters (DeepSpeed) replace those of the groups."""
+        for group, known in zip(optimizer.param_groups, self._parameters, strict=False):
             now = group["params"]
             if len(now) < len(known) or any(one is not other for one, other in zip(known, now, strict=False)):
                 raise InputError(
                     f"another library has replaced the parameters of group {group.get('name')!r} in this "
-                    "optimizer (DeepSpeed flattens them), so circuits can no longer be told apart; train "
+                    "optimizer (DeepSpeed flattens them), so circuits can no longer be separated; train "
                     "with DDP, Accelerate or FSDP2 instead"
                 )
 
     def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """What was frozen is not optimized, and would stay as it is however long it is trained."""
+        """What was frozen when the optimizer was made would never be trained."""
         thawed = [(name, each) for name, each in self.frozen if each.requires_grad and each.grad is not None]
         if not thawed:
             return
@@ -193,11 +351,11 @@ class Stepping:
                 )
 
     def _check_kernels(self, optimizer: torch.optim.Optimizer) -> None:
-        """Fused kernels walk through memory in one piece; a loaded state may have switched them on."""
+        """Fused kernels need contiguous memory; a loaded state may have switched them on."""
         if self._strided and any(group.get("fused") for group in optimizer.param_groups):
             raise InputError(
                 f"fused=True would overwrite the other circuit in {self._strided[0]}, whose slices are not "
-                "one piece of memory; use mechanism='auto' or fused=False"
+                "contiguous; use mechanism='auto' or fused=False"
             )
 
     def _check_still_there(self, attribute: str, parameter: nn.Parameter) -> None:
@@ -207,17 +365,18 @@ class Stepping:
             return
         raise InputError(
             f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
-            "load_state_dict(assign=True), sharding or the like) and would no longer be trained: "
+            "load_state_dict(assign=True) or sharding) and would no longer be trained: "
             "make the optimizer after the model has its final parameters"
         )
 
     def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Every rate is its ratio times the base rate, whatever a scheduler did to the groups.
 
-        The first group carries the base rate. A constant ratio is mended in place where it is off (a
+        The first group carries the base rate. A constant ratio is restored in place where it is off (by a
         scheduler with one absolute value for all groups); a ratio that changes is multiplied in for this
-        step only, because schedulers like CosineAnnealingLR build each rate on the last. Independent decay
-        is divided for this step only, so that schedules of the decay and loaded states keep their meaning.
+        step only, because schedulers like CosineAnnealingLR compute each rate from the last. Independent
+        decay is divided for this step only, so that schedules of the decay and loaded states keep their
+        meaning.
         """
         base = self.base_rate(optimizer)
         groups = zip(optimizer.param_groups, self.plans, strict=False)  # later groups are the user's own
@@ -243,10 +402,10 @@ class Stepping:
         if not callable(plan.ratio):
             return plan.ratio
         step = optimizer.param_groups[index][_STEP]
-        return checked_number(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
+        return finite_number(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
 
     def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """A saved state must belong to the same slices, and know how far a changing ratio has come."""
+        """A saved state must belong to the same slices, and hold the step of a changing ratio."""
         saved = state.get("param_groups", ())
         for group, plan, other in zip(optimizer.param_groups, self.plans, saved, strict=False):
             names, others = group["param_names"], other.get("param_names", group["param_names"])
@@ -270,149 +429,12 @@ class Stepping:
             )
 
 
-def stepping_of(optimizer: torch.optim.Optimizer) -> Stepping | None:
-    """The hooks that :func:`make_optimizer` hung on ``optimizer``, if it made it."""
-    inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
-    return getattr(inner, _ATTRIBUTE, None)
+def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer inside the one that Accelerate wraps around it."""
+    inner: torch.optim.Optimizer = getattr(optimizer, "optimizer", optimizer)
+    return inner
 
 
-# --- A stock optimizer whose query-key slices learn at their own rate, also inside fused weights ---
-
-OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
-Mechanism = Literal["auto", "alias", "shadow", "parametrization"]
-Decay = Literal["coupled", "independent"]
-
-
-def make_optimizer(
-    model: nn.Module,
-    optimizer_class: Callable[..., OptimizerT],
-    *,
-    lr: float,
-    qk_ratio: RatioLike = 1.0,
-    ov_ratio: RatioLike = 1.0,
-    decay: Decay = "coupled",
-    rules: Rules | None = None,
-    circuits: Circuits | None = None,
-    mechanism: Mechanism = "auto",
-    only: Only | None = None,
-    **kwargs: Any,
-) -> OptimizerT:
-    """An ``optimizer_class`` for ``model`` whose query-key circuit learns ``qk_ratio`` times faster.
-
-    >>> model = nn.TransformerEncoderLayer(8, 2)
-    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)
-    >>> type(optimizer).__name__, [group["name"] for group in optimizer.param_groups]
-    ('AdamW', ['base', 'qk'])
-
-    Returns an optimizer of exactly that class. Fused weights (``c_attn``, ``in_proj_weight``,
-    ``query_key_value``) are trained slice by slice without touching the module or its state dict.
-    With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
-
-    - ``qk_ratio``, ``ov_ratio``: a number; ``Ramp(1, 20, 1000)`` or any function of the step; one value
-      a layer (sequence, or mapping for some layers); nested, one a head; or a function of any of
-      ``layer``, ``head``, ``step`` by these names.
-    - ``weight_decay`` among ``kwargs``: biases and norms are then left out of decay, as the Hugging Face
-      Trainer does. Without it the optimizer's default holds for everything, as in the plain optimizer.
-    - ``decay="coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
-      times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
-      equal.
-    - ``rules``: more by circuit, as in ``{"ov": {"weight_decay": 0.1}, "qk": {"gradient_norm": 1.0}}``.
-    - ``circuits``: labels from :func:`find_circuits`, when they are at hand or adjusted.
-    - ``mechanism``: ``auto`` uses views of the fused weight, and copies during the step where a slice is
-      not one piece of memory; ``alias`` views only; ``shadow`` copies always; ``parametrization`` makes
-      the slices parameters of the module (which changes its state dict).
-    - ``only(name, parameter)``: optimize some of the parameters (matrices with Muon, say).
-    """
-    _check_words(mechanism, decay, optimizer_class)
-    model = uncompiled(model)
-    _check_engine(model)
-    request = Request(lr, qk_ratio, ov_ratio, kwargs.get("weight_decay"), rules or {})
-    if request.gradient_norms and mechanism == "parametrization":
-        raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
-    labels = labels_for(model, request, circuits)
-    assigned = assign(model, request, labels, only)
-    fused, pieces = split(model, assigned, mechanism, optimizer_class, kwargs)
-    groups = gather(pieces)
-    optimizer = optimizer_class([group.options(lr) for group in groups], lr=lr, **kwargs)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(f"{optimizer_class!r} made a {type(optimizer).__name__}, not a torch optimizer")
-    _check_options(optimizer, request)
-    if request.same_everywhere:
-        return optimizer
-    plans = [
-        GroupPlan(group.name, group.settings.ratio, _divides_decay(group, options, decay))
-        for group, options in zip(groups, optimizer.param_groups, strict=True)
-    ]
-    trained = {id(parameter) for group in groups for parameter in group.parameters}
-    trained |= {id(each.parameter) for each in fused}
-    Stepping(
-        plans,
-        fused,
-        [
-            (module, attribute, parameter)
-            for module in model.modules()
-            for attribute, parameter in module._parameters.items()
-            if parameter is not None and id(parameter) in trained
-        ],
-        weakref.ref(model),
-        members(labels or (), assigned, groups),
-        mechanism,
-        partial(
-            make_optimizer,
-            optimizer_class=optimizer_class,
-            lr=lr,
-            qk_ratio=qk_ratio,
-            ov_ratio=ov_ratio,
-            decay=decay,
-            rules=rules,
-            circuits=labels,
-            mechanism=mechanism,
-            only=only,
-            **kwargs,
-        ),
-        normalizer(model, labels, request.gradient_norms),
-        [
-            (name, each)
-            for name, each in model.named_parameters()
-            if not each.requires_grad and (only is None or only(name, each))
-        ],
-    ).attach(optimizer)
-    return optimizer
-
-
-def _divides_decay(group: Group, options: dict[str, Any], decay: str) -> bool:
-    return decay == "independent" and group.settings.ratio != 1 and "weight_decay" in options
-
-
-def _check_words(mechanism: str, decay: str, optimizer_class: Any) -> None:
-    if mechanism not in ("auto", "alias", "shadow", "parametrization"):
-        raise InputError(f"mechanism={mechanism!r} is not auto, alias, shadow or parametrization")
-    if decay not in ("coupled", "independent"):
-        raise InputError(f"decay={decay!r} is not coupled or independent")
-    if not callable(optimizer_class):
-        shown = repr(optimizer_class).splitlines()[0].rstrip(" (")
-        raise InputError(f"{shown} is not an optimizer class such as torch.optim.AdamW")
-    wrapped = getattr(optimizer_class, "func", optimizer_class)
-    if isinstance(wrapped, type) and issubclass(wrapped, torch.optim.LBFGS):
-        raise InputError("LBFGS knows one rate for all parameters and cannot train circuits apart; use AdamW")
-
-
-def _check_engine(model: nn.Module) -> None:
-    """DeepSpeed's engine has its own optimizer, and ZeRO leaves parameters that hold nothing."""
-    engine = type(model).__module__.partition(".")[0] == "deepspeed"
-    if engine or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        raise InputError(
-            f"{type(model).__name__} is a DeepSpeed model, whose parameters are flattened, so circuits "
-            "cannot be told apart; train with DDP, Accelerate or FSDP2 instead"
-        )
-
-
-def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
-    """A rule for an option the optimizer does not have would silently do nothing."""
-    for circuit, rule in request.rules.items():
-        for key in rule:
-            if key not in (*optimizer.defaults, "gradient_norm"):
-                raise InputError(
-                    f"rules[{circuit!r}] sets {key!r}, which {type(optimizer).__name__} does not have; "
-                    f"it has {', '.join(optimizer.defaults)}"
-                )
+def hooks_of(optimizer: torch.optim.Optimizer) -> StepHooks | None:
+    """The hooks of an optimizer made by :func:`make_optimizer`; None for any other."""
+    return getattr(unwrapped(optimizer), _ATTRIBUTE, None)

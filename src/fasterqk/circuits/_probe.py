@@ -1,14 +1,15 @@
 """The autograd probe: which rows of which parameter reach the queries, the keys, the values, the output.
 
-A copy of the model is run once on tiny inputs. The hidden states that enter an attention block are cut
-out of the graph, so gradients stay inside it. Then random projections of the queries, the keys, the
-probabilities and the contexts (probabilities cut out) are sent back: a row is in the QK circuit where
-the first three reach it, in the OV circuit where the last does, and shared where both do.
+A copy of the model runs once on tiny inputs. The hidden states that enter an attention block are detached
+from the graph, so gradients stay inside it. Then gradients of random projections of the queries, the keys,
+the probabilities and the contexts (with probabilities detached) are taken: a row is in the QK circuit where
+the first three reach it, in the OV circuit where the last does, and shared where both do. ``judge`` then
+compares what the probe saw with the guesses of registry and names.
 """
 
 import copy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,9 +20,17 @@ from torch import Tensor, nn
 from fasterqk.capture._recorder import Recorder
 from fasterqk.capture.modules import says_attention, stack_of
 from fasterqk.circuits._guess import Guess, Scope, find_scopes, guess, layer_numbers, nearest
-from fasterqk.circuits._layouts import merged
-from fasterqk.circuits._signals import KEY, QUERY, Finding, Signals, SignalTrace, reached, read
-from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, Role
+from fasterqk.circuits._layouts import Span, spans_of
+from fasterqk.circuits._signals import (
+    KEY,
+    QUERY,
+    Finding,
+    Signals,
+    SignalTrace,
+    reach_codes,
+    roles_from_codes,
+)
+from fasterqk.circuits._slices import CIRCUIT_OF_ROLE
 from fasterqk.errors import InputError
 
 
@@ -29,10 +38,10 @@ from fasterqk.errors import InputError
 class Evidence:
     """What the probe saw: findings by parameter name, and which blocks ran.
 
-    ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax; of ``doubtful``
-    ones it was not seen that queries met keys. ``elsewhere`` are modules outside all blocks in which they
-    did. ``heads``: how many the probabilities show. ``foreign``: blocks whose queries or keys are made
-    outside of them. ``failure``: why the run ended early, if it did; what was seen until then counts.
+    ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax; in ``doubtful`` ones
+    no product of queries and keys was seen. ``elsewhere`` are modules outside all blocks in which one was.
+    ``heads``: their number by block. ``foreign``: blocks whose queries or keys are made outside of them.
+    ``failure``: why the forward pass ended early, if it did; what was seen until then counts.
     """
 
     findings: dict[str, Finding]
@@ -53,33 +62,33 @@ def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[st
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
     with torch.random.fork_rng(devices=[device.index or 0 for device in devices]):
         torch.manual_seed(0)
-        return _probe(scrambled(model), run, scopes)
+        return _probe(noisy_copy(model), run, scopes)
 
 
-def scrambled(model: nn.Module) -> nn.Module:
+def noisy_copy(model: nn.Module) -> nn.Module:
     """A float32 copy in evaluation mode with noise on every parameter.
 
     Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
     """
-    twin = copy.deepcopy(model, _computed(model)).eval()
+    noisy = copy.deepcopy(model, _computed(model)).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for module in twin.modules():
+        for module in noisy.modules():
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 if tensor.is_floating_point():
                     tensor.data = tensor.data.float()
-        for parameter in twin.parameters():
+        for parameter in noisy.parameters():
             if parameter.is_floating_point():
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
                 width = parameter.shape[-1] if parameter.dim() > 1 else 100
                 parameter.data = torch.nan_to_num(parameter.data) + noise / width**0.5
                 parameter.grad = None
                 parameter.requires_grad_(True)
-    return twin
+    return noisy
 
 
 def _computed(model: nn.Module) -> dict[int, Any]:
-    """Stand-ins for tensors that deepcopy refuses: those a module computed (old weight norm, caches)."""
+    """Copies of tensors that deepcopy refuses: those a module computed (old weight norm, caches)."""
     return {
         id(value): value.detach().clone()
         for module in model.modules()
@@ -98,7 +107,7 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
         with (
             _nothing_compiled(),
             recorder.watching(model),
-            _cutting(model, scopes, outputs, finished),
+            _detaching(model, scopes, outputs, finished),
             torch.enable_grad(),
             trace,
         ):
@@ -114,36 +123,36 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     elsewhere = []
     for signals in trace.found:
         if not signals.probabilities.requires_grad:
-            continue  # formed without autograd, which then has nothing to tell
+            continue  # formed without autograd
         path = next((frame.name for frame in signals.frames if frame.name in held), None)
         if path is not None:
             inside.setdefault(path, []).append(signals)
         elif signals.complete:
-            elsewhere.append(_home(signals))
-    # Where queries visibly met keys, other softmaxes of the block (a gate, a kernel) are something else.
-    heard = {path: [one for one in found if one.complete] or found for path, found in inside.items()}
+            elsewhere.append(_innermost(signals))
+    # In a block with scores of queries and keys, other softmaxes (a gate, a kernel) are something else.
+    signals_of = {path: [one for one in found if one.complete] or found for path, found in inside.items()}
     parameters = {name: value for path in scopes for name, value in held[path].items()}
-    codes = reached(parameters, list(heard.values()), outputs)
+    codes = reach_codes(parameters, list(signals_of.values()), outputs)
     return Evidence(
-        _findings(parameters, codes, heard),
+        _findings(parameters, codes, signals_of),
         frozenset(inside),
-        # A block that was called with nothing to look at (no picture, no protein) uses none of its weights.
+        # A block that was called with nothing to attend to (no image, no protein) uses none of its weights.
         frozenset(path for path in finished - inside.keys() if any(bool(codes[n].any()) for n in held[path])),
-        frozenset(path for path, found in heard.items() if not found[0].complete),
+        frozenset(path for path, found in signals_of.items() if not found[0].complete),
         tuple(dict.fromkeys(elsewhere)),
         {
             path: found[0].probabilities.shape[1]
             for path, found in inside.items()
             if found[0].probabilities.dim() == 4
         },
-        {path: made for path in heard if (made := _made_outside(held[path], codes, heard[path]))},
+        {path: made for path in signals_of if (made := _made_outside(held[path], codes, signals_of[path]))},
         failure,
     )
 
 
 @contextmanager
 def _nothing_compiled() -> Iterator[None]:
-    """Compiled parts of a model run as they are written; compiling them for one run takes minutes."""
+    """Compiled parts of a model run uncompiled; compiling them for one forward pass takes minutes."""
     # Nothing is compiled before dynamo is imported, which takes seconds.
     if "torch._dynamo" in sys.modules:
         with torch.compiler.set_stance("force_eager"):
@@ -153,10 +162,10 @@ def _nothing_compiled() -> Iterator[None]:
 
 
 @contextmanager
-def _cutting(
+def _detaching(
     model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], finished: set[str]
 ) -> Iterator[None]:
-    """Cut what enters each scope out of the graph, and keep what leaves it."""
+    """Detach what enters each scope from the graph, and keep what leaves it."""
     handles = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -182,14 +191,14 @@ def _cutting(
 
 
 def _findings(
-    parameters: dict[str, nn.Parameter], codes: dict[str, Tensor], heard: dict[str, list[Signals]]
+    parameters: dict[str, nn.Parameter], codes: dict[str, Tensor], signals_of: dict[str, list[Signals]]
 ) -> dict[str, Finding]:
     projections = {
-        number for signals in heard.values() for one in signals for number in one.output_parameters
+        number for signals in signals_of.values() for one in signals for number in one.output_parameters
     }
     findings = {}
     for name, code in codes.items():
-        finding = read(code)
+        finding = roles_from_codes(code)
         direct = id(parameters[name]) in projections
         if finding is None and direct:
             finding = Finding(None, ((0, 0, "o"),))
@@ -199,7 +208,7 @@ def _findings(
 
 
 def _made_outside(held: dict[str, nn.Parameter], codes: dict[str, Tensor], signals: list[Signals]) -> str:
-    """``"queries"`` or ``"keys"`` where no parameter of the block has a part in them, else nothing."""
+    """``"queries"`` or ``"keys"`` if no parameter of the block takes part in making them, else empty."""
     if not signals[0].complete:
         return ""
     seen = 0
@@ -218,7 +227,7 @@ def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:
     }
 
 
-def _home(signals: Signals) -> str:
+def _innermost(signals: Signals) -> str:
     """The innermost module around a softmax that has weight matrices."""
     for frame in reversed(signals.frames):
         if any(parameter.dim() > 1 for parameter in frame.module.parameters()):
@@ -243,7 +252,7 @@ def _float_tensors(value: Any) -> list[Tensor]:
     return [tensor for item in items for tensor in _float_tensors(item)]
 
 
-# --- Guesses and the probe brought together: what is confirmed, what the probe decides, what stays open ---
+# --- Guesses and probe together: what is confirmed, what the probe decides, what stays open ---
 
 
 @dataclass
@@ -252,7 +261,7 @@ class Judgement:
 
     ``guesses`` has every parameter in a scope; ``confirmed`` those the probe agrees with; ``found`` what
     the probe decides otherwise. ``ran`` are the scopes the probe saw attending, ``silent`` those that ran
-    without a softmax; in ``complete`` ones queries were seen meeting keys; ``foreign`` ones are given
+    without a softmax; in ``complete`` ones scores of queries and keys were seen; ``foreign`` ones get
     queries or keys that are made outside of them.
     """
 
@@ -272,7 +281,7 @@ class Judgement:
         return nearest(parameter, self.scopes)
 
     def open(self) -> list[str]:
-        """Parameters without a label, and fused ones whose layout nobody has seen."""
+        """Parameters without a label, and fused ones whose layout is unconfirmed."""
         return [
             name
             for name, own in self.guesses.items()
@@ -321,20 +330,20 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
     return judgement
 
 
-def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
-    """What a judgement of a small twin says about ``model``, and whether that settles everything.
+def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
+    """What a judgement of a small copy says about ``model``, and whether that settles everything.
 
-    Parameters correspond by name with the layer numbers taken out. A split that the twin's probe found
-    against its guess cannot be carried over: its rows are other rows.
+    Parameters correspond by name without the layer numbers. Slices that the probe found in the small copy
+    against its guess cannot be carried over: their rows are other rows.
     """
     scopes = find_scopes(model)
-    discovered = {stack_of(path) for path in twin.scopes} - {stack_of(path) for path in scopes}
+    discovered = {stack_of(path) for path in small.scopes} - {stack_of(path) for path in scopes}
     scopes = _with_discovered(
         model, scopes, [path for path, _ in model.named_modules() if stack_of(path) in discovered]
     )
     judgement = first_guesses(model, scopes)
-    confirmed = {stack_of(name) for name in twin.confirmed}
-    found = {stack_of(name): finding for name, finding in twin.found.items()}
+    confirmed = {stack_of(name) for name in small.confirmed}
+    found = {stack_of(name): finding for name, finding in small.found.items()}
     settled = True
     for name in judgement.guesses:
         pattern = stack_of(name)
@@ -345,14 +354,14 @@ def transfer(twin: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
             settled = False
         elif pattern in confirmed:
             judgement.confirmed.add(name)
-    ran, silent = {stack_of(path) for path in twin.ran}, {stack_of(path) for path in twin.silent}
-    complete = {stack_of(path) for path in twin.complete}
+    ran, silent = {stack_of(path) for path in small.ran}, {stack_of(path) for path in small.silent}
+    complete = {stack_of(path) for path in small.complete}
     judgement.ran = {path for path in scopes if stack_of(path) in ran}
     judgement.complete = {path for path in scopes if stack_of(path) in complete}
     judgement.silent = {path for path in scopes if stack_of(path) in silent - ran}
-    foreign = {stack_of(path): made for path, made in twin.foreign.items()}
+    foreign = {stack_of(path): made for path, made in small.foreign.items()}
     judgement.foreign = {path: foreign[stack_of(path)] for path in scopes if stack_of(path) in foreign}
-    judgement.failure = twin.failure
+    judgement.failure = small.failure
     return judgement, settled and not judgement.open()
 
 
@@ -364,15 +373,15 @@ def agree(own: Guess, finding: Finding) -> bool:
     if own.role == "o" and finding.role == "v":
         return False
     if own.role is not None:
-        return {CIRCUIT_OF_ROLE[role] for _, _, role in finding.runs} == {CIRCUIT_OF_ROLE[own.role]}
+        return {CIRCUIT_OF_ROLE[role] for _, _, role in finding.spans} == {CIRCUIT_OF_ROLE[own.role]}
     if own.axis != finding.axis:
         return False
-    return _circuits(tuple(merged(own.blocks))) == _circuits(finding.runs)
+    return _circuits(spans_of(own.blocks)) == _circuits(finding.spans)
 
 
-def _circuits(runs: Any) -> list[tuple[int, int, str]]:
+def _circuits(spans: Iterable[Span]) -> list[tuple[int, int, str]]:
     joined: list[tuple[int, int, str]] = []
-    for start, stop, role in runs:
+    for start, stop, role in spans:
         circuit = CIRCUIT_OF_ROLE[role]
         if joined and joined[-1][2] == circuit:
             joined[-1] = (joined[-1][0], stop, circuit)
@@ -386,12 +395,12 @@ def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Pa
     if own is None:
         return True
     if own.firm or (parameter.dim() == 1 and own.role is not None and finding.role is None):
-        # The softmax forgets a bias of the keys: what the probe sees of it is rounding noise.
+        # The softmax is blind to a bias of the keys: what the probe sees of it is rounding noise.
         return False
     if own.role == "rest":
-        # A norm in front of attention reaches both circuits and is still not part of them; a block that
-        # is not called attention holds other things too. What acts on a context itself is output.
-        looks = any(role in ("q", "k", "v") for _, _, role in finding.runs) and not scope.named
+        # A norm in front of attention is reached from both circuits without being part of them; a block
+        # that is not called attention holds other things too. What acts on a context itself is output.
+        looks = any(role in ("q", "k", "v") for _, _, role in finding.spans) and not scope.named
         return looks or (finding.direct and finding.role == "o")
     return True
 
@@ -400,26 +409,26 @@ def _attention_only(finding: Finding) -> Finding:
     """In a block that is not called attention, rows that only reach its output are something else."""
     if finding.axis is None or finding.direct:
         return finding
-    runs: list[tuple[int, int, Role]] = [
-        (start, stop, "rest" if role == "o" else role) for start, stop, role in finding.runs
+    spans: list[Span] = [
+        (start, stop, "rest" if role == "o" else role) for start, stop, role in finding.spans
     ]
-    return replace(finding, runs=tuple(runs))
+    return replace(finding, spans=tuple(spans))
 
 
 def _biases_follow(
     judgement: Judgement, findings: dict[str, Finding], parameters: dict[str, nn.Parameter]
 ) -> None:
-    """The bias of a fused weight is cut as its weight is.
+    """The bias of a fused weight is sliced as its weight is.
 
-    The softmax forgets a bias of the keys; where only the probabilities were seen, all the probe sees of
-    it is rounding noise.
+    The softmax is blind to a bias of the keys; where only the probabilities were seen, the probe sees
+    nothing but rounding noise of it.
     """
     for name in [name for name in judgement.guesses if name.endswith("bias")]:
         weight = name.removesuffix("bias") + "weight"
         if weight not in judgement.guesses or parameters[name].dim() != 1 or name in judgement.confirmed:
             continue
-        runs = findings[weight].runs if weight in findings else ()
-        if len(runs) > 1 and runs[-1][1] == len(parameters[name]):
+        spans = findings[weight].spans if weight in findings else ()
+        if len(spans) > 1 and spans[-1][1] == len(parameters[name]):
             if weight in judgement.confirmed:
                 judgement.found.pop(name, None)
                 judgement.confirmed.add(name)
@@ -428,7 +437,7 @@ def _biases_follow(
 
 
 def _with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
-    """The scopes, and modules whose attention only the probe has seen."""
+    """The scopes, and the modules whose attention only the probe has seen."""
     layers = layer_numbers(list(paths))
     found = dict(scopes)
     for path in paths:

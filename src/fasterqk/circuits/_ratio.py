@@ -1,4 +1,9 @@
-"""Numbers a user gives, checked."""
+"""Ratios: from the argument ``qk_ratio=`` to the ratio of one slice at one step.
+
+A ratio may be a number, a function of the step (``Ramp``), one value per layer (sequence or mapping), one
+value per head (nested), or a function of any of ``layer``, ``head``, ``step``, recognised by the names of
+its arguments. ``Ratios`` resolves all of these for one circuit.
+"""
 
 import inspect
 import math
@@ -11,12 +16,12 @@ from fasterqk.circuits._slices import Slice
 from fasterqk.errors import InputError
 
 
-def checked_number(value: Any, what: str, *, zero: bool = False) -> float:
+def finite_number(value: Any, what: str, *, zero: bool = False) -> float:
     """``value`` as a float if it is finite and above 0 (or 0, if that is allowed).
 
-    Anything else, also True and "30", is an ``InputError`` that quotes it.
+    Anything else, True and "30" included, is an ``InputError`` that quotes it.
 
-    >>> checked_number(30, "qk_ratio")
+    >>> finite_number(30, "qk_ratio")
     30.0
     """
     try:
@@ -29,16 +34,15 @@ def checked_number(value: Any, what: str, *, zero: bool = False) -> float:
     return number
 
 
-# --- Ratios that change while training goes on ---
-
-Schedule = Callable[[int], float]
-# What one slice ends up with: a number, or a function of the optimizer's step, counted from 0.
-Ratio = float | Schedule
+# What the user may write.
+RatioLike = float | Callable[..., float] | Sequence[Any] | Mapping[Any, Any]
+# The ratio of one slice: a number, or a function of the optimizer's step, counted from 0.
+Ratio = float | Callable[[int], float]
 
 
 @dataclass(frozen=True)
 class Ramp:
-    """A ratio that goes straight from ``start`` to ``stop`` in ``steps`` steps and stays there.
+    """A ratio that changes linearly from ``start`` to ``stop`` in ``steps`` steps and stays there.
 
     >>> ramp = Ramp(1, 20, steps=100)
     >>> ramp(0), ramp(50), ramp(100), ramp(5000)
@@ -51,7 +55,7 @@ class Ramp:
 
     def __post_init__(self) -> None:
         for value in (self.start, self.stop):
-            checked_number(value, f"{self!r}: the ratio")
+            finite_number(value, f"{self!r}: the ratio")
         if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
             raise InputError(f"{self!r}: steps must be a whole number of at least 1, not {self.steps!r}")
 
@@ -61,20 +65,14 @@ class Ramp:
         return float(self.start) * (1 - done) + float(self.stop) * done
 
 
-# --- From what the user wrote for a ratio to the ratio of one layer, one head, one moment ---
-# A ratio may be a number, a function of the step, one value a layer (sequence or mapping), one value a head
-# (nested), or a function of any of ``layer``, ``head``, ``step``, told apart by the names of its arguments.
-
-RatioLike = float | Callable[..., float] | Sequence[Any] | Mapping[Any, Any]
-
-_WORDS = ("layer", "head", "step")
+_ARGUMENTS = ("layer", "head", "step")
 
 
 class Ratios:
     """The ratio of every slice of one circuit.
 
-    ``name`` is what the user called the argument (``qk_ratio``), for messages; ``slices`` are the
-    circuit's slices, which say how many layers and heads there are.
+    ``name`` is the name of the argument (``qk_ratio``), for messages; ``slices`` are the circuit's
+    slices, from which layers and heads are counted.
     """
 
     def __init__(self, name: str, given: RatioLike, slices: Iterable[Slice] = ()) -> None:
@@ -82,13 +80,13 @@ class Ratios:
         self.given = given = given.tolist() if hasattr(given, "tolist") else given
         self.slices = list(slices)
         self._known: dict[tuple[int | None, int | None], Ratio] = {}
-        self._words = _argument_words(given)
+        self._arguments = _argument_names(given)
         layers = sorted({each.layer for each in self.slices if each.layer is not None})
         if isinstance(given, str):
             self._number(given)
         if isinstance(given, Sequence) and self.slices and len(given) != len(layers):
             raise InputError(
-                f"{name}={given!r} has {len(given)} values for {len(layers)} layers; give one a layer"
+                f"{name}={given!r} has {len(given)} values for {len(layers)} layers; give one per layer"
             )
         if isinstance(given, Mapping) and self.slices:
             unknown = [key for key in given if key is not None and key not in layers]
@@ -100,14 +98,14 @@ class Ratios:
 
     @property
     def per_head(self) -> bool:
-        """Whether the slices must be known head by head."""
-        if self._words is not None:
-            return "head" in self._words
+        """Whether slices per head are needed."""
+        if self._arguments is not None:
+            return "head" in self._arguments
         return any(isinstance(value, Sequence | Mapping) for value in _values(self.given))
 
     @property
     def plain_one(self) -> bool:
-        """Whether this is simply the number 1: nothing to do."""
+        """Whether this is the number 1, which changes nothing."""
         return not callable(self.given) and not _values(self.given) and self._number(self.given) == 1
 
     def of(self, part: Slice) -> Ratio:
@@ -130,7 +128,7 @@ class Ratios:
         same = [each for each in self.slices if each.layer == part.layer]
         count = len({each.head for each in same if each.head is not None})
         if part.head is None:
-            if self._words is not None or self._has_value_without_head(part.layer):
+            if self._arguments is not None or self._has_value_without_head(part.layer):
                 return [None]
             return list(range(count)) or [None]
         own = len({each.head for each in same if each.role == part.role and each.head is not None})
@@ -147,19 +145,19 @@ class Ratios:
         return self._known[layer, head]
 
     def _resolve(self, layer: int | None, head: int | None, part: Slice) -> Ratio:
-        words = self._words
-        if words is not None:
+        names = self._arguments
+        if names is not None:
             chosen = {"layer": layer, "head": head}
-            fixed = {word: chosen[word] for word in words if word != "step"}
-            if "step" not in words:
+            fixed = {name: chosen[name] for name in names if name != "step"}
+            if "step" not in names:
                 return self._value(self.given(**fixed))  # type: ignore[operator]
             return self._value(_of_step(self.given, fixed))
         if not _values(self.given):
             return self._value(self.given)
         if layer is None:
             raise InputError(
-                f"{self.name} has one value a layer, but {part.parameter} belongs to no single layer; "
-                "give a function of layer that answers None, or one ratio for all"
+                f"{self.name} has one value per layer, but {part.parameter} belongs to no single layer; "
+                "give a function of layer that accepts None, or one ratio for all"
             )
         value = self._lookup(self.given, layer)
         if isinstance(value, Sequence | Mapping):
@@ -168,7 +166,7 @@ class Ratios:
 
     def _lookup(self, given: Any, layer: int) -> Any:
         if isinstance(given, Mapping):
-            return given.get(layer, 1.0)  # a layer that is not named keeps the base rate
+            return given.get(layer, 1.0)  # other layers keep the base rate
         return given[self._layers.index(layer)]
 
     def _row(self, row: Any, layer: int, head: int | None) -> Any:
@@ -186,16 +184,16 @@ class Ratios:
 
     def _value(self, value: Any) -> Ratio:
         if callable(value):
-            self._number(value(0))  # a wrong schedule is told now, not in the middle of a run
+            self._number(value(0))  # a wrong function fails now, not in the middle of training
             return value
         return self._number(value)
 
     def _number(self, value: Any) -> float:
-        return checked_number(value, f"{self.name}={self.given!r}: the ratio")
+        return finite_number(value, f"{self.name}={self.given!r}: the ratio")
 
 
-def _argument_words(given: Any) -> tuple[str, ...] | None:
-    """Which of layer, head, step a function asks for; None for anything else.
+def _argument_names(given: Any) -> tuple[str, ...] | None:
+    """Which of layer, head, step a function takes; None for anything but a function.
 
     A function of one argument with another name (``lambda t: ...``) is a function of the step.
     """
@@ -203,10 +201,10 @@ def _argument_words(given: Any) -> tuple[str, ...] | None:
         return None
     try:
         parameters = inspect.signature(given).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions tell nothing about themselves
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return ("step",)
     required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if required and all(name in _WORDS for name in required):
+    if required and all(name in _ARGUMENTS for name in required):
         return tuple(required)
     if len(required) > 1:
         raise InputError(
@@ -216,7 +214,7 @@ def _argument_words(given: Any) -> tuple[str, ...] | None:
 
 
 def _of_step(given: Any, fixed: dict[str, int | None]) -> Any:
-    """``given`` as a function of the step alone; positional, so that its name does not matter."""
+    """``given`` as a function of the step alone, passed by position."""
     if not fixed:
         return given
     return partial(_call_with_step, given, fixed)

@@ -1,4 +1,9 @@
-"""From what a gradient reached to roles: one code for each number of a parameter, read along an axis."""
+"""Signals for the probe: tensors of every attention call, and the roles their gradients reveal.
+
+``SignalTrace`` keeps the queries, keys, probabilities and contexts that a model forms. ``reach_codes`` sends
+gradients back from them and codes, for every entry of every parameter, which of them reach it.
+``roles_from_codes`` turns the codes of one parameter into roles along an axis.
+"""
 
 import time
 from collections.abc import Callable
@@ -12,82 +17,12 @@ from torch.overrides import TorchFunctionMode
 
 from fasterqk.capture._recorder import Frame, Recorder
 from fasterqk.capture._trace import PRODUCTS, SOFTMAXES, WRITTEN_OUT, carries, tensors_in
+from fasterqk.circuits._layouts import Block, Span, spans_of
 from fasterqk.circuits._slices import Role
 
-# A number was reached from queries, keys, contexts, probabilities, the block's output.
-QUERY, KEY, CONTEXT, SCORE, OUTPUT = 1, 2, 4, 8, 16
-_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What the probe saw of one parameter: roles of the runs ``(start, stop, role)`` along ``axis``.
-
-    ``axis`` None means that the whole tensor has one role. ``direct``: the parameter acts on a context
-    itself, as an output projection does.
-    """
-
-    axis: int | None
-    runs: tuple[tuple[int, int, Role], ...]
-    direct: bool = False
-
-    @property
-    def role(self) -> Role | None:
-        """The role of the whole tensor, None where it is split."""
-        return self.runs[0][2] if self.axis is None else None
-
-
-def read(code: Tensor) -> Finding | None:
-    """The roles along the axis that explains the codes best; None where nothing was seen or no axis does."""
-    roles = code.new_zeros(code.shape)
-    for value in code.unique().tolist():
-        role = _role(value)
-        if role is not None:
-            roles[code == value] = 1 + _ROLES.index(role)
-    seen = [number for number in roles.unique().tolist() if number]
-    if not seen:
-        return None
-    if len(seen) == 1:
-        # Unused rows of a table, dead units: nothing was seen there, and nothing contradicts.
-        return Finding(None, ((0, 0, _ROLES[seen[0] - 1]),))
-    best = None
-    for axis in range(code.dim()):
-        lines = roles.movedim(axis, 0).reshape(roles.shape[axis], -1)
-        top = lines.amax(1)
-        if bool(((lines == top[:, None]) | (lines == 0)).all()):
-            runs = _runs([int(number) for number in top])
-            if best is None or len(runs) < len(best.runs):
-                best = Finding(axis, runs)
-    return best
-
-
-def _role(code: int) -> Role | None:
-    looks = code & (QUERY | KEY)
-    if code & CONTEXT:
-        return "shared" if looks or code & SCORE else "v"
-    if looks:
-        return "k" if looks == KEY else "q"
-    if code & SCORE:
-        return "k"
-    return "o" if code & OUTPUT else None
-
-
-def _runs(numbers: list[int]) -> tuple[tuple[int, int, Role], ...]:
-    """Neighbouring rows of one role; rows where nothing was seen go with the run before them."""
-    runs: list[tuple[int, int, Role]] = []
-    first = next(number for number in numbers if number)
-    for row, number in enumerate(numbers):
-        role = _ROLES[number - 1] if number else (runs[-1][2] if runs else _ROLES[first - 1])
-        if runs and runs[-1][2] == role:
-            runs[-1] = (runs[-1][0], row + 1, role)
-        else:
-            runs.append((row, row + 1, role))
-    return tuple(runs)
-
-
-# --- What the probe listens to: the queries, keys, probabilities and contexts of every attention call ---
-# Same tensors as `fasterqk.capture._trace` sees, kept with where they came from. Probabilities are cut out
-# of the autograd graph where they weight the values, so that a context depends on values alone.
+# --- Queries, keys, probabilities and contexts of every attention call ---
+# The tensors that `fasterqk.capture._trace` sees, with their origin. Probabilities are detached from the
+# autograd graph where they weight the values, so that a context depends on values alone.
 
 _SCORES = "_fasterqk_scores"
 _PROBABILITIES = "_fasterqk_weights"
@@ -99,7 +34,7 @@ _EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_, F.log_softmax, 
 _EXPONENTIALS |= {Tensor.log_softmax}
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_}
 _MANY_HEADS = 128
-_LARGEST = 2**27  # numbers in one tensor; half a gigabyte
+_LARGEST = 2**27  # entries of one tensor; half a gigabyte
 _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
 
 
@@ -124,9 +59,9 @@ class Signals:
 class SignalTrace(TorchFunctionMode):
     """While active, collects in ``found`` every softmax with what is known of it, in order.
 
-    One with queries, keys and contexts is attention beyond doubt. After ``seconds`` it ends the run with a
-    ``TimeoutError``, at a tensor too large with a ``MemoryError``: a speech model fed noise may go on talking
-    for hours.
+    One with queries, keys and contexts is certainly attention. After ``seconds`` the forward pass ends with a
+    ``TimeoutError``, at too large a tensor with a ``MemoryError``: a speech model fed noise may generate for
+    hours.
     """
 
     def __init__(self, recorder: Recorder, seconds: float = 30.0) -> None:
@@ -191,7 +126,7 @@ class SignalTrace(TorchFunctionMode):
 
 
 def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
-    """Hand marks on to what still holds the marked elements: masked, padded, joined, cut out."""
+    """Pass marks on to outputs that still hold the marked elements: masked, padded, joined, cut out."""
     scores: list[tuple[Tensor, Tensor]] = list(getattr(output, _SCORES, ()))
     for operand in tensors:
         if func not in _PIECES and output.numel() < operand.numel():
@@ -204,7 +139,7 @@ def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> N
 
 
 def _are_scores(tensor: Tensor) -> bool:
-    """Whether both factors are learned: features of a kernel (q times a random matrix) are no scores."""
+    """Whether both factors are learned: features of a kernel (q times a random matrix) are not scores."""
     pairs = getattr(tensor, _SCORES, ())
     return bool(pairs) and all(query.requires_grad and key.requires_grad for query, key in pairs)
 
@@ -217,7 +152,7 @@ def _mixes_heads(tensors: list[Tensor]) -> bool:
 
 
 def _joins_another_stream(tensors: list[Tensor]) -> bool:
-    """Whether a sum adds something that is no context (the residual stream); a bias is none."""
+    """Whether a sum adds something other than a context or a bias: the residual stream."""
     return any(not hasattr(t, _CONTEXT) and not isinstance(_source(t), nn.Parameter) for t in tensors)
 
 
@@ -230,7 +165,7 @@ def _cut(args: tuple[Any, ...]) -> tuple[Any, ...]:
     def cut(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return type(value)(cut(item) for item in value)
-        # Other softmaxes (a gate, a kernel) are no attention, and stay in the graph.
+        # Other softmaxes (a gate, a kernel) are not attention and stay in the graph.
         signals = getattr(value, _PROBABILITIES, None)
         return value.detach() if signals is not None and signals.queries else value
 
@@ -240,7 +175,7 @@ def _cut(args: tuple[Any, ...]) -> tuple[Any, ...]:
 def _query_and_key(
     func: Callable[..., Any], args: tuple[Any, ...], tensors: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Of a product that makes scores: the operand that runs over queries, the one over keys (last axis)."""
+    """Of a product that makes scores: the operand with the queries, and the one with the keys (last axis)."""
     left, right = tensors[-2:]
     if func is Tensor.__rmatmul__:
         left, right = right, left
@@ -252,27 +187,30 @@ def _query_and_key(
     return left, right
 
 
-# --- What the gradients of queries, keys, contexts, probabilities and outputs reach, number by number ---
+# --- Which entries of the parameters the gradients reach ---
+
+# Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output.
+QUERY, KEY, CONTEXT, SCORE, OUTPUT = 1, 2, 4, 8, 16
 
 
-def reached(
+def reach_codes(
     parameters: dict[str, nn.Parameter], blocks: list[list[Signals]], outputs: list[Tensor]
 ) -> dict[str, Tensor]:
-    """What reached every number of every parameter.
+    """For every entry of every parameter a code of what reaches it.
 
     Where a block forms several softmaxes one after the other (all layers of a model in one module), the
-    first that reaches a number decides: what reaches it from later ones came through the earlier.
+    first that reaches an entry decides: later ones reach it through the earlier.
     """
     generator = torch.Generator().manual_seed(1)
     codes = {name: torch.zeros(value.shape, dtype=torch.int8) for name, value in parameters.items()}
     projections: set[int] = set()
     for turn in range(max(map(len, blocks), default=0)):
         found = [signals[turn] for signals in blocks if turn < len(signals)]
-        for name, code in _now(_sources(found), parameters, generator).items():
+        for name, code in _codes(_sources(found), parameters, generator).items():
             if id(parameters[name]) not in projections:
                 codes[name] = torch.where(codes[name] == 0, code, codes[name])
         projections |= {number for signals in found for number in signals.output_parameters}
-    for name, code in _now({OUTPUT: outputs}, parameters, generator).items():
+    for name, code in _codes({OUTPUT: outputs}, parameters, generator).items():
         codes[name] |= code
     return codes
 
@@ -287,7 +225,7 @@ def _sources(found: list[Signals]) -> dict[int, list[Tensor]]:
     }
 
 
-def _now(
+def _codes(
     sources: dict[int, list[Tensor]], parameters: dict[str, nn.Parameter], generator: torch.Generator
 ) -> dict[str, Tensor]:
     codes: dict[str, Tensor] = {}
@@ -314,3 +252,71 @@ def _gradients(
     return {
         name: gradient for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
     }
+
+
+# --- Roles from codes ---
+
+_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the probe saw of one parameter: ``spans`` (start, stop, role) along ``axis``.
+
+    ``axis`` None means that the whole tensor has one role. ``direct``: the parameter acts on a context
+    itself, as an output projection does.
+    """
+
+    axis: int | None
+    spans: tuple[Span, ...]
+    direct: bool = False
+
+    @property
+    def role(self) -> Role | None:
+        """The role of the whole tensor, None where it is split."""
+        return self.spans[0][2] if self.axis is None else None
+
+
+def roles_from_codes(code: Tensor) -> Finding | None:
+    """The roles along the axis that explains the codes best; None if nothing was seen or no axis does."""
+    roles = code.new_zeros(code.shape)
+    for value in code.unique().tolist():
+        role = _role(value)
+        if role is not None:
+            roles[code == value] = 1 + _ROLES.index(role)
+    seen = [number for number in roles.unique().tolist() if number]
+    if not seen:
+        return None
+    if len(seen) == 1:
+        # Unused rows of a table, dead units: nothing was seen there, and nothing contradicts.
+        return Finding(None, ((0, 0, _ROLES[seen[0] - 1]),))
+    best = None
+    for axis in range(code.dim()):
+        lines = roles.movedim(axis, 0).reshape(roles.shape[axis], -1)
+        top = lines.amax(1)
+        if bool(((lines == top[:, None]) | (lines == 0)).all()):
+            spans = _spans([int(number) for number in top])
+            if best is None or len(spans) < len(best.spans):
+                best = Finding(axis, spans)
+    return best
+
+
+def _role(code: int) -> Role | None:
+    looks = code & (QUERY | KEY)
+    if code & CONTEXT:
+        return "shared" if looks or code & SCORE else "v"
+    if looks:
+        return "k" if looks == KEY else "q"
+    if code & SCORE:
+        return "k"
+    return "o" if code & OUTPUT else None
+
+
+def _spans(numbers: list[int]) -> tuple[Span, ...]:
+    """Spans of neighbouring rows of one role; rows where nothing was seen go with those before them."""
+    role = _ROLES[next(number for number in numbers if number) - 1]
+    blocks = []
+    for number in numbers:
+        role = _ROLES[number - 1] if number else role
+        blocks.append(Block(role, 1))
+    return tuple(spans_of(blocks))

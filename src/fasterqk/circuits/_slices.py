@@ -1,4 +1,8 @@
-"""Labels as an aligned table for a terminal and as HTML for a notebook."""
+"""Labelled slices: which part of which parameter has which role, and how a table of them is printed.
+
+A *slice* is a parameter or a part of one. Its *role* (q, k, v, o, shared, rest) says what it makes, its
+*circuit* (qk, ov, shared, rest) which learning rate it gets. ``Circuits`` holds the slices of a whole model.
+"""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,20 +11,158 @@ from html import escape
 from itertools import groupby
 from typing import Any, Literal, get_args, overload
 
+from torch import Tensor
+
 from fasterqk.files import canonical_json
+
+Role = Literal["q", "k", "v", "o", "shared", "rest"]
+Circuit = Literal["qk", "ov", "shared", "rest"]
+CIRCUITS: tuple[Circuit, ...] = get_args(Circuit)
+
+CIRCUIT_OF_ROLE: dict[Role, Circuit] = {
+    "q": "qk",
+    "k": "qk",
+    "v": "ov",
+    "o": "ov",
+    "shared": "shared",
+    "rest": "rest",
+}
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A parameter, or its entries ``start:stop`` along ``axis``, with the role they have.
+
+    ``axis`` is None for a whole tensor (``start`` and ``stop`` are then None too). ``head`` is filled
+    only when slices were asked for head by head. ``decided_by`` names the source of the role: ``label``
+    (given by the user), ``registry``, ``name`` or ``probe``, with ``+probe`` when the probe confirmed it.
+    """
+
+    parameter: str
+    axis: int | None
+    start: int | None
+    stop: int | None
+    role: Role
+    layer: int | None
+    decided_by: str
+    numel: int
+    head: int | None = None
+
+    @property
+    def circuit(self) -> Circuit:
+        """``qk``, ``ov``, ``shared`` or ``rest``."""
+        return CIRCUIT_OF_ROLE[self.role]
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """The entries of ``tensor`` (the parameter, or its gradient) that this slice is, as a view."""
+        if self.axis is None or self.start is None or self.stop is None:
+            return tensor
+        return tensor.narrow(self.axis, self.start, self.stop - self.start)
+
+
+@dataclass(frozen=True, repr=False)
+class Circuits(Sequence[Slice]):
+    """All slices of a model in parameter order; every parameter is covered exactly once.
+
+    Prints as a table, and as HTML in a notebook; ``as_dict`` and ``to_json`` return the same as data.
+    ``notes`` are lines about the labels, such as which blocks the probe did not see.
+    """
+
+    slices: tuple[Slice, ...]
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that the slices of each parameter follow each other without gap or overlap."""
+        ended: dict[str, tuple[int | None, int | None]] = {}
+        for piece in self.slices:
+            axis, stop = ended.get(piece.parameter, (piece.axis, 0))
+            follows = piece.axis is None or (axis == piece.axis and stop == piece.start)
+            if not follows or (piece.axis is None and piece.parameter in ended):
+                raise ValueError(f"the slices of {piece.parameter!r} leave a gap or overlap")
+            ended[piece.parameter] = (piece.axis, piece.stop)
+
+    def numel(self, circuit: Circuit) -> int:
+        """The number of entries of a circuit."""
+        return sum(piece.numel for piece in self.slices if piece.circuit == circuit)
+
+    def summary(self) -> str:
+        """One line: parameters, tensors and split tensors of each circuit.
+
+        >>> from torch import nn
+        >>> from fasterqk.circuits import find_circuits
+        >>> find_circuits(nn.MultiheadAttention(8, 2)).summary()
+        'qk 144 parameters (2 tensors, 2 split) - ov 144 parameters (4 tensors, 2 split)'
+        """
+        parts = []
+        circuits_of: dict[str, set[Circuit]] = {}
+        for piece in self.slices:
+            circuits_of.setdefault(piece.parameter, set()).add(piece.circuit)
+        for circuit in CIRCUITS:
+            own = [piece for piece in self.slices if piece.circuit == circuit]
+            tensors = {piece.parameter for piece in own}
+            split = {name for name in tensors if len(circuits_of[name]) > 1}
+            if own:
+                counted = f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}"
+                counted += f", {len(split)} split" if split else ""
+                parts.append(f"{circuit} {readable(self.numel(circuit))} parameters ({counted})")
+        return " - ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data: ``parameters`` by circuit, ``slices`` with all their fields, ``notes``."""
+        return {
+            "parameters": {circuit: self.numel(circuit) for circuit in CIRCUITS},
+            "slices": [{**asdict(piece), "circuit": piece.circuit} for piece in self.slices],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """``as_dict`` as canonical JSON."""
+        return canonical_json(self.as_dict())
+
+    def by_stack(self) -> str:
+        """The table with one line for what all layers have in common."""
+        return "\n".join([text_table(rows_by_stack(self.slices)), self.summary(), *self._noted()])
+
+    def __str__(self) -> str:
+        return "\n".join([text_table(rows_of(self.slices)), self.summary(), *self._noted()])
+
+    def _noted(self) -> list[str]:
+        return [f"note: {note}" for note in self.notes]
+
+    def __repr__(self) -> str:
+        return f"Circuits({self.summary()})"
+
+    def _repr_html_(self) -> str:
+        return html_table(rows_of(self.slices), "; ".join([self.summary(), *self._noted()]))
+
+    @overload
+    def __getitem__(self, index: int) -> Slice: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Slice]: ...
+    def __getitem__(self, index: int | slice) -> Slice | Sequence[Slice]:
+        return self.slices[index]
+
+    def __iter__(self) -> Iterator[Slice]:
+        return iter(self.slices)
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+
+# --- Tables, for a terminal and for a notebook ---
 
 Row = dict[str, str]
 _RIGHT = {"numel", "layer", "head"}
 
 
-def rows_of(slices: Sequence["Slice"]) -> list[Row]:
-    """One row a slice; a column for heads only where there are any."""
+def rows_of(slices: Sequence[Slice]) -> list[Row]:
+    """One row per slice; a column for heads only where there are any."""
     by_head = any(piece.head is not None for piece in slices)
     return [_row(piece, _span(piece), by_head) for piece in slices]
 
 
-def rows_by_stack(slices: Sequence["Slice"]) -> list[Row]:
-    """One row for what is the same in all layers and, in a fused weight, in all its heads."""
+def rows_by_stack(slices: Sequence[Slice]) -> list[Row]:
+    """One row for what all layers and, in a fused weight, all heads have in common."""
     by_head = any(piece.head is not None for piece in slices)
     rows: dict[tuple[str, ...], Row] = {}
     layers: dict[tuple[str, ...], list[int | None]] = {}
@@ -37,7 +179,7 @@ def rows_by_stack(slices: Sequence["Slice"]) -> list[Row]:
 
 
 def text_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """``rows`` as lines with aligned columns; numbers to the right.
+    """``rows`` as lines with aligned columns, numbers to the right.
 
     >>> print(text_table([{"parameter": "wte.weight", "numel": "12"}]))
     parameter   numel
@@ -70,7 +212,7 @@ def html_table(rows: Sequence[Mapping[str, str]], caption: str) -> str:
 
 
 def readable(number: int) -> str:
-    """A count a person can read.
+    """A count in short form.
 
     >>> readable(144), readable(1_234_567), readable(7_000_000_000)
     ('144', '1.2M', '7B')
@@ -81,7 +223,7 @@ def readable(number: int) -> str:
     return str(number)
 
 
-def _row(piece: "Slice", span: str, by_head: bool) -> Row:
+def _row(piece: Slice, span: str, by_head: bool) -> Row:
     row = {
         "parameter": piece.parameter,
         "slice": span,
@@ -97,18 +239,18 @@ def _row(piece: "Slice", span: str, by_head: bool) -> Row:
     return row
 
 
-def _span(piece: "Slice") -> str:
+def _span(piece: Slice) -> str:
     return "all" if piece.axis is None else f"{piece.start}:{piece.stop} of axis {piece.axis}"
 
 
-def _periods(pieces: list["Slice"]) -> Iterable[tuple["Slice", str]]:
-    """The slices of one parameter; those that repeat from head to head once, with how often."""
+def _periods(pieces: list[Slice]) -> Iterable[tuple[Slice, str]]:
+    """The slices of one parameter; those that repeat from head to head appear once, with a count."""
     for period in range(1, len(pieces) // 2 + 1):
         times = len(pieces) // period
         head, first = pieces[:period], pieces[period]
         if period * times != len(pieces) or times < 3 or first.start is None:
             continue
-        if all(_like(pieces[i], pieces[i - period]) for i in range(period, len(pieces))):
+        if all(_alike(pieces[i], pieces[i - period]) for i in range(period, len(pieces))):
             return [
                 (one, f"{one.start}:{one.stop} of every {first.start} ({times} times), axis {one.axis}")
                 for one in head
@@ -116,7 +258,7 @@ def _periods(pieces: list["Slice"]) -> Iterable[tuple["Slice", str]]:
     return [(piece, _span(piece)) for piece in pieces]
 
 
-def _like(one: "Slice", other: "Slice") -> bool:
+def _alike(one: Slice, other: Slice) -> bool:
     return (one.role, one.numel, one.head) == (other.role, other.numel, other.head)
 
 
@@ -126,132 +268,3 @@ def _ranges(layers: Sequence[int | None]) -> str:
     if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]}-{numbers[-1]}"
     return ",".join(map(str, numbers))
-
-
-# --- Labels: which circuit each parameter, or each slice of a fused parameter, belongs to ---
-
-Role = Literal["q", "k", "v", "o", "shared", "rest"]
-Circuit = Literal["qk", "ov", "shared", "rest"]
-
-CIRCUIT_OF_ROLE: dict[Role, Circuit] = {
-    "q": "qk",
-    "k": "qk",
-    "v": "ov",
-    "o": "ov",
-    "shared": "shared",
-    "rest": "rest",
-}
-
-
-@dataclass(frozen=True)
-class Slice:
-    """A parameter, or the run ``start:stop`` of one along ``axis``, and what it is for.
-
-    ``axis`` is None for a whole tensor (``start`` and ``stop`` are then None too). ``head`` is filled
-    only when slices were asked for head by head. ``decided_by`` names what settled the label:
-    ``rule``, ``registry``, ``name`` or ``probe``, with ``+probe`` when the probe confirmed it.
-    """
-
-    parameter: str
-    axis: int | None
-    start: int | None
-    stop: int | None
-    role: Role
-    layer: int | None
-    decided_by: str
-    numel: int
-    head: int | None = None
-
-    @property
-    def circuit(self) -> Circuit:
-        """``qk``, ``ov``, ``shared`` or ``rest``."""
-        return CIRCUIT_OF_ROLE[self.role]
-
-
-@dataclass(frozen=True, repr=False)
-class Circuits(Sequence[Slice]):
-    """All slices of a model in parameter order; every parameter is covered exactly once.
-
-    Prints as a table, and as HTML in a notebook; ``as_dict`` and ``to_json`` give the same as data.
-    ``notes`` say what a reader should know beside the labels, such as blocks that the probe did not see.
-    """
-
-    slices: tuple[Slice, ...]
-    notes: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Check that the slices of each parameter follow each other without gap or overlap."""
-        ended: dict[str, tuple[int | None, int | None]] = {}
-        for piece in self.slices:
-            axis, stop = ended.get(piece.parameter, (piece.axis, 0))
-            follows = piece.axis is None or (axis == piece.axis and stop == piece.start)
-            if not follows or (piece.axis is None and piece.parameter in ended):
-                raise ValueError(f"the slices of {piece.parameter!r} leave a gap or overlap")
-            ended[piece.parameter] = (piece.axis, piece.stop)
-
-    def numel(self, circuit: Circuit) -> int:
-        """How many numbers a circuit has."""
-        return sum(piece.numel for piece in self.slices if piece.circuit == circuit)
-
-    def summary(self) -> str:
-        """One line: parameters, tensors and split tensors of each circuit.
-
-        >>> from torch import nn
-        >>> from fasterqk.circuits import find_circuits
-        >>> find_circuits(nn.MultiheadAttention(8, 2)).summary()
-        'qk 144 parameters (2 tensors, 2 split) - ov 144 parameters (4 tensors, 2 split)'
-        """
-        parts = []
-        circuits_of: dict[str, set[Circuit]] = {}
-        for piece in self.slices:
-            circuits_of.setdefault(piece.parameter, set()).add(piece.circuit)
-        for circuit in get_args(Circuit):
-            own = [piece for piece in self.slices if piece.circuit == circuit]
-            tensors = {piece.parameter for piece in own}
-            split = {name for name in tensors if len(circuits_of[name]) > 1}
-            if own:
-                counted = f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}"
-                counted += f", {len(split)} split" if split else ""
-                parts.append(f"{circuit} {readable(self.numel(circuit))} parameters ({counted})")
-        return " - ".join(parts)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data: ``parameters`` by circuit, ``slices`` with all their fields, ``notes``."""
-        return {
-            "parameters": {circuit: self.numel(circuit) for circuit in get_args(Circuit)},
-            "slices": [{**asdict(piece), "circuit": piece.circuit} for piece in self.slices],
-            "notes": list(self.notes),
-        }
-
-    def to_json(self) -> str:
-        """``as_dict`` as canonical JSON."""
-        return canonical_json(self.as_dict())
-
-    def by_stack(self) -> str:
-        """The table with what is the same in all layers on one line."""
-        return "\n".join([text_table(rows_by_stack(self.slices)), self.summary(), *self._noted()])
-
-    def __str__(self) -> str:
-        return "\n".join([text_table(rows_of(self.slices)), self.summary(), *self._noted()])
-
-    def _noted(self) -> list[str]:
-        return [f"note: {note}" for note in self.notes]
-
-    def __repr__(self) -> str:
-        return f"Circuits({self.summary()})"
-
-    def _repr_html_(self) -> str:
-        return html_table(rows_of(self.slices), "; ".join([self.summary(), *self._noted()]))
-
-    @overload
-    def __getitem__(self, index: int) -> Slice: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Slice]: ...
-    def __getitem__(self, index: int | slice) -> Slice | Sequence[Slice]:
-        return self.slices[index]
-
-    def __iter__(self) -> Iterator[Slice]:
-        return iter(self.slices)
-
-    def __len__(self) -> int:
-        return len(self.slices)

@@ -1,6 +1,9 @@
 """The `circuits` command: which parameters of an architecture are query-key and which output-value."""
 
 import argparse
+import ast
+import re
+import shlex
 import sys
 from typing import Any
 
@@ -18,46 +21,57 @@ def configure(parser: Parser) -> None:
         "fasterqk circuits gpt2",
         "fasterqk circuits ./my-model --heads",
         "fasterqk circuits --config config.json --json",
-        "fasterqk circuits jamba --rule JambaMambaMixer=rest",
+        "fasterqk circuits jamba --label JambaMambaMixer=rest",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, model type or hub name")
     parser.add_argument("--config", metavar="FILE", help="a config.json instead of MODEL")
     parser.add_argument(
-        "--rule",
+        "--label",
         action="append",
         default=[],
         metavar="PATTERN=ROLE",
-        help="label what matches: a pattern of parameter names or of module classes, and q, k, v, o, shared "
-        "or rest (repeatable)",
+        help="give parameters a role: a pattern of parameter names or of module classes, and q, k, v, o, "
+        "shared or rest (repeatable)",
     )
-    parser.add_argument("--heads", action="store_true", help="cut slices head by head")
-    parser.add_argument("--all", action="store_true", help="every layer on its own lines")
+    parser.add_argument("--heads", action="store_true", help="slices per head")
+    parser.add_argument("--all", action="store_true", help="a line for every layer")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk.circuits import find_circuits
-    from fasterqk.circuits._skeleton import outline
+    from fasterqk.circuits._from_config import model_without_weights
     from fasterqk.errors import InputError
 
     if arguments.model and arguments.config:
         raise InputError(f"give MODEL or --config, not both: {arguments.model!r} and {arguments.config!r}")
-    rules = dict(_rule(given) for given in arguments.rule)
-    found = outline(arguments.model, arguments.config)
-    name = type(found.model).__name__
-    print(f"{name}, {found.source}; no weights", file=sys.stderr)
-    circuits = find_circuits(found.model, rules or None, heads=arguments.heads)
+    labels: dict[str, Any] = dict(_label(given) for given in arguments.label)
+    model, source = model_without_weights(arguments.model, arguments.config)
+    name = type(model).__name__
+    print(f"{name}, {source}; no weights", file=sys.stderr)
+    try:
+        circuits = find_circuits(model, labels or None, heads=arguments.heads)
+    except InputError as error:
+        raise InputError(re.sub(r"labels=({[^}]*})", _as_options, str(error))) from None
     if arguments.json:
-        print_json({"model": name, "source": found.source, **circuits.as_dict()})
+        print_json({"model": name, "source": source, **circuits.as_dict()})
     else:
         print(circuits if arguments.all else circuits.by_stack())
     return 0
 
 
-def _rule(given: str) -> tuple[str, Any]:
+def _label(given: str) -> tuple[str, str]:
     from fasterqk.errors import InputError
 
     pattern, equals, role = given.rpartition("=")
     if not (pattern and equals and role):
-        raise InputError(f"--rule {given!r} is not PATTERN=ROLE, as in '*.mamba.*=rest'")
+        raise InputError(f"--label {given!r} is not PATTERN=ROLE, as in '*.mamba.*=rest'")
     return pattern, role
+
+
+def _as_options(labels: re.Match[str]) -> str:
+    """The labels that an error suggests, as options of this command where they are plain roles."""
+    roles = ast.literal_eval(labels[1])
+    if not all(isinstance(role, str) for role in roles.values()):
+        return labels[0]
+    return " ".join(f"--label {shlex.quote(f'{pattern}={role}')}" for pattern, role in roles.items())

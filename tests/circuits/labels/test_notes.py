@@ -90,7 +90,7 @@ def test_queries_made_outside_are_noted() -> None:
             return self.cross(self.first(x), x)
 
     assert find_circuits(Block()).notes == (
-        "queries come from outside of cross; if other parameters make them, name these with rules=",
+        "queries come from outside of cross; if other parameters make them, name these with labels=",
     )
     assert find_circuits(Block(), {"first.*": "q"})[0].role == "q"
 
@@ -135,7 +135,7 @@ def test_a_hybrid_is_told_the_class_to_leave_out() -> None:
             return self.o_proj(self.q_proj(x) @ (self.k_proj(x).mT @ self.v_proj(x)))
 
     model = nn.Sequential(LightningAttention(), SelfAttention())
-    with pytest.raises(InputError, match=r"pass rules=\{'LightningAttention': 'rest'\}"):
+    with pytest.raises(InputError, match=r"pass labels=\{'LightningAttention': 'rest'\}"):
         find_circuits(model)
     circuits = find_circuits(model, {"LightningAttention": "rest"})
     assert {piece.circuit for piece in circuits if piece.parameter.startswith("0.")} == {"rest"}

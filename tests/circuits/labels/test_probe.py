@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.circuits._inputs import run_guessed
-from fasterqk.circuits._probe import probe, scrambled
+from fasterqk.circuits._probe import noisy_copy, probe
 
 WIDTH = 6
 
@@ -33,7 +33,7 @@ class Attention(nn.Module):
 def seen(model: nn.Module) -> dict[str, object]:
     evidence = probe(model, run_guessed, [""])
     return {
-        name: finding.role or [(start, stop, role) for start, stop, role in finding.runs]
+        name: finding.role or [(start, stop, role) for start, stop, role in finding.spans]
         for name, finding in evidence.findings.items()
     }
 
@@ -124,6 +124,6 @@ def test_attention_outside_the_given_blocks_is_reported() -> None:
 def test_the_copy_is_scrambled_and_the_original_is_not() -> None:
     model = Attention()
     before = [parameter.clone() for parameter in model.parameters()]
-    copied = scrambled(model)
+    copied = noisy_copy(model)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
     assert not any(torch.equal(one, other) for one, other in zip(copied.parameters(), before, strict=True))

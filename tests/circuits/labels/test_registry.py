@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fasterqk.circuits._inputs import run_guessed, twins
+from fasterqk.circuits._from_config import model_class, small_copies
+from fasterqk.circuits._inputs import run_guessed
 from fasterqk.circuits._layouts import REGISTRY
 from fasterqk.circuits._probe import judge
-from fasterqk.circuits._skeleton import model_class
 
 
 def grown(kind: str, **fields: Any) -> nn.Module:
@@ -18,7 +18,7 @@ def grown(kind: str, **fields: Any) -> nn.Module:
     from transformers import AutoConfig
 
     config = AutoConfig.for_model(kind, **fields)
-    return next(twins(model_class(config), config))
+    return next(small_copies(model_class(config), config))
 
 
 def run_speech(model: nn.Module) -> None:

@@ -4,8 +4,7 @@ import pytest
 from torch import nn
 
 from fasterqk.circuits import find_circuits
-from fasterqk.circuits._inputs import can_have_twin, shrink, twins
-from fasterqk.circuits._skeleton import model_class
+from fasterqk.circuits._from_config import can_be_rebuilt, model_class, shrink, small_copies
 
 
 def config(kind: str, **fields: object) -> object:
@@ -38,12 +37,12 @@ def test_the_original_stays_as_it_was() -> None:
 @pytest.mark.parametrize("kind", ["llama", "bert", "t5", "deepseek_v3", "gemma2", "vit"])
 def test_twins_are_small(kind: str) -> None:
     found = config(kind)
-    twin = next(twins(model_class(found), found))
+    twin = next(small_copies(model_class(found), found))
     assert sum(parameter.numel() for parameter in twin.parameters()) < 1_000_000
 
 
-def test_only_models_with_a_configuration_have_twins() -> None:
-    assert not can_have_twin(nn.MultiheadAttention(4, 2))
+def test_only_models_with_a_configuration_have_small_copies() -> None:
+    assert not can_be_rebuilt(nn.MultiheadAttention(4, 2))
 
 
 def test_large_models_are_verified_on_a_twin() -> None:
@@ -70,5 +69,5 @@ def test_kinds_of_layers_that_are_counted_or_listed_stay_consistent(kind: str) -
     found = config(kind)
     with torch.device("meta"):
         model = model_class(found)(found)  # some models write their lists into the configuration
-    names = [name for name, _ in next(twins(type(model), model.config)).named_modules()]
+    names = [name for name, _ in next(small_copies(type(model), model.config)).named_modules()]
     assert any("att" in name for name in names)

@@ -119,7 +119,7 @@ def test_a_resumed_training_ends_bit_identical(tmp_path: Path, optimizer: str) -
     assert len({(folder / checkpoint.FILE_NAME).read_bytes() for folder in files}) == 1
 
 
-@pytest.mark.parametrize("mechanism", ["alias", "shadow", "parametrization"])
+@pytest.mark.parametrize("mechanism", ["view", "copy", "parametrization"])
 @pytest.mark.parametrize("ratio", [30.0, Ramp(1.0, 30.0, steps=6)], ids=["constant", "ramp"])
 def test_an_optimizer_by_circuit_resumes_bit_identical(tmp_path: Path, mechanism: Any, ratio: Any) -> None:
     def start(seed: int) -> dict[str, Any]:

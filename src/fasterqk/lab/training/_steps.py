@@ -126,11 +126,11 @@ def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
 
     def relabelled(part: Slice) -> Slice:
         if part.parameter in embedding:
-            return dataclasses.replace(part, role="shared", decided_by="rule")
+            return dataclasses.replace(part, role="shared", decided_by="label")
         if not options.faster:
             return part
         role = "q" if part.parameter in chosen else "rest" if part.circuit == "qk" else part.role
-        return dataclasses.replace(part, role=role, decided_by="rule")
+        return dataclasses.replace(part, role=role, decided_by="label")
 
     return Circuits(tuple(relabelled(part) for part in circuits))
 

@@ -1,0 +1,339 @@
+"""Hugging Face models built from a configuration: without weights, or small with random weights.
+
+``model_without_weights`` serves the command ``fasterqk circuits``: a model on the meta device has all names
+and shapes and takes no memory. ``small_copies`` serves the probe: a model of the same class with few layers
+and narrow heads runs in a moment, and its labels hold for the large one.
+"""
+
+import copy
+import json
+import re
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import torch
+from torch import nn
+
+from fasterqk.errors import InputError, needs_extra
+
+# Where a class for a configuration is looked for, the plain model first.
+_MAPPINGS = (
+    "MODEL_MAPPING",
+    "MODEL_FOR_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+)
+
+
+def model_without_weights(name: str | None = None, config_file: str | None = None) -> tuple[nn.Module, str]:
+    """The model called ``name`` (a directory, a model type, a model on the hub), or that of a config file.
+
+    Returns the model, on the meta device, and a text that says where its configuration comes from.
+
+    >>> model_without_weights("gpt2")[1]
+    "default configuration of model type 'gpt2'"
+    """
+    with needs_extra("hf"):
+        import transformers
+    if config_file is not None:
+        config, source = _from_file(config_file), f"configuration in {config_file!r}"
+    elif name is None:
+        raise InputError("name a model type, a model directory or a model on the hub, or give --config FILE")
+    elif Path(name).is_dir():
+        config, source = _from_file(str(Path(name) / "config.json")), f"directory {name!r}"
+    elif name in transformers.CONFIG_MAPPING:
+        config = _default(name)
+        source = f"default configuration of model type {name!r}"
+    else:
+        config, source = _from_hub(name), f"configuration of {name!r} on the hub"
+    return _build(config, name or config_file or ""), source
+
+
+def _default(kind: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.for_model(kind)
+    except Exception as error:
+        raise InputError(
+            f"transformers has no default configuration of {kind!r} ({_first_line(error)}); name a model of "
+            "this type on the hub or give --config FILE"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0][:160] if lines else type(error).__name__
+
+
+def _from_file(path: str) -> Any:
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    try:
+        fields = dict(json.loads(Path(path).read_text(encoding="utf-8")))
+        kind = fields.pop("model_type", None)
+    except FileNotFoundError:
+        raise InputError(f"there is no {path!r}") from None
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{path!r} is not a model configuration: {_first_line(error)}") from None
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        raise InputError(f"{path!r} has model_type {kind!r}, which this transformers does not know")
+    try:
+        return AutoConfig.for_model(kind, **fields)
+    except Exception as error:
+        raise InputError(f"{path!r} is not a configuration of {kind!r}: {_first_line(error)}") from None
+
+
+def _from_hub(name: str) -> Any:
+    from transformers import AutoConfig
+
+    try:
+        # What was downloaded before needs no network; an unreachable hub would be tried five times.
+        return AutoConfig.from_pretrained(name, local_files_only=not _hub_answers())
+    except Exception as error:
+        raise InputError(
+            f"{name!r} is not a directory, not a model type, and could not be loaded from the hub: "
+            f"{_first_line(error)}"
+        ) from None
+
+
+def _build(config: Any, name: str) -> nn.Module:
+    kind = model_class(config)
+    if kind is None:
+        raise InputError(f"transformers has no model for {name!r} ({type(config).__name__})")
+    try:
+        with torch.device("meta"):
+            model: nn.Module = kind(config)
+    except Exception as error:
+        raise InputError(
+            f"{kind.__name__} cannot be built from the configuration of {name!r}: {_first_line(error)}"
+        ) from None
+    return model
+
+
+def model_class(config: Any) -> Any:
+    """The class that a configuration names, else the plainest model of its type; None if there is none."""
+    import transformers
+    from transformers.models.auto import modeling_auto
+
+    for name in getattr(config, "architectures", None) or ():
+        if hasattr(transformers, name):
+            return getattr(transformers, name)
+    for mapping in _MAPPINGS:
+        known = getattr(modeling_auto, mapping, {})
+        try:
+            found = known.get(type(config), None)
+        except ValueError:  # listed there, but not in this transformers
+            continue
+        if found is not None:
+            return found[0] if isinstance(found, tuple | list) else found
+    return None
+
+
+def _hub_answers() -> bool:
+    """Whether the hub can be reached; behind a proxy only a download can tell."""
+    from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
+
+    if HF_HUB_OFFLINE:
+        return False
+    address = urlsplit(ENDPOINT)
+    if getproxies():
+        return True
+    try:
+        socket.create_connection((address.hostname or "", address.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+# --- A small configuration: few layers, narrow, the same structure of heads ---
+
+HEADS, VOCABULARY, LAYERS, POSITIONS = 4, 128, 2, 512
+# Widths of a head to try, narrow first; None keeps all widths.
+HEAD_WIDTHS = (16, 64, None)
+
+_HEADS = re.compile(
+    r"^(num_attention_heads|num_heads|n_heads?|heads|attention_heads|\w+_attention_heads|encoder_heads|decoder_heads"
+    r"|\w+_n_heads|\w+_num_heads|num_attn_heads|num_head)$"
+)
+_KEY_HEADS = re.compile(
+    r"^(num_key_value_heads|num_kv_heads|n_kv_heads|\w+_num_key_value_heads|\w+_kv_heads)$"
+)
+_HEAD_WIDTH = re.compile(
+    r"^(head_dim|kv_channels|d_kv|d_head|dim_head|attention_head_dim|v_head_dim|qk_nope_head_dim|qk_rope_head_dim"
+    r"|global_head_dim|linear_key_head_dim|linear_value_head_dim|index_head_dim|swa_head_dim|\w+_head_dim)$"
+)
+_WIDTH = re.compile(
+    r"^(hidden_size|d_model|d_latents|n_embd|dim|embed_dim|embedding_size|hidden_dim|emb_dim|projection_dim|out_hidden_size"
+    r"|text_hidden_size|output_hidden_size|encoder_hidden_size|decoder_hidden_size|word_embed_proj_dim|d_embed"
+    r"|word_embed_proj_dim|output_dim|projector_hidden_size|backbone_hidden_size|cross_attention_hidden_size"
+    r"|vision_hidden_size|audio_hidden_size|proj_dim|hidden_size_per_layer_input|lru_width|text_embed_dim"
+    r"|q_lora_rank|kv_lora_rank|o_lora_rank|pooler_hidden_size|bottleneck_size|rnn_hidden_size|language_dim"
+    r"|projection_size|text_config_hidden_size|input_hidden_size|embedding_dim|projection_hidden_dim)$"
+)
+_INNER = re.compile(
+    r"^(intermediate_size|\w*_intermediate_size|ffn_dim|\w+_ffn_dim|d_ff|d_inner|n_inner|mlp_dim|ffn_hidden_size"
+    r"|pooler_intermediate_size|projector_intermediate_size|feed_forward_dim|dff|intermediate_dim|inner_dim)$"
+)
+_LAYERS = re.compile(
+    r"^(num_hidden_layers|num_self_attends_per_block|num_layers|n_layers?|layers|depth|encoder_layers|decoder_layers|num_encoder_layers"
+    r"|num_decoder_layers|\w+_num_hidden_layers|num_hidden_layers_\w+|\w+_num_layers|resampler_depth|max_window_layers"
+    r"|text_encoder_num_layers|\w+_layers)$"
+)
+_EXPERTS = re.compile(
+    r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|\w+_num_experts)$"
+)
+_CHOSEN = re.compile(r"^(num_experts_per_tok\w*|moe_topk|moe_k|top_k_experts|experts_per_token)$")
+_NOT_LAYERS = re.compile(
+    r"feat_extract|adapter|shared_layers|nextn|predict|lstm|residual|feature_layers|kv_shared"
+)
+
+
+def shrink(config: Any, head_width: int | None = HEAD_WIDTHS[0]) -> Any:
+    """A small copy of ``config``: a layer or two of each type, few heads of ``head_width``, few tokens."""
+    small = copy.deepcopy(config)
+    for part in _parts(small):
+        _shrink_part(part, head_width)
+    return small
+
+
+def _parts(config: Any) -> list[Any]:
+    """The configuration and all configurations inside it."""
+    found = [config]
+    for value in vars(config).values():
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if hasattr(item, "to_diff_dict"):
+                found += _parts(item)
+    return found
+
+
+def _shrink_part(part: Any, head_width: int | None) -> None:
+    values = {name: value for name, value in vars(part).items() if not name.startswith("_attn")}
+    if any(isinstance(value, list | tuple) and _HEADS.match(name) for name, value in values.items()):
+        head_width = None  # stages with heads of their own: their widths depend on each other
+    heads = next((v for n, v in values.items() if _HEADS.match(n) and _count(v)), 0)
+    kept = _kept_layers(values)
+    for name, value in values.items():
+        new = _fewer(name, value, len(kept) or LAYERS)
+        if new is None and head_width is not None:
+            new = _narrower(name, value, heads, head_width)
+        if kept and isinstance(value, list) and len(value) == len(values["layer_types"]):
+            new = [value[i] for i in kept]
+        elif name == "attention_window" and isinstance(value, list):
+            new = value[:LAYERS]  # Longformer's windows, one per layer
+        if new is not None:
+            part.__dict__[name] = new
+    if head_width is not None:
+        _shrink_sections(values, head_width)
+        _shrink_image(part)
+    vocabulary = getattr(part, "vocab_size", None)
+    for name, value in values.items():
+        if name.endswith("token_id") and _count(value) and _count(vocabulary) and value >= vocabulary:
+            part.__dict__[name] = value % vocabulary
+
+
+def _fewer(name: str, value: Any, layers: int) -> Any:
+    """Fewer layers, tokens, positions and experts; None where ``name`` is none of these."""
+    if name == "depths" and isinstance(value, list | tuple):
+        return type(value)(min(depth, LAYERS) for depth in value)
+    if not _count(value):
+        return None
+    if name in ("vocab_size", "vocab_size_per_layer_input", "text_vocab_size"):
+        return min(value, VOCABULARY)
+    if _LAYERS.match(name) and not _NOT_LAYERS.search(name):
+        return min(value, layers)
+    if name in ("attn_layer_period", "attn_layer_offset"):
+        return min(value, 2 if name.endswith("period") else 1)  # Jamba: one layer of each kind
+    if name == "num_kv_shared_layers":
+        return 0  # they share with layers that are gone
+    if name == "max_source_positions":
+        return min(value, 64)
+    if name == "num_frames":
+        return min(value, 4)
+    if name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
+        return min(value, POSITIONS)
+    if _EXPERTS.match(name):
+        return min(value, 4)
+    if _CHOSEN.match(name):
+        return min(value, 2)
+    return 1 if name in ("n_group", "topk_group", "num_expert_groups") else None
+
+
+def _narrower(name: str, value: Any, heads: int, head_width: int) -> Any:
+    """Fewer and narrower heads, and the width that goes with them."""
+    if not _count(value):
+        return None
+    few = min(heads or HEADS, HEADS)
+    if _KEY_HEADS.match(name):
+        if value == 1 or value >= heads:
+            return min(value, few)
+        return max(1, min(value, few // 2))
+    if _HEADS.match(name):
+        return min(value, HEADS)
+    if _HEAD_WIDTH.match(name) or name == "rotary_dim":
+        return min(value, head_width)
+    return min(value, HEADS * head_width) if _WIDTH.match(name) or _INNER.match(name) else None
+
+
+def _shrink_sections(values: dict[str, Any], head_width: int) -> None:
+    """Sections of a rotary embedding (time, height, width) share half the width of a head."""
+    for rotary in (values.get("rope_parameters"), values.get("rope_scaling")):
+        for holder in (rotary, *(rotary.values() if isinstance(rotary, dict) else ())):
+            if isinstance(holder, dict) and isinstance(holder.get("mrope_section"), list | tuple):
+                sections = list(holder["mrope_section"])
+                half = int(head_width * holder.get("partial_rotary_factor", 1.0)) // 2
+                small = [max(1, half * size // sum(sections)) for size in sections]
+                small[0] += half - sum(small)
+                holder["mrope_section"] = small
+
+
+def _shrink_image(part: Any) -> None:
+    size: Any = getattr(part, "image_size", None)
+    patch: Any = getattr(part, "patch_size", None)
+    if _count(size) and _count(patch):
+        part.image_size = min(size, 4 * patch)
+
+
+def _kept_layers(values: dict[str, Any]) -> list[int]:
+    """One layer of each type where a configuration lists the types of its layers, else nothing."""
+    types = values.get("layer_types")
+    if not isinstance(types, list) or not types:
+        return []
+    first = sorted({kind: i for i, kind in reversed(list(enumerate(types)))}.values())
+    return first if len(first) > 1 else [0, min(1, len(types) - 1)]
+
+
+def _count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+LARGEST = 60_000_000
+
+
+def small_copies(model_class: Any, config: Any) -> Iterator[nn.Module]:
+    """Models of ``model_class`` with random weights from a small ``config``, smallest first.
+
+    Sizes at which the model cannot be built are left out.
+    """
+    for head_width in HEAD_WIDTHS:
+        try:
+            with torch.device("meta"):
+                planned = model_class(shrink(config, head_width))
+            if sum(parameter.numel() for parameter in planned.parameters()) > LARGEST:
+                continue
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model: nn.Module = model_class(shrink(config, head_width))
+        except Exception:
+            # A smaller configuration can be inconsistent in many ways; the next size may work.
+            continue
+        yield model.eval()
+
+
+def can_be_rebuilt(model: nn.Module) -> bool:
+    """Whether the class of ``model`` can be built again from its configuration."""
+    return hasattr(model, "config") and getattr(type(model), "config_class", None) is not None
