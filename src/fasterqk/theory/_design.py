@@ -72,6 +72,10 @@ def growth_bounds(
     mu_ov lies between two logarithms of time, mu_qk between two squared logarithms times the ratio. The
     lower bound on mu_qk needs alpha <= 1 - delta up to that time: ``delta`` is the best possible,
     1 - alpha(time), unless it is given.
+
+    >>> bounds = growth_bounds(Setting(), 10, 1e6)
+    >>> round(float(bounds.mu_ov_lower), 1), round(float(bounds.mu_ov_upper), 1)
+    (5.9, 82.6)
     """
     ratio = check_range("qk_ratio", qk_ratio, *RATIOS)
     time = check_range("times", times, 0.0, LARGEST_TIME)
@@ -101,6 +105,10 @@ def saturated_remainder(
     CACO 2/(kappa mu^2), CAFO gamma_ov/(kappa mu), FACO 2/(kappa gamma_qk mu^2 q) and FAFO
     gamma_ov/(kappa gamma_qk mu q), with kappa at this ratio. ``mu_qk`` is needed for the last two.
     As mu_ov grows like log t, attention approaches one only like a power of 1/log t.
+
+    >>> state = solve(Setting(), 10, mu_ov=1e4)
+    >>> f"{1 - state.alpha:.2e}, {saturated_remainder(Setting(), 10, 1e4):.2e}"
+    '1.25e-07, 1.25e-07'
     """
     path = Path.of(setting, parameterization)
     mu = np.asarray(mu_ov, dtype=float)

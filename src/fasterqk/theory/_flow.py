@@ -243,6 +243,12 @@ def flow(
 
     ``rates`` replaces the constant learning rates (eta_ov, qk_ratio * eta_ov) by ones that depend on the
     collapsed matrices.
+
+    >>> population = Population.of(Setting(M=2, b=2, m=1, n=2))
+    >>> start = theorem_weights(population, "CACO", mu_ov=0.1, mu_qk=0.1)
+    >>> last = flow(population, start, np.array([10.0]), qk_ratio=3)[-1]
+    >>> [round(scale, 4) for scale in scales(population, last)[:2]]
+    [0.94, 0.3031]
     """
     shapes = [matrix.shape for matrix in (*start.ov, *start.qk)]
     cuts = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]

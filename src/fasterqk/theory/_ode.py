@@ -50,6 +50,9 @@ def integrate(
 
     To stop at losses exactly, without a search for events, the equations are integrated over the margin
     alpha * mu_ov instead of over time, with time as a third unknown.
+
+    >>> integrate(Setting(), qk_ratio=1, losses=[0.1, 1e-4]).alpha.round(4).tolist()
+    [0.2631, 0.5179]
     """
     path = Path.of(setting, parameterization, mu0, q0)
     ratio = float(check_range("qk_ratio", qk_ratio, *RATIOS))

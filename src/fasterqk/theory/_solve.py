@@ -150,6 +150,9 @@ def trajectory(
     """The exact state at every time of ``times``; arrays of shape (ratios, times), ratios first.
 
     A single ratio gives arrays of the shape of ``times``.
+
+    >>> trajectory(Setting(), [1, 10], [1e5, 1e6]).alpha.round(3).tolist()
+    [[0.357, 0.475], [0.786, 0.866]]
     """
     ratio, when = check_range("qk_ratio", qk_ratio, *RATIOS), check_range("times", times, 0.0, LARGEST_TIME)
     return solve(
