@@ -1,10 +1,15 @@
-"""Token embeddings of which only the rows that occur in training carry optimizer state.
+"""The paper's classifier: learned positions, causal attention, optional residual and MLP, no LayerNorm.
 
-A row whose token never occurs in training has no gradient: all an optimizer ever does to it is decay,
-and that is the same factor for every such row. So one number, ``unseen_scale``, stands for all of them.
-It belongs to the same parameter group as the table and its gradient is zero, so the optimizer itself
-computes the factor: AdamW multiplies it by ``1 - lr * weight_decay`` a step, SGD runs its own linear
-recursion, momentum included. Nothing is approximated.
+The prediction is read at one position, so the last layer computes that row alone: its query, one row of
+scores, one mix of values, one MLP row. Scores and values are contracted in the width of the stream
+before that of the heads:
+
+    score_t = x_t . (W_K q)                 instead of   (x_t W_K) . q
+    value   = (sum_t a_t x_t) W_V + b_V     instead of   sum_t a_t (x_t W_V + b_V)
+
+which needs T d numbers per head instead of T d d_head and is the same function
+(:class:`fasterqk.lab.models.PlainClassifier` is the reference). The key bias shifts all scores of a row
+alike, which a softmax does not see: it takes no part in the computation and stays where it started.
 """
 
 from collections.abc import Sequence
@@ -17,11 +22,33 @@ from torch.nn.functional import gelu, linear
 from fasterqk.capture import record
 
 
-class Embedding(nn.Module):
-    """A table of ``(token, width)`` rows, kept as the rows ``seen`` in training and the others.
+@dataclass(frozen=True)
+class ClassifierConfig:
+    """Sizes of a classifier; ``mlp_width`` 0 leaves the MLP out."""
 
-    ``table`` holds the initial rows of all tokens. Without ``seen`` every row is trained, as in
-    ``nn.Embedding``.
+    vocabulary_size: int
+    classes: int
+    layers: int = 1
+    width: int = 64
+    heads: int = 4
+    head_width: int = 64
+    mlp_width: int = 256
+    context: int = 256
+    residual: bool = True
+    init_scale: float = 0.02
+
+
+class Embedding(nn.Module):
+    """Token embeddings of which only the rows ``seen`` in training carry optimizer state.
+
+    ``table`` (token, width) holds the initial rows of all tokens. Without ``seen`` every row is trained, as
+    in ``nn.Embedding``.
+
+    A row whose token never occurs in training has no gradient: all an optimizer ever does to it is decay,
+    and that is the same factor for every such row. So one number, ``unseen_scale``, stands for all of them.
+    It belongs to the same parameter group as the table and its gradient is zero, so the optimizer itself
+    computes the factor: AdamW multiplies it by ``1 - lr * weight_decay`` per step, SGD runs its own linear
+    recursion, momentum included. Nothing is approximated.
 
     >>> embedding = Embedding(torch.eye(4), seen=[0, 2])
     >>> embedding(torch.tensor([2, 3])).tolist()
@@ -63,37 +90,8 @@ class Embedding(nn.Module):
             self.unseen_scale.grad = torch.zeros_like(self.unseen_scale)
 
 
-# --- The paper's classifier: learned positions, causal attention, residual, optional MLP, no LayerNorm ---
-# The prediction is read at one position, so the last layer computes that row alone: its query, one row of
-# scores, one mix of values, one MLP row. Scores and values are contracted in the width of the stream
-# before that of the heads:
-#
-#     score_t = x_t . (W_K q)                 instead of   (x_t W_K) . q
-#     value   = (sum_t a_t x_t) W_V + b_V     instead of   sum_t a_t (x_t W_V + b_V)
-#
-# which needs T d numbers a head instead of T d d_head and is the same function
-# (:class:`fasterqk.lab.models.PlainClassifier` is the reference). The key bias shifts all scores of a row
-# alike, which a softmax does not see: it takes no part in the computation and stays where it started.
-
-
-@dataclass(frozen=True)
-class ClassifierConfig:
-    """Sizes of a classifier; ``mlp_width`` 0 leaves the MLP out."""
-
-    vocabulary_size: int
-    classes: int
-    layers: int = 1
-    width: int = 64
-    heads: int = 4
-    head_width: int = 64
-    mlp_width: int = 256
-    context: int = 256
-    residual: bool = True
-    init_scale: float = 0.02
-
-
 class Attention(nn.Module):
-    """Causal self-attention with one weight a head, ``(head, width, head_width)`` as in the paper."""
+    """Causal self-attention with one weight per head, ``(head, width, head_width)`` as in the paper."""
 
     def __init__(self, config: ClassifierConfig, generator: torch.Generator) -> None:
         super().__init__()
@@ -138,7 +136,7 @@ class Attention(nn.Module):
         return linear(mixed, self.W_O.view(-1, width).T, self.b_O)
 
     def _one_row(self, stream: Tensor, rows: Tensor, hidden: Tensor) -> Tensor:
-        # Contracted in the width first, as the top of this file explains.
+        # Contracted in the width first, as the docstring of this module explains.
         heads, _, head_width = self.W_Q.shape
         query = torch.baddbmm(self.b_Q[:, None], rows.expand(heads, -1, -1), self.W_Q)
         asked = torch.bmm(query, self.W_K.transpose(1, 2))  # (head, batch, width)

@@ -1,4 +1,12 @@
-"""Keys and values of what a model has read, so that the next token costs one row and not the whole text."""
+"""The paper's answer generator: a GPT-style decoder with learned positions and a tied head.
+
+Six pre-LN layers in the paper's size; attention with separate query, key, value and output maps, all with
+biases; an MLP with exact GELU; dropout on the embeddings, on attention weights, after GELU and after the
+MLP. Texts are padded on the right, where causal attention does not look.
+
+Only some positions make a prediction that is used: the last of the prompt and those of the answer. Given
+these, the last layer, the final norm and the head compute their rows alone, which changes nothing else.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +18,35 @@ from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
 from fasterqk.capture import record
 
+# Sets some entries to zero, such as `Dropout`.
+Drop = Callable[[Tensor], Tensor]
+# Gain of the weights' start.
+GAIN = 0.5**0.5
+# Waves of positions are from 2 pi positions to nearly this many times that long.
+WAVE_RANGE = 100.0
+
+
+@dataclass(frozen=True)
+class GeneratorConfig:
+    """Sizes of an answer generator; what is not given is as in the paper."""
+
+    vocabulary_size: int
+    layers: int = 6
+    width: int = 300
+    heads: int = 6
+    head_width: int = 50
+    mlp_width: int = 1200
+    context: int = 256
+    # Spread of token embeddings that do not come from word vectors, and of positions; without the latter
+    # those start by Xavier's rule, as weights do.
+    embedding_scale: float = 0.1
+    position_scale: float | None = None
+    # Whether positions start as waves, of that spread or else of the tokens'.
+    waves: bool = False
+
 
 class Cache:
-    """What every attention layer remembers of a batch of texts of different lengths.
+    """Keys and values of all layers for a batch of texts, so that the next token costs one row.
 
     Texts stand on the left, each new token goes to the place its own text has reached: what lies between is
     overwritten later and never seen before. ``room`` is the longest text there will be.
@@ -45,140 +79,6 @@ class Cache:
         self._stored = {
             layer: (keys[chosen], values[chosen]) for layer, (keys, values) in self._stored.items()
         }
-
-
-# --- Dropout that draws from a generator of its own, from as few random numbers as it needs ---
-
-_LEVELS = 2**16
-
-
-class Dropout:
-    """Sets entries to zero with chance ``rate`` and scales the others up, so that the mean stays.
-
-    Each entry takes 16 random bits (the chance is a multiple of 1/65536), a quarter of what torch draws:
-    in small models on a processor random numbers are a good part of a training step. The generator
-    is the caller's, so that a run can go on from any step.
-
-    >>> drop = Dropout(0.25, torch.Generator().manual_seed(0))
-    >>> sorted(set(drop(torch.ones(1000)).tolist()))
-    [0.0, 1.3333333730697632]
-    """
-
-    def __init__(self, rate: float, generator: torch.Generator) -> None:
-        self.generator = generator
-        self.lowest_kept = round(rate * _LEVELS) - _LEVELS // 2
-        self.scale = 1.0 / (1.0 - round(rate * _LEVELS) / _LEVELS)
-
-    def __call__(self, values: Tensor) -> Tensor:
-        """``values`` with some entries zero."""
-        count = values.numel()
-        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(
-            -(2**63), None, generator=self.generator
-        )
-        kept = drawn.view(torch.int16)[:count].view(values.shape) >= self.lowest_kept
-        return values * kept.to(values.device, values.dtype).mul_(self.scale)
-
-
-# --- Cross-entropy of a large vocabulary in one piece: logits, loss and gradients without spare passes ---
-# Logits over tens of thousands of tokens are the largest tensor of a training step, and every pass over them
-# is a trip through memory. Their gradient is softmax minus target: the softmax is formed in their own place,
-# and what can be said without them (the target, its smoothing, the division by sums) is said on the rows and
-# on the weight, which are small.
-
-
-def head_loss(rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """The mean of ``cross_entropy(linear(rows, weight, bias), labels, label_smoothing=smoothing)``.
-
-    ``rows`` is ``(row, width)``, ``weight`` ``(token, width)``, ``labels`` ``(row,)``. The gradients are
-    worked out together with the loss, so it can be differentiated once.
-
-    >>> rows, weight = torch.ones(2, 3), torch.zeros(4, 3)
-    >>> round(float(head_loss(rows, weight, torch.zeros(4), torch.tensor([0, 1]))), 4)     # log 4
-    1.3863
-    """
-    with torch.autocast(rows.device.type, enabled=False):  # few rows, many terms: in full precision
-        loss: Tensor = _HeadLoss.apply(rows.to(weight.dtype), weight, bias, labels, smoothing)
-    return loss
-
-
-class _HeadLoss(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float
-    ) -> Tensor:
-        logits = linear(rows, weight, bias)
-        chosen = logits.gather(1, labels[:, None])[:, 0]
-        highest = logits.amax(1)
-        share = logits.sub_(highest[:, None]).exp_()  # softmax, but for the division by its sum
-        total = share.sum(1)
-        # The mean logit of a row, which smoothing asks for.
-        middle = rows @ weight.mean(0) + bias.mean() if smoothing else 0.0
-        loss = highest + total.log() - (1 - smoothing) * chosen - smoothing * middle
-        if any(ctx.needs_input_grad):
-            scale = 1 / (len(labels) * total)
-            ctx.gradients = _gradients(rows, weight, labels, smoothing, share, scale)
-        return loss.mean()
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        (scale,) = upstream
-        # Handed over, not kept: whoever adds the gradient of the embedding can then do it in place.
-        gradients, ctx.gradients = ctx.gradients, None
-        if scale != 1:  # a pass over the weight that is mostly spared
-            gradients = tuple(scale * gradient for gradient in gradients)
-        return (*gradients, None, None)
-
-
-def _gradients(
-    rows: Tensor, weight: Tensor, labels: Tensor, smoothing: float, share: Tensor, scale: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of rows, weight and bias; ``scale`` (row,) turns ``share`` into softmax over count."""
-    count, tokens = share.shape
-    hit, every = (1 - smoothing) / count, smoothing / (count * tokens)
-    of_weight = share.T @ (rows * scale[:, None])
-    of_weight.index_add_(0, labels, rows, alpha=-hit)
-    of_bias = share.T @ scale
-    of_bias.index_add_(0, labels, of_bias.new_ones(count), alpha=-hit)
-    of_rows = (share @ weight) * scale[:, None] - hit * weight[labels]
-    if smoothing:
-        of_weight -= every * rows.sum(0)
-        of_bias -= every * count
-        of_rows -= every * weight.sum(0)
-    return of_rows, of_weight, of_bias
-
-
-# --- The paper's answer generator: a GPT-style decoder with learned positions and a tied head ---
-# Six pre-LN layers in the paper's size; attention with separate query, key, value and output maps, all with
-# biases; an MLP with exact GELU; dropout on the embeddings, on attention weights, after GELU and after the
-# MLP. Texts are padded on the right, where causal attention does not look.
-#
-# Only some positions make a prediction that is used: the last of the prompt and those of the answer. Given
-# these, the last layer, the final norm and the head compute their rows alone, which changes nothing else.
-
-Drop = Callable[[Tensor], Tensor]
-# Gain of the weights' start.
-GAIN = 0.5**0.5
-# Waves of positions are from 2 pi positions to nearly this many times that long.
-WAVE_RANGE = 100.0
-
-
-@dataclass(frozen=True)
-class GeneratorConfig:
-    """Sizes of an answer generator; what is not given is as in the paper."""
-
-    vocabulary_size: int
-    layers: int = 6
-    width: int = 300
-    heads: int = 6
-    head_width: int = 50
-    mlp_width: int = 1200
-    context: int = 256
-    # Spread of token embeddings that do not come from word vectors, and of positions; without the latter
-    # those start by Xavier's rule, as weights do.
-    embedding_scale: float = 0.1
-    position_scale: float | None = None
-    # Whether positions start as waves, of that spread or else of the tokens'.
-    waves: bool = False
 
 
 class Attention(nn.Module):
@@ -224,6 +124,19 @@ class Attention(nn.Module):
 
     def _by_head(self, rows: Tensor) -> Tensor:
         return rows.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+def _hiding(query: Tensor, key: Tensor, position: Tensor | None) -> Tensor:
+    """Zero where a key may be seen and minus infinity where it comes later, ``(query, key)``.
+
+    With ``position`` (batch, query) it is ``(batch, 1, query, key)``.
+    """
+    place = torch.arange(key.shape[2], device=key.device)
+    if position is None:
+        later = place > torch.arange(query.shape[2], device=key.device)[:, None]
+    else:
+        later = place > position[:, None, :, None]
+    return torch.zeros(later.shape, dtype=query.dtype, device=key.device).masked_fill_(later, -torch.inf)
 
 
 class MLP(nn.Module):
@@ -395,14 +308,102 @@ def _start_bias(bias: Tensor, inputs: int, generator: torch.Generator) -> None:
     nn.init.uniform_(bias, -(inputs**-0.5), inputs**-0.5, generator=generator)
 
 
-def _hiding(query: Tensor, key: Tensor, position: Tensor | None) -> Tensor:
-    """Zero where a key may be seen and minus infinity where it comes later, ``(query, key)``.
+# --- Dropout from a generator of its own ---
 
-    With ``position`` (batch, query) it is ``(batch, 1, query, key)``.
+
+_LEVELS = 2**16
+
+
+class Dropout:
+    """Sets entries to zero with chance ``rate`` and scales the others up, so that the mean stays.
+
+    Each entry takes 16 random bits (the chance is a multiple of 1/65536), a quarter of what torch draws:
+    in small models on a processor random numbers are a good part of a training step. The generator
+    is the caller's, so that training can go on from any step.
+
+    >>> drop = Dropout(0.25, torch.Generator().manual_seed(0))
+    >>> sorted(set(drop(torch.ones(1000)).tolist()))
+    [0.0, 1.3333333730697632]
     """
-    place = torch.arange(key.shape[2], device=key.device)
-    if position is None:
-        later = place > torch.arange(query.shape[2], device=key.device)[:, None]
-    else:
-        later = place > position[:, None, :, None]
-    return torch.zeros(later.shape, dtype=query.dtype, device=key.device).masked_fill_(later, -torch.inf)
+
+    def __init__(self, rate: float, generator: torch.Generator) -> None:
+        self.generator = generator
+        self.lowest_kept = round(rate * _LEVELS) - _LEVELS // 2
+        self.scale = 1.0 / (1.0 - round(rate * _LEVELS) / _LEVELS)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """``values`` with some entries zero."""
+        count = values.numel()
+        drawn = torch.empty(-(-count // 4), dtype=torch.int64).random_(
+            -(2**63), None, generator=self.generator
+        )
+        kept = drawn.view(torch.int16)[:count].view(values.shape) >= self.lowest_kept
+        return values * kept.to(values.device, values.dtype).mul_(self.scale)
+
+
+# --- The loss over a large vocabulary ---
+# Logits over tens of thousands of tokens are the largest tensor of a training step, and every pass over them
+# is a trip through memory. Their gradient is softmax minus target: the softmax is formed in their own place,
+# and what does not need them (the target, its smoothing, the division by sums) is computed on the rows and
+# on the weight, which are small.
+
+
+def head_loss(rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean of ``cross_entropy(linear(rows, weight, bias), labels, label_smoothing=smoothing)``.
+
+    ``rows`` is ``(row, width)``, ``weight`` ``(token, width)``, ``labels`` ``(row,)``. The gradients are
+    worked out together with the loss, so it can be differentiated once.
+
+    >>> rows, weight = torch.ones(2, 3), torch.zeros(4, 3)
+    >>> round(float(head_loss(rows, weight, torch.zeros(4), torch.tensor([0, 1]))), 4)     # log 4
+    1.3863
+    """
+    with torch.autocast(rows.device.type, enabled=False):  # few rows, many terms: in full precision
+        loss: Tensor = _HeadLoss.apply(rows.to(weight.dtype), weight, bias, labels, smoothing)
+    return loss
+
+
+class _HeadLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, labels: Tensor, smoothing: float
+    ) -> Tensor:
+        logits = linear(rows, weight, bias)
+        chosen = logits.gather(1, labels[:, None])[:, 0]
+        highest = logits.amax(1)
+        share = logits.sub_(highest[:, None]).exp_()  # softmax, but for the division by its sum
+        total = share.sum(1)
+        # The mean logit of a row, which smoothing asks for.
+        middle = rows @ weight.mean(0) + bias.mean() if smoothing else 0.0
+        loss = highest + total.log() - (1 - smoothing) * chosen - smoothing * middle
+        if any(ctx.needs_input_grad):
+            scale = 1 / (len(labels) * total)
+            ctx.gradients = _gradients(rows, weight, labels, smoothing, share, scale)
+        return loss.mean()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        (scale,) = upstream
+        # Handed over, not kept: whoever adds the gradient of the embedding can then do it in place.
+        gradients, ctx.gradients = ctx.gradients, None
+        if scale != 1:  # a pass over the weight that is mostly spared
+            gradients = tuple(scale * gradient for gradient in gradients)
+        return (*gradients, None, None)
+
+
+def _gradients(
+    rows: Tensor, weight: Tensor, labels: Tensor, smoothing: float, share: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of rows, weight and bias; ``scale`` (row,) turns ``share`` into softmax over count."""
+    count, tokens = share.shape
+    hit, every = (1 - smoothing) / count, smoothing / (count * tokens)
+    of_weight = share.T @ (rows * scale[:, None])
+    of_weight.index_add_(0, labels, rows, alpha=-hit)
+    of_bias = share.T @ scale
+    of_bias.index_add_(0, labels, of_bias.new_ones(count), alpha=-hit)
+    of_rows = (share @ weight) * scale[:, None] - hit * weight[labels]
+    if smoothing:
+        of_weight -= every * rows.sum(0)
+        of_bias -= every * count
+        of_rows -= every * weight.sum(0)
+    return of_rows, of_weight, of_bias

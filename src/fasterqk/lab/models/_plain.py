@@ -1,7 +1,7 @@
-"""The same classifier as anybody would write it: every position of every layer, then the read row.
+"""Both models as anybody would write them: every position of every layer of a padded text.
 
-It is the reference the quick one is tested and timed against, and shares nothing with it but the names
-of the parameters.
+They are the references that the quick ones are tested and timed against. They share with them the names of
+the parameters (classifier) or the weights (generator), and no computation.
 """
 
 from copy import deepcopy
@@ -71,25 +71,17 @@ class _PlainBlock(nn.Module):
         return stream + added if self.residual else added
 
 
-def _copy(parameter: Tensor) -> nn.Parameter:
-    return nn.Parameter(parameter.detach().clone())
-
-
-# --- The answer generator as anybody would write it: every position of a padded text ---
-# It is the reference the quick one is tested and timed against, and shares nothing with it but the weights.
-
-
 class PlainGenerator(nn.Module):
     """A copy of a :class:`GPTAnswerGenerator` with dropout as torch does it."""
 
     def __init__(self, model: GPTAnswerGenerator, dropout: float = 0.0) -> None:
         super().__init__()
         self.rate = dropout
-        self.embedding = _copy_generator(model.embedding.weight)
-        self.positions = _copy_generator(model.positions.weight)
+        self.embedding = _copy(model.embedding.weight)
+        self.positions = _copy(model.positions.weight)
         self.blocks = nn.ModuleList(_PlainGeneratorBlock(block, dropout) for block in model.blocks)
         self.norm = deepcopy(model.norm)
-        self.head_bias = _copy_generator(model.head_bias)
+        self.head_bias = _copy(model.head_bias)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (batch, token, vocabulary) of ``tokens`` (batch, token)."""
@@ -123,5 +115,5 @@ class _PlainGeneratorBlock(nn.Module):
         return stream + dropout(block.mlp.outward(middle), self.rate, self.training)
 
 
-def _copy_generator(parameter: Tensor) -> nn.Parameter:
+def _copy(parameter: Tensor) -> nn.Parameter:
     return nn.Parameter(parameter.detach().clone())

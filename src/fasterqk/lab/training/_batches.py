@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fasterqk.errors import InputError
 from fasterqk.lab.tasks import LabelledInstances, Questions
+from fasterqk.lab.training._config import TrainConfig
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
@@ -98,6 +100,36 @@ def shuffled_batches(
         order = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
     batches = order.split(batch_size)
     return [batches[int(place)] for place in torch.randperm(len(batches), generator=generator)]
+
+
+def epoch_batches(lengths: Tensor, config: TrainConfig, epoch: int) -> list[Tensor]:
+    """The batches of one epoch of a training, by :func:`shuffled_batches`."""
+    options = config.optimisation
+    return shuffled_batches(
+        lengths,
+        batch_size=options.batch_size,
+        bucket=options.bucket,
+        generator=generator(config.seed, "batches", epoch),
+    )
+
+
+class _Takes(Protocol):
+    def __len__(self) -> int: ...
+    def take(self, chosen: Any, /) -> Self: ...
+
+
+Split = TypeVar("Split", bound=_Takes)
+
+
+def fixed_sample(split: Split, count: int | None, purpose: str) -> Split:
+    """``count`` entries of ``split`` by a shuffle that is the same for all seeds, or ``split`` itself.
+
+    >>> len(fixed_sample(np.arange(100), 5, "limit"))
+    5
+    """
+    if count is None or count >= len(split):
+        return split
+    return split.take(torch.randperm(len(split), generator=generator(0, purpose))[:count].numpy())
 
 
 # --- Questions with their answers as tensors, cut into batches that compute nothing that is not used ---

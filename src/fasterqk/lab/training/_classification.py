@@ -14,7 +14,13 @@ from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError
 from fasterqk.lab.models import Classifier, ClassifierConfig
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstances
-from fasterqk.lab.training._batches import PaddedInstances, generator, pad_instances, shuffled_batches
+from fasterqk.lab.training._batches import (
+    PaddedInstances,
+    epoch_batches,
+    fixed_sample,
+    generator,
+    pad_instances,
+)
 from fasterqk.lab.training._config import TrainConfig
 from fasterqk.lab.training._measure import all_logits, measure_attention, measure_chance, measure_fit
 from fasterqk.lab.training._released import measure_released, measure_released_sva
@@ -75,7 +81,7 @@ class Classification:
         self.task = task
         self.files = dict(task.files)
         self.evaluation = EVALUATIONS[config.evaluation.protocol]
-        train = _limited(task.splits["train"], config)
+        train = fixed_sample(task.splits["train"], config.data.train_limit, "limit")
         splits = {**task.splits, "train": train}
         self.splits = {
             name: pad_instances(examples, context=config.model.context, read=config.model.read, pad=task.pad)
@@ -89,12 +95,7 @@ class Classification:
         self.model = build_classifier(config, task, train)
 
     def batches(self, epoch: int) -> list[Tensor]:
-        return shuffled_batches(
-            self.splits["train"].lengths,
-            batch_size=self.config.optimisation.batch_size,
-            bucket=self.config.optimisation.bucket,
-            generator=generator(self.config.seed, "batches", epoch),
-        )
+        return epoch_batches(self.splits["train"].lengths, self.config, epoch)
 
     def weight(self, chosen: Tensor) -> int:
         return len(chosen)
@@ -162,12 +163,7 @@ def build_classifier(config: TrainConfig, task: ClassificationTask, train: Label
     sizes = ClassifierConfig(
         vocabulary_size=task.vocabulary_size,
         classes=len(task.classes),
-        layers=config.model.layers,
-        width=config.model.width,
-        heads=config.model.heads,
-        head_width=config.model.head_width,
-        mlp_width=config.model.mlp_width,
-        context=config.model.context,
+        **config.model.sizes(),
         residual=config.model.residual,
         init_scale=config.model.init_scale,
     )
@@ -176,11 +172,3 @@ def build_classifier(config: TrainConfig, task: ClassificationTask, train: Label
     if config.optimisation.qk_imbalance != 1:
         scale_circuits(model, qk=config.optimisation.qk_imbalance)
     return model
-
-
-def _limited(train: LabelledInstances, config: TrainConfig) -> LabelledInstances:
-    """The first ``train_limit`` examples of a fixed shuffle, or all."""
-    if config.data.train_limit is None or config.data.train_limit >= len(train):
-        return train
-    order = torch.randperm(len(train), generator=generator(0, "limit"))
-    return train.take(order[: config.data.train_limit].numpy())

@@ -152,6 +152,11 @@ class Model:
         _at_least(self, 0, "mlp_width", "dropout")
         _below_one(self, "dropout")
 
+    def sizes(self) -> dict[str, int]:
+        """The sizes that classifiers and answer generators have in common."""
+        names = ("layers", "width", "heads", "head_width", "mlp_width", "context")
+        return {name: getattr(self, name) for name in names}
+
 
 @dataclass(frozen=True)
 class Data:

@@ -19,7 +19,13 @@ from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk.lab.tasks._data import checksum
-from fasterqk.lab.training._batches import PaddedInstances, generator, pad_instances, shuffled_batches
+from fasterqk.lab.training._batches import (
+    PaddedInstances,
+    epoch_batches,
+    fixed_sample,
+    generator,
+    pad_instances,
+)
 from fasterqk.lab.training._classification import flat
 from fasterqk.lab.training._config import TrainConfig
 
@@ -37,7 +43,7 @@ class FineTuning:
         _check_vocabulary(task, folder)
         self.config = config
         self.files = {**task.files, "model.safetensors": checksum(folder / "model.safetensors")}
-        train = task.splits["train"].take(_some(task.splits["train"], config.data.train_limit, "limit"))
+        train = fixed_sample(task.splits["train"], config.data.train_limit, "limit")
         examples = {**task.splits, "train": train}
         special = [task.vocabulary.index(name) for name in ("[CLS]", "[SEP]")]
         self.examples = {
@@ -48,19 +54,11 @@ class FineTuning:
             name: pad_instances(split, context=config.model.context, read="last", pad=task.pad)
             for name, split in self.examples.items()
         }
-        self.some = {
-            name: split.take(torch.from_numpy(_some(split, ALONG, "along")))
-            for name, split in self.splits.items()
-        }
+        self.some = {name: fixed_sample(split, ALONG, "along") for name, split in self.splits.items()}
         self.model = _load(folder, task, config.seed)
 
     def batches(self, epoch: int) -> list[Tensor]:
-        return shuffled_batches(
-            self.splits["train"].lengths,
-            batch_size=self.config.optimisation.batch_size,
-            bucket=self.config.optimisation.bucket,
-            generator=generator(self.config.seed, "batches", epoch),
-        )
+        return epoch_batches(self.splits["train"].lengths, self.config, epoch)
 
     def weight(self, chosen: Tensor) -> int:
         return len(chosen)
@@ -84,8 +82,7 @@ class FineTuning:
         return record | flat(self._attention("test", ALONG_ATTENTION))
 
     def results(self) -> dict[str, Any]:
-        train = self.splits["train"]
-        at_end = {**self.splits, "train": train.take(torch.from_numpy(_some(train, TRAIN_AT_END, "along")))}
+        at_end = {**self.splits, "train": fixed_sample(self.splits["train"], TRAIN_AT_END, "along")}
         results: dict[str, Any] = {name: self._fit(split) for name, split in at_end.items()}
         results["test"] |= self._attention("test")
         majority = int(torch.bincount(self.splits["train"].labels).argmax())
@@ -112,9 +109,7 @@ class FineTuning:
     def _attention(self, split: str, limit: int | None = None) -> dict[str, Any]:
         """Scores of ``fasterqk measure`` by rollout, with rankings by chance as their null."""
         examples = self.examples[split]
-        rated = np.flatnonzero(examples.rated)
-        if limit is not None:
-            rated = rated[_some(rated, limit, "attention")]
+        rated = fixed_sample(np.flatnonzero(examples.rated), limit, "attention")
         instances = [_instance(examples[int(index)]) for index in rated]
         found = measure(
             HuggingFaceClassifier(self.model),
@@ -175,13 +170,6 @@ def _load(folder: Path, task: ClassificationTask, seed: int) -> Any:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
-
-
-def _some(items: Any, count: int | None, purpose: str) -> np.ndarray:
-    """``count`` places among ``items`` by a fixed shuffle, or all."""
-    if count is None or count >= len(items):
-        return np.arange(len(items))
-    return torch.randperm(len(items), generator=generator(0, purpose))[:count].numpy()
 
 
 def _with_special_tokens(examples: LabelledInstances, special: list[int], context: int) -> LabelledInstances:

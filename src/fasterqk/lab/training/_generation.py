@@ -1,5 +1,6 @@
 """Answer generators as a trainable: cross-entropy on the tokens of answers, measured on what is generated."""
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -8,14 +9,15 @@ from torch import Tensor
 from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError
 from fasterqk.lab.models._generator import Dropout, GeneratorConfig, GPTAnswerGenerator, head_loss
-from fasterqk.lab.tasks import AnswerTask, Questions
+from fasterqk.lab.tasks import AnswerTask
 from fasterqk.lab.training._answer_measure import measure_answers, measure_fit
 from fasterqk.lab.training._batches import (
     PackedQuestions,
+    epoch_batches,
     fitting,
+    fixed_sample,
     generator,
     pack_questions,
-    shuffled_batches,
 )
 from fasterqk.lab.training._classification import flat
 from fasterqk.lab.training._config import TrainConfig
@@ -43,27 +45,22 @@ class Generation:
         too_long = sum(len(split) - len(fit[name]) for name, split in task.splits.items())
         if too_long:
             self.skipped[f"a prompt too long for a context of {config.model.context} tokens"] = too_long
-        fit["train"] = _some(fit["train"], config.data.train_limit, "limit")
+        fit["train"] = fixed_sample(fit["train"], config.data.train_limit, "limit")
         self.train = pack_questions(fit["train"])
-        self.subset = pack_questions(_some(fit["train"], config.evaluation.train_subset, "subset"))
+        self.subset = pack_questions(fixed_sample(fit["train"], config.evaluation.train_subset, "subset"))
         self.along = {
-            name: pack_questions(_some(split, config.evaluation.along_subset, "along"))
+            name: pack_questions(fixed_sample(split, config.evaluation.along_subset, "along"))
             for name, split in fit.items()
         }
         self.at_end = {
-            name: pack_questions(_some(fit[name], config.evaluation.test_subset, "end"))
+            name: pack_questions(fixed_sample(fit[name], config.evaluation.test_subset, "end"))
             for name in ("validation", "test")
         }
         self.at_end["train"] = self.along["train"]
         self.model = build_generator(config, task)
 
     def batches(self, epoch: int) -> list[Tensor]:
-        return shuffled_batches(
-            self.train.lengths,
-            batch_size=self.config.optimisation.batch_size,
-            bucket=self.config.optimisation.bucket,
-            generator=generator(self.config.seed, "batches", epoch),
-        )
+        return epoch_batches(self.train.lengths, self.config, epoch)
 
     def weight(self, chosen: Tensor) -> int:
         return self.train.labels(chosen)
@@ -137,24 +134,12 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
     scale = config.model.start_scale
     sizes = GeneratorConfig(
         vocabulary_size=task.vocabulary_size,
-        layers=config.model.layers,
-        width=config.model.width,
-        heads=config.model.heads,
-        head_width=config.model.head_width,
-        mlp_width=config.model.mlp_width,
-        context=config.model.context,
+        **config.model.sizes(),
         waves=config.model.position_start == "waves",
-        **({} if scale is None else {"embedding_scale": scale, "position_scale": scale}),
     )
+    if scale is not None:
+        sizes = dataclasses.replace(sizes, embedding_scale=scale, position_scale=scale)
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
     if config.optimisation.qk_imbalance != 1:
         scale_circuits(model, qk=config.optimisation.qk_imbalance)
     return model
-
-
-def _some(questions: Questions, count: int | None, purpose: str) -> Questions:
-    """The first ``count`` questions of a fixed shuffle, or all."""
-    if count is None or count >= len(questions):
-        return questions
-    order = torch.randperm(len(questions), generator=generator(0, purpose))
-    return questions.take(order[:count].numpy())
