@@ -66,11 +66,12 @@ class Everything:
     def __getattr__(self, name):
         return getattr(self.model, name)
 
-    def attend(self, batch, *, read_only=False):
-        layers, read = self.model.attend(batch)
+    def read(self, batch, *, read_only=False):
+        reading = self.model.read(batch)
         # The rows are cut out here, after all was captured.
-        place = torch.arange(len(read))
-        return [layer[place, :, read].unsqueeze(2) if read_only else layer for layer in layers], read
+        place = torch.arange(len(batch))
+        rows = [layer[place, :, reading.read].unsqueeze(2) for layer in reading.layers]
+        return replace(reading, layers=rows) if read_only else reading
 
 
 @pytest.mark.parametrize("how", HOWS[1:])
@@ -78,11 +79,11 @@ class Everything:
 def test_read_rows_alone_give_the_same(small_model, some_instances, how, causal):
     model, instances = small_model(causal=causal), some_instances()
     asked = []
-    attend = model.attend
-    model.attend = lambda batch, **options: asked.append(options) or attend(batch, **options)
+    read = model.read
+    model.read = lambda batch, **options: asked.append(options) or read(batch, **options)
     ours = measured(model, instances, aggregation=how, percents=[20])
     assert all(options == {"read_only": True} for options in asked)
-    model.attend = attend
+    model.read = read
     assert_same(ours, measured(Everything(model), instances, aggregation=how, percents=[20]), tolerance=0)
 
 
@@ -114,7 +115,8 @@ def test_mass_and_null_are_what_their_definitions_say(small_model, some_instance
     model, instances = small_model(causal=True), some_instances()
     found = measured(model, instances)
     batch = collate(instances)
-    layers, read = model.attend(batch)
+    reading = model.read(batch)
+    layers, read = reading.layers, reading.read
     allowed = allowed_pairs(torch.from_numpy(batch.real), causal=True)
     relevance = torch.from_numpy(batch.relevance)
     rows = aggregate(layers, read, allowed)
@@ -137,7 +139,7 @@ def test_uniform_attention_equals_its_null(small_model, some_instances):
 def test_summary_counts_and_keys(small_model, some_instances):
     instances = some_instances()
     nothing = replace(instances[0], relevance=np.zeros(len(instances[0].tokens)))
-    summary = measured(small_model(), [nothing, *instances[1:]], percents=[5, 50]).summary()
+    summary = measured(small_model(), [nothing, *instances[1:]], percents=[5, 50]).summary().to_json()
     assert list(summary)[:15] == [
         "n",
         "n_without_relevance",
@@ -172,7 +174,7 @@ def test_tables_are_tidy(small_model, some_instances):
     found = measured(small_model(), some_instances(), percents=[5, 50])
     scores, rows = found.scores_table(), found.instances_table()
     assert {frozenset(row) for row in scores} == {frozenset({"score", "k", "value", "null"})}
-    summary = found.summary()
+    summary = found.summary().to_json()
     by_name = {(row["score"], row["k"]): row for row in scores}
     assert by_name["sufficiency", 50]["value"] == summary["sufficiency"]["50"]
     assert by_name["sufficiency", 50]["null"] == summary["random"]["sufficiency"]["50"]

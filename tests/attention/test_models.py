@@ -60,9 +60,9 @@ def test_the_papers_classifier_that_computes_its_read_row_alone(layers):
         return torch.from_numpy(batch.tokens), torch.from_numpy(batch.last)
 
     model = TorchClassifier(own, classes=("even", "odd"), inputs=inputs, read="last")
-    layers_read, read = model.attend(collate(instances()))
-    assert len(layers_read) == layers
-    assert read.tolist() == [2, 6, 4]
+    reading = model.read(collate(instances()))
+    assert len(reading.layers) == layers
+    assert reading.read.tolist() == [2, 6, 4]
     compare(model, instances())
 
 

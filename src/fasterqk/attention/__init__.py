@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.attention._compare import Interval, common_levels, interval, matched_loss, paired_difference
-from fasterqk.attention._eraser import write_eraser
+from fasterqk.attention._export import write_eraser
 from fasterqk.attention._faithfulness import (
     Agreement,
     Faithfulness,
@@ -23,15 +23,15 @@ from fasterqk.attention._faithfulness import (
     top_percent,
 )
 from fasterqk.attention._instances import Batch, Example, Instance, collate, read_example, read_examples
-from fasterqk.attention._measurement import Measurement, ranking_scores
 from fasterqk.attention._scores import (
     DTAP_EDGES,
     SCORES,
-    Reading,
+    Rows,
     Score,
     ac,
     acmc,
     dtap,
+    dtap_lines,
     dtap_over_seeds,
     effective_tokens,
     entropy,
@@ -60,8 +60,8 @@ if TYPE_CHECKING:
         relevant_mass,
         uniform_attention,
     )
-    from fasterqk.attention._measure import measure
-    from fasterqk.attention._models import Answer, Measurable, TorchClassifier
+    from fasterqk.attention._measure import Measurement, Summary, measure
+    from fasterqk.attention._models import Answer, Measurable, Reading, TorchClassifier
 
 _WITH_TORCH = {
     "Aggregation": "_aggregation",
@@ -71,6 +71,9 @@ _WITH_TORCH = {
     "aggregate": "_aggregation",
     "aggregate_null": "_aggregation",
     "allowed_pairs": "_aggregation",
+    "Measurement": "_measure",
+    "Reading": "_models",
+    "Summary": "_measure",
     "measure": "_measure",
     "relevant_mass": "_aggregation",
     "Pattern": "_aggregation",
@@ -95,7 +98,9 @@ __all__ = [
     "Predict",
     "Reading",
     "Removal",
+    "Rows",
     "Score",
+    "Summary",
     "TorchClassifier",
     "ac",
     "acmc",
@@ -107,6 +112,7 @@ __all__ = [
     "collate",
     "common_levels",
     "dtap",
+    "dtap_lines",
     "dtap_over_seeds",
     "effective_tokens",
     "entropy",
@@ -124,7 +130,6 @@ __all__ = [
     "percent_count",
     "place_of",
     "plausibility",
-    "ranking_scores",
     "read_example",
     "read_examples",
     "relevant_mass",

@@ -1,7 +1,12 @@
-"""What each row of attention may see, uniform attention over it, and whether a row is a distribution."""
+"""From the attention of all layers to the rows that predict, and the same of uniform attention (the null).
+
+First what each row may see (:class:`Pattern`), then how heads and layers are aggregated
+(:class:`Aggregation`), last the aggregation of attention that is uniform over what each row may see.
+"""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import torch
@@ -29,10 +34,10 @@ class Pattern:
         return pairs if self.window is None else pairs & (_ahead(real).abs() < self.window)
 
     def row(self, real: Tensor, read: Tensor) -> Tensor:
-        """What the rows at positions ``read`` ``(batch,)`` may see, ``(batch, 1, key)``."""
+        """What the rows at ``read``, ``(batch,)`` or ``(batch, row)``, may see: ``(batch, row, key)``."""
         ahead = _ahead_of(real, read)
-        seen = real.bool() & (ahead <= 0 if self.causal else True)
-        return (seen if self.window is None else seen & (ahead.abs() < self.window)).unsqueeze(1)
+        seen = real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
+        return seen if self.window is None else seen & (ahead.abs() < self.window)
 
 
 def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
@@ -48,10 +53,11 @@ def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
 def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
     """The pattern of one layer, read off the weights it gives: no architecture needs to be known.
 
-    ``layer`` is ``(batch, head, query, key)``, or has the one query at position ``read`` ``(batch,)``.
+    ``layer`` is ``(batch, head, query, key)``, or has the queries at the positions ``read`` alone, which are
+    ``(batch,)`` or ``(batch, row)``.
     """
-    if layer.shape[2] == 1:
-        pairs, ahead = Pattern(causal=False).row(real, read), _ahead_of(real, read).unsqueeze(1)
+    if layer.shape[2] != layer.shape[3] or layer.shape[2] == 1:
+        pairs, ahead = Pattern(causal=False).row(real, read), _ahead_of(real, read)
     else:
         pairs, ahead = allowed_pairs(real, causal=False), _ahead(real).expand(len(real), -1, -1)
     weighted = pairs & (layer > 0).any(1)
@@ -71,20 +77,25 @@ def _ahead(real: Tensor) -> Tensor:
 
 
 def _ahead_of(real: Tensor, read: Tensor) -> Tensor:
-    """How far each key is behind (negative) or ahead of the read position, ``(batch, key)``."""
-    return torch.arange(real.shape[1], device=real.device) - read.unsqueeze(1)
+    """How far each key is behind (negative) or ahead of the read positions, ``(batch, row, key)``."""
+    rows = read.unsqueeze(1) if read.dim() == 1 else read
+    return torch.arange(real.shape[1], device=real.device) - rows.unsqueeze(2)
 
 
 def read_rows(layer: Tensor, read: Tensor) -> Tensor:
-    """The rows ``(batch, head, key)`` of ``layer`` at the read positions ``(batch,)``.
+    """The rows ``(batch, head, row, key)`` of ``layer`` at the read positions ``(batch, row)``.
 
-    A model that computes nothing else in its last layer may give that one row, ``(batch, head, 1, key)``.
+    Read positions ``(batch,)`` give ``(batch, head, key)``. A model that computes nothing else in its last
+    layer may give these rows in place of the layer.
     """
-    if layer.shape[2] == 1:
-        return layer[:, :, 0]
+    if read.dim() == 1:
+        return read_rows(layer, read.unsqueeze(1)).squeeze(2)
     if layer.shape[2] != layer.shape[3]:
-        raise InputError(f"attention of shape {tuple(layer.shape)} is not (batch, head, token, token)")
-    return layer[torch.arange(len(read), device=layer.device), :, read]
+        if layer.shape[2] != read.shape[1]:
+            raise InputError(f"attention of shape {tuple(layer.shape)} is not (batch, head, token, token)")
+        return layer
+    place = read[:, None, :, None].expand(-1, layer.shape[1], -1, layer.shape[3])
+    return layer.gather(2, place)
 
 
 def in_full_precision(values: Tensor) -> Tensor:
@@ -125,7 +136,7 @@ def _where(wrong: Tensor) -> str:
     return f"instance {instance}, row {query} of its batch"
 
 
-# --- From the attention of all layers to one row of weights per instance: the row that predicts ---
+# --- Aggregation over heads and layers ---
 
 Method = Literal["rollout", "mean", "max", "last", "layer"]
 Allowed = Tensor | Sequence[Tensor]
@@ -184,16 +195,18 @@ def aggregate(
     """The aggregated attention row at the read position, ``(batch, key)``.
 
     ``layers`` are ``(batch, head, query, key)``, bottom first; ``read`` is the query of each instance,
-    ``(batch,)``. ``allowed``, ``(batch, query, key)``, one for all layers or one a layer, says what each
-    row may see (everything, by default): nothing else receives weight. Only the read rows are computed:
-    rollout multiplies one row from the top layer down, the other methods take the rows of one layer after
-    the other, so ``layers`` may be a generator for them. The last layer may hold the read rows alone,
-    ``(batch, head, 1, key)``.
+    ``(batch,)``, or several of them, ``(batch, row)``, which give ``(batch, row, key)``. ``allowed``,
+    ``(batch, query, key)``, one for all layers or one per layer, says what each row may see (everything, by
+    default): nothing else receives weight. Only the read rows are computed: rollout multiplies them from the
+    top layer down, the other methods take the rows of one layer after the other, so ``layers`` may be a
+    generator for them. The last layer may hold the read rows alone, ``(batch, head, row, key)``.
 
     >>> quarter = torch.full((1, 1, 4, 4), 0.25)
     >>> aggregate([quarter], torch.tensor([3])).tolist()
     [[0.125, 0.125, 0.125, 0.625]]
     """
+    if read.dim() == 1:
+        return aggregate(layers, read.unsqueeze(1), allowed, how).squeeze(1)
     if how.method == "rollout":
         return _rollout(list(layers), read, allowed, how)
     result: Tensor | None = None
@@ -202,7 +215,7 @@ def aggregate(
         count += 1
         if how.method == "layer" and number != how.layer:
             continue
-        row = _read_row(layer, read, _allowed_in(allowed, number), how, number)
+        row = _aggregated_heads(layer, read, _allowed_in(allowed, number), how, number)
         if result is None or how.method == "last":
             result = row
         elif how.method == "max":
@@ -215,22 +228,6 @@ def aggregate(
     return result / count if how.method == "mean" else result
 
 
-def aggregate_null(
-    allowed: Allowed,
-    layers: int,
-    read: Tensor,
-    how: Aggregation = Aggregation(),  # noqa: B008
-) -> Tensor:
-    """The same aggregation of attention that is uniform over what each row may see: the null."""
-    uniform = (
-        [uniform_attention(allowed)] * layers
-        if isinstance(allowed, Tensor)
-        else [uniform_attention(pairs) for pairs in allowed]
-    )
-    one_head = Aggregation(how.method, how.layer, None, how.residual, how.discard)
-    return aggregate(uniform, read, allowed, one_head)
-
-
 def relevant_mass(rows: Tensor, relevance: Tensor) -> Tensor:
     """Attention on relevant tokens, ``(batch,)``: the weights of ``rows`` where ``relevance`` is."""
     return (rows * relevance.to(rows)).sum(-1)
@@ -240,20 +237,22 @@ def _rollout(layers: list[Tensor], read: Tensor, allowed: Allowed | None, how: A
     if not layers:
         raise InputError("the model has 0 layers of attention")
     top = len(layers) - 1
-    passed = _read_row(layers[top], read, _allowed_in(allowed, top), how, top)
-    row = torch.zeros_like(passed).scatter_(1, read.unsqueeze(1), how.residual)
-    row += (1 - how.residual) * passed
+    passed = _aggregated_heads(layers[top], read, _allowed_in(allowed, top), how, top)
+    rows = torch.zeros_like(passed).scatter_(2, read.unsqueeze(2), how.residual)
+    rows += (1 - how.residual) * passed
     for number in reversed(range(top)):
         matrix = _one_head(layers[number], how, number)
         matrix = _clean(matrix, _allowed_in(allowed, number), how, number, layers[number].dtype)
-        row = (1 - how.residual) * torch.bmm(row.unsqueeze(1), matrix).squeeze(1) + how.residual * row
-    return row
+        rows = (1 - how.residual) * torch.bmm(rows, matrix) + how.residual * rows
+    return rows
 
 
-def _read_row(layer: Tensor, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int) -> Tensor:
-    row = _one_head(read_rows(layer, read).unsqueeze(2), how, number)
-    seen = None if pairs is None else read_rows(pairs.unsqueeze(1), read)
-    return _clean(row, seen, how, number, layer.dtype).squeeze(1)
+def _aggregated_heads(
+    layer: Tensor, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int
+) -> Tensor:
+    rows = _one_head(read_rows(layer, read), how, number)
+    seen = None if pairs is None else read_rows(pairs.unsqueeze(1), read).squeeze(1)
+    return _clean(rows, seen, how, number, layer.dtype)
 
 
 def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
@@ -284,3 +283,34 @@ def _discard_lowest(matrix: Tensor, allowed: Tensor, percent: int) -> Tensor:
 
 def _allowed_in(allowed: Allowed | None, layer: int) -> Tensor | None:
     return allowed if allowed is None or isinstance(allowed, Tensor) else allowed[layer]
+
+
+# --- The null ---
+
+
+def aggregate_null(
+    allowed: Allowed,
+    layers: int,
+    read: Tensor,
+    how: Aggregation = Aggregation(),  # noqa: B008
+) -> Tensor:
+    """The same aggregation of attention that is uniform over what each row may see: the null."""
+    uniform = (
+        [uniform_attention(allowed)] * layers
+        if isinstance(allowed, Tensor)
+        else [uniform_attention(pairs) for pairs in allowed]
+    )
+    return aggregate(uniform, read, allowed, replace(how, head=None))
+
+
+@lru_cache(maxsize=4096)
+def null_row(patterns: tuple[Pattern, ...], how: Aggregation, length: int, read: int) -> Tensor:
+    """The null ``(token,)`` of one text of ``length`` tokens, read at ``read``, for layers with ``patterns``.
+
+    >>> null_row((Pattern(causal=True),), Aggregation("last"), length=3, read=1).tolist()
+    [0.5, 0.5, 0.0]
+    """
+    real, place = torch.ones(1, length, dtype=torch.bool), torch.tensor([[read]])
+    rollout = how.method == "rollout"
+    allowed = [pattern.pairs(real) if rollout else pattern.row(real, place) for pattern in patterns]
+    return aggregate_null(allowed, len(patterns), place, how)[0, 0]

@@ -136,9 +136,9 @@ def faithfulness(
         rest = batch.rankable & ~top
         sufficient.append(_asked(predict, remove(batch, rest, removal)))
         comprehensive.append(_asked(predict, remove(batch, _not_all(top, importance, batch), removal)))
-    return Faithfulness(
-        tuple(percents), whole, whole.argmax(1), np.stack(sufficient, 1), np.stack(comprehensive, 1)
-    )
+    nothing = np.zeros((*whole.shape[:1], 0, *whole.shape[1:]))
+    perturbed = (np.stack(each, 1) if each else nothing for each in (sufficient, comprehensive))
+    return Faithfulness(tuple(percents), whole, whole.argmax(1), *perturbed)
 
 
 def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness:

@@ -1,4 +1,4 @@
-"""From a user's example to the tokens of a model, with relevance carried over to sub-tokens."""
+"""Models of Hugging Face transformers: examples as their tokens, classifiers, causal models, folders."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fasterqk.attention._aggregation import Pattern
 from fasterqk.attention._instances import Batch, Example, Instance, collate
 from fasterqk.attention._models import (
     Answer,
     Measurable,
+    Reading,
     TorchClassifier,
     as_array,
     leaf_embedding,
@@ -147,23 +149,23 @@ class HuggingFaceClassifier(TorchClassifier):
         embedding = model.get_input_embeddings()
         self._text_config: Any = config.get_text_config()
         super().__init__(model, classes=classes, inputs=self._keywords, embedding=embedding)
-        self.read = self._find_read()
+        self.reads = self._find_read()
 
-    def attend(self, batch: Batch, *, read_only: bool = False) -> tuple[Sequence[Tensor], Tensor]:
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         ours = self._laid_out(batch)
         with self._padding(ours):
-            layers, read = super().attend(ours, read_only=read_only)
+            reading = super().read(ours, read_only=read_only)
         if ours is batch:
-            return layers, read
+            return reading
         column = on_device_of(self.model, _columns_when_left_aligned(batch))
         rows, columns = column[:, None, :, None], column[:, None, None, :]
         moved = [
             (layer if read_only else layer.gather(2, rows.expand_as(layer))).gather(
                 3, columns.expand_as(layer)
             )
-            for layer in layers
+            for layer in reading.layers
         ]
-        return moved, on_device_of(self.model, batch.first)
+        return replace(reading, layers=moved, read=on_device_of(self.model, batch.first))
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         found = super().gradient_times_input(batch)
@@ -180,7 +182,7 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def _laid_out(self, batch: Batch) -> Batch:
         # Encoders read column 0, whatever stands there, so padding cannot come first.
-        if batch.side == "right" or self.read == "last":
+        if batch.side == "right" or self.reads == "last":
             return batch
         return replace(batch, side="right").keep(batch.real)
 
@@ -257,12 +259,13 @@ class HuggingFaceCausal:
     """
 
     classes: tuple[str, ...] = ()
+    pattern: Pattern | None = None
 
     def __init__(self, model: Any) -> None:
         self.model = model.eval()
         self.embedding = model.get_input_embeddings()
 
-    def attend(self, batch: Batch, *, read_only: bool = False) -> tuple[Sequence[Tensor], Tensor]:
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         read = on_device_of(self.model, batch.last)
         inputs = inputs_of(self.model, batch, batch.tokens)
         layers = capture(self.model, inputs, rows=read if read_only else None).select("self")
@@ -272,19 +275,16 @@ class HuggingFaceCausal:
             ahead = layer.triu(1).amax(1)[on_device_of(self.model, batch.real)]
             if bool((ahead > 0).any()):
                 raise InputError(f"{type(self.model).__name__} attends to later tokens: it is not causal")
-        return layers, read
+        with torch.no_grad():
+            chosen, greedy = self._target_logits(batch)
+        probability = _mean_over(np.exp(as_array(chosen)), batch.target_real)
+        right = (greedy.numpy() == batch.target) | ~batch.target_real
+        return Reading(layers, read, Answer(probability, right.all(1), probability[:, None]))
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
             chosen, _ = self._target_logits(batch)
         return _mean_over(np.exp(as_array(chosen)), batch.target_real)[:, None]
-
-    def answer(self, batch: Batch) -> Answer:
-        with torch.no_grad():
-            chosen, greedy = self._target_logits(batch)
-        probability = _mean_over(np.exp(as_array(chosen)), batch.target_real)
-        right = (greedy.numpy() == batch.target) | ~batch.target_real
-        return Answer(probability, right.all(1), probability[:, None])
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         with leaf_embedding(self.embedding) as leaves:

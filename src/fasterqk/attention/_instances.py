@@ -12,6 +12,8 @@ from fasterqk.errors import InputError
 from fasterqk.files import read_json_lines
 
 Side = Literal["right", "left"]
+# A token belongs to the human rationale from this relevance on (half of the annotators, say).
+RATIONALE_FROM = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +48,11 @@ class Instance:
     def relevant(self) -> bool:
         """Whether any token is relevant."""
         return bool((self.relevance > 0).any())
+
+    @property
+    def rationale(self) -> NDArray[np.bool_]:
+        """The human rationale over the tokens that may be ranked, 0/1."""
+        return np.asarray(self.relevance[self.rankable] >= RATIONALE_FROM)
 
 
 @dataclass(frozen=True, eq=False)

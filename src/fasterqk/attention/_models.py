@@ -1,4 +1,4 @@
-"""What a model must offer to be measured, and that for any PyTorch classifier."""
+"""What a model must offer to be measured (:class:`Measurable`), and that for any PyTorch classifier."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fasterqk.attention._aggregation import Pattern
 from fasterqk.attention._instances import Batch
 from fasterqk.capture import capture
 from fasterqk.errors import InputError
@@ -17,9 +18,10 @@ from fasterqk.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a model says to a batch: probability of the right answer, whether it is right, all outcomes.
+    """A model's answer to a batch: probability of the right answer, whether it is right, all outcomes.
 
-    ``probability`` and ``correct`` are ``(batch,)``, ``outcomes`` is ``(batch, outcome)``.
+    ``probability`` and ``correct`` are ``(batch,)``, ``outcomes`` is ``(batch, outcome)``, or
+    ``(batch, row, 1)`` for a model that reads several rows: the probability of the token each row writes.
     """
 
     probability: NDArray[np.float64]
@@ -27,21 +29,41 @@ class Answer:
     outcomes: NDArray[np.float64]
 
 
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What one pass of a model over a batch gives: its attention, the rows that predict, and its answer.
+
+    ``layers`` are ``(batch, head, query, key)``, bottom first; one may hold the read rows alone,
+    ``(batch, head, row, key)``. ``read`` are the positions of the rows that predict, ``(batch,)``. A model
+    that writes its answer token by token reads one row per token of ``batch.target``: ``(batch, row)``, where
+    ``batch.target_real`` says which rows are there. ``keys`` ``(batch, key)`` marks the positions that are
+    there, if the model adds some behind those of the batch.
+    """
+
+    layers: Sequence[Tensor]
+    read: Tensor
+    answer: Answer
+    keys: Tensor | None = None
+
+
 class Measurable(Protocol):
-    """A model that :func:`fasterqk.attention.measure` can measure; ``classes`` is empty without classes."""
+    """A model that :func:`fasterqk.attention.measure` can measure."""
 
     @property
-    def classes(self) -> tuple[str, ...]: ...
-
-    def attend(self, batch: Batch, *, read_only: bool = False) -> tuple[Sequence[Tensor], Tensor]:
-        """Attention of all layers ``(batch, head, query, key)``, and the read positions ``(batch,)``.
-
-        With ``read_only`` a layer need hold the rows of the read positions alone, ``(batch, head, 1, key)``.
-        """
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes, none for a model that writes text."""
         ...
 
-    def answer(self, batch: Batch) -> Answer:
-        """What the model says to the unchanged batch."""
+    @property
+    def pattern(self) -> Pattern | None:
+        """What the rows of every layer may see; None if that is to be found from their weights."""
+        ...
+
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
+        """The unchanged batch, read once.
+
+        With ``read_only`` a layer need hold the rows of the read positions alone.
+        """
         ...
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
@@ -85,26 +107,27 @@ class TorchClassifier:
         self._classes = tuple(classes)
         self.inputs = inputs or self._tokens_and_mask
         self.logits = logits or _as_they_are
-        self.read = read
+        self.reads = read
         self.embedding = embedding
 
     @property
     def classes(self) -> tuple[str, ...]:
         return self._classes
 
-    def attend(self, batch: Batch, *, read_only: bool = False) -> tuple[Sequence[Tensor], Tensor]:
-        read = on_device_of(self.model, batch.first if self.read == "first" else batch.last)
+    @property
+    def pattern(self) -> Pattern | None:
+        return None
+
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
+        read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
         captured = capture(self.model, self.inputs(batch), rows=read if read_only else None)
-        return captured.select("self"), read
+        # Kernels that show attention round differently, so that the answer is that of a plain pass, as it is
+        # for texts that lost tokens: differences between the two are small.
+        return Reading(captured.select("self"), read, class_answer(self.predict(batch), batch))
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
             return self._logits(batch).cpu().double().softmax(-1).numpy()
-
-    def answer(self, batch: Batch) -> Answer:
-        outcomes = self.predict(batch)
-        probability = outcomes[np.arange(len(batch)), batch.label]
-        return Answer(probability, outcomes.argmax(1) == batch.label, outcomes)
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         with leaf_embedding(self.embedding) as leaves:
@@ -116,6 +139,12 @@ class TorchClassifier:
 
     def _tokens_and_mask(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return on_device_of(self.model, batch.tokens), on_device_of(self.model, batch.visible)
+
+
+def class_answer(outcomes: NDArray[np.float64], batch: Batch) -> Answer:
+    """The answer of a classifier with these probabilities ``(batch, class)``."""
+    probability = outcomes[np.arange(len(batch)), batch.label]
+    return Answer(probability, outcomes.argmax(1) == batch.label, outcomes)
 
 
 @contextmanager

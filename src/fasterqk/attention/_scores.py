@@ -1,6 +1,6 @@
 """Scores: one registry of all of them, and how each is computed.
 
-Attention scores are functions of a :class:`Reading`, the attention of one batch. MRTA, AC, ACMC and the DTAP
+Attention scores are functions of :class:`Rows`, the attention that predicts. MRTA, AC, ACMC and the DTAP
 table summarise two numbers per instance, its *mass* (attention on relevant tokens in the row that makes the
 prediction) and the *probability* of the right answer (the paper's section "Detailed Metric Discussion").
 ``SCORES``, at the end, says of every score what it is called, where it lies, which way is better and what it
@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fasterqk.attention._instances import Batch
 from fasterqk.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 DTAP_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 # float32 sums of attention land this far outside [0, 1] at most; anything further is a mistake.
 _ROUNDING = 1e-4
-Rows = NDArray[np.float64]
+Numbers = NDArray[np.float64]
 
 
 # --- How concentrated a row of attention is, with and without the token it rests on ---
 
 
-def entropy(rows: Rows) -> Rows:
+def entropy(rows: Numbers) -> Numbers:
     """Entropy in nats of each row ``(batch, key)``, normalised first where it does not sum to one.
 
     >>> entropy(np.array([[0.5, 0.5, 0.0], [0.0, 1.0, 0.0]])).round(4).tolist()
@@ -45,22 +45,22 @@ def entropy(rows: Rows) -> Rows:
     return -(share * logarithm).sum(-1) + 0.0
 
 
-def effective_tokens(rows: Rows) -> Rows:
+def effective_tokens(rows: Numbers) -> Numbers:
     """How many tokens an even spread of the same entropy would have: ``exp(entropy)``."""
     return np.exp(entropy(rows))
 
 
-def largest_weight(rows: Rows) -> Rows:
+def largest_weight(rows: Numbers) -> Numbers:
     """The largest share a single token has in each row."""
     return np.asarray(_normalised(rows).max(-1))
 
 
-def first_token_share(rows: Rows, real: NDArray[np.bool_]) -> Rows:
+def first_token_share(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
     """The share of each row on its first real token, where attention sinks gather."""
     return np.asarray(_normalised(rows)[np.arange(len(rows)), real.argmax(-1)])
 
 
-def without_first_token(rows: Rows, real: NDArray[np.bool_]) -> Rows:
+def without_first_token(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
     """The rows with their first real token taken out and the rest renormalised (zero if nothing is left)."""
     rest = np.array(rows, dtype=float)
     rest[np.arange(len(rest)), real.argmax(-1)] = 0
@@ -74,22 +74,28 @@ def max_logit(layers: Sequence["Tensor"], read: "Tensor", allowed: Sequence["Ten
     row: here to the mean logit of what the row may see. Zero means uniform attention. Probabilities that
     underflowed count as the smallest normal number, so extreme values are lower bounds.
     """
+    from fasterqk.attention._aggregation import read_rows
+
+    rows = [read_rows(layer, read) for layer in layers]
+    return _max_logit(rows, [read_rows(pairs.unsqueeze(1), read).squeeze(1) for pairs in allowed])
+
+
+def _max_logit(layers: Sequence["Tensor"], allowed: Sequence["Tensor"]) -> "Tensor":
     import torch
 
-    from fasterqk.attention._aggregation import in_full_precision, read_rows
+    from fasterqk.attention._aggregation import in_full_precision
 
     largest = []
     for layer, pairs in zip(layers, allowed, strict=True):
-        rows = in_full_precision(read_rows(layer, read))
+        rows, seen = in_full_precision(layer), pairs.unsqueeze(1)
         logarithm = rows.clamp_min(torch.finfo(rows.dtype).tiny).log()
-        seen = read_rows(pairs.unsqueeze(1), read)
         mean = torch.where(seen, logarithm, 0).sum(-1) / seen.sum(-1)
         top = torch.where(seen, logarithm, -torch.inf).amax(-1)
         largest.append((top - mean).amax(-1))
     return torch.stack(largest).amax(0)
 
 
-def _normalised(rows: Rows) -> Rows:
+def _normalised(rows: Numbers) -> Numbers:
     weights = np.asarray(rows, dtype=float)
     total = weights.sum(-1, keepdims=True)
     return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
@@ -174,6 +180,16 @@ def dtap_over_seeds(tables: Sequence[ArrayLike]) -> tuple[list[list[float]], lis
     stacked = np.stack([np.asarray(table, dtype=float) for table in tables])
     spread = stacked.std(axis=0, ddof=1) if len(stacked) > 1 else np.full(stacked.shape[1:], np.nan)
     return stacked.mean(axis=0).tolist(), spread.tolist()
+
+
+def dtap_lines(table: ArrayLike, edges: Sequence[float]) -> list[dict[str, Any]]:
+    """A DTAP table as the rows of a text table, the highest probability on top."""
+    names = [f"{low:g}-{min(high, 1):g}" for low, high in pairwise(edges)]
+    cells = np.asarray(table, dtype=float)
+    return [
+        {"p \\ mass": name, **dict(zip(names, row.tolist(), strict=True))}
+        for name, row in reversed(list(zip(names, cells, strict=True)))
+    ]
 
 
 def sum_cells(
@@ -301,18 +317,28 @@ def _f1(predicted: list[str], gold: list[str]) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
-    """The attention of one batch: ``weights`` ``(batch, token)`` are the aggregated rows that predict.
+class Rows:
+    """The attention that predicts, one row after the other: ``weights`` ``(row, key)`` are aggregated.
 
-    ``layers`` ``(batch, head, query, key)`` with what each row may see in ``allowed`` and the ``read``
-    positions are there for scores that look behind the aggregation.
+    ``relevance`` and ``real`` ``(row, key)`` are those of the text that each row reads. ``layers``
+    ``(row, head, key)`` are the same rows in each layer, ``allowed`` ``(row, key)`` what they may see there:
+    for scores that look behind the aggregation.
     """
 
-    weights: Rows
-    batch: Batch
+    weights: Numbers
+    relevance: Numbers
+    real: NDArray[np.bool_]
     layers: Sequence["Tensor"]
     allowed: Sequence["Tensor"]
-    read: "Tensor"
+
+    @property
+    def without_first(self) -> Numbers:
+        """The weights without the first real token of each text."""
+        return without_first_token(self.weights, self.real)
+
+    def mass(self, weights: Numbers) -> Numbers:
+        """What ``weights`` put on relevant tokens, ``(row,)``."""
+        return np.asarray((weights * self.relevance).sum(1))
 
 
 @dataclass(frozen=True)
@@ -329,9 +355,9 @@ class Score:
     document that holds the score (None: the document itself). ``tables`` is False for scores that the tables
     of experiments leave out.
 
-    ``compute`` returns one number per instance from a :class:`Reading`; their mean, over the instances with
-    relevant tokens if ``of_relevant``, is the score. ``column`` names these numbers in the table of
-    instances; it is the score's own name unless given.
+    ``compute`` returns one number per row of :class:`Rows`. An instance has the mean over its rows, and the
+    mean over instances, over those with relevant tokens if ``of_relevant``, is the score. ``column`` names
+    the numbers of the instances in their table; it is the score's own name unless given.
     """
 
     name: str
@@ -346,25 +372,12 @@ class Score:
     by_split: bool = False
     group: str | None = None
     tables: bool = True
-    compute: Callable[[Reading], Rows] | None = None
+    compute: Callable[[Rows], Numbers] | None = None
     of_relevant: bool = False
     column: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "column", self.column or self.name)
-
-
-def _mass(weights: Rows, reading: Reading) -> Rows:
-    return np.asarray((weights * reading.batch.relevance).sum(1))
-
-
-def _rest(reading: Reading) -> Rows:
-    return without_first_token(reading.weights, reading.batch.real)
-
-
-def _max_logit(reading: Reading) -> Rows:
-    found = max_logit(reading.layers, reading.read, reading.allowed)
-    return np.asarray(found.detach().cpu().double().numpy())
 
 
 _fit = partial(Score, low=0, high=1, better="higher")
@@ -389,7 +402,7 @@ _REGISTERED = (
         high=1,
         better="higher",
         null="uniform",
-        compute=lambda reading: _mass(reading.weights, reading),
+        compute=lambda rows: rows.mass(rows.weights),
         of_relevant=True,
         column="mass",
     ),
@@ -401,7 +414,7 @@ _REGISTERED = (
         description="entropy of the aggregated row, in nats",
         low=0,
         null="uniform",
-        compute=lambda reading: entropy(reading.weights),
+        compute=lambda rows: entropy(rows.weights),
     ),
     _sufficiency(
         "sufficiency", "sufficiency", "p(x) - p(the top k% of tokens alone)", per_k=True, group="sufficiency"
@@ -431,7 +444,7 @@ _REGISTERED = (
         "mean mass of rows without their first token",
         high=1,
         better="higher",
-        compute=lambda reading: _mass(_rest(reading), reading),
+        compute=lambda rows: rows.mass(rows.without_first),
         of_relevant=True,
     ),
     _concentration(
@@ -439,33 +452,33 @@ _REGISTERED = (
         "effective tokens",
         "exp(entropy): the tokens that an even spread of that entropy has",
         low=1,
-        compute=lambda reading: effective_tokens(reading.weights),
+        compute=lambda rows: effective_tokens(rows.weights),
     ),
     _concentration(
         "largest_weight",
         "largest weight",
         "share of the token with the most attention",
         high=1,
-        compute=lambda reading: largest_weight(reading.weights),
+        compute=lambda rows: largest_weight(rows.weights),
     ),
     _concentration(
         "first_token_share",
         "share of first token",
         "share of the first real token, where attention sinks gather",
         high=1,
-        compute=lambda reading: first_token_share(reading.weights, reading.batch.real),
+        compute=lambda rows: first_token_share(rows.weights, rows.real),
     ),
     _concentration(
         "entropy_without_first_token",
         "entropy without first token, nats",
         "entropy of rows without their first token",
-        compute=lambda reading: entropy(_rest(reading)),
+        compute=lambda rows: entropy(rows.without_first),
     ),
     _concentration(
         "max_logit",
         "largest logit",
         "largest attention logit of the read rows, above the mean of its row",
-        compute=_max_logit,
+        compute=lambda rows: np.asarray(_max_logit(rows.layers, rows.allowed).cpu().double().numpy()),
     ),
 )
 SCORES: dict[str, Score] = {score.name: score for score in _REGISTERED}

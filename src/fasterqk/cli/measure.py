@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
             batch_size=arguments.batch_size,
             progress=progress,
         )
-    summary = measurement.summary()
+    summary = measurement.summary().to_json()
     summary["measured"] |= {"model": arguments.model, "data": arguments.data, "seed": arguments.seed}
     if arguments.eraser_out:
         write_eraser(measurement, arguments.eraser_out)
@@ -141,7 +141,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(measurement: Any, summary: dict[str, Any]) -> None:
-    from fasterqk.lab.report import dtap_lines
+    from fasterqk.attention import dtap_lines
 
     print_table(
         measurement.scores_table(),

@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(result: dict[str, Any]) -> None:
-    from fasterqk.lab.report import dtap_lines
+    from fasterqk.attention import dtap_lines
 
     if result["diverged"]:
         print(f"diverged after {result['steps']} steps; lower --lr or --qk-ratio")

@@ -42,7 +42,7 @@ def one_by_one(own, prompt, target):
 def test_probability_of_the_target_tokens(make_model, head, config, side):
     own = make_model(head, config)
     data = instances()
-    answer = HuggingFaceCausal(own).answer(collate(data, side))
+    answer = HuggingFaceCausal(own).read(collate(data, side)).answer
     for row, instance in enumerate(data):
         probability, _ = one_by_one(own, instance.tokens, instance.target)
         assert answer.probability[row] == pytest.approx(probability, abs=1e-6)
@@ -58,7 +58,7 @@ def test_right_is_what_greedy_decoding_writes(make_model):
         Instance(prompt.tokens, prompt.rankable, prompt.relevance, target=np.array(target))
         for target in targets
     ]
-    assert HuggingFaceCausal(own).answer(collate(data)).correct.tolist() == [True, False, True]
+    assert HuggingFaceCausal(own).read(collate(data)).answer.correct.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize(("head", "config"), MODELS)
@@ -82,19 +82,19 @@ def test_batched_equals_single_on_both_sides(make_model, head, config, removal):
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_read_rows_are_those_of_the_whole(make_model, side):
     model, batch = HuggingFaceCausal(make_model(*MODELS[0])), collate(instances(), side)
-    whole, read = model.attend(batch)
-    rows, same_read = model.attend(batch, read_only=True)
-    assert torch.equal(read, same_read)
-    for layer, row in zip(whole, rows, strict=True):
+    whole, rows = model.read(batch), model.read(batch, read_only=True)
+    read = whole.read
+    assert torch.equal(read, rows.read)
+    for layer, row in zip(whole.layers, rows.layers, strict=True):
         torch.testing.assert_close(row, layer[torch.arange(len(read)), :, read].unsqueeze(2), rtol=0, atol=0)
 
 
 def test_attention_is_read_before_the_target(make_model):
     own = make_model("GPT2LMHeadModel", "GPT2Config")
     data = instances()
-    layers, read = HuggingFaceCausal(own).attend(collate(data))
-    assert read.tolist() == [len(x.tokens) - 1 for x in data]
-    assert layers[0].shape[-1] == max(len(x.tokens) for x in data)
+    reading = HuggingFaceCausal(own).read(collate(data))
+    assert reading.read.tolist() == [len(x.tokens) - 1 for x in data]
+    assert reading.layers[0].shape[-1] == max(len(x.tokens) for x in data)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -117,4 +117,4 @@ def test_gradient_times_input_is_the_gradient(make_model, side):
 def test_a_model_that_looks_ahead_is_refused(make_model):
     own = make_model("BertLMHeadModel", "BertConfig")
     with pytest.raises(InputError, match="not causal"):
-        HuggingFaceCausal(own).attend(collate(instances()))
+        HuggingFaceCausal(own).read(collate(instances()))

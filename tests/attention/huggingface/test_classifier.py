@@ -33,13 +33,13 @@ def instances(count=5, seed=0):
 
 @pytest.mark.parametrize(("head", "config"), ENCODERS)
 def test_encoders_read_their_first_token(make_model, head, config):
-    assert HuggingFaceClassifier(make_model(head, config)).read == "first"
+    assert HuggingFaceClassifier(make_model(head, config)).reads == "first"
 
 
 @pytest.mark.parametrize(("head", "config"), DECODERS)
 def test_decoders_read_their_last_token(make_model, head, config):
     model = make_model(head, config)
-    assert HuggingFaceClassifier(model).read == "last"
+    assert HuggingFaceClassifier(model).reads == "last"
 
 
 @pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])
@@ -65,10 +65,10 @@ def test_batched_equals_single_on_both_sides(make_model, head, config, removal):
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_read_rows_are_those_of_the_whole(make_model, head, config, side):
     model, batch = HuggingFaceClassifier(make_model(head, config)), collate(instances(), side)
-    whole, read = model.attend(batch)
-    rows, same_read = model.attend(batch, read_only=True)
-    assert torch.equal(read, same_read)
-    for layer, row in zip(whole, rows, strict=True):
+    whole, rows = model.read(batch), model.read(batch, read_only=True)
+    read = whole.read
+    assert torch.equal(read, rows.read)
+    for layer, row in zip(whole.layers, rows.layers, strict=True):
         torch.testing.assert_close(row, layer[torch.arange(len(read)), :, read].unsqueeze(2), rtol=0, atol=0)
 
 
@@ -80,7 +80,7 @@ def test_probabilities_are_the_models_own(make_model, head, config):
     with torch.no_grad():
         expected = own(input_ids=torch.tensor([instance.tokens.tolist()])).logits.softmax(-1)
     assert model.predict(collate([instance]))[0] == pytest.approx(expected[0].numpy(), abs=1e-6)
-    answer = model.answer(collate([instance]))
+    answer = model.read(collate([instance])).answer
     assert answer.probability[0] == pytest.approx(float(expected[0, instance.label]), abs=1e-6)
     assert answer.correct[0] == (int(expected.argmax()) == instance.label)
 

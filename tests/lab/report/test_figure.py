@@ -5,8 +5,9 @@ import csv
 import numpy as np
 import pytest
 
+from fasterqk.attention import dtap_lines
 from fasterqk.errors import InputError
-from fasterqk.lab.report._figure import draw_dtap, dtap_lines, dtap_rows, plotting, save_dtap
+from fasterqk.lab.report._figure import draw_dtap, dtap_rows, plotting, save_dtap
 
 EDGES = (0, 0.5, 1.001)
 TABLE = [[1.0, 2.0], [0.0, 97.0]]

@@ -6,7 +6,6 @@ The style is readable in print and safe for colour-blind readers.
 import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -151,16 +150,6 @@ def dtap_rows(dtap: ArrayLike, edges: Sequence[float]) -> list[dict[str, float]]
             "percent": float(percent),
         }
         for (row, column), percent in np.ndenumerate(np.asarray(dtap, dtype=float))
-    ]
-
-
-def dtap_lines(dtap: ArrayLike, edges: Sequence[float]) -> list[dict[str, Any]]:
-    """A DTAP table as the rows of a text table, the highest probability on top."""
-    names = [f"{low:g}-{min(high, 1):g}" for low, high in pairwise(edges)]
-    cells = np.asarray(dtap, dtype=float)
-    return [
-        {"p \\ mass": name, **dict(zip(names, row.tolist(), strict=True))}
-        for name, row in reversed(list(zip(names, cells, strict=True)))
     ]
 
 

@@ -111,13 +111,17 @@ class FineTuning:
         examples = self.examples[split]
         rated = fixed_sample(np.flatnonzero(examples.rated), limit, "attention")
         instances = [_instance(examples[int(index)]) for index in rated]
-        found = measure(
-            HuggingFaceClassifier(self.model),
-            instances,
-            generator=np.random.default_rng(self.config.seed),
-            percents=self.config.evaluation.rationale_k,
-            batch_size=EVALUATION_BATCH,
-        ).summary()
+        found = (
+            measure(
+                HuggingFaceClassifier(self.model),
+                instances,
+                generator=np.random.default_rng(self.config.seed),
+                percents=self.config.evaluation.rationale_k,
+                batch_size=EVALUATION_BATCH,
+            )
+            .summary()
+            .to_json()
+        )
         chance = found.pop("random")
         found["null"] = {name: found["null"][name] for name in ("mrta", "ac", "acmc", "entropy")} | chance
         return {name: value for name, value in found.items() if name not in _NOT_SCORES}

@@ -27,7 +27,7 @@ from fasterqk.attention import (
     relevant_mass,
     summarize,
 )
-from fasterqk.attention._measurement import RATIONALE_FROM
+from fasterqk.attention._instances import RATIONALE_FROM
 from fasterqk.capture import capture
 from fasterqk.lab.models import Classifier
 from fasterqk.lab.training._batches import PaddedInstances, generator

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fasterqk.attention import measure, write_eraser
-from fasterqk.attention._measurement import RATIONALE_FROM
+from fasterqk.attention._instances import RATIONALE_FROM
 
 
 def read(path):
@@ -25,7 +25,7 @@ def exported(small_model, some_instances, tmp_path):
         "mine.data/test.jsonl",
         "mine.data/docs.jsonl",
     ]
-    return measurement.summary(), *(read(path) for path in paths), instances
+    return measurement.summary().to_json(), *(read(path) for path in paths), instances
 
 
 def test_aopc_from_the_file(exported):
