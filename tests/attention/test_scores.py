@@ -1,5 +1,7 @@
 """MRTA, AC, ACMC and DTAP from raw values; the paper's worked sums."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -195,3 +197,14 @@ def test_numbers_as_text():
     assert format_score("acmc", None) == format_score("mrta", float("nan")) == "–"
     assert format_score("sufficiency_5", -0.0001) == "0.000"
     assert format_score("sufficiency_5", -0.25) == "-0.250"
+
+
+def test_the_documentation_lists_every_score():
+    text = (Path(__file__).parents[2] / "docs" / "measure.md").read_text(encoding="utf-8")
+    for score in SCORES.values():
+        assert score.low is not None
+        bounds = f"from {score.low:g}" if score.high is None else f"{score.low:g} to {score.high:g}"
+        row = (
+            f"| `{score.name}` | {score.description} | {bounds} | {score.better or ''} | {score.null or ''} |"
+        )
+        assert row in text.splitlines()

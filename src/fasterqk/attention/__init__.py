@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         relevant_mass,
         uniform_attention,
     )
+    from fasterqk.attention._huggingface import HuggingFaceCausal, HuggingFaceClassifier, load_model
     from fasterqk.attention._measure import Measurement, Summary, measure
     from fasterqk.attention._models import Answer, Measurable, Reading, TorchClassifier
 
@@ -74,6 +75,9 @@ _WITH_TORCH = {
     "Measurement": "_measure",
     "Reading": "_models",
     "Summary": "_measure",
+    "HuggingFaceCausal": "_huggingface",
+    "HuggingFaceClassifier": "_huggingface",
+    "load_model": "_huggingface",
     "measure": "_measure",
     "relevant_mass": "_aggregation",
     "Pattern": "_aggregation",
@@ -90,6 +94,8 @@ __all__ = [
     "Batch",
     "Example",
     "Faithfulness",
+    "HuggingFaceCausal",
+    "HuggingFaceClassifier",
     "Instance",
     "Interval",
     "Measurable",
@@ -122,6 +128,7 @@ __all__ = [
     "format_score",
     "interval",
     "largest_weight",
+    "load_model",
     "matched_loss",
     "max_logit",
     "measure",

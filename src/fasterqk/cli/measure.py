@@ -9,7 +9,7 @@ from fasterqk.console import print_json, print_table, progress_bar
 from fasterqk.errors import InputError
 
 _DATA = """\
-data: one JSON object a line, with
+data: one JSON object per line, with
   "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
   or "text": "a fine film" and "spans": [[2, 6]]                   (characters)
   and "label": 1 or "positive" for a classifier, "target": "some text" for a causal model
@@ -88,15 +88,13 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from fasterqk.attention import Aggregation, Removal, measure, read_examples, write_eraser
+    from fasterqk.attention import Aggregation, Removal, load_model, measure, read_examples, write_eraser
 
     aggregation = Aggregation.parse(
         arguments.aggregate, residual=arguments.residual, head=arguments.head, discard=arguments.discard
     )
     _check(arguments)
     data = read_examples(arguments.data)
-
-    from fasterqk.attention._huggingface import load_model
 
     loaded = load_model(arguments.model)
     mask_token = None

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fasterqk.attention import Instance, measure
-from fasterqk.attention._huggingface import HuggingFaceClassifier
+from fasterqk.attention import HuggingFaceClassifier
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances

@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from fasterqk.attention import (
     SCORES,
     Aggregation,
+    Answer,
+    Instance,
+    Pattern,
+    Reading,
     Removal,
+    Score,
     TorchClassifier,
     aggregate,
     allowed_pairs,
@@ -20,6 +25,7 @@ from fasterqk.attention import (
     uniform_attention,
 )
 from fasterqk.attention._measure import batches
+from fasterqk.capture import capture
 from fasterqk.errors import InputError
 
 COLUMNS = [score.column for score in SCORES.values() if score.compute]
@@ -227,3 +233,155 @@ def test_bad_input_is_one_clear_line(small_model, some_instances):
     model.model.layers[0].k_proj.bias.data[0] = torch.nan
     with pytest.raises(InputError, match="attention of layer 1 is not a number"):
         measured(model, instances)
+
+
+def test_without_generator_nothing_is_compared_with_chance(small_model, some_instances):
+    model, instances = small_model(), some_instances()
+    found = measure(model, instances, percents=[20])
+    assert found.random_faithfulness is None
+    summary = found.summary().to_json()
+    assert "random" not in summary
+    drawn = measured(model, instances, percents=[20])
+    assert summary == {key: value for key, value in drawn.summary().to_json().items() if key != "random"}
+    given = measure(model, instances, percents=[20], random_rankings=drawn.random_importance)
+    assert given.summary() == drawn.summary()
+
+
+def test_nothing_removed_and_chosen_scores(small_model, some_instances):
+    model, instances = small_model(), some_instances()
+    asked = []
+    predict = model.predict
+    model.predict = lambda batch: asked.append(batch) or predict(batch)
+    summary = measure(model, instances, percents=(), scores=["mrta"], batch_size=3).summary()
+    assert set(summary.scores) == {"accuracy", "mrta", "ac", "acmc", "auprc", "token_f1", "iou_f1"}
+    assert len(asked) == 1 + 3  # for the pattern, and for each batch
+
+
+def test_plausibility_of_a_sample(small_model, some_instances):
+    found = measured(small_model(), some_instances(40), percents=())
+    rated = sorted(
+        (instance for instance in found.instances if instance.rationale.any()), key=lambda x: len(x.tokens)
+    )
+    assert len(found.agreements()) == len(rated)
+    assert len(found.agreements(sample=10)) == len(rated[:: -(-len(rated) // 10)]) <= 10
+
+
+def test_a_score_added_to_the_registry_is_measured(small_model, some_instances, monkeypatch):
+    squared = Score(
+        "squared", "squared weight", "sum", null="uniform", compute=lambda x: (x.weights**2).sum(1)
+    )
+    monkeypatch.setitem(SCORES, "squared", squared)
+    found = measured(small_model(), some_instances(), percents=[20])
+    summary = found.summary().to_json()
+    assert summary["squared"] == found.columns["squared"].mean()
+    assert summary["null"]["squared"] == found.columns["null_squared"].mean()
+    assert "squared" in [row["score"] for row in found.scores_table()]
+    assert "squared" in found.instances_table()[0]
+
+
+def test_layers_alone_are_what_their_aggregation_gives(small_model, some_instances):
+    model, instances = small_model(causal=True), some_instances()
+    found = measured(model, instances, percents=(), by_layer=True)
+    for layer in (0, 1):
+        alone = measured(model, instances, percents=(), aggregation=Aggregation("layer", layer))
+        for name in ("mass", "entropy", "null_mass", "null_entropy"):
+            column = name.replace("mass", f"layer_{layer + 1}_mass").replace(
+                "entropy", f"layer_{layer + 1}_entropy"
+            )
+            assert found.columns[column] == pytest.approx(alone.columns[name], abs=1e-6)
+        own, other = found.summary().layers[str(layer + 1)], alone.summary()
+        assert own["ac"] == other["ac"]
+        assert own["mrta"] == pytest.approx(other["mrta"])
+        assert own["null"]["mrta"] == pytest.approx(other.null["mrta"])
+
+
+class Writer:
+    """A causal model that writes its target token by token: one read row for each."""
+
+    classes = ()
+    pattern = Pattern(causal=True)
+
+    def __init__(self, model):
+        self.model = model.model
+
+    def read(self, batch, *, read_only=False):
+        rows = batch.target.shape[1]
+        start = batch.real.sum(1) - batch.target_real.sum(1)
+        read = np.minimum(start[:, None] + np.arange(rows), batch.tokens.shape[1] - 1)
+        outcomes = np.zeros((len(batch), rows, 1))
+        for i, r in zip(*np.nonzero(batch.target_real), strict=True):
+            text = torch.from_numpy(batch.tokens[i : i + 1, : read[i, r] + 1])
+            outcomes[i, r] = self._probabilities(text)[0, batch.target[i, r] % 3]
+        layers = self._capture(batch).select("self")
+        probability = outcomes.sum((1, 2)) / batch.target_real.sum(1)
+        answer = Answer(probability, probability > 0.5, outcomes)
+        return Reading(layers, torch.from_numpy(read), answer)
+
+    def predict(self, batch):
+        with torch.no_grad():
+            found = self.model(*self._inputs(batch)).softmax(-1).numpy()
+        return np.take_along_axis(found, batch.target[:, :1] % 3, 1)
+
+    def _probabilities(self, text):
+        with torch.no_grad():
+            whole = torch.ones_like(text, dtype=torch.bool)
+            return self.model(text, whole, torch.arange(text.shape[1])[None]).softmax(-1).numpy()
+
+    def _inputs(self, batch):
+        place = np.maximum(batch.real.cumsum(1) - 1, 0)
+        return tuple(torch.from_numpy(x) for x in (batch.tokens, batch.visible, place))
+
+    def _capture(self, batch):
+        return capture(self.model, self._inputs(batch))
+
+
+@pytest.mark.parametrize("how", [Aggregation(), Aggregation("mean")])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_several_rows_are_the_mean_over_single_ones(small_model, how, batch_size):
+    draw = np.random.default_rng(3)
+    instances, singles = [], []
+    for _ in range(6):
+        prompt, answer = draw.integers(1, 30, draw.integers(2, 9)), draw.integers(1, 30, draw.integers(1, 4))
+        tokens = np.concatenate([prompt, answer[:-1]])
+        relevance = (np.arange(len(tokens)) == 1) * 1.0
+        whole = np.ones(len(tokens), dtype=bool)
+        instances.append(Instance(tokens, whole, relevance, target=answer))
+        for row, token in enumerate(answer):
+            stop = len(prompt) + row
+            singles.append(
+                Instance(
+                    tokens[:stop], np.arange(stop) < stop - 1, relevance[:stop], target=np.array([token])
+                )
+            )
+    counts = [len(instance.target) for instance in instances]
+    owner = np.repeat(np.arange(6), counts)
+    rankings = [draw.random((count, len(x.tokens))) for count, x in zip(counts, instances, strict=True)]
+    of_rows = [
+        ranking[r, : len(prompt.tokens)]
+        for ranking, prompts in _by_owner(rankings, singles, owner)
+        for r, prompt in enumerate(prompts)
+    ]
+    model = Writer(small_model(causal=True))
+    options = {"aggregation": how, "percents": [20, 50], "batch_size": batch_size, "by_layer": True}
+    found = measure(model, instances, random_rankings=rankings, **options)
+    single = measure(model, singles, random_rankings=of_rows, **options)
+
+    def mean(values):
+        return np.array([values[owner == number].mean(0) for number in range(6)])
+
+    for name, values in single.columns.items():
+        if name != "correct":
+            assert found.columns[name] == pytest.approx(mean(values), abs=1e-6), name
+    for name in ("sufficiency", "comprehensiveness"):
+        for ours, theirs in (
+            (found.faithfulness, single.faithfulness),
+            (found.random_faithfulness, single.random_faithfulness),
+        ):
+            assert getattr(ours, name) == pytest.approx(mean(getattr(theirs, name)), abs=1e-6)
+
+
+def _by_owner(rankings, singles, owner):
+    return [
+        (ranking, [single for single, of in zip(singles, owner, strict=True) if of == number])
+        for number, ranking in enumerate(rankings)
+    ]
