@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fasterqk.attention import Instance, measure
-from fasterqk.attention import HuggingFaceClassifier
+from fasterqk.attention import HuggingFaceClassifier, Instance, measure
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
