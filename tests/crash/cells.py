@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fasterqk.console import Progress
 from fasterqk.files import write_text
-from fasterqk.lab.runs._execute import Progress
 from fasterqk.lab.runs._store import read_sealed, write_sealed
 
 

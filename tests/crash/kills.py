@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.crash.sweeps import SweepUnderTest, kill, unreadable
 
-from fasterqk.lab.runs._execute import Progress
+from fasterqk.console import Progress
 from fasterqk.lab.runs._store import Store, read_result
 
 # The share of kills that take the sweep but leave its workers, who must then end by themselves.

@@ -1,4 +1,4 @@
-"""Results that find their configuration again: a config is hashed to a folder."""
+"""Sweeps over many configurations, and the store of their results: a configuration is hashed to a folder."""
 
 from fasterqk.lab.runs._spec import Spec, SpecCell, read_spec
 from fasterqk.lab.runs._store import Store

@@ -1,4 +1,4 @@
-"""What the sweep and those who do its work say to each other."""
+"""Doing one cell: the messages between sweep and workers, the journal of a cell, and one attempt at it."""
 
 import errno
 import json
@@ -18,24 +18,20 @@ from fasterqk.errors import InputError
 from fasterqk.files import plain, read_json_lines
 from fasterqk.lab.runs._store import Store, claim, clear, clear_temporary, has_result, write_sealed
 
-
-class Progress(Protocol):
-    """Called to say how far something is: so much done of so much, and a word about it."""
-
-    def __call__(self, done: float, total: float, note: str = "") -> None: ...
+# --- Messages between sweep and workers ---
 
 
 @dataclass(frozen=True)
 class CellTask:
-    """One cell to be done. ``function`` is ``"module:function"``, called as f(config, folder=, progress=)."""
+    """A cell to be done by ``function``, ``"module:name"``, called as ``f(config, folder=, progress=)``."""
 
     cell: str
     config: Any
     function: str
     out: str
-    # Throw away what the cell has and begin again.
+    # Discard what the cell has and begin again.
     force: bool = False
-    # Wait when another process has the cell, rather than come back to it later.
+    # Wait while another process has the cell, rather than report it as busy.
     wait: bool = False
 
 
@@ -43,9 +39,10 @@ class CellTask:
 class Event:
     """Something that happened to a cell.
 
-    ``kind``: ``started``; ``progress`` (``done`` of ``total``); ``saved``; ``found`` (it has a result
-    already); ``busy`` (another process has it); ``failed`` (``note`` is the line); ``lost`` (the worker
-    died); ``fatal`` (no cell can go on: ``error`` is why); ``skipped`` and ``retried``, said by the sweep.
+    ``kind`` is ``started``, ``progress`` (``done`` of ``total``), ``saved``, ``found`` (it had a result
+    already), ``busy`` (another process has it), ``failed`` (``note`` says why, in one line), ``lost`` (the
+    worker died) or ``fatal`` (no cell can go on; ``error`` is the reason). The sweep itself adds ``skipped``
+    and ``retried``.
     """
 
     kind: str
@@ -66,24 +63,25 @@ Notify = Callable[[Event], None]
 
 
 class Backend(Protocol):
-    """Those who do the work: this process, local workers, or a cluster."""
+    """Where cells are done: in this process, by local workers, or on a cluster."""
 
     def free(self) -> bool:
         """Whether one more task can be submitted."""
 
     def submit(self, task: CellTask) -> None:
-        """Hand over a task; what becomes of it is told through the events."""
+        """Hand over a task; events report what becomes of it."""
 
     def wait(self, notify: Notify) -> None:
-        """Wait until something happened to the submitted tasks, and tell it."""
+        """Wait until something happens to the submitted tasks, and pass on its events."""
 
     def close(self) -> None:
         """End all workers; what they had not finished stays as its last checkpoint."""
 
 
-# --- The journal of a cell: one line for each attempt begun and how it ended ---
-# It proves that a cell was done once: nothing begins after the attempt whose result was saved. Lines are
-# appended by the process that holds the claim. A line cut short by a crash is not counted.
+# --- The journal of a cell ---
+# One line per attempt begun and one per attempt ended. It proves that a cell was done once: no attempt begins
+# after the one whose result was saved. The process that holds the claim appends to it; readers ignore a line
+# that was cut short by a crash.
 
 JOURNAL_NAME = "journal.jsonl"
 
@@ -128,18 +126,17 @@ def _ends_with_newline(path: Path) -> bool:
         return stream.read(1) == b"\n"
 
 
-# --- Doing one cell: claim it, run its function, save its result, or keep its traceback ---
+# --- One attempt: claim the cell, call its function, save its result or its traceback ---
 
-# When one cell meets these, so will all others: computing on would only lose the work.
+# Errors that every other cell would meet too: going on would only lose work.
 NO_PLACE_TO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 
-
-# Wraps the call of a cell's function; a worker keeps what the cell prints.
+# Wraps the call of a cell's function; workers use it to keep what the cell prints.
 Surround = Callable[[Path], AbstractContextManager[None]]
 
 
 def execute(task: CellTask, notify: Notify, surround: Surround = lambda folder: nullcontext()) -> None:
-    """Do the cell of ``task``; the last event tells how it ended.
+    """Do the cell of ``task``; the last event says how it ended.
 
     The claim is held from before the first look at the result until after the last write, so a cell that
     several sweeps want is done by one of them. ``KeyboardInterrupt`` passes through.
@@ -171,7 +168,7 @@ def find_function(name: str) -> Callable[..., Any]:
 
 
 def one_line(error: BaseException) -> str:
-    """The error as a person would say it, in one line."""
+    """The error in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, InputError):
         return text
@@ -179,7 +176,7 @@ def one_line(error: BaseException) -> str:
 
 
 def prepare(task: CellTask, folder: Path) -> Event | None:
-    """Make the claimed ``folder`` ready for an attempt; returns the end of the task when none is needed."""
+    """Make the claimed ``folder`` ready for an attempt; returns the last event when no attempt is needed."""
     clear_temporary(folder)
     if task.force:
         clear(folder)
@@ -193,8 +190,8 @@ def prepare(task: CellTask, folder: Path) -> Event | None:
 def _attempt(
     task: CellTask, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
 ) -> Event:
-    if (settled := prepare(task, folder)) is not None:
-        return settled
+    if (ended := prepare(task, folder)) is not None:
+        return ended
     store = Store(task.out)
     store.begin(task.config)
     with suppress(FileNotFoundError):
@@ -203,13 +200,13 @@ def _attempt(
     write_journal(folder, "started", attempt)
     notify(Event("started", task.cell))
 
-    def progress(done: float, total: float, note: str = "") -> None:
+    def report(done: float, total: float, note: str = "") -> None:
         notify(Event("progress", task.cell, note, done, total))
 
     start = time.perf_counter()
     try:
         with surround(folder):
-            result = function(task.config, folder=folder, progress=progress)
+            result = function(task.config, folder=folder, progress=report)
         if hasattr(result, "to_json"):
             result = result.to_json()
         if not isinstance(result, dict):
@@ -232,7 +229,7 @@ def _attempt(
 
 
 def save_error(folder: Path, attempt: int, line: str, details: str) -> None:
-    """Keep a failure beside the cell as ``error.json``, if there is still a place to write it."""
+    """Write ``error.json`` and a line of the journal, if there is still a place to write to."""
     with suppress(OSError):
         write_journal(folder, "failed", attempt, line=line)
         write_sealed(folder / "error.json", {"cell": folder.name, "line": line, "traceback": details})

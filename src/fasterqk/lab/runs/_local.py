@@ -1,4 +1,7 @@
-"""A worker: a process of its own that takes one cell after another from the sweep that started it."""
+"""The backends of one machine: this process itself, and worker processes of its own.
+
+A worker takes one cell after another from the sweep that started it, and ends when that sweep is gone.
+"""
 
 import faulthandler
 import json
@@ -21,6 +24,8 @@ from typing import NoReturn
 from fasterqk.errors import InputError
 from fasterqk.lab.runs._execute import CellTask, Event, Notify, execute
 
+# --- The worker's side ---
+
 OUTPUT_NAME = "output.txt"
 SECONDS_BETWEEN_REPORTS = 0.1
 
@@ -31,7 +36,7 @@ class Stop(BaseException):
 
 def main(descriptor: int) -> None:
     """Do tasks from the connection at ``descriptor`` until the sweep stops this worker, or is gone."""
-    # Ctrl-C reaches the whole terminal: the sweep decides what it means for its workers.
+    # Ctrl-C reaches every process of the terminal; the sweep decides what its workers do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     connection = Connection(descriptor)
@@ -39,7 +44,7 @@ def main(descriptor: int) -> None:
     threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
     reporter = _Reporter(connection)
     try:
-        # Only here, where it is caught: until now the signal ends the process without a word.
+        # Only from here on is Stop caught; before that, the signal simply ends the process.
         signal.signal(signal.SIGTERM, _stop)
         connection.send(Event("ready", ""))
         while True:
@@ -61,9 +66,9 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _receive(connection: Connection, messages: "queue.SimpleQueue[bytes]") -> None:
-    """Pass tasks on; end the process when the sweep is gone, even in the middle of a cell.
+    """Queue tasks; end the process when the sweep is gone, even in the middle of a cell.
 
-    That loses nothing: every file appears at once, and the cell goes on from its last checkpoint.
+    That loses nothing: files are written atomically, and the cell goes on from its last checkpoint.
     """
     while True:
         try:
@@ -73,7 +78,7 @@ def _receive(connection: Connection, messages: "queue.SimpleQueue[bytes]") -> No
 
 
 class _Reporter:
-    """Sends events, but progress no more often than somebody could read it."""
+    """Sends events, progress among them at most every ``SECONDS_BETWEEN_REPORTS``."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -112,7 +117,7 @@ def keep_output(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-# --- The two backends of one machine: this process itself, and worker processes of its own ---
+# --- The sweep's side ---
 
 # A fresh interpreter rather than a fork: no state is inherited, and a script needs no main guard.
 _BOOT = (
@@ -121,12 +126,12 @@ _BOOT = (
 )
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _GRACE_SECONDS = 5.0
-# So many workers in a row that died before they said a word: something is wrong with all of them.
-_STILLBORN_LIMIT = 3
+# When so many workers in a row die before they are ready, all of them would.
+_DEAD_STARTS_LIMIT = 3
 
 
 class ThisProcess:
-    """Does one cell after another right here; good for cells that take no time, and for debuggers."""
+    """Does one cell after another in this process: for cells that take no time, and for debuggers."""
 
     def __init__(self) -> None:
         self._task: CellTask | None = None
@@ -143,18 +148,18 @@ class ThisProcess:
             execute(task, notify)
 
     def close(self) -> None:
-        """There is nobody to end."""
+        """Nothing is left running."""
 
 
 class LocalWorkers:
-    """``count`` worker processes, started when there is work for them, with ``threads`` threads each."""
+    """Up to ``count`` worker processes with ``threads`` threads each, started when there is work for them."""
 
     def __init__(self, count: int, threads: int = 1) -> None:
         self._count = count
         self._threads = threads
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, CellTask]] = {}
-        self._stillborn = 0
+        self._dead_starts = 0
 
     def free(self) -> bool:
         return len(self._busy) < self._count
@@ -177,7 +182,7 @@ class LocalWorkers:
                 continue
             if event.kind == "ready":
                 worker.ready = True
-                self._stillborn = 0
+                self._dead_starts = 0
                 continue
             if event.last:
                 del self._busy[worker.connection]
@@ -200,8 +205,8 @@ class LocalWorkers:
 
     def _lost(self, worker: "_Worker", task: CellTask) -> Event:
         reason = worker.end()
-        self._stillborn += 0 if worker.ready else 1
-        if self._stillborn >= _STILLBORN_LIMIT:
+        self._dead_starts += 0 if worker.ready else 1
+        if self._dead_starts >= _DEAD_STARTS_LIMIT:
             error = ChildProcessError(
                 f"workers end before they begin ({reason}); {sys.executable} started them"
             )

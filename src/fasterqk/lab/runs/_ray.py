@@ -1,10 +1,10 @@
-"""The backend of many machines: one Ray task a cell, wherever the cluster has room for it.
+"""The backend for many machines: one Ray task per cell, wherever the cluster has room for it.
 
-Workers need not share a disk with the sweep. The folder of a cell travels to the worker with its task;
-there an ordinary local worker does the cell in a scratch folder, and every file that changes, checkpoints
-too, travels back while the cell runs. Only the sweep writes to the store, and it holds the claim of every
-cell it has handed out: a worker that was given up for dead can do no harm. When one dies, the next
-attempt begins from the last checkpoint that came back.
+Workers need not share a disk with the sweep. The folder of a cell is sent to the worker with its task; there
+an ordinary local worker does the cell in a temporary folder, and every file that changes, checkpoints too, is
+sent back while the cell runs. Only the sweep writes to the store, and it holds the claim of every cell it has
+handed out: a worker that was wrongly taken for dead can do no harm. When a worker dies, the next attempt
+begins from the last checkpoint that came back.
 """
 
 import logging
@@ -26,17 +26,17 @@ from fasterqk.lab.runs._execute import CellTask, Event, Notify, next_attempt, on
 from fasterqk.lab.runs._remote import FileChanges, do_cell, read_files, write_files
 from fasterqk.lab.runs._store import claim
 
-# Cells handed out beyond what the cluster has room for, so that nobody waits for us; they are claimed.
+# Cells handed out (and claimed) beyond what the cluster has room for, so that no worker is ever idle.
 WAITING_THERE = 2
 _LOOK_AGAIN_SECONDS = 1.0
 _CONNECT_SECONDS = 5.0
-# A worker with so many parcels on their way to us waits before it sends more; its cell does not.
+# With so many messages unread a worker waits before it sends more; its cell goes on.
 _MESSAGES_UNDER_WAY = 8
 
 
 @dataclass
 class _Cell:
-    """A cell that was handed out: its task, its claim, and how far its attempt is booked."""
+    """A cell that was handed out: its task, its claim, and whether its attempt is in the journal."""
 
     task: CellTask
     folder: Path
@@ -87,15 +87,15 @@ class RayCluster:
         folder = Path(task.out) / "runs" / task.cell
         held = ExitStack()
         if not held.enter_context(claim(folder)):
-            # Waiting for somebody else's cell must not keep us from our own.
+            # Waiting for a cell of another sweep must not block this one.
             if task.wait:
                 self._elsewhere.append(task)
             else:
                 self._events.append(Event("busy", task.cell))
             return
         with held:
-            if (settled := prepare(task, folder)) is not None:
-                self._events.append(settled)
+            if (ended := prepare(task, folder)) is not None:
+                self._events.append(ended)
                 return
             generator = self._remote.remote(
                 task.cell,
@@ -129,14 +129,14 @@ class RayCluster:
         if self._ray is None:
             return
         try:
-            with suppress(OSError):  # a full disk was told already
+            with suppress(OSError):  # a full disk was reported already
                 for generator in self._ready():
                     self._receive(generator)
             for generator, cell in self._cells.items():
                 with suppress(OSError):
                     if cell.started:
                         write_journal(cell.folder, "stopped", cell.attempt)
-                with suppress(Exception):  # it may have ended by itself; the interrupt must get through
+                with suppress(Exception):  # it may have ended by itself; the interrupt must not be lost
                     self._ray.cancel(generator, force=True)
         finally:
             for cell in self._cells.values():
@@ -150,7 +150,7 @@ class RayCluster:
         return self._ray.wait(generators, num_returns=len(generators), timeout=0)[0] if generators else []
 
     def _receive(self, generator: Any) -> list[Event]:
-        """Take the next changes of a cell, put its files into the store, and book what it says."""
+        """Take the next changes of a cell, put its files into the store, and record its events."""
         cell = self._cells[generator]
         events: list[Event]
         changes: FileChanges
@@ -165,13 +165,13 @@ class RayCluster:
             write_journal(cell.folder, "started", cell.attempt, worker=host)
         write_files(cell.folder, changes)
         if events and events[-1].last:
-            events[-1] = self._book(cell, events[-1], host)
+            events[-1] = self._record(cell, events[-1], host)
             del self._cells[generator]
             cell.claim.close()
         return events
 
-    def _book(self, cell: _Cell, event: Event, host: str) -> Event:
-        """The end of an attempt in the journal of its cell; returns the event as the sweep shall see it."""
+    def _record(self, cell: _Cell, event: Event, host: str) -> Event:
+        """Write the end of an attempt into the journal; returns the event for the sweep."""
         if event.kind == "saved":
             with suppress(OSError):  # the result is safe
                 write_journal(cell.folder, "saved", cell.attempt, seconds=event.seconds)
@@ -188,7 +188,7 @@ class RayCluster:
         if isinstance(cause, OSError):
             return Event("lost", task.cell, note=one_line(cause))
         if isinstance(error, self._ray.exceptions.RayTaskError):
-            # Not a death: what runs around the cell cannot run there, so no cell can.
+            # The worker lives, but `do_cell` itself fails there: so would every other cell.
             cause = one_line(cause)
             if "No module named 'fasterqk" in str(error):
                 cause = "fasterqk is not installed there; `pip install 'fasterqk[cluster]'` on every machine"
@@ -250,7 +250,7 @@ def join(ray: Any, address: str, processors: int | None) -> None:
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == "local":
         options |= {"num_cpus": processors, "include_dashboard": False}
-    # Otherwise Ray prints on standard output, where our results go, that a worker died; we say so ourselves.
+    # Otherwise Ray reports a dead worker on standard output, where results go; the sweep reports it itself.
     with suppress(AttributeError):
         ray._private.worker._worker_logs_enabled = False
     try:

@@ -1,7 +1,7 @@
-"""A cell's folder on its way between machines: what changed in it, and putting that down elsewhere.
+"""Cells on other machines: their folders are sent there, done there, and every change is sent back.
 
-A folder is read at one moment: nothing in it changed between the first look and the last. What arrives
-is therefore what a crash at that moment would have left, and every cell can go on from that.
+Changes are read while nothing else changes: what arrives is what a crash at that moment would have left, and
+every cell can go on from that.
 """
 
 import os
@@ -25,12 +25,14 @@ from fasterqk.lab.runs._local import OUTPUT_NAME, LocalWorkers
 from fasterqk.lab.runs._store import LOCK_NAME, Store, claim, clear, read_result
 from fasterqk.lab.runs._table import summarize
 
-# Contents by the name of the file, in the order in which they were written; None for one that is gone.
+# --- The files of a cell ---
+
+# Contents by file name, in the order in which they were written; None for a file that was removed.
 FileChanges = Mapping[str, bytes | None]
-# What tells that a file was written again.
+# Inode, size and time of a file: when they differ, it was written again.
 _Stamp = tuple[int, int, int]
 
-# So often a folder is read again when it changed meanwhile; then it is left for the next time.
+# How often a folder that changes while it is read is read again before it is left for the next time.
 _TRIES = 5
 
 
@@ -40,7 +42,7 @@ def read_files(folder: Path) -> dict[str, bytes | None]:
 
 
 def write_files(folder: Path, changes: FileChanges) -> None:
-    """Put the files of ``changes`` down in ``folder``, each at once and in the order they were written."""
+    """Write ``changes`` into ``folder``, each file atomically and in the order they were written."""
     for name, content in changes.items():
         if content is not None:
             write_bytes(folder / name, content)
@@ -50,9 +52,9 @@ def write_files(folder: Path, changes: FileChanges) -> None:
 
 
 class FolderWatch:
-    """Looks at a cell's ``folder`` and tells what changed since the last look.
+    """The changes of a cell's ``folder`` since the last look.
 
-    The journal is not looked at: it belongs to whoever owns the store.
+    The journal is left out: the sweep that owns the store writes it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,9 +62,9 @@ class FolderWatch:
         self._known = self._look()
 
     def changes(self, *, anyway: bool = False) -> dict[str, bytes | None]:
-        """What was written or removed since the last call; nothing when the folder does not hold still.
+        """What was written or removed since the last call; nothing while the folder keeps changing.
 
-        With ``anyway`` it is told as it is: a finished cell may have left something that goes on writing.
+        With ``anyway`` it is read as it is: a finished cell may have left a process that goes on writing.
         """
         for _ in range(_TRIES):
             seen = self._look()
@@ -95,7 +97,7 @@ def _stamps(folder: Path) -> dict[str, _Stamp]:
 
 
 def _order(item: tuple[str, _Stamp]) -> tuple[bool, int, bool]:
-    # The result marks a finished cell. Clocks of files tick slowly: within a tick the checkpoint comes last.
+    # The result marks a finished cell. File times are coarse: among equal ones the checkpoint comes last.
     name, (_, _, time) = item
     return name == "result.json", time, name.startswith("checkpoint")
 
@@ -112,13 +114,13 @@ def _but_output(stamps: Mapping[str, _Stamp]) -> dict[str, _Stamp]:
     return {name: stamp for name, stamp in stamps.items() if name != OUTPUT_NAME}
 
 
-# --- One cell on a machine of a Ray cluster: done by a local worker, reported as it goes ---
+# --- One cell on a machine of a cluster: done by a local worker, reported as it goes on ---
 
 SECONDS_BETWEEN_CHANGES = 0.5
-# Packing may take one part of the time in so many: large checkpoints travel less often.
+# Reading files may take one part of the time in so many: large checkpoints are sent less often.
 _SHARE_FOR_READING = 10
 
-# A worker without work, kept for the next cell: torch is imported once.
+# An idle worker by its number of threads, kept for the next cell: torch is imported once.
 _idle: dict[int, LocalWorkers] = {}
 
 
@@ -134,7 +136,7 @@ def do_cell(
     """Do a cell whose folder holds ``files``; yields this machine's name, events and changed files.
 
     ``config`` is pickled: only the process that does the cell imports its class. ``paths`` are where the
-    sweep finds its modules; those that exist here are searched too. The last event tells how it ended.
+    sweep finds its modules; those that exist here are searched too. The last event says how it ended.
     """
     host = socket.gethostname()
     if version != __version__:
@@ -170,7 +172,7 @@ def _newest(events: list[Event]) -> list[Event]:
 
 
 class _Pickled:
-    """Becomes, when it is pickled and unpickled, the object whose pickle it holds."""
+    """Holds the pickle of an object; unpickling this object gives that one."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -181,7 +183,7 @@ class _Pickled:
 
 @contextmanager
 def _worker(threads: int) -> Iterator[LocalWorkers]:
-    """A worker for one cell; one that is left in the middle of it is ended."""
+    """A worker for one cell; it is ended when the cell is abandoned."""
     worker = _idle.pop(threads, None) or LocalWorkers(1, threads)
     try:
         yield worker
@@ -195,7 +197,7 @@ def _worker(threads: int) -> Iterator[LocalWorkers]:
 
 @contextmanager
 def _scratch() -> Iterator[Path]:
-    """A folder for one cell. Those that dead workers left behind are removed on the way."""
+    """A temporary folder for one cell; those that dead workers left behind are removed first."""
     root = Path(tempfile.gettempdir()) / f"fasterqk-scratch-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     for left in root.iterdir():
@@ -203,21 +205,21 @@ def _scratch() -> Iterator[Path]:
             if claimed:
                 shutil.rmtree(left, ignore_errors=True)
     folder = root / os.urandom(8).hex()
-    with claim(folder, wait=True):  # another worker may be about to tidy it away
+    with claim(folder, wait=True):  # another worker may be about to remove it
         try:
             yield folder
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-# --- Stores brought together: the finished cells of another one are copied into this one ---
+# --- Collecting the finished cells of another store ---
 
 
 def collect(store: Store, other: Store) -> dict[str, int]:
     """Copy every cell that is done in ``other`` and not in ``store``; ``other`` is only read.
 
     Returns how many were ``collected``, ``here`` already, ``unfinished`` or ``damaged`` over there, or
-    ``running`` here. What an unfinished cell has here gives way to the finished one.
+    ``running`` here. A finished cell replaces what an unfinished one has here.
     """
     found = Counter[str]()
     for folder in other.cells():

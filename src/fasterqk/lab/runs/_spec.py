@@ -2,11 +2,11 @@
 
     seeds = [0, 1, 2]
 
-    [base]                    # what all cells share
+    [base]                    # fields of all cells
     task = "agreement"
     epochs = 10
 
-    [arms.baseline]           # what the arms differ in
+    [arms.baseline]           # fields of one arm
     qk_ratio = 1
     [arms.faster_qk]
     qk_ratio = 30
@@ -14,7 +14,7 @@
     [grid]                    # every combination of these
     lr = [1e-4, 1e-3]
 
-    [resources]               # what a cell takes; results do not depend on it
+    [resources]               # of one cell; results do not depend on them
     cpus = 1
     gpus = 0
 
@@ -53,7 +53,7 @@ class SpecCell:
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What one cell takes of a machine: processors (and as many threads) and GPUs, or parts of one."""
+    """What one cell needs of a machine: processors (as many threads) and GPUs, or fractions of one."""
 
     cpus: float = 1
     gpus: float = 0
@@ -61,7 +61,7 @@ class Resources:
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """A sweep as written down: the function, its cells, and what each of them takes."""
+    """A sweep: its function, its cells, and what each of them needs."""
 
     path: Path
     function: str
@@ -70,7 +70,7 @@ class Spec:
 
 
 def read_spec(path: str | os.PathLike[str]) -> Spec:
-    """The sweep that the TOML file at ``path`` describes; what is wrong with it is said in one line."""
+    """The sweep that the TOML file at ``path`` describes; errors are one line."""
     path = Path(path)
     try:
         with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""A sweep: many configurations through one function, each once, over as many processes as wanted."""
+"""A sweep: one function for many configurations, each done once, by as many processes as wanted."""
 
 import os
 from collections import deque
@@ -7,9 +7,10 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fasterqk.console import Progress
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash
-from fasterqk.lab.runs._execute import Backend, CellTask, Event, Progress, next_attempt, save_error
+from fasterqk.lab.runs._execute import Backend, CellTask, Event, next_attempt, save_error
 from fasterqk.lab.runs._local import LocalWorkers, ThisProcess
 from fasterqk.lab.runs._store import Store, claim, has_result
 
@@ -34,7 +35,7 @@ class SweepError(RuntimeError):
 
 
 class Results(Mapping[str, dict[str, Any]]):
-    """Results by cell, read from the store when they are asked for: a sweep may have very many."""
+    """Results by cell, read from the store on access: a sweep may have very many."""
 
     def __init__(self, store: Store, configs: Mapping[str, Any]) -> None:
         self._store = store
@@ -62,7 +63,7 @@ class Results(Mapping[str, dict[str, Any]]):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a sweep came to: the results by cell, and the cells that have none."""
+    """The results of a sweep by cell, and the cells that have none."""
 
     results: Mapping[str, dict[str, Any]]
     failures: list[Failure]
@@ -92,7 +93,7 @@ def sweep(
     finished cells again. A cell whose worker dies is tried ``retries`` more times.
 
     A cell that raises keeps its traceback in ``error.json`` and does not stop the others; when all is
-    done :class:`SweepError` tells what failed. Several sweeps may share one store: a cell that another
+    done :class:`SweepError` says what failed. Several sweeps may share one store: a cell that another
     process works on is left to it, and its result is picked up at the end::
 
         sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")  # [{'loss': 0.11}, ...]
@@ -128,12 +129,13 @@ def run_sweep(
     observe: Callable[[Event], None] | None = None,
     backend: Backend | None = None,
 ) -> Outcome:
-    """What :func:`sweep` does, for configurations under the names of their cells; failures are returned."""
-    job = _RunningSweep(configs, function, Store(out), force, retries, progress, observe)
-    if job.pending:
-        with closing(backend or _default_backend(workers, threads, len(job.pending))) as using:
-            job.run(using)
-    return Outcome(job.results, job.failures)
+    """As :func:`sweep`, for configurations by the name of their cell; failures are returned, not raised."""
+    running = _RunningSweep(configs, function, Store(out), force, retries, progress, observe)
+    if tasks := len(running.pending):
+        local = LocalWorkers(min(workers, tasks), threads) if workers else ThisProcess()
+        with closing(backend or local) as using:
+            running.run(using)
+    return Outcome(running.results, running.failures)
 
 
 def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
@@ -146,12 +148,8 @@ def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
     return items[part - 1 :: parts]
 
 
-def _default_backend(workers: int, threads: int, tasks: int) -> Backend:
-    return LocalWorkers(min(workers, tasks), threads) if workers else ThisProcess()
-
-
 class _RunningSweep:
-    """One sweep while it runs: what is pending, what others have, what came out."""
+    """One sweep while it runs: the cells that are pending, with others, running, done and failed."""
 
     def __init__(
         self,
@@ -171,7 +169,7 @@ class _RunningSweep:
         self._elsewhere: deque[CellTask] = deque()
         self._running: dict[str, CellTask] = {}
         self._shares: dict[str, float] = {}
-        self._lives = dict.fromkeys(configs, retries)
+        self._retries = dict.fromkeys(configs, retries)
         self._progress = progress
         self._observe = observe
         for cell, config in configs.items():
@@ -181,7 +179,7 @@ class _RunningSweep:
 
     def run(self, backend: Backend) -> None:
         while self.pending or self._elsewhere or self._running:
-            # Cells that other processes have come last: by then they are done, or left for us.
+            # Cells that other processes work on come last: by then they are done, or free.
             while backend.free() and (self.pending or self._elsewhere):
                 task = (self.pending or self._elsewhere).popleft()
                 self._running[task.cell] = task
@@ -201,7 +199,7 @@ class _RunningSweep:
         self._report(event.note)
 
     def _ended(self, task: CellTask, event: Event) -> Event:
-        """Book the end of an attempt; returns the event as the observer shall see it."""
+        """Record the end of an attempt; returns the event for the observer."""
         if event.kind in ("saved", "found"):
             if not self._collect(event.cell):
                 self.failures.append(Failure(event.cell, "its result was removed while the sweep ran"))
@@ -209,9 +207,9 @@ class _RunningSweep:
             self._elsewhere.append(replace(task, wait=True))
         elif event.kind == "failed":
             self.failures.append(Failure(event.cell, event.note))
-        elif self._lives[event.cell] > 0:
-            self._lives[event.cell] -= 1
-            # Not by force again: the next attempt goes on from the checkpoint of this one.
+        elif self._retries[event.cell] > 0:
+            self._retries[event.cell] -= 1
+            # Without force: the next attempt goes on from the checkpoint of this one.
             self.pending.appendleft(replace(task, force=False))
             return replace(event, kind="retried")
         else:

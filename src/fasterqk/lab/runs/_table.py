@@ -1,4 +1,4 @@
-"""All finished cells as one tidy table: a row a cell, a column a field of its config or its result."""
+"""What a store holds: a table of finished cells, summaries and details of cells, the plan of a sweep."""
 
 import json
 import os
@@ -14,6 +14,8 @@ from fasterqk.files import canonical_json, config_fields, csv_text, write_text
 from fasterqk.lab.runs._execute import read_journal
 from fasterqk.lab.runs._spec import Spec, read_spec
 from fasterqk.lab.runs._store import Store, is_whole, read_result, read_sealed, state
+
+# --- The table of finished cells: one row per cell, one column per field of its config or result ---
 
 _COMPACT = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
@@ -131,14 +133,14 @@ def _row(folder: Path, labels: Mapping[str, Any]) -> dict[str, Any] | None:
     return row
 
 
-# --- What a store holds, cell by cell, without reading the results themselves ---
+# --- Summaries and details of cells ---
 
 STATES = ("done", "running", "failed", "stopped", "damaged")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A cell at a glance. ``seconds`` is how long the attempt that finished it took."""
+    """A cell without its result. ``seconds`` is how long the attempt that finished it took."""
 
     cell: str
     state: str
@@ -191,9 +193,6 @@ def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in fields.items() if len(values[name]) > 1} for fields in flat]
 
 
-# --- Everything the store knows about one cell ---
-
-
 def cell_details(folder: Path) -> dict[str, Any]:
     """Configuration, result, environment, error, journal and files of the cell in ``folder``.
 
@@ -225,17 +224,17 @@ def cell_details(folder: Path) -> dict[str, Any]:
     }
 
 
-# --- What a sweep would still do, and how long it would take, judged by the cells already measured ---
+# --- The plan of a sweep: which cells are left, and how long they would take ---
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells of a sweep by state, and an estimate for those that are left.
+    """The cells of a sweep by state, and an estimate of the time for those that are left.
 
     ``seconds`` is the work that is left on one worker, None when nothing comparable was measured;
     ``low`` and ``high`` take the fastest and slowest comparable cell instead of their mean. ``basis``
-    counts what the cells left were judged by: ``siblings`` (the same but for the seed), ``spec`` (others
-    of this sweep), ``store`` (others of the same kind), or ``nothing``.
+    counts the cells that are left by what their estimate rests on: ``siblings`` (the same but for the
+    seed), ``spec`` (others of this sweep), ``store`` (others of the same kind), or ``nothing``.
     """
 
     cells: int
