@@ -35,14 +35,14 @@ def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> 
     print(text_table(rows))
 
 
-def text_table(rows: Sequence[Mapping[str, Any]], left: Collection[str] = ()) -> str:
-    """``rows`` as aligned lines below their column names; the columns in ``left`` begin at the left.
+def text_table(rows: Sequence[Mapping[str, Any]], right: Collection[str] | None = None) -> str:
+    """``rows`` as lines below their column names, the columns in ``right`` (None: all) aligned to the right.
 
     Cells are those of :func:`cell_text`, with ASCII signs for minus and for a missing value.
 
-    >>> print(text_table([{"arm": "r = 1", "loss": 0.123456}, {"arm": "r = 10", "change": -2}], left=["arm"]))
-    arm       loss  change
-    r = 1   0.1235       -
+    >>> print(text_table([{"arm": "r = 1", "loss": 0.123456}, {"arm": "r = 10", "change": -2}]))
+       arm    loss  change
+     r = 1  0.1235       -
     r = 10       -      -2
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
@@ -50,7 +50,7 @@ def text_table(rows: Sequence[Mapping[str, Any]], left: Collection[str] = ()) ->
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if name in left else cell.rjust(width)
+            cell.rjust(width) if right is None or name in right else cell.ljust(width)
             for name, cell, width in zip(columns, line, widths, strict=True)
         ).rstrip()
         for line in lines

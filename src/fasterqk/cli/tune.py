@@ -6,7 +6,7 @@ from typing import Any
 
 from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
 from fasterqk.cli.train import add_task_options, task_config
-from fasterqk.console import cell_text, print_json, print_table
+from fasterqk.console import print_json, print_table
 
 
 def configure(parser: Parser) -> None:
@@ -87,7 +87,7 @@ def _show(found: dict[str, Any]) -> None:
 
     for name, stage in found["stages"].items():
         rows = [
-            {key: cell_text(value) for key, value in row.items() if key != "stage"}
+            {key: value for key, value in row.items() if key != "stage"}
             for row in tuning_rows(found)
             if row["stage"] == TITLES[name]
         ]

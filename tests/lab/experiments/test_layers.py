@@ -3,7 +3,7 @@
 import pytest
 
 from fasterqk.lab.experiments._arms import BASELINE, FASTER
-from fasterqk.lab.experiments._layers import as_text, save_layers, summarize_layers
+from fasterqk.lab.experiments._layers import rows_of_score, save_layers, summarize_layers
 from fasterqk.lab.experiments.table_layers import table_layers
 
 
@@ -70,4 +70,4 @@ def test_table_and_figure_are_written(rows, tmp_path):
     save_layers(rows, tmp_path, "t", title="T", summary=summary)
     for name in ("tables/t-by-layer.csv", "figures/t-by-layer.png", "figures/t-by-layer.svg"):
         assert (tmp_path / name).exists()
-    assert [row["attention"] for row in as_text(rows, "mrta")][::2] == ["rollout", "layer 1", "layer 2"]
+    assert [row["attention"] for row in rows_of_score(rows, "mrta")][::2] == ["rollout", "layer 1", "layer 2"]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fasterqk.attention import dtap_over_seeds, interval, matched_loss, paired_difference
-from fasterqk.console import cell_text, print_table
+from fasterqk.console import print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments import _arm_tables as tables
 from fasterqk.lab.experiments._cells import CellRunner
@@ -234,15 +234,15 @@ SHOWN_AT_EQUAL_LOSS = (
 def show_arms(summary: dict[str, Any]) -> None:
     """Print the table at the end of training and the one at equal loss."""
 
-    def as_text(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def labelled(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         keys = tables.column_keys(rows)
-        return [{tables.column_label(key): cell_text(row.get(key)) for key in keys} for row in rows]
+        return [{tables.column_label(key): row.get(key) for key in keys} for row in rows]
 
     print(tables.describe(summary))
-    print_table(as_text(tables.end_rows(summary)), title="\nat the end of training (test split)")
-    print_table(as_text(tables.matched_rows(summary, SHOWN_AT_EQUAL_LOSS)), title="\nat equal training loss")
+    print_table(labelled(tables.end_rows(summary)), title="\nat the end of training (test split)")
+    print_table(labelled(tables.matched_rows(summary, SHOWN_AT_EQUAL_LOSS)), title="\nat equal training loss")
     for group in summary["arms"]["baseline"].get("groups") or {}:
-        print_table(as_text(tables.group_rows(summary, group)), title=f"\naccuracy by {group}")
+        print_table(labelled(tables.group_rows(summary, group)), title=f"\naccuracy by {group}")
     print_diverged(summary)
     if summary.get("skipped"):
         print(f"\nleft out of the data: {left_out(summary['skipped'])}")

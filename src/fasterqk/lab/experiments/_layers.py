@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.attention import interval, matched_loss, paired_difference
-from fasterqk.console import cell_text, mean_of, print_table
+from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arm_tables import ARM_COLORS, ARM_NAMES, describe, label
 from fasterqk.lab.experiments._arms import (
@@ -145,10 +145,10 @@ def save_layers(
     }
 
 
-def as_text(rows: Rows, metric: str) -> list[dict[str, str]]:
-    """One metric of every layer, for people to read."""
+def rows_of_score(rows: Rows, metric: str) -> Rows:
+    """One score of every layer, under the labels of the columns."""
     return [
-        {COLUMNS[key]: cell_text(row[key]) for key in COLUMNS if key != "metric"}
+        {COLUMNS[key]: row[key] for key in COLUMNS if key != "metric"}
         for row in rows
         if row["metric"] == metric
     ]
@@ -206,8 +206,8 @@ def show_with_layers(summary: dict[str, Any]) -> None:
     """Print the tables of both arms, and mass and entropy of every layer."""
     show_arms(summary)
     rows = summary["by_layer"]
-    print_table(as_text(rows, "mrta"), title="\nattention on relevant tokens by layer (test split)")
-    sharpness = as_text(rows, "entropy")
+    print_table(rows_of_score(rows, "mrta"), title="\nattention on relevant tokens by layer (test split)")
+    sharpness = rows_of_score(rows, "entropy")
     if len({row["attention"] for row in sharpness}) > 1:
         print_table(sharpness, title="\nattention entropy by layer, nats (test split)")
     print(f"figure: {summary['files']['layers']['figure']['png']}\n")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.attention import interval, matched_loss
-from fasterqk.console import cell_text, mean_of, print_table
+from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arm_tables import label
 from fasterqk.lab.experiments._arms import Comparison, print_diverged, run_arms
@@ -310,7 +310,7 @@ def show(summary: dict[str, Any]) -> None:
     rows = [row for row in ablation_rows(summary) if row["at"] == "equal loss"]
     lowest = min((row["loss"] for row in rows), default=None)
     shown = [
-        {LABELS[key]: cell_text(value) for key, value in row.items() if key in LABELS}
+        {LABELS[key]: value for key, value in row.items() if key in LABELS}
         for row in rows
         if row["loss"] == lowest
     ]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.console import cell_text, print_table
+from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arm_tables import ARM_NAMES, describe, label
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
@@ -254,7 +254,7 @@ def show(summary: dict[str, Any]) -> None:
             {
                 **{key: row[key] for key in words},
                 "setting": setting_name(row["setting"]),
-                **{label(key): cell_text(row.get(key)) for key in metrics},
+                **{label(key): row.get(key) for key in metrics},
             }
             for row in summary["rows"]
         ]
