@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args, overload
 
 from torch import Tensor
 
+from fasterqk import console
 from fasterqk.files import canonical_json
 
 Role = Literal["q", "k", "v", "o", "shared", "rest"]
@@ -185,18 +186,7 @@ def text_table(rows: Sequence[Mapping[str, str]]) -> str:
     parameter   numel
     wte.weight     12
     """
-    if not rows:
-        return "(no parameters)"
-    columns = list(rows[0])
-    width = {name: max(len(name), *(len(row[name]) for row in rows)) for name in columns}
-    lines = [{name: name for name in columns}, *rows]
-    return "\n".join(
-        "  ".join(
-            line[name].rjust(width[name]) if name in _RIGHT else line[name].ljust(width[name])
-            for name in columns
-        ).rstrip()
-        for line in lines
-    )
+    return console.text_table(rows, right=_RIGHT) if rows else "(no parameters)"
 
 
 def html_table(rows: Sequence[Mapping[str, str]], caption: str) -> str:
