@@ -1,4 +1,4 @@
-"""What the tests know about an architecture, written down by hand and apart from the library's tables."""
+"""An architecture as the tests expect it, written by hand and independent of the library's tables."""
 
 import re
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-Run = tuple[int, int, int, str]
+LabelledSlice = tuple[int, int, int, str]
 WIDTH, HEADS, GROUPS, HEAD = 32, 4, 2, 8
 LAYERS, VOCABULARY, LENGTH = 2, 40, 7
 
@@ -16,14 +16,14 @@ LAYERS, VOCABULARY, LENGTH = 2, 40, 7
 class Architecture:
     """A tiny model, inputs that run it, and the labels it must get.
 
-    ``labels``: parameter name with ``*`` for numbers -> a role, or runs (axis, start, stop, role). What is
+    ``labels``: parameter name with ``*`` for numbers -> a role, or slices (axis, start, stop, role). What is
     not named there must be labelled rest. ``kinds``: how many attention layers of each kind it has.
     """
 
     name: str
     build: Callable[[], nn.Module]
     inputs: Callable[[], Any]
-    labels: dict[str, str | list[Run]]
+    labels: dict[str, str | list[LabelledSlice]]
     kinds: dict[str, int]
     eager: bool = True
     find: dict[str, Any] = field(default_factory=dict)
@@ -37,13 +37,13 @@ class Architecture:
         return [(None, None, None, label)] if isinstance(label, str) else list(label)
 
 
-def in_turn(axis: int, *parts: tuple[str, int]) -> list[Run]:
-    """Runs of the given roles and sizes, one after the other, along ``axis``."""
-    runs, start = [], 0
+def in_turn(axis: int, *parts: tuple[str, int]) -> list[LabelledSlice]:
+    """Slices of the given roles and sizes, one after the other, along ``axis``."""
+    slices, start = [], 0
     for role, size in parts:
-        runs.append((axis, start, start + size, role))
+        slices.append((axis, start, start + size, role))
         start += size
-    return runs
+    return slices
 
 
 def prefixed(prefix: str, **labels: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The check measures what the ratio promises, tells when it is not so, and touches nothing."""
+"""describe in one line; check_circuits measures what the ratio promises and changes nothing."""
 
 import random
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn, optim
 
-from fasterqk.circuits import Ramp, check_circuits, make_optimizer, param_groups
+from fasterqk.circuits import Ramp, check_circuits, describe, make_optimizer, param_groups
+from fasterqk.circuits._check import rate
 from fasterqk.errors import InputError
 
 
@@ -154,3 +155,37 @@ def test_a_rate_of_zero_is_told(net, label):
     optim.lr_scheduler.LambdaLR(made, lambda step: float(step))
     with pytest.raises(InputError, match="is 0 at this step"):
         check_circuits(model, made, model.inputs, loss_of(model))
+
+
+# --- One line about an optimizer ---
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1e-3, "1e-3"), (1.5e-4, "1.5e-4"), (0.5, "0.5"), (0, "0"), (5e-5, "5e-5"), (2000, "2e3")],
+)
+def test_rates(value, text):
+    assert rate(value) == text
+
+
+def test_by_circuit(net, label):
+    model = net("columns")
+    made = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=10, circuits=label(model))
+    assert describe(made) == (
+        "qk 624 parameters (4 tensors, 4 split) lr 1e-3"
+        " - ov 624 parameters (8 tensors, 4 split) lr 1e-4"
+        " - rest 76 parameters (4 tensors) lr 1e-4"
+    )
+
+
+def test_several_and_changing_rates(net, label, train):
+    model = net(separate=True)
+    made = make_optimizer(model, optim.SGD, lr=1e-4, qk_ratio=[1, Ramp(2, 4, 2)], circuits=label(model))
+    assert "lr 1e-4 to 2e-4 at this step - ov" in describe(made)
+    train(model, made, 5)
+    assert "lr 1e-4 to 4e-4 at this step - ov" in describe(made)
+
+
+def test_any_optimizer_by_group(net):
+    model = net()
+    assert describe(optim.SGD(model.parameters(), lr=0.1)) == "group 0 1.3k parameters (12 tensors) lr 0.1"

@@ -1,4 +1,4 @@
-"""find_circuits: rules, refusals, verification, and that it leaves the model alone."""
+"""find_circuits: labels, refusals, verification, notes, and that it leaves the model unchanged."""
 
 import copy
 import json
@@ -58,40 +58,35 @@ def test_an_unknown_layout_without_the_probe_is_an_error_that_lists_it() -> None
         find_circuits(PickyAttention())
 
 
-def test_example_inputs_let_the_probe_run() -> None:
-    inputs = (torch.randn(1, 4, WIDTH), {"scale": torch.ones(1)})
-    assert roles(find_circuits(PickyAttention(), inputs=inputs))["in_proj.weight"] == ["q", "k", "v"]
-
-
-def test_rules_come_first() -> None:
+def test_labels_come_first() -> None:
     model = FusedAttention()
-    rules = {"out_proj.*": "rest", "in_proj.weight": [(0, 0, 16, "q"), (0, 16, 24, "v")]}
-    circuits = find_circuits(model, rules)
+    labels = {"out_proj.*": "rest", "in_proj.weight": [(0, 0, 16, "q"), (0, 16, 24, "v")]}
+    circuits = find_circuits(model, labels)
     assert roles(circuits)["out_proj.weight"] == ["rest"]
     assert roles(circuits)["in_proj.weight"] == ["q", "v"]
     assert {s.decided_by for s in circuits if s.parameter != "in_proj.bias"} == {"label"}
 
 
-def test_a_rule_may_name_a_class() -> None:
+def test_a_label_may_name_a_class() -> None:
     model = nn.Sequential(FusedAttention(), nn.TransformerEncoderLayer(WIDTH, 2, 16))
     found = roles(find_circuits(model, labels={"Fused*": "rest"}))
     assert found["0.in_proj.weight"] == found["0.out_proj.bias"] == ["rest"]
     assert found["1.self_attn.in_proj_weight"] == ["q", "k", "v"]
 
 
-def test_a_function_may_be_the_rule() -> None:
-    def rule(name: str, parameter: nn.Parameter) -> object:
+def test_labels_may_be_a_function() -> None:
+    def label(name: str, parameter: nn.Parameter) -> object:
         if name == "in_proj.bias":
             return [Slice(name, 0, 0, 8, "q", None, "", 8), Slice(name, 0, 8, 24, "v", None, "", 16)]
         return "shared" if parameter.dim() == 1 else None
 
-    found = roles(find_circuits(FusedAttention(), rule))
+    found = roles(find_circuits(FusedAttention(), label))
     assert found["in_proj.bias"] == ["q", "v"] and found["out_proj.bias"] == ["shared"]
     assert found["in_proj.weight"] == ["q", "k", "v"]
 
 
 @pytest.mark.parametrize(
-    ("rules", "message"),
+    ("labels", "message"),
     [
         ({"*.nonesuch": "q"}, r"'\*\.nonesuch' matches no parameter"),
         ({"in_proj.weight": "query"}, "is 'query'; roles are q, k, v, o, shared, rest"),
@@ -102,9 +97,9 @@ def test_a_function_may_be_the_rule() -> None:
         (["q"], "labels are a mapping"),
     ],
 )
-def test_bad_rules_are_quoted(rules: object, message: str) -> None:
+def test_bad_labels_are_quoted(labels: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        find_circuits(FusedAttention(), rules)  # type: ignore[arg-type]
+        find_circuits(FusedAttention(), labels)  # type: ignore[arg-type]
 
 
 def test_verify_true_demands_the_probe() -> None:
@@ -232,23 +227,145 @@ def test_compiled_models_are_seen_through() -> None:
     assert find_circuits(torch.compile(model)) == find_circuits(model)
 
 
-def test_prints_as_table_html_and_json() -> None:
-    circuits = find_circuits(nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 16), 2))
-    lines = str(circuits).splitlines()
-    assert lines[0].split() == ["parameter", "slice", "role", "circuit", "layer", "numel", "decided", "by"]
-    assert len(lines) == len(circuits) + 2
-    assert lines[-1] == circuits.summary()
-    assert circuits.summary().startswith("qk 288 parameters (4 tensors, 4 split) - ov 288 parameters")
-    data = json.loads(circuits.to_json())
-    total = sum(p.numel() for p in nn.TransformerEncoderLayer(WIDTH, 2, 16).parameters()) * 2
-    assert sum(data["parameters"].values()) == total
-    assert data["slices"][0]["circuit"] == "qk"
-    assert "<td>layers.0.self_attn.in_proj_weight</td>" in circuits._repr_html_()
-    assert "layers.*.self_attn.in_proj_weight" in circuits.by_stack()
+# --- Notes and refusals: what the probe saw only in part, not at all, or not inside a block ---
 
 
-def test_gaps_and_overlaps_cannot_be_built() -> None:
-    first = Slice("w", 0, 0, 4, "q", None, "label", 4)
-    for second in (Slice("w", 0, 5, 8, "k", None, "label", 3), Slice("w", 0, 3, 8, "k", None, "label", 5)):
-        with pytest.raises(ValueError, match="gap or overlap"):
-            Circuits((first, second))
+class SelfAttention(nn.Module):
+    """Single-head attention with the usual names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o_proj((self.q_proj(x) @ self.k_proj(x).mT).softmax(-1) @ self.v_proj(x))
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("not this way\nand not that way")
+
+
+def deciders(model: nn.Module) -> list[str]:
+    found = {piece.parameter.split(".")[0]: piece.decided_by for piece in find_circuits(model)}
+    return [by for name, by in sorted(found.items())]
+
+
+def test_nothing_is_noted_where_all_was_seen() -> None:
+    circuits = find_circuits(SelfAttention())
+    assert circuits.notes == ()
+    assert str(circuits).splitlines()[-1] == circuits.summary()
+
+
+def test_what_ran_before_a_failure_counts() -> None:
+    model = nn.Sequential(SelfAttention(), Broken(), SelfAttention())
+    assert deciders(model) == ["name+probe", "name"]
+    circuits = find_circuits(model)
+    (note,) = circuits.notes
+    assert note.startswith("not seen by the probe, labelled by registry and names: *")
+    assert "not this way" in note and "\n" not in note
+    assert str(circuits).splitlines()[-1] == f"note: {note}"
+    assert json.loads(circuits.to_json())["notes"] == [note]
+    with pytest.raises(InputError, match="did not reach 1 attention blocks: 2"):
+        find_circuits(model, verify=True)
+
+
+def test_a_block_without_autograd_is_labelled_by_name() -> None:
+    class Tower(SelfAttention):
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                return super().forward(x)
+
+    circuits = find_circuits(Tower())
+    assert {piece.decided_by for piece in circuits} == {"name"}
+    assert len(circuits.notes) == 1
+
+
+def test_a_block_with_nothing_to_look_at_is_no_linear_attention() -> None:
+    class CrossAttention(SelfAttention):
+        def forward(self, x: Tensor, picture: Tensor | None = None) -> Tensor:
+            return x if picture is None else super().forward(picture)
+
+    model = nn.Sequential(SelfAttention(), CrossAttention())
+    assert deciders(model) == ["name+probe", "name"]
+
+
+def test_queries_made_outside_are_noted() -> None:
+    class CrossAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.to_k, self.to_v, self.to_out = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+        def forward(self, q: Tensor, x: Tensor) -> Tensor:
+            return self.to_out((q @ self.to_k(x).mT).softmax(-1) @ self.to_v(x))
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.cross = nn.Linear(WIDTH, WIDTH), CrossAttention()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.cross(self.first(x), x)
+
+    assert find_circuits(Block()).notes == (
+        "queries come from outside of cross; if other parameters make them, name these with labels=",
+    )
+    assert find_circuits(Block(), {"first.*": "q"})[0].role == "q"
+
+
+def test_attention_in_which_nothing_looks_is_refused() -> None:
+    """One projection for everything, in a module that is not called attention."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            return self.last((x @ x.mT).softmax(-1) @ x)
+
+    with pytest.raises(InputError, match=r"0 forms attention, but no parameter in it was found to make"):
+        find_circuits(nn.Sequential(Block()))
+    assert find_circuits(nn.Sequential(Block()), {"0.first.*": "shared"})[0].role == "shared"
+
+
+def test_compiled_parts_run_as_they_are_written() -> None:
+    def backend(*_: object) -> object:
+        raise AssertionError("compiled for one run")
+
+    model = nn.Sequential(SelfAttention(), torch.compile(SelfAttention(), backend=backend))
+    assert deciders(model) == ["name+probe", "name+probe"]
+
+
+def test_a_hybrid_is_told_the_class_to_leave_out() -> None:
+    """A pattern of names would catch the softmax layers, too."""
+
+    class LightningAttention(SelfAttention):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.o_proj(self.q_proj(x) @ (self.k_proj(x).mT @ self.v_proj(x)))
+
+    model = nn.Sequential(LightningAttention(), SelfAttention())
+    with pytest.raises(InputError, match=r"pass labels=\{'LightningAttention': 'rest'\}"):
+        find_circuits(model)
+    circuits = find_circuits(model, {"LightningAttention": "rest"})
+    assert {piece.circuit for piece in circuits if piece.parameter.startswith("0.")} == {"rest"}
+
+
+def test_a_model_without_memory_is_labelled_by_name() -> None:
+    circuits = find_circuits(SelfAttention().to("meta"))
+    assert {piece.decided_by for piece in circuits} == {"name"}
+    assert "(a model on the meta device does not run)" in circuits.notes[0]
+
+
+def test_packed_weights_are_told() -> None:
+    class Packed(nn.Module):
+        _packed_params = b"..."
+
+    with pytest.raises(InputError, match="packed for integer arithmetic"):
+        find_circuits(nn.Sequential(Packed()))
+
+
+def test_what_is_no_model_is_told() -> None:
+    with pytest.raises(InputError, match=r"a model is a torch\.nn\.Module, not 'gpt2'"):
+        find_circuits("gpt2")  # type: ignore[arg-type]

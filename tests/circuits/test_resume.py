@@ -37,6 +37,7 @@ def run(net, circuits, kernel, steps, source=None):
     return {"net": net.state_dict(), "optimizer": made.state_dict(), "scheduler": scheduler.state_dict()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "kernel"), [("columns", "fused"), ("interleaved", "foreach")])
 def test_resume_is_bit_exact(layout, kernel, tmp_path, net, label):
     whole = run(model := net(layout), label(model), kernel, 200)

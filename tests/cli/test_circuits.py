@@ -97,7 +97,7 @@ def test_what_cannot_be_found_is_said(
         assert len(lines) == 1 and message in lines[0]
 
 
-def test_rules_label_what_has_no_softmax(capsys: pytest.CaptureFixture[str]) -> None:
+def test_labels_for_what_has_no_softmax(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["circuits", "jamba"]) == 2
     assert "pass --label 'layers.*.mamba.*=rest'" in capsys.readouterr().err
     assert main(["circuits", "jamba", "--label", "JambaMambaMixer=rest", "--json"]) == 0

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow  # each starts two processes
+
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
 

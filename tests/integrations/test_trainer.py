@@ -78,6 +78,7 @@ def test_equal_to_a_plain_loop(tmp_path, gpt2, texts):
         torch.testing.assert_close(ours, other, rtol=1e-5, atol=1e-7, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("qk_ratio", [10, Ramp(1, 20, steps=6)])
 def test_resumed_equals_uninterrupted(tmp_path, gpt2, texts, qk_ratio):
     whole = trained(gpt2(dropout=0.1), texts, arguments(tmp_path / "whole"), qk_ratio)

@@ -1,11 +1,14 @@
-"""The leaves and the fused weight are one: gradients, clipping, scaling, clearing."""
+"""Fused weights: leaves and weight are one; copies during a step; slices; parametrization."""
 
 import pytest
 import torch
-from torch import optim
-from torch.nn.utils import clip_grad_norm_
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn, optim
+from torch.nn.utils import clip_grad_norm_, parametrize
 
 from fasterqk.circuits import make_optimizer
+from fasterqk.circuits._fused import StepCopy, StridedSlice, repeated
 
 LAYOUTS = ["rows", "columns", "interleaved"]
 KERNELS = [{}, {"foreach": True}, {"fused": True}]
@@ -230,3 +233,134 @@ def test_the_state_dict_does_not_change(pair, net):
     optimizer.step()
     assert list(fused.state_dict()) == keys
     assert [name for name, _ in fused.named_parameters()] == keys
+
+
+# --- Copies during a step, views between steps ---
+
+
+def strided():
+    fused = torch.arange(12.0).view(3, 4)
+    view = fused[:, 1:3]
+    leaf = nn.Parameter(view)
+    gradient = torch.ones(3, 4)
+    leaf.grad = gradient[:, 1:3]
+    return fused, view, leaf, gradient, StepCopy(leaf, view)
+
+
+def test_contiguous_inside_a_view_outside():
+    fused, view, leaf, _, copy = strided()
+    slices = leaf.grad
+    copy.enter()
+    assert leaf.is_contiguous() and leaf.grad.is_contiguous()
+    assert torch.equal(leaf, view) and torch.equal(leaf.grad, slices)
+    with torch.no_grad():
+        leaf.add_(leaf.grad, alpha=100)
+    assert fused.max() == 11
+    copy.leave()
+    assert leaf.data_ptr() == view.data_ptr() and leaf.grad is slices
+    assert torch.equal(fused, torch.arange(12.0).view(3, 4) + 100 * torch.tensor([0, 1, 1, 0]))
+
+
+def test_what_happens_outside_counts():
+    fused, _, leaf, gradient, copy = strided()
+    for turn in range(3):
+        fused.fill_(turn)
+        gradient.fill_(turn + 1)
+        copy.enter()
+        assert (leaf == turn).all() and (leaf.grad == turn + 1).all()
+        copy.leave()
+
+
+def test_flush_shows_the_copy_and_lets_a_new_gradient_in():
+    fused, _, leaf, gradient, copy = strided()
+    copy.enter()
+    with torch.no_grad():
+        leaf.fill_(-1)
+    copy.flush()
+    assert (fused[:, 1:3] == -1).all()
+    gradient.mul_(5)
+    copy.enter()
+    assert (leaf.grad == 5).all() and leaf.grad.is_contiguous() and (leaf == -1).all()
+    copy.leave()
+
+
+def test_without_a_gradient():
+    _, view, leaf, _, copy = strided()
+    leaf.grad = None
+    copy.enter()
+    assert leaf.grad is None
+    copy.leave()
+    assert leaf.grad is None and leaf.data_ptr() == view.data_ptr()
+
+
+def test_leaving_twice_is_leaving_once():
+    fused, _, _, _, copy = strided()
+    copy.enter()
+    copy.leave()
+    fused.zero_()
+    copy.leave()
+    assert not fused.any()
+
+
+# --- Strided slices: plain ones, and the slices of all heads at once ---
+
+
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.integers(0, 1))
+def test_a_repeated_slice_is_the_slices(repeat, length, before, after, axis):
+    period = before + length + after
+    spans = [(turn * period + before, turn * period + before + length) for turn in range(repeat)]
+    size = repeat * period
+    tensor = torch.arange(size * 3).view((size, 3) if axis == 0 else (3, size))
+    slices = [tensor.narrow(axis, start, stop - start) for start, stop in spans]
+    found = repeated(axis, size, spans)
+    if repeat == 1:
+        assert found is None
+        return
+    view = found.view(tensor)
+    assert torch.equal(view.flatten(axis, axis + 1), torch.cat(slices, axis))
+    assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
+    assert found.starts() == [start for start, _ in spans]
+
+
+def test_irregular_slices_are_not_repeated():
+    assert repeated(0, 12, [(0, 2), (4, 6), (9, 11)]) is None
+    assert repeated(0, 12, [(0, 2), (6, 9)]) is None
+    assert repeated(0, 13, [(0, 2), (6, 8)]) is None
+
+
+def test_labels_say_what_they_are():
+    assert StridedSlice(1, 0, 768).name_in("c_attn.weight") == "c_attn.weight[:, 0:768]"
+    assert StridedSlice(0, 4, 4, 2, 12).name_in("qkv.bias") == "qkv.bias[4:8, 16:20]"
+
+
+# --- The parts of a fused weight as parameters of the module, on request ---
+
+
+def test_parts_are_parameters_and_the_weight_is_what_it_was(net, label):
+    for layout in ("rows", "columns", "interleaved"):
+        model, plain = net(layout), net(layout)
+        expected = plain.loss()
+        made = make_optimizer(
+            model, optim.SGD, lr=0.1, qk_ratio=2, circuits=label(model), mechanism="parametrization"
+        )
+        assert torch.equal(model.loss(), expected)
+        names = dict(model.named_parameters())
+        assert "layers.0.parametrizations.qkv.original2" in names and "layers.0.qkv" not in names
+        for group in made.param_groups:
+            assert all(names[n] is p for n, p in zip(group["param_names"], group["params"], strict=True))
+        held = sum(p.numel() for group in made.param_groups for p in group["params"])
+        assert held == sum(p.numel() for p in plain.parameters())
+
+
+def test_it_can_be_undone(net, label, train):
+    model = net("interleaved")
+    keys = list(model.state_dict())
+    made = make_optimizer(
+        model, optim.SGD, lr=0.1, qk_ratio=2, circuits=label(model), mechanism="parametrization"
+    )
+    train(model, made, 3)
+    trained = model.layers[0].qkv.detach().clone()
+    for layer in model.layers:
+        for name in ("qkv", "qkv_bias"):
+            parametrize.remove_parametrizations(layer, name)
+    assert torch.equal(model.layers[0].qkv, trained) and sorted(model.state_dict()) == sorted(keys)

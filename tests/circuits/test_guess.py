@@ -1,4 +1,4 @@
-"""Adapters and wrappers: labelled by what they act on."""
+"""First labels: adapters and wrappers are labelled by the projection they act on."""
 
 from typing import Any
 

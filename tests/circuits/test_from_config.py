@@ -1,4 +1,4 @@
-"""Small twins keep what labels depend on: the kinds of layers and the structure of heads."""
+"""Small copies keep what labels depend on: the types of layers and the structure of heads."""
 
 import pytest
 from torch import nn
