@@ -1,8 +1,4 @@
-"""Atomic writes: a reader, a crash or a full disk never sees half a file.
-
-Every write goes to a temporary file beside its target, is flushed to the disk, and is then renamed
-over the target; the folder is flushed too, so that the rename itself survives a power cut.
-"""
+"""Files: atomic writes, readers with one-line errors, canonical JSON, hashes of configurations, CSV."""
 
 import csv
 import dataclasses
@@ -23,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
+
+# --- Atomic writes: no reader, crash or full disk leaves half a file ---
+# Every write goes to a temporary file beside its target, is flushed to the disk, and is then renamed over the
+# target. The folder is flushed too, so that the rename itself survives a power cut.
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
@@ -105,7 +105,7 @@ def _sync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-# --- Reading text and JSON of users: what is wrong with a file is said in one line ---
+# --- Readers of text and JSON: what is wrong with a file is an InputError ---
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -169,39 +169,7 @@ def _decoded(data: bytes, path: str | os.PathLike[str]) -> str:
         raise InputError(f"{str(path)!r} is not UTF-8 text ({error.reason})") from None
 
 
-# --- Canonical JSON, and the content hash by which a configuration finds its results again ---
-
-# Of hashes and stored files; 1 was fasterqk 0.1.
-SCHEMA_VERSION = 2
-# Metadata of a field that is a part of a configuration: a dataclass whose fields count as the configuration's
-# own. It is read by part (`config.model.layers`), while its JSON, its hash and the specs of sweeps are flat
-# (`layers`), so names of fields have to be unique over the parts.
-PART = {"part": True}
-
-
-def config_values(config: Any) -> Iterator[tuple[str, Any]]:
-    """The name and value of each field of a dataclass, with the fields of a part in its place."""
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        if _is_part(field):
-            yield from config_values(value)
-        else:
-            yield field.name, value
-
-
-def config_types(kind: Any) -> dict[str, Any]:
-    """The type of each field that a dataclass is made with, with the fields of a part in its place."""
-    hints = typing.get_type_hints(kind)
-    types: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):
-        if field.init:
-            hint = hints[field.name]
-            types |= config_types(hint) if _is_part(field) else {field.name: hint}
-    return types
-
-
-def _is_part(field: "dataclasses.Field[Any]") -> bool:
-    return bool(field.metadata.get("part"))
+# --- Canonical JSON ---
 
 
 def plain(value: Any) -> Any:
@@ -239,6 +207,41 @@ def canonical_json(value: Any) -> str:
     '{"a":[true,null],"b":1.0}'
     """
     return json.dumps(plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+# --- Configurations: frozen dataclasses, named by the hash of their content ---
+
+# Of hashes and stored files; 1 was fasterqk 0.1.
+SCHEMA_VERSION = 2
+# Metadata of a field that is a part of a configuration: a dataclass whose fields count as the configuration's
+# own. It is read by part (`config.model.layers`), while its JSON, its hash and the specs of sweeps are flat
+# (`layers`), so names of fields have to be unique over the parts.
+PART = {"part": True}
+
+
+def config_values(config: Any) -> Iterator[tuple[str, Any]]:
+    """The name and value of each field of a dataclass, with the fields of a part in its place."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if _is_part(field):
+            yield from config_values(value)
+        else:
+            yield field.name, value
+
+
+def config_types(kind: Any) -> dict[str, Any]:
+    """The type of each field that a dataclass is made with, with the fields of a part in its place."""
+    hints = typing.get_type_hints(kind)
+    types: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        if field.init:
+            hint = hints[field.name]
+            types |= config_types(hint) if _is_part(field) else {field.name: hint}
+    return types
+
+
+def _is_part(field: "dataclasses.Field[Any]") -> bool:
+    return bool(field.metadata.get("part"))
 
 
 def config_fields(config: Any) -> dict[str, Any]:
@@ -317,7 +320,7 @@ def _is_default(default: Any, value: Any) -> bool:
     return canonical_json(value) == canonical_json(default)
 
 
-# --- Tidy tables as CSV: one row an observation, one column a variable ---
+# --- CSV ---
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:

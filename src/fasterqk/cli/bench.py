@@ -1,4 +1,4 @@
-"""The `bench` command: the plain way and ours in one process, and the ratio."""
+"""The `bench` command: our code and a plain implementation timed in one process."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""The argument parser of every command: one-line errors, examples kept as written, checked numbers."""
+"""What commands share: a parser with one-line errors, argument types, and options of pages."""
 
 import argparse
 import math
@@ -71,9 +71,6 @@ def list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return parse
 
 
-# --- Cells that failed, told as every command tells what went wrong: in one line ---
-
-
 @contextmanager
 def failures_in_one_line() -> Iterator[None]:
     """Turn the failed cells of a sweep into an ``InputError``; their tracebacks are kept in the store."""
@@ -85,11 +82,11 @@ def failures_in_one_line() -> Iterator[None]:
         raise InputError(f"{error} (its traceback is in error.json of that cell)") from None
 
 
-# --- What the commands that write a page share: where it goes, whether it opens, what is said ---
+# --- Commands that write a page ---
 
 
 def add_page_options(parser: Parser, default: str) -> None:
-    """Add ``--output``, ``--open`` and ``--json``; ``default`` tells where the page goes otherwise."""
+    """Add ``--output``, ``--open`` and ``--json``; ``default`` is where the page goes otherwise."""
     parser.add_argument(
         "-o", "--output", metavar="FILE", help=f"where to write the page (default: {default})"
     )
@@ -100,7 +97,7 @@ def add_page_options(parser: Parser, default: str) -> None:
 def write_and_show(
     arguments: argparse.Namespace, name: str, path: Path, write: Callable[[Path], Path]
 ) -> int:
-    """Write the page to ``path``, open it when asked to, and say so; returns the exit code."""
+    """Write the page to ``path``, open it when asked to, and print where it is; returns the exit code."""
     if path.is_dir():
         raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
     write(path)

@@ -17,7 +17,7 @@ COMMANDS = {
     "circuits": "which parameters of an architecture are query-key, which output-value",
     "measure": "attention and its faithfulness of a Hugging Face model on your own data",
     "reproduce": "make a figure or table of the paper",
-    "train": "one model on one task, its query-key circuit at a rate of its own",
+    "train": "train one model on one task, its query-key circuit at a rate of its own",
     "tune": "choose the base rate, then the multiplier of QK, by validation accuracy alone",
     "synthetic": "train one parameterization of the toy language in seconds",
     "data": "which data files are found, what is in them, what is missing",
@@ -26,7 +26,7 @@ COMMANDS = {
     "runs": "list, show, remove and collect the cells of a store",
     "explore": "the theory as an interactive page, computed in the browser",
     "report": "a results folder as one page to open",
-    "bench": "measure our way against the plain way in one process",
+    "bench": "time our code against a plain implementation in one process",
 }
 
 # The commands of the library; all others are of the lab and need its extra.

@@ -1,4 +1,4 @@
-"""The `plan` command: what a sweep would still do, and for how long."""
+"""The `plan` command: which cells of a sweep are left, and an estimate of their time."""
 
 import argparse
 import dataclasses
@@ -30,7 +30,7 @@ def configure(parser: Parser) -> None:
         type=positive_int,
         default=processors(),
         metavar="N",
-        help="cells at a time (default: one a processor)",
+        help="cells at a time (default: one per processor)",
     )
     add_json(parser)
 

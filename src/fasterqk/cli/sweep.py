@@ -1,4 +1,4 @@
-"""The live table of a sweep: how far each arm is, and what is running, on a terminal only."""
+"""The `sweep` command: do the cells of a spec that are not done yet, and show how far they are."""
 
 import argparse
 import os
@@ -17,85 +17,6 @@ from fasterqk.files import content_hash, plain
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fasterqk.lab.runs._execute import Event
-    from fasterqk.lab.runs._spec import SpecCell
-
-
-ENDED = ("skipped", "saved", "found", "failed")
-
-
-@contextmanager
-def live_table(cells: "Mapping[str, SpecCell]") -> "Iterator[Callable[[Event], None] | None]":
-    """Shows a sweep while it runs; yields what to call with its events, None when nobody watches."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    board = Board(cells)
-    with Live(
-        get_renderable=board.render, console=Console(stderr=True), refresh_per_second=8, transient=True
-    ):
-        yield board.watch
-
-
-class Board:
-    """Where every cell of a sweep stands."""
-
-    def __init__(self, cells: "Mapping[str, SpecCell]") -> None:
-        from fasterqk.lab.runs._table import varying
-
-        differences = varying([plain(cell.config) for cell in cells.values()])
-        self._arms = {name: cell.arm or "all" for name, cell in cells.items()}
-        self._labels = {
-            name: " ".join([cell.arm, *(f"{field} {value}" for field, value in fields.items())]).strip()
-            for (name, cell), fields in zip(cells.items(), differences, strict=True)
-        }
-        self._ended: dict[str, str] = {}
-        self._running: dict[str, tuple[float, str]] = {}
-        self._start = time.monotonic()
-
-    def watch(self, event: "Event") -> None:
-        if event.kind in ENDED:
-            self._ended[event.cell] = event.kind
-        if event.kind in ("started", "progress"):
-            share = event.done / event.total if event.total else 0.0
-            self._running[event.cell] = min(1.0, share), event.note
-        else:
-            self._running.pop(event.cell, None)
-
-    def rows(self) -> list[tuple[str, int, int, int, int]]:
-        """For each arm: its name, cells done, running, failed and left."""
-        total = Counter(self._arms.values())
-        failed = Counter(self._arms[cell] for cell, kind in self._ended.items() if kind == "failed")
-        ended = Counter(self._arms[cell] for cell in self._ended)
-        running = Counter(self._arms[cell] for cell in list(self._running))
-        return [
-            (arm, ended[arm] - failed[arm], running[arm], failed[arm], total[arm] - ended[arm] - running[arm])
-            for arm in total
-        ]
-
-    def render(self) -> "Table":
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False)
-        for column in ("arm", "done", "running", "failed", "left"):
-            table.add_column(column, justify="left" if column == "arm" else "right")
-        table.add_column(duration_text(time.monotonic() - self._start))
-        for row in self.rows():
-            table.add_row(*(Text(str(value)) for value in row), "")
-        for cell, (share, note) in list(self._running.items()):
-            # As text, not markup: notes and labels may have brackets of their own.
-            words = Text(f"{self._labels[cell]}  {note}"[:72])
-            table.add_row("", "", f"{100 * share:.0f}%", "", "", words)
-        return table
-
-
-# --- The `sweep` command: the cells of a spec, those that are not done yet ---
-
-if TYPE_CHECKING:
     from fasterqk.lab.runs._execute import Backend, Event
     from fasterqk.lab.runs._spec import Resources, SpecCell
     from fasterqk.lab.runs._sweep import Outcome
@@ -114,13 +35,13 @@ def configure(parser: Parser) -> None:
         "fasterqk sweep SPEC.toml --backend ray --address auto",
         "fasterqk plan SPEC.toml                     # what is left, before running it",
     )
-    parser.add_argument("spec", metavar="SPEC.toml", help="which cells: [base], [arms.NAME], [grid], seeds")
+    parser.add_argument("spec", metavar="SPEC.toml", help="its cells: [base], [arms.NAME], [grid], seeds")
     parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
     parser.add_argument(
         "--workers",
         type=positive_int,
         metavar="N",
-        help="cells at a time, each in a process of its own (default: one a processor, or as many as "
+        help="cells at a time, each in a process of its own (default: one per processor, or as many as "
         "the Ray cluster has room for)",
     )
     parser.add_argument(
@@ -133,7 +54,7 @@ def configure(parser: Parser) -> None:
         "--backend",
         choices=["local", "ray"],
         default="local",
-        help="who does the cells: processes on this machine (local, the default) or a Ray cluster",
+        help="where cells are done: processes on this machine (local, the default) or a Ray cluster",
     )
     parser.add_argument(
         "--address",
@@ -211,7 +132,7 @@ def _observers(*observers: "Observe | None") -> "Observe | None":
 
 
 def _backend(arguments: argparse.Namespace, resources: "Resources", threads: int) -> "Backend | None":
-    """The Ray cluster when it is asked for; None leaves it to local workers."""
+    """The Ray cluster when it is asked for, else None: local workers."""
     if arguments.backend == "local":
         if arguments.address:
             raise InputError(f"--address {arguments.address}: add --backend ray, or leave it out")
@@ -270,3 +191,77 @@ def _print_cells(rows: list[dict[str, Any]]) -> None:
             {"cell": row["cell"], "state": row["state"], **arm, **fields, **dict(numbers[:RESULTS_SHOWN])}
         )
     print_table(lines)
+
+
+# --- The live table: how far each arm is, and which cells run ---
+
+ENDED = ("skipped", "saved", "found", "failed")
+
+
+@contextmanager
+def live_table(cells: "Mapping[str, SpecCell]") -> "Iterator[Callable[[Event], None] | None]":
+    """Show a sweep while it runs; yields a function that takes its events, or None without a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    board = Board(cells)
+    with Live(
+        get_renderable=board.render, console=Console(stderr=True), refresh_per_second=8, transient=True
+    ):
+        yield board.watch
+
+
+class Board:
+    """The state of every cell of a sweep, as a table by arm."""
+
+    def __init__(self, cells: "Mapping[str, SpecCell]") -> None:
+        from fasterqk.lab.runs._table import varying
+
+        differences = varying([plain(cell.config) for cell in cells.values()])
+        self._arms = {name: cell.arm or "all" for name, cell in cells.items()}
+        self._labels = {
+            name: " ".join([cell.arm, *(f"{field} {value}" for field, value in fields.items())]).strip()
+            for (name, cell), fields in zip(cells.items(), differences, strict=True)
+        }
+        self._ended: dict[str, str] = {}
+        self._running: dict[str, tuple[float, str]] = {}
+        self._start = time.monotonic()
+
+    def watch(self, event: "Event") -> None:
+        if event.kind in ENDED:
+            self._ended[event.cell] = event.kind
+        if event.kind in ("started", "progress"):
+            share = event.done / event.total if event.total else 0.0
+            self._running[event.cell] = min(1.0, share), event.note
+        else:
+            self._running.pop(event.cell, None)
+
+    def rows(self) -> list[tuple[str, int, int, int, int]]:
+        """For each arm: its name, cells done, running, failed and left."""
+        total = Counter(self._arms.values())
+        failed = Counter(self._arms[cell] for cell, kind in self._ended.items() if kind == "failed")
+        ended = Counter(self._arms[cell] for cell in self._ended)
+        running = Counter(self._arms[cell] for cell in list(self._running))
+        return [
+            (arm, ended[arm] - failed[arm], running[arm], failed[arm], total[arm] - ended[arm] - running[arm])
+            for arm in total
+        ]
+
+    def render(self) -> "Table":
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, pad_edge=False)
+        for column in ("arm", "done", "running", "failed", "left"):
+            table.add_column(column, justify="left" if column == "arm" else "right")
+        table.add_column(duration_text(time.monotonic() - self._start))
+        for row in self.rows():
+            table.add_row(*(Text(str(value)) for value in row), "")
+        for cell, (share, note) in list(self._running.items()):
+            # As text, not markup: notes and labels may have brackets of their own.
+            words = Text(f"{self._labels[cell]}  {note}"[:72])
+            table.add_row("", "", f"{100 * share:.0f}%", "", "", words)
+        return table
