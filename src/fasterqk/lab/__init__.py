@@ -1,9 +1,7 @@
 """The lab: the paper's tasks, models, training and experiments, built on the library.
 
->>> from fasterqk.lab import reproduce
->>> reproduce("table-hatexplain", out="out", seeds=5)["matched"]      # doctest: +SKIP
-
-Its names are imported on first use.
+``fasterqk.lab.reproduce("table-hatexplain", out="out", seeds=5)`` reproduces one of its ``EXPERIMENTS``. Its
+names are imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any

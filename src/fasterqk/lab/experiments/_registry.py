@@ -167,10 +167,10 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     """Make a figure or table of the paper under ``out``; returns the summary that ``--json`` prints.
 
     Options are those of ``fasterqk reproduce NAME --help``, with underscores. Cells that are done already
-    are read from the store in ``out``.
+    are read from the store in ``out``::
 
-    >>> reproduce("table-hatexplain", out="out", seeds=5)["arms"]["faster_qk"]["mrta"]    # doctest: +SKIP
-    {'mean': 0.61, 'half_width': 0.02, 'n': 5, 'null': 0.36, 'paper': 0.31}
+        reproduce("table-hatexplain", out="out", seeds=5)["arms"]["faster_qk"]["mrta"]
+        # {'mean': 0.61, 'half_width': 0.02, 'n': 5, 'null': 0.36, 'paper': 0.31}
     """
     experiment = find_experiment(name)
     chosen = experiment.check_options(options)
