@@ -97,6 +97,7 @@ def test_a_file_as_results_folder_is_refused_before_the_work(tmp_path, capsys, m
     assert capsys.readouterr().err == f"fasterqk reproduce: --out {str(taken)!r} is a file; name a folder\n"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_table_agreement_prints_both_arms(capsys, tmp_path):
     words = ["reproduce", "table-agreement", "--seeds", "1", "--epochs", "1"]
@@ -119,6 +120,7 @@ def test_table_agreement_prints_both_arms(capsys, tmp_path):
     assert reproduce("table-agreement", tmp_path / "out", seeds=1, epochs=1) == document
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_tables_are_rebuilt_from_exported_cells_without_training(capsys, tmp_path, little):
     words = ["table-agreement", "--seeds", "2", "--epochs", "1", "--workers", "1"]
@@ -176,6 +178,7 @@ def test_missing_data_is_one_line_before_any_work(capsys, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys, tmp_path, comparison):
     parts = dict.fromkeys(("One", "Two"), lambda *_: comparison)
     monkeypatch.setattr(table_main, "PARTS", parts)
@@ -193,6 +196,7 @@ def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys
     assert "table-main-paper-differences.png" in text
 
 
+@pytest.mark.slow
 def test_squad_joins_when_asked_in_a_size_that_has_the_protocol(monkeypatch, capsys, tmp_path, comparison):
     monkeypatch.setattr(table_main, "PARTS", {"One": lambda *_: comparison})
     asked = []
@@ -226,6 +230,7 @@ def test_table_sva_says_how_its_rate_was_chosen(monkeypatch, capsys):
     assert "base rate 0.001" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_answers")
 def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     words = ["table-squad", "--size", "tiny", "--workers", "1", "--out", str(tmp_path), "--json"]
@@ -280,6 +285,7 @@ def test_bad_input_is_one_line(capsys, tmp_path, words, message):
     assert error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_all_runs_its_parts_and_ends_in_a_page(tmp_path, capsys, monkeypatch):
     small = {
         "fig2": {"panels": ["a"], "seeds": 1, "workers": 1},

@@ -3,8 +3,9 @@ import math
 
 import pytest
 
+from fasterqk.attention import SCORES, Score
 from fasterqk.files import canonical_json
-from fasterqk.lab.experiments._arm_tables import save_arms
+from fasterqk.lab.experiments._arm_tables import end_rows, matched_rows, save_arms
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
 from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.training import TrainConfig
@@ -137,6 +138,20 @@ def test_best_epoch_and_matched_loss_come_from_the_histories(experiment, results
     assert lowest["arms"][FASTER]["mrta"]["mean"] == pytest.approx(0.45)
     assert lowest["difference"][FASTER]["mrta"]["mean"] == pytest.approx(0.15)
     assert len(summary["matched"]) == 3
+
+
+def test_a_score_that_is_registered_is_in_the_tables(experiment, results, monkeypatch):
+    monkeypatch.setitem(SCORES, "calm", Score("calm", "calm of attention", "made up", null="uniform"))
+    for found in results.values():
+        found["test"] |= {"calm": 0.25}
+        found["test"]["null"]["calm"] = 0.125
+        for point in found["history"]:
+            point["calm"] = 0.5
+    summary = summarize_arms(experiment, results)
+    end = next(row for row in end_rows(summary) if row["metric"] == "calm of attention")
+    assert (end[FASTER]["mean"], end["null, faster_qk"], end["difference"]["mean"]) == (0.25, 0.125, 0)
+    matched = [row for row in matched_rows(summary) if row["metric"] == "calm of attention"]
+    assert [row[BASELINE]["mean"] for row in matched] == [0.5] * len(summary["matched"])
 
 
 def test_dtap_is_averaged_over_seeds(experiment, results):

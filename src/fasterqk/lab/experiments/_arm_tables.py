@@ -1,9 +1,11 @@
 """The tables of a two-arm experiment: at the end, at the best validation epoch, and at equal loss."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasterqk.attention import SCORES, title_of
+from fasterqk.console import is_interval
 from fasterqk.lab.report import (
     COLORS,
     draw_dtap,
@@ -18,49 +20,22 @@ from fasterqk.lab.report import (
 from fasterqk.lab.report import METRICS as STORY_METRICS
 
 ARM_NAMES = {"baseline": "baseline", "faster_qk": "faster QK"}
-LABELS = {
-    "loss": "training loss",
-    "train_accuracy": "train accuracy",
-    "validation_accuracy": "validation accuracy",
-    "test_accuracy": "test accuracy",
-    "train_f1": "train F1",
-    "validation_f1": "validation F1",
-    "test_f1": "test F1",
-    "mrta": "MRTA",
-    "ac": "AC, %",
-    "acmc": "ACMC, %",
-    "entropy": "attention entropy, nats",
-    "auprc": "plausibility, AUPRC",
-    "token_f1": "plausibility, token F1",
-    "iou_f1": "plausibility, IOU F1",
-}
+# Scores that are compared with uniform attention; rollout and every layer have them.
+UNIFORM = [score.name for score in SCORES.values() if score.tables and score.null == "uniform"]
 # Where printed numbers come from.
 SOURCES = {"paper": "paper", "released": "notebooks"}
 
 
-def flat_metrics(table: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The metrics of one arm, each as its flat name (``sufficiency_5``) and its cell."""
+def flat_scores(table: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The scores of one arm, each as its flat name (``sufficiency_5``) and its cell."""
+    groups = {score.group for score in SCORES.values()}
     for name, value in table.items():
-        if not isinstance(value, Mapping):
-            continue
-        if "mean" in value and "half_width" in value:
+        if is_interval(value):
             yield name, value
-        elif name in ("sufficiency", "comprehensiveness", "aopc"):
-            yield from ((f"{name}_{key}", cell) for key, cell in value.items())
-        elif name == "plausibility":
-            yield from value.items()
-
-
-def label(name: str) -> str:
-    """What a metric is called in a table.
-
-    >>> label("sufficiency_5"), label("mrta")
-    ('sufficiency, top 5%', 'MRTA')
-    """
-    group, _, rest = name.partition("_")
-    if name in LABELS:
-        return LABELS[name]
-    return f"{rest}, mean over k (AOPC)" if group == "aopc" else f"{group}, top {rest}%"
+        elif name in groups:
+            for key, cell in value.items():
+                whole = f"{name}_{key}"  # the group is part of the name, except that of "auprc" and the like
+                yield (key if key in SCORES and whole not in SCORES else whole), cell
 
 
 def save_tables(
@@ -92,8 +67,8 @@ def save_tables(
 
 
 def end_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row a metric at the end: both arms, their difference, their nulls, and others' numbers."""
-    difference = dict(flat_metrics(summary["difference"]))
+    """One row per score at the end: both arms, their difference, their nulls, and others' numbers."""
+    difference = dict(flat_scores(summary["difference"]))
     return _arm_rows(summary["arms"], difference)
 
 
@@ -102,14 +77,16 @@ def best_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     return _arm_rows({arm: entry["at_best_validation"] for arm, entry in summary["arms"].items()}, {})
 
 
-def matched_rows(summary: Mapping[str, Any], names: Collection[str] = ()) -> list[dict[str, Any]]:
-    """One row a loss level and metric, of all metrics or of those in ``names``."""
+def matched_rows(
+    summary: Mapping[str, Any], chosen: Callable[[str], bool] = lambda name: True
+) -> list[dict[str, Any]]:
+    """One row per loss level and score, of all scores or of those that are ``chosen`` by name."""
     rows = []
     for level in summary["matched"]:
         for name in next(iter(level["arms"].values()), {}):
-            if names and name not in names:
+            if not chosen(name):
                 continue
-            row = {"metric": label(name), "at loss": level["loss"]}
+            row = {"metric": title_of(name), "at loss": level["loss"]}
             row |= {arm: values[name] for arm, values in level["arms"].items()}
             difference = level["difference"].get("faster_qk")
             rows.append(row | {"difference": difference and difference[name]})
@@ -117,7 +94,7 @@ def matched_rows(summary: Mapping[str, Any], names: Collection[str] = ()) -> lis
 
 
 def group_rows(summary: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
-    """Accuracy by group, one row a value of the group."""
+    """Accuracy by group, one row per value of the group."""
     arms = {arm: entry["groups"][group] for arm, entry in summary["arms"].items() if "groups" in entry}
     return [
         {
@@ -131,11 +108,11 @@ def group_rows(summary: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
 
 
 def _arm_rows(arms: Mapping[str, Mapping[str, Any]], difference: Mapping[str, Any]) -> list[dict[str, Any]]:
-    metrics = {arm: dict(flat_metrics(table)) for arm, table in arms.items()}
+    metrics = {arm: dict(flat_scores(table)) for arm, table in arms.items()}
     rows = []
     for name in next(iter(metrics.values())):
         cells = {arm: table[name] for arm, table in metrics.items() if name in table}
-        row: dict[str, Any] = {"metric": label(name)}
+        row: dict[str, Any] = {"metric": title_of(name)}
         row |= {arm: {key: cell[key] for key in ("mean", "half_width", "n")} for arm, cell in cells.items()}
         if name in difference:
             row["difference"] = difference[name]

@@ -1,10 +1,19 @@
 """Arms of one recipe over several seeds: run them, summarise each, compare them at equal loss, show them."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from fasterqk.attention import dtap_over_seeds, interval, matched_loss, paired_difference
+from fasterqk.attention import (
+    SCORES,
+    dtap_over_seeds,
+    interval,
+    matched_loss,
+    paired_difference,
+    place_of,
+    score_of,
+    table_scores,
+)
 from fasterqk.console import print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments import _arm_tables as tables
@@ -15,16 +24,6 @@ from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._classification import flat
 
 BASELINE, FASTER = "baseline", "faster_qk"
-FITS = ("accuracy", "f1")
-FIT = ("loss", *(f"{split}_{fit}" for fit in FITS for split in ("train", "validation", "test")))
-# Of single numbers and of groups of them, as the evaluations name them.
-SCORES = ("mrta", "ac", "acmc", "entropy")
-GROUPS = {
-    "sufficiency": ("sufficiency_",),
-    "comprehensiveness": ("comprehensiveness_",),
-    "aopc": ("aopc_",),
-    "plausibility": ("auprc", "token_f1", "iou_f1"),
-}
 
 Record = Mapping[str, Any]
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -97,7 +96,7 @@ def summarize_arms(comparison: Comparison, results: Results) -> dict[str, Any]:
     ``difference`` is faster QK minus baseline, paired by seed; ``matched`` compares at equal loss.
     """
     ends = {cell: _end_record(result, "test") for cell, result in results.items()}
-    names = metric_names(ends.values())
+    names = score_names(ends.values())
     return plain(
         {
             "experiment": comparison.name,
@@ -111,11 +110,9 @@ def summarize_arms(comparison: Comparison, results: Results) -> dict[str, Any]:
     )
 
 
-def metric_names(records: Any) -> list[str]:
-    """The flat names of all metrics that any record has, in the order of a table."""
-    present = list(dict.fromkeys(name for record in records for name in record))
-    grouped = [name for prefixes in GROUPS.values() for name in present if name.startswith(prefixes)]
-    return [name for name in (*FIT, *SCORES) if name in present] + grouped
+def score_names(records: Iterable[Record]) -> list[str]:
+    """The flat names of all scores that any record has, in the order of a table."""
+    return table_scores(name for record in records for name in record)
 
 
 def _arm(comparison: Comparison, results: Results, ends: Mapping[Any, Record], arm: str) -> dict[str, Any]:
@@ -126,7 +123,9 @@ def _arm(comparison: Comparison, results: Results, ends: Mapping[Any, Record], a
     finished = [result for result in own if not result["diverged"]]
     summary = _table(at_end, _printed(comparison, arm))
     summary["null"] = {
-        name: interval(record.get(f"null_{name}") for record in at_end.values()).mean for name in SCORES[:3]
+        name: interval(record.get(f"null_{name}") for record in at_end.values()).mean
+        for name in tables.UNIFORM
+        if SCORES[name].better
     }
     options = comparison.arms[arm].optimisation
     summary |= {"qk_ratio": options.qk_ratio, "lr": options.lr, "epochs": options.epochs}
@@ -148,10 +147,10 @@ def _end_record(result: Mapping[str, Any], split: str) -> dict[str, Any]:
     if result["diverged"]:
         return {}
     fit = {
-        f"{name}_{fit}": result[name][fit]
-        for fit in FITS
+        f"{name}_{score.name}": result[name][score.name]
+        for score in SCORES.values()
         for name in ("train", "validation", "test")
-        if fit in result[name]
+        if score.by_split and score.name in result[name]
     }
     scores = {key: value for key, value in result[split].items() if key not in ("loss", "groups")}
     return {"loss": result["loss"], **fit, **flat(scores)}
@@ -164,18 +163,15 @@ def _table(records: Mapping[int, Record], printed: Mapping[str, Mapping[str, flo
         entry = {"mean": found.mean, "half_width": found.half_width, "n": found.n, "null": null.mean}
         return entry | {source: numbers[name] for source, numbers in printed.items() if name in numbers}
 
-    return _nested(metric_names(records.values()), cell)
+    return _nested(score_names(records.values()), cell)
 
 
 def _nested(names: Sequence[str], value: Callable[[str], Any]) -> dict[str, Any]:
     """``{"sufficiency": {"5": ...}}`` from flat names such as ``sufficiency_5``."""
     nested: dict[str, Any] = {}
     for name in names:
-        group = next((group for group, prefixes in GROUPS.items() if name.startswith(prefixes)), None)
-        if group is None:
-            nested[name] = value(name)
-        else:
-            nested.setdefault(group, {})[name.removeprefix(f"{group}_")] = value(name)
+        *group, key = place_of(name)
+        (nested.setdefault(group[0], {}) if group else nested)[key] = value(name)
     return nested
 
 
@@ -219,16 +215,12 @@ def _printed(comparison: Comparison, arm: str) -> dict[str, Mapping[str, float]]
     return {source: arms[arm] for source, arms in comparison.printed.items() if arm in arms}
 
 
-# The rest is in the table that is written.
-SHOWN_AT_EQUAL_LOSS = (
-    "test_accuracy",
-    "test_f1",
-    "mrta",
-    "ac",
-    "acmc",
-    "aopc_sufficiency",
-    "aopc_comprehensiveness",
-)
+def _shown_at_equal_loss(name: str) -> bool:
+    """Whether the terminal shows a score at equal loss; the table that is written has all of them."""
+    score = score_of(name)
+    if score.per_k or score.better is None or score.group == "plausibility":
+        return False
+    return not score.by_split or name.startswith("test_")
 
 
 def show_arms(summary: dict[str, Any]) -> None:
@@ -240,7 +232,9 @@ def show_arms(summary: dict[str, Any]) -> None:
 
     print(tables.describe(summary))
     print_table(labelled(tables.end_rows(summary)), title="\nat the end of training (test split)")
-    print_table(labelled(tables.matched_rows(summary, SHOWN_AT_EQUAL_LOSS)), title="\nat equal training loss")
+    print_table(
+        labelled(tables.matched_rows(summary, _shown_at_equal_loss)), title="\nat equal training loss"
+    )
     for group in summary["arms"]["baseline"].get("groups") or {}:
         print_table(labelled(tables.group_rows(summary, group)), title=f"\naccuracy by {group}")
     print_diverged(summary)

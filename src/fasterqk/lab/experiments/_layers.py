@@ -4,10 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import interval, matched_loss, paired_difference
+from fasterqk.attention import interval, matched_loss, paired_difference, title_of
 from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
-from fasterqk.lab.experiments._arm_tables import ARM_COLORS, ARM_NAMES, describe, label
+from fasterqk.lab.experiments._arm_tables import ARM_COLORS, ARM_NAMES, UNIFORM, describe
 from fasterqk.lab.experiments._arms import (
     BASELINE,
     FASTER,
@@ -19,8 +19,6 @@ from fasterqk.lab.experiments._arms import (
 from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.report import plotting, save_figure, save_table
 from fasterqk.lab.training._classification import flat
-
-SCORES = ("mrta", "ac", "acmc", "entropy")
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
 Rows = Sequence[Mapping[str, Any]]
@@ -55,7 +53,7 @@ def summarize_layers(comparison: Comparison, results: Results) -> list[dict[str,
     names = {
         f"{attention}, {metric}": (attention, metric, f"{prefix}{metric}", f"{prefix}null_{metric}")
         for attention, prefix in _attentions(comparison)
-        for metric in SCORES
+        for metric in UNIFORM
         if f"{prefix}{metric}" in finished[-1]
     }
     matched = matched_loss(histories, [value for _, _, value, _ in names.values()])[:1]
@@ -139,7 +137,7 @@ def save_layers(
             title=f"{title}: attention by layer",
             caption=f"{MEASURED} {setting}.",
             columns=columns,
-            rows=[{**row, "metric": label(row["metric"])} for row in rows],
+            rows=[{**row, "metric": title_of(row["metric"])} for row in rows],
         ),
         "figure": _save_figure(rows, out, f"{name}-by-layer", title, setting),
     }

@@ -5,10 +5,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import interval, matched_loss
+from fasterqk.attention import SCORES, interval, matched_loss, title_of
 from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
-from fasterqk.lab.experiments._arm_tables import label
+from fasterqk.lab.experiments._arm_tables import UNIFORM
 from fasterqk.lab.experiments._arms import Comparison, print_diverged, run_arms
 from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
@@ -29,16 +29,13 @@ EVALUATE_AT_FALL = 0.85
 STRONG_DECAY = 0.1
 
 QUERIES, KEYS, EMBEDDING = ("*.W_Q", "*.b_Q"), ("*.W_K", "*.b_K"), ("embedding.*",)
-METRICS = (
-    "test_accuracy",
-    "validation_accuracy",
-    "mrta",
-    "ac",
-    "acmc",
-    "entropy",
-    "aopc_sufficiency",
-    "aopc_comprehensiveness",
-    "auprc",
+# Of all scores of tables but the training loss; of the plausibility scores the one that needs no threshold.
+LEFT_OUT = ("loss", "f1", "token_f1", "iou_f1")
+METRICS = tuple(
+    name
+    for score in SCORES.values()
+    if score.tables and not score.per_k and score.name not in LEFT_OUT
+    for name in ([f"test_{score.name}", f"validation_{score.name}"] if score.by_split else [score.name])
 )
 
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
@@ -101,7 +98,7 @@ def summarize_ablation(comparison: Comparison, results: Results) -> dict[str, An
             "protocol": comparison.protocol,
             "seeds": list(comparison.seeds),
             "epochs": comparison.arms[EQUAL].optimisation.epochs,
-            "null": {name: _null(histories.values(), name) for name in ("mrta", "ac", "acmc", "entropy")},
+            "null": {name: _null(histories.values(), name) for name in UNIFORM},
             "arms": {arm: _arm(comparison, results, arm) for arm in comparison.arms},
             "matched": matched_loss(histories, METRICS),
         }
@@ -126,7 +123,7 @@ def _null(histories: Any, name: str) -> float | None:
 
 
 LABELS = {"arm": "arm"} | {
-    name: label(name)
+    name: title_of(name)
     for name in ("test_accuracy", "mrta", "ac", "acmc", "aopc_sufficiency", "aopc_comprehensiveness")
 }
 KIND_COLORS = {"QK alone": COLORS[1], "QK, and more": COLORS[4], "without faster QK": COLORS[0]}
@@ -147,7 +144,7 @@ def save_ablation(summary: Summary, out: Path, *, title: str) -> dict[str, dict[
     """Write the table and the figure of what :func:`summarize_ablation` found; returns their paths."""
     name, setting = summary["experiment"], describe(summary)
     columns = [{"key": key, "label": key} for key in ("arm", "at", "loss")] + [
-        {"key": key, "label": label(key)} for key in METRICS
+        {"key": key, "label": title_of(key)} for key in METRICS
     ]
     caption = (
         "Test split, mean and 95% interval over seeds; at equal loss where the training loss first falls "

@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fasterqk.attention import place_of, score_of, title_of
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._arm_tables import ARM_NAMES, describe, label
+from fasterqk.lab.experiments._arm_tables import ARM_NAMES, describe
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
 from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._registry import (
@@ -75,8 +76,8 @@ def _flat(table: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The cells of the columns that a summary has, under the names of the columns."""
     found = {}
     for name in METRICS:
-        group, _, k = name.rpartition("_")
-        cell = table.get(name) or table.get(group, {}).get(k)
+        *group, key = place_of(name)
+        cell = (table.get(group[0], {}) if group else table).get(key)
         if cell:
             found[name] = cell
     return found
@@ -89,7 +90,6 @@ def _bare(cell: Mapping[str, Any]) -> dict[str, Any]:
 Row = Mapping[str, Any]
 # What the picture shows, in units of one (AC and ACMC are percentages).
 SHOWN = ("test_accuracy", "test_f1", "mrta", "ac", "acmc", "sufficiency_5", "comprehensiveness_5")
-PERCENT = ("ac", "acmc")
 NAMES = {"null": "null", "paper": "the paper"}
 NULL = "Null: uniform attention; for faithfulness, tokens ranked by chance."
 
@@ -97,7 +97,7 @@ NULL = "Null: uniform attention; for faithfulness, tokens ranked by chance."
 def save_main(rows: Sequence[Row], out: Path, name: str, *, caption: str) -> dict[str, Any]:
     """Write the table (JSON and CSV) and the picture; returns their paths by kind."""
     columns = [{"key": key, "label": key} for key in ("dataset", "at", "setting")]
-    columns += [{"key": key, "label": label(key)} for key in metric_columns(rows)]
+    columns += [{"key": key, "label": title_of(key)} for key in metric_columns(rows)]
     named = [{**row, "setting": setting_name(row["setting"])} for row in rows]
     title = "Faster query-key learning on real data"
     return {
@@ -139,7 +139,7 @@ def difference_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
         else:
             continue
         for name, value in values.items():
-            unit = 0.01 if name in PERCENT else 1.0
+            unit = 0.01 if score_of(name).high == 100 else 1.0
             mean, half = (value["mean"], value["half_width"]) if isinstance(value, Mapping) else (value, None)
             if mean is not None:
                 found.append(
@@ -195,8 +195,8 @@ def _save_differences(rows: Sequence[Row], out: Path, name: str, title: str, cap
 
 
 def _axis_label(metric: str) -> str:
-    text = label(metric).replace(", %", "")
-    return f"{text}\n(lower is better)" if metric.startswith("sufficiency") else text
+    text = title_of(metric).replace(", %", "")
+    return f"{text}\n(lower is better)" if score_of(metric).better == "lower" else text
 
 
 def _hatexplain(runner: CellRunner, protocol: str, seeds: int, epochs: int | None) -> Comparison:
@@ -254,7 +254,7 @@ def show(summary: dict[str, Any]) -> None:
             {
                 **{key: row[key] for key in words},
                 "setting": setting_name(row["setting"]),
-                **{label(key): row.get(key) for key in metrics},
+                **{title_of(key): row.get(key) for key in metrics},
             }
             for row in summary["rows"]
         ]
