@@ -1,4 +1,8 @@
-"""Random generators named by what they are for, so that nothing depends on what ran before."""
+"""Data as tensors, in batches of similar lengths; every random choice has a generator of its own.
+
+A generator is named by its purpose, so that nothing depends on what was drawn before, and a training can go
+on from any step.
+"""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -14,7 +18,7 @@ from fasterqk.lab.training._config import TrainConfig
 
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
-    """A generator of its own for one purpose of one run, such as ``generator(seed, "batches", epoch)``.
+    """The generator for one purpose of one training, such as ``generator(seed, "batches", epoch)``.
 
     >>> a, b = (torch.rand(2, generator=generator(0, "batches", epoch)) for epoch in (1, 2))
     >>> bool((a == b).any())
@@ -25,12 +29,12 @@ def generator(seed: int, *purpose: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(number)
 
 
-# --- Batches of examples with similar lengths, trimmed to the longest among them ---
+# --- Texts with labels ---
 
 
 @dataclass(frozen=True, eq=False)
 class PaddedInstances:
-    """A split as tensors: ``tokens`` (example, width), where each is ``read``, and what is known of it.
+    """A split as tensors: ``tokens`` (instance, position), the position where each is ``read``, and the rest.
 
     ``after`` says that the read position is the padding (``pad``) that follows a text.
     """
@@ -57,30 +61,30 @@ class PaddedInstances:
         return self.tokens[chosen, : int(read.max()) + 1], read, self.labels[chosen]
 
     def take(self, chosen: Tensor) -> "PaddedInstances":
-        """The chosen examples, in that order."""
+        """The chosen instances, in that order."""
         names = ("tokens", "lengths", "read", "labels", "relevance", "rated")
         return replace(self, **{name: getattr(self, name)[chosen] for name in names})
 
     def by_length(self, size: int) -> list[Tensor]:
-        """All examples in batches of ``size``, sorted by length: for evaluation, where order is free."""
+        """All instances in batches of ``size``, sorted by length: for evaluation, where order is free."""
         return list(self.read.argsort(stable=True).split(size))
 
 
-def pad_instances(examples: LabelledInstances, *, context: int, read: str, pad: int) -> PaddedInstances:
-    """``examples`` as tensors, cut so that the read position still lies within ``context``.
+def pad_instances(instances: LabelledInstances, *, context: int, read: str, pad: int) -> PaddedInstances:
+    """``instances`` as tensors, cut so that the read position still lies within ``context``.
 
     ``read`` is ``"after"`` (the padding that follows a text) or ``"last"`` (its last token).
     """
-    examples = examples.truncate(context - 1 if read == "after" else context)
-    lengths = examples.lengths
-    tokens, relevance = examples.padded(int(lengths.max()) + 1, pad)
+    instances = instances.truncate(context - 1 if read == "after" else context)
+    lengths = instances.lengths
+    tokens, relevance = instances.padded(int(lengths.max()) + 1, pad)
     return PaddedInstances(
         tokens=torch.from_numpy(tokens),
         lengths=torch.from_numpy(lengths),
         read=torch.from_numpy(lengths if read == "after" else np.maximum(lengths - 1, 0)),
-        labels=torch.from_numpy(examples.labels),
+        labels=torch.from_numpy(instances.labels),
         relevance=torch.from_numpy(relevance).float(),
-        rated=torch.from_numpy(examples.rated),
+        rated=torch.from_numpy(instances.rated),
         after=read == "after",
         pad=pad,
     )
@@ -89,9 +93,9 @@ def pad_instances(examples: LabelledInstances, *, context: int, read: str, pad: 
 def shuffled_batches(
     lengths: Tensor, *, batch_size: int, bucket: int, generator: torch.Generator
 ) -> list[Tensor]:
-    """One epoch: every example once, in batches of indices.
+    """One epoch: every instance once, in batches of indices.
 
-    The examples are shuffled, sorted by length within pools of ``bucket`` batches, cut into batches, and
+    The instances are shuffled, sorted by length within pools of ``bucket`` batches, cut into batches, and
     the batches are shuffled. With ``bucket`` 1 that is plain shuffling.
     """
     order = torch.randperm(len(lengths), generator=generator)
@@ -132,7 +136,7 @@ def fixed_sample(split: Split, count: int | None, purpose: str) -> Split:
     return split.take(torch.randperm(len(split), generator=generator(0, purpose))[:count].numpy())
 
 
-# --- Questions with their answers as tensors, cut into batches that compute nothing that is not used ---
+# --- Questions with their answers ---
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,7 +190,7 @@ class PackedQuestions:
         return AnswerBatch(tokens, position, real, labels)
 
     def labels(self, chosen: Tensor) -> int:
-        """How many tokens of answers the chosen questions have."""
+        """The number of answer tokens of the chosen questions."""
         return int((self.lengths[chosen] - self.prompts[chosen]).sum())
 
     def take(self, chosen: Tensor) -> "PackedQuestions":
@@ -213,7 +217,7 @@ def pack_questions(questions: Questions) -> PackedQuestions:
 
 
 def fitting(questions: Questions, context: int, name: str) -> Questions:
-    """The questions that fit a context of so many tokens together with their answers.
+    """The questions that fit a ``context`` (in tokens) together with their answers.
 
     Longer ones are left out; that none is left is an error.
     """

@@ -1,4 +1,8 @@
-"""The training loop: one for all tasks, exact to resume, honest when a run diverges."""
+"""The training loop: one for all tasks.
+
+A training that was stopped goes on bit for bit as if it had not been; one that diverges ends there and says
+so.
+"""
 
 import json
 import math
@@ -14,15 +18,15 @@ from fasterqk.lab.training._config import TrainConfig
 from fasterqk.lab.training._processes import ForkedCall, Processes, one_thread, spare_core
 from fasterqk.lab.training._steps import Steps, Trainable, build_optimizer, build_trainable
 
-# A run whose loss is this many times the one it started with has diverged, even while it is finite.
+# A training whose loss is this many times the one it started with has diverged, even while it is finite.
 DIVERGED = 100.0
-# How often progress is told between evaluations, in steps.
-TOLD_EVERY = 50
+# Steps between reports of progress, where no evaluation comes first.
+PROGRESS_EVERY = 50
 
 # Weight of the newest batch in the running mean of losses: it looks back about ten batches.
-NEWEST = 0.1
+NEWEST_WEIGHT = 0.1
 
-# Called with how much is done, out of how much, and a few words.
+# Called with the steps done, the steps in all, and a note.
 Progress = Callable[[float, float, str], None]
 
 
@@ -91,7 +95,7 @@ def train(
     processes = Processes.current()
     processes.broadcast((None if folder is None else str(Path(folder).resolve()), config))
     with one_thread():
-        return _Run(config, build_trainable(config, data_dir), folder, progress, processes).to_the_end()
+        return _Training(config, build_trainable(config, data_dir), folder, progress, processes).run()
 
 
 def train_on_two_cores(
@@ -103,34 +107,48 @@ def train_on_two_cores(
 ) -> TrainResult:
     """The same result as :func:`train`; where a core is idle, it evaluates while training goes on.
 
-    For a single run. Many runs use the cores better by running side by side.
+    For a single training: many use the cores better side by side.
     """
     processes = Processes.current()
     if processes.count > 1 or not spare_core():
         return train(config, folder=folder, progress=progress, data_dir=data_dir)
     with one_thread():
         trainable = build_trainable(config, data_dir)
-        return _Run(config, trainable, folder, progress, processes, aside=True).to_the_end()
+        return _Training(config, trainable, folder, progress, processes, fork=True).run()
 
 
 def follow(processes: Processes, data_dir: str | Path | None = None) -> None:
-    """Take the steps that the first process takes, run after run, until it calls :func:`dismiss`.
+    """Take the steps that the first process takes, training after training, until it calls :func:`dismiss`.
 
-    What it reads from the folder of a run must be there for the others too: one machine, or a shared disk.
+    The folder of a training must be readable by all processes: one machine, or a shared disk.
     """
-    while (run := processes.broadcast()) is not None:
-        folder, config = run
+    while (begun := processes.broadcast()) is not None:
+        folder, config = begun
         with one_thread():
-            _Run(config, build_trainable(config, data_dir), folder, None, processes).to_the_end()
+            _Training(config, build_trainable(config, data_dir), folder, None, processes).run()
 
 
 def dismiss(processes: Processes) -> None:
-    """Let go of the processes that follow."""
+    """End :func:`follow` in the other processes."""
     processes.broadcast(None)
 
 
-class _Run:
-    """One run: its steps, its history, and where both are kept."""
+def load_trained(config: TrainConfig, folder: Path) -> Trainable:
+    """The model and data of a training that was done before, with the weights of its checkpoint.
+
+    ``load_trained(config, Store("out").folder(config)).model`` is the model of a cell in a results folder.
+    """
+    trainable = build_trainable(config)
+    optimizer = build_optimizer(trainable.model, config)
+    found = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, generators={}, config=config)
+    if found is None:
+        raise InputError(f"no checkpoint in {str(folder)!r}; train this cell first")
+    trainable.model.eval()
+    return trainable
+
+
+class _Training:
+    """One training: its steps, its history, and where both are saved."""
 
     def __init__(
         self,
@@ -139,7 +157,7 @@ class _Run:
         folder: str | Path | None,
         progress: Progress | None,
         processes: Processes,
-        aside: bool = False,
+        fork: bool = False,
     ) -> None:
         self.config = config
         self.trainable = trainable
@@ -152,39 +170,39 @@ class _Run:
         points = config.optimisation.epochs * config.evaluation.evaluations_per_epoch
         self.evaluated_at = {round(self.steps.total * point / points) for point in range(points + 1)}
         # The running mean of batch losses, now and at the last evaluation.
-        self.running = self.running_then = 0.0
-        # Whether to go on while a copy evaluates: not when each step depends on the last evaluation.
-        self.aside = aside and config.evaluation.patience is None
+        self.mean_loss = self.mean_loss_then = 0.0
+        # Whether a forked copy evaluates while training goes on: not when steps depend on evaluations.
+        self.fork = fork and config.evaluation.patience is None
         self.pending: tuple[dict[str, Any], ForkedCall] | None = None
 
-    def to_the_end(self) -> TrainResult:
+    def run(self) -> TrainResult:
         """Train from the checkpoint, or from the start, and measure what came out."""
         self._resume()
         if not self.history:
             self._evaluate()
-            self.running = self.running_then = self.history[0]["loss"]
+            self.mean_loss = self.mean_loss_then = self.history[0]["loss"]
         elif self.history[-1]["step"] != self.steps.done:
             self._evaluate()  # it was still under way when the state was saved
         while self.steps.done < self.steps.total and not self.diverged and not self._stalled():
             loss = self.steps.step()
             self.diverged = not math.isfinite(loss)
-            self.running = (1 - NEWEST) * self.running + NEWEST * loss
+            self.mean_loss = (1 - NEWEST_WEIGHT) * self.mean_loss + NEWEST_WEIGHT * loss
             if self.steps.done in self.evaluated_at or self.diverged or self._fell():
                 self._evaluate()
                 self._save()
-            elif self.steps.done % TOLD_EVERY == 0:
-                self._tell()
+            elif self.steps.done % PROGRESS_EVERY == 0:
+                self._show_progress()
         self._finish_evaluation()
         self._save_history()
         return self._result()
 
     def _fell(self) -> bool:
-        """Whether the loss fell far enough since the last evaluation to look again before the next one."""
+        """Whether the loss fell far enough since the last evaluation to evaluate again now."""
         share = self.config.evaluation.evaluate_at_fall
-        return share is not None and self.running < share * self.running_then
+        return share is not None and self.mean_loss < share * self.mean_loss_then
 
     def _stalled(self) -> bool:
-        """Whether validation got better in no respect for as many evaluations as the run has patience.
+        """Whether neither validation accuracy nor validation loss got better for ``patience`` evaluations.
 
         On a plateau, where accuracy is that of the most frequent class, the loss still falls.
         """
@@ -201,8 +219,8 @@ class _Run:
         if self.history and self.history[-1].get("diverged"):
             return
         when = {"step": self.steps.done, "epoch": self.steps.done / self.steps.per_epoch}
-        self.running_then = self.running
-        if self.aside and self.history and not self.diverged:
+        self.mean_loss_then = self.mean_loss
+        if self.fork and self.history and not self.diverged:
             self.pending = when, ForkedCall(self.trainable.evaluate)
             return
         # The others wait for what the first one measures.
@@ -213,10 +231,10 @@ class _Run:
         """Wait for the copy that evaluates, if there is one."""
         if self.pending is None:
             return
-        (when, aside), self.pending = self.pending, None
-        self._record(when, aside.result())
+        (when, call), self.pending = self.pending, None
+        self._record(when, call.result())
         if self.history[-1].get("diverged"):
-            self.steps.done = when["step"]  # the run ends where it diverged, whatever was tried since
+            self.steps.done = when["step"]  # it ends where it diverged, whatever was tried since
 
     def _record(self, when: dict[str, Any], measured: dict[str, Any]) -> None:
         start = self.history[0]["loss"] if self.history else math.inf
@@ -224,7 +242,7 @@ class _Run:
             self.diverged = True
             measured = {"loss": None, "diverged": True}
         self.history.append({**when, **measured})
-        self._tell()
+        self._show_progress()
 
     def _result(self) -> TrainResult:
         measured: dict[str, Any] = {}
@@ -243,7 +261,7 @@ class _Run:
             **measured,
         )
 
-    def _tell(self) -> None:
+    def _show_progress(self) -> None:
         if self.progress:
             self.progress(self.steps.done, self.steps.total, _note(self.history[-1]))
 
@@ -257,7 +275,7 @@ class _Run:
             optimizer=self.steps.optimizer,
             scalars={
                 "step": self.steps.done,
-                "running": self.running,
+                "running": self.mean_loss,
                 "history": self.history,
                 "stale_gradients": self.steps.stale_gradients(),
             },
@@ -283,7 +301,7 @@ class _Run:
         )
         if saved is not None:
             self.steps.done, self.history = saved["step"], saved["history"]
-            self.running = self.running_then = saved["running"]
+            self.mean_loss = self.mean_loss_then = saved["running"]
             self.steps.restore_stale_gradients(saved["stale_gradients"])
 
 
@@ -294,20 +312,3 @@ def _note(record: dict[str, Any]) -> str:
     return "  ".join(
         f"{label} {record[key]:.3f}" for label, key in shown.items() if record.get(key) is not None
     )
-
-
-# --- A run that was trained before, its weights read from its checkpoint ---
-
-
-def load_trained(config: TrainConfig, folder: Path) -> Trainable:
-    """The trainable of ``config`` with the weights that ``folder`` (of the store) holds.
-
-    ``load_trained(config, Store("out").folder(config)).model`` is the model of a cell in a results folder.
-    """
-    trainable = build_trainable(config)
-    optimizer = build_optimizer(trainable.model, config)
-    found = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, generators={}, config=config)
-    if found is None:
-        raise InputError(f"no checkpoint in {str(folder)!r}; train this cell first")
-    trainable.model.eval()
-    return trainable

@@ -1,7 +1,8 @@
-"""Several processes that train one model together, each on its share of every batch.
+"""How a training uses processors: several processes on one model, a forked copy that evaluates, one thread.
 
-torchrun (or Accelerate's launcher) starts them. The first one keeps the run, evaluates and answers; the
-others follow it: they take the same steps, and are told what they cannot see.
+torchrun (or Accelerate's launcher) starts several processes, which train one model together, each on its
+share of every batch. The first one saves, evaluates and returns the result; the others take the same steps
+and get from it what they cannot compute.
 """
 
 import multiprocessing
@@ -29,18 +30,18 @@ class Processes:
 
     @classmethod
     def current(cls) -> "Processes":
-        """Those that :func:`joined` has brought together, or this one alone."""
+        """Those that :func:`joined` has connected, or this one alone."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that keeps the run."""
+        """Whether this is the process that saves and evaluates."""
         return self.rank == 0
 
     def share(self, chosen: Tensor) -> tuple[Tensor, float]:
-        """This process's examples of a batch, and what part of the batch's mean loss theirs is.
+        """This process's instances of a batch, and their share of the batch's mean loss.
 
         >>> [Processes(rank, 2).share(torch.arange(3)) for rank in (0, 1)]
         [(tensor([0, 2]), 0.6666666666666666), (tensor([1]), 0.3333333333333333)]
@@ -48,7 +49,7 @@ class Processes:
         if self.count == 1:
             return chosen, 1.0
         mine = chosen[self.rank :: self.count]
-        # A batch smaller than the number of processes: any example, which then counts for nothing.
+        # A batch smaller than the number of processes: any instance, which then counts for nothing.
         return (mine, len(mine) / len(chosen)) if len(mine) else (chosen[:1], 0.0)
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
@@ -64,7 +65,7 @@ class Processes:
             gradient.copy_(summed.view_as(gradient))
 
     def sum(self, number: float) -> float:
-        """The sum of one number of each process."""
+        """The sum of one number per process."""
         if self.count == 1:
             return number
         total = torch.tensor(number, dtype=torch.float64)
@@ -72,7 +73,7 @@ class Processes:
         return float(total)
 
     def broadcast(self, value: Any = None) -> Any:
-        """What the first process says, to all of them."""
+        """The ``value`` of the first process, in all of them."""
         if self.count == 1:
             return value
         message = [value]
@@ -82,7 +83,7 @@ class Processes:
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Join the processes that a launcher started, as its environment tells; alone without one."""
+    """Join the processes that a launcher started, by its environment variables; alone without one."""
     count = int(os.environ.get("WORLD_SIZE", "1"))
     if count == 1:
         yield Processes()
@@ -96,7 +97,7 @@ def joined() -> Iterator[Processes]:
         dist.destroy_process_group()
 
 
-# --- Work on a copy of this process, while the process itself goes on ---
+# --- A forked copy of this process, while the process itself goes on ---
 
 
 def spare_core() -> bool:
@@ -105,16 +106,16 @@ def spare_core() -> bool:
 
 
 class ForkedCall:
-    """Calls ``work`` in a forked copy of this process, as everything is at this moment.
+    """A call of ``work`` in a forked copy of this process, with everything as it is at this moment.
 
     The copy shares memory until one of the two writes to it, so nothing is copied by hand, and what the
     process does meanwhile does not reach the copy. Use it where nothing else forks badly: no CUDA, no
     cluster worker.
 
     >>> numbers = [1, 2]
-    >>> aside = ForkedCall(lambda: sum(numbers))
+    >>> call = ForkedCall(lambda: sum(numbers))
     >>> numbers.append(3)
-    >>> aside.result()
+    >>> call.result()
     3
     """
 
@@ -129,7 +130,7 @@ class ForkedCall:
         sender.close()
 
     def result(self) -> Any:
-        """What ``work`` returned, when it has; what it raised is raised here."""
+        """Wait for ``work`` and return its result; an exception that it raised is raised here."""
         try:
             result = self._receiver.recv()
         except EOFError:
@@ -149,16 +150,16 @@ def _send(work: Callable[[], Any], sender: Connection) -> None:
         sender.send(error)
 
 
-# --- How a run uses the processor: one thread, and no time for numbers that are all but zero ---
+# --- One thread ---
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
     """One thread for the tensors of the block, as many as before after it.
 
-    The models are small: threads that wait for each other cost more than they bring, and two runs at a
-    time use two cores fully. It also makes a run the same, to the last bit, on machines that differ in
-    their number of cores.
+    The models are small: threads that wait for each other cost more than they bring, and two trainings at
+    a time use two cores fully. It also makes a training the same, to the last bit, on machines that differ
+    in their number of cores.
 
     Numbers below 1e-38 count as zero meanwhile: the running means of Adam end there for every word that
     does not occur for some hundred steps, and processors are many times slower on them.

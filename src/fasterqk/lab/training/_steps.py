@@ -1,4 +1,4 @@
-"""What the loop needs to know of a task: its model, its batches, its loss, its measurements."""
+"""The steps of a training: the model and its data, the optimizer, the learning rate, one step after another."""
 
 import dataclasses
 import math
@@ -19,10 +19,10 @@ from fasterqk.lab.training._processes import Processes
 
 
 class Trainable(Protocol):
-    """A model with data to learn and to be measured on.
+    """A model with its data: batches and losses to learn from, and measurements.
 
-    A classifier and a generator differ here and nowhere else. Everything random comes from generators
-    named by the run's seed and the epoch or step, so that a run can go on from any step.
+    A classifier and an answer generator differ here and nowhere else. Everything random comes from
+    generators named by seed and epoch or step, so that a training can go on from any step.
     """
 
     @property
@@ -33,22 +33,22 @@ class Trainable(Protocol):
         """The files the data came from, with their SHA-256."""
 
     def batches(self, epoch: int) -> list[Tensor]:
-        """The batches of one epoch, each as indices of training examples."""
+        """The batches of one epoch, each as indices of training instances."""
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
-        """The training loss of one batch, the ``number``-th of the run."""
+        """The training loss of one batch, the ``number``-th of the training."""
 
     def weight(self, chosen: Tensor) -> int:
-        """How many terms the loss of a batch is the mean of."""
+        """The number of terms whose mean is the loss of a batch."""
 
     def before_step(self) -> None:
         """Called between the backward pass and the optimizer's step."""
 
     def evaluate(self) -> dict[str, Any]:
-        """A flat record along training; ``loss`` is that of the fixed part of the training data."""
+        """Scores along training, flat; ``loss`` is that of the fixed part of the training data."""
 
     def results(self) -> dict[str, Any]:
-        """Everything measured at the end."""
+        """Everything measured at the end: ``train``, ``validation``, ``test`` and perhaps ``skipped``."""
 
 
 def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> Trainable:
@@ -71,131 +71,10 @@ def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> 
     return Classification(config, task)
 
 
-# --- The optimizer of a run: a stock one, its learning rates given by circuit ---
-
-
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW or SGD over all parameters that are not frozen, the chosen ones ``qk_ratio`` times faster."""
-    options = config.optimisation
-    given: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay, "fused": True}
-    kind: type[torch.optim.Optimizer] = torch.optim.AdamW
-    if options.optimizer == "sgd":
-        kind, given["momentum"] = torch.optim.SGD, options.momentum
-    frozen = matching(model, options.frozen)
-    # Stale gradients are computed, but the optimizer does not know them, so it never clears them.
-    for parameter in frozen.values():
-        parameter.requires_grad_(options.stale_gradients)
-    return make_optimizer(
-        model,
-        kind,
-        qk_ratio=options.qk_ratio,
-        ov_ratio=options.ov_ratio,
-        rules=_rules(config),
-        decay=cast(Any, options.decay),
-        circuits=chosen_circuits(model, config),
-        only=lambda name, parameter: name not in frozen,
-        **given,
-    )
-
-
-def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
-    """The same gradient norm for both circuits of attention, and a rate of its own for the embedding."""
-    options = config.optimisation
-    rules: dict[str, dict[str, float]] = {}
-    if options.gradient_norm is not None:
-        rules |= {circuit: {"gradient_norm": options.gradient_norm} for circuit in ("qk", "ov")}
-    if options.embedding_ratio != 1:
-        rules["shared"] = {
-            "lr": options.embedding_ratio * options.lr,
-            "weight_decay": 0.0,
-        }
-    return rules
-
-
-def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
-    """The circuits of ``model``; with ``faster`` patterns the parameters they name stand in for QK.
-
-    No model of ours has parameters that both circuits share, so an embedding with a rate of its own takes
-    their place.
-    """
-    options, circuits = config.optimisation, find_circuits(model)
-    if not options.faster and options.embedding_ratio == 1:
-        return circuits
-    chosen = matching(model, options.faster)
-    embedding = matching(model, ("embedding.*",)) if options.embedding_ratio != 1 else {}
-
-    def relabelled(part: Slice) -> Slice:
-        if part.parameter in embedding:
-            return dataclasses.replace(part, role="shared", decided_by="label")
-        if not options.faster:
-            return part
-        role = "q" if part.parameter in chosen else "rest" if part.circuit == "qk" else part.role
-        return dataclasses.replace(part, role=role, decided_by="label")
-
-    return Circuits(tuple(relabelled(part) for part in circuits))
-
-
-def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
-    """Parameters whose name matches any shell-style pattern; a pattern without a match is an error."""
-    parameters = dict(model.named_parameters())
-    for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in parameters):
-            raise InputError(f"no parameter matches {pattern!r}; parameters are {', '.join(parameters)}")
-    return {
-        name: parameter
-        for name, parameter in parameters.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
-
-
-def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
-    """Scale all gradients so that their joint norm is at most ``largest``; returns the norm before.
-
-    As ``torch.nn.utils.clip_grad_norm_``, but gradients within the bound are not touched.
-    """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    if norm > largest:
-        torch._foreach_mul_(gradients, largest / (norm + 1e-6))
-    return norm
-
-
-# --- The learning rate along training, as a factor of each group's own rate ---
-
-
-def factor(config: TrainConfig, step: int, total: int) -> float:
-    """What the base rate is multiplied by at ``step`` (from 0) of ``total``.
-
-    Linear warm-up from zero over the first ``warmup`` share of steps, then a cosine to zero, one that
-    training stops half way through, or a constant.
-
-    >>> config = TrainConfig("agreement", warmup=0.1)
-    >>> [round(factor(config, step, 100), 2) for step in (0, 5, 10, 55, 100)]
-    [0.0, 0.5, 1.0, 0.5, 0.0]
-    """
-    options = config.optimisation
-    warm = int(options.warmup * total)
-    if step < warm:
-        return step / warm
-    if options.schedule == "constant":
-        return 1.0
-    share = (step - warm) / max(1, total - warm)
-    return 0.5 * (1.0 + math.cos(math.pi * share * (0.5 if options.schedule == "half-cosine" else 1.0)))
-
-
-def set_rates(optimizer: Optimizer, multiplier: float) -> None:
-    """Set every group's learning rate to ``multiplier`` times the one it was made with."""
-    for group in optimizer.param_groups:
-        group["lr"] = group.setdefault("initial_lr", group["lr"]) * multiplier
-
-
-# --- Optimizer steps of a run, one after the other, from any step on ---
-
-
 class Steps:
-    """A model and its optimizer at some step of a run; everything that changes is here.
+    """A model and its optimizer at some step of a training; everything that changes is here.
 
-    ``done`` counts the steps taken, ``total`` those of the whole run.
+    ``done`` counts the steps taken, ``total`` those of the whole training.
     """
 
     def __init__(
@@ -262,3 +141,121 @@ class Steps:
         parameters = dict(self.trainable.model.named_parameters())
         for name, gradient in gradients.items():
             parameters[name].grad = torch.clone(gradient)
+
+
+# --- The optimizer: a stock one, with learning rates per circuit ---
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW or SGD over all parameters that are not frozen, the chosen ones ``qk_ratio`` times faster."""
+    options = config.optimisation
+    given: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay, "fused": True}
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW
+    if options.optimizer == "sgd":
+        kind, given["momentum"] = torch.optim.SGD, options.momentum
+    frozen = matching(model, options.frozen)
+    # Stale gradients are computed, but the optimizer does not know them, so it never clears them.
+    for parameter in frozen.values():
+        parameter.requires_grad_(options.stale_gradients)
+    return make_optimizer(
+        model,
+        kind,
+        qk_ratio=options.qk_ratio,
+        ov_ratio=options.ov_ratio,
+        rules=_rules(config),
+        decay=cast(Any, options.decay),
+        circuits=chosen_circuits(model, config),
+        only=lambda name, parameter: name not in frozen,
+        **given,
+    )
+
+
+def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
+    """The same gradient norm for both circuits of attention, and a rate of its own for the embedding."""
+    options = config.optimisation
+    rules: dict[str, dict[str, float]] = {}
+    if options.gradient_norm is not None:
+        rules |= {circuit: {"gradient_norm": options.gradient_norm} for circuit in ("qk", "ov")}
+    if options.embedding_ratio != 1:
+        rules["shared"] = {
+            "lr": options.embedding_ratio * options.lr,
+            "weight_decay": 0.0,
+        }
+    return rules
+
+
+def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
+    """The circuits of ``model``; with ``faster`` patterns the parameters they name take the place of QK.
+
+    No model here has parameters that both circuits share, so an embedding with a rate of its own takes the
+    label ``shared``.
+    """
+    options, circuits = config.optimisation, find_circuits(model)
+    if not options.faster and options.embedding_ratio == 1:
+        return circuits
+    chosen = matching(model, options.faster)
+    embedding = matching(model, ("embedding.*",)) if options.embedding_ratio != 1 else {}
+
+    def relabelled(part: Slice) -> Slice:
+        if part.parameter in embedding:
+            return dataclasses.replace(part, role="shared", decided_by="label")
+        if not options.faster:
+            return part
+        role = "q" if part.parameter in chosen else "rest" if part.circuit == "qk" else part.role
+        return dataclasses.replace(part, role=role, decided_by="label")
+
+    return Circuits(tuple(relabelled(part) for part in circuits))
+
+
+def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Parameters whose name matches any shell-style pattern; a pattern without a match is an error."""
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in parameters):
+            raise InputError(f"no parameter matches {pattern!r}; parameters are {', '.join(parameters)}")
+    return {
+        name: parameter
+        for name, parameter in parameters.items()
+        if any(fnmatchcase(name, pattern) for pattern in patterns)
+    }
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
+    """Scale all gradients so that their joint norm is at most ``largest``; returns the norm before.
+
+    As ``torch.nn.utils.clip_grad_norm_``, but gradients within the bound are not touched.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if norm > largest:
+        torch._foreach_mul_(gradients, largest / (norm + 1e-6))
+    return norm
+
+
+# --- The learning rate along training, as a factor of each group's own rate ---
+
+
+def factor(config: TrainConfig, step: int, total: int) -> float:
+    """The factor of the base rate at ``step`` (from 0) of ``total``.
+
+    Linear warm-up from zero over the first ``warmup`` share of steps, then a cosine to zero, one that
+    training stops half way through, or a constant.
+
+    >>> config = TrainConfig("agreement", warmup=0.1)
+    >>> [round(factor(config, step, 100), 2) for step in (0, 5, 10, 55, 100)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    options = config.optimisation
+    warm = int(options.warmup * total)
+    if step < warm:
+        return step / warm
+    if options.schedule == "constant":
+        return 1.0
+    share = (step - warm) / max(1, total - warm)
+    return 0.5 * (1.0 + math.cos(math.pi * share * (0.5 if options.schedule == "half-cosine" else 1.0)))
+
+
+def set_rates(optimizer: Optimizer, multiplier: float) -> None:
+    """Set every group's learning rate to ``multiplier`` times the one it was made with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * multiplier
