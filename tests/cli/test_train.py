@@ -3,8 +3,7 @@ import json
 import pytest
 
 from fasterqk.cli.main import main
-from fasterqk.lab.tasks import _task as answers
-from fasterqk.lab.tasks import kvqa
+from fasterqk.lab.tasks import _registry, kvqa
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +42,9 @@ def test_json_is_one_document_with_the_measurements(capsys, data):
 @pytest.fixture
 def few_questions(monkeypatch):
     monkeypatch.setattr(kvqa, "COUNTS", {"train": 256, "validation": 16, "test": 32})
-    answers._load.cache_clear()
+    _registry._load.cache_clear()
     yield
-    answers._load.cache_clear()
+    _registry._load.cache_clear()
 
 
 def test_a_task_of_answers_is_trained_by_the_same_command(capsys, few_questions, tmp_path):

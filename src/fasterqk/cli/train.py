@@ -10,7 +10,7 @@ from fasterqk.console import duration_text, print_json, print_table, progress_ba
 if TYPE_CHECKING:
     from fasterqk.lab.training import TrainResult
 
-# Options that set a field of the same name; what is not given is the task's own setting.
+# Options that set a field of the configuration of the same name; others have the task's own setting.
 FIELDS = ("qk_ratio", "lr", "seed", "epochs", "batch_size", "weight_decay", "optimizer", "layers", "form")
 
 
@@ -35,10 +35,12 @@ def configure(parser: Parser) -> None:
 
 
 def add_task_options(parser: Parser) -> None:
-    """The task and what may be said about its data and its model, for all commands that train."""
-    parser.add_argument("task", metavar="TASK", help="hatexplain, sva, agreement, jsonl, squad or kvqa")
+    """The task, and options of its data and its model, for all commands that train."""
+    from fasterqk.lab.tasks import TASKS
+
+    parser.add_argument("task", metavar="TASK", help=f"one of {', '.join(TASKS)}")
     parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and batches (0)")
-    parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples a step")
+    parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples per step")
     parser.add_argument("--weight-decay", type=float, metavar="W", help="weight decay")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default: adamw")
     parser.add_argument(
@@ -71,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def task_config(arguments: argparse.Namespace) -> Any:
-    """The run that the options describe; what the command has no option for is the task's own setting."""
+    """The configuration that the options describe; fields without an option have the task's own setting."""
     from pathlib import Path
 
     from fasterqk.lab.tasks import task_module
@@ -82,7 +84,7 @@ def task_config(arguments: argparse.Namespace) -> Any:
     given = {name: getattr(arguments, name, None) for name in FIELDS}
     fields = {name: value for name, value in given.items() if value is not None}
     if arguments.data:
-        # The checksum is part of the run: a file that changed is another run.
+        # The checksum is part of the configuration: a file that changed is another cell.
         fields |= {"file": arguments.data, "checksum": checksum(Path(arguments.data))}
     return TrainConfig(arguments.task, **fields)
 

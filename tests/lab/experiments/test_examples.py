@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from fasterqk.lab.experiments._examples import ANSWER, answer_examples
-from fasterqk.lab.tasks import _task as answers
-from fasterqk.lab.tasks import kvqa
+from fasterqk.lab.tasks import _registry, kvqa
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._steps import build_trainable
 
@@ -11,9 +10,9 @@ from fasterqk.lab.training._steps import build_trainable
 @pytest.fixture
 def workload(monkeypatch):
     monkeypatch.setattr(kvqa, "COUNTS", {"train": 8, "validation": 8, "test": 8})
-    answers._load.cache_clear()
+    _registry._load.cache_clear()
     yield build_trainable(TrainConfig("kvqa", answer_tokens=4))
-    answers._load.cache_clear()
+    _registry._load.cache_clear()
 
 
 def test_an_examples_masses_are_those_that_are_measured(workload):

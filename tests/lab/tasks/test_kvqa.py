@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks import kvqa
-from fasterqk.lab.tasks._task import TASKS, load_task, task_module
+from fasterqk.lab.tasks import TASKS, kvqa, load_task, task_module
 
 
 @pytest.fixture(scope="module")

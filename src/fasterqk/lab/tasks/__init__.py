@@ -1,19 +1,22 @@
-"""Tasks: token ids with a class or an answer and, where they are known, the tokens that decide it."""
+"""Tasks: token ids with a class or an answer and, where they are known, the tokens that decide it.
+
+The classes are imported on first use, so that the command line can list the tasks quickly.
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from fasterqk.lab.tasks._data import data_folder
-from fasterqk.lab.tasks._task import (
-    SPLITS,
-    TASKS,
-    AnswerTask,
-    ClassificationTask,
-    LabelledInstance,
-    LabelledInstances,
-    Questions,
-    Task,
-    left_out,
-    load_task,
-    task_module,
-)
+from fasterqk.lab.tasks._registry import SPLITS, TASKS, left_out, load_task, task_module
+
+if TYPE_CHECKING:
+    from fasterqk.lab.tasks._task import (
+        AnswerTask,
+        ClassificationTask,
+        LabelledInstance,
+        LabelledInstances,
+        Questions,
+        Task,
+    )
 
 __all__ = [
     "SPLITS",
@@ -29,3 +32,11 @@ __all__ = [
     "load_task",
     "task_module",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from fasterqk.lab.tasks import _task
+
+        return getattr(_task, name)
+    raise AttributeError(f"module 'fasterqk.lab.tasks' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The steps of a training: the model and its data, the optimizer, the learning rate, one step after another."""
+"""The steps of a training: the model with its data, the optimizer, the learning rate, one step."""
 
 import dataclasses
 import math
