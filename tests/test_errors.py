@@ -1,5 +1,6 @@
 """Extras: the core works without their packages, and what needs one says which in one line."""
 
+import json
 import re
 import subprocess
 import sys
@@ -39,7 +40,30 @@ optimizer.step()
 moved = (model.self_attn.in_proj_weight.detach() - before).abs().mean(1).split(16)
 print([round(float(part.mean() / moved[2].mean())) for part in moved])
 """
-COMMAND = "from fasterqk.cli.main import main; sys.exit(main(sys.argv[1:]))"
+# Command lines, one after the other, each with its exit code and what it printed on standard error.
+COMMANDS = """
+import contextlib, io, json
+from fasterqk.cli.main import main
+
+outcomes = []
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as told:
+        try:
+            code = main(words.split())
+        except SystemExit as stop:
+            code = stop.code
+    outcomes.append([code, told.getvalue()])
+print(json.dumps(outcomes))
+"""
+HELP = ["--help", "circuits --help", "theory solve --help"]
+NEEDS = {
+    "theory solve --qk-ratio 10 --loss 1e-4": "theory",
+    "reproduce fig4": "lab",
+    "train agreement": "lab",
+    "synthetic train --parameterization FAFO --qk-ratio 10": "lab",
+    "circuits gpt2": "hf",
+    "measure --model model --data data.jsonl": "hf",
+}
 
 
 def run_without_extras(code: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -53,29 +77,20 @@ def test_the_core_needs_torch_and_numpy_only() -> None:
     assert (done.stdout, done.stderr, done.returncode) == ("[10, 10, 1]\n", "", 0)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["circuits", "--help"], ["theory", "solve", "--help"]])
-def test_help_needs_no_extra(words: list[str]) -> None:
-    done = run_without_extras(COMMAND, *words)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize(
-    ("words", "extra"),
-    [
-        ("theory solve --qk-ratio 10 --loss 1e-4", "theory"),
-        ("reproduce fig4", "lab"),
-        ("train agreement", "lab"),
-        ("synthetic train --parameterization FAFO --qk-ratio 10", "lab"),
-        ("circuits gpt2", "hf"),
-        ("measure --model model --data data.jsonl", "hf"),
-    ],
-)
-def test_a_command_names_the_extra_it_needs(words: str, extra: str, tmp_path: Path) -> None:
+def test_commands_name_the_extra_they_need_and_help_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "data.jsonl").write_text('{"text": "a", "label": 0, "spans": []}\n')
-    done = run_without_extras(f"import os; os.chdir({str(tmp_path)!r})\n{COMMAND}", *words.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    advice = rf"\w+ is not installed; `pip install 'fasterqk\[{extra}\]'` installs it"
-    assert re.fullmatch(rf"fasterqk {words.split()[0]}: {advice}\n", done.stderr), done.stderr
+    done = run_without_extras(COMMANDS, json.dumps([*HELP, *NEEDS]))
+    assert done.returncode == 0, done.stderr
+    outcomes = dict(zip([*HELP, *NEEDS], json.loads(done.stdout), strict=True))
+    assert [outcomes[words] for words in HELP] == [[0, ""]] * len(HELP)
+    for words, extra in NEEDS.items():
+        code, told = outcomes[words]
+        advice = rf"\w+ is not installed; `pip install 'fasterqk\[{extra}\]'` installs it"
+        assert re.fullmatch(rf"fasterqk {words.split()[0]}: {advice}\n", told), told
+        assert code == 2
 
 
 def test_a_function_names_the_extra_it_needs() -> None:

@@ -57,6 +57,23 @@ print("heavy:", [name for name in {HEAVY!r} if name in sys.modules])
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
 
+def test_the_list_of_commands_imports_next_to_nothing():
+    code = """
+import sys
+before = set(sys.modules)
+from fasterqk.cli.main import main
+try:
+    main(["--help"])
+except SystemExit:
+    pass
+new = set(sys.modules) - before
+print(sorted(name for name in new if name.startswith("fasterqk")), len(new) < 50)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = ["fasterqk", "fasterqk.cli", "fasterqk.cli.common", "fasterqk.cli.main", "fasterqk.errors"]
+    assert done.stdout.splitlines()[-1] == f"{modules} True"
+
+
 @pytest.mark.parametrize("words", ALL_COMMAND_LINES, ids=" ".join)
 def test_a_wrong_command_line_ends_in_one_line(words, capsys):
     with pytest.raises(SystemExit) as stop:

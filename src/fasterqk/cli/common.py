@@ -6,11 +6,12 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from fasterqk.console import print_json
 from fasterqk.errors import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _NEGATIVE_NUMBER = re.compile(r"-(\.?\d|inf|nan)", re.IGNORECASE)  # and lists that begin with one
 
@@ -95,9 +96,11 @@ def add_page_options(parser: Parser, default: str) -> None:
 
 
 def write_and_show(
-    arguments: argparse.Namespace, name: str, path: Path, write: Callable[[Path], Path]
+    arguments: argparse.Namespace, name: str, path: "Path", write: "Callable[[Path], Path]"
 ) -> int:
     """Write the page to ``path``, open it when asked to, and print where it is; returns the exit code."""
+    from fasterqk.console import print_json
+
     if path.is_dir():
         raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
     write(path)
@@ -112,7 +115,7 @@ def write_and_show(
     return 0
 
 
-def _open_in_browser(path: Path) -> bool:
+def _open_in_browser(path: "Path") -> bool:
     import webbrowser
 
     return webbrowser.open(path.resolve().as_uri())
