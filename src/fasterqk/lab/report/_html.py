@@ -17,23 +17,12 @@ from fasterqk.files import plain, write_text
 # Joined in this order into one script; each file holds one concept.
 THEORY_SCRIPTS = ("special.js", "dynamics.js", "solve.js", "time.js")
 CHART_SCRIPTS = ("format.js", "scale.js", "chart.js", "pointer.js", "clipboard.js")
-EXPLORER_SCRIPTS = (
-    "explorer-state.js",
-    "explorer-controls.js",
-    "explorer-curves.js",
-    "explorer-charts.js",
-    "explorer-words.js",
-    "explorer-main.js",
-)
+_EXPLORER_PARTS = ("state", "controls", "curves", "charts", "words", "main")
+EXPLORER_SCRIPTS = (*THEORY_SCRIPTS, *CHART_SCRIPTS, *(f"explorer-{part}.js" for part in _EXPLORER_PARTS))
 
 
 def render_page(
-    template: str,
-    *,
-    styles: Sequence[str],
-    scripts: Sequence[str],
-    data: Any = None,
-    **values: Any,
+    template: str, *, styles: Sequence[str], scripts: Sequence[str], data: Any = None, **values: Any
 ) -> str:
     """The page that ``template`` makes of ``values``.
 
@@ -80,11 +69,7 @@ def _assets(names: Sequence[str]) -> str:
 
 def explorer_html() -> str:
     """The explorer as text; it needs no server and no network."""
-    return render_page(
-        "explorer.html",
-        styles=("base.css", "explorer.css"),
-        scripts=(*THEORY_SCRIPTS, *CHART_SCRIPTS, *EXPLORER_SCRIPTS),
-    )
+    return render_page("explorer.html", styles=("base.css", "explorer.css"), scripts=EXPLORER_SCRIPTS)
 
 
 def write_explorer(path: Path) -> Path:

@@ -31,13 +31,7 @@ _CURVES_BYTES = 350_000
 _TABLE_CELLS = 5_000
 _POINTS_PER_CELL = 200
 
-REPORT_SCRIPTS = (
-    *CHART_SCRIPTS,
-    "report-tables.js",
-    "report-curves.js",
-    "report-examples.js",
-    "report-main.js",
-)
+REPORT_SCRIPTS = (*CHART_SCRIPTS, *(f"report-{part}.js" for part in ("tables", "curves", "examples", "main")))
 # Folders in the order in which a chapter shows their documents, and what one document is called.
 _NOUNS = {
     "comparisons": "comparison",
