@@ -76,11 +76,9 @@ def task_config(arguments: argparse.Namespace) -> Any:
     """The configuration that the options describe; fields without an option have the task's own setting."""
     from pathlib import Path
 
-    from fasterqk.lab.tasks import task_module
     from fasterqk.lab.tasks._data import checksum
     from fasterqk.lab.training import TrainConfig
 
-    task_module(arguments.task)
     given = {name: getattr(arguments, name, None) for name in FIELDS}
     fields = {name: value for name, value in given.items() if value is not None}
     if arguments.data:
@@ -94,17 +92,13 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "Train
 
     if arguments.out is None:
         return train_on_two_cores(config, progress=progress, data_dir=arguments.data_dir)
-    import os
-
     from fasterqk.cli.common import failures_in_one_line
     from fasterqk.lab.runs import sweep
-    from fasterqk.lab.tasks import load_task
-    from fasterqk.lab.tasks._data import VARIABLE
+    from fasterqk.lab.tasks import load_task, use_data_folder
 
-    if arguments.data_dir:
-        os.environ[VARIABLE] = arguments.data_dir
-    load_task(config.task, form=config.data.form, file=config.data.file)
-    with failures_in_one_line():
+    with use_data_folder(arguments.data_dir), failures_in_one_line():
+        # Missing or damaged data is an error before anything is written.
+        load_task(config.task, form=config.data.form, file=config.data.file)
         (result,) = sweep(
             [config],
             "fasterqk.lab.training:train_on_two_cores",

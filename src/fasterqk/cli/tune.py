@@ -59,8 +59,9 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from fasterqk.lab.experiments._cells import CellRunner, use_data_folder
+    from fasterqk.lab.experiments._cells import CellRunner
     from fasterqk.lab.experiments.tuning import save_tuning, search_of, tune
+    from fasterqk.lab.tasks import use_data_folder
 
     given = {"rates": arguments.rates, "ratios": arguments.ratios}
     search = search_of(

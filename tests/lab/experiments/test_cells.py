@@ -1,13 +1,12 @@
 """Compact files of cells: what is written, what is found again, and what is refused."""
 
 import gzip
-import os
 from dataclasses import dataclass
 
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._cells import CellRunner, read_cells, rounded, use_data_folder, write_cells
+from fasterqk.lab.experiments._cells import CellRunner, read_cells, rounded, write_cells
 
 FUNCTION = f"{__name__}:square"
 
@@ -94,16 +93,3 @@ def test_the_same_cells_make_the_same_bytes(tmp_path):
     for suffix in ("gz", "xz"):
         one, two = (write_cells(tmp_path / f"{n}.jsonl.{suffix}", [line]) for n in (1, 2))
         assert one.read_bytes() == two.read_bytes()
-
-
-def test_the_data_folder_is_that_of_before_afterwards(monkeypatch):
-    for before in (None, "mine"):
-        if before is None:
-            monkeypatch.delenv("FASTERQK_DATA", raising=False)
-        else:
-            monkeypatch.setenv("FASTERQK_DATA", before)
-        with use_data_folder("other"):
-            assert os.environ["FASTERQK_DATA"] == "other"
-        assert os.environ.get("FASTERQK_DATA") == before
-        with use_data_folder(None):
-            assert os.environ.get("FASTERQK_DATA") == before

@@ -1,12 +1,10 @@
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks import TASKS, LabelledInstance, LabelledInstances, data_folder, load_task, task_module
+from fasterqk.lab.tasks import TASKS, LabelledInstance, LabelledInstances, load_task, task_module
 
 
 def test_every_task_offers_what_the_registry_promises(tmp_path):
@@ -28,18 +26,6 @@ def test_unknown_task_form_and_file_quote_the_input():
         load_task("agreement", form="whole")
     with pytest.raises(InputError, match=r"'mine\.jsonl' belongs to task 'jsonl'"):
         load_task("agreement", file="mine.jsonl")
-
-
-def test_data_folder_is_the_argument_then_the_variable_then_the_cache(monkeypatch):
-    monkeypatch.setenv("FASTERQK_DATA", "/from/variable")
-    assert data_folder("/from/argument") == Path("/from/argument")
-    assert data_folder() == Path("/from/variable")
-    monkeypatch.delenv("FASTERQK_DATA")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/from/cache")
-    assert data_folder() == Path("/from/cache/fasterqk/data")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/someone")
-    assert data_folder() == Path("/home/someone/.cache/fasterqk/data")
 
 
 texts = st.lists(

@@ -4,6 +4,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.files import config_fields, config_types, config_values, content_hash, plain
+from fasterqk.lab.runs import read_spec
 from fasterqk.lab.training import Model, Optimisation, TrainConfig
 from fasterqk.lab.training._config import PARTS, TASK_SETTINGS
 
@@ -115,3 +116,12 @@ def test_unknown_field_is_named():
         TrainConfig("agreement").replace(learning_rate=1)
     with pytest.raises(InputError, match="'learning_rate' is no field"):
         TrainConfig("agreement", learning_rate=1)
+
+
+def test_unknown_task_is_named_with_the_known_ones(tmp_path):
+    with pytest.raises(InputError, match=r"unknown task 'imdb'; choose from hatexplain, .*, kvqa$"):
+        TrainConfig("imdb")
+    spec = tmp_path / "spec.toml"
+    spec.write_text('[base]\ntask = "imdb"\n')
+    with pytest.raises(InputError, match=r"spec.toml: unknown task 'imdb'; choose from hatexplain, "):
+        read_spec(spec)

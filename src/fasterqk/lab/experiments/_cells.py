@@ -12,8 +12,7 @@ import gzip
 import json
 import lzma
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,8 +20,6 @@ from fasterqk.console import progress_bar
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json, config_fields, plain, write_bytes
 from fasterqk.lab.runs import SweepError, sweep
-
-VARIABLE = "FASTERQK_DATA"
 
 DIGITS = 6
 
@@ -131,21 +128,6 @@ class CellRunner:
 
     def _named(self) -> str:
         return ", ".join(repr(file) for file in self._files)
-
-
-@contextmanager
-def use_data_folder(folder: str | None) -> Iterator[None]:
-    """Make ``folder``, if one is given, the data folder of this process and of the workers it starts."""
-    before = os.environ.get(VARIABLE)
-    if folder:
-        os.environ[VARIABLE] = folder
-    try:
-        yield
-    finally:
-        if folder and before is None:
-            del os.environ[VARIABLE]
-        elif folder and before is not None:
-            os.environ[VARIABLE] = before
 
 
 def settings_of(config: Any) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.files import plain
-from fasterqk.lab.experiments._cells import CellRunner, use_data_folder
+from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.tasks import use_data_folder
 
 # Name and summary of every experiment. The module of "table-sva" is `table_sva`; it is imported when it is
 # asked for, so that listing the experiments imports nothing heavy.

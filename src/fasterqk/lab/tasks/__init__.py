@@ -5,8 +5,8 @@ The classes are imported on first use, so that the command line can list the tas
 
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.lab.tasks._data import data_folder
-from fasterqk.lab.tasks._registry import SPLITS, TASKS, left_out, load_task, task_module
+from fasterqk.lab.tasks._data import data_folder, use_data_folder
+from fasterqk.lab.tasks._registry import SPLITS, TASKS, check_task, left_out, load_task, task_module
 
 if TYPE_CHECKING:
     from fasterqk.lab.tasks._task import (
@@ -27,10 +27,12 @@ __all__ = [
     "LabelledInstances",
     "Questions",
     "Task",
+    "check_task",
     "data_folder",
     "left_out",
     "load_task",
     "task_module",
+    "use_data_folder",
 ]
 
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from fasterqk.errors import InputError
@@ -18,6 +19,21 @@ def data_folder(data_dir: str | Path | None = None) -> Path:
         return Path(os.environ[VARIABLE])
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "fasterqk" / "data"
+
+
+@contextmanager
+def use_data_folder(folder: str | Path | None) -> Iterator[None]:
+    """Make ``folder``, if one is given, the data folder of this process and of the workers it starts."""
+    before = os.environ.get(VARIABLE)
+    if folder:
+        os.environ[VARIABLE] = str(folder)
+    try:
+        yield
+    finally:
+        if folder and before is None:
+            del os.environ[VARIABLE]
+        elif folder and before is not None:
+            os.environ[VARIABLE] = before
 
 
 def find_files(folder: Path, alternatives: Sequence[Sequence[str]]) -> list[Path] | None:

@@ -47,9 +47,14 @@ def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path
 
 def task_module(name: str) -> Any:
     """The module of a task; an unknown name is an error that lists the known ones."""
+    check_task(name)
+    return import_module(f"fasterqk.lab.tasks.{name}")
+
+
+def check_task(name: str) -> None:
+    """Raise :class:`~fasterqk.errors.InputError` unless there is a task of that name."""
     if name not in TASKS:
         raise InputError(f"unknown task {name!r}; choose from {', '.join(TASKS)}")
-    return import_module(f"fasterqk.lab.tasks.{name}")
 
 
 @lru_cache(maxsize=4)

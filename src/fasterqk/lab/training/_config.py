@@ -10,6 +10,7 @@ from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.files import PART, config_types
+from fasterqk.lab.tasks import check_task
 
 OPTIMIZERS = ("adamw", "sgd")
 DECAYS = ("coupled", "independent")
@@ -250,6 +251,7 @@ class TrainConfig:
         for name, value in values.items():
             object.__setattr__(self, name, value)
         _set_types(self, "task", "seed")
+        check_task(self.task)
         _at_least(self, 0, "seed")
 
     def replace(self, **changes: Any) -> "TrainConfig":
