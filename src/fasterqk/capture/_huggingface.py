@@ -1,6 +1,6 @@
-"""Hugging Face models: an attention backend that hands over what it forms, and the switch to it.
+"""Hugging Face models: an attention backend that records the probabilities, and the switch to it.
 
-transformers is looked at only when the model comes from it, and never imported otherwise.
+transformers is used only if the model comes from it, and never imported otherwise.
 """
 
 import sys
@@ -29,7 +29,7 @@ def configurations(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def attention_implementation(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Run ``model`` with attention implementation ``name`` (None: as it is) and put back what it had."""
+    """Run ``model`` with attention implementation ``name`` (None: its own) and restore its own at the end."""
     before = [(config, getattr(config, _INTERNAL)) for config in configurations(model)]
     try:
         if name is not None:
@@ -42,7 +42,7 @@ def attention_implementation(model: nn.Module, name: str | None) -> Iterator[Non
 
 
 def register_backend() -> bool:
-    """Make the backend known to transformers, with its mask function; False where it has no such door.
+    """Register the backend in transformers, with its mask function; False if this version cannot.
 
     Without the mask function transformers would silently drop every mask.
     """
@@ -64,10 +64,10 @@ def backend(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The model's own eager attention, and its probabilities go to the capture that is running.
+    """The model's own eager attention; its probabilities are recorded.
 
-    The eager function of the file the module is defined in knows that model's ways (soft caps, sinks,
-    grouped queries); the plain formula stands in for models that have none.
+    The eager function of the file in which the module is defined implements what is special in that model
+    (soft caps, sinks, grouped queries); models without one get the plain formula.
     """
     for owner in type(module).__mro__:
         own = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
@@ -76,7 +76,7 @@ def backend(
             if probabilities is not None:
                 record(module, probabilities, kind=None)
             return output, probabilities
-    # Traced through its visible softmax, so there is nothing to hand over.
+    # Its softmax is seen by the trace, so there is nothing to record.
     output = scaled_dot_product_attention(
         query,
         key,

@@ -1,7 +1,8 @@
-"""Attention kernels written out in plain operations, so that their probabilities can be seen.
+"""The trace: sees every softmax that weights values, however a model is written.
 
-Both functions take the arguments of the torch functions they stand in for and return the same values
-(to rounding).
+``AttentionTrace`` observes each torch function. Fused attention kernels are replaced by the same computation
+in plain operations, and a softmax over the last axis counts as attention once its result (after dropout,
+casts, masks, reshapes) is an operand of a matrix product: routers, gates and class probabilities are not.
 """
 
 import math
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from fasterqk.capture._recorder import Recorder
+
+# --- Kernels in plain operations: same arguments as in torch, same values to rounding ---
 
 
 def scaled_dot_product_attention(
@@ -45,7 +48,7 @@ def scaled_dot_product_attention(
         scores = scores.masked_fill(hidden, -math.inf)
     probabilities = F.softmax(scores, -1)
     if hidden is not None or attn_mask is not None:
-        # A row that may see nothing has no distribution: torch gives zeros there, softmax not-a-number.
+        # A row with every key masked has no distribution: torch returns zeros there, softmax NaN.
         probabilities = probabilities.masked_fill(scores.amax(-1, keepdim=True) == -math.inf, 0.0)
     if dropout_p > 0:
         probabilities = F.dropout(probabilities, dropout_p)
@@ -138,11 +141,7 @@ def _padded(mask: Tensor, scores: Tensor) -> Tensor:
     return F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
 
 
-# --- Sees every softmax that weights values, in whatever code a model is written ---
-# A ``TorchFunctionMode`` watches each torch function. Fused attention kernels are replaced by the same
-# computation written out, and a softmax over the last axis counts as attention once its result (after
-# dropout, casts, masks, reshapes) is an operand of a matrix product: routers, gates and class
-# probabilities are not.
+# --- The trace ---
 
 PRODUCTS = {
     torch.matmul,
@@ -172,13 +171,13 @@ class Tag:
         self.waiting: Tensor | None = probabilities
 
     def confirm(self) -> Tensor | None:
-        """The probabilities, the first time; then it lets go of them, which are tagged with it in turn."""
+        """The probabilities at the first call, then None: they and the tag would keep each other alive."""
         probabilities, self.waiting = self.waiting, None
         return probabilities
 
 
 class AttentionTrace(TorchFunctionMode):
-    """While active, notes attention probabilities in ``recorder``."""
+    """While active, adds attention probabilities to ``recorder``."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What a name says about a part of attention: ``q_proj`` makes queries, ``out_proj`` writes the output.
+"""What modules are, by their names and classes: attention or not, queries or output, how many heads.
 
-A name is cut into words (``c_attn`` -> c, attn; ``W_Q`` -> w, q; ``queryProj`` -> query, proj), and a few
-words carry the meaning.
+Internal, shared by ``capture`` and ``circuits``. A name is cut into words (``c_attn`` -> c, attn; ``W_Q`` ->
+w, q; ``queryProj`` -> query, proj), of which a few carry the meaning.
 """
 
 import re
@@ -35,12 +35,12 @@ _LETTERS = {
     "wqkv": "qkv",
 }
 _OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "g", "ov"}
-# A projection that says nothing else is the one at the end.
+# A projection without another word is the output projection.
 _BARE = {"proj", "projection"}
 # Fused projections whose names do not spell q, k, v.
 _FUSED = re.compile(r"c_attn|in_proj(_weight|_bias)?|w_?pack|att(n|ention)?_proj", re.IGNORECASE)
 _NORM = {"norm", "layernorm", "rmsnorm", "ln", "batchnorm", "groupnorm", "l2norm", "normalization", "bn"}
-# Tables and numbers that are added to the scores or scale them, and act nowhere else.
+# Parameters that are added to the scores or scale them, and act nowhere else.
 _SCORE = re.compile(
     r"relative_attention_bias|rel(ative)?_pos|relative_position|position_bias|rel_bias|relative_bias|"
     r"logit_scale|sinks?$|attention_bias(es)?$|r_[wrs]_bias|r_kernel|pos_bias|linear_pos|pos_proj|rel_logits|"
@@ -51,9 +51,9 @@ _SCORE = re.compile(
 
 @dataclass(frozen=True)
 class Meaning:
-    """What the words of one name say.
+    """The meaning of one name.
 
-    ``letters``: those of q, k, v it names, in that order; ``output``: it writes attention's output;
+    ``letters``: which of q, k, v it makes, in that order; ``output``: it makes the output of attention;
     ``norm``: it is a normalisation; ``score``: it acts on the scores alone.
     """
 
@@ -79,7 +79,7 @@ def is_fused(name: str) -> bool:
 
 
 def meaning(name: str) -> Meaning:
-    """What ``name`` (one component of a path) says.
+    """The meaning of ``name`` (one component of a path).
 
     >>> meaning("q_proj").letters, meaning("query_key_value").letters, meaning("out_proj").output
     ('q', 'qkv', True)
@@ -100,7 +100,7 @@ def meaning(name: str) -> Meaning:
     )
 
 
-# --- How many heads an attention module says it has ---
+# --- Heads ---
 
 _QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
 _KEY_HEADS = (
@@ -114,7 +114,7 @@ _KEY_HEADS = (
 
 
 def head_counts(module: nn.Module) -> tuple[int, int] | None:
-    """(query heads, key-value heads) as the module or its configuration states them, or None."""
+    """(query heads, key-value heads) by attributes of the module or its configuration, or None."""
     owners = (module, getattr(module, "config", None), getattr(module, "cfg", None))
     queries = first_number(owners, _QUERY_HEADS)
     if queries is None:
@@ -132,26 +132,26 @@ def first_number(owners: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
             try:
                 number = getattr(owner, name, None)
             except Exception:
-                # Configurations with values per layer refuse to name one for all.
+                # Configurations with values per layer raise.
                 continue
             if isinstance(number, int) and not isinstance(number, bool) and number > 0:
                 return number
     return None
 
 
-# --- Which modules of a model are attention, by what they are called and what they hold ---
+# --- Attention modules ---
 
 _CLASS = re.compile(r"attention|attn", re.IGNORECASE)
-# A projection is a small thing; a child with more modules than this is a part of a model.
+# A projection is small; a child with more modules than this is a part of a model.
 _SMALL = 24
 
 
 def is_attention(module: nn.Module) -> bool:
-    """Whether ``module`` itself forms queries and keys, judged by its class and the names it holds."""
+    """Whether ``module`` itself forms queries and keys, by its class and the names of its children."""
     if isinstance(module, nn.MultiheadAttention):
         return True
     held = _held(module)
-    # Other modules have an ``in_proj`` too: names that do not spell it out need the class to say attention.
+    # Other modules have an ``in_proj`` too: such names count only in a class called attention.
     letters = "".join(meaning(name).letters for name in held if not is_fused(name))
     if "q" in letters and "k" in letters:
         return True
@@ -187,11 +187,11 @@ def _held(module: nn.Module) -> list[str]:
     return held
 
 
-# --- Models that ``torch.compile`` wrapped ---
+# --- A user's model and inputs ---
 
 
 def uncompiled(model: Any) -> nn.Module:
-    """The module inside a compiled one, whose parameter names are those of labels and checkpoints."""
+    """The module inside one that ``torch.compile`` wrapped: its parameter names are those of checkpoints."""
     if not isinstance(model, nn.Module):
         shown = " ".join(repr(model).split())
         raise InputError(f"a model is a torch.nn.Module, not {shown:.80}")
@@ -199,13 +199,10 @@ def uncompiled(model: Any) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
-# --- A model called with inputs as users hand them in ---
-
-
-def call(function: Callable[..., Any], inputs: Any) -> Any:
+def call_with(function: Callable[..., Any], inputs: Any) -> Any:
     """``function`` called with a mapping by keyword, a tuple by position, or one tensor.
 
-    >>> call(max, (1, 2))
+    >>> call_with(max, (1, 2))
     2
     """
     if isinstance(inputs, Tensor):

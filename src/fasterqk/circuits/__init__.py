@@ -1,11 +1,12 @@
 """Label the parameters of a transformer by circuit, and give each circuit its own learning rate."""
 
-from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe
-from fasterqk.circuits._find import find_circuits
+from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
+from fasterqk.circuits._find import Labels, find_circuits
+from fasterqk.circuits._from_config import model_without_weights
 from fasterqk.circuits._gradients import normalize_gradients, scale_circuits
-from fasterqk.circuits._groups import param_groups
+from fasterqk.circuits._groups import Rules, param_groups
 from fasterqk.circuits._optimizer import make_optimizer
-from fasterqk.circuits._ratio import Ramp
+from fasterqk.circuits._ratio import Ramp, RatioLike
 from fasterqk.circuits._slices import Circuit, Circuits, Role, Slice
 
 __all__ = [
@@ -13,14 +14,19 @@ __all__ = [
     "CircuitCheck",
     "CircuitUpdate",
     "Circuits",
+    "Labels",
     "Ramp",
+    "RatioLike",
     "Role",
+    "Rules",
     "Slice",
     "check_circuits",
     "describe",
     "find_circuits",
     "make_optimizer",
+    "model_without_weights",
     "normalize_gradients",
     "param_groups",
+    "rates",
     "scale_circuits",
 ]

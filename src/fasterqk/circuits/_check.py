@@ -96,6 +96,14 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
     return found
 
 
+def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """The learning rate of each circuit at the next step: ``lr/qk``, ``lr/ov``, ``lr/rest``.
+
+    Where a circuit has several (per layer, per head), the largest.
+    """
+    return {f"lr/{share.name}": max(share.rates) for share in shares(unwrapped(optimizer))}
+
+
 def rate(value: float) -> str:
     """``0.001`` as ``1e-3``, ``0.00015`` as ``1.5e-4``, ``0.5`` as it is."""
     if value == 0 or 0.01 <= value < 1000:

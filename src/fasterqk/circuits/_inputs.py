@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.capture._huggingface import attention_implementation
-from fasterqk.capture.modules import call, first_number
+from fasterqk.capture.modules import call_with, first_number
 from fasterqk.errors import InputError
 
 LENGTH, IMAGE = 12, 128  # tokens; pixels of an image's side
@@ -23,7 +23,7 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
     def run(model: nn.Module) -> Any:
         try:
             with attention_implementation(model, "eager"):
-                return call(model, inputs)
+                return call_with(model, inputs)
         except InputError:
             raise
         except Exception as error:
@@ -75,7 +75,7 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
         try:
             with attention_implementation(model, "eager"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about inputs the user never wrote
-                call(model, inputs)
+                call_with(model, inputs)
         except Exception as error:
             # Wrong guess; what ran inside counts as not run.
             failures.append(f"{type(error).__name__}: {error}")

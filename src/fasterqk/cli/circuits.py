@@ -39,8 +39,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.circuits import find_circuits
-    from fasterqk.circuits._from_config import model_without_weights
+    from fasterqk.circuits import find_circuits, model_without_weights
     from fasterqk.errors import InputError
 
     if arguments.model and arguments.config:

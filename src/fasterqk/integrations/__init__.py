@@ -1,12 +1,13 @@
-"""Where people already train: the Hugging Face Trainer, PEFT, Accelerate, Lightning, several processes.
+"""Training frameworks: the Hugging Face Trainer, PEFT, Accelerate, Lightning, several processes.
 
-Most of them need nothing but :func:`fasterqk.make_optimizer`; see the guide. What needs more is here.
+Most of them need only :func:`fasterqk.make_optimizer` (docs/integrations.md); the rest is here.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.integrations._sharpness import Sharpness, rates
+from fasterqk.circuits import rates
+from fasterqk.integrations._sharpness import Sharpness
 
 if TYPE_CHECKING:
     from fasterqk.integrations._trainer import SharpnessCallback, trainer_optimizer

@@ -1,4 +1,4 @@
-"""How sharply a model attends while it trains: a few numbers from one held batch."""
+"""Sharpness: how sharply a model attends while it trains, measured on one held-out batch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.attention import Aggregation, aggregate, aggregate_null, find_pattern, max_logit, relevant_mass
-from fasterqk.attention._aggregation import in_full_precision
 from fasterqk.capture import capture
-from fasterqk.circuits._check import shares
 from fasterqk.errors import InputError
 
 PREFIX = "attention/"
@@ -18,10 +16,10 @@ PREFIX = "attention/"
 
 @dataclass(frozen=True, eq=False)
 class Sharpness:
-    """What to look at: a held ``batch`` of model inputs, with ``attention_mask`` where it is padded.
+    """A measurement on a held-out ``batch`` of model inputs, with ``attention_mask`` where it is padded.
 
-    With ``relevance``, 0/1 (or fractions) ``(batch, token)``, the attention on relevant tokens is read at
-    position ``read`` of each text, ``(batch,)``; by default the last real token.
+    With ``relevance``, 0/1 (or fractions) ``(batch, token)``, the attention on relevant tokens is measured
+    at the read position ``read`` of each text, ``(batch,)``; by default the last token that is not padding.
 
     >>> from torch import nn
     >>> class Tiny(nn.Module):
@@ -42,7 +40,7 @@ class Sharpness:
     aggregation: Aggregation = field(default_factory=Aggregation)
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Look at ``model`` as it is now; it is left exactly as it was found.
+        """Measure ``model`` as it is now; it is left exactly as it was.
 
         ``attention/entropy`` in nats, the mean over rows, heads and layers; ``attention/max_logit``, the
         largest logit relative to the mean of its row; with relevance ``attention/mass`` and its null.
@@ -84,15 +82,6 @@ class Sharpness:
         return real.to(layer.device)
 
 
-def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """The learning rate of each circuit at the step that comes next: ``lr/qk``, ``lr/ov``, ``lr/rest``.
-
-    Where a circuit has several (by layer, by head), the largest.
-    """
-    inner = getattr(optimizer, "optimizer", optimizer)  # Accelerate wraps
-    return {f"lr/{share.name}": max(share.rates) for share in shares(inner)}
-
-
 def _row_entropy(layer: Tensor) -> Tensor:
-    weights = in_full_precision(layer)
+    weights = layer.to(torch.promote_types(layer.dtype, torch.float32))
     return -torch.xlogy(weights, weights).sum(-1)

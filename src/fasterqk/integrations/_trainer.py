@@ -1,4 +1,4 @@
-"""The Hugging Face Trainer: an optimizer by circuit without a subclass, and a callback that watches."""
+"""The Hugging Face Trainer: an optimizer per circuit without a subclass, and a callback for sharpness."""
 
 import math
 import warnings
@@ -7,17 +7,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from fasterqk.circuits import make_optimizer
-from fasterqk.circuits._ratio import RatioLike
+from fasterqk.circuits import RatioLike, make_optimizer, rates
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.integrations._sharpness import PREFIX, Sharpness, rates
+from fasterqk.integrations._sharpness import PREFIX, Sharpness
 
 with needs_extra("hf"):
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class CircuitOptimizer:
-    """What the Trainer calls with its model, in place of an optimizer class, to get an optimizer."""
+    """Takes the place of an optimizer class: the Trainer calls it with its model."""
 
     def __call__(self, model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
         return make_optimizer(model, **settings)
@@ -34,8 +33,8 @@ def trainer_optimizer(
     """
     if args.deepspeed:
         raise InputError(
-            "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be told"
-            " apart; train with DDP, Accelerate or FSDP2 instead"
+            "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be"
+            " separated; train with DDP, Accelerate or FSDP2 instead"
         )
     found, options = Trainer.get_optimizer_cls_and_kwargs(args)
     if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or "params" in options:
@@ -54,15 +53,15 @@ def trainer_optimizer(
 
 
 class SharpnessCallback(TrainerCallback):
-    """Logs learning rates by circuit and, on a held batch, how sharply the model attends.
+    """Logs learning rates per circuit and, on a held-out batch, how sharply the model attends.
 
     Values appear in the Trainer's own log entries (and so in every tracker): ``lr/qk``, ``lr/ov``, ...
     in each of them, ``attention/...`` (see :class:`Sharpness`) at the first, and then whenever ``every``
-    steps have passed since the last look. A look costs about one forward pass on the held batch.
+    steps have passed since the last measurement, which costs about one forward pass on the batch.
 
-    The guard: when the largest logit passes ``limit``, or attention is no longer a number, it warns once
-    or, with ``when_exploding="stop"``, ends the training. A logit of 50 over the mean of its row means
-    that everything else has no weight left in half precision.
+    The guard: when the largest logit exceeds ``limit``, or attention is NaN, it warns once or, with
+    ``when_exploding="stop"``, ends the training. At a logit of 50 over the mean of its row, all other
+    tokens have no weight left in half precision.
     """
 
     def __init__(
@@ -105,7 +104,7 @@ class SharpnessCallback(TrainerCallback):
             self._guard(found[f"{PREFIX}max_logit"], state, control)
         logs.update(found)
         if state.log_history:
-            state.log_history[-1].update(found)  # its entry was written before callbacks are asked
+            state.log_history[-1].update(found)  # its entry was written before the callbacks run
 
     def _guard(self, logit: float, state: TrainerState, control: TrainerControl) -> None:
         if math.isfinite(logit) and logit <= self.limit:
