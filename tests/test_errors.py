@@ -72,11 +72,13 @@ def run_without_extras(code: str, *words: str) -> subprocess.CompletedProcess[st
     )
 
 
+@pytest.mark.slow
 def test_the_core_needs_torch_and_numpy_only() -> None:
     done = run_without_extras(CORE)
     assert (done.stdout, done.stderr, done.returncode) == ("[10, 10, 1]\n", "", 0)
 
 
+@pytest.mark.slow
 def test_commands_name_the_extra_they_need_and_help_needs_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

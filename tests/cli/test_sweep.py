@@ -29,24 +29,6 @@ steps = 2
 [arms.long]
 steps = 3
 """
-HOLD = """
-import signal
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Held:
-    pipe: str
-    seed: int = 0
-
-
-def hold(config, *, folder, progress):
-    if config.seed == 0:
-        return {"seed": 0}
-    with open(config.pipe, "w") as pipe:
-        pipe.write("running")
-    signal.pause()
-"""
 
 
 @pytest.fixture
@@ -179,11 +161,10 @@ def test_a_write_that_fails_is_one_line(
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
-    (tmp_path / "held_cells.py").write_text(HOLD)
     os.mkfifo(tmp_path / "pipe")
     spec = tmp_path / "spec.toml"
     spec.write_text(
-        'config = "held_cells:Held"\nfunction = "held_cells:hold"\nseeds = [0, 1]\n'
+        'config = "tests.crash.cells:Held"\nfunction = "tests.crash.cells:hold"\nseeds = [0, 1]\n'
         f"[base]\npipe = '{tmp_path / 'pipe'}'\n"
     )
     command = [sys.executable, "-m", "fasterqk", "sweep", str(spec), "--out", str(tmp_path), "--workers", "1"]
@@ -193,7 +174,6 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
         # Tests that run in the background (nohup make test &) are born deaf to Ctrl-C.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )

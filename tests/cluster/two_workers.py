@@ -24,25 +24,6 @@ from fasterqk.lab.training import TrainConfig
 OBJECT_STORE = 80 * 1024**2  # about the smallest that Ray starts with
 WORDS = ["apple", "bread", "chair", "door", "early", "field", "green", "house"]
 TRAIN = "fasterqk.lab.training:train"
-HELD = """
-import signal
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Held:
-    pipe: str
-    seed: int = 0
-
-
-def hold(config, *, folder, progress):
-    if config.seed == 0:
-        return {"seed": 0}
-    (folder / "checkpoint.json").write_text("half of it")
-    with open(config.pipe, "w") as pipe:
-        pipe.write("running")
-    signal.pause()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +83,10 @@ def ray_worker(raylet: int) -> int | None:
 
 def test_ctrl_c_keeps_results_and_checkpoints(tmp_path: Path, cluster: tuple[Cluster, list[Any]]) -> None:
     ray, _ = cluster
-    (tmp_path / "held_cells.py").write_text(HELD)
     os.mkfifo(tmp_path / "pipe")
     spec = tmp_path / "spec.toml"
     spec.write_text(
-        'config = "held_cells:Held"\nfunction = "held_cells:hold"\nseeds = [0, 1]\n'
+        'config = "tests.crash.cells:Held"\nfunction = "tests.crash.cells:hold"\nseeds = [0, 1]\n'
         f"[base]\npipe = '{tmp_path / 'pipe'}'\n"
     )
     words = ["sweep", str(spec), "--out", str(tmp_path), "--backend", "ray", "--address", ray.address]
@@ -116,7 +96,6 @@ def test_ctrl_c_keeps_results_and_checkpoints(tmp_path: Path, cluster: tuple[Clu
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
     )
     assert (tmp_path / "pipe").read_text() == "running"
     # The checkpoint was written before the pipe; it has arrived when it is in the store.

@@ -1,6 +1,7 @@
 """Small cells that do real work in steps and keep checkpoints, for the crash tests to interrupt."""
 
 import hashlib
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,25 @@ def walk(config: Walk, *, folder: Path, progress: Progress) -> dict[str, Any]:
         write_sealed(path, {"links": links})
         progress(step, config.steps, links[-1])
     return {"links": links}
+
+
+@dataclass(frozen=True)
+class Held:
+    """A cell that is done at once for seed 0, and otherwise waits for a signal in the middle of its work."""
+
+    pipe: str
+    seed: int = 0
+
+
+def hold(config: Held, *, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Whoever opens the named pipe learns when the cell has a checkpoint and waits."""
+    if config.seed == 0:
+        return {"seed": 0}
+    (folder / "checkpoint.json").write_text("half of it")
+    with open(config.pipe, "w") as pipe:
+        pipe.write("running")
+    signal.pause()
+    return {}
 
 
 @dataclass(frozen=True)

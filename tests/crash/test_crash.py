@@ -25,6 +25,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> SweepUnderTest:
     return run_undisturbed(write_spec("walk", CELLS, folder), folder)
 
 
+@pytest.mark.slow
 def test_killed_sweeps_end_as_if_nothing_had_happened(sweep: SweepUnderTest) -> None:
     told: list[float] = []
     trial = kill_at_random_moments(
@@ -35,6 +36,7 @@ def test_killed_sweeps_end_as_if_nothing_had_happened(sweep: SweepUnderTest) -> 
     assert trial["cells"] == CELLS * trial["stores"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_ends_in_one_line_and_loses_nothing(sweep: SweepUnderTest, fault: Any) -> None:
     trial = fault(sweep, random.Random(2))

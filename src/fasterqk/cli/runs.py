@@ -105,8 +105,8 @@ def _show(arguments: argparse.Namespace) -> int:
         _print_part(title, description[title] or {})
     print("journal")
     for line in description["journal"]:
-        told = f"  {line.get('time')}  attempt {line['attempt']}  {line['event']}  {line.get('line', '')}"
-        print(told.rstrip())
+        words = f"  {line.get('time')}  attempt {line['attempt']}  {line['event']}  {line.get('line', '')}"
+        print(words.rstrip())
     _print_part("files", {name: f"{size} bytes" for name, size in description["files"].items()})
     for line in description["damaged"]:
         print(line)
@@ -119,10 +119,10 @@ def _print_part(title: str, part: dict[str, Any]) -> None:
     """Scalars as they are, under dotted names; of a list only its length, since results hold long ones."""
     from fasterqk.lab.runs._table import flatten
 
-    told = flatten(part) | {name: f"{len(v)} values" for name, v in part.items() if isinstance(v, list)}
-    width = max(map(len, told), default=0)
+    shown = flatten(part) | {name: f"{len(v)} values" for name, v in part.items() if isinstance(v, list)}
+    width = max(map(len, shown), default=0)
     print(title)
-    for name, value in told.items():
+    for name, value in shown.items():
         print(f"  {name:<{width}}  {'-' if value is None else value}")
 
 

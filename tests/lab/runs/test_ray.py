@@ -176,7 +176,7 @@ def test_a_folder_that_does_not_fit_over_there_is_sent_again(
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        ("No module named 'fasterqk'", "pip install 'fasterqk\\[cluster\\]'"),
+        ("No module named 'fasterqk'", "pip install 'fasterqk\\[lab,cluster\\]'"),
         ("something\nelse", "a worker of the Ray cluster: RayTaskError: something else"),
     ],
 )

@@ -191,7 +191,9 @@ class RayCluster:
             # The worker lives, but `do_cell` itself fails there: so would every other cell.
             cause = one_line(cause)
             if "No module named 'fasterqk" in str(error):
-                cause = "fasterqk is not installed there; `pip install 'fasterqk[cluster]'` on every machine"
+                cause = (
+                    "fasterqk is not installed there; `pip install 'fasterqk[lab,cluster]'` on every machine"
+                )
             return Event("fatal", task.cell, error=InputError(f"a worker of the Ray cluster: {cause}"))
         reason = " ".join(str(error).split()) or type(error).__name__
         return Event("lost", task.cell, note=f"its worker died ({reason.partition('. ')[0]})")
@@ -222,11 +224,11 @@ class RayCluster:
     def _join(self) -> None:
         if self._ray is not None:
             return
+        check_address(self._address)
         # Nothing leaves this machine unless somebody asked for it.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         with needs_extra("cluster"):
             import ray
-        check_address(self._address)
 
         self._joined = not ray.is_initialized()
         if self._joined:

@@ -268,7 +268,7 @@ class Store:
         return None if document is None else document["result"]
 
     def begin(self, config: Any) -> Path:
-        """Write ``config.json``, so that an unfinished cell can be told from others; returns the folder."""
+        """Write ``config.json``, which names the configuration of an unfinished cell; returns the folder."""
         folder = self.folder(config)
         if not (folder / "config.json").exists():
             document = {"kind": type(config).__name__, "fields": config_fields(config), "all": config}
