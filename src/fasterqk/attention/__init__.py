@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     )
     from fasterqk.attention._huggingface import HuggingFaceCausal, HuggingFaceClassifier, load_model
     from fasterqk.attention._measure import Measurement, Summary, measure
-    from fasterqk.attention._models import Answer, Measurable, Reading, TorchClassifier
+    from fasterqk.attention._models import Answer, Measurable, Reading, TorchClassifier, class_answer
 
 _WITH_TORCH = {
     "Aggregation": "_aggregation",
@@ -77,6 +77,7 @@ _WITH_TORCH = {
     "Summary": "_measure",
     "HuggingFaceCausal": "_huggingface",
     "HuggingFaceClassifier": "_huggingface",
+    "class_answer": "_models",
     "load_model": "_huggingface",
     "measure": "_measure",
     "relevant_mass": "_aggregation",
@@ -115,6 +116,7 @@ __all__ = [
     "agreement",
     "allowed_pairs",
     "auprc",
+    "class_answer",
     "collate",
     "common_levels",
     "dtap",

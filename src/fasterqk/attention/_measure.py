@@ -373,6 +373,7 @@ class Measurement:
             agreements = self.agreements(random=True, sample=plausibility_sample)
             null |= _ranking_scores(self.random_faithfulness, agreements)
         layers = [name.split("_")[1] for name in self.columns if re.fullmatch(r"layer_\d+_mass", name)]
+        layers = layers if relevant.any() else []
         return Summary(
             n=len(self.instances),
             n_without_relevance=int((~relevant).sum()),

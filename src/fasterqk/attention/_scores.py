@@ -337,8 +337,13 @@ class Rows:
         return without_first_token(self.weights, self.real)
 
     def mass(self, weights: Numbers) -> Numbers:
-        """What ``weights`` put on relevant tokens, ``(row,)``."""
-        return np.asarray((weights * self.relevance).sum(1))
+        """What ``weights`` put on relevant tokens, ``(row,)``, summed in the precision of the layers."""
+        from torch import from_numpy
+
+        from fasterqk.attention._aggregation import in_full_precision, relevant_mass
+
+        own = from_numpy(weights).to(in_full_precision(self.layers[0]).dtype)
+        return np.asarray(relevant_mass(own, from_numpy(self.relevance)).double().numpy())
 
 
 @dataclass(frozen=True)

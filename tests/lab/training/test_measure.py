@@ -7,7 +7,13 @@ import torch
 from fasterqk.attention import percent_count
 from fasterqk.capture import capture
 from fasterqk.lab.models import PlainClassifier
-from fasterqk.lab.training._measure import attention_rows, measure_attention, measure_chance, measure_fit
+from fasterqk.lab.training._measure import (
+    EVALUATION_BATCH,
+    attention_rows,
+    measure_attention,
+    measure_fit,
+    scores_json,
+)
 from fasterqk.lab.training._steps import build_trainable
 
 
@@ -56,7 +62,7 @@ def test_fit_equals_one_text_at_a_time(trainable):
 
 
 def test_mass_and_its_null_equal_the_hand_worked_ones(trainable):
-    scores = measure_attention(trainable.model, trainable.splits["test"], (20,))
+    scores = scores_json(measure_attention(trainable.model, trainable.splits["test"], (20,)))
     masses, nulls = [], []
     for tokens, _, relevance in single_examples(trainable):
         masses.append(float(row_alone(trainable, tokens)[: len(tokens)] @ relevance))
@@ -79,7 +85,7 @@ def test_faithfulness_equals_deleting_tokens_by_hand(trainable):
         rest = [token for place, token in enumerate(tokens) if place not in top]
         sufficiency.append(whole.max() - read_alone(plain, kept)[whole.argmax()])
         comprehensiveness.append(whole.max() - read_alone(plain, rest)[whole.argmax()])
-    scores = measure_attention(trainable.model, trainable.splits["test"], (k,))
+    scores = scores_json(measure_attention(trainable.model, trainable.splits["test"], (k,)))
     assert scores["sufficiency"][str(k)] == pytest.approx(np.mean(sufficiency), abs=1e-5)
     assert scores["comprehensiveness"][str(k)] == pytest.approx(np.mean(comprehensiveness), abs=1e-5)
 
@@ -88,7 +94,7 @@ def test_uniform_attention_scores_its_own_null(trainable):
     with torch.no_grad():
         trainable.model.blocks[0].attention.W_Q.zero_()
         trainable.model.blocks[0].attention.b_Q.zero_()
-    scores = measure_attention(trainable.model, trainable.splits["test"], (20,))
+    scores = scores_json(measure_attention(trainable.model, trainable.splits["test"], (20,)))
     for name in ("mrta", "ac", "acmc", "entropy"):
         assert scores[name] == pytest.approx(scores["null"][name], rel=1e-5)
 
@@ -110,7 +116,7 @@ def test_each_layer_of_a_deeper_model_is_scored_by_itself(config):
     with torch.no_grad():
         first.W_Q.zero_()  # a first layer that does not look anywhere
     split = trainable.splits["test"]
-    scores = measure_attention(trainable.model, split, (20,))
+    scores = scores_json(measure_attention(trainable.model, split, (20,)))
     assert set(scores["layer"]) == {"1", "2"}
     uniform = np.mean([rel.sum() / (len(tokens) + 1) for tokens, _, rel in single_examples(trainable)])
     assert scores["layer"]["1"]["mrta"] == pytest.approx(uniform, rel=1e-5)
@@ -124,9 +130,9 @@ def test_each_layer_of_a_deeper_model_is_scored_by_itself(config):
 
 
 def test_random_rankings_are_reproducible_and_find_what_chance_finds(trainable):
-    one = measure_chance(trainable.model, trainable.splits["train"], (20,), seed=0)
-    again = measure_chance(trainable.model, trainable.splits["train"], (20,), seed=0)
-    other = measure_chance(trainable.model, trainable.splits["train"], (20,), seed=1)
+    one = scores_json(measure_attention(trainable.model, trainable.splits["train"], (20,), seed=0))["null"]
+    again = scores_json(measure_attention(trainable.model, trainable.splits["train"], (20,), seed=0))["null"]
+    other = scores_json(measure_attention(trainable.model, trainable.splits["train"], (20,), seed=1))["null"]
     assert one == again != other
     # One relevant word a text, so that chance is right once in as many texts as there are words.
     chance = np.mean([1 / len(tokens) for tokens, _, _ in single_examples(trainable, "train")])
@@ -136,7 +142,7 @@ def test_random_rankings_are_reproducible_and_find_what_chance_finds(trainable):
 def test_without_any_rationale_attention_scores_are_null(trainable):
     split = trainable.splits["test"]
     unrated = dataclasses.replace(split, rated=torch.zeros_like(split.rated))
-    scores = measure_attention(trainable.model, unrated, (20,))
+    scores = scores_json(measure_attention(trainable.model, unrated, (20,)))
     assert scores["mrta"] is None
     assert scores["dtap"] is None
     assert scores["plausibility"]["auprc"] is None
@@ -154,7 +160,7 @@ def test_a_text_of_one_token_that_is_read_at_its_last_can_lose_it(config):
         read=torch.zeros_like(whole.read),
         relevance=torch.tensor([1.0, 0.0]).expand(len(whole), -1),
     )
-    scores = measure_attention(trainable.model, split, (100,))
+    scores = scores_json(measure_attention(trainable.model, split, (100,)))
     plain = PlainClassifier(trainable.model)
     with torch.no_grad():
         one = plain(split.tokens[:, :1], split.read).double().softmax(1)
@@ -162,3 +168,25 @@ def test_a_text_of_one_token_that_is_read_at_its_last_can_lose_it(config):
     lost = (one - none).gather(1, one.argmax(1, keepdim=True)).mean()
     assert scores["comprehensiveness"]["100"] == pytest.approx(float(lost), abs=1e-6)
     assert scores["sufficiency"]["100"] == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_every_text_runs_once_and_then_without_some_tokens(config, layers):
+    trainable = build_trainable(config.replace(layers=layers))
+    percents = trainable.config.evaluation.rationale_k
+    ran = []
+    trainable.model.register_forward_hook(lambda *arguments: ran.append(1))
+
+    def batches(name):
+        return len(trainable.splits[name].by_length(EVALUATION_BATCH))
+
+    fits = len(trainable.subset.by_length(EVALUATION_BATCH)) + batches("validation") + batches("test")
+    once = 1 + 2 * len(percents)  # the whole text, and with the top k% alone and without them
+    trainable.evaluate()
+    assert len(ran) == fits + once * batches("test")
+    ran.clear()
+    trainable.results()
+    fits = sum(map(batches, trainable.splits)) + batches("test")  # by group
+    # At the end random rankings are asked too; before, that took another pass over the whole texts.
+    chance = 2 * len(percents) * batches("test")
+    assert len(ran) == fits + once * (batches("validation") + batches("test")) + chance

@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fasterqk.lab.models import PlainClassifier
+from fasterqk.lab.training._measure import scores_json
 from fasterqk.lab.training._released import PADDED_TO, measure_released
 from fasterqk.lab.training._steps import build_trainable
 
@@ -56,7 +57,7 @@ def test_equals_the_notebooks_computation_post_by_post(trainable):
         )
         for i in range(len(split))
     ]
-    scores = measure_released(model, split, (5,))
+    scores = scores_json(measure_released(model, split, (5,)))
     assert scores["mrta"] == pytest.approx(np.mean([mass for mass, *_ in measured]), rel=1e-5)
     comprehensiveness = np.mean([comp for *_, comp in measured])
     assert scores["comprehensiveness"]["5"] == pytest.approx(comprehensiveness, abs=1e-4)
@@ -69,8 +70,8 @@ def test_instances_without_rationale_count_as_zero(trainable):
     split = trainable.splits["test"]
     half = dataclasses.replace(split, relevance=split.relevance.clone())
     half.relevance[::2] = 0
-    whole_scores = measure_released(trainable.model, split, (5,))
-    half_scores = measure_released(trainable.model, half, (5,))
+    whole_scores = scores_json(measure_released(trainable.model, split, (5,)))
+    half_scores = scores_json(measure_released(trainable.model, half, (5,)))
     assert 0 < half_scores["mrta"] < whole_scores["mrta"]
 
 
@@ -78,6 +79,6 @@ def test_uniform_attention_gives_the_number_of_relevant_tokens_over_128(trainabl
     with torch.no_grad():
         trainable.model.blocks[0].attention.W_K.zero_()
     split = trainable.splits["test"]
-    scores = measure_released(trainable.model, split, (5,))
+    scores = scores_json(measure_released(trainable.model, split, (5,)))
     assert scores["mrta"] == pytest.approx(float(split.relevance.sum(1).mean()) / PADDED_TO, rel=1e-5)
     assert scores["null"]["mrta"] == pytest.approx(scores["mrta"], rel=1e-5)

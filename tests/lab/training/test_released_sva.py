@@ -5,6 +5,7 @@ import torch
 from fasterqk.lab.models import Classifier, ClassifierConfig
 from fasterqk.lab.tasks import LabelledInstance, LabelledInstances
 from fasterqk.lab.training._batches import pad_instances
+from fasterqk.lab.training._measure import scores_json
 from fasterqk.lab.training._released import PADDED_TO, measure_released_sva
 
 PAD = 0
@@ -65,7 +66,7 @@ def literal(model, tokens, relevance):
 
 
 def test_equals_the_notebooks_computation_sentence_by_sentence(model, split):
-    scores = measure_released_sva(model, split, (5,))
+    scores = scores_json(measure_released_sva(model, split, (5,)))
     measured = [
         literal(
             model,
@@ -86,5 +87,5 @@ def test_equals_the_notebooks_computation_sentence_by_sentence(model, split):
 
 
 def test_the_null_is_uniform_over_the_sentence(model, split):
-    null = measure_released_sva(model, split, (5,))["null"]
+    null = scores_json(measure_released_sva(model, split, (5,)))["null"]
     assert null["mrta"] == pytest.approx(np.mean(2 / split.lengths.numpy()))

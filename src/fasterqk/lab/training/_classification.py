@@ -1,8 +1,6 @@
-"""The ways of measuring attention, by name, and their numbers as one flat record."""
+"""Classifiers as a trainable: cross-entropy on labels, measured where their attention should be."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,44 +8,28 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from fasterqk.attention import Summary
 from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError
 from fasterqk.lab.models import Classifier, ClassifierConfig
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstances
 from fasterqk.lab.training._batches import (
-    PaddedInstances,
     epoch_batches,
     fixed_sample,
     generator,
     pad_instances,
 )
 from fasterqk.lab.training._config import TrainConfig
-from fasterqk.lab.training._measure import all_logits, measure_attention, measure_chance, measure_fit
+from fasterqk.lab.training._measure import all_logits, measure_attention, measure_fit, scores_json
 from fasterqk.lab.training._released import measure_released, measure_released_sva
 
-Measure = Callable[[Classifier, PaddedInstances, Sequence[int]], dict[str, Any]]
-MeasureChance = Callable[[Classifier, PaddedInstances, Sequence[int], int], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """How a split is measured, quicker along training, and what rankings by chance would score (or None)."""
-
-    measure: Measure
-    along: Measure
-    chance: MeasureChance | None = None
-
-
-def no_attention(model: Classifier, split: PaddedInstances, percents: Sequence[int]) -> dict[str, Any]:
-    """Nothing: for runs that are judged by their accuracy alone, such as those of a search."""
-    return {}
-
-
-EVALUATIONS = {
-    "paper": Evaluation(measure_attention, partial(measure_attention, quick=True), measure_chance),
-    "released-hatexplain": Evaluation(measure_released, measure_released),
-    "released-sva": Evaluation(measure_released_sva, measure_released_sva),
-    "fit": Evaluation(no_attention, no_attention),
+# Measures a split, quicker along training; with a seed random rankings are measured too.
+Measure = Callable[..., Summary]
+EVALUATIONS: dict[str, Measure | None] = {
+    "paper": measure_attention,
+    "released-hatexplain": measure_released,
+    "released-sva": measure_released_sva,
+    "fit": None,  # for trainings that are judged by their accuracy alone, such as those of a search
 }
 
 
@@ -65,9 +47,6 @@ def flat(scores: dict[str, Any]) -> dict[str, float | None]:
         elif not isinstance(value, list):
             record[name] = value
     return record
-
-
-# --- Classifiers as a trainable: cross-entropy on labels, measured where their attention should be ---
 
 
 class Classification:
@@ -113,7 +92,6 @@ class Classification:
             measure_fit(self.model, split)
             for split in (self.subset, self.splits["validation"], self.splits["test"])
         )
-        attention = self.evaluation.along(self.model, self.splits["test"], self.config.evaluation.rationale_k)
         return {
             "loss": train["loss"],
             "train_accuracy": train["accuracy"],
@@ -121,23 +99,30 @@ class Classification:
             "validation_accuracy": validation["accuracy"],
             "test_loss": test["loss"],
             "test_accuracy": test["accuracy"],
-            **flat(attention),
+            **flat(self._attention("test", quick=True)),
         }
 
     def results(self) -> dict[str, Any]:
-        percents = self.config.evaluation.rationale_k
         results: dict[str, Any] = {
             name: measure_fit(self.model, split) for name, split in self.splits.items()
         }
-        for name in ("validation", "test"):
-            results[name] |= self.evaluation.measure(self.model, self.splits[name], percents)
-        if self.evaluation.chance:
-            scores = self.evaluation.chance(self.model, self.splits["test"], percents, self.config.seed)
-            results["test"]["null"] |= scores
+        results["validation"] |= self._attention("validation")
+        results["test"] |= self._attention("test", seed=self.config.seed)
         results["test"] |= self._by_group()
         if self.task.skipped:
             results["skipped"] = dict(self.task.skipped)
         return results
+
+    def _attention(self, split: str, **options: Any) -> dict[str, Any]:
+        """The scores of attention on a split; none where the accuracy alone is looked at."""
+        if self.evaluation is None:
+            return {}
+        percents = self.config.evaluation.rationale_k
+        scores = scores_json(self.evaluation(self.model, self.splits[split], percents, **options))
+        # Layers alone are judged by where they look.
+        for layer in scores.get("layer", {}).values():
+            del layer["entropy"], layer["null"]["entropy"]
+        return scores
 
     def _by_group(self) -> dict[str, Any]:
         """Test accuracy, and that of always saying the most frequent class: in all and group by group."""

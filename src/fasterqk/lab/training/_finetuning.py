@@ -27,6 +27,7 @@ from fasterqk.lab.training._batches import (
 )
 from fasterqk.lab.training._classification import flat
 from fasterqk.lab.training._config import TrainConfig
+from fasterqk.lab.training._measure import TABLE_SCORES, scores_json
 
 # Along training so many examples of each split are looked at, the same every time; at the end all, but
 # of the training data no more than the last number.
@@ -110,24 +111,15 @@ class FineTuning:
         examples = self.examples[split]
         rated = fixed_sample(np.flatnonzero(examples.rated), limit, "attention")
         instances = [_instance(examples[int(index)]) for index in rated]
-        found = (
-            measure(
-                HuggingFaceClassifier(self.model),
-                instances,
-                generator=np.random.default_rng(self.config.seed),
-                percents=self.config.evaluation.rationale_k,
-                batch_size=EVALUATION_BATCH,
-            )
-            .summary()
-            .to_json()
+        found = measure(
+            HuggingFaceClassifier(self.model),
+            instances,
+            generator=np.random.default_rng(self.config.seed),
+            percents=self.config.evaluation.rationale_k,
+            batch_size=EVALUATION_BATCH,
+            scores=TABLE_SCORES,
         )
-        chance = found.pop("random")
-        found["null"] = {name: found["null"][name] for name in ("mrta", "ac", "acmc", "entropy")} | chance
-        return {name: value for name, value in found.items() if name not in _NOT_SCORES}
-
-
-# What a measurement says beside its scores; accuracy is that of all examples, not of the rated ones.
-_NOT_SCORES = ("n", "n_without_relevance", "accuracy", "concentration", "measured")
+        return scores_json(found.summary())
 
 
 def pretrained_folder(name: str) -> Path:

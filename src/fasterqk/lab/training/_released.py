@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fasterqk.attention import percent_count, relevant_mass, summarize
+from fasterqk.attention import Summary, percent_count, relevant_mass, summarize
 from fasterqk.capture import capture
 from fasterqk.lab.models import Classifier
 from fasterqk.lab.models._classifier import Block
@@ -31,8 +31,10 @@ HATEXPLAIN_EDGES = (0.0, 0.33, 0.66, 1.1)
 THRESHOLD = 0.33
 
 
-def measure_released(model: Classifier, split: PaddedInstances, percents: Sequence[int]) -> dict[str, Any]:
-    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; keys as in the `paper` way."""
+def measure_released(
+    model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
+) -> Summary:
+    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
     model.eval()
     parts = [
         _measure_batch(model, split, chosen, percents)
@@ -47,9 +49,18 @@ def measure_released(model: Classifier, split: PaddedInstances, percents: Sequen
         mass_threshold=THRESHOLD,
         probability_threshold=THRESHOLD,
     )
+    return _summary(scores, joined, percents)
+
+
+def _summary(
+    scores: dict[str, Any], joined: dict[str, NDArray[np.float64]], percents: Sequence[int]
+) -> Summary:
+    found = {name: scores[name] for name in ("mrta", "ac", "acmc")}
     for name in ("sufficiency", "comprehensiveness"):
-        scores[name] = {str(k): float(value) for k, value in zip(percents, joined[name].mean(0), strict=True)}
-    return scores
+        means = joined[name].mean(0).tolist()
+        found |= {f"{name}_{k}": value for k, value in zip(percents, means, strict=True)}
+    table, edges = scores["dtap"], scores["dtap_edges"]
+    return Summary(len(joined["mass"]), 0, found, scores["null"], table, edges)
 
 
 def _measure_batch(
@@ -107,9 +118,9 @@ CONFIDENT_FROM = 0.5
 
 
 def measure_released_sva(
-    model: Classifier, split: PaddedInstances, percents: Sequence[int]
-) -> dict[str, Any]:
-    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; keys as in the `paper` way."""
+    model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
+) -> Summary:
+    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
     model.eval()
     parts = [
         _measure_sva_batch(model, split, chosen, percents) for chosen in split.by_length(EVALUATION_BATCH)
@@ -127,9 +138,7 @@ def measure_released_sva(
     scores["mrta"] = float(joined["mass"].mean())
     for own, seen in ((scores, mass), (scores["null"], null_mass)):
         own["ac"] = float(100 * ((seen >= MASS_FROM) & (probability >= PROBABILITY_FROM)).mean())
-    for name in ("sufficiency", "comprehensiveness"):
-        scores[name] = {str(k): float(value) for k, value in zip(percents, joined[name].mean(0), strict=True)}
-    return scores
+    return _summary(scores, joined, percents)
 
 
 def _measure_sva_batch(
