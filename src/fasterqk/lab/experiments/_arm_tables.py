@@ -17,11 +17,12 @@ from fasterqk.lab.report import (
     save_figure,
     save_table,
 )
-from fasterqk.lab.report import METRICS as STORY_METRICS
 
 ARM_NAMES = {"baseline": "baseline", "faster_qk": "faster QK"}
 # Scores that are compared with uniform attention; rollout and every layer have them.
 UNIFORM = [score.name for score in SCORES.values() if score.tables and score.null == "uniform"]
+# The scores of the comparison from which the report writes its summary.
+COMPARED = ("loss", "train_accuracy", "test_accuracy", "mrta", "ac", "acmc")
 # Where printed numbers come from.
 SOURCES = {"paper": "paper", "released": "notebooks"}
 
@@ -172,7 +173,7 @@ def save_arms(summary: Summary, results: Results, out: Path, *, title: str) -> d
     name = f"{summary['experiment']}-{summary['protocol']}"
     setting = describe(summary)
     _save_epochs(summary, results, out, name, title, setting)
-    _save_story(summary, out, name, title, setting)
+    _save_comparison(summary, out, name, title, setting)
     return {
         "tables": save_tables(summary, out, name, title=title, setting=setting),
         "dtap": _save_heat_maps(summary, out, f"{name}-dtap", title, setting),
@@ -321,19 +322,16 @@ def _save_epochs(summary: Summary, results: Results, out: Path, name: str, title
     )
 
 
-def _save_story(summary: Summary, out: Path, name: str, title: str, setting: str) -> None:
+def _save_comparison(summary: Summary, out: Path, name: str, title: str, setting: str) -> None:
     arms = []
     for arm, entry in summary["arms"].items():
-        metrics = {key: entry[key] for key in STORY_METRICS if key in entry}
-        if "test_accuracy" in entry:
-            metrics["accuracy"] = entry["test_accuracy"]
-        shown = {key: _bare(value) for key, value in metrics.items()}
+        scores = {name.removeprefix("test_"): _bare(entry[name]) for name in COMPARED if name in entry}
         arms.append(
             {
                 "arm": ARM_NAMES[arm],
                 "qk_ratio": entry["qk_ratio"],
                 "seeds": len(summary["seeds"]),
-                "metrics": shown,
+                "metrics": scores,
                 "null": entry["null"],
             }
         )

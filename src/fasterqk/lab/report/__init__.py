@@ -12,13 +12,12 @@ from fasterqk.lab.report._figure import (
 )
 from fasterqk.lab.report._html import write_explorer
 from fasterqk.lab.report._page import write_page
-from fasterqk.lab.report._records import METRICS, save_comparison, save_curves, save_examples
+from fasterqk.lab.report._records import save_comparison, save_curves, save_examples
 from fasterqk.lab.report._tables import save_table
 
 __all__ = [
     "COLORS",
     "HEATMAP",
-    "METRICS",
     "PARAMETERIZATION_COLORS",
     "draw_dtap",
     "dtap_rows",

@@ -50,9 +50,6 @@ def load_documents(out: Path, folder: str, check: Check | None = None) -> list[D
 
 # --- Comparisons: the scores that each arm of an experiment reached ---
 
-# The scores that experiments compare; a comparison may hold any of the registry.
-METRICS = ("train_accuracy", "accuracy", "mrta", "probability", "ac", "acmc", "loss")
-
 
 def save_comparison(
     out: Path,
