@@ -4,8 +4,10 @@ import csv
 import dataclasses
 import enum
 import errno
+import gzip
 import io
 import json
+import lzma
 import math
 import os
 import resource
@@ -28,6 +30,8 @@ from fasterqk.files import (
     content_hash,
     csv_text,
     plain,
+    read_json_lines,
+    read_lines,
     write_bytes,
     write_csv,
     write_folder,
@@ -309,3 +313,43 @@ def test_missing_and_numpy_values(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "table.csv", rows)
     assert path.read_text() == "a,b\n,0.1\n,3\n"
     assert csv_text([]) == "\n"
+
+
+@pytest.mark.parametrize("suffix", ["", ".xz", ".gz"])
+def test_json_lines_come_back_with_their_places(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"lines.jsonl{suffix}"
+    opened: Any = {"": open, ".xz": lzma.open, ".gz": gzip.open}[suffix]
+    with opened(path, "wt", encoding="utf-8") as stream:
+        stream.write('{"a": "é"}\n\n{"b": [1]}')
+    assert list(read_json_lines(path)) == [
+        (1, f"{str(path)!r} line 1", {"a": "é"}),
+        (3, f"{str(path)!r} line 3", {"b": [1]}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b'{"a": 1}\n{"b', "line 2 is not JSON"),
+        (b'{"a": 1}\n[2]\n', r"line 2 holds no JSON object but '\[2\]'"),
+        (b'{"a": 1}\n\xff\n', "is not UTF-8 text"),
+    ],
+)
+def test_a_bad_line_is_named_or_skipped(tmp_path: Path, data: bytes, told: str) -> None:
+    path = tmp_path / "lines.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=told):
+        list(read_json_lines(path))
+    assert [record for _, _, record in read_json_lines(path, skip_bad_lines=True)] == [{"a": 1}]
+
+
+@pytest.mark.parametrize("suffix", [".xz", ".gz"])
+def test_a_damaged_archive_is_named(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"words.txt{suffix}"
+    whole = {".xz": lzma.compress, ".gz": gzip.compress}[suffix](b"some words\n" * 100)
+    path.write_bytes(whole[:-9])
+    with pytest.raises(InputError, match=f"the archive '.*{suffix}' is truncated"):
+        list(read_lines(path))
+    path.write_bytes(b"nothing of the kind")
+    with pytest.raises(InputError, match=f"the archive '.*{suffix}' is damaged"):
+        list(read_lines(path))

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import functools
+import gzip
 import hashlib
 import io
 import json
@@ -12,6 +13,7 @@ import os
 import secrets
 import shutil
 import typing
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from enum import Enum
@@ -109,13 +111,13 @@ def _sync_folder(path: Path) -> None:
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
-    """The lines of a text file, decompressed when its name ends in ``.xz``."""
+    """The lines of a text file, decompressed when its name ends in ``.xz`` or ``.gz``."""
     for line in _lines(path):
         yield _decoded(line, path).rstrip("\r\n")
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:
-    """The JSON document in a file, decompressed when its name ends in ``.xz``."""
+    """The JSON document in a file, decompressed when its name ends in ``.xz`` or ``.gz``."""
     text = _decoded(b"".join(_lines(path)), path)
     try:
         return json.loads(text)
@@ -126,10 +128,11 @@ def read_json(path: str | os.PathLike[str]) -> Any:
 def read_json_lines(
     path: str | os.PathLike[str], *, skip_bad_lines: bool = False
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """The JSON objects of a file, one per line, each with its line number and ``FILE line N`` for messages.
+    """The JSON objects of a file, one per line: line number, ``FILE line N`` for messages, and the object.
 
-    Empty lines are passed over. With ``skip_bad_lines`` so is every line that holds no JSON object: a
-    file that another process appends to may end in half a line.
+    The file may be compressed, as for :func:`read_lines`. Empty lines are passed over. With
+    ``skip_bad_lines`` so is every line that holds no JSON object: a file that another process appends to
+    may end in half a line.
     """
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
@@ -151,11 +154,11 @@ def read_json_lines(
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    opened: Any = lzma.open if Path(path).suffix == ".xz" else open
+    openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
     try:
-        with opened(path, "rb") as stream:
+        with openers.get(Path(path).suffix, open)(path, "rb") as stream:
             yield from stream
-    except (lzma.LZMAError, EOFError) as error:
+    except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         what = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
         raise InputError(f"the archive {str(path)!r} {what}; download it again") from None
     except OSError as error:

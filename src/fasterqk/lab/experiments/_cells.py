@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from fasterqk.console import progress_bar
 from fasterqk.errors import InputError
-from fasterqk.files import canonical_json, config_fields, plain, write_bytes
+from fasterqk.files import canonical_json, config_fields, plain, read_json_lines, write_bytes
 from fasterqk.lab.runs import SweepError, sweep
 
 DIGITS = 6
@@ -150,18 +150,14 @@ def write_cells(path: str | os.PathLike[str], lines: Sequence[Line]) -> Path:
 
 def read_cells(path: str | os.PathLike[str]) -> list[Line]:
     """The lines of a file that :func:`write_cells` wrote."""
-    openers: dict[str, Callable[..., Any]] = {".xz": lzma.open, ".gz": gzip.open}
     try:
-        with openers.get(Path(path).suffix, open)(path, "rt", encoding="utf-8") as stream:
-            lines = [json.loads(text) for text in stream]
-    except (ValueError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        lines = list(read_json_lines(path))
+    except InputError as error:
         raise InputError(f"{str(path)!r} is no file of cells ({error}); write it with --export") from None
-    for number, line in enumerate(lines, 1):
-        if not isinstance(line, dict) or not (
-            {"arm", "seed", "settings", "result"} <= line.keys() or {"fact", "value"} <= line.keys()
-        ):
-            raise InputError(f"{str(path)!r}, line {number} is no cell; write the file with --export")
-    return lines
+    for _, where, line in lines:
+        if not ({"arm", "seed", "settings", "result"} <= line.keys() or {"fact", "value"} <= line.keys()):
+            raise InputError(f"{where} is no cell; write the file with --export")
+    return [line for _, _, line in lines]
 
 
 def rounded(value: Any) -> Any:
