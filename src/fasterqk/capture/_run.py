@@ -17,7 +17,14 @@ from torch import Tensor, nn
 from fasterqk.capture._huggingface import BACKEND, attention_implementation, configurations, register_backend
 from fasterqk.capture._recorder import AttentionCall, Recorder
 from fasterqk.capture._trace import AttentionTrace
-from fasterqk.capture.modules import attention_modules, call_with, head_counts, stack_of, uncompiled
+from fasterqk.capture.modules import (
+    attention_modules,
+    call_with,
+    head_counts,
+    nothing_compiled,
+    stack_of,
+    uncompiled,
+)
 from fasterqk.errors import InputError
 
 Kind = Literal["self", "encoder", "decoder", "cross"]
@@ -56,9 +63,6 @@ class Captured(Sequence[Tensor]):
     def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         return self.probabilities[index]
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self.probabilities)
 
     def __len__(self) -> int:
         return len(self.probabilities)
@@ -146,9 +150,7 @@ def _running(
         try:
             model.eval()
             torch.backends.mha.set_fastpath_enabled(False)
-            # Nothing is compiled before dynamo is imported, which takes seconds.
-            if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            stack.enter_context(nothing_compiled())
             stack.enter_context(attention_implementation(model, implementation))
             stack.enter_context(recorder.watching(model))
             stack.enter_context(torch.set_grad_enabled(differentiable))
@@ -304,9 +306,7 @@ def kinds_of(calls: Sequence[AttentionCall], names: Sequence[str]) -> tuple[Kind
 
 
 def _stated(call: AttentionCall) -> Kind | None:
-    if call.kind == "encoder":
-        return "encoder"
-    return "decoder" if call.kind == "decoder" else None
+    return next((kind for kind in KINDS if kind == call.kind in ("encoder", "decoder")), None)
 
 
 def _stack_root(name: str) -> str:

@@ -5,10 +5,13 @@ w, q; ``queryProj`` -> query, proj), of which a few carry the meaning.
 """
 
 import re
+import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError
@@ -197,6 +200,14 @@ def uncompiled(model: Any) -> nn.Module:
         raise InputError(f"a model is a torch.nn.Module, not {shown:.80}")
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
+
+
+def nothing_compiled() -> AbstractContextManager[None]:
+    """Compiled parts of a model run uncompiled; compiling them for one forward pass takes minutes."""
+    # Nothing is compiled before dynamo is imported, which takes seconds.
+    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        return torch.compiler.set_stance("force_eager")
+    return nullcontext()
 
 
 def call_with(function: Callable[..., Any], inputs: Any) -> Any:

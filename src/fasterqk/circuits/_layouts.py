@@ -9,6 +9,7 @@ there; the probe checks it (docs/architectures.md). Separate projections with us
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from torch import nn
 
@@ -124,12 +125,10 @@ def spans_of(blocks: Sequence[Block]) -> list[Span]:
     """The spans of blocks, neighbours of one role joined."""
     spans: list[Span] = []
     start = 0
-    for block in blocks:
-        if spans and spans[-1][2] == block.role:
-            spans[-1] = (spans[-1][0], start + block.size, block.role)
-        else:
-            spans.append((start, start + block.size, block.role))
-        start += block.size
+    for role, same in groupby(blocks, lambda block: block.role):
+        stop = start + sum(block.size for block in same)
+        spans.append((start, stop, role))
+        start = stop
     return spans
 
 

@@ -104,18 +104,18 @@ def make_optimizer(
     trained = {id(parameter) for group in groups for parameter in group.parameters}
     trained |= {id(each.parameter) for each in fused}
     StepHooks(
-        plans,
-        fused,
-        [
+        plans=plans,
+        fused=fused,
+        owners=[
             (module, attribute, parameter)
             for module in model.modules()
             for attribute, parameter in module._parameters.items()
             if parameter is not None and id(parameter) in trained
         ],
-        weakref.ref(model),
-        members(circuits or (), assigned, groups),
-        mechanism,
-        partial(
+        model=weakref.ref(model),
+        members=members(circuits or (), assigned, groups),
+        mechanism=mechanism,
+        remake=partial(
             make_optimizer,
             optimizer_class=optimizer_class,
             lr=lr,
@@ -128,8 +128,8 @@ def make_optimizer(
             only=only,
             **kwargs,
         ),
-        normalizer(model, circuits, request.gradient_norms),
-        [
+        normalize=normalizer(model, circuits, request.gradient_norms),
+        frozen=[
             (name, each)
             for name, each in model.named_parameters()
             if not each.requires_grad and (only is None or only(name, each))

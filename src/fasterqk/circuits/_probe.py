@@ -8,17 +8,17 @@ compares what the probe saw with the guesses of registry and names.
 """
 
 import copy
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fasterqk.capture._recorder import Recorder
-from fasterqk.capture.modules import says_attention, stack_of
+from fasterqk.capture.modules import nothing_compiled, says_attention, stack_of
 from fasterqk.circuits._guess import Guess, Scope, find_scopes, guess, layer_numbers, nearest
 from fasterqk.circuits._layouts import Span, spans_of
 from fasterqk.circuits._signals import (
@@ -105,7 +105,7 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     failure = ""
     try:
         with (
-            _nothing_compiled(),
+            nothing_compiled(),
             recorder.watching(model),
             _detaching(model, scopes, outputs, finished),
             torch.enable_grad(),
@@ -148,17 +148,6 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
         {path: made for path in signals_of if (made := _made_outside(held[path], codes, signals_of[path]))},
         failure,
     )
-
-
-@contextmanager
-def _nothing_compiled() -> Iterator[None]:
-    """Compiled parts of a model run uncompiled; compiling them for one forward pass takes minutes."""
-    # Nothing is compiled before dynamo is imported, which takes seconds.
-    if "torch._dynamo" in sys.modules:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    else:
-        yield
 
 
 @contextmanager
@@ -354,11 +343,14 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
             settled = False
         elif pattern in confirmed:
             judgement.confirmed.add(name)
-    ran, silent = {stack_of(path) for path in small.ran}, {stack_of(path) for path in small.silent}
-    complete = {stack_of(path) for path in small.complete}
-    judgement.ran = {path for path in scopes if stack_of(path) in ran}
-    judgement.complete = {path for path in scopes if stack_of(path) in complete}
-    judgement.silent = {path for path in scopes if stack_of(path) in silent - ran}
+
+    def corresponding(paths: set[str]) -> set[str]:
+        stacks = {stack_of(path) for path in paths}
+        return {path for path in scopes if stack_of(path) in stacks}
+
+    judgement.ran = corresponding(small.ran)
+    judgement.complete = corresponding(small.complete)
+    judgement.silent = corresponding(small.silent) - judgement.ran
     foreign = {stack_of(path): made for path, made in small.foreign.items()}
     judgement.foreign = {path: foreign[stack_of(path)] for path in scopes if stack_of(path) in foreign}
     judgement.failure = small.failure
@@ -379,15 +371,10 @@ def agree(own: Guess, finding: Finding) -> bool:
     return _circuits(spans_of(own.blocks)) == _circuits(finding.spans)
 
 
-def _circuits(spans: Iterable[Span]) -> list[tuple[int, int, str]]:
-    joined: list[tuple[int, int, str]] = []
-    for start, stop, role in spans:
-        circuit = CIRCUIT_OF_ROLE[role]
-        if joined and joined[-1][2] == circuit:
-            joined[-1] = (joined[-1][0], stop, circuit)
-        else:
-            joined.append((start, stop, circuit))
-    return joined
+def _circuits(spans: Iterable[Span]) -> list[tuple[str, int]]:
+    """The circuits of neighbouring rows, each with the row where it ends."""
+    found = groupby(spans, lambda span: CIRCUIT_OF_ROLE[span[2]])
+    return [(circuit, list(same)[-1][1]) for circuit, same in found]
 
 
 def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Parameter) -> bool:

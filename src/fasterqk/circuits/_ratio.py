@@ -9,7 +9,6 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from fasterqk.circuits._slices import Slice
@@ -149,9 +148,10 @@ class Ratios:
         if names is not None:
             chosen = {"layer": layer, "head": head}
             fixed = {name: chosen[name] for name in names if name != "step"}
+            given: Any = self.given
             if "step" not in names:
-                return self._value(self.given(**fixed))  # type: ignore[operator]
-            return self._value(_of_step(self.given, fixed))
+                return self._value(given(**fixed))
+            return self._value(given if not fixed else lambda step: given(step=step, **fixed))
         if not _values(self.given):
             return self._value(self.given)
         if layer is None:
@@ -211,17 +211,6 @@ def _argument_names(given: Any) -> tuple[str, ...] | None:
             f"a ratio function takes some of layer, head, step by these names, not {', '.join(required)}"
         )
     return ("step",)
-
-
-def _of_step(given: Any, fixed: dict[str, int | None]) -> Any:
-    """``given`` as a function of the step alone, passed by position."""
-    if not fixed:
-        return given
-    return partial(_call_with_step, given, fixed)
-
-
-def _call_with_step(given: Any, fixed: dict[str, int | None], step: int) -> Any:
-    return given(step=step, **fixed)
 
 
 def _values(given: Any) -> list[Any]:

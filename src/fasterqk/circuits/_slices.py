@@ -5,7 +5,7 @@ A *slice* is a parameter or a part of one. Its *role* (q, k, v, o, shared, rest)
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from itertools import groupby
@@ -122,10 +122,13 @@ class Circuits(Sequence[Slice]):
 
     def by_stack(self) -> str:
         """The table with one line for what all layers have in common."""
-        return "\n".join([text_table(rows_by_stack(self.slices)), self.summary(), *self._noted()])
+        return self._text(rows_by_stack(self.slices))
 
     def __str__(self) -> str:
-        return "\n".join([text_table(rows_of(self.slices)), self.summary(), *self._noted()])
+        return self._text(rows_of(self.slices))
+
+    def _text(self, rows: list["Row"]) -> str:
+        return "\n".join([text_table(rows), self.summary(), *self._noted()])
 
     def _noted(self) -> list[str]:
         return [f"note: {note}" for note in self.notes]
@@ -142,9 +145,6 @@ class Circuits(Sequence[Slice]):
     def __getitem__(self, index: slice) -> Sequence[Slice]: ...
     def __getitem__(self, index: int | slice) -> Slice | Sequence[Slice]:
         return self.slices[index]
-
-    def __iter__(self) -> Iterator[Slice]:
-        return iter(self.slices)
 
     def __len__(self) -> int:
         return len(self.slices)
