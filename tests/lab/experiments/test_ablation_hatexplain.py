@@ -13,6 +13,7 @@ from fasterqk.lab.experiments.ablation_hatexplain import (
     save_ablation,
     summarize_ablation,
 )
+from fasterqk.lab.training import TrainResult
 
 # What may differ from the arm with equal rates.
 SPEEDS = {"qk_ratio", "ov_ratio", "lr", "faster", "frozen", "decay", "weight_decay"}
@@ -59,11 +60,14 @@ def history(mass, seed):
 def summary():
     experiment = ablation_hatexplain(seeds=2)
     results = {
-        (arm, seed): {"diverged": False, "seed": seed, "history": history(0.02 * place, seed - 1234)}
+        (arm, seed): TrainResult(
+            "hatexplain", seed, 1.0, False, 3, 0.05, history=history(0.02 * place, seed - 1234)
+        )
         for place, arm in enumerate(experiment.arms)
         for seed in experiment.seeds
     }
-    results["OV ÷30", 1235] = {"diverged": True, "seed": 1235, "history": [{"loss": None, "diverged": True}]}
+    lost = [{"loss": None, "diverged": True}]
+    results["OV ÷30", 1235] = TrainResult("hatexplain", 1235, 1.0, True, 3, None, history=lost)
     return summarize_ablation(experiment, results)
 
 

@@ -8,7 +8,7 @@ from fasterqk.files import canonical_json
 from fasterqk.lab.experiments._arm_tables import end_rows, matched_rows, save_arms
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
 from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.training import TrainConfig
+from fasterqk.lab.training import TrainConfig, TrainResult
 
 SEEDS = (3, 4, 5)
 
@@ -50,30 +50,24 @@ def result(arm, seed):
         }
         for epoch in range(5)
     ]
-    return {
-        "seed": seed,
-        "diverged": False,
-        "loss": history[-1]["loss"],
-        "train": {"accuracy": 0.9},
-        "validation": measured(mass, 0.75, seed),
-        "test": test,
-        "best": history[2],
-        "history": history,
-    }
+    return TrainResult(
+        task="agreement",
+        seed=seed,
+        qk_ratio=1.0,
+        diverged=False,
+        steps=4,
+        loss=history[-1]["loss"],
+        train={"accuracy": 0.9},
+        validation=measured(mass, 0.75, seed),
+        test=test,
+        best=history[2],
+        history=history,
+    )
 
 
 def diverged(seed):
     history = [{"epoch": 0, "loss": 1.0, "mrta": 0.2}, {"epoch": 1, "loss": None, "diverged": True}]
-    return {
-        "seed": seed,
-        "diverged": True,
-        "loss": None,
-        "train": None,
-        "validation": None,
-        "test": None,
-        "best": None,
-        "history": history,
-    }
+    return TrainResult("agreement", seed, 1.0, diverged=True, steps=1, loss=None, history=history)
 
 
 @pytest.fixture
@@ -143,9 +137,9 @@ def test_best_epoch_and_matched_loss_come_from_the_histories(experiment, results
 def test_a_score_that_is_registered_is_in_the_tables(experiment, results, monkeypatch):
     monkeypatch.setitem(SCORES, "calm", Score("calm", "calm of attention", "made up", null="uniform"))
     for found in results.values():
-        found["test"] |= {"calm": 0.25}
-        found["test"]["null"]["calm"] = 0.125
-        for point in found["history"]:
+        found.test["calm"] = 0.25
+        found.test["null"]["calm"] = 0.125
+        for point in found.history:
             point["calm"] = 0.5
     summary = summarize_arms(experiment, results)
     end = next(row for row in end_rows(summary) if row["metric"] == "calm of attention")

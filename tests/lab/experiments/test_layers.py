@@ -5,6 +5,7 @@ import pytest
 from fasterqk.lab.experiments._arms import BASELINE, FASTER
 from fasterqk.lab.experiments._layers import rows_of_score, save_layers, summarize_layers
 from fasterqk.lab.experiments.table_layers import table_layers
+from fasterqk.lab.training import TrainResult
 
 
 def history(mass, seed):
@@ -30,7 +31,7 @@ def result(mass, seed):
     # At the end more is measured than along training, here with a little more mass in layer 2.
     layers[2]["mrta"] += 0.05
     test = {"mrta": last["mrta"], "null": {"mrta": 0.3}, "layer": layers}
-    return {"diverged": False, "history": along, "test": test}
+    return TrainResult("hatexplain", seed, 1.0, False, 2, 0.5, history=along, test=test)
 
 
 @pytest.fixture
@@ -57,7 +58,8 @@ def test_every_layer_has_both_arms_their_difference_and_its_null(rows):
 def test_a_diverged_cell_leaves_no_mean_and_no_crash(tmp_path):
     experiment = table_layers(2, seeds=2)
     results = {cell: result(0.4, cell[1]) for cell in experiment.cells()}
-    results[FASTER, 1234] = {"diverged": True, "history": [{"loss": None, "diverged": True}]}
+    history = [{"loss": None, "diverged": True}]
+    results[FASTER, 1234] = TrainResult("hatexplain", 1234, 30.0, True, 2, None, history=history)
     end = next(row for row in summarize_layers(experiment, results) if row["at"] == "end")
     assert end[FASTER]["mean"] is None
     assert end[BASELINE]["mean"] == pytest.approx(0.2 - 0.005)

@@ -17,6 +17,7 @@ from fasterqk.lab.report import (
     save_figure,
     save_table,
 )
+from fasterqk.lab.training import TrainResult
 
 ARM_NAMES = {"baseline": "baseline", "faster_qk": "faster QK"}
 # Scores that are compared with uniform attention; rollout and every layer have them.
@@ -165,7 +166,7 @@ ARM_COLORS = {"baseline": COLORS[0], "faster_qk": COLORS[1]}
 PANELS = {"mrta": "attention on relevant tokens (MRTA)", "test_accuracy": "test accuracy"}
 
 Summary = Mapping[str, Any]
-Results = Mapping[tuple[str, int], Mapping[str, Any]]
+Results = Mapping[tuple[str, int], TrainResult]
 
 
 def save_arms(summary: Summary, results: Results, out: Path, *, title: str) -> dict[str, Any]:
@@ -350,5 +351,5 @@ def _bare(cell: Mapping[str, Any]) -> dict[str, Any]:
     return {key: cell[key] for key in ("mean", "half_width", "n")}
 
 
-def _finite(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [point for point in result["history"] if point["loss"] is not None]
+def _finite(result: TrainResult) -> list[Mapping[str, Any]]:
+    return [point for point in result.history if point["loss"] is not None]

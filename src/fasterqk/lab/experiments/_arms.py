@@ -20,13 +20,13 @@ from fasterqk.lab.experiments import _arm_tables as tables
 from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._examples import attention_examples
 from fasterqk.lab.tasks import Task, left_out, load_task
-from fasterqk.lab.training import TrainConfig
+from fasterqk.lab.training import TrainConfig, TrainResult
 from fasterqk.lab.training._classification import flat
 
 BASELINE, FASTER = "baseline", "faster_qk"
 
 Record = Mapping[str, Any]
-Results = Mapping[tuple[str, int], Mapping[str, Any]]
+Results = Mapping[tuple[str, int], TrainResult]
 
 
 @dataclass(frozen=True)
@@ -55,31 +55,30 @@ def run_comparison(comparison: Comparison, runner: CellRunner) -> dict[str, Any]
     return save_comparison(comparison, run_arms(comparison, runner), runner)
 
 
-def run_arms(comparison: Comparison, runner: CellRunner) -> dict[tuple[str, int], dict[str, Any]]:
+def run_arms(comparison: Comparison, runner: CellRunner) -> dict[tuple[str, int], TrainResult]:
     """The result of every cell; those that are done already are read, not trained again."""
     if not runner.rebuilds:
         _task(comparison)  # missing or damaged data is an error before any worker starts
-    return runner.run(
+    results = runner.run(
         comparison.cells(),
         "fasterqk.lab.training:train",
         title=comparison.name,
         protocol=comparison.protocol,
     )
+    return {cell: TrainResult.from_json(result) for cell, result in results.items()}
 
 
 def save_comparison(comparison: Comparison, results: Results, runner: CellRunner) -> dict[str, Any]:
     """Write tables, figures and examples of both arms; returns the summary with their ``files``."""
     summary = summarize_arms(comparison, results)
     files = tables.save_arms(summary, results, runner.out, title=comparison.title)
-    diverged = any(result["diverged"] for result in results.values())
+    diverged = any(result.diverged for result in results.values())
     if not diverged and not runner.rebuilds:  # examples need the weights
         examples = attention_examples(comparison.arms, comparison.seeds[0], runner.out)
         sensitive = _task(comparison).sensitive
         tables.save_arm_examples(summary, examples, runner.out, title=comparison.title, sensitive=sensitive)
     # What the cells left out, which may be more than the task did: prompts too long for the model.
-    skipped: Mapping[str, int] = next(
-        (result["skipped"] for result in results.values() if result.get("skipped")), {}
-    )
+    skipped = next((result.skipped for result in results.values() if result.skipped), {})
     return {**summary, "files": files, "skipped": dict(skipped)}
 
 
@@ -117,10 +116,10 @@ def score_names(records: Iterable[Record]) -> list[str]:
 
 def _arm(comparison: Comparison, results: Results, ends: Mapping[Any, Record], arm: str) -> dict[str, Any]:
     own = [results[arm, seed] for seed in comparison.seeds]
-    best = {seed: results[arm, seed]["best"] or {} for seed in comparison.seeds}
+    best = {seed: results[arm, seed].best for seed in comparison.seeds}
     validation = {seed: _end_record(results[arm, seed], "validation") for seed in comparison.seeds}
     at_end = {seed: ends[arm, seed] for seed in comparison.seeds}
-    finished = [result for result in own if not result["diverged"]]
+    finished = [result for result in own if not result.diverged]
     summary = _table(at_end, _printed(comparison, arm))
     summary["null"] = {
         name: interval(record.get(f"null_{name}") for record in at_end.values()).mean
@@ -129,31 +128,31 @@ def _arm(comparison: Comparison, results: Results, ends: Mapping[Any, Record], a
     }
     options = comparison.arms[arm].optimisation
     summary |= {"qk_ratio": options.qk_ratio, "lr": options.lr, "epochs": options.epochs}
-    summary["diverged"] = [result["seed"] for result in own if result["diverged"]]
+    summary["diverged"] = [result.seed for result in own if result.diverged]
     summary["at_best_validation"] = _table(best, {})
     summary["at_best_validation"]["epochs"] = [record.get("epoch") for record in best.values()]
     summary["on_validation"] = _table(validation, {})
     if finished:
-        mean, deviation = dtap_over_seeds([result["test"]["dtap"] for result in finished])
-        edges = finished[0]["test"]["dtap_edges"]
+        mean, deviation = dtap_over_seeds([result.test["dtap"] for result in finished])
+        edges = finished[0].test["dtap_edges"]
         summary["dtap"] = {"mean": mean, "standard_deviation": deviation, "edges": edges}
-        summary["majority_accuracy"] = finished[0]["test"]["majority_accuracy"]
+        summary["majority_accuracy"] = finished[0].test["majority_accuracy"]
         summary["groups"] = _group_table(finished)
     return summary
 
 
-def _end_record(result: Mapping[str, Any], split: str) -> dict[str, Any]:
+def _end_record(result: TrainResult, split: str) -> dict[str, Any]:
     """The end of a run as one flat record; attention is that on ``split``; empty when it diverged."""
-    if result["diverged"]:
+    if result.diverged:
         return {}
     fit = {
-        f"{name}_{score.name}": result[name][score.name]
+        f"{name}_{score.name}": getattr(result, name)[score.name]
         for score in SCORES.values()
         for name in ("train", "validation", "test")
-        if score.by_split and score.name in result[name]
+        if score.by_split and score.name in getattr(result, name)
     }
-    scores = {key: value for key, value in result[split].items() if key not in ("loss", "groups")}
-    return {"loss": result["loss"], **fit, **flat(scores)}
+    scores = {key: value for key, value in getattr(result, split).items() if key not in ("loss", "groups")}
+    return {"loss": result.loss, **fit, **flat(scores)}
 
 
 def _table(records: Mapping[int, Record], printed: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
@@ -185,7 +184,7 @@ def _difference(comparison: Comparison, ends: Mapping[Any, Record], name: str) -
 def _matched(comparison: Comparison, results: Results, names: Sequence[str]) -> list[dict[str, Any]]:
     # A diverged cell has no say in where the others are compared, and is listed as missing there.
     histories: dict[tuple[Hashable, Hashable], Any] = {
-        (arm, seed): [] if results[arm, seed]["diverged"] else results[arm, seed]["history"]
+        (arm, seed): [] if results[arm, seed].diverged else results[arm, seed].history
         for arm in comparison.arms
         for seed in comparison.seeds
     }
@@ -193,17 +192,15 @@ def _matched(comparison: Comparison, results: Results, names: Sequence[str]) -> 
     return matched_loss(histories, recorded)
 
 
-def _group_table(finished: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _group_table(finished: Sequence[TrainResult]) -> dict[str, Any]:
     """Accuracy by group (number of attractors, say), with intervals over seeds."""
-    first = finished[0]["test"]["groups"]
+    first = finished[0].test["groups"]
     return {
         name: {
             value: {
                 "n": entry["n"],
                 "majority_accuracy": entry["majority_accuracy"],
-                "accuracy": interval(
-                    result["test"]["groups"][name][value]["accuracy"] for result in finished
-                ),
+                "accuracy": interval(result.test["groups"][name][value]["accuracy"] for result in finished),
             }
             for value, entry in values.items()
         }

@@ -12,6 +12,7 @@ from fasterqk.lab.experiments._arms import (
     BASELINE,
     FASTER,
     Comparison,
+    Results,
     run_arms,
     save_comparison,
     show_arms,
@@ -20,7 +21,6 @@ from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.report import plotting, save_figure, save_table
 from fasterqk.lab.training._classification import flat
 
-Results = Mapping[tuple[str, int], Mapping[str, Any]]
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -46,9 +46,9 @@ def summarize_layers(comparison: Comparison, results: Results) -> list[dict[str,
     along training), ``loss``, both arms and their paired difference as intervals, and the ``null``.
     """
     histories: dict[tuple[Any, Any], Any] = {
-        cell: [] if result["diverged"] else result["history"] for cell, result in results.items()
+        cell: [] if result.diverged else result.history for cell, result in results.items()
     }
-    at_end = {cell: {} if result["diverged"] else flat(result["test"]) for cell, result in results.items()}
+    at_end = {cell: {} if result.diverged else flat(result.test) for cell, result in results.items()}
     finished: list[dict[str, Any]] = next((history for history in histories.values() if history), [{}])
     names = {
         f"{attention}, {metric}": (attention, metric, f"{prefix}{metric}", f"{prefix}null_{metric}")

@@ -9,7 +9,7 @@ from fasterqk.attention import SCORES, interval, matched_loss, title_of
 from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arm_tables import UNIFORM
-from fasterqk.lab.experiments._arms import Comparison, print_diverged, run_arms
+from fasterqk.lab.experiments._arms import Comparison, Results, print_diverged, run_arms
 from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
@@ -37,8 +37,6 @@ METRICS = tuple(
     if score.tables and not score.per_k and score.name not in LEFT_OUT
     for name in ([f"test_{score.name}", f"validation_{score.name}"] if score.by_split else [score.name])
 )
-
-Results = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS, ratio: float = QK_RATIO) -> Comparison:
@@ -90,7 +88,7 @@ def summarize_ablation(comparison: Comparison, results: Results) -> dict[str, An
     configuration changes; ``matched`` is what `matched_loss` returns, differences against equal rates.
     """
     histories: dict[tuple[Any, Any], Sequence[Mapping[str, Any]]] = {
-        cell: [] if result["diverged"] else result["history"] for cell, result in results.items()
+        cell: [] if result.diverged else result.history for cell, result in results.items()
     }
     return plain(
         {
@@ -107,12 +105,12 @@ def summarize_ablation(comparison: Comparison, results: Results) -> dict[str, An
 
 def _arm(comparison: Comparison, results: Results, arm: str) -> dict[str, Any]:
     own = [results[arm, seed] for seed in comparison.seeds]
-    ends = [{} if result["diverged"] else result["history"][-1] for result in own]
+    ends = [{} if result.diverged else result.history[-1] for result in own]
     return {
         "end": {
             name: interval(end.get(name) for end in ends) for name in ("loss", "train_accuracy", *METRICS)
         },
-        "diverged": [result["seed"] for result in own if result["diverged"]],
+        "diverged": [result.seed for result in own if result.diverged],
     }
 
 

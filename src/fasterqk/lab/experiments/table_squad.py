@@ -9,7 +9,7 @@ from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arm
 from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._layers import save_with_layers, show_with_layers
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
-from fasterqk.lab.training import TrainConfig
+from fasterqk.lab.training import TrainConfig, TrainResult
 
 FIRST_SEED = 1234
 # Steps an epoch of the released notebooks: 60,000 questions, 64 a step; they warm up for 1,000 steps.
@@ -171,16 +171,16 @@ def run(
     return {"experiment": "table-squad", "size": size, "cells": cells, "protocols": protocols}
 
 
-def _row(protocol: str, place: str, seed: int, result: dict[str, Any]) -> dict[str, Any]:
+def _row(protocol: str, place: str, seed: int, result: TrainResult) -> dict[str, Any]:
     """One cell in a row, under the name its arm has on the command line."""
     arm = next(name for name, where in ARMS.items() if where == (protocol, place))
-    found = {"arm": arm, "seed": seed, "steps": result["steps"], "diverged": result["diverged"]}
-    if result["diverged"]:
+    found = {"arm": arm, "seed": seed, "steps": result.steps, "diverged": result.diverged}
+    if result.diverged:
         return found
-    test = result["test"]
+    test = result.test
     return found | {
-        "loss": result["loss"],
-        "train_f1": result["train"]["f1"],
+        "loss": result.loss,
+        "train_f1": result.train["f1"],
         "f1": test["f1"],
         "accuracy": test["accuracy"],
         "mrta": test["mrta"],
