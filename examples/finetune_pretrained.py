@@ -21,9 +21,13 @@ from transformers import (
     TrainingArguments,
 )
 
-from fasterqk.attention import Instance, measure
-from fasterqk.attention._huggingface import HuggingFaceClassifier, encode_for_classifier
-from fasterqk.attention._instances import read_examples
+from fasterqk.attention import (
+    HuggingFaceClassifier,
+    Instance,
+    encode_for_classifier,
+    measure,
+    read_examples,
+)
 from fasterqk.integrations import Sharpness, SharpnessCallback, trainer_optimizer
 
 
@@ -81,8 +85,8 @@ def main() -> None:
     found = measure(
         HuggingFaceClassifier(model), held, percents=(20,), generator=np.random.default_rng(0)
     ).summary()
-    print(f"accuracy {found['accuracy']:.3f} on {found['n']} held out examples")
-    print(f"attention on relevant tokens {found['mrta']:.3f}, uniform {found['null']['mrta']:.3f}")
+    print(f"accuracy {found['accuracy']:.3f} on {found.n} held out examples")
+    print(f"attention on relevant tokens {found['mrta']:.3f}, uniform {found.null['mrta']:.3f}")
 
 
 if __name__ == "__main__":

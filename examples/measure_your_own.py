@@ -75,9 +75,9 @@ def main() -> None:
     result = measurement.summary()
     print(f"accuracy {result['accuracy']:.3f}")
     for name in ("mrta", "ac"):
-        print(f"{name} {result[name]:.3f}, uniform attention {result['null'][name]:.3f}")
-    for name in ("sufficiency", "comprehensiveness"):
-        print(f"{name} at 20% {result[name]['20']:.3f}, random ranking {result['random'][name]['20']:.3f}")
+        print(f"{name} {result[name]:.3f}, uniform attention {result.null[name]:.3f}")
+    for name in ("sufficiency_20", "comprehensiveness_20"):
+        print(f"{name} {result[name]:.3f}, random ranking {result.null[name]:.3f}")
 
 
 if __name__ == "__main__":

@@ -60,7 +60,14 @@ if TYPE_CHECKING:
         relevant_mass,
         uniform_attention,
     )
-    from fasterqk.attention._huggingface import HuggingFaceCausal, HuggingFaceClassifier, load_model
+    from fasterqk.attention._huggingface import (
+        HuggingFaceCausal,
+        HuggingFaceClassifier,
+        Loaded,
+        encode_for_causal,
+        encode_for_classifier,
+        load_model,
+    )
     from fasterqk.attention._measure import Measurement, Summary, measure
     from fasterqk.attention._models import Answer, Measurable, Reading, TorchClassifier, class_answer
 
@@ -78,6 +85,9 @@ _WITH_TORCH = {
     "HuggingFaceCausal": "_huggingface",
     "HuggingFaceClassifier": "_huggingface",
     "class_answer": "_models",
+    "Loaded": "_huggingface",
+    "encode_for_causal": "_huggingface",
+    "encode_for_classifier": "_huggingface",
     "load_model": "_huggingface",
     "measure": "_measure",
     "relevant_mass": "_aggregation",
@@ -99,6 +109,7 @@ __all__ = [
     "HuggingFaceClassifier",
     "Instance",
     "Interval",
+    "Loaded",
     "Measurable",
     "Measurement",
     "Pattern",
@@ -123,6 +134,8 @@ __all__ = [
     "dtap_lines",
     "dtap_over_seeds",
     "effective_tokens",
+    "encode_for_causal",
+    "encode_for_classifier",
     "entropy",
     "faithfulness",
     "find_pattern",
