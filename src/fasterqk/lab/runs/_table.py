@@ -3,11 +3,12 @@
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import UserList
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any, overload
+from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json, config_fields, csv_text, write_text
@@ -20,7 +21,7 @@ from fasterqk.lab.runs._store import Store, is_whole, read_result, read_sealed, 
 _COMPACT = json.JSONEncoder(separators=(",", ":"), sort_keys=True)
 
 
-class Table(Sequence[dict[str, Any]]):
+class Table(UserList[dict[str, Any]]):
     """A list of rows, each a dict, with a few conveniences; ``pandas.DataFrame(list(table))`` works.
 
     >>> table = Table([{"seed": 0, "loss": 0.2}, {"seed": 1, "loss": 0.1}])
@@ -30,45 +31,27 @@ class Table(Sequence[dict[str, Any]]):
     1
     """
 
-    def __init__(self, rows: Sequence[dict[str, Any]]) -> None:
-        self.rows = list(rows)
-
     @property
     def columns(self) -> list[str]:
         """The names of all columns, in order of first appearance."""
-        return list(dict.fromkeys(name for row in self.rows for name in row))
+        return list(dict.fromkeys(name for row in self for name in row))
 
     def column(self, name: str) -> list[Any]:
         """The values of one column, None where a row has none."""
-        if self.rows and name not in self.columns:
+        if self and name not in self.columns:
             raise InputError(f"no column {name!r}; there are {', '.join(self.columns)}")
-        return [row.get(name) for row in self.rows]
+        return [row.get(name) for row in self]
 
     def where(self, **values: Any) -> "Table":
         """The rows in which all the named columns have the given values."""
-        return Table(
-            [row for row in self.rows if all(row.get(name) == value for name, value in values.items())]
-        )
+        return Table([row for row in self if all(row.get(name) == value for name, value in values.items())])
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
         """The table as CSV text, written to ``path`` as well when one is given."""
-        text = csv_text(self.rows)
+        text = csv_text(self)
         if path is not None:
             write_text(path, text)
         return text
-
-    @overload
-    def __getitem__(self, index: int) -> dict[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Table": ...
-    def __getitem__(self, index: int | slice) -> "dict[str, Any] | Table":
-        return Table(self.rows[index]) if isinstance(index, slice) else self.rows[index]
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self.rows)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
     def __repr__(self) -> str:
         return f"Table({len(self)} rows, columns {', '.join(self.columns)})"
