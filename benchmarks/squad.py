@@ -25,13 +25,13 @@ FORMS = {"random": "random-full-vocabulary", "whole": "whole-full-vocabulary"}
 BATCH = 16
 ROUNDS = 3
 OUR_STEPS = 2
-# Questions for the evaluation that shows the model at work, and what no token of an answer is labelled.
+# Questions for the evaluation that shows the model at work, and the label of tokens outside answers.
 EVALUATED = 16
 IGNORED = -100
 
 
 def run(progress: Callable[..., None]) -> dict[str, Any]:
-    """Seconds a step of both ways (median over rounds) and their ratio, with one evaluation."""
+    """Seconds per step of both ways (median over rounds) and their ratio, with one evaluation."""
     found: dict[str, Any] = {}
     for number, (name, form) in enumerate(FORMS.items()):
         trainable = build_trainable(_config(form))

@@ -25,7 +25,7 @@ PLAIN_STEPS, OUR_STEPS = 3, 40
 
 
 def run(progress: Callable[..., None]) -> dict[str, Any]:
-    """Seconds a step of both ways (median over rounds) and their ratio."""
+    """Seconds per step of both ways (median over rounds) and their ratio."""
     config = TrainConfig("hatexplain", qk_ratio=30)
     trainable = build_trainable(config)
     batches = trainable.batches(0)
@@ -54,7 +54,7 @@ def run(progress: Callable[..., None]) -> dict[str, Any]:
 def _plain_steps(
     model: Classifier, train: PaddedInstances, batches: Sequence[Tensor], config: TrainConfig
 ) -> Callable[[int], None]:
-    """The plain way, as a function that takes so many steps."""
+    """The plain way, as a function that takes a number of steps."""
     plain = PlainClassifier(model)
     optimizer = torch.optim.AdamW(
         plain.parameters(), lr=config.optimisation.lr, weight_decay=config.optimisation.weight_decay

@@ -21,14 +21,16 @@ def configure(parser: Parser) -> None:
         "fasterqk train sva --form prefix --qk-ratio 100 --out out",
         "fasterqk train jsonl --data mine.jsonl --qk-ratio 10 --out out",
         "fasterqk train kvqa --qk-ratio 5                           # answers are generated",
-        "torchrun --nproc-per-node 2 -m fasterqk train agreement --qk-ratio 30    # two processes, one run",
+        "torchrun --nproc-per-node 2 -m fasterqk train agreement --qk-ratio 30    # two processes, one model",
     )
     add_task_options(parser)
     parser.add_argument("--qk-ratio", type=positive_float, metavar="R", help="QK learning rate times R (1)")
     parser.add_argument("--lr", type=positive_float, metavar="RATE", help="base learning rate")
     parser.add_argument("--epochs", type=positive_int, metavar="N", help="passes over the training data")
     parser.add_argument(
-        "--out", metavar="DIR", help="keep the run there; a killed run goes on from its last checkpoint"
+        "--out",
+        metavar="DIR",
+        help="results folder; a killed training goes on from its last checkpoint",
     )
     parser.add_argument("--force", action="store_true", help="train again what --out has already")
     add_json(parser)

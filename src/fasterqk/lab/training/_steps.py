@@ -56,7 +56,7 @@ def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> 
     data = config.data
     task = load_task(config.task, form=data.form, file=data.file, data_dir=data_dir)
     if data.checksum and data.checksum not in task.files.values():
-        raise InputError(f"{data.file!r} is not the file this run was made for: its checksum differs")
+        raise InputError(f"{data.file!r} is not the file this training is about: its checksum differs")
     if isinstance(task, AnswerTask):
         from fasterqk.lab.training._generation import Generation
 
