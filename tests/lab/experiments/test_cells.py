@@ -2,12 +2,15 @@
 
 import gzip
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from fasterqk.errors import InputError
+from fasterqk.lab.experiments import EXPERIMENTS
 from fasterqk.lab.experiments._cells import CellRunner, read_cells, rounded, write_cells
 
+RESULTS = Path(__file__).parents[3] / "docs" / "results" / "cells"
 FUNCTION = f"{__name__}:square"
 
 
@@ -93,3 +96,11 @@ def test_the_same_cells_make_the_same_bytes(tmp_path):
     for suffix in ("gz", "xz"):
         one, two = (write_cells(tmp_path / f"{n}.jsonl.{suffix}", [line]) for n in (1, 2))
         assert one.read_bytes() == two.read_bytes()
+
+
+@pytest.mark.parametrize("file", sorted(RESULTS.glob("*.jsonl*")), ids=lambda file: file.name)
+def test_published_cells_belong_to_an_experiment(file):
+    lines = read_cells(file)
+    assert {line["experiment"] for line in lines} <= EXPERIMENTS.keys()
+    cells = [(line["arm"], line.get("protocol"), line["seed"]) for line in lines if "result" in line]
+    assert len(set(cells)) == len(cells) > 0

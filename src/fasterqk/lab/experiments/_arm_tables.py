@@ -1,4 +1,4 @@
-"""The tables of a two-arm experiment: at the end, at the best validation epoch, and at equal loss."""
+"""Tables and figures of two arms: at the end, at the best validation epoch, at equal loss, along training."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -160,8 +160,6 @@ def _column(key: str) -> dict[str, Any]:
     return column
 
 
-# --- What a two-arm experiment shows: heat maps, attention against loss, tables, and its story ---
-
 ARM_COLORS = {"baseline": COLORS[0], "faster_qk": COLORS[1]}
 PANELS = {"mrta": "attention on relevant tokens (MRTA)", "test_accuracy": "test accuracy"}
 
@@ -243,7 +241,7 @@ def _save_heat_maps(summary: Summary, out: Path, name: str, title: str, setting:
 def _save_loss_figure(
     summary: Summary, results: Results, out: Path, name: str, title: str, setting: str
 ) -> dict[str, str]:
-    """Attention and test accuracy against training loss, a line a cell: the idea in one picture."""
+    """Attention and test accuracy against training loss, one line per cell: the idea in one picture."""
     rows = [
         {"arm": arm, "seed": seed, "epoch": point["epoch"], "loss": point["loss"]}
         | {key: point.get(key) for key in PANELS}

@@ -173,7 +173,7 @@ def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
 
 
 def draw_heat_maps(data: Fig2) -> "Figure":
-    """One heat map a panel, four in a row; call inside ``plotting()``."""
+    """One heat map per panel, four in a row; call inside ``plotting()``."""
     import matplotlib.pyplot as plt
 
     rows = -(-len(data.panels) // _COLUMNS)
@@ -201,7 +201,7 @@ def draw_heat_maps(data: Fig2) -> "Figure":
 
 
 def draw_along_training(data: Fig2) -> "Figure":
-    """Attention against training loss, one plot a parameterization; call inside ``plotting()``."""
+    """Attention against training loss, one plot per parameterization; call inside ``plotting()``."""
     import matplotlib.pyplot as plt
 
     names = list(dict.fromkeys(panel.cell.parameterization for panel in data.panels))

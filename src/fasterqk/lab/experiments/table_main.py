@@ -124,7 +124,7 @@ def setting_name(setting: str) -> str:
 
 
 def difference_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Faster QK minus baseline, one row a data set, metric and moment, the paper's own beside."""
+    """Faster QK minus baseline, one row per data set, score and moment, the paper's own beside."""
     found = []
     for row in rows:
         if row["setting"] == "difference":

@@ -73,7 +73,7 @@ def tune(search: Search, runner: CellRunner) -> dict[str, Any]:
     ``accuracy`` on validation, the ``epoch`` of it, whether it is ``chosen`` and why), and ``runs``.
     """
     base = search.base
-    # Missing or damaged data is told before any worker starts.
+    # Missing or damaged data is an error before any worker starts.
     validation = len(load_task(base.task, form=base.data.form, file=base.data.file).splits["validation"])
     judge = _Judge(search, validation, runner)
     rates = judge.stage("lr", search.rates)
