@@ -32,7 +32,7 @@ COMMANDS = {
 # The commands of the library; all others are of the lab and need its extra.
 _LIBRARY = ("theory", "circuits", "measure")
 
-# Errors of the operating system that mean: this path of yours is not what it should be.
+# Errors of the operating system that a wrong path in the command line causes.
 _WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 WELCOME = """\

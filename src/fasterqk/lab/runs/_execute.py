@@ -75,7 +75,7 @@ class Backend(Protocol):
         """Wait until something happens to the submitted tasks, and pass on its events."""
 
     def close(self) -> None:
-        """End all workers; what they had not finished stays as its last checkpoint."""
+        """End all workers; unfinished cells stay at their last checkpoint."""
 
 
 # --- The journal of a cell ---

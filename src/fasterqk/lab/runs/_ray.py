@@ -225,7 +225,7 @@ class RayCluster:
         if self._ray is not None:
             return
         check_address(self._address)
-        # Nothing leaves this machine unless somebody asked for it.
+        # No usage statistics are sent unless the user turns them on.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         with needs_extra("cluster"):
             import ray

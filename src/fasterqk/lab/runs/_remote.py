@@ -37,7 +37,7 @@ _TRIES = 5
 
 
 def read_files(folder: Path) -> dict[str, bytes | None]:
-    """Every file of a cell's ``folder`` that nobody is writing to now, its lock excepted."""
+    """Every file of a cell's ``folder`` that is not being written, its lock excepted."""
     return {name: (folder / name).read_bytes() for name in _stamps(folder)}
 
 

@@ -220,7 +220,7 @@ def _version(name: str) -> str | None:
 
 
 def _git_state(package: Path) -> tuple[str | None, bool | None]:
-    # Only when git tracks this very file: a virtual environment may lie inside somebody else's checkout.
+    # Only when git tracks this very file: a virtual environment may lie inside another project's checkout.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None, None
     changes = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
@@ -339,20 +339,20 @@ class Store:
 
 
 def _refuse_other_versions(root: Path) -> None:
-    # One cell speaks for all: every version refuses the folders of others.
+    # One whole cell speaks for all: every version refuses the folders of others.
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
-        folder = next((entry for entry in entries if CELL_NAME.fullmatch(entry.name)), None)
-        try:
-            if folder is not None:
-                read_sealed(Path(folder) / "config.json")
-        except OtherVersion:
-            raise
-        except InputError:
-            pass  # damaged: whoever needs this cell says so
+        for entry in entries:
+            try:
+                if CELL_NAME.fullmatch(entry.name) and read_sealed(Path(entry) / "config.json") is not None:
+                    return
+            except OtherVersion:
+                raise
+            except InputError:
+                continue  # damaged: whoever needs this cell says so
 
 
 def read_result(folder: Path, config: Any = None, *, lists: bool = True) -> dict[str, Any] | None:
-    """What ``result.json`` of a cell holds (``result`` and what it belongs to), or None.
+    """The content of a cell's ``result.json`` (``result``, and which cell it belongs to), or None.
 
     Without ``lists`` those of the result, such as its history, come back empty, which is quicker. With
     its ``config``, a result from before a default changed is refused: fields at their defaults are
@@ -362,7 +362,7 @@ def read_result(folder: Path, config: Any = None, *, lists: bool = True) -> dict
 
 
 def has_result(folder: Path, config: Any = None) -> bool:
-    """Whether :func:`read_result` finds a result, and refuses what it refuses; quicker than reading it."""
+    """Whether the cell has a result; refuses the same ones as :func:`read_result`, and is quicker."""
     return _checked(folder, config, read_sealed(folder / "result.json", before="result")) is not None
 
 
