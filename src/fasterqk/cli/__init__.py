@@ -1,1 +1,1 @@
-"""The command line: it parses, calls and prints; everything else lives in the other rooms."""
+"""The command line: one module per command, which parses arguments, calls the package and prints."""
