@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from fasterqk.attention import (
     Aggregation,
+    Pattern,
     aggregate,
     aggregate_null,
     allowed_pairs,
+    null_row,
     relevant_mass,
     uniform_attention,
 )
@@ -200,3 +202,11 @@ def test_bad_input_is_one_clear_line(call, message):
 @pytest.mark.parametrize("text", ["rollout", "mean", "max", "last"])
 def test_what_users_type(text):
     assert Aggregation.parse(text, residual=0.0) == Aggregation(text, residual=0.0)
+
+
+def test_null_rows_are_rows_of_the_product_of_uniform_attention():
+    uniform = torch.ones(7, 7).tril() / torch.arange(1, 8)[:, None]
+    layer = (uniform + torch.eye(7)) / 2
+    patterns = (Pattern(causal=True),) * 3
+    rows = [null_row(patterns, Aggregation("rollout", residual=0.5), 7, read) for read in range(7)]
+    torch.testing.assert_close(torch.stack(rows), layer @ layer @ layer)

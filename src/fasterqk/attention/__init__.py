@@ -57,6 +57,7 @@ if TYPE_CHECKING:
         aggregate_null,
         allowed_pairs,
         find_pattern,
+        null_row,
         relevant_mass,
         uniform_attention,
     )
@@ -90,6 +91,7 @@ _WITH_TORCH = {
     "encode_for_classifier": "_huggingface",
     "load_model": "_huggingface",
     "measure": "_measure",
+    "null_row": "_aggregation",
     "relevant_mass": "_aggregation",
     "Pattern": "_aggregation",
     "find_pattern": "_aggregation",
@@ -148,6 +150,7 @@ __all__ = [
     "max_logit",
     "measure",
     "mrta",
+    "null_row",
     "paired_difference",
     "percent_count",
     "place_of",

@@ -20,6 +20,7 @@ from fasterqk.attention._aggregation import (
     Pattern,
     aggregate,
     find_pattern,
+    in_full_precision,
     null_row,
     read_rows,
     uniform_attention,
@@ -110,7 +111,8 @@ def measure(
         columns={name: np.concatenate([part[name] for part in columns])[place] for name in columns[0]},
         importance=tuple(importances[i] for i in place),
         faithfulness=join(faithful, order),
-        random_importance=None if random_rankings is None else tuple(random_rankings),
+        random_importance=random_rankings
+        and tuple(ranking if ranking.ndim == 1 else ranking.mean(0) for ranking in random_rankings),
         random_faithfulness=None if random_rankings is None else join(random_faithful, order),
         classes=model.classes,
         edges=tuple(edges),
@@ -192,7 +194,8 @@ class _ReadRows:
         read = reading.read if several else reading.read.unsqueeze(1)
         mask = batch.target_real if several else np.ones((len(batch), 1), dtype=bool)
         keys = torch.from_numpy(batch.real).to(read.device) if reading.keys is None else reading.keys
-        allowed = [pattern.row(keys, read) if read_only else pattern.pairs(keys) for pattern in patterns]
+        seen = {own: own.row(keys, read) if read_only else own.pairs(keys) for own in set(patterns)}
+        allowed = [seen[own] for own in patterns]
         instance = np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
         chosen = torch.from_numpy(mask).to(read.device)
@@ -229,14 +232,22 @@ class _ReadRows:
         for number, (layer, seen) in enumerate(zip(self.layers, self.allowed, strict=True), 1):
             if not by_layer:
                 break
-            heads, there = as_array(layer), as_array(seen)
+            there = as_array(seen)
             one = {
-                f"layer_{number}_mass": (heads.mean(1) * relevance).sum(1),
-                f"layer_{number}_entropy": entropy(heads).mean(1),
-                f"null_layer_{number}_mass": (there * relevance).sum(1) / there.sum(1),
-                f"null_layer_{number}_entropy": np.log(there.sum(1)),
+                "mass": rows.mass(as_array(in_full_precision(layer).mean(1))),
+                "entropy": entropy(as_array(layer)).mean(1),
             }
-            found |= {name: self.mean(values) for name, values in one.items()}
+            uniform_one = {
+                "mass": (there * relevance).sum(1) / there.sum(1),
+                "entropy": np.log(there.sum(1)),
+            }
+            for name in one:
+                found[f"layer_{number}_{name}"] = self.mean(one[name])
+                found[f"null_layer_{number}_{name}"] = self.mean(uniform_one[name])
+        if by_layer:
+            for prefix in ("", "null_"):
+                layers = [found[f"{prefix}layer_{n}_mass"] for n in range(1, len(self.layers) + 1)]
+                found[f"{prefix}average_mass"] = np.mean(layers, axis=0)
         return found
 
     def faithfulness(
@@ -345,7 +356,7 @@ class Measurement:
         """All scores; see docs/measure.md for what each means.
 
         Mass and probability are high from the thresholds on. ``plausibility_sample`` takes plausibility from
-        about so many instances, evenly over all lengths.
+        about so many instances, evenly over all lengths (0: from none).
         """
         relevant = np.array([instance.relevant for instance in self.instances])
         thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
@@ -374,6 +385,7 @@ class Measurement:
             null |= _ranking_scores(self.random_faithfulness, agreements)
         layers = [name.split("_")[1] for name in self.columns if re.fullmatch(r"layer_\d+_mass", name)]
         layers = layers if relevant.any() else []
+        average = of_mass("average_") if layers else {}
         return Summary(
             n=len(self.instances),
             n_without_relevance=int((~relevant).sum()),
@@ -382,6 +394,7 @@ class Measurement:
             dtap=whole["dtap"],
             dtap_edges=whole["dtap_edges"],
             layers={number: self._layer(number, of_mass(f"layer_{number}_")) for number in layers},
+            average={name: average[name] for name in ("mrta", "ac", "acmc", "null") if layers},
             measured={**self.settings, "n_truncated": sum(x.truncated for x in self.instances)},
         )
 
@@ -394,7 +407,8 @@ class Measurement:
     def agreements(self, random: bool = False, sample: int | None = None) -> list[Agreement]:
         """Plausibility of every instance that has a rationale, or of a ``sample`` of them."""
         rankings = self.random_importance if random else self.importance
-        assert rankings is not None
+        if rankings is None or sample == 0:
+            return []
         rated = [i for i, instance in enumerate(self.instances) if instance.rationale.any()]
         if sample is not None and rated:
             rated.sort(key=lambda i: len(self.instances[i].tokens))
@@ -452,8 +466,8 @@ def _ranking_scores(scores: Faithfulness, agreements: list[Agreement]) -> dict[s
 class Summary:
     """The scores of a measurement by flat name, such as ``mrta`` or ``sufficiency_5``.
 
-    ``null`` has those of uniform attention or of a random ranking under the same names. ``layers`` has the
-    scores of each layer alone, counted from "1", where they were measured.
+    ``null`` has those of uniform attention or of a random ranking under the same names. Where layers were
+    measured, ``layers`` has the scores of each alone, counted from "1", and ``average`` those of their mean.
 
     >>> Summary(2, 0, {"mrta": 0.5, "sufficiency_5": 0.1}, {"mrta": 0.2})["sufficiency_5"]
     0.1
@@ -466,6 +480,7 @@ class Summary:
     dtap: list[list[float]] | None = None
     dtap_edges: list[float] | None = None
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    average: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float | None:
@@ -489,7 +504,7 @@ class Summary:
         if random:
             document["random"] = _nested(random)
         if self.layers:
-            document["layer"] = dict(self.layers)
+            document |= {"average": dict(self.average), "layer": dict(self.layers)}
         return {**document, "concentration": concentration, "measured": dict(self.measured)}
 
 

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fasterqk.attention._scores import token_f1
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments.table_squad import table_squad
 from fasterqk.lab.tasks import data_folder, load_task
@@ -31,6 +30,7 @@ from fasterqk.lab.tasks.squad import (
     window,
 )
 from fasterqk.lab.training import train
+from fasterqk.lab.training._answer_measure import token_f1
 from fasterqk.lab.training._batches import fitting
 
 RIVERS = ["Amber", "Birch", "Copper", "Dove", "Elm", "Falcon"]

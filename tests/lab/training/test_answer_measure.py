@@ -1,16 +1,28 @@
 """What is measured on generated answers, against the plain way: one question and one step at a time."""
 
+import string
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fasterqk.attention import Aggregation, aggregate, aggregate_null
+from fasterqk.attention import _measure as library
 from fasterqk.capture import capture
 from fasterqk.lab.models._generator import GeneratorConfig, GPTAnswerGenerator
 from fasterqk.lab.tasks import AnswerTask, Questions
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training import _answer_measure as module
-from fasterqk.lab.training._answer_measure import generate, measure_answers, measure_fit, null_rows
+from fasterqk.lab.training._answer_measure import (
+    exact_match,
+    generate,
+    measure_answers,
+    measure_fit,
+    normalized,
+    token_f1,
+)
 from fasterqk.lab.training._batches import pack_questions
 
 END, TOKENS, LAYERS = 0, 13, 3
@@ -72,7 +84,7 @@ def test_every_score_is_that_of_single_questions_and_steps(model, task, config):
     found = measure_answers(model, split, task, config, attention=True)
     names = ("rollout", "null", "uniform", "average", "entropy", "uniform entropy")
     mass = {name: [] for name in (*names, *range(LAYERS), *(f"entropy {n}" for n in range(LAYERS)))}
-    faithful = {(name, k): [] for name in module.FAITHFULNESS for k in (5, 30)}
+    faithful = {(name, k): [] for name in ("sufficiency", "comprehensiveness") for k in (5, 30)}
     for number, answer in enumerate(written):
         prompt, relevance = split.questions.prompts[number], split.questions.relevance[number]
         own = {name: [] for name in (*mass, *faithful)}
@@ -145,7 +157,7 @@ def test_batches_of_one_measure_the_same(model, task, config, monkeypatch):
     split = pack_questions(task.splits["test"])
     together = measure_answers(model, split, task, config, attention=True)
     monkeypatch.setattr(module, "EVALUATION_BATCH", 1)
-    monkeypatch.setattr(module, "STEPS_AT_ONCE", 1)
+    monkeypatch.setattr(library, "ROWS_AT_ONCE", 1)
     alone = measure_answers(model, split, task, config, attention=True)
     assert alone.keys() == together.keys()
     for name, value in together.items():
@@ -173,7 +185,7 @@ def test_the_null_of_faithfulness_is_a_ranking_by_chance(model, task, config):
     split = pack_questions(task.splits["test"])
     draw = torch.Generator().manual_seed(0)
     found = measure_answers(model, split, task, config, attention=True, chance=draw)
-    for name in module.FAITHFULNESS:
+    for name in ("sufficiency", "comprehensiveness"):
         assert found["null"][name].keys() == found[name].keys() == {"5", "30"}
         assert found["null"][name] != found[name]
     some = measure_answers(model, split, task, config, attention=True, sample=3)
@@ -184,7 +196,72 @@ def test_the_null_of_faithfulness_is_a_ranking_by_chance(model, task, config):
     assert some["mrta"] == found["mrta"]
 
 
-def test_null_rows_are_rows_of_the_product_of_uniform_attention():
-    uniform = torch.ones(7, 7).tril() / torch.arange(1, 8)[:, None]
-    layer = (uniform + torch.eye(7)) / 2
-    torch.testing.assert_close(null_rows(3, 7), layer @ layer @ layer)
+def test_every_answer_runs_once_and_its_steps_without_some_tokens(model, task, config):
+    split = pack_questions(task.splits["test"])
+    ran = []
+    model.register_forward_hook(lambda *arguments: ran.append(1))
+    measure_answers(model, split, task, config, attention=True)
+    # The gold answers, the written ones, and both parts for each k; decoding calls no forward.
+    assert len(ran) == 2 + 2 * 2
+
+
+PARTS = ["a", "an", "the", "A", "The", " ", " ", ".", "'", "x", "é", "—", "7"]
+ANY_TEXT = st.lists(st.sampled_from(PARTS)).map("".join)
+
+
+@pytest.mark.parametrize(
+    ("answer", "compared"),
+    [
+        ("The  Broncos ", "broncos"),
+        ("an apple, a day", "apple day"),
+        # Punctuation goes first: "a.m." is one word, and "A." becomes an article, which then goes too.
+        ("8:30 a.m.", "830 am"),
+        ("Vitamin A.", "vitamin"),
+        ("t-h-e end", "end"),
+        ("anthem", "anthem"),
+        ("rock'n'roll", "rocknroll"),
+        # Only ASCII punctuation is removed; accents and other scripts stay.
+        ("“Café” — the Ñandú", "“café” — ñandú"),
+        ("§ 5", "§ 5"),
+        ("a\tb\nc", "b c"),
+        ("the a an", ""),
+        (string.punctuation, ""),
+    ],
+)
+def test_normal_form_by_hand(answer, compared):
+    assert normalized(answer) == compared
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "matches", "f1"),
+    [
+        ("Denver Broncos", ["the Denver Broncos!"], 1, 1),
+        # One common word of one and two: precision 1, recall 1/2.
+        ("Denver", ["Denver Broncos"], 0, 2 / 3),
+        # The best gold counts, not the first and not the mean.
+        ("in 1066", ["William", "1066", "the year 1066"], 0, 2 / 3),
+        # Repeated words count as often as both have them: 2 of 3 and 2 of 2.
+        ("very very very", ["very very"], 0, 0.8),
+        ("Paris", ["London"], 0, 0),
+        ("", ["Paris"], 0, 0),
+        ("the", ["Paris"], 0, 0),
+        ("", [""], 1, 1),
+        ("", [], 1, 1),
+        ("a", ["the"], 1, 1),
+        # An accepted answer without words does not count beside one with words.
+        ("", ["the", "Paris"], 0, 0),
+    ],
+)
+def test_scores_by_hand(prediction, golds, matches, f1):
+    assert exact_match(prediction, golds) == matches
+    assert token_f1(prediction, golds) == pytest.approx(f1)
+
+
+@settings(deadline=None)
+@given(ANY_TEXT, st.lists(ANY_TEXT, min_size=1, max_size=3))
+def test_f1_is_at_least_the_match_and_symmetric(prediction, golds):
+    assert exact_match(prediction, golds) <= token_f1(prediction, golds) <= 1
+    assert exact_match(golds[0], golds) == 1 or not normalized(golds[0])
+    first = golds[:1]
+    assert token_f1(prediction, first) == token_f1(first[0], [prediction])
+    assert token_f1(prediction, golds + golds[::-1]) == token_f1(prediction, golds)

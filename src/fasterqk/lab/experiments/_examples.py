@@ -7,11 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from fasterqk.attention import null_row
 from fasterqk.lab.models._generator import GPTAnswerGenerator
 from fasterqk.lab.runs import Store
 from fasterqk.lab.tasks import LabelledInstances
 from fasterqk.lab.training import TrainConfig
-from fasterqk.lab.training._answer_measure import answered, generate, measure_fit, null_rows, step_attention
+from fasterqk.lab.training._answer_measure import (
+    ROLLOUT,
+    MeasuredGenerator,
+    answered_instances,
+    generate,
+    measure_fit,
+    measure_steps,
+)
 from fasterqk.lab.training._batches import pack_questions
 from fasterqk.lab.training._classification import Classification
 from fasterqk.lab.training._generation import Generation
@@ -131,9 +139,10 @@ def _words(tokens: Sequence[str]) -> list[str]:
 
 def _null(model: GPTAnswerGenerator, prompt: Any, answer: Any, relevance: Any) -> float:
     """What rollout of uniform attention puts on the relevant tokens, mean over the gold answer's steps."""
-    rows = null_rows(len(model.blocks), model.config.context)
-    steps = rows[len(prompt) - 1 : len(prompt) - 1 + len(answer), : len(prompt)]
-    return float((steps.double() @ torch.from_numpy(relevance)).mean())
+    patterns = (MeasuredGenerator.pattern,) * len(model.blocks)
+    lengths = range(len(prompt), len(prompt) + len(answer))
+    rows = [null_row(patterns, ROLLOUT, length, length - 1)[: len(prompt)] for length in lengths]
+    return float((torch.stack(rows).double() @ torch.from_numpy(relevance)).mean())
 
 
 def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
@@ -141,11 +150,12 @@ def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
     packed = pack_questions(questions)
     written = generate(model, packed, task.end, workload.config.evaluation.answer_tokens)
     probability = measure_fit(model, packed).mean
-    steps = pack_questions(answered(questions, written))
+    reader = MeasuredGenerator(model, probability, np.zeros(len(written), dtype=bool))
+    instances = answered_instances(questions, written)
+    measured = measure_steps(reader, instances, percents=(), need_relevance=False)
     found = []
     for place, answer in enumerate(written):
-        rows = step_attention(model, steps.batch(torch.tensor([place])))
-        weights = rows.rollout.double().mean(0)[: len(questions.prompts[place])]
+        weights = measured.importance[place][: len(questions.prompts[place])]
         found.append(
             {
                 "prediction": task.text([token for token in answer if token != task.end]),

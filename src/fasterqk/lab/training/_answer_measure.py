@@ -1,8 +1,18 @@
-"""Greedy decoding in batches, each token at the cost of one row."""
+"""The paper's answer generator: what it writes, how good that is, and where it looks while it writes.
 
+A step of an answer is one generated token, the end token included; it is read at the last position before
+it. Attention is causal, so one pass over a prompt with its whole answer has the rows of all steps at once:
+:func:`fasterqk.attention.measure` takes them as several rows per instance.
+
+The probability of an instance is the mean over the tokens of its first gold answer (the end not counted) of
+their probability after the true ones before them; ``answer_probability`` is their product, end included.
+"""
+
+import re
+import string
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,65 +23,23 @@ from torch import Tensor
 from fasterqk.attention import (
     DTAP_EDGES,
     Aggregation,
+    Answer,
     Batch,
-    aggregate,
-    aggregate_null,
-    entropy,
-    faithfulness,
-    relevant_mass,
-    summarize,
+    Instance,
+    Measurement,
+    Pattern,
+    Reading,
+    measure,
 )
-from fasterqk.attention._scores import exact_match, token_f1
 from fasterqk.capture import capture
 from fasterqk.lab.models._generator import Cache, GPTAnswerGenerator
 from fasterqk.lab.tasks import AnswerTask, Questions
-from fasterqk.lab.training._batches import AnswerBatch, PackedQuestions, pack_questions
+from fasterqk.lab.training._batches import AnswerBatch, PackedQuestions
 from fasterqk.lab.training._config import TrainConfig
-
-
-@torch.no_grad()
-def greedy(
-    model: GPTAnswerGenerator, tokens: Tensor, lengths: Tensor, *, end: int, limit: int
-) -> list[list[int]]:
-    """What the model writes after prompts of ``lengths`` in ``tokens`` (batch, token), padded on the right.
-
-    Each answer ends with ``end``, unless it has ``limit`` tokens before, or fills the model's context.
-    """
-    context = model.config.context
-    cache = Cache(min(context, int(lengths.max()) + limit))
-    device = model.head_bias.device
-    logits = model.read(tokens[:, : int(lengths.max())].to(device), lengths.to(device), cache)
-    written: list[list[int]] = [[] for _ in lengths]
-    going = torch.arange(len(lengths))
-    position = lengths.clone()
-    for _ in range(limit):
-        token = logits.argmax(1).cpu()
-        for instance, each in zip(going.tolist(), token.tolist(), strict=True):
-            written[instance].append(each)
-        stays = (token != end) & (position < context)
-        if not stays.all():
-            going, token, position = going[stays], token[stays], position[stays]
-            cache.keep(stays.to(device))
-        if not len(going):
-            break
-        logits = model.extend(token.to(device), position.to(device), cache)
-        position = position + 1
-    return written
-
-
-# --- What is measured on generated answers: exact match and F1, where each step looks, and faithfulness ---
-# A step of an answer is one generated token, the end token included; it is read at the last position before
-# it. An instance's mass is the mean over its steps of the attention on the relevant tokens of the prompt.
-# Attention is causal, so one pass over a prompt with its whole answer has the rows of all steps at once.
-#
-# The probability of an instance is the mean over the tokens of its first gold answer (the end not counted) of
-# their probability after the true ones before them; ``answer_probability`` is their product, end included.
+from fasterqk.lab.training._measure import TABLE_SCORES, scores_json
 
 EVALUATION_BATCH = 64
-# Steps that are asked at once with tokens removed: their logits fill the memory.
-STEPS_AT_ONCE = 256
 ROLLOUT = Aggregation("rollout", residual=0.5)
-FAITHFULNESS = ("sufficiency", "comprehensiveness")
 Numbers = NDArray[np.float64]
 
 
@@ -126,8 +94,37 @@ def token_chances(model: GPTAnswerGenerator, batch: AnswerBatch) -> Tensor:
     model.eval()
     device = model.head_bias.device
     logits = model(*(each.to(device) for each in (batch.tokens, batch.position, batch.real)))
-    labels = batch.labels.to(device)[:, None]
-    return (logits.gather(1, labels)[:, 0] - logits.logsumexp(1)).double().cpu()
+    return _log_probabilities(logits, batch.labels.to(device)).cpu()
+
+
+@torch.no_grad()
+def greedy(
+    model: GPTAnswerGenerator, tokens: Tensor, lengths: Tensor, *, end: int, limit: int
+) -> list[list[int]]:
+    """What the model writes after prompts of ``lengths`` in ``tokens`` (batch, token), padded on the right.
+
+    Each answer ends with ``end``, unless it has ``limit`` tokens before, or fills the model's context.
+    """
+    context = model.config.context
+    cache = Cache(min(context, int(lengths.max()) + limit))
+    device = model.head_bias.device
+    logits = model.read(tokens[:, : int(lengths.max())].to(device), lengths.to(device), cache)
+    written: list[list[int]] = [[] for _ in lengths]
+    going = torch.arange(len(lengths))
+    position = lengths.clone()
+    for _ in range(limit):
+        token = logits.argmax(1).cpu()
+        for instance, each in zip(going.tolist(), token.tolist(), strict=True):
+            written[instance].append(each)
+        stays = (token != end) & (position < context)
+        if not stays.all():
+            going, token, position = going[stays], token[stays], position[stays]
+            cache.keep(stays.to(device))
+        if not len(going):
+            break
+        logits = model.extend(token.to(device), position.to(device), cache)
+        position = position + 1
+    return written
 
 
 def generate(model: GPTAnswerGenerator, split: PackedQuestions, end: int, limit: int) -> list[list[int]]:
@@ -164,238 +161,172 @@ def measure_answers(
     written = generate(model, split, task.end, config.evaluation.answer_tokens)
     texts = [task.text([token for token in answer if token != task.end]) for answer in written]
     pairs = list(zip(texts, split.questions.gold, strict=True))
+    matches = np.array([exact_match(text, gold) for text, gold in pairs])
     fit = {
         "loss": expected.loss,
-        "accuracy": float(np.mean([exact_match(text, gold) for text, gold in pairs])),
+        "accuracy": float(matches.mean()),
         "f1": float(np.mean([token_f1(text, gold) for text, gold in pairs])),
         "probability": float(expected.mean.mean()),
         "answer_probability": float(expected.product.mean()),
     }
     if not attention:
         return fit
-    steps = pack_questions(answered(split.questions, written))
-    parts = [
-        _reading(model, steps, chosen)
-        | _faithfulness(model, steps, chosen, config.evaluation.rationale_k, sample or len(steps), chance)
-        for chosen in steps.by_length(EVALUATION_BATCH)
-    ]
-    order = torch.cat(steps.by_length(EVALUATION_BATCH)).argsort().numpy()
-    joined = {name: np.concatenate([part[name] for part in parts])[order] for name in parts[0]}
-    return fit | _scores(joined, expected.mean, SCALES.get(task.name, Scale()), config)
+    generator = MeasuredGenerator(model, expected.mean, matches > 0)
+    instances = answered_instances(split.questions, written)
+    percents, scale = config.evaluation.rationale_k, SCALES.get(task.name, Scale())
+    rankings = None if chance is None else random_rankings(instances, chance)
+    found = measure_steps(
+        generator,
+        instances,
+        percents=percents if sample is None else (),
+        random_rankings=rankings,
+        by_layer=True,
+        edges=scale.edges,
+    )
+    scores = scores_json(found.summary(scale.mass, scale.probability, plausibility_sample=0))
+    if sample is not None:
+        some = measure_steps(generator, instances[:sample], percents=percents, need_relevance=False)
+        asked = scores_json(some.summary(plausibility_sample=0))
+        scores |= {name: asked[name] for name in ("sufficiency", "comprehensiveness")}
+    # Answers have no rationale of people to agree with.
+    for part in (scores, scores["null"]):
+        part.pop("plausibility", None)
+        part.pop("aopc", None)
+    return fit | scores
 
 
-def answered(questions: Questions, written: Sequence[Sequence[int]]) -> Questions:
-    """The same questions with what was generated in place of the gold answers."""
-    answers = tuple(np.array(answer, dtype=np.int64) for answer in written)
-    return Questions(questions.ids, questions.prompts, answers, questions.relevance, questions.gold)
+def measure_steps(
+    generator: "MeasuredGenerator", instances: Sequence[Instance], **options: Any
+) -> Measurement:
+    """The rollout of the steps of answers, measured."""
+    return measure(
+        generator,
+        instances,
+        aggregation=ROLLOUT,
+        batch_size=EVALUATION_BATCH,
+        scores=TABLE_SCORES,
+        max_weights=None,
+        **options,
+    )
 
 
-def _scores(joined: dict[str, Numbers], probability: Numbers, scale: Scale, config: TrainConfig) -> Any:
-    """Scores over the instances of a split from what :func:`_reading` found in each."""
-    rated = joined["relevant"] > 0
+class MeasuredGenerator:
+    """The answer generator as `measure` reads it: one row per token of the target, which it wrote itself.
 
-    def scores(name: str, null: str) -> dict[str, Any]:
-        return summarize(
-            joined[name][rated],
-            probability[rated],
-            joined[null][rated],
-            edges=scale.edges,
-            mass_threshold=scale.mass,
-            probability_threshold=scale.probability,
-        )
-
-    def three(name: str, null: str) -> dict[str, Any]:
-        return {key: value for key, value in scores(name, null).items() if not key.startswith("dtap")}
-
-    found = scores("rollout", "null")
-    found["entropy"] = float(joined["entropy"].mean())
-    found["null"]["entropy"] = float(joined["null_entropy"].mean())
-    found["average"] = three("average", "uniform")
-    found["layer"] = {str(n): three(f"layer {n}", "uniform") for n in range(1, config.model.layers + 1)}
-    for n, layer in found["layer"].items():
-        layer["entropy"] = float(joined[f"entropy of layer {n}"].mean())
-        layer["null"]["entropy"] = float(joined["uniform_entropy"].mean())
-    for name in FAITHFULNESS:
-        for prefix, part in (("", found), ("chance ", found["null"])):
-            if f"{prefix}{name} {config.evaluation.rationale_k[0]}" in joined:
-                part[name] = {
-                    str(k): float(np.nanmean(joined[f"{prefix}{name} {k}"]))
-                    for k in config.evaluation.rationale_k
-                }
-    return found
-
-
-def _reading(model: GPTAnswerGenerator, steps: PackedQuestions, chosen: Tensor) -> dict[str, Numbers]:
-    """One number an instance of a batch for everything that is seen in the attention of its steps."""
-    batch = steps.batch(chosen)
-    relevance = _padded_relevance(steps, chosen, batch.tokens.shape[1])
-    rows = step_attention(model, batch)
-    instance, read = batch.instance, batch.position[batch.real]
-    null = null_rows(len(model.blocks), model.config.context)[read, : batch.tokens.shape[1]]
-    there = relevance[instance]
-    seen = {
-        "rollout": relevant_mass(rows.rollout, there),
-        "average": relevant_mass(rows.average, there),
-        "null": relevant_mass(null, there),
-        "uniform": there.sum(1) / (read + 1),
-        "entropy": torch.from_numpy(entropy(rows.rollout.double().numpy())),
-        "null_entropy": torch.from_numpy(entropy(null.double().numpy())),
-        "uniform_entropy": (read + 1).double().log(),
-    }
-    seen |= {f"layer {n}": relevant_mass(row, there) for n, row in enumerate(rows.layers, 1)}
-    seen |= {f"entropy of layer {n}": values for n, values in enumerate(rows.entropies, 1)}
-    found = {name: _over_steps(values, batch) for name, values in seen.items()}
-    return found | {"relevant": relevance.sum(1).double().numpy()}
-
-
-def _faithfulness(
-    model: GPTAnswerGenerator,
-    steps: PackedQuestions,
-    chosen: Tensor,
-    percents: Sequence[int],
-    sample: int,
-    chance: torch.Generator | None,
-) -> dict[str, Numbers]:
-    """Sufficiency and comprehensiveness of each instance of a batch, not a number beyond the sample."""
-    found: dict[str, Numbers] = {}
-    asked = chosen < sample
-    if asked.any():
-        batch = steps.batch(chosen[asked])
-        rows = step_attention(model, batch)
-        rankings = {"": rows.rollout}
-        if chance is not None:
-            rankings["chance "] = torch.rand(rows.rollout.shape, generator=chance)
-        whole, predict = rows.chance.numpy()[:, None], _Predictor(model)
-        for prefix, ranked in rankings.items():
-            importance = ranked.double().numpy()
-            parts = [
-                faithfulness(predict, _step_batch(batch, some), importance[some], percents, whole=whole[some])
-                for some in _slices(len(whole), STEPS_AT_ONCE)
-            ]
-            for name in FAITHFULNESS:
-                values = np.concatenate([getattr(part, name) for part in parts])
-                found |= {
-                    f"{prefix}{name} {k}": _over_steps(torch.from_numpy(values[:, place]), batch)
-                    for place, k in enumerate(percents)
-                }
-    prefixes = ("",) if chance is None else ("", "chance ")
-    names = [f"{prefix}{name} {k}" for prefix in prefixes for name in FAITHFULNESS for k in percents]
-    padded = {name: np.full(len(chosen), np.nan) for name in names}
-    for name, values in found.items():
-        padded[name][asked.numpy()] = values
-    return padded
-
-
-def _over_steps(values: Tensor, batch: AnswerBatch) -> Numbers:
-    """The mean over the steps of each instance of ``values`` (step,)."""
-    count = batch.real.sum(1).double()
-    sums = torch.zeros(len(count), dtype=torch.float64).index_add_(0, batch.instance, values.double())
-    return (sums / count).numpy()
-
-
-def _slices(count: int, size: int) -> list[slice]:
-    return [slice(start, start + size) for start in range(0, count, size)]
-
-
-@dataclass(frozen=True, eq=False)
-class StepAttention:
-    """Attention rows ``(step, key)`` of all steps of a batch: aggregated, and of each layer alone.
-
-    ``entropies`` of each layer ``(step,)`` are means over its heads, ``chance`` ``(step,)`` is the
-    probability of the token that the step wrote.
+    ``probability`` of the gold answer and whether the written one is ``right`` are known, ``(question,)``;
+    the label of an instance is the number of its question.
     """
 
-    rollout: Tensor
-    average: Tensor
-    layers: list[Tensor]
-    entropies: list[Tensor]
-    chance: Tensor
+    classes = ()
+    pattern = Pattern(causal=True)
 
+    def __init__(self, model: GPTAnswerGenerator, probability: Numbers, right: NDArray[np.bool_]) -> None:
+        self.model, self.probability, self.right = model.eval(), probability, right
 
-def step_attention(model: GPTAnswerGenerator, batch: AnswerBatch) -> StepAttention:
-    """The attention of every labelled row of ``batch``, heads averaged."""
-    device = model.head_bias.device
-    inputs = {name: getattr(batch, name).to(device) for name in ("tokens", "position", "real")}
-    captured = capture(model, {**inputs, "explicit": True})
-    place = torch.arange(batch.tokens.shape[1])
-    instance, read = batch.instance, batch.position[batch.real]
-    step = batch.real.nonzero()[:, 1]
-    heads = [layer.mean(1).cpu() for layer in captured]
-    # An instance for each step; the last layer has the rows of the steps and no others.
-    layers = [layer[instance, None] for layer in heads[:-1]] + [heads[-1][instance, step][:, None, None]]
-    by_head = [layer.cpu()[instance, :, read] for layer in captured[:-1]]
-    by_head.append(captured[-1].cpu()[instance, :, step])
-    pairs = (place <= place[:, None]).expand(len(instance), -1, -1)
-    allowed = [pairs] * (len(layers) - 1) + [(place <= read[:, None])[:, None]]
-    single = [layer[instance, read] for layer in heads[:-1]] + [heads[-1][instance, step]]
-    logits = captured.outputs.cpu()
-    chance = (logits.gather(1, batch.labels[:, None])[:, 0] - logits.logsumexp(1)).double().exp()
-    return StepAttention(
-        rollout=aggregate(layers, read, allowed, ROLLOUT),
-        average=torch.stack(single).mean(0),
-        layers=single,
-        entropies=[torch.from_numpy(entropy(rows.double().numpy())).mean(1) for rows in by_head],
-        chance=chance,
-    )
-
-
-@lru_cache(maxsize=4)
-def null_rows(layers: int, context: int) -> Tensor:
-    """Rollout of uniform causal attention: the row ``(context,)`` of every read position."""
-    place = torch.arange(context)
-    allowed = (place <= place[:, None]).expand(context, -1, -1)
-    return torch.cat(
-        [
-            aggregate_null(allowed[: len(read)], layers, read, ROLLOUT)
-            for read in place.split(32)  # a square matrix each
-        ]
-    )
-
-
-def _padded_relevance(steps: PackedQuestions, chosen: Tensor, width: int) -> Tensor:
-    relevance = torch.zeros(len(chosen), width)
-    for row, number in enumerate(chosen.tolist()):
-        own = steps.questions.relevance[number]
-        relevance[row, : len(own)] = torch.from_numpy(own)
-    return relevance
-
-
-def _step_batch(batch: AnswerBatch, some: slice) -> Batch:
-    """What each of some steps has read, as an instance of its own whose target is the token it wrote.
-
-    The position that is read stays, as there would be none to predict from; all others may be removed.
-    """
-    instance, read = batch.instance[some].numpy(), batch.position[batch.real][some].numpy()
-    tokens = batch.tokens.numpy()[instance]
-    place = np.arange(tokens.shape[1])
-    real = place <= read[:, None]
-    return Batch(
-        tokens=tokens * real,
-        real=real,
-        rankable=place < read[:, None],
-        relevance=np.zeros(real.shape),
-        hidden=np.zeros_like(real),
-        label=np.full(len(tokens), -1),
-        target=batch.labels[some].numpy()[:, None],
-        target_real=np.ones((len(tokens), 1), dtype=bool),
-    )
-
-
-class _Predictor:
-    """The probability of every instance's target, read at its last token."""
-
-    def __init__(self, model: GPTAnswerGenerator) -> None:
-        self.model = model
-
-    def __call__(self, batch: Batch) -> Numbers:
-        read = torch.from_numpy(batch.last)[:, None]
-        chances = token_chances(
-            self.model,
-            AnswerBatch(
-                torch.from_numpy(batch.tokens),
-                read,
-                torch.ones_like(read, dtype=torch.bool),
-                torch.from_numpy(batch.target[:, 0]),
-            ),
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
+        steps = _answer_batch(batch)
+        device = self.model.head_bias.device
+        inputs = {name: getattr(steps, name).to(device) for name in ("tokens", "position", "real")}
+        captured = capture(self.model, {**inputs, "explicit": True})
+        outcomes = np.zeros((*batch.target.shape, 1))
+        outcomes[batch.target_real, 0] = (
+            _log_probabilities(captured.outputs.cpu(), steps.labels).exp().numpy()
         )
-        return chances.exp().numpy()[:, None]
+        answer = Answer(self.probability[batch.label], self.right[batch.label], outcomes)
+        return Reading([layer.cpu() for layer in captured], steps.position, answer)
+
+    def predict(self, batch: Batch) -> Numbers:
+        return token_chances(self.model, _answer_batch(batch)).exp().numpy()[:, None]
+
+    def gradient_times_input(self, batch: Batch) -> Numbers:
+        raise NotImplementedError  # trainings rank by attention
+
+
+def _answer_batch(batch: Batch) -> AnswerBatch:
+    """The rows that write the targets: the last is read at the last token, the others right before it."""
+    row = np.arange(batch.target.shape[1])
+    position = batch.real.sum(1)[:, None] - batch.target_real.sum(1)[:, None] + row
+    return AnswerBatch(
+        torch.from_numpy(batch.tokens),
+        torch.from_numpy(np.minimum(position, batch.tokens.shape[1] - 1)),
+        torch.from_numpy(batch.target_real),
+        torch.from_numpy(batch.target[batch.target_real]),
+    )
+
+
+def _log_probabilities(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits.gather(1, labels[:, None])[:, 0] - logits.logsumexp(1)).double()
+
+
+def answered_instances(questions: Questions, written: Sequence[Sequence[int]]) -> list[Instance]:
+    """Each prompt with what was generated, up to the last token that is read; its tokens are the target."""
+    instances = []
+    for number, (prompt, answer) in enumerate(zip(questions.prompts, written, strict=True)):
+        tokens = np.concatenate([prompt, np.array(answer[:-1], dtype=np.int64)])
+        relevance = np.pad(questions.relevance[number].astype(float), (0, len(answer) - 1))
+        rankable, target = np.ones(len(tokens), dtype=bool), np.array(answer, dtype=np.int64)
+        instances.append(Instance(tokens, rankable, relevance, label=number, target=target))
+    return instances
+
+
+def random_rankings(instances: Sequence[Instance], chance: torch.Generator) -> list[Numbers]:
+    """One random number per step and token of each instance, drawn by ``chance``."""
+    targets = [0 if x.target is None else len(x.target) for x in instances]
+    lengths = torch.tensor([len(x.tokens) for x in instances])
+    rankings: list[Numbers] = [np.empty(0)] * len(instances)
+    for chosen in lengths.argsort(stable=True).split(EVALUATION_BATCH):
+        steps = [targets[i] for i in chosen.tolist()]
+        drawn = torch.rand((sum(steps), int(lengths[chosen].max())), generator=chance).double()
+        for place, own in zip(chosen.tolist(), drawn.split(steps), strict=True):
+            rankings[place] = own[:, : lengths[place]].numpy()
+    return rankings
+
+
+# --- How well a generated answer agrees with the accepted ones: SQuAD's official exact match and F1 ---
+
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def normalized(answer: str) -> str:
+    """An answer as SQuAD compares it: lower case, without punctuation (of ASCII), articles, extra blanks.
+
+    In this order, so that punctuation inside a word joins its parts and may make an article.
+
+    >>> normalized("The  U.S. of A. (1776)")
+    'us of 1776'
+    """
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(prediction: str, golds: Sequence[str]) -> float:
+    """1 when the normalised prediction is one of the accepted answers, else 0.
+
+    >>> exact_match("the Normans.", ["Normans", "Norman people"])
+    1.0
+    """
+    return float(normalized(prediction) in _accepted(golds))
+
+
+def token_f1(prediction: str, golds: Sequence[str]) -> float:
+    """F1 of the words of the prediction, in 0..1, against the accepted answer where it is highest.
+
+    A prediction of no words agrees only with an accepted answer of none.
+
+    >>> round(token_f1("in the year 1066", ["1066", "year 1066"]), 4)
+    0.8
+    """
+    predicted = normalized(prediction).split()
+    return max(_f1(predicted, gold.split()) for gold in _accepted(golds))
+
+
+def _accepted(golds: Sequence[str]) -> list[str]:
+    """Normalised answers without empty ones; when there is nothing else, the empty answer is right."""
+    return [gold for gold in map(normalized, golds) if gold] or [""]
+
+
+def _f1(predicted: list[str], gold: list[str]) -> float:
+    if not predicted or not gold:
+        return float(predicted == gold)
+    common = (Counter(predicted) & Counter(gold)).total()
+    return 2 * common / (len(predicted) + len(gold))

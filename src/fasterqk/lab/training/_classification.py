@@ -122,6 +122,7 @@ class Classification:
         # Layers alone are judged by where they look.
         for layer in scores.get("layer", {}).values():
             del layer["entropy"], layer["null"]["entropy"]
+        scores.pop("average", None)
         return scores
 
     def _by_group(self) -> dict[str, Any]:
