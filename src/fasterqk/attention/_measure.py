@@ -111,8 +111,9 @@ def measure(
         columns={name: np.concatenate([part[name] for part in columns])[place] for name in columns[0]},
         importance=tuple(importances[i] for i in place),
         faithfulness=join(faithful, order),
-        random_importance=random_rankings
-        and tuple(ranking if ranking.ndim == 1 else ranking.mean(0) for ranking in random_rankings),
+        random_importance=None
+        if random_rankings is None
+        else tuple(ranking if ranking.ndim == 1 else ranking.mean(0) for ranking in random_rankings),
         random_faithfulness=None if random_rankings is None else join(random_faithful, order),
         classes=model.classes,
         edges=tuple(edges),
