@@ -143,19 +143,8 @@ def _padded(mask: Tensor, scores: Tensor) -> Tensor:
 
 # --- The trace ---
 
-PRODUCTS = {
-    torch.matmul,
-    torch.bmm,
-    torch.mm,
-    torch.baddbmm,
-    torch.einsum,
-    Tensor.matmul,
-    Tensor.__matmul__,
-    Tensor.__rmatmul__,
-    Tensor.bmm,
-    Tensor.mm,
-    Tensor.baddbmm,
-}
+PRODUCTS = {torch.matmul, torch.bmm, torch.mm, torch.baddbmm, torch.einsum}
+PRODUCTS |= {Tensor.matmul, Tensor.bmm, Tensor.mm, Tensor.baddbmm, Tensor.__matmul__, Tensor.__rmatmul__}
 SOFTMAXES = {F.softmax, torch.softmax, Tensor.softmax, torch.special.softmax}
 WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: scaled_dot_product_attention,

@@ -16,27 +16,9 @@ from torch import Tensor, nn
 
 from fasterqk.errors import InputError
 
-_LETTERS = {
-    "q": "q",
-    "query": "q",
-    "queries": "q",
-    "wq": "q",
-    "k": "k",
-    "key": "k",
-    "keys": "k",
-    "wk": "k",
-    "v": "v",
-    "value": "v",
-    "values": "v",
-    "wv": "v",
-    "kv": "kv",
-    "wkv": "kv",
-    "qk": "qk",
-    "wqk": "qk",
-    "qv": "qv",
-    "qkv": "qkv",
-    "wqkv": "qkv",
-}
+_SPELLINGS = {"q": "q query queries wq", "k": "k key keys wk", "v": "v value values wv"}
+_SPELLINGS |= {"kv": "kv wkv", "qk": "qk wqk", "qv": "qv", "qkv": "qkv wqkv"}
+_LETTERS = {word: letters for letters, spelt in _SPELLINGS.items() for word in spelt.split()}
 _OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "g", "ov"}
 # A projection without another word is the output projection.
 _BARE = {"proj", "projection"}

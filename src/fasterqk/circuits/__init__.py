@@ -1,4 +1,12 @@
-"""Label the parameters of a transformer by circuit, and give each circuit its own learning rate."""
+"""Label the parameters of a transformer by circuit, and give each circuit its own learning rate.
+
+The chapters, from labels to a step: ``_slices`` labelled slices and their table; ``_layouts`` fused layouts
+and the registry (a new architecture goes here); ``_guess`` labels from registry and names; ``_inputs``,
+``_from_config``, ``_signals``, ``_probe`` the autograd probe that verifies them; ``_find`` ``find_circuits``;
+``_ratio``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused weight;
+``_optimizer`` ``make_optimizer`` and its hooks; ``_gradients`` scaling per circuit; ``_check`` ``describe``
+and ``check_circuits``.
+"""
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
 from fasterqk.circuits._find import Labels, find_circuits

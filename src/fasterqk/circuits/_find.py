@@ -8,6 +8,7 @@ brings them together, and refuses a model in which an attention parameter is lef
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from itertools import groupby
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -302,13 +303,10 @@ def _outside(name: str, judgement: Judgement) -> Role:
 
 def _joined(parts: list[Slice]) -> list[Slice]:
     """Neighbours of one role and head as one slice; a single slice is the whole tensor."""
-    joined: list[Slice] = []
-    for part in parts:
-        last = joined[-1] if joined else None
-        if last is not None and (last.role, last.head) == (part.role, part.head):
-            joined[-1] = replace(last, stop=part.stop, numel=last.numel + part.numel)
-        else:
-            joined.append(part)
+    joined = []
+    for _, group in groupby(parts, lambda part: (part.role, part.head)):
+        same = list(group)
+        joined.append(replace(same[0], stop=same[-1].stop, numel=sum(part.numel for part in same)))
     if len(joined) == 1:
         return [replace(joined[0], axis=None, start=None, stop=None)]
     return joined

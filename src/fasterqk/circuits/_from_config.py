@@ -10,6 +10,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -56,62 +57,52 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
 def _default(kind: str) -> Any:
     from transformers import AutoConfig
 
-    try:
+    with _refused(
+        f"transformers has no default configuration of {kind!r}; name a model of this type on the hub or "
+        "give --config FILE"
+    ):
         return AutoConfig.for_model(kind)
+
+
+@contextmanager
+def _refused(message: str) -> Iterator[None]:
+    """An ``InputError`` with ``message`` and the first line of any error inside."""
+    try:
+        yield
     except Exception as error:
-        raise InputError(
-            f"transformers has no default configuration of {kind!r} ({_first_line(error)}); name a model of "
-            "this type on the hub or give --config FILE"
-        ) from None
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:160] if lines else type(error).__name__
+        lines = str(error).strip().splitlines()
+        raise InputError(f"{message}: {lines[0][:160] if lines else type(error).__name__}") from None
 
 
 def _from_file(path: str) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    try:
+    if not Path(path).exists():
+        raise InputError(f"there is no {path!r}")
+    with _refused(f"{path!r} is not a model configuration"):
         fields = dict(json.loads(Path(path).read_text(encoding="utf-8")))
-        kind = fields.pop("model_type", None)
-    except FileNotFoundError:
-        raise InputError(f"there is no {path!r}") from None
-    except (OSError, ValueError, TypeError) as error:
-        raise InputError(f"{path!r} is not a model configuration: {_first_line(error)}") from None
+    kind = fields.pop("model_type", None)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise InputError(f"{path!r} has model_type {kind!r}, which this transformers does not know")
-    try:
+    with _refused(f"{path!r} is not a configuration of {kind!r}"):
         return AutoConfig.for_model(kind, **fields)
-    except Exception as error:
-        raise InputError(f"{path!r} is not a configuration of {kind!r}: {_first_line(error)}") from None
 
 
 def _from_hub(name: str) -> Any:
     from transformers import AutoConfig
 
-    try:
+    with _refused(f"{name!r} is not a directory, not a model type, and could not be loaded from the hub"):
         # What was downloaded before needs no network; an unreachable hub would be tried five times.
         return AutoConfig.from_pretrained(name, local_files_only=not _hub_answers())
-    except Exception as error:
-        raise InputError(
-            f"{name!r} is not a directory, not a model type, and could not be loaded from the hub: "
-            f"{_first_line(error)}"
-        ) from None
 
 
 def _build(config: Any, name: str) -> nn.Module:
     kind = model_class(config)
     if kind is None:
         raise InputError(f"transformers has no model for {name!r} ({type(config).__name__})")
-    try:
-        with torch.device("meta"):
-            model: nn.Module = kind(config)
-    except Exception as error:
-        raise InputError(
-            f"{kind.__name__} cannot be built from the configuration of {name!r}: {_first_line(error)}"
-        ) from None
+    refused = _refused(f"{kind.__name__} cannot be built from the configuration of {name!r}")
+    with refused, torch.device("meta"):
+        model: nn.Module = kind(config)
     return model
 
 

@@ -8,6 +8,7 @@ base first, then each circuit whose settings differ from the base. ``param_group
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, get_args
 
 from torch import nn
@@ -301,14 +302,10 @@ def _check_cover(name: str, parameter: nn.Parameter, slices: list[TrainedSlice])
 
 def join_neighbours(slices: Sequence[TrainedSlice], *, by_role: bool = True) -> tuple[TrainedSlice, ...]:
     """Neighbours with equal settings (and, with ``by_role``, one role) become one slice."""
-    joined: list[TrainedSlice] = []
-    for part in sorted(slices, key=lambda part: part.start):
-        last = joined[-1] if joined else None
-        if last and last.key == part.key and (last.role == part.role or not by_role):
-            part = replace(part, start=last.start)
-            joined.pop()
-        joined.append(part)
-    return tuple(joined)
+    ordered = sorted(slices, key=lambda part: part.start)
+    groups = groupby(ordered, lambda part: (part.key, part.role if by_role else ""))
+    equal = [list(group) for _, group in groups]
+    return tuple(replace(same[-1], start=same[0].start) for same in equal)
 
 
 # --- Groups: slices with equal settings ---

@@ -26,15 +26,8 @@ from fasterqk.circuits._slices import Role, Slice
 from fasterqk.errors import InputError
 
 # Modules that only wrap another one: PEFT, parametrizations, FSDP, torch.compile, checkpointing.
-_WRAPPERS = {
-    "base_layer",
-    "parametrizations",
-    "modules_to_save",
-    "original_module",
-    "_orig_mod",
-    "_fsdp_wrapped_module",
-    "_checkpoint_wrapped_module",
-}
+_WRAPPERS = {"base_layer", "parametrizations", "modules_to_save", "original_module"}
+_WRAPPERS |= {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 # Usual names of a projection's parameters; weight norm and spectral norm have names of their own.
 _PLAIN_LEAVES = {"weight", "bias", "original", "original0", "original1"}
 _PLAIN_LEAVES |= {"weight_g", "weight_v", "weight_orig", "weight_u"}

@@ -134,19 +134,23 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     parameters = {name: value for path in scopes for name, value in held[path].items()}
     codes = reach_codes(parameters, list(signals_of.values()), outputs)
     return Evidence(
-        _findings(parameters, codes, signals_of),
-        frozenset(inside),
+        findings=_findings(parameters, codes, signals_of),
+        attending=frozenset(inside),
         # A block that was called with nothing to attend to (no image, no protein) uses none of its weights.
-        frozenset(path for path in finished - inside.keys() if any(bool(codes[n].any()) for n in held[path])),
-        frozenset(path for path, found in signals_of.items() if not found[0].complete),
-        tuple(dict.fromkeys(elsewhere)),
-        {
+        silent=frozenset(
+            path for path in finished - inside.keys() if any(bool(codes[name].any()) for name in held[path])
+        ),
+        doubtful=frozenset(path for path, found in signals_of.items() if not found[0].complete),
+        elsewhere=tuple(dict.fromkeys(elsewhere)),
+        heads={
             path: found[0].probabilities.shape[1]
             for path, found in inside.items()
             if found[0].probabilities.dim() == 4
         },
-        {path: made for path in signals_of if (made := _made_outside(held[path], codes, signals_of[path]))},
-        failure,
+        foreign={
+            path: made for path in signals_of if (made := _made_outside(held[path], codes, signals_of[path]))
+        },
+        failure=failure,
     )
 
 

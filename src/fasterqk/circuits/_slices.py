@@ -20,14 +20,8 @@ Role = Literal["q", "k", "v", "o", "shared", "rest"]
 Circuit = Literal["qk", "ov", "shared", "rest"]
 CIRCUITS: tuple[Circuit, ...] = get_args(Circuit)
 
-CIRCUIT_OF_ROLE: dict[Role, Circuit] = {
-    "q": "qk",
-    "k": "qk",
-    "v": "ov",
-    "o": "ov",
-    "shared": "shared",
-    "rest": "rest",
-}
+CIRCUIT_OF_ROLE: dict[Role, Circuit] = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
+CIRCUIT_OF_ROLE |= {"shared": "shared", "rest": "rest"}
 
 
 @dataclass(frozen=True)
