@@ -38,6 +38,7 @@ test: lint
 
 # Without the tests marked slow.
 test-fast: lint
+	@sh tools/ensure_chromium.sh
 	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile -m "not slow"
 
 # Real sweeps killed a hundred times at random moments, and other faults: some minutes.

@@ -70,6 +70,18 @@ def test_a_layer_imports_only_earlier_ones() -> None:
     assert wrong == []
 
 
+def test_packages_of_the_library_use_public_names_of_others() -> None:
+    wrong = {
+        f"{module} imports {name}"
+        for module, names in imports(types=True).items()
+        for name in names
+        if layer(module) in LIBRARY and layer(name) != layer(module) and "._" in name
+        # Attention is found and circuits are probed by the same recordings; integrations watch both.
+        if (layer(module), layer(name)) != ("circuits", "capture") and layer(module) != "integrations"
+    }
+    assert wrong == set()
+
+
 def test_there_are_no_cycles() -> None:
     list(TopologicalSorter(imports(types=False)).static_order())  # raises CycleError, which names the cycle
 
