@@ -25,6 +25,7 @@ with needs_extra("lab"):
 FILE_NAME = "checkpoint.safetensors"
 FORMAT = "fasterqk-checkpoint"
 VERSION = 1
+_NO_GENERATORS: Mapping[str, torch.Generator] = {}
 
 
 def save(
@@ -33,7 +34,7 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     scalars: Mapping[str, Any],
-    generators: Mapping[str, torch.Generator],
+    generators: Mapping[str, torch.Generator] = _NO_GENERATORS,
     config: Any = None,
 ) -> None:
     """Replace the checkpoint in ``folder`` atomically by the present state.
@@ -78,7 +79,7 @@ def load(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    generators: Mapping[str, torch.Generator],
+    generators: Mapping[str, torch.Generator] = _NO_GENERATORS,
     config: Any = None,
 ) -> dict[str, Any] | None:
     """Put the state saved in ``folder`` back, bit for bit; returns the scalars, or None without a checkpoint.

@@ -80,11 +80,13 @@ def train(
     folder: str | Path | None = None,
     progress: Progress | None = None,
     data_dir: str | Path | None = None,
+    fork: bool = False,
 ) -> TrainResult:
     """Train one cell and return its result.
 
     With a ``folder`` the state is saved there at every evaluation; called again, training goes on from the
-    last one and ends bit for bit as if it had never stopped.
+    last one and ends bit for bit as if it had never stopped. With ``fork`` a copy of this process evaluates
+    while training goes on.
 
     >>> from fasterqk.lab.training import TrainConfig
     >>> small = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "train_limit": 200}
@@ -95,26 +97,16 @@ def train(
     processes = Processes.current()
     processes.broadcast((None if folder is None else str(Path(folder).resolve()), config))
     with one_thread():
-        return _Training(config, build_trainable(config, data_dir), folder, progress, processes).run()
+        trainable = build_trainable(config, data_dir)
+        return _Training(config, trainable, folder, progress, processes, fork).run()
 
 
-def train_on_two_cores(
-    config: TrainConfig,
-    *,
-    folder: str | Path | None = None,
-    progress: Progress | None = None,
-    data_dir: str | Path | None = None,
-) -> TrainResult:
+def train_on_two_cores(config: TrainConfig, **options: Any) -> TrainResult:
     """The same result as :func:`train`; where a core is idle, it evaluates while training goes on.
 
     For a single training: many use the cores better side by side.
     """
-    processes = Processes.current()
-    if processes.count > 1 or not spare_core():
-        return train(config, folder=folder, progress=progress, data_dir=data_dir)
-    with one_thread():
-        trainable = build_trainable(config, data_dir)
-        return _Training(config, trainable, folder, progress, processes, fork=True).run()
+    return train(config, **options, fork=spare_core())
 
 
 def follow(processes: Processes, data_dir: str | Path | None = None) -> None:
@@ -140,7 +132,7 @@ def load_trained(config: TrainConfig, folder: Path) -> Trainable:
     """
     trainable = build_trainable(config)
     optimizer = build_optimizer(trainable.model, config)
-    found = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, generators={}, config=config)
+    found = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, config=config)
     if found is None:
         raise InputError(f"no checkpoint in {str(folder)!r}; train this cell first")
     trainable.model.eval()
@@ -172,7 +164,7 @@ class _Training:
         # The running mean of batch losses, now and at the last evaluation.
         self.mean_loss = self.mean_loss_then = 0.0
         # Whether a forked copy evaluates while training goes on: not when steps depend on evaluations.
-        self.fork = fork and config.evaluation.patience is None
+        self.fork = fork and processes.count == 1 and config.evaluation.patience is None
         self.pending: tuple[dict[str, Any], ForkedCall] | None = None
 
     def run(self) -> TrainResult:
@@ -279,7 +271,6 @@ class _Training:
                 "history": self.history,
                 "stale_gradients": self.steps.stale_gradients(),
             },
-            generators={},
             config=self.config,
         )
 
@@ -296,7 +287,6 @@ class _Training:
             self.folder,
             model=self.trainable.model,
             optimizer=self.steps.optimizer,
-            generators={},
             config=self.config,
         )
         if saved is not None:
