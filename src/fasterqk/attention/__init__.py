@@ -61,16 +61,20 @@ if TYPE_CHECKING:
         relevant_mass,
         uniform_attention,
     )
-    from fasterqk.attention._huggingface import (
+    from fasterqk.attention._measure import Measurement, Summary, measure
+    from fasterqk.attention._models import (
+        Answer,
         HuggingFaceCausal,
         HuggingFaceClassifier,
         Loaded,
+        Measurable,
+        Reading,
+        TorchClassifier,
+        class_answer,
         encode_for_causal,
         encode_for_classifier,
         load_model,
     )
-    from fasterqk.attention._measure import Measurement, Summary, measure
-    from fasterqk.attention._models import Answer, Measurable, Reading, TorchClassifier, class_answer
 
 _WITH_TORCH = {
     "Aggregation": "_aggregation",
@@ -83,13 +87,13 @@ _WITH_TORCH = {
     "Measurement": "_measure",
     "Reading": "_models",
     "Summary": "_measure",
-    "HuggingFaceCausal": "_huggingface",
-    "HuggingFaceClassifier": "_huggingface",
+    "HuggingFaceCausal": "_models",
+    "HuggingFaceClassifier": "_models",
     "class_answer": "_models",
-    "Loaded": "_huggingface",
-    "encode_for_causal": "_huggingface",
-    "encode_for_classifier": "_huggingface",
-    "load_model": "_huggingface",
+    "Loaded": "_models",
+    "encode_for_causal": "_models",
+    "encode_for_classifier": "_models",
+    "load_model": "_models",
     "measure": "_measure",
     "null_row": "_aggregation",
     "relevant_mass": "_aggregation",

@@ -1,4 +1,4 @@
-"""Intervals over seeds: the 95% t-interval of a mean and of a paired difference."""
+"""Arms compared over seeds: 95% t-intervals, paired differences, and scores at equal training loss."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,7 +84,7 @@ def matched_loss(
     and listed); the others divide the way up to the highest loss they share evenly in log loss. A
     metric at a level is interpolated in log loss between the two records around the first crossing.
 
-    Returns one dictionary a level: ``loss``; ``arms`` as ``{arm: {metric: Interval}}`` over seeds;
+    Returns one dictionary per level: ``loss``; ``arms`` as ``{arm: {metric: Interval}}`` over seeds;
     ``difference`` as ``{arm: {metric: Interval}}``, that arm minus the first one, paired by seed; and
     ``missing``, the cells ``[arm, seed]`` that never crossed the level.
 

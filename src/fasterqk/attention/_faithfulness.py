@@ -1,4 +1,7 @@
-"""Taking tokens out of an input: how many, which, and in what way."""
+"""Whether the tokens a model looks at are why it predicts, and whether people point at the same ones.
+
+First how tokens are ranked and removed, then sufficiency and comprehensiveness, then plausibility.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -80,7 +83,7 @@ def remove(batch: Batch, removed: NDArray[np.bool_], removal: Removal) -> Batch:
 # comprehensiveness = p(x) - p(x without its top k%), sufficiency = p(x) - p(the top k% alone), and AOPC is
 # their plain mean over a list of k.
 
-# Probabilities (batch, outcome) of a batch: one column a class, or a single column for a target text.
+# Probabilities (batch, outcome) of a batch: one column per class, or a single column for a target text.
 Predict = Callable[[Batch], NDArray[np.float64]]
 
 
@@ -192,7 +195,7 @@ class Agreement:
 
 
 def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
-    """Score one ranking against one rationale (0/1 a token, at least one token of it).
+    """Score one ranking against one rationale (0/1 per token, at least one token of it).
 
     >>> agreement([0.1, 0.6, 0.3], [0, 1, 1])
     Agreement(auprc=1.0, token_f1=1.0, span_precision=1.0, span_recall=1.0)

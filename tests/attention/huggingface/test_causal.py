@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fasterqk.attention import Instance, Removal, collate, measure
-from fasterqk.attention._huggingface import HuggingFaceCausal
+from fasterqk.attention._models import HuggingFaceCausal
 from fasterqk.errors import InputError
 
 MODELS = [("GPT2LMHeadModel", "GPT2Config"), ("LlamaForCausalLM", "LlamaConfig")]

@@ -6,7 +6,7 @@ import torch
 import transformers
 
 from fasterqk.attention import Instance, Removal, collate, measure
-from fasterqk.attention._huggingface import HuggingFaceClassifier
+from fasterqk.attention._models import HuggingFaceClassifier
 from fasterqk.errors import InputError
 
 ENCODERS = [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fasterqk.attention import read_example
-from fasterqk.attention._huggingface import encode_for_causal, encode_for_classifier
+from fasterqk.attention._instances import encode_for_causal, encode_for_classifier
 from fasterqk.errors import InputError
 
 CLASSES = ("bad", "good")

@@ -6,7 +6,7 @@ import pytest
 import transformers
 
 from fasterqk.attention import read_example
-from fasterqk.attention._huggingface import (
+from fasterqk.attention._models import (
     HuggingFaceCausal,
     HuggingFaceClassifier,
     load_model,

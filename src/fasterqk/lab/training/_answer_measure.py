@@ -58,9 +58,9 @@ SCALES = {"squad": Scale((0.0, 0.05, 0.1, 0.5, 1.0), 0.1, 0.1)}
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """``loss`` in nats a token of the gold answers, ends included, and their probabilities.
+    """``loss`` in nats per token of the gold answers, ends included, and their probabilities.
 
-    One number a question: ``mean`` over the tokens but the end, and the ``product`` of all.
+    One number per question: ``mean`` over the tokens but the end, and the ``product`` of all.
     """
 
     loss: float
