@@ -1,14 +1,27 @@
-"""Sufficiency and comprehensiveness against ERASER's definitions, written out here one instance at a time."""
+"""Removal, faithfulness and plausibility against ERASER's definitions, one instance at a time."""
 
 import math
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasterqk.attention import Instance, Removal, collate, faithfulness
+from fasterqk.attention import (
+    Instance,
+    Removal,
+    agreement,
+    auprc,
+    collate,
+    faithfulness,
+    percent_count,
+    plausibility,
+    remove,
+    top_percent,
+)
+from fasterqk.attention._faithfulness import spans, top_tokens
 from fasterqk.errors import InputError
 
 CLASSES = 3
@@ -132,3 +145,153 @@ def test_a_model_that_breaks_its_word_is_named():
         faithfulness(lambda b: np.array([0.5]), batch, np.ones((1, 1)), [5])
     with pytest.raises(InputError, match="not finite"):
         faithfulness(lambda b: np.array([[np.nan, 1.0]]), batch, np.ones((1, 1)), [5])
+
+
+@settings(deadline=None)
+@given(st.integers(1, 100), st.integers(0, 5000))
+def test_percentages_are_whole_and_rounded_up(percent, count):
+    tokens = percent_count(percent, count)
+    assert isinstance(tokens, int)
+    assert percent * count <= 100 * tokens < percent * count + 100
+
+
+def test_no_floating_point_in_the_count():
+    # In floating point 0.07 * 100 is 7.000000000000001, whose ceiling is 8.
+    assert percent_count(7, 100) == 7
+    assert percent_count(29, 100) == 29
+
+
+@settings(deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 100))
+def test_top_tokens_are_the_highest_of_the_rankable(seed, percent):
+    generator = np.random.default_rng(seed)
+    importance, rankable = generator.random((3, 9)), generator.random((3, 9)) < 0.7
+    top = top_percent(importance, rankable, percent)
+    assert not (top & ~rankable).any()
+    assert top.sum(1).tolist() == [percent_count(percent, int(n)) for n in rankable.sum(1)]
+    for row in range(3):
+        kept, rest = importance[row][top[row]], importance[row][rankable[row] & ~top[row]]
+        assert not kept.size or not rest.size or kept.min() > rest.max()
+
+
+def test_of_equals_the_earlier_comes_first():
+    top = top_percent(np.ones((1, 4)), np.array([[False, True, True, True]]), 34)
+    assert top.tolist() == [[False, True, True, False]]
+
+
+BATCH = collate([Instance(np.array([9, 5, 6, 7]), np.array([False, True, True, True]), np.zeros(4))])
+GONE = np.array([[False, True, False, True]])
+
+
+def test_deletion_keeps_the_order():
+    assert remove(BATCH, GONE, Removal()).tokens.tolist() == [[9, 6]]
+
+
+def test_mask_token_takes_the_place():
+    changed = remove(BATCH, GONE, Removal("mask", mask_token=0))
+    assert changed.tokens.tolist() == [[9, 0, 6, 0]]
+    assert changed.visible.all()
+
+
+def test_attention_mask_hides():
+    changed = remove(BATCH, GONE, Removal("attention"))
+    assert changed.tokens.tolist() == [[9, 5, 6, 7]]
+    assert changed.visible.tolist() == [[True, False, True, False]]
+    assert changed.real.all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Removal("erase"), "unknown removal 'erase'"),
+        (lambda: Removal("mask"), "needs one"),
+        (lambda: Removal("delete", 4), "mask token 4 has no use"),
+        (lambda: top_percent(np.ones((1, 2)), np.ones((1, 2), bool), 0), "k is 0"),
+        (lambda: top_percent(np.ones((1, 2)), np.ones((1, 2), bool), 101), "k is 101"),
+        (lambda: top_percent(np.ones((1, 2)), np.ones((1, 2), bool), 0.5), "k is 0.5"),
+        (lambda: top_percent(np.full((1, 2), np.nan), np.ones((1, 2), bool), 5), "not a finite number"),
+    ],
+)
+def test_bad_input_is_one_clear_line(call, message):
+    with pytest.raises(InputError) as raised:
+        call()
+    assert message in str(raised.value)
+
+
+rationales = st.lists(
+    st.tuples(st.sampled_from([0.1, 0.2, 0.3, 0.4, 0.5]), st.booleans()), min_size=1, max_size=12
+).filter(lambda tokens: any(true for _, true in tokens))
+
+
+def area_by_definition(scores, truth):
+    """Precision and recall at every threshold, from the strictest on, joined by straight lines."""
+    points = [(0.0, 1.0)]
+    for threshold in sorted(set(scores), reverse=True):
+        chosen = [score >= threshold for score in scores]
+        hits = sum(a and b for a, b in zip(chosen, truth, strict=True))
+        points.append((hits / sum(truth), hits / sum(chosen)))
+    return sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(points))
+
+
+def spans_by_definition(chosen):
+    found, start = [], None
+    for place, inside in enumerate([*chosen, False]):
+        if inside and start is None:
+            start = place
+        if not inside and start is not None:
+            found.append(set(range(start, place)))
+            start = None
+    return found
+
+
+@settings(deadline=None)
+@given(rationales)
+def test_auprc_by_definition(tokens):
+    scores, truth = zip(*tokens, strict=True)
+    assert auprc(scores, truth) == pytest.approx(area_by_definition(scores, truth), abs=1e-12)
+
+
+@settings(deadline=None)
+@given(st.lists(rationales, min_size=1, max_size=5))
+def test_f1_by_definition(data):
+    token_scores, precisions, recalls = [], [], []
+    for tokens in data:
+        scores, truth = zip(*tokens, strict=True)
+        order = sorted(range(len(scores)), key=lambda i, s=scores: -s[i])
+        chosen = [i in order[: sum(truth)] for i in range(len(scores))]
+        hits = sum(a and b for a, b in zip(chosen, truth, strict=True))
+        precision, recall = hits / sum(chosen), hits / sum(truth)
+        token_scores.append(2 * precision * recall / (precision + recall) if hits else 0.0)
+        predicted, true = spans_by_definition(chosen), spans_by_definition(truth)
+        good = sum(any(len(p & t) / len(p | t) >= 0.5 for t in true) for p in predicted)
+        precisions.append(good / len(predicted))
+        recalls.append(good / len(true))
+    precision, recall = np.mean(precisions), np.mean(recalls)
+    expected = 2 * precision * recall / (precision + recall) if precision and recall else 0.0
+    found = plausibility([agreement(*zip(*tokens, strict=True)) for tokens in data])
+    assert found["token_f1"] == pytest.approx(np.mean(token_scores), abs=1e-12)
+    assert found["iou_f1"] == pytest.approx(expected, abs=1e-12)
+
+
+def test_worked_by_hand_of_plausibility():
+    # Ranked 0.9, 0.8 | 0.7, 0.1 with truth 1, 0, 1, 0: recall .5 at precision 1, then 1/2, then 1 at 2/3.
+    expected = 0.5 * 1 + 0 + 0.5 * (1 / 2 + 2 / 3) / 2
+    assert auprc([0.9, 0.8, 0.7, 0.1], [1, 0, 1, 0]) == pytest.approx(expected, abs=1e-12)
+    # Chosen 0..1, true 0 and 2: the span [0, 2) shares one of two tokens with [0, 1).
+    one = agreement([0.9, 0.8, 0.7, 0.1], [1, 0, 1, 0])
+    assert (one.token_f1, one.span_precision, one.span_recall) == (0.5, 1.0, 0.5)
+
+
+def test_all_scores_equal_give_the_base_rate_as_precision():
+    assert auprc([1, 1, 1, 1], [1, 0, 0, 0]) == pytest.approx((1 + 0.25) / 2, abs=1e-12)
+
+
+def test_spans_and_top_tokens():
+    assert spans(np.array([False, True, True, False, True])) == [(1, 3), (4, 5)]
+    assert top_tokens(np.array([0.1, 0.5, 0.5]), 1).tolist() == [False, True, False]
+
+
+def test_nothing_to_agree_with():
+    assert plausibility([]) == {"auprc": None, "token_f1": None, "iou_f1": None}
+    with pytest.raises(InputError, match="rationale of 0 among 2 tokens"):
+        auprc([0.1, 0.2], [0, 0])

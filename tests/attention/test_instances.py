@@ -1,9 +1,11 @@
-"""Padding on both sides, and taking tokens out."""
+"""Instances, batches, and the examples of users."""
+
+import json
 
 import numpy as np
 import pytest
 
-from fasterqk.attention import Instance, collate
+from fasterqk.attention import Instance, collate, read_examples
 from fasterqk.attention._instances import pad_rows, unpad_rows
 from fasterqk.errors import InputError
 
@@ -66,3 +68,81 @@ def test_lengths_must_fit():
         Instance(np.array([1]), np.array([True]), np.array([1.0, 0.0]), id="x")
     with pytest.raises(InputError, match="has no tokens"):
         Instance(np.zeros(0, int), np.zeros(0, bool), np.zeros(0))
+
+
+def write(path, *lines):
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), "utf-8")
+    return path
+
+
+def test_words_become_text_with_spans(tmp_path):
+    line = {"tokens": ["a", "fine", "film"], "relevance": [0, 1, 0.5], "label": "good", "id": "x"}
+    (example,) = read_examples(write(tmp_path / "data.jsonl", line))
+    assert example.text == "a fine film"
+    assert example.relevant == ((2, 6, 1.0), (7, 11, 0.5))
+    assert example.words == ("a", "fine", "film")
+    assert example.relevance == (0.0, 1.0, 0.5)
+    assert (example.id, example.label, example.target) == ("x", "good", None)
+
+
+def test_text_keeps_its_spans_and_blank_lines_are_passed_over(tmp_path):
+    path = write(
+        tmp_path / "data.jsonl", {"text": "a fine film", "spans": [[2, 6]], "target": "yes"}, "", "  "
+    )
+    (example,) = read_examples(path)
+    assert example.relevant == ((2, 6, 1.0),)
+    assert (example.id, example.label, example.target) == ("1", None, "yes")
+    assert example.words is None
+
+
+WORDS = {"tokens": ["a", "b"], "relevance": [0, 1], "label": 0}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[1]", "line 2 holds no JSON object but '[1]'"),
+        (WORDS | {"relevance": [0, 1, 1]}, "line 2: 'relevance' has 3 numbers but 'tokens' has 2 words"),
+        (WORDS | {"relevance": [0]}, "'relevance' has 1 numbers but 'tokens' has 2 words"),
+        (WORDS | {"relevance": [0, 2]}, "the relevance 2 is no number in 0..1"),
+        (WORDS | {"relevance": [0, float("nan")]}, "the relevance nan is no number"),
+        (WORDS | {"relevance": [0, "1"]}, "the relevance '1' is no number"),
+        (WORDS | {"relevance": None}, "'relevance' is None"),
+        ({"tokens": ["a"], "label": 0}, "'relevance' is None"),
+        (WORDS | {"tokens": []}, "'tokens' is []"),
+        (WORDS | {"tokens": "a b"}, "'tokens' is 'a b'"),
+        (WORDS | {"tokens": ["a", " "]}, "the token ' ' is no word"),
+        (WORDS | {"text": "a b"}, "either 'tokens' with 'relevance' or 'text' with 'spans'"),
+        ({"relevance": [1], "label": 0}, "either 'tokens' with 'relevance' or 'text' with 'spans'"),
+        (WORDS | {"target": "x"}, "either 'label' (classifier) or 'target' (causal model)"),
+        ({"tokens": ["a"], "relevance": [1]}, "either 'label' (classifier) or 'target' (causal model)"),
+        (WORDS | {"label": 0.5}, "the label 0.5 is neither"),
+        (WORDS | {"label": True}, "the label True is neither"),
+        ({"text": " ", "spans": [], "label": 0}, "'text' is ' '"),
+        ({"text": "ab", "label": 0}, "'spans' is None"),
+        ({"text": "ab", "spans": [[1, 3]], "label": 0}, "the span [1, 3] does not lie in the text of 2"),
+        ({"text": "ab", "spans": [[1, 1]], "label": 0}, "the span [1, 1] does not lie"),
+        ({"text": "ab", "spans": [[0.0, 1]], "label": 0}, "the span [0.0, 1] does not lie"),
+        ({"text": "ab", "spans": [1], "label": 0}, "the span 1 does not lie"),
+        ({"tokens": ["a"], "relevance": [1], "target": ""}, "'target' is ''"),
+        (WORDS | {"id": 1}, "the id '1' was used before"),
+    ],
+)
+def test_bad_lines(tmp_path, line, message):
+    path = write(tmp_path / "data.jsonl", WORDS, line)
+    with pytest.raises(InputError) as raised:
+        read_examples(path)
+    assert message in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    with pytest.raises(InputError, match=r"'.*none.jsonl': No such file"):
+        read_examples(tmp_path / "none.jsonl")
+    with pytest.raises(InputError, match="is empty"):
+        read_examples(write(tmp_path / "empty.jsonl"))
+    (tmp_path / "latin.jsonl").write_bytes(b'{"text": "caf\xe9"}')
+    with pytest.raises(InputError, match="not UTF-8"):
+        read_examples(tmp_path / "latin.jsonl")
