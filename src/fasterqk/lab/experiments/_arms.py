@@ -50,6 +50,23 @@ class Comparison:
         }
 
 
+def printed_row(
+    train: float,
+    test: float,
+    ac: float,
+    acmc: float,
+    mrta: float,
+    sufficiency: float,
+    comprehensiveness: float,
+    *,
+    fit: str = "accuracy",
+    **others: float,
+) -> dict[str, float]:
+    """One row of a table of the paper, in the order of its columns, under our names of the scores."""
+    row = {f"train_{fit}": train, f"test_{fit}": test, "ac": ac, "acmc": acmc, "mrta": mrta}
+    return row | {"sufficiency_5": sufficiency, "comprehensiveness_5": comprehensiveness} | others
+
+
 def run_comparison(comparison: Comparison, runner: CellRunner) -> dict[str, Any]:
     """Run what is not done yet, write tables and figures of two arms, and return what ``--json`` prints."""
     return save_comparison(comparison, run_arms(comparison, runner), runner)

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import plain
 from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.tasks import use_data_folder
@@ -159,7 +159,8 @@ def find_experiment(name: str) -> Experiment:
     """The experiment with this name; imports its module."""
     if name not in EXPERIMENTS:
         raise InputError(f"unknown experiment {name!r}; choose from {', '.join(EXPERIMENTS)}")
-    module = import_module(f"fasterqk.lab.experiments.{name.replace('-', '_')}")
+    with needs_extra("lab"):
+        module = import_module(f"fasterqk.lab.experiments.{name.replace('-', '_')}")
     found: Experiment = module.EXPERIMENT
     return found
 
@@ -182,7 +183,7 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     runner = CellRunner(
         folder, experiment=name, workers=shared["workers"], force=shared["force"], files=shared["cells"]
     )
-    with use_data_folder(shared["data_dir"]):
+    with use_data_folder(shared["data_dir"]), needs_extra("lab"):
         summary = dict(plain(experiment.run(runner, **chosen)))
     if shared["export"]:
         summary["exported"] = str(runner.export(shared["export"]))
