@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from benchmarks.plain import PlainGenerator
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fasterqk.lab.experiments.table_squad import SIZES
-from fasterqk.lab.models._plain import PlainGenerator
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._batches import PackedQuestions
 from fasterqk.lab.training._generation import Generation

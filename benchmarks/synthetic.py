@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from benchmarks.plain import AttentionModel
 from torch.nn import functional
 
 from fasterqk.lab.experiments._synthetic import panels
 from fasterqk.lab.synthetic import SyntheticCell
-from fasterqk.lab.synthetic._model import AttentionModel
 from fasterqk.lab.synthetic._train import Trainer
 
 PANELS = list("abcdefgh")

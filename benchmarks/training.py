@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from benchmarks.plain import PlainClassifier
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
-from fasterqk.lab.models import Classifier, PlainClassifier
+from fasterqk.lab.models import Classifier
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._batches import PaddedInstances
 from fasterqk.lab.training._steps import Steps, build_trainable

@@ -1,12 +1,13 @@
 import pytest
 import torch
+from benchmarks.plain import PlainClassifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 from fasterqk.capture import capture
 from fasterqk.circuits import find_circuits
-from fasterqk.lab.models import Classifier, ClassifierConfig, Embedding, PlainClassifier
+from fasterqk.lab.models import Classifier, ClassifierConfig, Embedding
 
 SIZES = {"width": 12, "heads": 3, "head_width": 5, "context": 16, "init_scale": 0.7}
 

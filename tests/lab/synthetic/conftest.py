@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from benchmarks.plain import AttentionModel
 from torch.nn import functional
 
 from fasterqk.lab.synthetic import Counts, Language, Sequences, SyntheticCell, count_tokens, draw_sequences
-from fasterqk.lab.synthetic._model import AttentionModel
 
 
 class Batch(NamedTuple):

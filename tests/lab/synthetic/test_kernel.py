@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from benchmarks.plain import AttentionModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional
@@ -28,7 +29,6 @@ from fasterqk.lab.synthetic._kernel import (
     make_stream,
     ratio_at,
 )
-from fasterqk.lab.synthetic._model import AttentionModel
 from fasterqk.lab.synthetic._train import Trainer
 
 VARIANTS = {

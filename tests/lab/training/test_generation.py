@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks.plain import PlainGenerator
 from benchmarks.squad import IGNORED, padded
 from torch.nn.functional import cross_entropy
 
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
-from fasterqk.lab.models._plain import PlainGenerator
 from fasterqk.lab.tasks import AnswerTask, Questions
 from fasterqk.lab.training import TrainConfig, train
 from fasterqk.lab.training import _steps as module

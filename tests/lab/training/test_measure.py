@@ -3,10 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from benchmarks.plain import PlainClassifier
 
 from fasterqk.attention import percent_count
 from fasterqk.capture import capture
-from fasterqk.lab.models import PlainClassifier
 from fasterqk.lab.training._measure import (
     EVALUATION_BATCH,
     attention_rows,

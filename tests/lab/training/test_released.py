@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from benchmarks.plain import PlainClassifier
 
-from fasterqk.lab.models import PlainClassifier
 from fasterqk.lab.training._measure import scores_json
 from fasterqk.lab.training._released import PADDED_TO, measure_released
 from fasterqk.lab.training._steps import build_trainable

@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
+from benchmarks.plain import PlainClassifier
 from torch.nn.functional import cross_entropy
 
 from fasterqk.errors import InputError
-from fasterqk.lab.models import PlainClassifier
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._steps import (
     Steps,

@@ -1,8 +1,7 @@
-"""The paper's transformers, quick and exact, with a plain reference beside them."""
+"""The paper's transformers, quick and exact; `benchmarks/plain.py` has them as anybody would write them."""
 
 from fasterqk.lab.models._classifier import Classifier, ClassifierConfig, Embedding
 from fasterqk.lab.models._generator import GeneratorConfig, GPTAnswerGenerator
-from fasterqk.lab.models._plain import PlainClassifier, PlainGenerator
 
 __all__ = [
     "Classifier",
@@ -10,6 +9,4 @@ __all__ = [
     "Embedding",
     "GPTAnswerGenerator",
     "GeneratorConfig",
-    "PlainClassifier",
-    "PlainGenerator",
 ]

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from benchmarks.plain import AttentionModel
 
 from fasterqk.capture import capture
 from fasterqk.lab.synthetic import PARAMETERIZATIONS, Init, Language, SyntheticCell, initial_matrices
 from fasterqk.lab.synthetic._cell import CIRCUITS, layer_names, pack
-from fasterqk.lab.synthetic._model import AttentionModel
 from fasterqk.lab.synthetic._train import evaluate
 
 
