@@ -224,8 +224,8 @@ class _ReadRows:
         relevance = self.each(self.batch.relevance)
         relevance = np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
         uniform = [uniform_attention(seen) for seen in self.allowed]
-        rows = Rows(self.weights, relevance, self.real, self.layers, self.allowed)
-        null = Rows(self.null_weights, relevance, self.real, uniform, self.allowed)
+        rows = Rows(self.weights, relevance, self.real, self.layers, self.allowed, self.reading.single)
+        null = Rows(self.null_weights, relevance, self.real, uniform, self.allowed, self.reading.single)
         for score in SCORES.values():
             if score.compute and (names is None or score.name in names):
                 found[score.column] = self.mean(score.compute(rows))

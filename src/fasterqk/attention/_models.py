@@ -56,6 +56,8 @@ class Reading:
     read: Tensor
     answer: Answer
     keys: Tensor | None = None
+    # Mass is summed in single precision, as trainings always have.
+    single: bool = False
 
 
 class Measurable(Protocol):

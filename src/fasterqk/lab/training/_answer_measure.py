@@ -233,7 +233,7 @@ class MeasuredGenerator:
             _log_probabilities(captured.outputs.cpu(), steps.labels).exp().numpy()
         )
         answer = Answer(self.probability[batch.label], self.right[batch.label], outcomes)
-        return Reading([layer.cpu() for layer in captured], steps.position, answer)
+        return Reading([layer.cpu() for layer in captured], steps.position, answer, single=True)
 
     def predict(self, batch: Batch) -> Numbers:
         return token_chances(self.model, _answer_batch(batch)).exp().numpy()[:, None]

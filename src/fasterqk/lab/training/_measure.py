@@ -119,7 +119,7 @@ class MeasuredClassifier:
         tokens, read = self._inputs(batch)
         captured = capture(self.model, {"tokens": tokens, "read": read, "every_row": not read_only})
         keys = torch.arange(tokens.shape[1]) <= read[:, None]
-        return Reading(list(captured), read, class_answer(_outcomes(captured.outputs), batch), keys)
+        return Reading(list(captured), read, class_answer(_outcomes(captured.outputs), batch), keys, True)
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> NDArray[np.float64]:

@@ -1,6 +1,6 @@
-"""What the released HateXplain notebooks measure, literally, so that their numbers can be matched.
+"""What the released notebooks measure, literally, so that their numbers can be matched.
 
-They differ from :mod:`fasterqk.lab.training._measure` in this:
+The HateXplain notebooks, first, differ from :mod:`fasterqk.lab.training._measure` in this:
 
 - texts are padded to 128 tokens and attention is measured in the row of the **last** padding token, which
   sees all 128 positions and predicts nothing (the prediction is read at the first padding token);
@@ -11,7 +11,8 @@ They differ from :mod:`fasterqk.lab.training._measure` in this:
   them the prediction is read at position 0, so that sufficiency sees one arbitrary token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -70,22 +71,32 @@ def _measure_batch(
     relevance = _widened(split.relevance[chosen], 0)
     _, rows, null_rows = attention_rows(model, tokens, torch.full((len(chosen),), PADDED_TO - 1))
     whole = _probabilities(model, tokens, split.pad)
-    instance = torch.arange(len(chosen))
-    predicted = whole.argmax(1)
-    lost: dict[str, list[Tensor]] = {"sufficiency": [], "comprehensiveness": []}
-    for percent in percents:
-        count = percent_count(percent, PADDED_TO)
-        order = torch.from_numpy(np.argpartition(rows.numpy(), -count, axis=1))
-        rest = order[:, :-count].sort(1).values
-        for name, kept in (("sufficiency", order[:, -count:]), ("comprehensiveness", rest)):
-            left = _probabilities(model, tokens.gather(1, kept), split.pad)
-            lost[name].append((whole - left)[instance, predicted])
     return {
         "mass": relevant_mass(rows, relevance).double().numpy(),
         "null_mass": relevant_mass(null_rows, relevance).double().numpy(),
-        "probability": whole[instance, split.labels[chosen]].numpy(),
-        **{name: torch.stack(values, 1).numpy() for name, values in lost.items()},
+        "probability": whole[torch.arange(len(chosen)), split.labels[chosen]].numpy(),
+        **_lost(partial(_probabilities, model, pad=split.pad), tokens, rows.numpy(), whole, percents),
     }
+
+
+def _lost(
+    probabilities: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    importance: NDArray[Any],
+    whole: Tensor,
+    percents: Sequence[int],
+) -> dict[str, NDArray[np.float64]]:
+    """What the predicted class loses, ``(instance, k)``, by keeping or removing k% of 128 tokens."""
+    instance, predicted = torch.arange(len(tokens)), whole.argmax(1)
+    lost: dict[str, list[Tensor]] = {"sufficiency": [], "comprehensiveness": []}
+    for percent in percents:
+        count = percent_count(percent, PADDED_TO)
+        order = torch.from_numpy(np.argpartition(importance, -count, axis=1))
+        rest = order[:, :-count].sort(1).values
+        for name, kept in (("sufficiency", order[:, -count:]), ("comprehensiveness", rest)):
+            left = probabilities(tokens.gather(1, kept))
+            lost[name].append((whole - left)[instance, predicted])
+    return {name: torch.stack(values, 1).numpy() for name, values in lost.items()}
 
 
 @torch.no_grad()
@@ -100,7 +111,7 @@ def _widened(values: Tensor, fill: float) -> Tensor:
     return torch.nn.functional.pad(values, (0, PADDED_TO - values.shape[1]), value=fill)
 
 
-# --- What the released subject-verb notebooks measure, literally, so that their numbers can be matched ---
+# --- The subject-verb notebooks ---
 # They differ from :mod:`fasterqk.lab.training._measure` in this:
 #
 # - sentences are padded to 128 tokens and attention is measured in the row of the **last** padding token.
@@ -150,26 +161,16 @@ def _measure_sva_batch(
     heads = _last_row(model, tokens, split.pad)
     row = heads.mean(1)
     whole = _sva_probabilities(model, tokens, split.pad)
-    instance = torch.arange(len(chosen))
-    predicted = whole.argmax(1)
     padded = torch.nn.functional.pad(tokens, (0, PADDED_TO - width), value=split.pad)
     importance = np.zeros(padded.shape)
     importance[:, :width] = row.numpy()
-    lost: dict[str, list[Tensor]] = {"sufficiency": [], "comprehensiveness": []}
-    for percent in percents:
-        count = percent_count(percent, PADDED_TO)
-        order = torch.from_numpy(np.argpartition(importance, -count, axis=1))
-        rest = order[:, :-count].sort(1).values
-        for name, kept in (("sufficiency", order[:, -count:]), ("comprehensiveness", rest)):
-            left = _sva_probabilities(model, padded.gather(1, kept), split.pad)
-            lost[name].append((whole - left)[instance, predicted])
     uniform = (tokens != split.pad).double()
     return {
         "mass": relevant_mass(row, relevance).double().numpy(),
         "first_head": relevant_mass(heads[:, 0], relevance).double().numpy(),
         "null_mass": relevant_mass(uniform / uniform.sum(1, keepdim=True), relevance).double().numpy(),
-        "probability": whole[instance, split.labels[chosen]].numpy(),
-        **{name: torch.stack(values, 1).numpy() for name, values in lost.items()},
+        "probability": whole[torch.arange(len(chosen)), split.labels[chosen]].numpy(),
+        **_lost(partial(_sva_probabilities, model, pad=split.pad), padded, importance, whole, percents),
     }
 
 
