@@ -56,3 +56,15 @@ def test_squad_is_counted_and_what_is_left_out_is_said(capsys, tmp_path):
 def test_generated_tasks_say_that_they_need_no_file(capsys, tmp_path):
     assert main(["data", "check", "--data-dir", str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("; generated, no file") == 2
+
+
+def test_a_folder_that_is_not_there_is_one_line(capsys, tmp_path):
+    assert main(["data", "check", "--data-dir", str(tmp_path / "typo")]) == 2
+    assert "typo' is no folder" in capsys.readouterr().err
+
+
+def test_a_wrong_checksum_is_said_and_the_code_is_one(capsys, tmp_path):
+    (tmp_path / "SHA256SUMS").write_text(f"{'0' * 64}  ./note.txt\n")
+    (tmp_path / "note.txt").write_text("changed")
+    assert main(["data", "check", "--data-dir", str(tmp_path)]) == 1
+    assert "note.txt is not the file that SHA256SUMS names" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from typing import Any
 
 from fasterqk.cli.common import Parser, add_json, examples
 from fasterqk.console import print_json
+from fasterqk.errors import InputError
 
 
 def configure(parser: Parser) -> None:
@@ -17,26 +18,30 @@ def configure(parser: Parser) -> None:
         description=summary,
         epilog=examples("fasterqk data check", "fasterqk data check --data-dir ./data --json"),
     )
-    check.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
+    check.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, checkout)")
     add_json(check)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.lab.tasks import data_folder
+    from fasterqk.lab.tasks import data_source, wrong_checksums
 
-    folder = data_folder(arguments.data_dir)
+    folder, source = data_source(arguments.data_dir)
+    if arguments.data_dir and not folder.is_dir():
+        raise InputError(f"--data-dir {arguments.data_dir!r} is no folder")
     tasks = _check(folder)
+    wrong = wrong_checksums(folder)
     if arguments.json:
-        print_json({"data_dir": str(folder), "tasks": tasks})
+        print_json({"data_dir": str(folder), "source": source, "wrong_checksums": wrong, "tasks": tasks})
     else:
-        print(f"data folder {folder}")
+        print(f"data folder {folder} (from {source})")
+        for name in wrong:
+            print(f"  {name} is not the file that SHA256SUMS names; get it again")
         for name, report in tasks.items():
             _show(name, report)
-    return 1 if any(report["status"] == "damaged" for report in tasks.values()) else 0
+    return 1 if wrong or any(report["status"] == "damaged" for report in tasks.values()) else 0
 
 
 def _check(folder: Any) -> dict[str, dict[str, Any]]:
-    from fasterqk.errors import InputError
     from fasterqk.lab.tasks import TASKS, task_module
 
     tasks = {}

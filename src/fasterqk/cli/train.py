@@ -50,7 +50,7 @@ def add_task_options(parser: Parser) -> None:
     )
     parser.add_argument("--form", metavar="NAME", help="another form of the task's data")
     parser.add_argument("--data", metavar="FILE.jsonl", help="your data, for task jsonl")
-    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, user cache)")
+    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, checkout)")
 
 
 def run(arguments: argparse.Namespace) -> int:

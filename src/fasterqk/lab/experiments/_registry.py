@@ -92,7 +92,7 @@ PROTOCOL_OPTION = Option(
     default="paper",
     choices=("paper", "released"),
 )
-DATA_OPTION = Option("data_dir", str, "data folder (default: $FASTERQK_DATA, user cache)", metavar="DIR")
+DATA_OPTION = Option("data_dir", str, "data folder (default: $FASTERQK_DATA, checkout)", metavar="DIR")
 # Options of every experiment that is made of cells.
 CELL_OPTIONS = (
     Option("workers", int, "cells at a time", default=2),

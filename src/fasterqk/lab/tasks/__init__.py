@@ -5,7 +5,7 @@ The classes are imported on first use, so that the command line can list the tas
 
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.lab.tasks._data import data_folder, use_data_folder
+from fasterqk.lab.tasks._data import data_folder, data_source, use_data_folder, wrong_checksums
 from fasterqk.lab.tasks._registry import SPLITS, TASKS, check_task, left_out, load_task, task_module
 
 if TYPE_CHECKING:
@@ -29,10 +29,12 @@ __all__ = [
     "Task",
     "check_task",
     "data_folder",
+    "data_source",
     "left_out",
     "load_task",
     "task_module",
     "use_data_folder",
+    "wrong_checksums",
 ]
 
 

@@ -7,18 +7,41 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fasterqk.errors import InputError
+from fasterqk.files import read_lines
 
 VARIABLE = "FASTERQK_DATA"
 
 
+# The folder `data` of a checkout; an installed package has none.
+CHECKOUT = Path(__file__).parents[4] / "data"
+CHECKSUMS = "SHA256SUMS"
+
+
 def data_folder(data_dir: str | Path | None = None) -> Path:
-    """``data_dir`` when given, else ``$FASTERQK_DATA``, else ``fasterqk/data`` in the user's cache."""
+    """``data_dir`` if given, else ``$FASTERQK_DATA``, else ``data`` of the checkout, else the user cache."""
+    return data_source(data_dir)[0]
+
+
+def data_source(data_dir: str | Path | None = None) -> tuple[Path, str]:
+    """The data folder, and what named it."""
     if data_dir:
-        return Path(data_dir)
+        return Path(data_dir), "--data-dir"
     if os.environ.get(VARIABLE):
-        return Path(os.environ[VARIABLE])
+        return Path(os.environ[VARIABLE]), f"${VARIABLE}"
+    if (CHECKOUT / CHECKSUMS).is_file():
+        return CHECKOUT, "the checkout"
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "fasterqk" / "data"
+    return Path(cache) / "fasterqk" / "data", "the user cache"
+
+
+def wrong_checksums(folder: Path) -> list[str]:
+    """The files of ``folder`` that are there but are not what its ``SHA256SUMS`` says."""
+    listing = folder / CHECKSUMS
+    if not listing.is_file():
+        return []
+    pairs = [line.split(maxsplit=1) for line in read_lines(listing) if line.strip()]
+    names = {name.removeprefix("*").removeprefix("./"): digest for digest, name in pairs}
+    return [n for n, digest in names.items() if (folder / n).is_file() and checksum(folder / n) != digest]
 
 
 @contextmanager
