@@ -84,14 +84,16 @@ def run(*words: str) -> None:
 def passed(journey: Callable[[Path], None]) -> tuple[set[str], set[str]]:
     """The files of the package in which a function was called, and those that were imported at all.
 
-    Modules and class bodies, which run once at import, are not functions: they lack ``CO_OPTIMIZED``.
+    What runs once at import is no call: modules and class bodies lack ``CO_OPTIMIZED``, and generator
+    expressions and lambdas (``<genexpr>``) belong to the function around them.
     """
     called: set[str] = set()
     own = str(SOURCE)
 
     def watch(frame: object, event: str, argument: object) -> None:
         code = frame.f_code  # type: ignore[attr-defined]
-        if event == "call" and code.co_flags & inspect.CO_OPTIMIZED and code.co_filename.startswith(own):
+        function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
+        if event == "call" and function and code.co_filename.startswith(own):
             called.add(code.co_filename)
 
     with tempfile.TemporaryDirectory() as folder:
