@@ -58,6 +58,10 @@ def measure_journey(folder: Path) -> None:
 
 def reproduce_journey(folder: Path) -> None:
     """`fasterqk reproduce table-hatexplain`, one seed and one epoch, to its figures."""
+    from fasterqk.lab.runs import _sweep
+
+    # Workers are other processes, which the count would not see.
+    _sweep.LocalWorkers = lambda *_: _sweep.ThisProcess()  # type: ignore[assignment, misc]
     run("reproduce", "table-hatexplain", "--seeds", "1", "--epochs", "1", "--out", str(folder / "out"))
 
 
