@@ -5,10 +5,11 @@ import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import fasterqk
-from fasterqk.cli.common import Parser, add_json, examples
-from fasterqk.console import print_json, print_table, progress_bar
+from fasterqk.cli.common import Parser, add_action, add_json, examples, print_result
+from fasterqk.console import print_table, progress_bar
 from fasterqk.errors import InputError
 
 # A file of `benchmarks/` each, with `run(progress) -> dict` that has at least the keys
@@ -27,21 +28,18 @@ def configure(parser: Parser) -> None:
     parser.epilog = examples(*(f"fasterqk bench {name} --json" for name in BENCHMARKS))
     chosen = parser.add_subparsers(dest="benchmark", metavar="NAME", required=True)
     for name, summary in BENCHMARKS.items():
-        benchmark = chosen.add_parser(
-            name, help=summary, description=summary, epilog=examples(f"fasterqk bench {name} --json")
-        )
-        add_json(benchmark)
+        add_json(add_action(chosen, name, summary, f"fasterqk bench {name} --json"))
 
 
 def run(arguments: argparse.Namespace) -> int:
     module = _load(arguments.benchmark)
     with progress_bar(f"bench {arguments.benchmark}") as progress:
         result = module.run(progress)
-    if arguments.json:
-        print_json(result)
-    else:
-        print_table([{"measured": key, "value": value} for key, value in result.items()])
-    return 0
+    return print_result(arguments, result, _show)
+
+
+def _show(result: dict[str, Any]) -> None:
+    print_table([{"measured": key, "value": value} for key, value in result.items()])
 
 
 def _load(name: str) -> ModuleType:

@@ -7,8 +7,8 @@ import shlex
 import sys
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples
-from fasterqk.console import print_json
+from fasterqk.cli.common import Parser, add_json, examples, print_result
+from fasterqk.errors import InputError
 
 
 def configure(parser: Parser) -> None:
@@ -40,7 +40,6 @@ def configure(parser: Parser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk.circuits import find_circuits, model_without_weights
-    from fasterqk.errors import InputError
 
     if arguments.model and arguments.config:
         raise InputError(f"give MODEL or --config, not both: {arguments.model!r} and {arguments.config!r}")
@@ -52,16 +51,13 @@ def run(arguments: argparse.Namespace) -> int:
         circuits = find_circuits(model, labels or None, heads=arguments.heads)
     except InputError as error:
         raise InputError(re.sub(r"labels=({[^}]*})", _as_options, str(error))) from None
-    if arguments.json:
-        print_json({"model": name, "source": source, **circuits.as_dict()})
-    else:
-        print(circuits if arguments.all else circuits.by_stack())
-    return 0
+    result = {"model": name, "source": source, **circuits.as_dict()}
+    return print_result(
+        arguments, result, lambda _: print(circuits if arguments.all else circuits.by_stack())
+    )
 
 
 def _label(given: str) -> tuple[str, str]:
-    from fasterqk.errors import InputError
-
     pattern, equals, role = given.rpartition("=")
     if not (pattern and equals and role):
         raise InputError(f"--label {given!r} is not PATTERN=ROLE, as in '*.mamba.*=rest'")

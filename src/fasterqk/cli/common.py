@@ -1,4 +1,4 @@
-"""What commands share: a parser with one-line errors, argument types, and options of pages."""
+"""What commands share: a parser with one-line errors, options and their types, and printing of results."""
 
 import argparse
 import math
@@ -26,6 +26,13 @@ class Parser(argparse.ArgumentParser):
         # So that -1e-3, -inf and -1,2 are read as values, and refused as such, not taken for options.
         self._negative_number_matcher = _NEGATIVE_NUMBER
 
+    def add_option(
+        self, flag: str, kind: Callable[[str], Any], metavar: str, help: str, default: Any = None
+    ) -> None:
+        """Add an option with one value, read by ``kind``; the help ends with its default, if it has one."""
+        shown = "" if default is None else f" (default: {default})"
+        self.add_argument(flag, type=kind, metavar=metavar, help=help + shown, default=default)
+
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: {' '.join(message.split())}", file=sys.stderr)
         raise SystemExit(2)
@@ -39,6 +46,33 @@ def examples(*lines: str) -> str:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add ``--json``: one JSON document on standard output and nothing else there."""
     parser.add_argument("--json", action="store_true", help="print one JSON document and nothing else")
+
+
+def add_out(parser: Parser) -> None:
+    """Add ``--out``, the results folder."""
+    parser.add_option("--out", str, "DIR", "results folder", default="out")
+
+
+def add_data_dir(parser: Parser) -> None:
+    """Add ``--data-dir``, the folder of the tasks' data."""
+    parser.add_option("--data-dir", str, "DIR", "data folder (default: $FASTERQK_DATA, checkout)")
+
+
+def add_action(actions: Any, name: str, summary: str, *lines: str) -> Parser:
+    """Add an action of a command, such as ``list`` of ``runs``, with example lines; returns its parser."""
+    parser: Parser = actions.add_parser(name, help=summary, description=summary, epilog=examples(*lines))
+    return parser
+
+
+def print_result(arguments: argparse.Namespace, result: Any, show: Callable[[Any], None]) -> int:
+    """Print ``result`` as JSON with ``--json``, else by ``show(result)``; returns exit code 0."""
+    from fasterqk.console import print_json
+
+    if arguments.json:
+        print_json(result)
+    else:
+        show(result)
+    return 0
 
 
 def positive_int(text: str) -> int:
@@ -88,9 +122,8 @@ def failures_in_one_line() -> Iterator[None]:
 
 def add_page_options(parser: Parser, default: str) -> None:
     """Add ``--output``, ``--open`` and ``--json``; ``default`` is where the page goes otherwise."""
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", help=f"where to write the page (default: {default})"
-    )
+    help = f"where to write the page (default: {default})"
+    parser.add_argument("-o", "--output", metavar="FILE", help=help)
     parser.add_argument("--open", action="store_true", help="show it in the browser")
     add_json(parser)
 
@@ -99,23 +132,12 @@ def write_and_show(
     arguments: argparse.Namespace, name: str, path: "Path", write: "Callable[[Path], Path]"
 ) -> int:
     """Write the page to ``path``, open it when asked to, and print where it is; returns the exit code."""
-    from fasterqk.console import print_json
+    import webbrowser
 
     if path.is_dir():
         raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
     write(path)
-    opened = bool(arguments.open) and _open_in_browser(path)
-    if arguments.json:
-        result: dict[str, Any] = {name: str(path), "bytes": path.stat().st_size, "opened": opened}
-        print_json(result)
-    elif arguments.open and not opened:
-        print(f"found no browser; open {path}")
-    else:
-        print(f"{'opened' if opened else 'open'} {path}")
-    return 0
-
-
-def _open_in_browser(path: "Path") -> bool:
-    import webbrowser
-
-    return webbrowser.open(path.resolve().as_uri())
+    opened = bool(arguments.open) and webbrowser.open(path.resolve().as_uri())
+    told = "opened" if opened else "found no browser; open" if arguments.open else "open"
+    result = {name: str(path), "bytes": path.stat().st_size, "opened": opened}
+    return print_result(arguments, result, lambda _: print(f"{told} {path}"))

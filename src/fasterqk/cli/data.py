@@ -3,22 +3,17 @@
 import argparse
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples
-from fasterqk.console import print_json
+from fasterqk.cli.common import Parser, add_action, add_data_dir, add_json, examples, print_result
 from fasterqk.errors import InputError
 
 
 def configure(parser: Parser) -> None:
-    parser.epilog = examples("fasterqk data check", "fasterqk data check --data-dir ./data --json")
+    lines = ("fasterqk data check", "fasterqk data check --data-dir ./data --json")
+    parser.epilog = examples(*lines)
     chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     summary = "list the data of every task: what is found, its counts, what is missing"
-    check = chosen.add_parser(
-        "check",
-        help=summary,
-        description=summary,
-        epilog=examples("fasterqk data check", "fasterqk data check --data-dir ./data --json"),
-    )
-    check.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, checkout)")
+    check = add_action(chosen, "check", summary, *lines)
+    add_data_dir(check)
     add_json(check)
 
 
@@ -30,14 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"--data-dir {arguments.data_dir!r} is no folder")
     tasks = _check(folder)
     wrong = wrong_checksums(folder)
-    if arguments.json:
-        print_json({"data_dir": str(folder), "source": source, "wrong_checksums": wrong, "tasks": tasks})
-    else:
-        print(f"data folder {folder} (from {source})")
-        for name in wrong:
-            print(f"  {name} is not the file that SHA256SUMS names; get it again")
-        for name, report in tasks.items():
-            _show(name, report)
+    result = {"data_dir": str(folder), "source": source, "wrong_checksums": wrong, "tasks": tasks}
+    print_result(arguments, result, _show)
     return 1 if wrong or any(report["status"] == "damaged" for report in tasks.values()) else 0
 
 
@@ -55,7 +44,15 @@ def _check(folder: Any) -> dict[str, dict[str, Any]]:
     return tasks
 
 
-def _show(name: str, report: dict[str, Any]) -> None:
+def _show(found: dict[str, Any]) -> None:
+    print(f"data folder {found['data_dir']} (from {found['source']})")
+    for name in found["wrong_checksums"]:
+        print(f"  {name} is not the file that SHA256SUMS names; get it again")
+    for name, report in found["tasks"].items():
+        _show_task(name, report)
+
+
+def _show_task(name: str, report: dict[str, Any]) -> None:
     print(f"\n{name}: {report['status']}")
     for path in report["files"]:
         print(f"  found {path}")

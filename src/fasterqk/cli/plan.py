@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from fasterqk.cli.common import Parser, add_json, examples, positive_int
+from fasterqk.cli.common import Parser, add_json, add_out, examples, positive_int, print_result
 from fasterqk.cli.sweep import processors
-from fasterqk.console import duration_text, print_json
+from fasterqk.console import duration_text
 
 if TYPE_CHECKING:
     from fasterqk.lab.runs import Plan
@@ -24,14 +24,8 @@ def configure(parser: Parser) -> None:
         "fasterqk plan SPEC.toml --out out --workers 2", "fasterqk plan SPEC.toml --json"
     )
     parser.add_argument("spec", metavar="SPEC.toml", help="the sweep, as for `fasterqk sweep`")
-    parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
-    parser.add_argument(
-        "--workers",
-        type=positive_int,
-        default=processors(),
-        metavar="N",
-        help="cells at a time (default: one per processor)",
-    )
+    add_out(parser)
+    parser.add_option("--workers", positive_int, "N", "cells at a time (default: one per processor)")
     add_json(parser)
 
 
@@ -39,20 +33,17 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs import plan, read_spec
 
     found = plan(read_spec(arguments.spec), arguments.out)
-    if arguments.json:
-        wall = found.wall_seconds(arguments.workers)
-        print_json({**dataclasses.asdict(found), "workers": arguments.workers, "wall_seconds": wall})
-    else:
-        _show(found, arguments)
-    return 0
+    workers = arguments.workers or processors()
+    wall = found.wall_seconds(workers)
+    result = {**dataclasses.asdict(found), "workers": workers, "wall_seconds": wall}
+    return print_result(arguments, result, lambda _: _show(found, arguments, workers, wall))
 
 
-def _show(found: "Plan", arguments: argparse.Namespace) -> None:
+def _show(found: "Plan", arguments: argparse.Namespace, workers: int, wall: float | None) -> None:
     states = ", ".join(f"{count} {name}" for name, count in found.states.items() if count)
     print(f"{found.cells} cells in {arguments.spec}: {states or 'none begun'}; {found.left} left")
     if not found.left:
         return
-    wall = found.wall_seconds(arguments.workers)
     if wall is None or found.seconds is None or found.low is None or found.high is None:
         print(
             "no estimate: no comparable cell has been measured yet; "
@@ -61,7 +52,7 @@ def _show(found: "Plan", arguments: argparse.Namespace) -> None:
         return
     scale = wall / found.seconds if found.seconds else 0.0
     print(
-        f"about {duration_text(wall)} with {arguments.workers} workers "
+        f"about {duration_text(wall)} with {workers} workers "
         f"({duration_text(found.low * scale)} to {duration_text(found.high * scale)}), "
         f"from {found.measured} measured cells"
     )

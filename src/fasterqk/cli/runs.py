@@ -4,9 +4,12 @@ import argparse
 import dataclasses
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples
-from fasterqk.console import print_json, print_table
+from fasterqk.cli.common import Parser, add_action, add_json, add_out, examples, print_result
+from fasterqk.console import print_table
 from fasterqk.errors import InputError
+
+# States whose cells can be removed all at once.
+REMOVABLE = ("failed", "stopped", "damaged")
 
 
 def configure(parser: Parser) -> None:
@@ -17,42 +20,41 @@ def configure(parser: Parser) -> None:
         "fasterqk runs collect job1 job2 --out out",
     )
     chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    listing = chosen.add_parser(
+    listing = add_action(
+        chosen,
         "list",
-        help="all cells, their state and what they differ in",
-        description="All cells of a store: done, running, failed, stopped or damaged.",
-        epilog=examples("fasterqk runs list --out out", "fasterqk runs list --state failed --json"),
+        "all cells of a store: done, running, failed, stopped or damaged",
+        "fasterqk runs list --out out",
+        "fasterqk runs list --state failed --json",
     )
-    listing.add_argument(
-        "--state", metavar="STATE", help="only those that are done, running, failed, stopped or damaged"
-    )
-    show = chosen.add_parser(
+    listing.add_option("--state", str, "STATE", "only cells in this state")
+    show = add_action(
+        chosen,
         "show",
-        help="everything about one cell",
-        description="Configuration, result, journal and files of one cell.",
-        epilog=examples("fasterqk runs show 3f2a --out out"),
+        "configuration, result, journal and files of one cell",
+        "fasterqk runs show 3f2a --out out",
     )
     show.add_argument("cell", metavar="CELL", help="the beginning of its name")
-    remove = chosen.add_parser(
+    remove = add_action(
+        chosen,
         "rm",
-        help="remove cells",
-        description="Remove cells, so that a sweep does them again. A running cell is not removed.",
-        epilog=examples(
-            "fasterqk runs rm 3f2a 91bc", "fasterqk runs rm --failed", "fasterqk runs rm --damaged"
-        ),
+        "remove cells, so that a sweep does them again; a running cell is not removed",
+        "fasterqk runs rm 3f2a 91bc",
+        "fasterqk runs rm --failed",
+        "fasterqk runs rm --damaged",
     )
     remove.add_argument("cells", nargs="*", metavar="CELL", help="the beginnings of their names")
-    for name in ("failed", "stopped", "damaged"):
+    for name in REMOVABLE:
         remove.add_argument(f"--{name}", action="store_true", help=f"all {name} cells")
-    collecting = chosen.add_parser(
+    collecting = add_action(
+        chosen,
         "collect",
-        help="copy finished cells from other results folders",
-        description="Copies the cells that are done in other results folders and not in this one.",
-        epilog=examples("fasterqk runs collect job1 job2 job3 --out out"),
+        "copy the cells that are done in other results folders and not in this one",
+        "fasterqk runs collect job1 job2 job3 --out out",
     )
     collecting.add_argument("others", nargs="+", metavar="OTHER", help="results folders to read")
     for action in (listing, show, remove, collecting):
-        action.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
+        add_out(action)
         add_json(action)
 
 
@@ -63,43 +65,43 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _list(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs import Store
-    from fasterqk.lab.runs._table import STATES, summaries, varying
+    from fasterqk.lab.runs._table import STATES, summaries
 
     if arguments.state not in (None, *STATES):
         raise InputError(f"{arguments.state!r} is no state; choose from {', '.join(STATES)}")
-    found = summaries(Store(arguments.out))
-    if arguments.state is not None:
-        found = [summary for summary in found if summary.state == arguments.state]
-    if arguments.json:
-        print_json([dataclasses.asdict(summary) for summary in found])
-        return 0
-    if not found:
+    wanted = STATES if arguments.state is None else (arguments.state,)
+    found = [
+        dataclasses.asdict(summary) for summary in summaries(Store(arguments.out)) if summary.state in wanted
+    ]
+    if not found and not arguments.json:
         print(f"no cells in {arguments.out}")
         return 0
-    kinds = len({summary.kind for summary in found}) > 1
+    return print_result(arguments, found, _show_list)
+
+
+def _show_list(found: list[dict[str, Any]]) -> None:
+    from fasterqk.lab.runs._table import varying
+
+    kinds = len({summary["kind"] for summary in found}) > 1
+    columns = ("cell", "kind", "state", "seconds") if kinds else ("cell", "state", "seconds")
+    differences = varying([summary["fields"] for summary in found])
     print_table(
         [
-            {
-                "cell": summary.cell,
-                **({"kind": summary.kind} if kinds else {}),
-                "state": summary.state,
-                "seconds": summary.seconds,
-                **fields,
-            }
-            for summary, fields in zip(found, varying([summary.fields for summary in found]), strict=True)
+            {name: summary[name] for name in columns} | fields
+            for summary, fields in zip(found, differences, strict=True)
         ]
     )
-    return 0
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs import Store
     from fasterqk.lab.runs._table import cell_details
 
-    description = cell_details(Store(arguments.out).find(arguments.cell))
-    if arguments.json:
-        print_json(description)
-        return 0
+    details = cell_details(Store(arguments.out).find(arguments.cell))
+    return print_result(arguments, details, _show_details)
+
+
+def _show_details(description: dict[str, Any]) -> None:
     print(f"cell {description['cell']} is {description['state']}, in {description['folder']}")
     for title in ("config", "result", "environment"):
         _print_part(title, description[title] or {})
@@ -112,7 +114,6 @@ def _show(arguments: argparse.Namespace) -> int:
         print(line)
     if description["error"]:
         print(description["error"]["traceback"], end="")
-    return 0
 
 
 def _print_part(title: str, part: dict[str, Any]) -> None:
@@ -131,21 +132,17 @@ def _remove(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs._table import summaries
 
     store = Store(arguments.out)
-    states = [name for name in ("failed", "stopped", "damaged") if getattr(arguments, name)]
+    states = [name for name in REMOVABLE if getattr(arguments, name)]
     if not arguments.cells and not states:
         raise InputError("name the cells to remove, or give --failed, --stopped or --damaged")
     folders = {store.find(prefix) for prefix in arguments.cells}
     if states:
         folders |= {store.root / summary.cell for summary in summaries(store) if summary.state in states}
-    removed: list[str] = []
     for folder in sorted(folders):
         store.remove(folder)
-        removed.append(folder.name)
-    if arguments.json:
-        print_json({"removed": removed})
-    else:
-        print(f"removed {len(removed)} cells" + "".join(f"\n  {name}" for name in removed))
-    return 0
+    names = sorted(folder.name for folder in folders)
+    told = "\n  ".join([f"removed {len(names)} cells", *names])
+    return print_result(arguments, {"removed": names}, lambda _: print(told))
 
 
 def _collect(arguments: argparse.Namespace) -> int:
@@ -156,8 +153,5 @@ def _collect(arguments: argparse.Namespace) -> int:
         if not Store(other).root.is_dir():
             raise InputError(f"{other!r} is no results folder: it has no folder 'runs'")
     counts = {other: collect(Store(arguments.out), Store(other)) for other in arguments.others}
-    if arguments.json:
-        print_json(counts)
-    else:
-        print_table([{"from": other, **found} for other, found in counts.items()])
-    return 0
+    rows = [{"from": other, **found} for other, found in counts.items()]
+    return print_result(arguments, counts, lambda _: print_table(rows))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.common import Parser, add_json, examples, positive_int
-from fasterqk.console import duration_text, print_json, print_table
+from fasterqk.cli.common import Parser, add_json, add_out, examples, positive_int, print_result
+from fasterqk.console import duration_text, print_table
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash, plain
 
@@ -36,41 +36,26 @@ def configure(parser: Parser) -> None:
         "fasterqk plan SPEC.toml                     # what is left, before running it",
     )
     parser.add_argument("spec", metavar="SPEC.toml", help="its cells: [base], [arms.NAME], [grid], seeds")
-    parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
-    parser.add_argument(
+    add_out(parser)
+    parser.add_option(
         "--workers",
-        type=positive_int,
-        metavar="N",
-        help="cells at a time, each in a process of its own (default: one per processor, or as many as "
-        "the Ray cluster has room for)",
+        positive_int,
+        "N",
+        "cells at a time, each in a process of its own (default: one per processor, or as many as the Ray "
+        "cluster has room for)",
     )
-    parser.add_argument(
-        "--threads",
-        type=positive_int,
-        metavar="N",
-        help="threads of each cell (default: cpus in [resources] of the spec, else 1)",
-    )
+    threads = "threads of each cell (default: cpus in [resources] of the spec, else 1)"
+    parser.add_option("--threads", positive_int, "N", threads)
     parser.add_argument(
         "--backend",
         choices=["local", "ray"],
         default="local",
         help="where cells are done: processes on this machine (local, the default) or a Ray cluster",
     )
-    parser.add_argument(
-        "--address",
-        metavar="HOST:PORT",
-        help="of a running Ray cluster, or auto (default: $RAY_ADDRESS, else Ray is started here)",
-    )
-    parser.add_argument(
-        "--retries",
-        type=count,
-        default=2,
-        metavar="N",
-        help="more attempts at a cell whose worker dies (default: 2)",
-    )
-    parser.add_argument(
-        "--shard", type=shard, metavar="I/N", help="only the I-th of N equal parts, I counted from 1"
-    )
+    address = "of a running Ray cluster, or auto (default: $RAY_ADDRESS, else Ray is started here)"
+    parser.add_option("--address", str, "HOST:PORT", address)
+    parser.add_option("--retries", count, "N", "more attempts at a cell whose worker dies", default=2)
+    parser.add_option("--shard", shard, "I/N", "only the I-th of N equal parts, I counted from 1")
     parser.add_argument(
         "--tensorboard", action="store_true", help="write curves for TensorBoard into DIR/tensorboard"
     )
@@ -101,21 +86,16 @@ def run(arguments: argparse.Namespace) -> int:
             backend=_backend(arguments, spec.resources, threads),
         )
     seconds = round(time.perf_counter() - start, 2)
-    if arguments.json:
-        print_json(
-            {
-                "out": arguments.out,
-                "done": len(outcome.results),
-                "failed": len(outcome.failures),
-                "seconds": seconds,
-                "cells": [_row(name, cell, outcome) for name, cell in cells.items()],
-            }
-        )
-    else:
-        if len(cells) <= ROWS_SHOWN:
-            _print_cells([_row(name, cell, outcome) for name, cell in cells.items()])
-        done = f"{len(outcome.results)} of {len(cells)} cells done, in {duration_text(seconds)}"
-        print(f"{done}; fasterqk.lab.runs.load({arguments.out!r})")
+    # Results are read when they are shown: a sweep may have very many.
+    shown = cells if arguments.json or len(cells) <= ROWS_SHOWN else {}
+    result = {
+        "out": arguments.out,
+        "done": len(outcome.results),
+        "failed": len(outcome.failures),
+        "seconds": seconds,
+        "cells": [_row(name, cell, outcome) for name, cell in shown.items()],
+    }
+    print_result(arguments, result, lambda _: _show(result, len(cells)))
     for failure in outcome.failures:
         print(f"fasterqk sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)
     return 1 if outcome.failures else 0
@@ -180,17 +160,20 @@ def _row(name: str, cell: "SpecCell", outcome: "Outcome") -> dict[str, Any]:
     }
 
 
-def _print_cells(rows: list[dict[str, Any]]) -> None:
+def _show(result: dict[str, Any], total: int) -> None:
     from fasterqk.lab.runs._table import flatten, varying
 
-    lines = []
+    rows, lines = result["cells"], []
     for row, fields in zip(rows, varying([row["config"] for row in rows]), strict=True):
         numbers = [item for item in flatten(row["result"] or {}).items() if isinstance(item[1], float)]
         arm = {"arm": row["arm"]} if row["arm"] else {}
         lines.append(
             {"cell": row["cell"], "state": row["state"], **arm, **fields, **dict(numbers[:RESULTS_SHOWN])}
         )
-    print_table(lines)
+    if lines:
+        print_table(lines)
+    done = f"{result['done']} of {total} cells done, in {duration_text(result['seconds'])}"
+    print(f"{done}; fasterqk.lab.runs.load({result['out']!r})")
 
 
 # --- The live table: how far each arm is, and which cells run ---

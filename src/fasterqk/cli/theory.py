@@ -3,11 +3,20 @@
 import argparse
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
-from fasterqk.console import print_json, print_table, progress_bar
+from fasterqk.cli.common import (
+    Parser,
+    add_action,
+    add_json,
+    examples,
+    list_of,
+    positive_float,
+    positive_int,
+    print_result,
+)
+from fasterqk.console import print_table, progress_bar
 
 STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio")
-_PARAMETERIZATION = "FAFO, FACO, CAFO or CACO (default: CACO)"
+_PARAMETERIZATION = "FAFO, FACO, CAFO or CACO"
 
 
 def configure(parser: Parser) -> None:
@@ -19,7 +28,7 @@ def configure(parser: Parser) -> None:
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    solve = _action(
+    solve = add_action(
         actions,
         "solve",
         "the state of gradient flow at a loss or at a time",
@@ -31,7 +40,7 @@ def configure(parser: Parser) -> None:
     where.add_argument("--loss", type=positive_float, help="the state at this loss")
     where.add_argument("--time", type=positive_float, help="the state at this time (eta_OV = 1)")
 
-    ratio = _action(
+    ratio = add_action(
         actions,
         "ratio",
         "the ratio that gives a wanted attention at a wanted loss",
@@ -41,57 +50,35 @@ def configure(parser: Parser) -> None:
     ratio.add_argument("--alpha", type=positive_float, required=True, help="attention on class positions")
     ratio.add_argument("--loss", type=positive_float, required=True, help="loss at which alpha is wanted")
     for one in (solve, ratio):
-        one.add_argument("--parameterization", default="CACO", metavar="NAME", help=_PARAMETERIZATION)
+        one.add_option("--parameterization", str, "NAME", _PARAMETERIZATION, default="CACO")
         _add_setting(one)
 
-    table = _action(
+    table = add_action(
         actions,
         "table",
         "the states for lists of ratios, losses and parameterizations",
         "fasterqk theory table --csv > table.csv",
         "fasterqk theory table --qk-ratio 0.1,1,10 --loss 1e-2,1e-4 --parameterization CACO,FAFO",
     )
-    table.add_argument(
-        "--qk-ratio",
-        type=list_of(positive_float),
-        default=[0.01, 0.1, 1.0, 10.0, 100.0],
-        metavar="R,R",
-        help="eta_QK / eta_OV (default: 0.01,0.1,1,10,100)",
-    )
-    table.add_argument(
-        "--loss",
-        type=list_of(positive_float),
-        default=[1.0, 0.1, 1e-2, 1e-3, 1e-4],
-        metavar="L,L",
-        help="the states at these losses (default: 1,0.1,0.01,0.001,0.0001)",
-    )
-    table.add_argument(
-        "--parameterization", type=list_of(str), default=["CACO"], metavar="NAME,NAME", help=_PARAMETERIZATION
-    )
+    numbers = list_of(positive_float)
+    table.add_option("--qk-ratio", numbers, "R,R", "eta_QK / eta_OV", default="0.01,0.1,1,10,100")
+    table.add_option("--loss", numbers, "L,L", "at these losses", default="1,0.1,0.01,0.001,0.0001")
+    table.add_option("--parameterization", list_of(str), "NAME,NAME", _PARAMETERIZATION, default="CACO")
     table.add_argument("--csv", action="store_true", help="print CSV with all digits")
     _add_setting(table)
 
-    check = _action(
-        actions,
-        "check",
-        "every identity of the theory with its largest error",
-        "fasterqk theory check --json",
-    )
-    add_json(check)
+    says = "every identity of the theory with its largest error"
+    add_json(add_action(actions, "check", says, "fasterqk theory check --json"))
 
 
-def _action(actions: Any, name: str, summary: str, *lines: str) -> Any:
-    return actions.add_parser(name, help=summary, description=summary, epilog=examples(*lines))
-
-
-def _add_setting(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--M", type=positive_int, default=5, help="classes (default: 5)")
-    parser.add_argument("--b", type=positive_int, default=50, help="tokens of each class (default: 50)")
-    parser.add_argument("--m", type=positive_int, default=5, help="class positions (default: 5)")
-    parser.add_argument("--n", type=positive_int, default=50, help="background positions (default: 50)")
-    parser.add_argument("--query", default="token", metavar="KIND", help="token or fixed (default: token)")
-    parser.add_argument("--mu0", type=float, help="start of mu_ov (default: 0, factorized 1e-3)")
-    parser.add_argument("--q0", type=float, help="start of mu_qk (default: 0, factorized 1e-3)")
+def _add_setting(parser: Parser) -> None:
+    parser.add_option("--M", positive_int, "M", "classes", default=5)
+    parser.add_option("--b", positive_int, "B", "tokens of each class", default=50)
+    parser.add_option("--m", positive_int, "M", "class positions", default=5)
+    parser.add_option("--n", positive_int, "N", "background positions", default=50)
+    parser.add_option("--query", str, "KIND", "token or fixed", default="token")
+    parser.add_option("--mu0", float, "MU0", "start of mu_ov (default: 0, factorized 1e-3)")
+    parser.add_option("--q0", float, "Q0", "start of mu_qk (default: 0, factorized 1e-3)")
     add_json(parser)
 
 
@@ -107,18 +94,10 @@ def run(arguments: argparse.Namespace) -> int:
     start["parameterization"] = arguments.parameterization
     if arguments.action == "ratio":
         ratio = theory.ratio_for(setting, arguments.alpha, arguments.loss, **start)
-        if arguments.json:
-            print_json({"qk_ratio": ratio})
-        else:
-            print(f"{ratio:.6g}")
-        return 0
+        return print_result(arguments, {"qk_ratio": ratio}, lambda _: print(f"{ratio:.6g}"))
     state = theory.solve(setting, arguments.qk_ratio, loss=arguments.loss, time=arguments.time, **start)
     result = {name: getattr(state, name) for name in STATE}
-    if arguments.json:
-        print_json(result)
-    else:
-        print_table([result])
-    return 0
+    return print_result(arguments, result, lambda _: print_table([result]))
 
 
 def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -> int:
@@ -135,13 +114,10 @@ def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -
         for place in np.ndindex(len(ratios), len(losses)):
             about = {"parameterization": states.path.parameterization, "qk_ratio": float(ratios[place[0]])}
             rows.append(about | {key: float(column[place]) for key, column in columns.items()})
-    if arguments.json:
-        print_json(rows)
-    elif arguments.csv:
+    if arguments.csv and not arguments.json:
         print(csv_text(rows), end="")
-    else:
-        print_table(rows)
-    return 0
+        return 0
+    return print_result(arguments, rows, print_table)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -151,18 +127,13 @@ def _check(arguments: argparse.Namespace) -> int:
         identities = check_identities(progress)
     ok = all(identity.ok for identity in identities)
     rows = [
-        {
-            "identity": identity.name,
-            "error": identity.error,
-            "tolerance": identity.tolerance,
-            "ok": identity.ok,
-            "says": identity.says,
-        }
-        for identity in identities
+        {"identity": one.name} | {name: getattr(one, name) for name in ("error", "tolerance", "ok", "says")}
+        for one in identities
     ]
-    if arguments.json:
-        print_json({"ok": ok, "identities": rows})
-    else:
-        print_table(rows)
-        print("every identity holds" if ok else "NOT every identity holds")
+    print_result(arguments, {"ok": ok, "identities": rows}, _show_identities)
     return 0 if ok else 1
+
+
+def _show_identities(found: dict[str, Any]) -> None:
+    print_table(found["identities"])
+    print("every identity holds" if found["ok"] else "NOT every identity holds")

@@ -4,8 +4,16 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.common import Parser, add_json, examples, positive_float, positive_int
-from fasterqk.console import duration_text, print_json, print_table, progress_bar
+from fasterqk.cli.common import (
+    Parser,
+    add_data_dir,
+    add_json,
+    examples,
+    positive_float,
+    positive_int,
+    print_result,
+)
+from fasterqk.console import duration_text, print_table, progress_bar
 
 if TYPE_CHECKING:
     from fasterqk.lab.training import TrainResult
@@ -24,14 +32,10 @@ def configure(parser: Parser) -> None:
         "torchrun --nproc-per-node 2 -m fasterqk train agreement --qk-ratio 30    # two processes, one model",
     )
     add_task_options(parser)
-    parser.add_argument("--qk-ratio", type=positive_float, metavar="R", help="QK learning rate times R (1)")
-    parser.add_argument("--lr", type=positive_float, metavar="RATE", help="base learning rate")
-    parser.add_argument("--epochs", type=positive_int, metavar="N", help="passes over the training data")
-    parser.add_argument(
-        "--out",
-        metavar="DIR",
-        help="results folder; a killed training goes on from its last checkpoint",
-    )
+    parser.add_option("--qk-ratio", positive_float, "R", "QK learning rate times R (1)")
+    parser.add_option("--lr", positive_float, "RATE", "base learning rate")
+    parser.add_option("--epochs", positive_int, "N", "passes over the training data")
+    parser.add_option("--out", str, "DIR", "results folder; a killed training goes on from its checkpoint")
     parser.add_argument("--force", action="store_true", help="train again what --out has already")
     add_json(parser)
 
@@ -41,16 +45,14 @@ def add_task_options(parser: Parser) -> None:
     from fasterqk.lab.tasks import TASKS
 
     parser.add_argument("task", metavar="TASK", help=f"one of {', '.join(TASKS)}")
-    parser.add_argument("--seed", type=int, metavar="N", help="seed of weights and batches (0)")
-    parser.add_argument("--batch-size", type=positive_int, metavar="N", help="examples per step")
-    parser.add_argument("--weight-decay", type=float, metavar="W", help="weight decay")
+    parser.add_option("--seed", int, "N", "seed of weights and batches (0)")
+    parser.add_option("--batch-size", positive_int, "N", "examples per step")
+    parser.add_option("--weight-decay", float, "W", "weight decay")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default: adamw")
-    parser.add_argument(
-        "--layers", type=positive_int, metavar="N", help="depth of the model (the task's own)"
-    )
-    parser.add_argument("--form", metavar="NAME", help="another form of the task's data")
-    parser.add_argument("--data", metavar="FILE.jsonl", help="your data, for task jsonl")
-    parser.add_argument("--data-dir", metavar="DIR", help="data folder (default: $FASTERQK_DATA, checkout)")
+    parser.add_option("--layers", positive_int, "N", "depth of the model (the task's own)")
+    parser.add_option("--form", str, "NAME", "another form of the task's data")
+    parser.add_option("--data", str, "FILE.jsonl", "your data, for task jsonl")
+    add_data_dir(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,11 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             result = _result(config, arguments, progress)
         dismiss(processes)
     seconds = round(time.perf_counter() - start, 2)
-    if arguments.json:
-        print_json({**result.to_json(), "seconds": seconds})
-    else:
-        _show(result, seconds)
-    return 0
+    document = {**result.to_json(), "seconds": seconds}
+    return print_result(arguments, document, lambda _: _show(result, seconds))
 
 
 def task_config(arguments: argparse.Namespace) -> Any:
@@ -101,13 +100,9 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "Train
     with use_data_folder(arguments.data_dir), failures_in_one_line():
         # Missing or damaged data is an error before anything is written.
         load_task(config.task, form=config.data.form, file=config.data.file)
+        function = "fasterqk.lab.training:train_on_two_cores"
         (result,) = sweep(
-            [config],
-            "fasterqk.lab.training:train_on_two_cores",
-            arguments.out,
-            workers=0,
-            force=arguments.force,
-            progress=progress,
+            [config], function, arguments.out, workers=0, force=arguments.force, progress=progress
         )
     return TrainResult.from_json(result)
 
@@ -124,11 +119,9 @@ def _show(result: "TrainResult", seconds: float) -> None:
         {"measured": "validation accuracy", "value": result.validation["accuracy"]},
         {"measured": "test accuracy", "value": test["accuracy"], "null": test["majority_accuracy"]},
     ]
-    rows += [
-        {"measured": f"{split} F1", "value": scores["f1"]}
-        for split, scores in splits.items()
-        if "f1" in scores
-    ]
+    for split, scores in splits.items():
+        if "f1" in scores:
+            rows.append({"measured": f"{split} F1", "value": scores["f1"]})
     for name in ("mrta", "ac", "acmc", "entropy"):
         if test.get(name) is not None:
             rows.append({"measured": name, "value": test[name], "null": test["null"].get(name)})
