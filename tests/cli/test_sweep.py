@@ -16,7 +16,7 @@ from fasterqk.cli.sweep import Board
 from fasterqk.lab.runs import Store, read_spec
 from fasterqk.lab.runs._execute import Event
 from fasterqk.lab.runs._store import state
-from fasterqk.lab.runs._sweep import Outcome
+from fasterqk.lab.runs._sweep import RunningSweep
 
 SPEC = """
 config = "tests.crash.cells:Walk"
@@ -130,11 +130,10 @@ def test_a_cell_takes_the_threads_of_its_processors(tmp_path: Path, monkeypatch:
     path.write_text(SPEC + "[resources]\ncpus = 3\n")
     asked: dict[str, Any] = {}
 
-    def run_sweep(configs: Any, function: str, out: str, **options: Any) -> Outcome:
-        asked.update(options)
-        return Outcome({}, [])
+    def run(sweep: RunningSweep, workers: int, threads: int, backend: Any) -> None:
+        asked.update(workers=workers, threads=threads, retries=sweep.retries)
 
-    monkeypatch.setattr("fasterqk.lab.runs._sweep.run_sweep", run_sweep)
+    monkeypatch.setattr(RunningSweep, "run", run)
     main(["sweep", str(path), "--out", str(tmp_path), "--workers", "5", "--retries", "0"])
     assert (asked["threads"], asked["workers"], asked["retries"]) == (3, 5, 0)
     main(["sweep", str(path), "--out", str(tmp_path), "--threads", "2"])

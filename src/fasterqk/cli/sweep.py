@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fasterqk.lab.runs._execute import Backend, Event
     from fasterqk.lab.runs._spec import Resources, SpecCell
-    from fasterqk.lab.runs._sweep import Outcome
+    from fasterqk.lab.runs._sweep import RunningSweep
 
     Observe = Callable[[Event], None]
 
@@ -64,8 +64,8 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.lab.runs import read_spec
-    from fasterqk.lab.runs._sweep import run_sweep, take_shard
+    from fasterqk.lab.runs import Store, read_spec
+    from fasterqk.lab.runs._sweep import RunningSweep, take_shard
     from fasterqk.lab.runs._tensorboard import TensorBoard
 
     spec = read_spec(arguments.spec)
@@ -74,31 +74,30 @@ def run(arguments: argparse.Namespace) -> int:
     threads = arguments.threads or max(1, int(spec.resources.cpus))
     tracker = TensorBoard(arguments.out, cells) if arguments.tensorboard else None
     with live_table(cells) as watch:
-        outcome = run_sweep(
+        sweep = RunningSweep(
             {name: cell.config for name, cell in cells.items()},
             spec.function,
-            arguments.out,
-            workers=arguments.workers or max(1, processors() // threads),
-            threads=threads,
+            Store(arguments.out),
             force=arguments.force,
             retries=arguments.retries,
             observe=_observers(watch, tracker),
-            backend=_backend(arguments, spec.resources, threads),
         )
+        workers = arguments.workers or max(1, processors() // threads)
+        sweep.run(workers, threads, _backend(arguments, spec.resources, threads))
     seconds = round(time.perf_counter() - start, 2)
     # Results are read when they are shown: a sweep may have very many.
     shown = cells if arguments.json or len(cells) <= ROWS_SHOWN else {}
     result = {
         "out": arguments.out,
-        "done": len(outcome.results),
-        "failed": len(outcome.failures),
+        "done": len(sweep.done),
+        "failed": len(sweep.failures),
         "seconds": seconds,
-        "cells": [_row(name, cell, outcome) for name, cell in shown.items()],
+        "cells": [_row(name, cell, sweep) for name, cell in shown.items()],
     }
     print_result(arguments, result, lambda _: _show(result, len(cells)))
-    for failure in outcome.failures:
+    for failure in sweep.failures:
         print(f"fasterqk sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)
-    return 1 if outcome.failures else 0
+    return 1 if sweep.failures else 0
 
 
 def _observers(*observers: "Observe | None") -> "Observe | None":
@@ -150,13 +149,13 @@ def shard(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def _row(name: str, cell: "SpecCell", outcome: "Outcome") -> dict[str, Any]:
+def _row(name: str, cell: "SpecCell", sweep: "RunningSweep") -> dict[str, Any]:
     return {
         "cell": name,
         "arm": cell.arm,
         "config": plain(cell.config),
-        "state": "done" if name in outcome.results else "failed",
-        "result": outcome.results.get(name),
+        "state": "done" if name in sweep.done else "failed",
+        "result": sweep.result(name) if name in sweep.done else None,
     }
 
 

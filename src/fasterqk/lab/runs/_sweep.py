@@ -2,9 +2,9 @@
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fasterqk.console import Progress
@@ -32,41 +32,6 @@ class SweepError(RuntimeError):
         first = failures[0]
         super().__init__(f"{len(failures)} of {total} cells failed; cell {first.cell}: {first.line}")
         self.failures = failures
-
-
-class Results(Mapping[str, dict[str, Any]]):
-    """Results by cell, read from the store on access: a sweep may have very many."""
-
-    def __init__(self, store: Store, configs: Mapping[str, Any]) -> None:
-        self._store = store
-        self._configs = configs
-        self._done: dict[str, None] = {}
-
-    def add(self, cell: str) -> None:
-        self._done[cell] = None
-
-    def __getitem__(self, cell: str) -> dict[str, Any]:
-        result = self._store.result(self._configs[cell]) if cell in self._done else None
-        if result is None:
-            raise KeyError(cell)
-        return result
-
-    def __contains__(self, cell: object) -> bool:
-        return cell in self._done
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._done)
-
-    def __len__(self) -> int:
-        return len(self._done)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The results of a sweep by cell, and the cells that have none."""
-
-    results: Mapping[str, dict[str, Any]]
-    failures: list[Failure]
 
 
 def sweep(
@@ -99,43 +64,11 @@ def sweep(
         sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")  # [{'loss': 0.11}, ...]
     """
     cells = [(content_hash(config), config) for config in take_shard(list(configs), shard)]
-    outcome = run_sweep(
-        dict(cells),
-        function,
-        out,
-        workers=workers,
-        threads=threads,
-        force=force,
-        retries=retries,
-        progress=progress,
-        observe=observe,
-        backend=backend,
-    )
-    if outcome.failures:
-        raise SweepError(outcome.failures, len(dict(cells)))
-    return [outcome.results[cell] for cell, _ in cells]
-
-
-def run_sweep(
-    configs: Mapping[str, Any],
-    function: str,
-    out: str | os.PathLike[str],
-    *,
-    workers: int,
-    threads: int = 1,
-    force: bool = False,
-    retries: int = RETRIES,
-    progress: Progress | None = None,
-    observe: Callable[[Event], None] | None = None,
-    backend: Backend | None = None,
-) -> Outcome:
-    """As :func:`sweep`, for configurations by the name of their cell; failures are returned, not raised."""
-    running = _RunningSweep(configs, function, Store(out), force, retries, progress, observe)
-    if tasks := len(running.pending):
-        local = LocalWorkers(min(workers, tasks), threads) if workers else ThisProcess()
-        with closing(backend or local) as using:
-            running.run(using)
-    return Outcome(running.results, running.failures)
+    running = RunningSweep(dict(cells), function, Store(out), force, retries, progress, observe)
+    running.run(workers, threads, backend)
+    if running.failures:
+        raise SweepError(running.failures, len(running.configs))
+    return [running.result(cell) for cell, _ in cells]
 
 
 def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
@@ -148,43 +81,54 @@ def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
     return items[part - 1 :: parts]
 
 
-class _RunningSweep:
-    """One sweep while it runs: the cells that are pending, with others, running, done and failed."""
+@dataclass
+class RunningSweep:
+    """A sweep over ``configs`` by the name of their cell: what :func:`sweep` does, without its error.
 
-    def __init__(
-        self,
-        configs: Mapping[str, Any],
-        function: str,
-        store: Store,
-        force: bool,
-        retries: int,
-        progress: Progress | None,
-        observe: Callable[[Event], None] | None,
-    ) -> None:
-        self.configs = configs
-        self.results = Results(store, configs)
-        self.failures: list[Failure] = []
-        self.pending: deque[CellTask] = deque()
-        self._store = store
-        self._elsewhere: deque[CellTask] = deque()
-        self._running: dict[str, CellTask] = {}
-        self._shares: dict[str, float] = {}
-        self._retries = dict.fromkeys(configs, retries)
-        self._progress = progress
-        self._observe = observe
-        for cell, config in configs.items():
-            if force or not self._collect(cell, "skipped"):
-                self.pending.append(CellTask(cell, config, function, str(store.out), force))
+    After :meth:`run` every cell is in ``done`` or in ``failures``.
+    """
+
+    configs: Mapping[str, Any]
+    function: str
+    store: Store
+    force: bool = False
+    retries: int = RETRIES
+    progress: Progress | None = None
+    observe: Callable[[Event], None] | None = None
+    done: set[str] = field(default_factory=set)
+    failures: list[Failure] = field(default_factory=list)
+    _pending: deque[CellTask] = field(default_factory=deque)
+    _elsewhere: deque[CellTask] = field(default_factory=deque)
+    _running: dict[str, CellTask] = field(default_factory=dict)
+    _shares: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._retries = dict.fromkeys(self.configs, self.retries)
+
+    def run(self, workers: int, threads: int = 1, backend: Backend | None = None) -> None:
+        """Do what is not done yet on ``backend``, else by so many local workers (0: in this process)."""
+        for cell, config in self.configs.items():
+            if self.force or not self._collect(cell, "skipped"):
+                self._pending.append(CellTask(cell, config, self.function, str(self.store.out), self.force))
         self._report()
+        if not self._pending:
+            return
+        local = LocalWorkers(min(workers, len(self._pending)), threads) if workers else ThisProcess()
+        with closing(backend or local) as using:
+            while self._pending or self._elsewhere or self._running:
+                # Cells that other processes work on come last: by then they are done, or free.
+                while using.free() and (self._pending or self._elsewhere):
+                    task = (self._pending or self._elsewhere).popleft()
+                    self._running[task.cell] = task
+                    using.submit(task)
+                using.wait(self._handle)
 
-    def run(self, backend: Backend) -> None:
-        while self.pending or self._elsewhere or self._running:
-            # Cells that other processes work on come last: by then they are done, or free.
-            while backend.free() and (self.pending or self._elsewhere):
-                task = (self.pending or self._elsewhere).popleft()
-                self._running[task.cell] = task
-                backend.submit(task)
-            backend.wait(self._handle)
+    def result(self, cell: str) -> dict[str, Any]:
+        """The result of a cell that is done, read from the store: a sweep may have very many."""
+        found = self.store.result(self.configs[cell])
+        if found is None:
+            raise KeyError(cell)
+        return found
 
     def _handle(self, event: Event) -> None:
         if event.kind == "fatal" and event.error is not None:
@@ -194,8 +138,8 @@ class _RunningSweep:
         elif event.kind != "started":
             self._shares.pop(event.cell, None)
             event = self._ended(self._running.pop(event.cell), event)
-        if self._observe is not None:
-            self._observe(event)
+        if self.observe is not None:
+            self.observe(event)
         self._report(event.note)
 
     def _ended(self, task: CellTask, event: Event) -> Event:
@@ -210,34 +154,31 @@ class _RunningSweep:
         elif self._retries[event.cell] > 0:
             self._retries[event.cell] -= 1
             # Without force: the next attempt goes on from the checkpoint of this one.
-            self.pending.appendleft(replace(task, force=False))
+            self._pending.appendleft(replace(task, force=False))
             return replace(event, kind="retried")
         else:
-            self._give_up(event)
+            self.failures.append(Failure(event.cell, event.note))
+            folder = self.store.root / event.cell
+            with claim(folder) as claimed:
+                if claimed:
+                    save_error(folder, next_attempt(folder) - 1, event.note, event.note)
             return replace(event, kind="failed")
         return event
 
     def _collect(self, cell: str, kind: str | None = None) -> bool:
         """Look for the result of ``cell`` in the store; True when nothing is left to do for it."""
         try:
-            if not has_result(self._store.root / cell, self.configs[cell]):
+            if not has_result(self.store.root / cell, self.configs[cell]):
                 return False
         except InputError as error:
             self.failures.append(Failure(cell, str(error)))
             return True
-        self.results.add(cell)
-        if kind is not None and self._observe is not None:
-            self._observe(Event(kind, cell))
+        self.done.add(cell)
+        if kind is not None and self.observe is not None:
+            self.observe(Event(kind, cell))
         return True
 
-    def _give_up(self, event: Event) -> None:
-        self.failures.append(Failure(event.cell, event.note))
-        folder = self._store.root / event.cell
-        with claim(folder) as claimed:
-            if claimed:
-                save_error(folder, next_attempt(folder) - 1, event.note, event.note)
-
     def _report(self, note: str = "") -> None:
-        if self._progress is not None:
-            done = len(self.results) + len(self.failures) + sum(self._shares.values())
-            self._progress(done, len(self.configs), note)
+        if self.progress is not None:
+            done = len(self.done) + len(self.failures) + sum(self._shares.values())
+            self.progress(done, len(self.configs), note)

@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections import UserList
+from collections import Counter, UserList
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,24 +77,19 @@ def read_config(folder: Path) -> dict[str, Any] | None:
     return read_sealed(folder / "config.json")
 
 
-def flatten(fields: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The scalars of nested JSON objects, under names joined by dots; lists are left out.
 
     >>> flatten({"test": {"accuracy": 0.5, "dtap": [1]}})
     {'test.accuracy': 0.5}
     """
     flat: dict[str, Any] = {}
-    _flatten(fields, "", flat)
-    return flat
-
-
-def _flatten(fields: Mapping[str, Any], prefix: str, flat: dict[str, Any]) -> None:
     for name, value in fields.items():
-        kind = type(value)
-        if kind is dict:
-            _flatten(value, f"{prefix}{name}.", flat)
-        elif kind is not list:
+        if type(value) is dict:
+            flat |= flatten(value, f"{prefix}{name}.")
+        elif type(value) is not list:
             flat[sys.intern(prefix + name)] = value  # one name for all rows: half the memory of a table
+    return flat
 
 
 def with_lists_as_text(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -239,7 +234,7 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     store = Store(out)
     configs = {store.folder(cell.config): cell.config for cell in spec.cells}
     found = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
-    states = {name: sum(1 for one in found.values() if one.state == name) for name in STATES}
+    count = Counter(summary.state for summary in found.values())
     left = [configs[folder] for folder in configs if folder not in found or found[folder].state != "done"]
     siblings: dict[str, list[float]] = {}
     for folder, summary in found.items():
@@ -250,7 +245,8 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     basis = dict.fromkeys(("siblings", "spec", "store", "nothing"), 0)
     estimates = []
     for config in left:
-        name, measured = _comparable(siblings.get(_but_the_seed(config), []), here, elsewhere)
+        comparable = {"siblings": siblings.get(_but_the_seed(config)), "spec": here, "store": elsewhere}
+        name, measured = next((item for item in comparable.items() if item[1]), ("nothing", None))
         basis[name] += 1
         if measured:
             estimates.append((fmean(measured), min(measured), max(measured)))
@@ -258,7 +254,7 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     mean, low, high = (sum(column) for column in zip(*estimates, strict=True)) if estimates else (0, 0, 0)
     return Plan(
         cells=len(configs),
-        states=states,
+        states={name: count[name] for name in STATES},
         left=len(left),
         measured=len(here) or len(elsewhere),
         basis=basis,
@@ -266,13 +262,6 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
         low=low if complete else None,
         high=high if complete else None,
     )
-
-
-def _comparable(siblings: list[float], here: list[float], elsewhere: list[float]) -> tuple[str, list[float]]:
-    for name, measured in (("siblings", siblings), ("spec", here), ("store", elsewhere)):
-        if measured:
-            return name, measured
-    return "nothing", []
 
 
 def _of_the_same_kind(store: Store, kind: str) -> list[float]:
