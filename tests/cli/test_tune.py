@@ -4,7 +4,7 @@ import pytest
 
 import fasterqk.lab.training
 from fasterqk.cli.main import main
-from fasterqk.lab.experiments import _cells
+from fasterqk.lab.experiments import _registry
 from fasterqk.lab.runs import sweep
 
 
@@ -30,7 +30,7 @@ def in_this_process(monkeypatch):
         accuracy = 0.6 if config.optimisation.lr > 1e-3 else 0.5
         return {"diverged": False, "best": {"validation_accuracy": accuracy, "epoch": 1.0}}
 
-    monkeypatch.setattr(_cells, "sweep", here)
+    monkeypatch.setattr(_registry, "sweep", here)
     monkeypatch.setattr(fasterqk.lab.training, "train", train)
 
 

@@ -77,7 +77,7 @@ def task_config(arguments: argparse.Namespace) -> Any:
     """The configuration that the options describe; fields without an option have the task's own setting."""
     from pathlib import Path
 
-    from fasterqk.lab.tasks._data import checksum
+    from fasterqk.lab.tasks import checksum
     from fasterqk.lab.training import TrainConfig
 
     given = {name: getattr(arguments, name, None) for name in FIELDS}

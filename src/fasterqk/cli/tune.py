@@ -59,8 +59,8 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from fasterqk.lab.experiments._cells import CellRunner
-    from fasterqk.lab.experiments.tuning import save_tuning, search_of, tune
+    from fasterqk.lab.experiments._registry import CellRunner
+    from fasterqk.lab.experiments._tuning import save_tuning, search_of, tune
     from fasterqk.lab.tasks import use_data_folder
 
     given = {"rates": arguments.rates, "ratios": arguments.ratios}
@@ -84,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(found: dict[str, Any]) -> None:
-    from fasterqk.lab.experiments.tuning import TITLES, reason, tuning_rows
+    from fasterqk.lab.experiments._tuning import TITLES, reason, tuning_rows
 
     for name, stage in found["stages"].items():
         rows = [

@@ -1,14 +1,25 @@
 import json
 import math
 
+import numpy as np
 import pytest
 
 from fasterqk.attention import SCORES, Score
 from fasterqk.files import canonical_json
 from fasterqk.lab.experiments._arm_tables import end_rows, matched_rows, save_arms
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
-from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._arms import (
+    ANSWER,
+    BASELINE,
+    FASTER,
+    Comparison,
+    answer_examples,
+    run_arms,
+    summarize_arms,
+)
+from fasterqk.lab.experiments._registry import CellRunner
+from fasterqk.lab.tasks import _registry, kvqa
 from fasterqk.lab.training import TrainConfig, TrainResult
+from fasterqk.lab.training._steps import build_trainable
 
 SEEDS = (3, 4, 5)
 
@@ -198,3 +209,30 @@ def test_runs_go_through_the_store_and_are_not_done_again(tmp_path):
     assert [(cell / "result.json").stat().st_mtime_ns for cell in cells] == before
     summary = summarize_arms(experiment, second)
     assert summary["arms"][FASTER]["test_accuracy"]["half_width"] is None
+
+
+@pytest.fixture
+def workload(monkeypatch):
+    monkeypatch.setattr(kvqa, "COUNTS", {"train": 8, "validation": 8, "test": 8})
+    _registry._load.cache_clear()
+    yield build_trainable(TrainConfig("kvqa", answer_tokens=4))
+    _registry._load.cache_clear()
+
+
+def test_an_examples_masses_are_those_that_are_measured(workload):
+    examples = answer_examples({"baseline": workload}, 8)
+    measured = workload.results()["test"]
+    for example in examples:
+        weights = example["arms"]["baseline"]["layers"]["rollout"]
+        assert len(weights) == len(example["tokens"]) == len(example["relevance"])
+        assert sum(weights) == pytest.approx(1, abs=1e-5)
+        assert example["tokens"][0] == "Q:"
+        assert example["tokens"][-1] == ANSWER
+    masses = [
+        np.dot(example["arms"]["baseline"]["layers"]["rollout"], example["relevance"]) for example in examples
+    ]
+    assert np.mean(masses) == pytest.approx(measured["mrta"], abs=1e-5)
+    # The answers that an untrained model writes have fewer steps than the gold ones.
+    assert np.mean([example["null"] for example in examples]) == pytest.approx(
+        measured["null"]["mrta"], rel=0.1
+    )

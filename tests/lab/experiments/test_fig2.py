@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import CellRunner
 from fasterqk.lab.experiments._synthetic import PROTOCOLS, RAMP_STEPS, levels_for, panels, summarize_seeds
 from fasterqk.lab.experiments.fig2 import (
     RELEASED_TOP_ROWS,

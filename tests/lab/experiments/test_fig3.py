@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import CellRunner
 from fasterqk.lab.experiments.fig3 import ALPHAS, Curve, compute, write_fig3
 
 # With biases, epochs 0, 1 and 2 (factorized) and 0 (collapsed), for alpha = .2, .4, .6, .8, 1.

@@ -6,7 +6,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments import fig2_init, phase
-from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import CellRunner
 from fasterqk.lab.experiments._synthetic import Panel, measure, with_scale
 from fasterqk.lab.experiments.fig2_init import write_fig2_init
 from fasterqk.lab.experiments.phase import write_phase

@@ -4,7 +4,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.files import config_values
-from fasterqk.lab.experiments import _cells
+from fasterqk.lab.experiments import _registry
 from fasterqk.lab.experiments import table_sva as module
 from fasterqk.lab.experiments._arms import BASELINE, FASTER
 from fasterqk.lab.experiments.table_sva import RATES, choose_rate, released_epochs, table_sva
@@ -79,9 +79,9 @@ def choose(monkeypatch, tmp_path):
             return [{"diverged": a is None, "validation": a and {"accuracy": a}} for a in reached]
 
         task = SimpleNamespace(splits={"validation": range(sentences)})
-        monkeypatch.setattr(_cells, "sweep", sweep)
+        monkeypatch.setattr(_registry, "sweep", sweep)
         monkeypatch.setattr(module, "load_task", lambda name, form: task)
-        return choose_rate("prefix", _cells.CellRunner(tmp_path), epochs=2), seen
+        return choose_rate("prefix", _registry.CellRunner(tmp_path), epochs=2), seen
 
     return choose
 

@@ -5,8 +5,8 @@ import pytest
 import fasterqk.lab.training
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments.tuning import HIGHEST, LOWEST, RATES, RATIOS, Search, search_of, tune
+from fasterqk.lab.experiments._registry import CellRunner
+from fasterqk.lab.experiments._tuning import HIGHEST, LOWEST, RATES, RATIOS, Search, search_of, tune
 from fasterqk.lab.training import TrainConfig
 
 

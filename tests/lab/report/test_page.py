@@ -8,8 +8,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.lab.report._page import PAGE_BYTES, chapter_of, fit_curves, in_chapters, write_page
-from fasterqk.lab.report._records import save_examples
-from fasterqk.lab.report._tables import save_table
+from fasterqk.lab.report._records import save_examples, save_table
 
 PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10"><g id="same"/></svg>'
 

@@ -17,7 +17,7 @@ from fasterqk.lab.experiments._arms import (
     save_comparison,
     show_arms,
 )
-from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import CellRunner
 from fasterqk.lab.report import plotting, save_figure, save_table
 from fasterqk.lab.training._classification import flat
 

@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from fasterqk.attention import Interval, common_levels, dtap_over_seeds, interval, matched_loss
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import Option
+from fasterqk.lab.experiments._registry import CellRunner, Option
 from fasterqk.lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
 PROTOCOLS = ("paper", "scaled", "closed", "released")

@@ -10,8 +10,7 @@ from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arm_tables import UNIFORM
 from fasterqk.lab.experiments._arms import Comparison, Results, print_diverged, run_arms
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
 from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
 from fasterqk.lab.training import TrainConfig

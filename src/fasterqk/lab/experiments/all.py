@@ -5,8 +5,7 @@ import time
 from typing import Any
 
 from fasterqk.console import duration_text, print_table
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import EXPERIMENTS, Experiment, find_experiment, reproduce
+from fasterqk.lab.experiments._registry import EXPERIMENTS, CellRunner, Experiment, find_experiment, reproduce
 from fasterqk.lab.report import write_page
 
 

@@ -9,8 +9,7 @@ import numpy as np
 
 from fasterqk.attention import DTAP_EDGES, matched_loss
 from fasterqk.console import print_table
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import Experiment, Option, seeds_option
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import (
     PROTOCOL_OPTION,
     Panel,

@@ -9,8 +9,7 @@ import numpy as np
 
 from fasterqk.attention import Interval
 from fasterqk.console import print_table
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import Experiment, Option, seeds_option
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import PROTOCOL_OPTION, Point, measure, panels, with_scale
 from fasterqk.lab.report import PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import PARAMETERIZATIONS

@@ -10,8 +10,7 @@ import numpy as np
 
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import Experiment, Option, seeds_option
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.report import COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
 

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fasterqk.console import print_table
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import Experiment, Option
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk.lab.report import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.theory import PARAMETERIZATIONS, Integrated, Setting, Solution, integrate, ratio_for, solve
 from fasterqk.theory._setting import Floats

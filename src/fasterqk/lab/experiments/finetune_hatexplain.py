@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fasterqk.lab.experiments._arms import Comparison
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm, run_ablation, show
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk.lab.training import TrainConfig

@@ -9,8 +9,7 @@ import numpy as np
 
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import Experiment, Option, seeds_option
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import Point, measure, panels, with_scale
 from fasterqk.lab.report import HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import PARAMETERIZATIONS, SyntheticCell

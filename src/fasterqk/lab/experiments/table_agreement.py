@@ -3,8 +3,7 @@
 from typing import Any
 
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_comparison, show_arms
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, seeds_option
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
 from fasterqk.lab.training import TrainConfig
 
 QK_RATIO = 30

@@ -10,8 +10,13 @@ from fasterqk.lab.experiments._arms import (
     run_comparison,
     show_arms,
 )
-from fasterqk.lab.experiments._cells import CellRunner
-from fasterqk.lab.experiments._registry import EPOCHS_OPTION, PROTOCOL_OPTION, Experiment, seeds_option
+from fasterqk.lab.experiments._registry import (
+    EPOCHS_OPTION,
+    PROTOCOL_OPTION,
+    CellRunner,
+    Experiment,
+    seeds_option,
+)
 from fasterqk.lab.training import TrainConfig
 
 FIRST_SEED = 1234

@@ -3,9 +3,8 @@
 from typing import Any
 
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison
-from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._layers import run_with_layers, show_with_layers
-from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, seeds_option
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
 from fasterqk.lab.training import TrainConfig
 
 # Five times the base rate is 5e-3: at 1e-2 attention hardens before it has found the pairs.

@@ -4,9 +4,8 @@ from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, printed_row
-from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._layers import run_with_layers, show_with_layers
-from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
 from fasterqk.lab.training import TrainConfig
 

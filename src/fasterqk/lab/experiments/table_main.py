@@ -9,10 +9,10 @@ from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arm_tables import ARM_NAMES, describe
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
-from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._registry import (
     EPOCHS_OPTION,
     PROTOCOL_OPTION,
+    CellRunner,
     Experiment,
     Option,
     seeds_option,

@@ -6,9 +6,8 @@ from typing import Any
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, printed_row, run_arms
-from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._layers import save_with_layers, show_with_layers
-from fasterqk.lab.experiments._registry import EPOCHS_OPTION, Experiment, Option, seeds_option
+from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.training import TrainConfig, TrainResult
 
 FIRST_SEED = 1234

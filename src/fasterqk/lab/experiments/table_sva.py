@@ -13,10 +13,10 @@ from fasterqk.lab.experiments._arms import (
     run_comparison,
     show_arms,
 )
-from fasterqk.lab.experiments._cells import CellRunner
 from fasterqk.lab.experiments._registry import (
     EPOCHS_OPTION,
     PROTOCOL_OPTION,
+    CellRunner,
     Experiment,
     Option,
     seeds_option,

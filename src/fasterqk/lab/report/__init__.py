@@ -12,8 +12,7 @@ from fasterqk.lab.report._figure import (
 )
 from fasterqk.lab.report._html import write_explorer
 from fasterqk.lab.report._page import write_page
-from fasterqk.lab.report._records import save_comparison, save_curves, save_examples
-from fasterqk.lab.report._tables import save_table
+from fasterqk.lab.report._records import save_comparison, save_curves, save_examples, save_table
 
 __all__ = [
     "COLORS",

@@ -12,15 +12,8 @@ from fasterqk import __version__
 from fasterqk.errors import InputError
 from fasterqk.files import write_text
 from fasterqk.lab.report._html import CHART_SCRIPTS, json_text, render_page
-from fasterqk.lab.report._records import (
-    Document,
-    load_comparisons,
-    load_curves,
-    load_documents,
-    load_examples,
-)
+from fasterqk.lab.report._records import Document, comparison_table, html_table, load_documents
 from fasterqk.lab.report._summary import comparison_sentences, count, what_was_run
-from fasterqk.lab.report._tables import comparison_table, html_table, load_tables
 
 PAGE_BYTES = 3_000_000
 # Shares of the page; a cell of a table takes about 90 bytes with its markup.
@@ -51,11 +44,11 @@ def write_page(out: Path, path: Path | None = None) -> Path:
     out = Path(out)
     path = out / "report.html" if path is None else Path(path)
     folders = {
-        "comparisons": [html_table(comparison_table(one)) for one in load_comparisons(out)],
+        "comparisons": [html_table(comparison_table(one)) for one in load_documents(out, "comparisons")],
         "figures": _load_figures(out),
-        "curves": fit_curves(load_curves(out)),
-        "examples": fit_examples(load_examples(out)),
-        "tables": [html_table(one) for one in fit_tables(load_tables(out))],
+        "curves": fit_curves(load_documents(out, "curves")),
+        "examples": fit_examples(load_documents(out, "examples")),
+        "tables": [html_table(one) for one in fit_tables(load_documents(out, "tables"))],
     }
     if not any(folders.values()):
         raise InputError(

@@ -1,7 +1,7 @@
-"""The JSON documents that experiments leave for the report: one folder per kind, one file per document.
+"""What experiments leave for the page: JSON documents, one folder per kind, one file per document.
 
-Comparisons, training curves and examples are described here, tables in ``_tables``, figures in ``_figure``.
-Documents are checked when they are written and when they are read.
+Comparisons, training curves, examples and tables are described here, figures in ``_figure``. Documents are
+checked when they are written and when they are read.
 """
 
 import json
@@ -10,30 +10,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import score_of
+from fasterqk.attention import SCORES, score_of, title_of
+from fasterqk.console import cell_text, is_interval, mean_of
 from fasterqk.errors import InputError
-from fasterqk.files import plain, read_json, write_text
+from fasterqk.files import plain, read_json, write_csv, write_text
 
 Document = dict[str, Any]
-# Raises an InputError that names the second argument unless the first has the right format.
-Check = Callable[[Document, str], None]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-def save_document(out: Path, folder: str, name: str, document: Document, check: Check | None = None) -> Path:
+def save_document(out: Path, folder: str, name: str, document: Document) -> Path:
     """Check ``document`` and write it as ``out/FOLDER/NAME.json``; returns the path."""
     if not _NAME.fullmatch(name):
         raise InputError(f"{name!r} cannot name a file; use letters, digits, dots, dashes, underscores")
     content = plain({"name": name, **document})
-    if check:
-        check(content, f"{folder}/{name}.json")
+    if folder in _CHECKS:
+        _CHECKS[folder](content, f"{folder}/{name}.json")
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     return write_text(Path(out) / folder / f"{name}.json", text + "\n")
 
 
-def load_documents(out: Path, folder: str, check: Check | None = None) -> list[Document]:
-    """Every document of ``out/FOLDER``, sorted by file name; an unreadable one is an error that names it.
+def load_documents(out: Path, folder: str) -> list[Document]:
+    """Every document of ``out/FOLDER``, checked, sorted by file name; a bad one is an error that names it.
 
     A document has at least ``name``, ``title`` and ``caption``.
     """
@@ -42,8 +40,8 @@ def load_documents(out: Path, folder: str, check: Check | None = None) -> list[D
         document = read_json(path)
         if not isinstance(document, dict):
             raise InputError(f"{str(path)!r} holds no JSON object; remove it or make it again")
-        if check:
-            check(document, repr(str(path)))
+        if folder in _CHECKS:
+            _CHECKS[folder](document, repr(str(path)))
         documents.append({"title": path.stem, "caption": "", **document, "name": path.stem})
     return documents
 
@@ -73,12 +71,7 @@ def save_comparison(
     PosixPath('out/comparisons/demo.json')
     """
     document = {"title": title, "setting": setting, "arms": arms, "matched": matched}
-    return save_document(out, "comparisons", name, document, _check_comparison)
-
-
-def load_comparisons(out: Path) -> list[Document]:
-    """The comparisons of a results folder, checked, sorted by name."""
-    return load_documents(out, "comparisons", _check_comparison)
+    return save_document(out, "comparisons", name, document)
 
 
 def _check_comparison(document: Document, where: str) -> None:
@@ -129,12 +122,7 @@ def save_curves(
         for cell in cells
     ]
     document = {"title": title, "caption": caption, "x": x, "metrics": metrics, "cells": drawn}
-    return save_document(out, "curves", name, document, _check_curves)
-
-
-def load_curves(out: Path) -> list[Document]:
-    """The training curves of a results folder, checked, sorted by name."""
-    return load_documents(out, "curves", _check_curves)
+    return save_document(out, "curves", name, document)
 
 
 def _check_curves(document: Document, where: str) -> None:
@@ -185,7 +173,7 @@ def save_examples(
             for example in examples
         ],
     }
-    return save_document(out, "examples", name, document, _check_examples)
+    return save_document(out, "examples", name, document)
 
 
 def _rounded(reading: Mapping[str, Any]) -> Document:
@@ -194,11 +182,6 @@ def _rounded(reading: Mapping[str, Any]) -> Document:
         **reading,
         "layers": {layer: [round(float(weight), 4) for weight in weights] for layer, weights in layers},
     }
-
-
-def load_examples(out: Path) -> list[Document]:
-    """The example sets of a results folder, checked, sorted by name."""
-    return load_documents(out, "examples", _check_examples)
 
 
 def _check_examples(document: Document, where: str) -> None:
@@ -221,3 +204,125 @@ def _check_examples(document: Document, where: str) -> None:
                     raise InputError(
                         f"{here}, {arm!r}, {layer!r}: {length} tokens but {len(weights)} weights"
                     )
+
+
+# --- Tables: JSON that the page shows, sorts and copies, and CSV for everybody else ---
+
+SOURCES = ("ours", "paper", "null")
+
+
+def save_table(
+    out: Path,
+    name: str,
+    *,
+    title: str,
+    caption: str,
+    columns: Sequence[Mapping[str, Any]],
+    rows: Iterable[Mapping[str, Any]],
+) -> dict[str, str]:
+    """Write ``out/tables/NAME.{json,csv}`` and return their paths by suffix.
+
+    A column is ``{key, label}`` and, where wanted, ``digits`` (places after the point) and ``source``
+    (``"paper"`` for the paper's own numbers, ``"null"`` for uniform attention), which the page sets apart. A
+    row maps keys of columns to a number, a text, None, or an interval: any dataclass or mapping with
+    ``mean``, ``half_width`` and ``n``, which become three columns in the CSV.
+
+    >>> save_table(Path("out"), "demo", title="Demo", caption="Two arms.",
+    ...            columns=[{"key": "arm", "label": "arm"}, {"key": "mrta", "label": "MRTA", "digits": 3}],
+    ...            rows=[{"arm": "r = 1", "mrta": {"mean": 0.31, "half_width": 0.02, "n": 5}}])
+    {'json': 'out/tables/demo.json', 'csv': 'out/tables/demo.csv'}
+    """
+    document = {"title": title, "caption": caption, "columns": columns, "rows": plain(list(rows))}
+    path = save_document(out, "tables", name, document)
+    csv = write_csv(path.with_suffix(".csv"), _csv_rows(document))
+    return {"json": str(path), "csv": str(csv)}
+
+
+def _check_table(table: Document, where: str) -> None:
+    if not isinstance(table.get("columns"), list) or not isinstance(table.get("rows"), list):
+        raise InputError(f"{where} has no lists 'columns' and 'rows'")
+    keys = []
+    for column in table["columns"]:
+        if not isinstance(column, Mapping) or not {"key", "label"} <= set(column):
+            raise InputError(f"{where}: column {column!r} has no 'key' and 'label'")
+        if column.get("source", "ours") not in SOURCES:
+            raise InputError(f"{where}: source {column['source']!r} is not one of {', '.join(SOURCES)}")
+        keys.append(column["key"])
+    for row in table["rows"]:
+        unknown = [key for key in row if key not in keys] if isinstance(row, Mapping) else [row]
+        if unknown:
+            raise InputError(f"{where}: {unknown[0]!r} in a row is no column; columns are {keys}")
+
+
+def _csv_rows(table: Document) -> list[dict[str, Any]]:
+    """Flat rows: an interval ``x`` becomes ``x``, ``x_half_width``, ``x_n``."""
+    flat = []
+    for row in table["rows"]:
+        cells: dict[str, Any] = {}
+        for column in table["columns"]:
+            key, value = column["key"], row.get(column["key"])
+            if is_interval(value):
+                cells |= {key: value["mean"], f"{key}_half_width": value["half_width"]}
+                cells[f"{key}_n"] = value.get("n")
+            else:
+                cells[key] = value
+        flat.append(cells)
+    return flat
+
+
+# Checks of the documents of a folder: an InputError that names the second argument unless the first is good.
+_CHECKS: dict[str, Callable[[Document, str], None]] = {
+    "comparisons": _check_comparison,
+    "curves": _check_curves,
+    "examples": _check_examples,
+    "tables": _check_table,
+}
+
+
+# --- Tables as the page shows them ---
+
+# Parts of an arm: the source of their numbers, and what their columns add to the title of a score.
+_PARTS = {"metrics": ("ours", ""), "null": ("null", ", uniform"), "paper": ("paper", ", paper")}
+
+
+def comparison_table(comparison: Document) -> Document:
+    """A comparison with ``columns`` and ``rows``: each score of each arm beside its null and the paper's."""
+    arms = comparison["arms"]
+    columns: list[dict[str, Any]] = [{"key": "arm", "label": "arm"}]
+    rows: list[dict[str, Any]] = [{"arm": arm["arm"]} for arm in arms]
+    names = dict.fromkeys(name for arm in arms for part in _PARTS for name in arm.get(part) or {})
+    order = list(SCORES)
+    for name in sorted(names, key=lambda name: order.index(score_of(name).name)):
+        for part, (source, suffix) in _PARTS.items():
+            values = [(arm.get(part) or {}).get(name) for arm in arms]
+            if all(value is None for value in values):
+                continue
+            key, digits = f"{part}.{name}", score_of(name).digits
+            columns.append({"key": key, "label": title_of(name) + suffix, "digits": digits, "source": source})
+            for row, value in zip(rows, values, strict=True):
+                row[key] = value
+    return {**comparison, "caption": comparison.get("setting"), "columns": columns, "rows": rows}
+
+
+def html_table(table: Document) -> Document:
+    """``table`` with its ``heads`` and ``lines`` of cells, each as ``(HTML attributes, text)``.
+
+    Scripts sort by ``data-sort``; styles tell texts, our numbers, the paper's and the null's apart by class.
+    """
+    columns, rows = table["columns"], table["rows"]
+    heads = [
+        ({"class": _class(column, *(row.get(column["key"]) for row in rows))}, column["label"])
+        for column in columns
+    ]
+    lines = [[_html_cell(column, row.get(column["key"])) for column in columns] for row in rows]
+    return {**table, "heads": heads, "lines": lines}
+
+
+def _html_cell(column: Mapping[str, Any], value: Any) -> tuple[dict[str, Any], str]:
+    seeds = f"{value['n']} seeds" if is_interval(value) and value.get("n") else None
+    attributes = {"class": _class(column, value), "data-sort": mean_of(value), "title": seeds}
+    return attributes, cell_text(value, column.get("digits"))
+
+
+def _class(column: Mapping[str, Any], *values: Any) -> str:
+    return "text" if all(isinstance(value, str) for value in values) else column.get("source", "ours")

@@ -5,8 +5,19 @@ The classes are imported on first use, so that the command line can list the tas
 
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.lab.tasks._data import data_folder, data_source, use_data_folder, wrong_checksums
-from fasterqk.lab.tasks._registry import SPLITS, TASKS, check_task, left_out, load_task, task_module
+from fasterqk.lab.tasks._registry import (
+    SPLITS,
+    TASKS,
+    check_task,
+    checksum,
+    data_folder,
+    data_source,
+    left_out,
+    load_task,
+    task_module,
+    use_data_folder,
+    wrong_checksums,
+)
 
 if TYPE_CHECKING:
     from fasterqk.lab.tasks._task import (
@@ -28,6 +39,7 @@ __all__ = [
     "Questions",
     "Task",
     "check_task",
+    "checksum",
     "data_folder",
     "data_source",
     "left_out",

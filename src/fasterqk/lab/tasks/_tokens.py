@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json, read_lines
-from fasterqk.lab.tasks._data import find_files, require_files
+from fasterqk.lab.tasks._registry import find_files, require_files
 
 # --- BERT's word pieces: words to token ids, each with the word it came from ---
 

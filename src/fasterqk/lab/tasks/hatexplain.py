@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_json, read_json_lines
-from fasterqk.lab.tasks._data import (
+from fasterqk.lab.tasks._registry import (
     checksum,
     find_files,
     missing_files,

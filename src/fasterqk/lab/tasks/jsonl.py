@@ -15,8 +15,7 @@ import numpy as np
 
 from fasterqk.attention import Example, read_examples
 from fasterqk.errors import InputError
-from fasterqk.lab.tasks._data import checksum
-from fasterqk.lab.tasks._registry import SPLITS
+from fasterqk.lab.tasks._registry import SPLITS, checksum
 from fasterqk.lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
 
 FORMS = ("words",)

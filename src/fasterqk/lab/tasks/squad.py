@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_json
-from fasterqk.lab.tasks._data import checksum, find_files, missing_files
-from fasterqk.lab.tasks._registry import SPLITS, left_out
+from fasterqk.lab.tasks._registry import SPLITS, checksum, find_files, left_out, missing_files
 from fasterqk.lab.tasks._task import AnswerTask, Questions
 from fasterqk.lab.tasks._tokens import (
     BYTE_PAIRS_DOWNLOAD,

@@ -22,8 +22,7 @@ import numpy as np
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_lines
-from fasterqk.lab.tasks._data import checksum, find_files, missing_files, require_files
-from fasterqk.lab.tasks._registry import SPLITS, left_out
+from fasterqk.lab.tasks._registry import SPLITS, checksum, find_files, left_out, missing_files, require_files
 from fasterqk.lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk.lab.tasks._tokens import WordPieces
 

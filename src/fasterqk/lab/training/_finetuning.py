@@ -16,8 +16,7 @@ from torch.nn.functional import cross_entropy
 from fasterqk.attention import HuggingFaceClassifier, Instance, measure
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
-from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
-from fasterqk.lab.tasks._data import checksum
+from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances, checksum
 from fasterqk.lab.training._batches import (
     PaddedInstances,
     epoch_batches,

@@ -17,7 +17,7 @@ from fasterqk.attention import interval
 from fasterqk.console import mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain
-from fasterqk.lab.experiments._cells import CellRunner
+from fasterqk.lab.experiments._registry import CellRunner
 from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
 from fasterqk.lab.tasks import load_task
 from fasterqk.lab.training import TrainConfig

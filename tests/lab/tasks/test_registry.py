@@ -1,7 +1,7 @@
 import os
 from pathlib import Path
 
-from fasterqk.lab.tasks import _data, data_folder, data_source, use_data_folder, wrong_checksums
+from fasterqk.lab.tasks import _registry, data_folder, data_source, use_data_folder, wrong_checksums
 
 
 def test_the_data_folder_is_that_of_before_afterwards(monkeypatch):
@@ -24,7 +24,7 @@ def test_data_folder_is_the_argument_the_variable_the_checkout_or_the_cache(monk
     monkeypatch.delenv("FASTERQK_DATA")
     checkout = Path(__file__).parents[3] / "data"
     assert data_source() == (checkout, "the checkout")
-    monkeypatch.setattr(_data, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(_registry, "CHECKOUT", tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", "/from/cache")
     assert data_folder() == Path("/from/cache/fasterqk/data")
     monkeypatch.delenv("XDG_CACHE_HOME")
