@@ -134,7 +134,7 @@ def progress_bar(description: str) -> Iterator[Progress]:
     Yields a function ``report(done, total, note="")``.
     """
     if not sys.stderr.isatty() or find_spec("rich") is None:
-        yield _silent
+        yield lambda done, total, note="": None
         return
     from rich.console import Console
     from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -156,7 +156,3 @@ def progress_bar(description: str) -> Iterator[Progress]:
             bar.update(task, completed=done, total=total, note=note)
 
         yield report
-
-
-def _silent(done: float, total: float, note: str = "") -> None:
-    """Progress that nobody watches."""

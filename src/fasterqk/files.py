@@ -48,7 +48,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(target), None
         raise
-    _sync_folder(target.parent)
+    _sync(target.parent)
     return target
 
 
@@ -79,14 +79,13 @@ def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         for folder, _, names in os.walk(temporary):
-            for name in names:
-                _sync_file(Path(folder) / name)
-            _sync_folder(Path(folder))
+            for name in (*names, ""):  # and the folder itself
+                _sync(Path(folder) / name)
         os.rename(temporary, target)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _sync_folder(target.parent)
+    _sync(target.parent)
 
 
 def _temporary_beside(target: Path) -> Path:
@@ -94,12 +93,8 @@ def _temporary_beside(target: Path) -> Path:
     return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
-def _sync_file(path: Path) -> None:
-    with path.open("rb") as stream:
-        os.fsync(stream.fileno())
-
-
-def _sync_folder(path: Path) -> None:
+def _sync(path: Path) -> None:
+    """Flush a file or a folder to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

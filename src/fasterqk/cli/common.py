@@ -4,8 +4,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fasterqk.errors import InputError
@@ -104,17 +103,6 @@ def list_of(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
         return [kind(part.strip()) for part in text.split(",")]
 
     return parse
-
-
-@contextmanager
-def failures_in_one_line() -> Iterator[None]:
-    """Turn the failed cells of a sweep into an ``InputError``; their tracebacks are kept in the store."""
-    from fasterqk.lab.runs import SweepError
-
-    try:
-        yield
-    except SweepError as error:
-        raise InputError(f"{error} (its traceback is in error.json of that cell)") from None
 
 
 # --- Commands that write a page ---

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from fasterqk.lab.runs._spec import Resources, SpecCell
     from fasterqk.lab.runs._sweep import RunningSweep
 
-    Observe = Callable[[Event], None]
-
 # More rows than this are better read with `fasterqk runs list`.
 ROWS_SHOWN = 40
 RESULTS_SHOWN = 5
@@ -72,15 +70,15 @@ def run(arguments: argparse.Namespace) -> int:
     cells = {content_hash(cell.config): cell for cell in take_shard(list(spec.cells), arguments.shard)}
     start = time.perf_counter()
     threads = arguments.threads or max(1, int(spec.resources.cpus))
-    tracker = TensorBoard(arguments.out, cells) if arguments.tensorboard else None
-    with live_table(cells) as watch:
+    curves = [TensorBoard(arguments.out, cells)] if arguments.tensorboard else []
+    with live_table(cells) as boards:
         sweep = RunningSweep(
             {name: cell.config for name, cell in cells.items()},
             spec.function,
             Store(arguments.out),
             force=arguments.force,
             retries=arguments.retries,
-            observe=_observers(watch, tracker),
+            observers=[*boards, *curves],
         )
         workers = arguments.workers or max(1, processors() // threads)
         sweep.run(workers, threads, _backend(arguments, spec.resources, threads))
@@ -98,16 +96,6 @@ def run(arguments: argparse.Namespace) -> int:
     for failure in sweep.failures:
         print(f"fasterqk sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)
     return 1 if sweep.failures else 0
-
-
-def _observers(*observers: "Observe | None") -> "Observe | None":
-    present = [observe for observe in observers if observe is not None]
-
-    def tell_all(event: "Event") -> None:
-        for observe in present:
-            observe(event)
-
-    return tell_all if present else None
 
 
 def _backend(arguments: argparse.Namespace, resources: "Resources", threads: int) -> "Backend | None":
@@ -181,10 +169,10 @@ ENDED = ("skipped", "saved", "found", "failed")
 
 
 @contextmanager
-def live_table(cells: "Mapping[str, SpecCell]") -> "Iterator[Callable[[Event], None] | None]":
-    """Show a sweep while it runs; yields a function that takes its events, or None without a terminal."""
+def live_table(cells: "Mapping[str, SpecCell]") -> "Iterator[list[Callable[[Event], None]]]":
+    """Show a sweep while it runs; yields the functions that take its events, none without a terminal."""
     if not sys.stderr.isatty():
-        yield None
+        yield []
         return
     from rich.console import Console
     from rich.live import Live
@@ -193,7 +181,7 @@ def live_table(cells: "Mapping[str, SpecCell]") -> "Iterator[Callable[[Event], N
     with Live(
         get_renderable=board.render, console=Console(stderr=True), refresh_per_second=8, transient=True
     ):
-        yield board.watch
+        yield [board.watch]
 
 
 class Board:

@@ -14,6 +14,7 @@ from fasterqk.cli.common import (
     print_result,
 )
 from fasterqk.console import duration_text, print_table, progress_bar
+from fasterqk.errors import InputError
 
 if TYPE_CHECKING:
     from fasterqk.lab.training import TrainResult
@@ -93,17 +94,19 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "Train
 
     if arguments.out is None:
         return train_on_two_cores(config, progress=progress, data_dir=arguments.data_dir)
-    from fasterqk.cli.common import failures_in_one_line
-    from fasterqk.lab.runs import sweep
+    from fasterqk.lab.runs import SweepError, sweep
     from fasterqk.lab.tasks import load_task, use_data_folder
 
-    with use_data_folder(arguments.data_dir), failures_in_one_line():
+    with use_data_folder(arguments.data_dir):
         # Missing or damaged data is an error before anything is written.
         load_task(config.task, form=config.data.form, file=config.data.file)
         function = "fasterqk.lab.training:train_on_two_cores"
-        (result,) = sweep(
-            [config], function, arguments.out, workers=0, force=arguments.force, progress=progress
-        )
+        try:
+            (result,) = sweep(
+                [config], function, arguments.out, workers=0, force=arguments.force, progress=progress
+            )
+        except SweepError as error:
+            raise InputError(f"{error} (its traceback is in error.json of that cell)") from None
     return TrainResult.from_json(result)
 
 
@@ -113,12 +116,10 @@ def _show(result: "TrainResult", seconds: float) -> None:
         return
     test = result.test
     splits = {"train": result.train, "validation": result.validation, "test": test}
-    rows = [
-        {"measured": "training loss", "value": result.loss},
-        {"measured": "train accuracy", "value": result.train["accuracy"]},
-        {"measured": "validation accuracy", "value": result.validation["accuracy"]},
-        {"measured": "test accuracy", "value": test["accuracy"], "null": test["majority_accuracy"]},
-    ]
+    rows = [{"measured": "training loss", "value": result.loss}]
+    for split, scores in splits.items():
+        rows.append({"measured": f"{split} accuracy", "value": scores["accuracy"]})
+    rows[-1]["null"] = test["majority_accuracy"]
     for split, scores in splits.items():
         if "f1" in scores:
             rows.append({"measured": f"{split} F1", "value": scores["f1"]})

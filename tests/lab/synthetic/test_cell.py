@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.lab.synthetic.matrices import unpack
 from torch import nn
 
 from fasterqk.errors import InputError
@@ -16,7 +17,7 @@ from fasterqk.lab.synthetic import (
     factorized_output,
     initial_matrices,
 )
-from fasterqk.lab.synthetic._cell import linear_draws, pack, unpack
+from fasterqk.lab.synthetic._cell import linear_draws, pack
 
 
 def products(matrices: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -8,6 +8,7 @@ import torch
 from benchmarks.plain import AttentionModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.lab.synthetic.matrices import unpack
 from torch.nn import functional
 
 from fasterqk.lab.synthetic import (
@@ -19,7 +20,7 @@ from fasterqk.lab.synthetic import (
     draw_sequences,
     initial_matrices,
 )
-from fasterqk.lab.synthetic._cell import CIRCUITS, layer_names, pack, unpack, zeros_like
+from fasterqk.lab.synthetic._cell import CIRCUITS, layer_names, pack, zeros_like
 from fasterqk.lab.synthetic._kernel import (
     Sample,
     _alias_table,

@@ -96,10 +96,10 @@ def write_journal(folder: Path, event: str, attempt: int, **about: Any) -> None:
         "process": os.getpid(),
         "host": socket.gethostname(),
     }
-    path = folder / JOURNAL_NAME
-    with path.open("ab") as stream:
+    with (folder / JOURNAL_NAME).open("a+b") as stream:
         # After a line cut short, begin on a new one.
-        start = b"" if _ends_with_newline(path) else b"\n"
+        stream.seek(max(0, stream.tell() - 1))
+        start = b"" if stream.read() in (b"", b"\n") else b"\n"
         stream.write(start + json.dumps(plain(line)).encode() + b"\n")
 
 
@@ -115,15 +115,6 @@ def read_journal(folder: Path) -> list[dict[str, Any]]:
 def next_attempt(folder: Path) -> int:
     """The number of the next attempt at the cell in ``folder``, counted from 1."""
     return 1 + max((line["attempt"] for line in read_journal(folder)), default=0)
-
-
-def _ends_with_newline(path: Path) -> bool:
-    with path.open("rb") as stream:
-        size = stream.seek(0, os.SEEK_END)
-        if size == 0:
-            return True
-        stream.seek(size - 1)
-        return stream.read(1) == b"\n"
 
 
 # --- One attempt: claim the cell, call its function, save its result or its traceback ---
@@ -194,8 +185,7 @@ def _attempt(
         return ended
     store = Store(task.out)
     store.begin(task.config)
-    with suppress(FileNotFoundError):
-        os.unlink(folder / "error.json")
+    (folder / "error.json").unlink(missing_ok=True)
     attempt = next_attempt(folder)
     write_journal(folder, "started", attempt)
     notify(Event("started", task.cell))

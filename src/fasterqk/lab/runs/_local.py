@@ -42,7 +42,18 @@ def main(descriptor: int) -> None:
     connection = Connection(descriptor)
     messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
-    reporter = _Reporter(connection)
+    last_report = 0.0
+
+    def send(event: Event) -> None:
+        """Send ``event``, progress only some time after the last one."""
+        nonlocal last_report
+        if event.kind == "progress":
+            now = time.monotonic()
+            if now - last_report < SECONDS_BETWEEN_REPORTS:
+                return
+            last_report = now
+        connection.send(event)
+
     try:
         # Only from here on is Stop caught; before that, the signal simply ends the process.
         signal.signal(signal.SIGTERM, _stop)
@@ -55,7 +66,7 @@ def main(descriptor: int) -> None:
                 reason = InputError(f"a worker cannot import the class of the configuration: {error}")
                 connection.send(Event("fatal", "", error=reason))
                 continue
-            execute(task, reporter.send, keep_output)
+            execute(task, send, keep_output)
     except (Stop, BrokenPipeError):
         sys.stdout.flush()
         os._exit(128 + signal.SIGTERM)
@@ -75,22 +86,6 @@ def _receive(connection: Connection, messages: "queue.SimpleQueue[bytes]") -> No
             messages.put(connection.recv_bytes())
         except (EOFError, OSError):
             os._exit(1)
-
-
-class _Reporter:
-    """Sends events, progress among them at most every ``SECONDS_BETWEEN_REPORTS``."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._last = 0.0
-
-    def send(self, event: Event) -> None:
-        if event.kind == "progress":
-            now = time.monotonic()
-            if now - self._last < SECONDS_BETWEEN_REPORTS:
-                return
-            self._last = now
-        self._connection.send(event)
 
 
 @contextmanager
@@ -207,10 +202,8 @@ class LocalWorkers:
         reason = worker.end()
         self._dead_starts += 0 if worker.ready else 1
         if self._dead_starts >= _DEAD_STARTS_LIMIT:
-            error = ChildProcessError(
-                f"workers end before they begin ({reason}); {sys.executable} started them"
-            )
-            return Event("fatal", task.cell, error=error)
+            words = f"workers end before they begin ({reason}); {sys.executable} started them"
+            return Event("fatal", task.cell, error=ChildProcessError(words))
         return Event("lost", task.cell, note=f"its worker died ({reason})")
 
 

@@ -16,7 +16,7 @@ import sys
 import time
 from collections import deque
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ class _Cell:
     folder: Path
     claim: ExitStack
     attempt: int
-    started: bool = field(default=False)
+    started: bool = False
 
 
 class RayCluster:
@@ -87,8 +87,7 @@ class RayCluster:
         folder = Path(task.out) / "runs" / task.cell
         held = ExitStack()
         if not held.enter_context(claim(folder)):
-            # Waiting for a cell of another sweep must not block this one.
-            if task.wait:
+            if task.wait:  # which must not block this sweep
                 self._elsewhere.append(task)
             else:
                 self._events.append(Event("busy", task.cell))
@@ -114,12 +113,10 @@ class RayCluster:
             self.submit(task)
         while self._events:
             notify(self._events.popleft())
-        if not self._cells:
-            if self._elsewhere:
-                time.sleep(_LOOK_AGAIN_SECONDS)
-            return
-        generators = list(self._cells)
-        self._ray.wait(generators, num_returns=1, timeout=_LOOK_AGAIN_SECONDS)
+        if self._cells:
+            self._ray.wait(list(self._cells), num_returns=1, timeout=_LOOK_AGAIN_SECONDS)
+        elif self._elsewhere:
+            time.sleep(_LOOK_AGAIN_SECONDS)
         for generator in self._ready():
             for event in self._receive(generator):
                 notify(event)
@@ -172,12 +169,10 @@ class RayCluster:
 
     def _record(self, cell: _Cell, event: Event, host: str) -> Event:
         """Write the end of an attempt into the journal; returns the event for the sweep."""
-        if event.kind == "saved":
-            with suppress(OSError):  # the result is safe
-                write_journal(cell.folder, "saved", cell.attempt, seconds=event.seconds)
-        elif event.kind == "failed" and cell.started:
-            with suppress(OSError):
-                write_journal(cell.folder, "failed", cell.attempt, line=event.note)
+        if event.kind in ("saved", "failed") and cell.started:
+            about = {"seconds": event.seconds} if event.kind == "saved" else {"line": event.note}
+            with suppress(OSError):  # what was saved is safe
+                write_journal(cell.folder, event.kind, cell.attempt, **about)
         elif event.kind == "fatal" and isinstance(event.error, OSError):
             # The disk of that machine is full or gone; others may have room.
             return Event("lost", cell.task.cell, note=f"on {host}: {one_line(event.error)}")
@@ -189,37 +184,33 @@ class RayCluster:
             return Event("lost", task.cell, note=one_line(cause))
         if isinstance(error, self._ray.exceptions.RayTaskError):
             # The worker lives, but `do_cell` itself fails there: so would every other cell.
-            cause = one_line(cause)
+            reason = one_line(cause)
             if "No module named 'fasterqk" in str(error):
-                cause = (
-                    "fasterqk is not installed there; `pip install 'fasterqk[lab,cluster]'` on every machine"
-                )
-            return Event("fatal", task.cell, error=InputError(f"a worker of the Ray cluster: {cause}"))
+                install = "`pip install 'fasterqk[lab,cluster]'` on every machine"
+                reason = f"fasterqk is not installed there; {install}"
+            return Event("fatal", task.cell, error=InputError(f"a worker of the Ray cluster: {reason}"))
         reason = " ".join(str(error).split()) or type(error).__name__
         return Event("lost", task.cell, note=f"its worker died ({reason.partition('. ')[0]})")
 
     def _limit(self) -> int:
+        """How many cells the cluster has room for, and those that wait there."""
         if self._workers is not None:
             return self._workers
+        wanted = {name: amount for name, amount in self._needs.items() if amount}
         if time.monotonic() - self._room_known > _LOOK_AGAIN_SECONDS:
-            self._room = self._count_room()
             self._room_known = time.monotonic()
+            self._room = sum(
+                min(int(node["Resources"].get(name, 0) / amount) for name, amount in wanted.items())
+                for node in self._ray.nodes()
+                if node["Alive"]
+            )
         if not self._room:
-            needs = " and ".join(f"{amount:g} {name}" for name, amount in self._needs.items() if amount)
+            needs = " and ".join(f"{amount:g} {name}" for name, amount in wanted.items())
             raise InputError(
                 f"a cell needs {needs}, and no machine of the Ray cluster has that; change [resources] in "
                 "the spec or, if the cluster will grow, say with --workers how many cells at a time"
             )
         return self._room + WAITING_THERE
-
-    def _count_room(self) -> int:
-        """How many cells the whole cluster can do at a time."""
-        wanted = {name: amount for name, amount in self._needs.items() if amount}
-        return sum(
-            min(math.floor(node["Resources"].get(name, 0) / amount) for name, amount in wanted.items())
-            for node in self._ray.nodes()
-            if node["Alive"]
-        )
 
     def _join(self) -> None:
         if self._ray is not None:
@@ -232,7 +223,8 @@ class RayCluster:
 
         self._joined = not ray.is_initialized()
         if self._joined:
-            join(ray, self._address, self._processors())
+            processors = None if self._workers is None else math.ceil(self._workers * self._needs["CPU"])
+            join(ray, self._address, processors)
         self._ray = ray
         # Ray itself repeats nothing: it would send the checkpoint from which the lost attempt began.
         options: dict[str, Any] = {
@@ -242,9 +234,6 @@ class RayCluster:
             "_generator_backpressure_num_objects": _MESSAGES_UNDER_WAY,
         }
         self._remote = ray.remote(**options)(do_cell)
-
-    def _processors(self) -> int | None:
-        return None if self._workers is None else math.ceil(self._workers * self._needs["CPU"])
 
 
 def join(ray: Any, address: str, processors: int | None) -> None:

@@ -44,11 +44,10 @@ def read_files(folder: Path) -> dict[str, bytes | None]:
 def write_files(folder: Path, changes: FileChanges) -> None:
     """Write ``changes`` into ``folder``, each file atomically and in the order they were written."""
     for name, content in changes.items():
-        if content is not None:
-            write_bytes(folder / name, content)
+        if content is None:
+            (folder / name).unlink(missing_ok=True)
         else:
-            with suppress(FileNotFoundError):
-                os.unlink(folder / name)
+            write_bytes(folder / name, content)
 
 
 class FolderWatch:

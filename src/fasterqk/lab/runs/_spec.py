@@ -30,13 +30,13 @@ import tomllib
 import types
 import typing
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import config_types
+from fasterqk.files import config_defaults, config_types
 
 DEFAULT_CONFIG = "fasterqk.lab.training:TrainConfig"
 DEFAULT_FUNCTION = "fasterqk.lab.training:train"
@@ -107,16 +107,17 @@ def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
             if name == "seed" and where != "base" and "seeds" in document:
                 raise InputError(f"'seed' is in [{where}] and in seeds; choose one")
             _check_field(kind, name, where)
+    hints = config_types(kind)
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     given = {*base, *grid, *(["seed"] if "seeds" in document else [])}
+    required = [name for name in hints if name not in config_defaults(kind)]
     for arm, fields in (arms or {"": {}}).items():
-        missing = [name for name in _required(kind) if name not in given and name not in fields]
+        missing = [name for name in required if name not in given and name not in fields]
         if missing:
             raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} has to give {missing[0]!r}")
     for (arm, fields), (other, others) in itertools.combinations(arms.items(), 2):
         if base | fields == base | others:
             raise InputError(f"the arms {arm!r} and {other!r} are the same")
-    hints = config_types(kind)
     cells = [
         SpecCell(arm, _config(kind, hints, base | fields | combination | seed, arm))
         for seed in seeds
@@ -192,17 +193,7 @@ def _check_field(kind: Any, name: str, where: str) -> None:
         raise InputError(f"{kind.__name__} has no field {name!r} (in [{where}]){_suggestion(name, names)}")
 
 
-def _required(kind: Any) -> list[str]:
-    return [
-        field.name
-        for field in dataclasses.fields(kind)
-        if field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-    ]
-
-
-def _suggestion(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    near = difflib.get_close_matches(name, known)
-    if near:
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    if near := difflib.get_close_matches(name, known):
         return f"; did you mean {' or '.join(map(repr, near))}?"
     return f"; there are {', '.join(known)}"

@@ -61,8 +61,7 @@ def read_sealed(
     not as it was written raises :class:`~fasterqk.errors.InputError`.
     """
     try:
-        with open(path, "rb") as stream:
-            data = stream.read()
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         return None
     try:
@@ -85,8 +84,7 @@ def read_sealed(
 def is_whole(path: str | os.PathLike[str]) -> bool:
     """Whether the file at ``path`` is as it was written, or not there; cheaper than reading it."""
     try:
-        with open(path, "rb") as stream:
-            data = stream.read()
+        data = Path(path).read_bytes()
     except FileNotFoundError:
         return True
     return data[:_HEAD] == _PREFIX + _checksum(data[_HEAD:]).encode("ascii") + _SUFFIX
@@ -103,13 +101,10 @@ def _without_lists(data: bytes) -> bytes:
     parts, end = [], 0
     while (start := data.find(b'": [\n', end)) >= 0:
         start += len(b'": [')
+        parts.append(data[end:start])
         line = data.rfind(b"\n", 0, start) + 1
-        if data[line : line + 3] == b'  "':
-            parts.append(data[end:start])
-            end = data.find(b"\n  ]", start) + len(b"\n  ")
-        else:
-            parts.append(data[end:start])
-            end = start
+        own = data[line : line + 3] == b'  "'
+        end = data.find(b"\n  ]", start) + len(b"\n  ") if own else start
     return b"".join([*parts, data[end:]])
 
 
@@ -181,11 +176,9 @@ def _acquire(folder: Path, wait: bool) -> int | None:
 
 def _is_same_file(descriptor: int, path: Path) -> bool:
     try:
-        there = os.stat(path)
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:
         return False
-    here = os.fstat(descriptor)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
 
 
 # --- The environment: what a result was computed with ---
@@ -298,13 +291,8 @@ class Store:
             **environment(),
         }
         write_sealed(folder / "environment.json", about)
-        document = {
-            "cell": folder.name,
-            "attempt": attempt,
-            "defaults": _defaults_signature(config),
-            "result": result,
-        }
-        write_sealed(folder / "result.json", document)
+        of = {"cell": folder.name, "attempt": attempt, "defaults": _defaults_signature(config.__class__)}
+        write_sealed(folder / "result.json", of | {"result": result})
         return folder
 
     def cells(self) -> Iterator[Path]:
@@ -332,9 +320,7 @@ class Store:
         with claim(folder) as claimed:
             if not claimed:
                 raise InputError(f"cell {folder.name} is running; stop its sweep before removing it")
-            # First what marks the cell as finished: half a removal is then an unfinished cell.
-            with suppress(FileNotFoundError):
-                os.unlink(folder / "result.json")
+            clear(folder)
             shutil.rmtree(folder)
 
 
@@ -351,41 +337,33 @@ def _refuse_other_versions(root: Path) -> None:
                 continue  # damaged: whoever needs this cell says so
 
 
-def read_result(folder: Path, config: Any = None, *, lists: bool = True) -> dict[str, Any] | None:
+def read_result(
+    folder: Path, config: Any = None, *, before: str = "", lists: bool = True
+) -> dict[str, Any] | None:
     """The content of a cell's ``result.json`` (``result``, and which cell it belongs to), or None.
 
-    Without ``lists`` those of the result, such as its history, come back empty, which is quicker. With
-    its ``config``, a result from before a default changed is refused: fields at their defaults are
-    not part of a cell's name, so such a result would be taken for one of today.
+    ``before`` and ``lists`` are those of :func:`read_sealed`. With its ``config``, a result from before a
+    default changed is refused: fields at their defaults are not part of a cell's name, so such a result
+    would be taken for one of today.
     """
-    return _checked(folder, config, read_sealed(folder / "result.json", lists=lists))
-
-
-def has_result(folder: Path, config: Any = None) -> bool:
-    """Whether the cell has a result; refuses the same ones as :func:`read_result`, and is quicker."""
-    return _checked(folder, config, read_sealed(folder / "result.json", before="result")) is not None
-
-
-def _checked(folder: Path, config: Any, document: dict[str, Any] | None) -> dict[str, Any] | None:
+    document = read_sealed(folder / "result.json", before=before, lists=lists)
     if document is None:
         return None
-    if document.get("cell") != folder.name:
-        raise InputError(
-            f"{folder / 'result.json'} belongs to cell {document.get('cell')!r}; remove this folder"
-        )
-    if config is not None and document.get("defaults") != _defaults_signature(config):
+    if (cell := document.get("cell")) != folder.name:
+        raise InputError(f"{folder / 'result.json'} belongs to cell {cell!r}; remove this folder")
+    if config is not None and document.get("defaults") != _defaults_signature(config.__class__):
         _refuse_other_defaults(folder, type(config))
     return document
 
 
-def _defaults_signature(config: Any) -> str:
-    """The same as long as no default of its class changes: a quick way to see that nothing did."""
-    kind: Any = type(config)
-    return _signature_of(kind)
+def has_result(folder: Path, config: Any = None) -> bool:
+    """Whether the cell has a result; refuses the same ones as :func:`read_result`, and is quicker."""
+    return read_result(folder, config, before="result") is not None
 
 
 @functools.cache
-def _signature_of(kind: Any) -> str:
+def _defaults_signature(kind: Any) -> str:
+    """The same as long as no default of a class changes: a quick way to see that nothing did."""
     return hashlib.sha256(canonical_json(config_defaults(kind)).encode("ascii")).hexdigest()[:16]
 
 
@@ -413,19 +391,21 @@ def state(folder: Path) -> str:
 
 def clear(folder: Path) -> None:
     """Empty a cell's folder, its lock excepted; the caller holds the claim."""
-    with suppress(FileNotFoundError):
-        os.unlink(folder / "result.json")
+    # First what marks the cell as finished: half a removal is then an unfinished cell.
+    (folder / "result.json").unlink(missing_ok=True)
     for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != LOCK_NAME:
-            entry.unlink()
+        if entry.name != LOCK_NAME:
+            _delete(entry)
 
 
 def clear_temporary(folder: Path) -> None:
     """Remove what a killed process left half-written; the caller holds the claim."""
     for entry in folder.glob(".*.tmp"):
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
+        _delete(entry)
+
+
+def _delete(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()

@@ -1,8 +1,8 @@
 """A sweep: one function for many configurations, each done once, by as many processes as wanted."""
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,11 +51,11 @@ def sweep(
     """Run ``function`` on every configuration that has no result yet; returns all results, in order.
 
     ``configs`` are frozen dataclasses of an importable class. ``function`` is ``"module:function"``,
-    called as ``f(config, folder=..., progress=...)``; it returns a dict (or an object
-    whose ``to_json`` does), and may keep a checkpoint in
-    ``folder`` to go on from. ``workers`` processes with ``threads`` threads each do the cells; 0 does
-    them in this process. ``shard=(2, 5)`` takes the second of five equal parts. ``force`` does
-    finished cells again. A cell whose worker dies is tried ``retries`` more times.
+    called as ``f(config, folder=..., progress=...)``; it returns a dict (or an object whose ``to_json``
+    does), and may keep a checkpoint in ``folder`` to go on from. ``workers`` processes with ``threads``
+    threads each do the cells; 0 does them in this process. ``shard=(2, 5)`` takes the second of five
+    equal parts. ``force`` does finished cells again. A cell whose worker dies is tried ``retries`` more
+    times.
 
     A cell that raises keeps its traceback in ``error.json`` and does not stop the others; when all is
     done :class:`SweepError` says what failed. Several sweeps may share one store: a cell that another
@@ -64,7 +64,8 @@ def sweep(
         sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")  # [{'loss': 0.11}, ...]
     """
     cells = [(content_hash(config), config) for config in take_shard(list(configs), shard)]
-    running = RunningSweep(dict(cells), function, Store(out), force, retries, progress, observe)
+    observers = [] if observe is None else [observe]
+    running = RunningSweep(dict(cells), function, Store(out), force, retries, progress, observers)
     running.run(workers, threads, backend)
     if running.failures:
         raise SweepError(running.failures, len(running.configs))
@@ -94,22 +95,22 @@ class RunningSweep:
     force: bool = False
     retries: int = RETRIES
     progress: Progress | None = None
-    observe: Callable[[Event], None] | None = None
+    observers: Sequence[Callable[[Event], None]] = ()
     done: set[str] = field(default_factory=set)
     failures: list[Failure] = field(default_factory=list)
     _pending: deque[CellTask] = field(default_factory=deque)
     _elsewhere: deque[CellTask] = field(default_factory=deque)
     _running: dict[str, CellTask] = field(default_factory=dict)
     _shares: dict[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._retries = dict.fromkeys(self.configs, self.retries)
+    _retried: Counter[str] = field(default_factory=Counter)
 
     def run(self, workers: int, threads: int = 1, backend: Backend | None = None) -> None:
         """Do what is not done yet on ``backend``, else by so many local workers (0: in this process)."""
         for cell, config in self.configs.items():
-            if self.force or not self._collect(cell, "skipped"):
+            if self.force or not self._collect(cell):
                 self._pending.append(CellTask(cell, config, self.function, str(self.store.out), self.force))
+            elif cell in self.done:
+                self._tell(Event("skipped", cell))
         self._report()
         if not self._pending:
             return
@@ -138,8 +139,7 @@ class RunningSweep:
         elif event.kind != "started":
             self._shares.pop(event.cell, None)
             event = self._ended(self._running.pop(event.cell), event)
-        if self.observe is not None:
-            self.observe(event)
+        self._tell(event)
         self._report(event.note)
 
     def _ended(self, task: CellTask, event: Event) -> Event:
@@ -151,8 +151,8 @@ class RunningSweep:
             self._elsewhere.append(replace(task, wait=True))
         elif event.kind == "failed":
             self.failures.append(Failure(event.cell, event.note))
-        elif self._retries[event.cell] > 0:
-            self._retries[event.cell] -= 1
+        elif self._retried[event.cell] < self.retries:
+            self._retried[event.cell] += 1
             # Without force: the next attempt goes on from the checkpoint of this one.
             self._pending.appendleft(replace(task, force=False))
             return replace(event, kind="retried")
@@ -165,7 +165,7 @@ class RunningSweep:
             return replace(event, kind="failed")
         return event
 
-    def _collect(self, cell: str, kind: str | None = None) -> bool:
+    def _collect(self, cell: str) -> bool:
         """Look for the result of ``cell`` in the store; True when nothing is left to do for it."""
         try:
             if not has_result(self.store.root / cell, self.configs[cell]):
@@ -174,9 +174,11 @@ class RunningSweep:
             self.failures.append(Failure(cell, str(error)))
             return True
         self.done.add(cell)
-        if kind is not None and self.observe is not None:
-            self.observe(Event(kind, cell))
         return True
+
+    def _tell(self, event: Event) -> None:
+        for observe in self.observers:
+            observe(event)
 
     def _report(self, note: str = "") -> None:
         if self.progress is not None:

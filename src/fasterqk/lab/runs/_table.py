@@ -241,7 +241,11 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
         if (seconds := _measured(summary)) is not None:
             siblings.setdefault(_but_the_seed(configs[folder]), []).append(seconds)
     here = [seconds for group in siblings.values() for seconds in group]
-    elsewhere = [] if here or not left else _of_the_same_kind(store, type(left[0]).__name__)
+    elsewhere = []
+    if left and not here:
+        kind = type(left[0]).__name__
+        measured_cells = [_measured(summary) for summary in summaries(store) if summary.kind == kind]
+        elsewhere = [seconds for seconds in measured_cells if seconds is not None]
     basis = dict.fromkeys(("siblings", "spec", "store", "nothing"), 0)
     estimates = []
     for config in left:
@@ -262,11 +266,6 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
         low=low if complete else None,
         high=high if complete else None,
     )
-
-
-def _of_the_same_kind(store: Store, kind: str) -> list[float]:
-    found = [_measured(summary) for summary in summaries(store) if summary.kind == kind]
-    return [seconds for seconds in found if seconds is not None]
 
 
 def _measured(summary: Summary) -> float | None:

@@ -262,25 +262,6 @@ def pack(matrices: Mapping[str, np.ndarray], queries: Sequence[int], outputs: Se
     return Weights(*(np.array(part, dtype=float, order="C") for part in (scores, keys, query, table, output)))
 
 
-def unpack(
-    weights: Weights, matrices: Mapping[str, np.ndarray], queries: Sequence[int], outputs: Sequence[int]
-) -> dict[str, np.ndarray]:
-    """Full matrices again: those of ``weights``, and where it holds none, those of ``matrices``."""
-    full = {name: np.array(matrix, dtype=float) for name, matrix in matrices.items()}
-    rows = list(queries)
-    if "query_key" in full:
-        full["query_key"][rows] = weights.scores
-    else:
-        full["key"] = weights.keys.T.copy()
-        full["query"][:, rows] = weights.queries.T
-    if "output_value" in full:
-        full["output_value"][list(outputs)] = weights.table.T
-    else:
-        full["value"] = weights.table.T.copy()
-        full["output"][list(outputs)] = weights.output.T
-    return full
-
-
 def zeros_like(weights: Weights) -> Weights:
     """Room for gradients or moments."""
     return Weights(*(np.zeros_like(part) for part in weights))
