@@ -6,7 +6,7 @@ One formatting of a number serves the terminal, sentences, captions and the tabl
 import json
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -26,6 +26,15 @@ class Progress(Protocol):
 def print_json(value: Any) -> None:
     """Print ``value`` as one JSON document on standard output."""
     print(json.dumps(plain(value), indent=2, allow_nan=False))
+
+
+def print_result(as_json: bool, result: Any, show: Callable[[Any], None]) -> int:
+    """Print the result of a command as JSON or by ``show(result)``; returns 0, the exit code of success."""
+    if as_json:
+        print_json(result)
+    else:
+        show(result)
+    return 0
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:

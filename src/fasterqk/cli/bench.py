@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import fasterqk
-from fasterqk.cli.common import Parser, add_action, add_json, examples, print_result
-from fasterqk.console import print_table, progress_bar
+from fasterqk.cli.common import Parser, add_action, add_json, examples
+from fasterqk.console import print_result, print_table, progress_bar
 from fasterqk.errors import InputError
 
 # A file of `benchmarks/` each, with `run(progress) -> dict` that has at least the keys
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     module = _load(arguments.benchmark)
     with progress_bar(f"bench {arguments.benchmark}") as progress:
         result = module.run(progress)
-    return print_result(arguments, result, _show)
+    return print_result(arguments.json, result, _show)
 
 
 def _show(result: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ import shlex
 import sys
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples, print_result
+from fasterqk.cli.common import Parser, add_json, examples
+from fasterqk.console import print_result
 from fasterqk.errors import InputError
 
 
@@ -53,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(re.sub(r"labels=({[^}]*})", _as_options, str(error))) from None
     result = {"model": name, "source": source, **circuits.as_dict()}
     return print_result(
-        arguments, result, lambda _: print(circuits if arguments.all else circuits.by_stack())
+        arguments.json, result, lambda _: print(circuits if arguments.all else circuits.by_stack())
     )
 
 

@@ -1,4 +1,4 @@
-"""What commands share: a parser with one-line errors, options and their types, and printing of results."""
+"""What commands share: a parser with one-line errors, options and their types, and pages."""
 
 import argparse
 import math
@@ -63,17 +63,6 @@ def add_action(actions: Any, name: str, summary: str, *lines: str) -> Parser:
     return parser
 
 
-def print_result(arguments: argparse.Namespace, result: Any, show: Callable[[Any], None]) -> int:
-    """Print ``result`` as JSON with ``--json``, else by ``show(result)``; returns exit code 0."""
-    from fasterqk.console import print_json
-
-    if arguments.json:
-        print_json(result)
-    else:
-        show(result)
-    return 0
-
-
 def positive_int(text: str) -> int:
     """An argparse type: a whole number of at least one."""
     try:
@@ -122,10 +111,12 @@ def write_and_show(
     """Write the page to ``path``, open it when asked to, and print where it is; returns the exit code."""
     import webbrowser
 
+    from fasterqk.console import print_result
+
     if path.is_dir():
         raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
     write(path)
     opened = bool(arguments.open) and webbrowser.open(path.resolve().as_uri())
     told = "opened" if opened else "found no browser; open" if arguments.open else "open"
     result = {name: str(path), "bytes": path.stat().st_size, "opened": opened}
-    return print_result(arguments, result, lambda _: print(f"{told} {path}"))
+    return print_result(arguments.json, result, lambda _: print(f"{told} {path}"))

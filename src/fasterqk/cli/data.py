@@ -3,7 +3,8 @@
 import argparse
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_action, add_data_dir, add_json, examples, print_result
+from fasterqk.cli.common import Parser, add_action, add_data_dir, add_json, examples
+from fasterqk.console import print_result
 from fasterqk.errors import InputError
 
 
@@ -26,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
     tasks = _check(folder)
     wrong = wrong_checksums(folder)
     result = {"data_dir": str(folder), "source": source, "wrong_checksums": wrong, "tasks": tasks}
-    print_result(arguments, result, _show)
+    print_result(arguments.json, result, _show)
     return 1 if wrong or any(report["status"] == "damaged" for report in tasks.values()) else 0
 
 

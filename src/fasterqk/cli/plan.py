@@ -4,9 +4,9 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from fasterqk.cli.common import Parser, add_json, add_out, examples, positive_int, print_result
+from fasterqk.cli.common import Parser, add_json, add_out, examples, positive_int
 from fasterqk.cli.sweep import processors
-from fasterqk.console import duration_text
+from fasterqk.console import duration_text, print_result
 
 if TYPE_CHECKING:
     from fasterqk.lab.runs import Plan
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     workers = arguments.workers or processors()
     wall = found.wall_seconds(workers)
     result = {**dataclasses.asdict(found), "workers": workers, "wall_seconds": wall}
-    return print_result(arguments, result, lambda _: _show(found, arguments, workers, wall))
+    return print_result(arguments.json, result, lambda _: _show(found, arguments, workers, wall))
 
 
 def _show(found: "Plan", arguments: argparse.Namespace, workers: int, wall: float | None) -> None:

@@ -4,8 +4,8 @@ import argparse
 import dataclasses
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_action, add_json, add_out, examples, print_result
-from fasterqk.console import print_table
+from fasterqk.cli.common import Parser, add_action, add_json, add_out, examples
+from fasterqk.console import print_result, print_table
 from fasterqk.errors import InputError
 
 # States whose cells can be removed all at once.
@@ -76,7 +76,7 @@ def _list(arguments: argparse.Namespace) -> int:
     if not found and not arguments.json:
         print(f"no cells in {arguments.out}")
         return 0
-    return print_result(arguments, found, _show_list)
+    return print_result(arguments.json, found, _show_list)
 
 
 def _show_list(found: list[dict[str, Any]]) -> None:
@@ -98,7 +98,7 @@ def _show(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs._table import cell_details
 
     details = cell_details(Store(arguments.out).find(arguments.cell))
-    return print_result(arguments, details, _show_details)
+    return print_result(arguments.json, details, _show_details)
 
 
 def _show_details(description: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ def _remove(arguments: argparse.Namespace) -> int:
         store.remove(folder)
     names = sorted(folder.name for folder in folders)
     told = "\n  ".join([f"removed {len(names)} cells", *names])
-    return print_result(arguments, {"removed": names}, lambda _: print(told))
+    return print_result(arguments.json, {"removed": names}, lambda _: print(told))
 
 
 def _collect(arguments: argparse.Namespace) -> int:
@@ -154,4 +154,4 @@ def _collect(arguments: argparse.Namespace) -> int:
             raise InputError(f"{other!r} is no results folder: it has no folder 'runs'")
     counts = {other: collect(Store(arguments.out), Store(other)) for other in arguments.others}
     rows = [{"from": other, **found} for other, found in counts.items()]
-    return print_result(arguments, counts, lambda _: print_table(rows))
+    return print_result(arguments.json, counts, lambda _: print_table(rows))

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.common import Parser, add_json, add_out, examples, positive_int, print_result
-from fasterqk.console import duration_text, print_table
+from fasterqk.cli.common import Parser, add_json, add_out, examples, positive_int
+from fasterqk.console import duration_text, print_result, print_table
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash, plain
 
@@ -92,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
         "seconds": seconds,
         "cells": [_row(name, cell, sweep) for name, cell in shown.items()],
     }
-    print_result(arguments, result, lambda _: _show(result, len(cells)))
+    print_result(arguments.json, result, lambda _: _show(result, len(cells)))
     for failure in sweep.failures:
         print(f"fasterqk sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)
     return 1 if sweep.failures else 0

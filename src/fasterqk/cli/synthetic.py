@@ -3,16 +3,8 @@
 import argparse
 from typing import Any
 
-from fasterqk.cli.common import (
-    Parser,
-    add_action,
-    add_json,
-    examples,
-    positive_float,
-    positive_int,
-    print_result,
-)
-from fasterqk.console import print_table, progress_bar
+from fasterqk.cli.common import Parser, add_action, add_json, examples, positive_float, positive_int
+from fasterqk.console import print_result, print_table, progress_bar
 from fasterqk.files import config_types
 
 
@@ -67,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     with progress_bar(f"{cell.parameterization}, QK {cell.qk_ratio:g}x") as progress:
         result = train(cell, progress=progress)
-    return print_result(arguments, {"cell": cell, **result}, _show)
+    return print_result(arguments.json, {"cell": cell, **result}, _show)
 
 
 def _fields(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:

@@ -3,17 +3,8 @@
 import argparse
 from typing import Any
 
-from fasterqk.cli.common import (
-    Parser,
-    add_action,
-    add_json,
-    examples,
-    list_of,
-    positive_float,
-    positive_int,
-    print_result,
-)
-from fasterqk.console import print_table, progress_bar
+from fasterqk.cli.common import Parser, add_action, add_json, examples, list_of, positive_float, positive_int
+from fasterqk.console import print_result, print_table, progress_bar
 
 STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio")
 _PARAMETERIZATION = "FAFO, FACO, CAFO or CACO"
@@ -94,10 +85,10 @@ def run(arguments: argparse.Namespace) -> int:
     start["parameterization"] = arguments.parameterization
     if arguments.action == "ratio":
         ratio = theory.ratio_for(setting, arguments.alpha, arguments.loss, **start)
-        return print_result(arguments, {"qk_ratio": ratio}, lambda _: print(f"{ratio:.6g}"))
+        return print_result(arguments.json, {"qk_ratio": ratio}, lambda _: print(f"{ratio:.6g}"))
     state = theory.solve(setting, arguments.qk_ratio, loss=arguments.loss, time=arguments.time, **start)
     result = {name: getattr(state, name) for name in STATE}
-    return print_result(arguments, result, lambda _: print_table([result]))
+    return print_result(arguments.json, result, lambda _: print_table([result]))
 
 
 def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -> int:
@@ -117,7 +108,7 @@ def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -
     if arguments.csv and not arguments.json:
         print(csv_text(rows), end="")
         return 0
-    return print_result(arguments, rows, print_table)
+    return print_result(arguments.json, rows, print_table)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -130,7 +121,7 @@ def _check(arguments: argparse.Namespace) -> int:
         {"identity": one.name} | {name: getattr(one, name) for name in ("error", "tolerance", "ok", "says")}
         for one in identities
     ]
-    print_result(arguments, {"ok": ok, "identities": rows}, _show_identities)
+    print_result(arguments.json, {"ok": ok, "identities": rows}, _show_identities)
     return 0 if ok else 1
 
 

@@ -4,16 +4,8 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.common import (
-    Parser,
-    add_data_dir,
-    add_json,
-    examples,
-    positive_float,
-    positive_int,
-    print_result,
-)
-from fasterqk.console import duration_text, print_table, progress_bar
+from fasterqk.cli.common import Parser, add_data_dir, add_json, examples, positive_float, positive_int
+from fasterqk.console import duration_text, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
 
 if TYPE_CHECKING:
@@ -71,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
         dismiss(processes)
     seconds = round(time.perf_counter() - start, 2)
     document = {**result.to_json(), "seconds": seconds}
-    return print_result(arguments, document, lambda _: _show(result, seconds))
+    return print_result(arguments.json, document, lambda _: _show(result, seconds))
 
 
 def task_config(arguments: argparse.Namespace) -> Any:
