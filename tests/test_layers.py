@@ -76,8 +76,8 @@ def test_packages_of_the_library_use_public_names_of_others() -> None:
         for module, names in imports(types=True).items()
         for name in names
         if layer(module) in LIBRARY and layer(name) != layer(module) and "._" in name
-        # Attention is found and circuits are probed by the same recordings; integrations watch both.
-        if (layer(module), layer(name)) != ("circuits", "capture") and layer(module) != "integrations"
+        # Attention is found and circuits are probed by the same recordings.
+        if (layer(module), layer(name)) != ("circuits", "capture")
     }
     assert wrong == set()
 

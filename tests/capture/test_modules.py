@@ -2,7 +2,7 @@
 
 import pytest
 
-from fasterqk.capture.modules import meaning
+from fasterqk.capture._modules import meaning
 
 
 @pytest.mark.parametrize(

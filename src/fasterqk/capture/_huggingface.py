@@ -19,12 +19,8 @@ _INTERNAL = "_attn_implementation_internal"
 
 def configurations(model: nn.Module) -> list[Any]:
     """The distinct transformers configurations that the modules of ``model`` read."""
-    found = {}
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if hasattr(config, _INTERNAL):
-            found[id(config)] = config
-    return list(found.values())
+    found = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in found if hasattr(config, _INTERNAL)}.values())
 
 
 @contextmanager

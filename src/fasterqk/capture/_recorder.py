@@ -4,21 +4,23 @@ Probabilities come from two sides: a model calls ``record`` itself, or the trace
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fasterqk.capture.modules import is_attention
+from fasterqk.capture._modules import is_attention
 
+Kind = Literal["self", "encoder", "decoder", "cross"]
 # Arguments of Hugging Face attention modules: hidden states for keys and values alone.
 _OTHER_SOURCES = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
 # Plain attribute that a capture sets on every module of the model while it runs.
 ATTRIBUTE = "_fasterqk_recorder"
 
 
-def record(module: nn.Module, probabilities: Tensor, kind: str | None = "self") -> None:
+def record(module: nn.Module, probabilities: Tensor, kind: Kind | None = "self") -> None:
     """Pass ``probabilities`` (batch, head, query, key) to the running capture, if there is one.
 
     Models call it in ``forward`` where they form their attention probabilities. Without a capture it is
@@ -56,17 +58,15 @@ class Frame:
 
 @dataclass(eq=False)
 class AttentionCall:
-    """Probabilities formed by one attention call, and the modules that were running."""
+    """Probabilities formed by one attention call, and the modules that were running.
+
+    ``module`` is the one that recorded them itself (or through its attention backend), None if none did.
+    """
 
     frames: tuple[Frame, ...]
     probabilities: Tensor
     module: nn.Module | None = None
-    kind: str | None = None
-
-    @property
-    def explicit(self) -> bool:
-        """Whether the module itself (or its attention backend) recorded them."""
-        return self.module is not None
+    kind: Kind | None = None
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class Recorder:
     entered: list[Frame] = field(default_factory=list)
     calls: list[AttentionCall] = field(default_factory=list)
 
-    def add(self, probabilities: Tensor, *, module: nn.Module | None = None, kind: str | None = None) -> None:
+    def add(self, probabilities: Tensor, module: nn.Module | None = None, kind: Kind | None = None) -> None:
         """Add probabilities; those that ``module`` recorded itself take precedence over traced ones."""
         frames = tuple(self.frames)
         for frame in frames:
@@ -95,33 +95,27 @@ class Recorder:
     def chosen(self) -> list[AttentionCall]:
         """The calls, without those traced inside a module that recorded its own."""
         return [
-            call for call in self.calls if call.explicit or not any(frame.explicit for frame in call.frames)
+            call
+            for call in self.calls
+            if call.module is not None or not any(frame.explicit for frame in call.frames)
         ]
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
         """Follow the modules of ``model`` and receive its ``record`` calls, until the end."""
-        handles = []
-        modules = dict(model.named_modules())
-        try:
-            for name, module in modules.items():
+        with ExitStack() as hooks:
+            for name, module in model.named_modules():
                 module.__dict__[ATTRIBUTE] = self
-                handles.append(module.register_forward_pre_hook(self._enter(name), with_kwargs=True))
-                handles.append(module.register_forward_hook(self._leave, always_call=True))
+                hooks.callback(module.__dict__.pop, ATTRIBUTE, None)
+                enter = partial(self._enter, name)
+                hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(self._leave, always_call=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            for module in modules.values():
-                module.__dict__.pop(ATTRIBUTE, None)
 
-    def _enter(self, name: str) -> Any:
-        def enter(module: nn.Module, arguments: Any, keywords: Any) -> None:
-            frame = Frame(name, module, _other_source(module, arguments, keywords))
-            self.frames.append(frame)
-            self.entered.append(frame)
-
-        return enter
+    def _enter(self, name: str, module: nn.Module, arguments: Any, keywords: Any) -> None:
+        frame = Frame(name, module, _other_source(module, arguments, keywords))
+        self.frames.append(frame)
+        self.entered.append(frame)
 
     def _leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
         if self.frames and self.frames[-1].module is module:

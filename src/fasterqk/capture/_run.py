@@ -7,17 +7,15 @@ attention backend of ours (``_huggingface``). Then the calls get names, four axe
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, overload
+from typing import Any, get_args, overload
 
 import torch
 from torch import Tensor, nn
 
 from fasterqk.capture._huggingface import BACKEND, attention_implementation, configurations, register_backend
-from fasterqk.capture._recorder import AttentionCall, Recorder
-from fasterqk.capture._trace import AttentionTrace
-from fasterqk.capture.modules import (
+from fasterqk.capture._modules import (
     attention_modules,
     call_with,
     head_counts,
@@ -25,10 +23,11 @@ from fasterqk.capture.modules import (
     stack_of,
     uncompiled,
 )
+from fasterqk.capture._recorder import AttentionCall, Kind, Recorder
+from fasterqk.capture._trace import AttentionTrace
 from fasterqk.errors import InputError
 
-Kind = Literal["self", "encoder", "decoder", "cross"]
-KINDS: tuple[Kind, ...] = ("self", "encoder", "decoder", "cross")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 @dataclass(frozen=True)
@@ -146,20 +145,21 @@ def _running(
     """Evaluation mode, the attention implementation, hooks and trace; all undone at the end."""
     training = [(module, module.training) for module in model.modules()]
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    with ExitStack() as stack:
-        try:
-            model.eval()
-            torch.backends.mha.set_fastpath_enabled(False)
-            stack.enter_context(nothing_compiled())
-            stack.enter_context(attention_implementation(model, implementation))
-            stack.enter_context(recorder.watching(model))
-            stack.enter_context(torch.set_grad_enabled(differentiable))
-            stack.enter_context(AttentionTrace(recorder))
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        with (
+            nothing_compiled(),
+            attention_implementation(model, implementation),
+            recorder.watching(model),
+            torch.set_grad_enabled(differentiable),
+            AttentionTrace(recorder),
+        ):
             yield
-        finally:
-            torch.backends.mha.set_fastpath_enabled(fast_path)
-            for module, was in training:
-                module.training = was
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for module, was in training:
+            module.training = was
 
 
 def _error_text(model: nn.Module, missing: list[str], captured: int) -> str:
@@ -206,13 +206,10 @@ def _name(call: AttentionCall, known: dict[int, str], attention: dict[str, nn.Mo
     """The module of this call: the one that recorded it, else the nearest attention module."""
     if call.module is not None:
         return known.get(id(call.module), "")
-    for frame in reversed(call.frames):
-        if frame.name in attention:
-            return frame.name
-    for frame in reversed(call.frames):
-        if any(True for _ in frame.module.parameters()):
-            return frame.name
-    return ""
+    inner = call.frames[::-1]
+    named = [frame.name for frame in inner if frame.name in attention]
+    named += [frame.name for frame in inner if any(True for _ in frame.module.parameters())]
+    return named[0] if named else ""
 
 
 def _batch(inputs: Any) -> int | None:
@@ -230,12 +227,9 @@ def _batch(inputs: Any) -> int | None:
 
 def heads_of(call: AttentionCall) -> int | None:
     """The number of heads that the nearest module which has one states."""
-    modules = [frame.module for frame in reversed(call.frames)]
-    for module in ([call.module] if call.module is not None else []) + modules:
-        counts = head_counts(module)
-        if counts is not None:
-            return counts[0]
-    return None
+    modules = [call.module, *(frame.module for frame in reversed(call.frames))]
+    stated = (head_counts(module) for module in modules if module is not None)
+    return next((counts[0] for counts in stated if counts is not None), None)
 
 
 def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
@@ -291,22 +285,18 @@ def is_cross(call: AttentionCall) -> bool:
 
 def kinds_of(calls: Sequence[AttentionCall], names: Sequence[str]) -> tuple[Kind, ...]:
     """The kind of each call. Without cross-attention in the model all are ``"self"``."""
-    cross = [is_cross(call) for call in calls]
-    if not any(cross):
-        return tuple(_stated(call) or "self" for call in calls)
-    decoders = {_stack_root(name) for name, is_one in zip(names, cross, strict=True) if is_one}
-    kinds: list[Kind] = []
-    for call, name, is_one in zip(calls, names, cross, strict=True):
-        if is_one:
-            kinds.append("cross")
-        else:
-            own: Kind = "decoder" if _stack_root(name) in decoders else "encoder"
-            kinds.append(_stated(call) or own)
-    return tuple(kinds)
+    decoders = {_stack_root(name) for call, name in zip(calls, names, strict=True) if is_cross(call)}
 
+    def kind_of(call: AttentionCall, name: str) -> Kind:
+        if is_cross(call):
+            return "cross"
+        if call.kind == "encoder" or call.kind == "decoder":  # the model says so
+            return call.kind
+        if not decoders:
+            return "self"
+        return "decoder" if _stack_root(name) in decoders else "encoder"
 
-def _stated(call: AttentionCall) -> Kind | None:
-    return next((kind for kind in KINDS if kind == call.kind in ("encoder", "decoder")), None)
+    return tuple(map(kind_of, calls, names))
 
 
 def _stack_root(name: str) -> str:

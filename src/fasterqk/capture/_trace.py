@@ -153,20 +153,12 @@ WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
 _TAG = "_fasterqk_probabilities"
 
 
-class Tag:
-    """Marks the tensors that still carry one softmax's probabilities."""
-
-    def __init__(self, probabilities: Tensor) -> None:
-        self.waiting: Tensor | None = probabilities
-
-    def confirm(self) -> Tensor | None:
-        """The probabilities at the first call, then None: they and the tag would keep each other alive."""
-        probabilities, self.waiting = self.waiting, None
-        return probabilities
-
-
 class AttentionTrace(TorchFunctionMode):
-    """While active, adds attention probabilities to ``recorder``."""
+    """While active, adds attention probabilities to ``recorder``.
+
+    Tensors that still carry the probabilities of one softmax are tagged with one list that holds them. The
+    list is emptied when they are recorded: probabilities and tag would keep each other alive.
+    """
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -184,16 +176,15 @@ class AttentionTrace(TorchFunctionMode):
             return output
         if func in SOFTMAXES:
             if over_last_axis(output, args, kwargs):
-                setattr(output, _TAG, Tag(output))
+                setattr(output, _TAG, [output])
             return output
         for operand in tensors_in(args, kwargs):
             tag = getattr(operand, _TAG, None)
             if tag is None:
                 continue
             if func in PRODUCTS:
-                probabilities = tag.confirm()
-                if probabilities is not None:
-                    self.recorder.add(probabilities)
+                while tag:
+                    self.recorder.add(tag.pop())
             elif carries(func, operand, output):
                 setattr(output, _TAG, tag)
         return output

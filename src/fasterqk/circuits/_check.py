@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import fasterqk
-from fasterqk.capture.modules import uncompiled
+from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._fused import COPYING
 from fasterqk.circuits._optimizer import GroupPlan, StepHooks, hooks_of, unwrapped
@@ -30,9 +30,9 @@ class Share:
     name: str
     parameters: int
     tensors: int
-    split: int
     rates: tuple[float, ...]
-    changing: bool
+    split: int = 0
+    changing: bool = False
 
     def __str__(self) -> str:
         tensors = f"{self.tensors} tensor{'s' * (self.tensors != 1)}"
@@ -67,9 +67,7 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
                 group.get("name", f"group {index}"),
                 sum(parameter.numel() for parameter in group["params"]),
                 len(group["params"]),
-                0,
                 (float(group["lr"]),),
-                False,
             )
             for index, group in enumerate(optimizer.param_groups)
         ]
@@ -88,8 +86,8 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
                     circuit,
                     sum(part.numel for part, _ in parts),
                     len(names),
-                    sum(len(places[name]) > 1 for name in names),
                     tuple(base * hooks.ratio_now(optimizer, index) for index in groups),
+                    sum(len(places[name]) > 1 for name in names),
                     any(callable(hooks.plans[index].ratio) for index in groups),
                 )
             )
@@ -210,15 +208,15 @@ def check_circuits(
     True
     """
     model = uncompiled(model)
-    hooks = hooks_of(optimizer)
     optimizer = unwrapped(optimizer)
-    members = hooks.members if hooks else _members(model, optimizer, labels)
-    base = float(hooks.base_rate(optimizer) if hooks else optimizer.param_groups[0]["lr"])
+    hooks = hooks_of(optimizer) or _plain_hooks(model, optimizer, labels)
+    members = hooks.members
+    base = float(hooks.base_rate(optimizer))
     if base == 0:
         raise InputError("the base learning rate is 0 at this step (a warm-up?), so nothing would move")
-    ratios = _ratios(optimizer, hooks)
-    as_set = _updates(model, optimizer, hooks, members, batch, loss, at_base=False)
-    plain_step = _updates(model, optimizer, hooks, members, batch, loss, at_base=True)
+    ratios = [hooks.ratio_now(optimizer, index) for index in range(len(hooks.plans))]
+    as_set = _updates(model, optimizer, hooks, batch, loss, at_base=False)
+    plain_step = _updates(model, optimizer, hooks, batch, loss, at_base=True)
     rows = []
     for circuit in CIRCUITS:
         places = [i for i, (part, _) in enumerate(members) if part.circuit == circuit]
@@ -248,10 +246,8 @@ def check_circuits(
     return result
 
 
-def _members(
-    model: nn.Module, optimizer: torch.optim.Optimizer, labels: Labels | None
-) -> list[tuple[Slice, int]]:
-    """Slices and their groups in an optimizer that was made elsewhere."""
+def _plain_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, labels: Labels | None) -> StepHooks:
+    """Hooks for an optimizer that was made elsewhere: its slices, and its rates as they are."""
     group_of = {
         id(parameter): index
         for index, group in enumerate(optimizer.param_groups)
@@ -265,21 +261,16 @@ def _members(
             "check_circuits needs the model that the optimizer was made for"
         )
     known = [(part, group_of.get(id(parameters[part.parameter]))) for part in find_circuits(model, labels)]
-    return [(part, index) for part, index in known if index is not None]
-
-
-def _ratios(optimizer: torch.optim.Optimizer, hooks: StepHooks | None) -> list[float]:
-    groups = optimizer.param_groups
-    if hooks is None:
-        return [float(group["lr"]) / float(groups[0]["lr"]) for group in groups]
-    return [hooks.ratio_now(optimizer, index) for index in range(len(hooks.plans))]
+    members = [(part, index) for part, index in known if index is not None]
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    plans = [GroupPlan("", rate / rates[0] if rates[0] else 1.0) for rate in rates]
+    return StepHooks(plans, fused=(), owners=(), model=weakref.ref(model), members=members)
 
 
 def _updates(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    hooks: StepHooks | None,
-    members: Any,
+    hooks: StepHooks,
     batch: Any,
     loss: Loss | None,
     *,
@@ -290,29 +281,27 @@ def _updates(
         other, stepper = _copy(model, optimizer, hooks)
         if at_base:
             _all_at_base(stepper, optimizer, hooks)
-        before = [_tensor(other, part).detach().clone() for part, _ in members]
-        outputs = _call(other, batch)
-        _scalar(outputs, loss).backward()
+        before = [_tensor(other, part).detach().clone() for part, _ in hooks.members]
+        _scalar(_call(other, batch), loss).backward()
         stepper.step()
         found = []
-        for (part, _), old in zip(members, before, strict=True):
+        for (part, _), old in zip(hooks.members, before, strict=True):
             change = _tensor(other, part).detach().double() - old.double()
             found.append((float(change.square().sum()), int((change != 0).sum()), change.numel()))
     return found
 
 
 def _copy(
-    model: nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks | None
+    model: nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
-    if hooks is None or hooks.mechanism == "parametrization":
+    if hooks.remake is None:
         with _copies_allowed(optimizer):
             other, stepper = copy.deepcopy((model, optimizer))
-        if hooks is not None:
-            dataclasses.replace(hooks, owners=[], model=weakref.ref(other)).attach(stepper)
-        return other, stepper
-    other = copy.deepcopy(model)
-    stepper = hooks.remake(other)
-    stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+        dataclasses.replace(hooks, owners=(), model=weakref.ref(other)).attach(stepper)
+    else:
+        other = copy.deepcopy(model)
+        stepper = hooks.remake(other)
+        stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     return other, stepper
 
 
@@ -326,18 +315,15 @@ def _copies_allowed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         vars(optimizer).update(held)
 
 
-def _all_at_base(
-    stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, hooks: StepHooks | None
-) -> None:
+def _all_at_base(stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
     """Set all rates to the base; the decay of the real step stays."""
-    base = hooks.base_rate(optimizer) if hooks else optimizer.param_groups[0]["lr"]
-    for index, group in enumerate(stepper.param_groups):
-        if hooks is not None and hooks.plans[index].independent:
+    for index, (group, plan) in enumerate(zip(stepper.param_groups, hooks.plans, strict=False)):
+        if plan.independent:
             group["weight_decay"] /= hooks.ratio_now(optimizer, index)
-        group["lr"] = base
+        group["lr"] = hooks.base_rate(optimizer)
     own = hooks_of(stepper)
-    if own is not None:
-        own.plans = [GroupPlan(plan.name, 1.0) for plan in own.plans]
+    assert own is not None  # a copy has the hooks of the original
+    own.plans = [GroupPlan(plan.name, 1.0) for plan in hooks.plans]
 
 
 def _tensor(model: nn.Module, part: Slice) -> torch.Tensor:

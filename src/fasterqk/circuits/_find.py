@@ -5,7 +5,7 @@ The sources of a label, first to last: the user's ``labels``, the registry of la
 brings them together, and refuses a model in which an attention parameter is left without a label.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from fasterqk.capture.modules import head_counts, meaning, stack_of, uncompiled
+from fasterqk.capture._modules import head_counts, meaning, stack_of, uncompiled
 from fasterqk.circuits._from_config import can_be_rebuilt, small_copies
 from fasterqk.circuits._guess import Scope, guess, layer_prefixes, nearest, slice_by_head
 from fasterqk.circuits._inputs import run_guessed, runner
@@ -88,9 +88,16 @@ def given_or_found(
     model: nn.Module, circuits: Circuits | None, labels: Labels | None, heads: bool = False
 ) -> Circuits:
     """The ``circuits`` a user passed, or those found with the user's ``labels``."""
-    if circuits is not None and labels is not None:
+    if circuits is None:
+        return find_circuits(model, labels, heads=heads)
+    if labels is not None:
         raise InputError("give labels= or circuits=, not both: circuits=find_circuits(model, labels)")
-    return find_circuits(model, labels, heads=heads) if circuits is None else circuits
+    if not isinstance(circuits, Circuits):
+        raise InputError(
+            f"circuits= takes what find_circuits returns, not a {type(circuits).__name__}; "
+            "patterns of parameter names are labels="
+        )
+    return circuits
 
 
 def _judgement(model: nn.Module, given: Mapping[str, Any], verify: bool | str, inputs: Any) -> Judgement:
@@ -161,8 +168,10 @@ def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, Any]
             )
         given = {}
         for pattern, value in labels.items():
+            classes = [each for each in model.modules() if fnmatchcase(type(each).__name__, pattern)]
+            inside = {id(parameter) for module in classes for parameter in module.parameters()}
             matched = [name for name in parameters if fnmatchcase(name, pattern)]
-            matched = matched or _inside_class(model, pattern)
+            matched = matched or [name for name, each in parameters.items() if id(each) in inside]
             if not matched:
                 raise InputError(
                     f"label {pattern!r} matches no parameter and no class; names look like "
@@ -173,17 +182,6 @@ def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, Any]
     else:
         raise InputError(f"labels are a mapping of patterns or a function, not {type(labels).__name__}")
     return {name: _validated(name, value, parameters[name]) for name, value in given.items()}
-
-
-def _inside_class(model: nn.Module, pattern: str) -> list[str]:
-    known = {id(parameter): name for name, parameter in model.named_parameters()}
-    found = dict.fromkeys(
-        id(parameter)
-        for module in model.modules()
-        if fnmatchcase(type(module).__name__, pattern)
-        for parameter in module.parameters()
-    )
-    return [known[key] for key in found]
 
 
 def _validated(name: str, value: Any, parameter: nn.Parameter) -> Any:
@@ -226,7 +224,9 @@ def _example(parameters: Mapping[str, nn.Parameter]) -> str:
 def _assemble(model: nn.Module, judgement: Judgement, given: Mapping[str, Any], heads: bool) -> Circuits:
     """The labels of all parameters of ``model``, in its order."""
     prefixes = layer_prefixes(judgement.scopes.values())
-    tied = _tied(model)
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
     slices: list[Slice] = []
     for name, parameter in model.named_parameters():
         scope = judgement.scope_of(name)
@@ -238,7 +238,7 @@ def _assemble(model: nn.Module, judgement: Judgement, given: Mapping[str, Any], 
             parts = [replace(whole, role=_outside(name, judgement))]
         else:
             parts = _from_judgement(whole, parameter, scope, judgement, heads)
-        if _crosses(model, judgement, parts, tied.get(id(parameter), ())):
+        if _crosses(model, judgement, parts, parameter, names[id(parameter)]):
             parts = [replace(whole, role="shared", decided_by="name")]
         elif heads and scope is not None:
             parts = slice_by_head(model, scope, parameter, parts, judgement.heads.get(scope.path))
@@ -250,7 +250,7 @@ def _from_label(whole: Slice, parameter: nn.Parameter, value: Role | list[Any]) 
     if isinstance(value, str):
         return [replace(whole, role=value, decided_by="label")]
     blocks = [Block(role, stop - start) for _, start, stop, role in value]
-    return list(_cut(whole, parameter, value[0][0], blocks, "label", heads=False))
+    return _cut(whole, parameter, value[0][0], blocks, "label")
 
 
 def _from_judgement(
@@ -258,39 +258,32 @@ def _from_judgement(
 ) -> list[Slice]:
     name = whole.parameter
     finding, own = judgement.found.get(name), judgement.guesses[name]
+    blocks: Sequence[Block]
     if finding is not None:
-        by = "probe"
-        if finding.axis is None:
-            return [replace(whole, role=finding.spans[0][2], decided_by=by)]
+        role, axis, by = finding.role, finding.axis, "probe"
         counts = head_counts(scope.module)
-        blocks = matching(finding.spans, *counts) if counts else None
-        if blocks is None:
-            blocks = [Block(role, stop - start) for start, stop, role in finding.spans]
-        return list(_cut(whole, parameter, finding.axis, blocks, by, heads))
-    assert own is not None  # what is open has been refused
-    by = own.by + ("+probe" if name in judgement.confirmed else "")
-    if own.role is not None:
-        return [replace(whole, role=own.role, decided_by=by)]
-    assert own.axis is not None
-    return list(_cut(whole, parameter, own.axis, own.blocks, by, heads))
+        known = matching(finding.spans, *counts) if counts and axis is not None else None
+        blocks = known or [Block(part, stop - start) for start, stop, part in finding.spans]
+    else:
+        assert own is not None  # what is open has been refused
+        role, axis, blocks = own.role, own.axis, own.blocks
+        by = own.by + ("+probe" if name in judgement.confirmed else "")
+    if role is not None:
+        return [replace(whole, role=role, decided_by=by)]
+    assert axis is not None
+    if not heads:
+        blocks = [replace(block, head=None) for block in blocks]
+    return _cut(whole, parameter, axis, blocks, by)
 
 
-def _cut(
-    whole: Slice, parameter: nn.Parameter, axis: int, blocks: Sequence[Block], by: str, heads: bool
-) -> Iterator[Slice]:
-    start, line = 0, parameter.numel() // parameter.shape[axis]
+def _cut(whole: Slice, parameter: nn.Parameter, axis: int, blocks: Sequence[Block], by: str) -> list[Slice]:
+    slices, start = [], 0
     for block in blocks:
-        yield replace(
-            whole,
-            axis=axis,
-            start=start,
-            stop=start + block.size,
-            role=block.role,
-            decided_by=by,
-            numel=block.size * line,
-            head=block.head if heads else None,
-        )
-        start += block.size
+        stop, numel = start + block.size, block.size * parameter.numel() // parameter.shape[axis]
+        span = replace(whole, axis=axis, start=start, stop=stop, numel=numel)
+        slices.append(replace(span, role=block.role, decided_by=by, head=block.head))
+        start = stop
+    return slices
 
 
 def _outside(name: str, judgement: Judgement) -> Role:
@@ -312,22 +305,15 @@ def _joined(parts: list[Slice]) -> list[Slice]:
     return joined
 
 
-def _tied(model: nn.Module) -> dict[int, list[str]]:
-    """The names of parameters that have several."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return {key: value for key, value in names.items() if len(value) > 1}
-
-
-def _crosses(model: nn.Module, judgement: Judgement, parts: list[Slice], names: Collection[str]) -> bool:
-    """Whether a tied parameter serves different circuits under its other names."""
-    parameters = dict(model.named_parameters(remove_duplicate=False)) if names else {}
-    for other in names:
+def _crosses(
+    model: nn.Module, judgement: Judgement, parts: list[Slice], parameter: nn.Parameter, names: list[str]
+) -> bool:
+    """Whether a parameter, if it is tied, serves different circuits under its other names."""
+    for other in names if len(names) > 1 else ():
         scope = judgement.scope_of(other)
         role: Role | None = "rest"
         if scope is not None:
-            own = guess(model, scope, other, parameters[other])
+            own = guess(model, scope, other, parameter)
             role = None if own is None else own.role
         if role is not None and CIRCUIT_OF_ROLE[role] not in {part.circuit for part in parts}:
             return True
@@ -348,9 +334,8 @@ def _notes(judgement: Judgement, circuits: Circuits) -> tuple[str, ...]:
     ]
     found = []
     if unseen:
-        why = f" ({_first_line(judgement.failure)})" if judgement.failure else ""
         found.append(
-            f"not seen by the probe, labelled by registry and names: {_stacks(unseen)}{why}; "
+            f"not seen by the probe, labelled by registry and names: {_stacks(unseen)}{_why(judgement)}; "
             "to verify it, pass inputs= that run it"
         )
     for word in ("queries", "keys"):
@@ -364,13 +349,18 @@ def _notes(judgement: Judgement, circuits: Circuits) -> tuple[str, ...]:
 
 
 def _stacks(paths: list[str]) -> str:
-    patterns = list(dict.fromkeys(stack_of(path) or "the model" for path in paths))
-    return ", ".join(patterns[:4]) + (f" and {len(patterns) - 4} more" if len(patterns) > 4 else "")
+    return _some(list(dict.fromkeys(stack_of(path) or "the model" for path in paths)))
 
 
-def _first_line(reason: str) -> str:
-    line = reason.splitlines()[0] if reason else ""
-    return line if len(line) <= 160 else line[:157] + "..."
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _why(judgement: Judgement, before: str = "") -> str:
+    """The first line of the probe's failure, in brackets; empty if it did not fail."""
+    line = judgement.failure.partition("\n")[0]
+    line = line if len(line) <= 160 else line[:157] + "..."
+    return f" ({before}{line})" if line else ""
 
 
 # --- Refusals: blocks without attention, parameters without a label. Their advice can be pasted ---
@@ -385,7 +375,7 @@ def _refuse_linear_attention(
     """Raise for blocks that mix positions without a softmax, unless labels cover all they hold."""
     blocks = {path: module for path, module in model.named_modules() if refused(module) or path in silent}
     outer = [path for path in blocks if not any(_inside(path, other) for other in blocks)]
-    left = [path for path in outer if any(name not in given for name in _held(blocks[path], path))]
+    left = [path for path in outer if dict(blocks[path].named_parameters(path)).keys() - given.keys()]
     if not left:
         return
     # A pattern of names may also match the softmax layers of a hybrid: the class does not.
@@ -428,7 +418,7 @@ def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Ci
         and not found & {"qk", "shared"}
     ]
     if without:
-        weights = [_held(model.get_submodule(path), path)[0] for path in without]
+        weights = [next(model.get_submodule(path).named_parameters(path))[0] for path in without]
         raise InputError(
             f"{without[0] or 'the model'} forms attention, but no parameter in it was found to make queries "
             f"or keys; say which does, for example {_labels_text(model, dict.fromkeys(weights, 'q'))}"
@@ -437,21 +427,18 @@ def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Ci
 
 def _refuse_open(model: nn.Module, judgement: Judgement, given: Mapping[str, Any]) -> None:
     """Raise for attention parameters that labels, registry, names and probe leave without a role."""
-    roles: dict[str, Any] = {}
-    for name in judgement.open():
+    roles: dict[str, Any] = {name: "q" for name in judgement.open() if name not in given}
+    for name in roles:
         own = judgement.guesses[name]
-        if name not in given and own is not None and own.axis is not None:
+        if own is not None and own.axis is not None:
             roles[name] = [(own.axis, *span) for span in spans_of(own.blocks)]
-        elif name not in given:
-            roles[name] = "q"
     if not roles:
         return
     parameters = dict(model.named_parameters())
-    shown = ", ".join(f"{name} {tuple(parameters[name].shape)}" for name in list(roles)[:4])
-    more = f" and {len(roles) - 4} more" if len(roles) > 4 else ""
-    why = f" (the probe could not run: {_first_line(judgement.failure)})" if judgement.failure else ""
+    shown = _some([f"{name} {tuple(parameters[name].shape)}" for name in roles])
+    why = _why(judgement, "the probe could not run: ")
     raise InputError(
-        f"{len(roles)} attention parameters have no label: {shown}{more}{why}; say what they are, for "
+        f"{len(roles)} attention parameters have no label: {shown}{why}; say what they are, for "
         f"example {_labels_text(model, roles)}, or let the probe see them: "
         "circuits=find_circuits(model, inputs=batch)"
     )
@@ -466,9 +453,8 @@ def _refuse_unverified(judgement: Judgement, given: Mapping[str, Any]) -> None:
         and not all(name in given for name in judgement.guesses if judgement.scope_of(name) is scope)
     ]
     if unseen:
-        why = f" ({_first_line(judgement.failure)})" if judgement.failure else ""
         raise InputError(
-            f"the probe did not reach {len(unseen)} attention blocks: {', '.join(unseen[:4])}{why}; "
+            f"the probe did not reach {len(unseen)} attention blocks: {_some(unseen)}{_why(judgement)}; "
             "pass inputs= that run them, or verify='auto'"
         )
 
@@ -486,7 +472,3 @@ def _labels_text(model: nn.Module, roles: Mapping[str, Any]) -> str:
 
 def _inside(path: str, outer: str) -> bool:
     return path != outer and (not outer or path.startswith(outer + "."))
-
-
-def _held(module: nn.Module, path: str) -> list[str]:
-    return [f"{path}.{name}" if path else name for name, _ in module.named_parameters()]

@@ -47,21 +47,23 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
     elif Path(name).is_dir():
         config, source = _from_file(str(Path(name) / "config.json")), f"directory {name!r}"
     elif name in transformers.CONFIG_MAPPING:
-        config = _default(name)
+        with _refused(
+            f"transformers has no default configuration of {name!r}; name a model of this type on the hub or "
+            "give --config FILE"
+        ):
+            config = transformers.AutoConfig.for_model(name)
         source = f"default configuration of model type {name!r}"
     else:
-        config, source = _from_hub(name), f"configuration of {name!r} on the hub"
-    return _build(config, name or config_file or ""), source
-
-
-def _default(kind: str) -> Any:
-    from transformers import AutoConfig
-
-    with _refused(
-        f"transformers has no default configuration of {kind!r}; name a model of this type on the hub or "
-        "give --config FILE"
-    ):
-        return AutoConfig.for_model(kind)
+        with _refused(f"{name!r} is not a directory, not a model type, and could not be loaded from the hub"):
+            # What was downloaded before needs no network; an unreachable hub would be tried five times.
+            config = transformers.AutoConfig.from_pretrained(name, local_files_only=not _hub_answers())
+        source = f"configuration of {name!r} on the hub"
+    kind, own = model_class(config), name or config_file
+    if kind is None:
+        raise InputError(f"transformers has no model for {own!r} ({type(config).__name__})")
+    refused = _refused(f"{kind.__name__} cannot be built from the configuration of {own!r}")
+    with refused, torch.device("meta"):
+        return kind(config), source
 
 
 @contextmanager
@@ -86,24 +88,6 @@ def _from_file(path: str) -> Any:
         raise InputError(f"{path!r} has model_type {kind!r}, which this transformers does not know")
     with _refused(f"{path!r} is not a configuration of {kind!r}"):
         return AutoConfig.for_model(kind, **fields)
-
-
-def _from_hub(name: str) -> Any:
-    from transformers import AutoConfig
-
-    with _refused(f"{name!r} is not a directory, not a model type, and could not be loaded from the hub"):
-        # What was downloaded before needs no network; an unreachable hub would be tried five times.
-        return AutoConfig.from_pretrained(name, local_files_only=not _hub_answers())
-
-
-def _build(config: Any, name: str) -> nn.Module:
-    kind = model_class(config)
-    if kind is None:
-        raise InputError(f"transformers has no model for {name!r} ({type(config).__name__})")
-    refused = _refused(f"{kind.__name__} cannot be built from the configuration of {name!r}")
-    with refused, torch.device("meta"):
-        model: nn.Module = kind(config)
-    return model
 
 
 def model_class(config: Any) -> Any:
@@ -147,41 +131,33 @@ HEADS, VOCABULARY, LAYERS, POSITIONS = 4, 128, 2, 512
 # Widths of a head to try, narrow first; None keeps all widths.
 HEAD_WIDTHS = (16, 64, None)
 
-_HEADS = re.compile(
-    r"^(num_attention_heads|num_heads|n_heads?|heads|attention_heads|\w+_attention_heads|encoder_heads|decoder_heads"
-    r"|\w+_n_heads|\w+_num_heads|num_attn_heads|num_head)$"
-)
-_KEY_HEADS = re.compile(
-    r"^(num_key_value_heads|num_kv_heads|n_kv_heads|\w+_num_key_value_heads|\w+_kv_heads)$"
-)
-_HEAD_WIDTH = re.compile(
-    r"^(head_dim|kv_channels|d_kv|d_head|dim_head|attention_head_dim|v_head_dim|qk_nope_head_dim|qk_rope_head_dim"
-    r"|global_head_dim|linear_key_head_dim|linear_value_head_dim|index_head_dim|swa_head_dim|\w+_head_dim)$"
-)
+_HEADS = re.compile(r"^((\w+_)?(attention|num|n)_heads|(num|n)_head|((en|de)coder_|num_attn_)?heads)$")
+_KEY_HEADS = re.compile(r"^((\w+_)?num_key_value|\w+_kv)_heads$")
+_HEAD_WIDTH = re.compile(r"^((\w+_)?head_dim|kv_channels|d_kv|d_head|dim_head)$")
 _WIDTH = re.compile(
-    r"^(hidden_size|d_model|d_latents|n_embd|dim|embed_dim|embedding_size|hidden_dim|emb_dim|projection_dim|out_hidden_size"
-    r"|text_hidden_size|output_hidden_size|encoder_hidden_size|decoder_hidden_size|word_embed_proj_dim|d_embed"
-    r"|word_embed_proj_dim|output_dim|projector_hidden_size|backbone_hidden_size|cross_attention_hidden_size"
-    r"|vision_hidden_size|audio_hidden_size|proj_dim|hidden_size_per_layer_input|lru_width|text_embed_dim"
-    r"|q_lora_rank|kv_lora_rank|o_lora_rank|pooler_hidden_size|bottleneck_size|rnn_hidden_size|language_dim"
-    r"|projection_size|text_config_hidden_size|input_hidden_size|embedding_dim|projection_hidden_dim)$"
-)
-_INNER = re.compile(
-    r"^(intermediate_size|\w*_intermediate_size|ffn_dim|\w+_ffn_dim|d_ff|d_inner|n_inner|mlp_dim|ffn_hidden_size"
-    r"|pooler_intermediate_size|projector_intermediate_size|feed_forward_dim|dff|intermediate_dim|inner_dim)$"
+    r"^(((out|output|input|text|text_config|encoder|decoder|projector|backbone|cross_attention|vision|audio"
+    r"|pooler|rnn|ffn)_)?hidden_size|hidden_size_per_layer_input|(projection_)?hidden_dim|d_model|d_latents"
+    r"|n_embd|dim|(text_)?embed_dim|emb_dim|embedding_(dim|size)|d_embed|projection_(dim|size)|proj_dim"
+    r"|word_embed_proj_dim|output_dim|language_dim|lru_width|(q|kv|o)_lora_rank|bottleneck_size"
+    r"|(\w*_)?intermediate_size|(\w+_)?ffn_dim|d_ff|dff|d_inner|n_inner|mlp_dim|feed_forward_dim"
+    r"|intermediate_dim|inner_dim)$"
 )
 _LAYERS = re.compile(
-    r"^(num_hidden_layers|num_self_attends_per_block|num_layers|n_layers?|layers|depth|encoder_layers|decoder_layers|num_encoder_layers"
-    r"|num_decoder_layers|\w+_num_hidden_layers|num_hidden_layers_\w+|\w+_num_layers|resampler_depth|max_window_layers"
-    r"|text_encoder_num_layers|\w+_layers)$"
+    r"^((\w+_)?layers|n_layer|num_hidden_layers_\w+|num_self_attends_per_block|(resampler_)?depth)$"
 )
-_EXPERTS = re.compile(
-    r"^(num_experts|num_local_experts|n_routed_experts|moe_num_experts|num_routed_experts|\w+_num_experts)$"
-)
+_NOT_LAYERS = re.compile(r"feat_extract|adapter|shared_layers|nextn|predict|lstm|residual|feature_layers")
+_EXPERTS = re.compile(r"^((\w+_)?num_experts|num_local_experts|(n|num)_routed_experts)$")
 _CHOSEN = re.compile(r"^(num_experts_per_tok\w*|moe_topk|moe_k|top_k_experts|experts_per_token)$")
-_NOT_LAYERS = re.compile(
-    r"feat_extract|adapter|shared_layers|nextn|predict|lstm|residual|feature_layers|kv_shared"
-)
+_AT_MOST = {
+    **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input", "text_vocab_size"), VOCABULARY),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), POSITIONS),
+    **dict.fromkeys(("n_group", "topk_group", "num_expert_groups"), 1),
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,  # Jamba: one layer of each kind
+    "num_kv_shared_layers": 0,  # they share with layers that are gone
+    "max_source_positions": 64,
+    "num_frames": 4,
+}
 
 
 def shrink(config: Any, head_width: int | None = HEAD_WIDTHS[0]) -> Any:
@@ -220,7 +196,8 @@ def _shrink_part(part: Any, head_width: int | None) -> None:
             part.__dict__[name] = new
     if head_width is not None:
         _shrink_sections(values, head_width)
-        _shrink_image(part)
+        if _count(values.get("image_size")) and _count(values.get("patch_size")):
+            part.image_size = min(part.image_size, 4 * part.patch_size)
     vocabulary = getattr(part, "vocab_size", None)
     for name, value in values.items():
         if name.endswith("token_id") and _count(value) and _count(vocabulary) and value >= vocabulary:
@@ -233,25 +210,13 @@ def _fewer(name: str, value: Any, layers: int) -> Any:
         return type(value)(min(depth, LAYERS) for depth in value)
     if not _count(value):
         return None
-    if name in ("vocab_size", "vocab_size_per_layer_input", "text_vocab_size"):
-        return min(value, VOCABULARY)
+    if name in _AT_MOST:
+        return min(value, _AT_MOST[name])
     if _LAYERS.match(name) and not _NOT_LAYERS.search(name):
         return min(value, layers)
-    if name in ("attn_layer_period", "attn_layer_offset"):
-        return min(value, 2 if name.endswith("period") else 1)  # Jamba: one layer of each kind
-    if name == "num_kv_shared_layers":
-        return 0  # they share with layers that are gone
-    if name == "max_source_positions":
-        return min(value, 64)
-    if name == "num_frames":
-        return min(value, 4)
-    if name in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"):
-        return min(value, POSITIONS)
     if _EXPERTS.match(name):
         return min(value, 4)
-    if _CHOSEN.match(name):
-        return min(value, 2)
-    return 1 if name in ("n_group", "topk_group", "num_expert_groups") else None
+    return min(value, 2) if _CHOSEN.match(name) else None
 
 
 def _narrower(name: str, value: Any, heads: int, head_width: int) -> Any:
@@ -267,7 +232,7 @@ def _narrower(name: str, value: Any, heads: int, head_width: int) -> Any:
         return min(value, HEADS)
     if _HEAD_WIDTH.match(name) or name == "rotary_dim":
         return min(value, head_width)
-    return min(value, HEADS * head_width) if _WIDTH.match(name) or _INNER.match(name) else None
+    return min(value, HEADS * head_width) if _WIDTH.match(name) else None
 
 
 def _shrink_sections(values: dict[str, Any], head_width: int) -> None:
@@ -280,13 +245,6 @@ def _shrink_sections(values: dict[str, Any], head_width: int) -> None:
                 small = [max(1, half * size // sum(sections)) for size in sections]
                 small[0] += half - sum(small)
                 holder["mrope_section"] = small
-
-
-def _shrink_image(part: Any) -> None:
-    size: Any = getattr(part, "image_size", None)
-    patch: Any = getattr(part, "patch_size", None)
-    if _count(size) and _count(patch):
-        part.image_size = min(size, 4 * patch)
 
 
 def _kept_layers(values: dict[str, Any]) -> list[int]:

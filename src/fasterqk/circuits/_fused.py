@@ -40,17 +40,12 @@ _AGAIN = "make the optimizer after the model has its final weights, dtype and de
 class FusedWeight:
     """A fused parameter and the leaves that stand for its ``slices``, which cover it, in the optimizer.
 
-    ``copied``: leaves that are not contiguous step on copies (:class:`StepCopy`); ``always``: all leaves do.
+    With ``mechanism="auto"`` leaves that are not contiguous step on copies (:class:`StepCopy`), with
+    ``"copy"`` all leaves do. ``strided``: some leaf steps on memory that is not contiguous.
     """
 
     def __init__(
-        self,
-        name: str,
-        parameter: nn.Parameter,
-        slices: Sequence["StridedSlice"],
-        *,
-        copied: bool = True,
-        always: bool = False,
+        self, name: str, parameter: nn.Parameter, slices: Sequence["StridedSlice"], mechanism: str
     ) -> None:
         self.name = name
         self.parameter = parameter
@@ -65,17 +60,13 @@ class FusedWeight:
         self._copies = {
             index: StepCopy(leaf, view)
             for index, (leaf, view) in enumerate(zip(self.leaves, self.views, strict=True))
-            if always or (copied and not view.is_contiguous())
+            if mechanism == "copy" or (mechanism == "auto" and not view.is_contiguous())
         }
+        self.strided = mechanism == "view" and not all(view.is_contiguous() for view in self.views)
         self._gradient: torch.Tensor | None = None  # the fused gradient that the leaves' gradients view
         self._gradient_pointer = 0  # its address in memory
         self._gradient_views: list[torch.Tensor] = []  # its slices, as given to the leaves
         self._register_hook()
-
-    @property
-    def strided(self) -> bool:
-        """Whether some leaf steps on memory that is not contiguous."""
-        return any(not view.is_contiguous() for i, view in enumerate(self.views) if i not in self._copies)
 
     def _register_hook(self) -> None:
         """Give the leaves every new gradient; the hook goes with this object."""
@@ -114,8 +105,8 @@ class FusedWeight:
                 if leaf.grad is old:
                     leaf.grad = None
             self._gradient, self._gradient_views = None, []
-            return
-        self._give_gradient(gradient)
+        else:
+            self._give_gradient(gradient)
 
     def _give_gradient(self, gradient: torch.Tensor | None) -> None:
         if gradient is None:
@@ -244,23 +235,19 @@ class StepCopy:
 
     def flush(self) -> None:
         """Write the copy into the fused weight, and give the leaf back its gradient view."""
-        if self._inside:
-            self._view.copy_(self._leaf.detach())
-            self._restore_gradient()
-
-    def leave(self) -> None:
-        """Copy the weights back and make the leaf a view again."""
         if not self._inside:
             return
         self._view.copy_(self._leaf.detach())
-        self._leaf.data = self._view
-        self._restore_gradient()
-        self._inside = False
-
-    def _restore_gradient(self) -> None:
         if self._gradients is not None and self._leaf.grad is self._gradients:
             self._leaf.grad = self._gradient_view
         self._gradient_view = None
+
+    def leave(self) -> None:
+        """Copy the weights back and make the leaf a view again."""
+        self.flush()
+        if self._inside:
+            self._leaf.data = self._view
+            self._inside = False
 
 
 # --- The leaves of a model ---
@@ -291,13 +278,7 @@ def split_leaves(
             leaves += parametrize_split(model, each)
             continue
         slices = _leaf_slices(each, optimizer_class, kwargs)
-        made = FusedWeight(
-            each.name,
-            each.parameter,
-            [strided for _, strided in slices],
-            copied=mechanism != "view",
-            always=mechanism == "copy",
-        )
+        made = FusedWeight(each.name, each.parameter, [strided for _, strided in slices], mechanism)
         if made.strided and not _is_torchs_own(optimizer_class):
             raise InputError(
                 f"mechanism='view' gives {optimizer_class!r} slices of {each.name} that are not contiguous, "

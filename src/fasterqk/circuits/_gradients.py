@@ -2,13 +2,13 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from fasterqk.capture.modules import uncompiled
+from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels, given_or_found
 from fasterqk.circuits._ratio import finite_number
 from fasterqk.circuits._slices import CIRCUITS, Circuits, Slice
@@ -41,11 +41,12 @@ def normalize_gradients(
         finite_number(norm, f"the gradient norm of {circuit!r}")
     model = uncompiled(model)
     slices = given_or_found(model, circuits, labels)
+    gradients = {name: each.grad for name, each in model.named_parameters(remove_duplicate=False)}
     before = {}
     for circuit, norm in norms.items():
-        parts = list(_gradients(model, [part for part in slices if part.circuit == circuit]))
-        size = _norm(parts)
-        before[circuit] = size
+        own = [(part, gradients[part.parameter]) for part in slices if part.circuit == circuit]
+        parts = [part.view(gradient) for part, gradient in own if gradient is not None]
+        before[circuit] = size = _norm(parts)
         if size > 0:
             for part in parts:
                 part.mul_(norm / size)
@@ -68,14 +69,6 @@ def normalizer(
         normalize_gradients(model, norms, circuits)
 
     return normalize
-
-
-def _gradients(model: nn.Module, parts: Iterable[Slice]) -> Iterable[torch.Tensor]:
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for part in parts:
-        gradient = parameters[part.parameter].grad
-        if gradient is not None:
-            yield part.view(gradient)
 
 
 def _norm(parts: list[torch.Tensor]) -> float:

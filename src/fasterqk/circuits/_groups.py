@@ -8,15 +8,16 @@ base first, then each circuit whose settings differ from the base. ``param_group
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from torch import nn
 
-from fasterqk.capture.modules import uncompiled
+from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels, given_or_found, roles_from_labels
 from fasterqk.circuits._ratio import Ratio, RatioLike, Ratios, finite_number
-from fasterqk.circuits._slices import CIRCUITS, Circuit, Circuits, Role, Slice
+from fasterqk.circuits._slices import CIRCUITS, Circuits, Role, Slice
 from fasterqk.errors import InputError
 
 Rules = Mapping[str, Mapping[str, Any]]
@@ -41,13 +42,17 @@ class Settings:
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of ``make_optimizer`` and ``param_groups`` that set options per circuit, validated."""
+    """The arguments of ``make_optimizer`` and ``param_groups`` that set options per circuit, validated.
+
+    ``slices`` are the labelled slices of the model, from which ratios count layers and heads.
+    """
 
     lr: float
     qk_ratio: RatioLike = 1.0
     ov_ratio: RatioLike = 1.0
     weight_decay: float | None = None
     rules: Rules = field(default_factory=dict)
+    slices: Sequence[Slice] = ()
 
     def __post_init__(self) -> None:
         finite_number(self.lr, "lr", zero=True)
@@ -57,19 +62,15 @@ class Request:
         for circuit, rule in self.rules.items():
             if circuit not in CIRCUITS:
                 raise InputError(f"rules name the circuit {circuit!r}; circuits are {', '.join(CIRCUITS)}")
-            if "weight_decay" in rule:
-                finite_number(rule["weight_decay"], f"rules[{circuit!r}]['weight_decay']", zero=True)
-            for key in ("lr", "gradient_norm"):
-                if key in rule:
-                    finite_number(rule[key], f"rules[{circuit!r}][{key!r}]")
+            for key in (key for key in _OWN_KEYS if key in rule):
+                finite_number(rule[key], f"rules[{circuit!r}][{key!r}]", zero=key == "weight_decay")
             if "lr" in rule:
                 finite_number(self.lr, "lr, beside a rule that sets another one,")
-            given = self._ratio(circuit)
-            if "lr" in rule and not Ratios(f"{circuit}_ratio", given).plain_one:
-                raise InputError(
-                    f"rules[{circuit!r}]['lr']={rule['lr']!r} and {circuit}_ratio={given!r} "
-                    "both set the same rate; give one of them"
-                )
+                if circuit in self.ratios and not self.ratios[circuit].plain_one:
+                    raise InputError(
+                        f"rules[{circuit!r}]['lr']={rule['lr']!r} and {self.ratios[circuit]} "
+                        "both set the same rate; give one of them"
+                    )
 
     def _check_form_of_rules(self) -> None:
         """Rules are optimizer options per circuit; roles of parameters are labels."""
@@ -82,55 +83,47 @@ class Request:
         if not isinstance(rules, Mapping) or not all(isinstance(rule, Mapping) for rule in values):
             raise InputError(f"rules={rules!r}; rules look like {{'ov': {{'weight_decay': 0.1}}}}")
 
-    def _ratio(self, circuit: str) -> RatioLike:
-        return {"qk": self.qk_ratio, "ov": self.ov_ratio}.get(circuit, 1.0)
+    @cached_property
+    def ratios(self) -> dict[str, Ratios]:
+        """The ratios of the circuits that have one."""
+        given = {"qk": self.qk_ratio, "ov": self.ov_ratio}
+        return {
+            circuit: Ratios(f"{circuit}_ratio", ratio, [s for s in self.slices if s.circuit == circuit])
+            for circuit, ratio in given.items()
+        }
 
     @property
     def same_everywhere(self) -> bool:
         """Whether all circuits have the same settings, so that no labels are needed."""
-        ratios = (Ratios("qk_ratio", self.qk_ratio), Ratios("ov_ratio", self.ov_ratio))
-        return all(ratio.plain_one for ratio in ratios) and not any(self.rules.values())
+        return all(ratio.plain_one for ratio in self.ratios.values()) and not any(self.rules.values())
 
     def asks_for(self, circuit: str) -> str:
         """The argument that sets something for one circuit, as the user wrote it; empty if none does."""
-        ratio = self._ratio(circuit)
-        if not Ratios(f"{circuit}_ratio", ratio).plain_one:
-            return f"{circuit}_ratio={ratio!r}"
+        if circuit in self.ratios and not self.ratios[circuit].plain_one:
+            return str(self.ratios[circuit])
         return f"rules[{circuit!r}]={dict(self.rules[circuit])!r}" if self.rules.get(circuit) else ""
 
     @property
     def per_head(self) -> bool:
         """Whether labels per head are needed."""
-        return Ratios("qk_ratio", self.qk_ratio).per_head or Ratios("ov_ratio", self.ov_ratio).per_head
+        return any(ratio.per_head for ratio in self.ratios.values())
 
     @property
     def gradient_norms(self) -> dict[str, float]:
         """The circuits whose gradient is normalised, with the norm."""
         return {name: rule["gradient_norm"] for name, rule in self.rules.items() if "gradient_norm" in rule}
 
-
-class Resolver:
-    """The settings of each slice under a request."""
-
-    def __init__(self, request: Request, slices: Iterable[Slice] = ()) -> None:
-        known = list(slices)
-        self.request = request
-        self._ratios = {
-            "qk": Ratios("qk_ratio", request.qk_ratio, [s for s in known if s.circuit == "qk"]),
-            "ov": Ratios("ov_ratio", request.ov_ratio, [s for s in known if s.circuit == "ov"]),
-        }
-
     def settings(self, part: Slice | None, decayed: bool) -> Settings:
         """The settings of ``part`` (None: of the base), without weight decay unless ``decayed``."""
-        rule = self.request.rules.get(part.circuit, {}) if part else {}
-        decay = rule.get("weight_decay", self.request.weight_decay)
+        rule = self.rules.get(part.circuit, {}) if part else {}
+        decay = rule.get("weight_decay", self.weight_decay)
         if decay is not None:
             decay = float(decay) if decayed else 0.0
         options = tuple(sorted((key, rule[key]) for key in rule if key not in _OWN_KEYS))
-        if "lr" in rule and rule["lr"] != self.request.lr:
+        if "lr" in rule and rule["lr"] != self.lr:
             lr = float(rule["lr"])
-            return Settings(lr / float(self.request.lr), lr, decay, options)
-        ratio = self._ratios[part.circuit].of(part) if part and part.circuit in self._ratios else 1.0
+            return Settings(lr / float(self.lr), lr, decay, options)
+        ratio = self.ratios[part.circuit].of(part) if part and part.circuit in self.ratios else 1.0
         return Settings(ratio, None, decay, options)
 
 
@@ -196,103 +189,98 @@ class TrainedParameter:
 
     def by_role(self) -> list[list[TrainedSlice]]:
         """Slices of one role with equal settings together: the queries of all heads, for example."""
-        found: list[list[TrainedSlice]] = []
-        for part in self.slices:
-            same = [u for u in found if (u[0].role, u[0].key) == (part.role, part.key)]
-            if not same:
-                same = [[]]
-                found += same
-            same[0].append(part)
-        return found
+        return equal_together(self.slices, lambda part: (part.role, part.key))
+
+
+Item = TypeVar("Item")
+
+
+def equal_together(items: Iterable[Item], key: Callable[[Item], Any]) -> list[list[Item]]:
+    """Lists of the items with equal keys, which need not be hashable (options may be lists)."""
+    found: list[list[Item]] = []
+    for item in items:
+        same = next((group for group in found if key(group[0]) == key(item)), None)
+        if same is None:
+            found.append([item])
+        else:
+            same.append(item)
+    return found
 
 
 def circuits_for(
     model: nn.Module, request: Request, circuits: Circuits | None, labels: Labels | None
-) -> Circuits | None:
-    """The circuits that a request needs: those given, those found, or None where all settings are equal."""
-    if circuits is None and request.same_everywhere:
-        roles_from_labels(labels, model)  # only to refuse wrong ones
-        return None
-    return given_or_found(model, circuits, labels, heads=request.per_head)
+) -> Circuits:
+    """The circuits that a request needs: those given, or found; all is rest where all settings are equal."""
+    if circuits is not None or not request.same_everywhere:
+        return given_or_found(model, circuits, labels, heads=request.per_head)
+    roles_from_labels(labels, model)  # only to refuse wrong ones
+    return Circuits(
+        tuple(
+            Slice(name, None, None, None, "rest", None, "name", parameter.numel())
+            for name, parameter in model.named_parameters()
+        )
+    )
 
 
 def assign(
-    model: nn.Module, request: Request, circuits: Circuits | None, only: Only | None = None
+    model: nn.Module, request: Request, circuits: Circuits, only: Only | None = None
 ) -> list[TrainedParameter]:
     """The settings of every trainable parameter that ``only`` accepts, in the model's order."""
     if only is not None and not callable(only):
         raise InputError(f"only={only!r} is not a function of name and parameter")
-    if circuits is not None and not isinstance(circuits, Circuits):
-        raise InputError(
-            f"circuits= takes what find_circuits returns, not a {type(circuits).__name__}; "
-            "patterns of parameter names are labels="
-        )
-    if request.per_head and circuits is not None and all(part.head is None for part in circuits):
+    if request.per_head and all(part.head is None for part in circuits):
         raise InputError("a ratio per head needs labels per head: circuits=find_circuits(model, heads=True)")
-    resolver = Resolver(request, circuits or ())
+    request = replace(request, slices=circuits)
     exempt = undecayed(model)
     labelled = _by_parameter(model, circuits)
     assigned = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (only is not None and not only(name, parameter)):
             continue
-        parts = labelled.get(id(parameter), []) if circuits is not None else [None]
-        slices = [_trained_slice(part, resolver, name not in exempt) for part in parts]
-        if circuits is not None:
-            _check_cover(name, parameter, slices)
+        parts = labelled.get(id(parameter), [])
+        _check_cover(name, parameter, parts)
+        slices = [_trained_slice(part, request, name not in exempt) for part in parts]
         if all(part.key == slices[0].key for part in slices):
             slices = [replace(slices[0], axis=None, start=0, stop=0)]
         assigned.append(TrainedParameter(name, parameter, join_neighbours(slices)))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
-    if circuits is not None and only is None:
-        trained = {part.circuit for each in assigned for part in labelled.get(id(each.parameter), [])}
-        _check_anything_to_do(request, trained)
-    return assigned
-
-
-def _check_anything_to_do(request: Request, trained: set[Circuit]) -> None:
-    """A ratio for a circuit that is frozen (adapters on the values alone) would have no effect."""
+    # A ratio for a circuit that is frozen (adapters on the values alone) would have no effect.
+    trained = {part.circuit for each in assigned for part in labelled[id(each.parameter)]}
     for circuit in CIRCUITS:
         asked = request.asks_for(circuit)
-        if asked and circuit not in trained:
+        if asked and circuit not in trained and only is None:
             raise InputError(
                 f"{asked} would do nothing: the model has no trainable parameter in the {circuit} circuit"
             )
+    return assigned
 
 
-def _by_parameter(model: nn.Module, circuits: Circuits | None) -> dict[int, list[Slice]]:
+def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[int, list[Slice]]:
     """Slices by the identity of their parameter; a tied parameter may be labelled under any of its names."""
     known = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[int, dict[str, list[Slice]]] = {}
-    for part in circuits or ():
-        if part.parameter not in known:
+    found: dict[int, list[Slice]] = {}
+    for name, parts in groupby(circuits, lambda part: part.parameter):
+        if name not in known:
             raise InputError(
-                f"circuits= names {part.parameter!r}, which this model does not have; "
+                f"circuits= names {name!r}, which this model does not have; "
                 "call find_circuits on the model that is trained"
             )
-        found.setdefault(id(known[part.parameter]), {}).setdefault(part.parameter, []).append(part)
-    return {key: next(iter(names.values())) for key, names in found.items()}
+        found.setdefault(id(known[name]), list(parts))
+    return found
 
 
-def _trained_slice(part: Slice | None, resolver: Resolver, decayed: bool) -> TrainedSlice:
-    settings, usual = resolver.settings(part, decayed), resolver.settings(None, decayed)
-    group = "base" if part is None or settings == usual else part.circuit
-    exempt = not decayed and settings != resolver.settings(part, True)
-    if part is None or part.axis is None:
-        return TrainedSlice(None, 0, 0, part.role if part else "rest", group, exempt, settings)
+def _trained_slice(part: Slice, request: Request, decayed: bool) -> TrainedSlice:
+    settings = request.settings(part, decayed)
+    group = "base" if settings == request.settings(None, decayed) else part.circuit
+    exempt = not decayed and settings != request.settings(part, True)
     return TrainedSlice(part.axis, part.start or 0, part.stop or 0, part.role, group, exempt, settings)
 
 
-def _check_cover(name: str, parameter: nn.Parameter, slices: list[TrainedSlice]) -> None:
-    """The slices must cover the parameter exactly once, along one axis."""
-    if len(slices) == 1 and slices[0].axis is None:
-        return
-    axes = {part.axis for part in slices}
-    edge = 0
-    for part in sorted(slices, key=lambda part: part.start):
-        edge = part.stop if part.start == edge else -1
-    if len(axes) != 1 or None in axes or edge != parameter.shape[next(iter(axes)) or 0]:
+def _check_cover(name: str, parameter: nn.Parameter, slices: list[Slice]) -> None:
+    """The slices, which ``Circuits`` keeps without gap or overlap, must reach the end of the parameter."""
+    last = slices[-1] if slices else None
+    if last is None or (last.axis is not None and last.stop != parameter.shape[last.axis]):
         spans = ", ".join(f"{part.start}:{part.stop} of axis {part.axis}" for part in slices) or "nothing"
         raise InputError(
             f"the slices of {name} (shape {tuple(parameter.shape)}) cover {spans}, "
@@ -302,8 +290,7 @@ def _check_cover(name: str, parameter: nn.Parameter, slices: list[TrainedSlice])
 
 def join_neighbours(slices: Sequence[TrainedSlice], *, by_role: bool = True) -> tuple[TrainedSlice, ...]:
     """Neighbours with equal settings (and, with ``by_role``, one role) become one slice."""
-    ordered = sorted(slices, key=lambda part: part.start)
-    groups = groupby(ordered, lambda part: (part.key, part.role if by_role else ""))
+    groups = groupby(slices, lambda part: (part.key, part.role if by_role else ""))
     equal = [list(group) for _, group in groups]
     return tuple(replace(same[-1], start=same[0].start) for same in equal)
 
@@ -317,9 +304,9 @@ class Group:
 
     key: tuple[str, Settings]
     exempt: bool
+    parameters: list[nn.Parameter]
+    names: list[str]
     name: str = ""
-    parameters: list[nn.Parameter] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
 
     @property
     def settings(self) -> Settings:
@@ -328,10 +315,8 @@ class Group:
     def options(self, lr: float) -> dict[str, Any]:
         """The group as an optimizer takes it."""
         settings = self.settings
-        found: dict[str, Any] = {"params": self.parameters, **dict(settings.options)}
-        if settings.lr is not None:
-            found["lr"] = settings.lr
-        else:
+        found: dict[str, Any] = {"params": self.parameters, **dict(settings.options), "lr": settings.lr}
+        if settings.lr is None:
             # A product also where the ratio changes: a tensor rate must not be shared between groups.
             found["lr"] = lr * (1.0 if callable(settings.ratio) else settings.ratio)
         if settings.weight_decay is not None:
@@ -341,15 +326,11 @@ class Group:
 
 def make_groups(leaves: Iterable[tuple[TrainedSlice, nn.Parameter, str]]) -> list[Group]:
     """Collect ``(slice, parameter, name)`` into named groups: the base first, none empty."""
-    groups: list[Group] = []
-    for part, parameter, name in leaves:
-        same = [group for group in groups if group.key == part.key]
-        if not same:
-            same = [Group(part.key, part.exempt)]
-            groups += same
-        same[0].parameters.append(parameter)
-        same[0].names.append(name)
-        same[0].exempt = same[0].exempt and part.exempt
+    groups = []
+    for same in equal_together(leaves, lambda leaf: leaf[0].key):
+        parts, parameters, names = zip(*same, strict=True)
+        exempt = all(part.exempt for part in parts)
+        groups.append(Group(parts[0].key, exempt, list(parameters), list(names)))
     order = ("base", *CIRCUITS)
     groups.sort(key=lambda group: (order.index(group.key[0]), group.exempt))
     _name(groups)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from fasterqk.capture.modules import (
+from fasterqk.capture._modules import (
     attention_modules,
     first_number,
     head_counts,
@@ -316,8 +316,8 @@ def slice_by_head(
     single = _single_head(location)
     if single is not None:
         return [replace(whole, head=single)]
-    counts = head_counts(scope.module) or _counted(parameter)
-    counts = counts or _listed(model, scope) or _from_widths(model, scope)
+    counted = parameter.shape[0] if parameter.dim() == 3 else _listed(model, scope)
+    counts = head_counts(scope.module) or ((counted, counted) if counted else _from_widths(model, scope))
     counts = counts or ((seen, seen) if seen else None)
     if counts is None:
         raise InputError(
@@ -330,17 +330,8 @@ def slice_by_head(
         return slices
     number = counts[0] if parameter.shape[axis] == counts[0] else number
     size = parameter.shape[axis] // number
-    return [
-        replace(
-            whole,
-            axis=axis,
-            start=head * size,
-            stop=(head + 1) * size,
-            numel=whole.numel // number,
-            head=head,
-        )
-        for head in range(number)
-    ]
+    one = replace(whole, axis=axis, numel=whole.numel // number)
+    return [replace(one, start=i * size, stop=(i + 1) * size, head=i) for i in range(number)]
 
 
 def _single_head(location: Location) -> int | None:
@@ -392,15 +383,10 @@ def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
     return (queries, keys) if queries and keys else None
 
 
-def _listed(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
-    """The number of heads, from a list with one module per head."""
+def _listed(model: nn.Module, scope: Scope) -> int:
+    """The number of heads, from a list with one module per head; 0 if there is none."""
     found = {
         _single_head(locate(model, scope.path, name, parameter))
         for name, parameter in scope.module.named_parameters(prefix=scope.core)
-    } - {None}
-    return (len(found), len(found)) if found else None
-
-
-def _counted(parameter: nn.Parameter) -> tuple[int, int] | None:
-    """The number of heads, from a tensor [head, ...]."""
-    return (parameter.shape[0], parameter.shape[0]) if parameter.dim() == 3 else None
+    }
+    return len(found - {None})

@@ -4,6 +4,7 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from itertools import product
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.capture._huggingface import attention_implementation
-from fasterqk.capture.modules import call_with, first_number
+from fasterqk.capture._modules import call_with, first_number
 from fasterqk.errors import InputError
 
 LENGTH, IMAGE = 12, 128  # tokens; pixels of an image's side
@@ -53,17 +54,13 @@ def run_guessed(model: nn.Module) -> list[str]:
     ran: list[str] = []
     failures: list[str] = []
     entered: set[int] = set()
-    handles = [
-        module.register_forward_pre_hook(lambda own, _: entered.add(id(own))) for module in model.modules()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(lambda own, _: entered.add(id(own))))
         for path, part in model.named_modules():
             whole = path == "" or hasattr(part, "main_input_name")
             if whole and id(part) not in entered and _try(part, entered, failures):
                 ran.append(path)
-    finally:
-        for handle in handles:
-            handle.remove()
     if not ran:
         raise RuntimeError("; ".join(["no inputs could be guessed that run it", *failures[:1]]))
     return ran
@@ -79,8 +76,7 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
         except Exception as error:
             # Wrong guess; what ran inside counts as not run.
             failures.append(f"{type(error).__name__}: {error}")
-            entered.clear()
-            entered.update(before)
+            entered &= before
         else:
             return True
     return False
@@ -92,23 +88,19 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
     if isinstance(model, nn.MultiheadAttention):
         sizes = (model.embed_dim, model.kdim, model.vdim)
         yield tuple(torch.randn(LENGTH, 1, size, generator=generator) for size in sizes)
-    for module in model.modules():
-        if isinstance(module, nn.Embedding):
-            tokens = torch.randint(0, module.num_embeddings, (1, LENGTH), generator=generator)
-            yield (tokens,)
-            yield (tokens, tokens)
-            break
-    widths = dict.fromkeys(_widths(model))
-    for width in list(widths)[:3]:
+    embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    if embedding is not None:
+        tokens = torch.randint(0, embedding.num_embeddings, (1, LENGTH), generator=generator)
+        yield (tokens,)
+        yield (tokens, tokens)
+    for width in list(dict.fromkeys(_widths(model)))[:3]:
         states = torch.randn(1, LENGTH, width, generator=generator)
-        yield (states,)
-        yield (states, states)
-        yield (states, states, states)
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d):
-            for size in (224, 32, 64, 28, 16):
-                yield (torch.randn(1, module.in_channels, size, size, generator=generator),)
-            break
+        for count in (1, 2, 3):
+            yield (states,) * count
+    convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    if convolution is not None:
+        for size in (224, 32, 64, 28, 16):
+            yield (torch.randn(1, convolution.in_channels, size, size, generator=generator),)
 
 
 def _widths(model: nn.Module) -> Iterator[int]:

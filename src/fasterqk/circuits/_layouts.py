@@ -13,7 +13,7 @@ from itertools import groupby
 
 from torch import nn
 
-from fasterqk.capture.modules import meaning
+from fasterqk.capture._modules import meaning
 from fasterqk.circuits._slices import Role
 
 
@@ -97,13 +97,7 @@ def in_order(*parts: tuple[Role, int]) -> Layout:
 
 
 # What the probe's findings are compared with, to recognise the heads of an unregistered layout.
-KNOWN: tuple[Layout, ...] = (
-    concatenated,
-    per_group,
-    keys_then_values,
-    key_value_per_head,
-    query_gate_per_head,
-)
+KNOWN = (concatenated, per_group, keys_then_values, key_value_per_head, query_gate_per_head)
 
 
 Span = tuple[int, int, Role]  # rows start:stop and their role
@@ -157,26 +151,16 @@ def _gpt2(module: nn.Module) -> Layout:
     return keys_then_values if hasattr(module, "q_attn") else concatenated
 
 
-def _falcon(module: nn.Module) -> Layout:
-    new_decoder = getattr(module, "new_decoder_architecture", False)
+def _multi_query(module: nn.Module) -> Layout:
+    new_decoder = getattr(module, "new_decoder_architecture", False)  # Falcon's, which ignores multi_query
     return concatenated if getattr(module, "multi_query", False) and not new_decoder else per_group
 
 
-def _multi_query(module: nn.Module) -> Layout:
-    return concatenated if getattr(module, "multi_query", False) else per_group
-
-
-def _codegen(module: nn.Module) -> Layout:
+def _codegen(rows: int, heads: int, key_heads: int) -> list[Block]:
     """Four parts, one per accelerator, each [q; v; k] of its share of the heads."""
-
-    def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
-        share, width = heads // 4, rows // (3 * heads)
-        roles: tuple[Role, ...] = ("q", "v", "k")
-        return [
-            Block(role, width, part * share + i) for part in range(4) for role in roles for i in range(share)
-        ]
-
-    return layout
+    share, width = heads // 4, rows // (3 * heads)
+    roles: tuple[Role, ...] = ("q", "v", "k")
+    return [Block(role, width, part * share + i) for part in range(4) for role in roles for i in range(share)]
 
 
 def _latent(module: nn.Module) -> Layout:
@@ -225,9 +209,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     r"Phi3Attention|Phi4MultimodalAttention": {"qkv_proj": always(concatenated)},
     r"ModernBert\w*Attention|MptAttention": {"Wqkv": always(concatenated)},
     r"GPTNeoX(Japanese)?Attention|BloomAttention|PersimmonAttention": {"query_key_value": always(per_group)},
-    r"FalconAttention": {"query_key_value": _falcon},
+    r"FalconAttention": {"query_key_value": _multi_query},
     r"GPTBigCodeAttention": {"c_attn": _multi_query},
-    r"CodeGenAttention": {"qkv_proj": _codegen},
+    r"CodeGenAttention": {"qkv_proj": always(_codegen)},
     r"DisentangledSelfAttention": {"in_proj": always(per_group)},
     r"BarkSelfAttention": {"att_proj": always(concatenated)},
     r"Qwen3\w*Attention": {"q_proj": _gated_query},
@@ -236,11 +220,9 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     r"GraniteSpeech\w*Attention|EvollaSequenceCompressorAttention": {"to_kv": always(keys_then_values)},
     r"DeepseekV4\w*(Attention|Compressor)": {"kv_proj": always("shared"), "gate_proj": always("shared")},
     r"AriaCrossAttention": {"linear": always("o")},
-    r"XLNetRelativeAttention|FunnelRelMultiheadAttention": {
-        "r": always("k"),
-        "r_kernel": always("k"),
-        "seg_embed": always("k"),
-    },
+    r"XLNetRelativeAttention|FunnelRelMultiheadAttention": dict.fromkeys(
+        ("r", "r_kernel", "seg_embed"), always("k")
+    ),
     r"\w*": {"bias_u": always("q"), "bias_v": _second_bias},
     # Known by its children, which have these names in every model with latent attention.
     r"\w*(Attention|MLA)": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},

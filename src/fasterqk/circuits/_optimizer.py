@@ -15,20 +15,11 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import nn
 
-from fasterqk.capture.modules import uncompiled
+from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels
 from fasterqk.circuits._fused import FusedWeight, forbid_copies, split_leaves, zero_grad_with
 from fasterqk.circuits._gradients import normalizer
-from fasterqk.circuits._groups import (
-    Group,
-    Only,
-    Request,
-    Rules,
-    assign,
-    circuits_for,
-    make_groups,
-    members,
-)
+from fasterqk.circuits._groups import Only, Request, Rules, assign, circuits_for, make_groups, members
 from fasterqk.circuits._ratio import Ratio, RatioLike, finite_number
 from fasterqk.circuits._slices import Circuits, Slice
 from fasterqk.errors import InputError
@@ -98,7 +89,11 @@ def make_optimizer(
     if request.same_everywhere:
         return optimizer
     plans = [
-        GroupPlan(group.name, group.settings.ratio, _divides_decay(group, options, decay))
+        GroupPlan(
+            group.name,
+            group.settings.ratio,
+            independent=decay == "independent" and group.settings.ratio != 1 and "weight_decay" in options,
+        )
         for group, options in zip(groups, optimizer.param_groups, strict=True)
     ]
     trained = {id(parameter) for group in groups for parameter in group.parameters}
@@ -113,9 +108,10 @@ def make_optimizer(
             if parameter is not None and id(parameter) in trained
         ],
         model=weakref.ref(model),
-        members=members(circuits or (), assigned, groups),
-        mechanism=mechanism,
-        remake=partial(
+        members=members(circuits, assigned, groups),
+        remake=None
+        if mechanism == "parametrization"
+        else partial(
             make_optimizer,
             optimizer_class=optimizer_class,
             lr=lr,
@@ -136,10 +132,6 @@ def make_optimizer(
         ],
     ).attach(optimizer)
     return optimizer
-
-
-def _divides_decay(group: Group, options: dict[str, Any], decay: str) -> bool:
-    return decay == "independent" and group.settings.ratio != 1 and "weight_decay" in options
 
 
 def _check_choices(mechanism: str, decay: str, optimizer_class: Any) -> None:
@@ -203,7 +195,8 @@ class StepHooks:
     """The hooks of one optimizer.
 
     ``owners`` are (module, attribute, parameter) of everything optimized; ``members`` are the labelled
-    slices with the index of their group; ``remake`` builds the same optimizer for a copy of the model;
+    slices with the index of their group; ``remake`` builds the same optimizer for a copy of the model (None:
+    model and optimizer are to be copied together);
     ``normalize`` is called on the gradients before the step; ``frozen`` are names and parameters that were
     not trainable and so are not optimized.
     """
@@ -213,18 +206,13 @@ class StepHooks:
     owners: Sequence[tuple[nn.Module, str, nn.Parameter]]
     model: "weakref.ref[nn.Module]"
     members: Sequence[tuple[Slice, int]]
-    mechanism: str
-    remake: Callable[[nn.Module], torch.optim.Optimizer]
+    remake: Callable[[nn.Module], torch.optim.Optimizer] | None = None
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
     frozen: Sequence[tuple[str, nn.Parameter]] = ()
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
     _inside: bool = field(default=False, init=False)
-    _strided: list[str] = field(default_factory=list, init=False)
     _parameters: list[list[nn.Parameter]] = field(default_factory=list, init=False)
     _last: Any = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self._strided = [fused.name for fused in self.fused if fused.strided]
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Register the hooks on ``optimizer``."""
@@ -317,9 +305,7 @@ class StepHooks:
         self._saved.clear()
 
     def _check(self, optimizer: torch.optim.Optimizer) -> None:
-        for module, attribute, parameter in self.owners:
-            if module._parameters.get(attribute) is not parameter:
-                self._check_still_there(attribute, parameter)
+        self._check_owners()
         for fused in self.fused:
             fused.check()
         self._check_groups(optimizer)
@@ -352,22 +338,25 @@ class StepHooks:
 
     def _check_kernels(self, optimizer: torch.optim.Optimizer) -> None:
         """Fused kernels need contiguous memory; a loaded state may have switched them on."""
-        if self._strided and any(group.get("fused") for group in optimizer.param_groups):
+        strided = next((fused.name for fused in self.fused if fused.strided), None)
+        if strided is not None and any(group.get("fused") for group in optimizer.param_groups):
             raise InputError(
-                f"fused=True would overwrite the other circuit in {self._strided[0]}, whose slices are not "
+                f"fused=True would overwrite the other circuit in {strided}, whose slices are not "
                 "contiguous; use mechanism='auto' or fused=False"
             )
 
-    def _check_still_there(self, attribute: str, parameter: nn.Parameter) -> None:
+    def _check_owners(self) -> None:
         """A parameter may have moved to another module (a parametrization); it must not be gone."""
         model = self.model()
-        if model is None or any(parameter is each for each in model.parameters()):
-            return
-        raise InputError(
-            f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
-            "load_state_dict(assign=True) or sharding) and would no longer be trained: "
-            "make the optimizer after the model has its final parameters"
-        )
+        for module, attribute, parameter in self.owners:
+            if module._parameters.get(attribute) is parameter or model is None:
+                continue
+            if all(parameter is not each for each in model.parameters()):
+                raise InputError(
+                    f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
+                    "load_state_dict(assign=True) or sharding) and would no longer be trained: "
+                    "make the optimizer after the model has its final parameters"
+                )
 
     def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Every rate is its ratio times the base rate, whatever a scheduler did to the groups.

@@ -9,16 +9,17 @@ compares what the probe saw with the guesses of registry and names.
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fasterqk.capture._modules import nothing_compiled, says_attention, stack_of
 from fasterqk.capture._recorder import Recorder
-from fasterqk.capture.modules import nothing_compiled, says_attention, stack_of
 from fasterqk.circuits._guess import Guess, Scope, find_scopes, guess, layer_numbers, nearest
 from fasterqk.circuits._layouts import Span, spans_of
 from fasterqk.circuits._signals import (
@@ -34,24 +35,25 @@ from fasterqk.circuits._slices import CIRCUIT_OF_ROLE
 from fasterqk.errors import InputError
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Evidence:
     """What the probe saw: findings by parameter name, and which blocks ran.
 
-    ``attending`` blocks formed probabilities; ``silent`` ones ran without any softmax; in ``doubtful`` ones
-    no product of queries and keys was seen. ``elsewhere`` are modules outside all blocks in which one was.
-    ``heads``: their number by block. ``foreign``: blocks whose queries or keys are made outside of them.
-    ``failure``: why the forward pass ended early, if it did; what was seen until then counts.
+    ``ran`` are the blocks that formed probabilities, ``complete`` those among them in which a product of
+    queries and keys was seen; ``silent`` ones ran without any softmax. ``elsewhere`` are modules outside all
+    blocks in which such a product was seen. ``heads``: their number by block. ``foreign``: blocks whose
+    queries or keys are made outside of them. ``failure``: why the forward pass ended early, if it did; what
+    was seen until then counts.
     """
 
-    findings: dict[str, Finding]
-    attending: frozenset[str]
-    silent: frozenset[str]
-    doubtful: frozenset[str]
-    elsewhere: tuple[str, ...]
-    heads: dict[str, int]
-    foreign: dict[str, str]
-    failure: str
+    findings: dict[str, Finding] = field(default_factory=dict)
+    ran: set[str] = field(default_factory=set)
+    complete: set[str] = field(default_factory=set)
+    silent: set[str] = field(default_factory=set)
+    elsewhere: tuple[str, ...] = ()
+    heads: dict[str, int] = field(default_factory=dict)
+    foreign: dict[str, str] = field(default_factory=dict)
+    failure: str = ""
 
 
 def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
@@ -70,7 +72,14 @@ def noisy_copy(model: nn.Module) -> nn.Module:
 
     Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
     """
-    noisy = copy.deepcopy(model, _computed(model)).eval()
+    # Copies of tensors that deepcopy refuses: those a module computed (old weight norm, caches).
+    computed: dict[int, Any] = {
+        id(value): value.detach().clone()
+        for module in model.modules()
+        for value in vars(module).values()
+        if isinstance(value, Tensor) and not value.is_leaf
+    }
+    noisy = copy.deepcopy(model, computed).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for module in noisy.modules():
@@ -85,16 +94,6 @@ def noisy_copy(model: nn.Module) -> nn.Module:
                 parameter.grad = None
                 parameter.requires_grad_(True)
     return noisy
-
-
-def _computed(model: nn.Module) -> dict[int, Any]:
-    """Copies of tensors that deepcopy refuses: those a module computed (old weight norm, caches)."""
-    return {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
 
 
 def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
@@ -118,7 +117,14 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
         if not trace.found:
             raise
         failure = f"{type(error).__name__}: {error}"
-    held = {path: _parameters(model, path) for path in scopes}
+    held = {
+        path: {
+            name: parameter
+            for name, parameter in model.get_submodule(path).named_parameters(path)
+            if parameter.is_floating_point()
+        }
+        for path in scopes
+    }
     inside: dict[str, list[Signals]] = {}
     elsewhere = []
     for signals in trace.found:
@@ -135,12 +141,10 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     codes = reach_codes(parameters, list(signals_of.values()), outputs)
     return Evidence(
         findings=_findings(parameters, codes, signals_of),
-        attending=frozenset(inside),
+        ran=set(inside),
+        complete={path for path, found in signals_of.items() if found[0].complete},
         # A block that was called with nothing to attend to (no image, no protein) uses none of its weights.
-        silent=frozenset(
-            path for path in finished - inside.keys() if any(bool(codes[name].any()) for name in held[path])
-        ),
-        doubtful=frozenset(path for path, found in signals_of.items() if not found[0].complete),
+        silent={path for path in finished - inside.keys() if any(codes[name].any() for name in held[path])},
         elsewhere=tuple(dict.fromkeys(elsewhere)),
         heads={
             path: found[0].probabilities.shape[1]
@@ -148,7 +152,9 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
             if found[0].probabilities.dim() == 4
         },
         foreign={
-            path: made for path in signals_of if (made := _made_outside(held[path], codes, signals_of[path]))
+            path: made
+            for path, found in signals_of.items()
+            if found[0].complete and (made := _made_outside([codes[name] for name in held[path]]))
         },
         failure=failure,
     )
@@ -159,36 +165,27 @@ def _detaching(
     model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], finished: set[str]
 ) -> Iterator[None]:
     """Detach what enters each scope from the graph, and keep what leaves it."""
-    handles = []
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
         return _detached(args), _detached(kwargs)
 
-    def leave(name: str) -> Any:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if torch.is_grad_enabled():
-                finished.add(name)
-            outputs.extend(_float_tensors(output))
+    def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.is_grad_enabled():
+            finished.add(name)
+        outputs.extend(_float_tensors(output))
 
-        return hook
-
-    try:
+    with ExitStack() as hooks:
         for name in scopes:
             module = model.get_submodule(name)
-            handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
-            handles.append(module.register_forward_hook(leave(name)))
+            hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+            hooks.enter_context(module.register_forward_hook(partial(leave, name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _findings(
     parameters: dict[str, nn.Parameter], codes: dict[str, Tensor], signals_of: dict[str, list[Signals]]
 ) -> dict[str, Finding]:
-    projections = {
-        number for signals in signals_of.values() for one in signals for number in one.output_parameters
-    }
+    projections = set().union(*(one.output_parameters for found in signals_of.values() for one in found))
     findings = {}
     for name, code in codes.items():
         finding = roles_from_codes(code)
@@ -200,24 +197,12 @@ def _findings(
     return findings
 
 
-def _made_outside(held: dict[str, nn.Parameter], codes: dict[str, Tensor], signals: list[Signals]) -> str:
+def _made_outside(codes: list[Tensor]) -> str:
     """``"queries"`` or ``"keys"`` if no parameter of the block takes part in making them, else empty."""
-    if not signals[0].complete:
-        return ""
-    seen = 0
-    for name in held:
-        for value in codes[name].unique().tolist():
-            seen |= value
-    return next((word for bit, word in ((QUERY, "queries"), (KEY, "keys")) if not seen & bit), "")
-
-
-def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:
-    prefix = path + "." if path else ""
-    return {
-        prefix + name: value
-        for name, value in model.get_submodule(path).named_parameters()
-        if value.is_floating_point()
-    }
+    for bit, word in ((QUERY, "queries"), (KEY, "keys")):
+        if not any((code & bit).any() for code in codes):
+            return word
+    return ""
 
 
 def _innermost(signals: Signals) -> str:
@@ -249,25 +234,17 @@ def _float_tensors(value: Any) -> list[Tensor]:
 
 
 @dataclass
-class Judgement:
-    """What is known of the attention parameters of a model.
+class Judgement(Evidence):
+    """What is known of the attention parameters of a model: guesses, and the evidence of a probe.
 
     ``guesses`` has every parameter in a scope; ``confirmed`` those the probe agrees with; ``found`` what
-    the probe decides otherwise. ``ran`` are the scopes the probe saw attending, ``silent`` those that ran
-    without a softmax; in ``complete`` ones scores of queries and keys were seen; ``foreign`` ones get
-    queries or keys that are made outside of them.
+    the probe decides otherwise.
     """
 
     scopes: dict[str, Scope]
     guesses: dict[str, Guess | None]
     confirmed: set[str] = field(default_factory=set)
     found: dict[str, Finding] = field(default_factory=dict)
-    ran: set[str] = field(default_factory=set)
-    silent: set[str] = field(default_factory=set)
-    complete: set[str] = field(default_factory=set)
-    heads: dict[str, int] = field(default_factory=dict)
-    foreign: dict[str, str] = field(default_factory=dict)
-    failure: str = ""
 
     def scope_of(self, parameter: str) -> Scope | None:
         """The scope that holds the parameter."""
@@ -300,26 +277,21 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
         scopes = _with_discovered(model, judgement.scopes, evidence.elsewhere)
         judgement = first_guesses(model, scopes)
         evidence = probe(model, run, list(judgement.scopes))
-    judgement.ran = set(evidence.attending)
-    judgement.silent = set(evidence.silent)
-    judgement.complete = set(evidence.attending - evidence.doubtful)
-    judgement.heads = evidence.heads
-    judgement.foreign = evidence.foreign
-    judgement.failure = evidence.failure
+    judgement = Judgement(judgement.scopes, judgement.guesses, **vars(evidence))
     parameters = dict(model.named_parameters())
     for name, own in judgement.guesses.items():
-        finding = evidence.findings.get(name)
+        finding = judgement.findings.get(name)
         scope = judgement.scope_of(name)
         if finding is None or scope is None or scope.path not in judgement.ran:
             continue
         if own is not None and agree(own, finding):
             judgement.confirmed.add(name)
-        elif scope.path in evidence.doubtful and own is not None and own.role in ("q", "k"):
+        elif scope.path not in judgement.complete and own is not None and own.role in ("q", "k"):
             # A softmax that does not depend on what is called queries and keys is not over their scores.
             judgement.silent.add(scope.path)
         elif _decides(own, finding, scope, parameters[name]):
             judgement.found[name] = finding if scope.named else _attention_only(finding)
-    _biases_follow(judgement, evidence.findings, parameters)
+    _biases_follow(judgement, parameters)
     return judgement
 
 
@@ -400,15 +372,11 @@ def _attention_only(finding: Finding) -> Finding:
     """In a block that is not called attention, rows that only reach its output are something else."""
     if finding.axis is None or finding.direct:
         return finding
-    spans: list[Span] = [
-        (start, stop, "rest" if role == "o" else role) for start, stop, role in finding.spans
-    ]
+    spans = ((start, stop, "rest" if role == "o" else role) for start, stop, role in finding.spans)
     return replace(finding, spans=tuple(spans))
 
 
-def _biases_follow(
-    judgement: Judgement, findings: dict[str, Finding], parameters: dict[str, nn.Parameter]
-) -> None:
+def _biases_follow(judgement: Judgement, parameters: dict[str, nn.Parameter]) -> None:
     """The bias of a fused weight is sliced as its weight is.
 
     The softmax is blind to a bias of the keys; where only the probabilities were seen, the probe sees
@@ -418,7 +386,7 @@ def _biases_follow(
         weight = name.removesuffix("bias") + "weight"
         if weight not in judgement.guesses or parameters[name].dim() != 1 or name in judgement.confirmed:
             continue
-        spans = findings[weight].spans if weight in findings else ()
+        spans = judgement.findings[weight].spans if weight in judgement.findings else ()
         if len(spans) > 1 and spans[-1][1] == len(parameters[name]):
             if weight in judgement.confirmed:
                 judgement.found.pop(name, None)

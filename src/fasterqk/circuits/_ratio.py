@@ -84,16 +84,15 @@ class Ratios:
         if isinstance(given, str):
             self._number(given)
         if isinstance(given, Sequence) and self.slices and len(given) != len(layers):
-            raise InputError(
-                f"{name}={given!r} has {len(given)} values for {len(layers)} layers; give one per layer"
-            )
+            raise InputError(f"{self} has {len(given)} values for {len(layers)} layers; give one per layer")
         if isinstance(given, Mapping) and self.slices:
             unknown = [key for key in given if key is not None and key not in layers]
             if unknown:
-                raise InputError(
-                    f"{name}={given!r} names layer {unknown[0]!r}, but the layers are {_span(layers)}"
-                )
+                raise InputError(f"{self} names layer {unknown[0]!r}, but the layers are {_span(layers)}")
         self._layers = layers
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.given!r}"
 
     @property
     def per_head(self) -> bool:
@@ -189,7 +188,7 @@ class Ratios:
         return self._number(value)
 
     def _number(self, value: Any) -> float:
-        return finite_number(value, f"{self.name}={self.given!r}: the ratio")
+        return finite_number(value, f"{self}: the ratio")
 
 
 def _argument_names(given: Any) -> tuple[str, ...] | None:

@@ -206,23 +206,20 @@ def reach_codes(
     projections: set[int] = set()
     for turn in range(max(map(len, blocks), default=0)):
         found = [signals[turn] for signals in blocks if turn < len(signals)]
-        for name, code in _codes(_sources(found), parameters, generator).items():
+        sources = {
+            QUERY: [tensor for signals in found for tensor in signals.queries],
+            KEY: [tensor for signals in found for tensor in signals.keys],
+            # Without known queries the probabilities were not cut out of the context.
+            CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
+            SCORE: [tensor for signals in found for tensor in (signals.probabilities, *signals.weights)],
+        }
+        for name, code in _codes(sources, parameters, generator).items():
             if id(parameters[name]) not in projections:
                 codes[name] = torch.where(codes[name] == 0, code, codes[name])
         projections |= {number for signals in found for number in signals.output_parameters}
     for name, code in _codes({OUTPUT: outputs}, parameters, generator).items():
         codes[name] |= code
     return codes
-
-
-def _sources(found: list[Signals]) -> dict[int, list[Tensor]]:
-    return {
-        QUERY: [tensor for signals in found for tensor in signals.queries],
-        KEY: [tensor for signals in found for tensor in signals.keys],
-        # Without known queries the probabilities were not cut out of the context.
-        CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
-        SCORE: [tensor for signals in found for tensor in (signals.probabilities, *signals.weights)],
-    }
 
 
 def _codes(
@@ -239,19 +236,16 @@ def _codes(
 def _gradients(
     tensors: list[Tensor], parameters: dict[str, nn.Parameter], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    total = None
-    for tensor in tensors:
-        if tensor.requires_grad:
-            weights = torch.randn(tensor.shape, generator=generator).to(tensor.device, tensor.dtype)
-            # Masked scores are -inf somewhere upstream; 0 * inf must not poison the sum.
-            part = (torch.nan_to_num(tensor) * weights).sum()
-            total = part if total is None else total + part
-    if total is None or not parameters:
+    # Masked scores are -inf somewhere upstream; 0 * inf must not poison the sum.
+    projected = [
+        (torch.nan_to_num(tensor) * torch.randn(tensor.shape, generator=generator).to(tensor)).sum()
+        for tensor in tensors
+        if tensor.requires_grad
+    ]
+    if not projected or not parameters:
         return {}
-    gradients = torch.autograd.grad(total, list(parameters.values()), retain_graph=True, allow_unused=True)
-    return {
-        name: gradient for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None
-    }
+    found = torch.autograd.grad(projected, list(parameters.values()), retain_graph=True, allow_unused=True)
+    return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
 
 
 # --- Roles from codes ---

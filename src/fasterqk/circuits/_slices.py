@@ -208,19 +208,17 @@ def readable(number: int) -> str:
 
 
 def _row(piece: Slice, span: str, by_head: bool) -> Row:
-    row = {
+    head = {"head": "" if piece.head is None else str(piece.head)}
+    return {
         "parameter": piece.parameter,
         "slice": span,
         "role": piece.role,
         "circuit": piece.circuit,
         "layer": "" if piece.layer is None else str(piece.layer),
-        "head": "" if piece.head is None else str(piece.head),
+        **(head if by_head else {}),
         "numel": f"{piece.numel:,}",
         "decided by": piece.decided_by,
     }
-    if not by_head:
-        del row["head"]
-    return row
 
 
 def _span(piece: Slice) -> str:

@@ -88,14 +88,8 @@ def meaning(name: str) -> Meaning:
 # --- Heads ---
 
 _QUERY_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "heads", "nhead", "num_head")
-_KEY_HEADS = (
-    "num_key_value_heads",
-    "num_kv_heads",
-    "n_kv_heads",
-    "n_key_value_heads",
-    "kv_heads",
-    "kv_n_heads",
-)
+_KEY_HEADS: tuple[str, ...] = ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "n_key_value_heads")
+_KEY_HEADS += ("kv_heads", "kv_n_heads")
 
 
 def head_counts(module: nn.Module) -> tuple[int, int] | None:
