@@ -221,7 +221,7 @@ def config_values(config: Any) -> Iterator[tuple[str, Any]]:
     """The name and value of each field of a dataclass, with the fields of a part in its place."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if _is_part(field):
+        if "part" in field.metadata:
             yield from config_values(value)
         else:
             yield field.name, value
@@ -234,12 +234,8 @@ def config_types(kind: Any) -> dict[str, Any]:
     for field in dataclasses.fields(kind):
         if field.init:
             hint = hints[field.name]
-            types |= config_types(hint) if _is_part(field) else {field.name: hint}
+            types |= config_types(hint) if "part" in field.metadata else {field.name: hint}
     return types
-
-
-def _is_part(field: "dataclasses.Field[Any]") -> bool:
-    return bool(field.metadata.get("part"))
 
 
 def config_fields(config: Any) -> dict[str, Any]:
@@ -300,7 +296,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
     for field in dataclasses.fields(kind):
         factory = field.default_factory
         value = field.default if factory is dataclasses.MISSING else factory()
-        defaults |= dict(config_values(value)) if _is_part(field) else {field.name: value}
+        defaults |= dict(config_values(value)) if "part" in field.metadata else {field.name: value}
     return defaults
 
 

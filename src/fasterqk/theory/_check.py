@@ -6,6 +6,7 @@ fixed set of cases. ``CHECKS``, at the end, lists them.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -56,10 +57,10 @@ class Identity:
 def check_identities(progress: Callable[[float, float], None] | None = None) -> list[Identity]:
     """The result of all checks, in a few seconds; ``progress(done, total)`` is called after each."""
     found = []
-    for index, (name, (says, tolerance, function)) in enumerate(CHECKS.items()):
+    for name, (says, tolerance, function) in CHECKS.items():
         found.append(Identity(name, says, largest_error(function), tolerance))
         if progress is not None:
-            progress(index + 1, len(CHECKS))
+            progress(len(found), len(CHECKS))
     return found
 
 
@@ -74,11 +75,9 @@ def _apart(ours: ArrayLike, theirs: ArrayLike) -> float:
 
 
 def _settings() -> Iterator[tuple[Setting, str, float]]:
-    for query in QUERIES:
-        for parameterization in PARAMETERIZATIONS:
-            for M, b, m, n in ((2, 1, 1, 3), (5, 50, 5, 50), (300, 7, 40, 200)):
-                for ratio in (1e-2, 1e2):
-                    yield Setting(M, b, m, n, query), parameterization, ratio
+    sizes = ((2, 1, 1, 3), (5, 50, 5, 50), (300, 7, 40, 200))
+    for query, parameterization, size, ratio in product(QUERIES, PARAMETERIZATIONS, sizes, (1e-2, 1e2)):
+        yield Setting(*size, query), parameterization, ratio
 
 
 def _closed_form_against_integration() -> Iterator[ArrayLike]:

@@ -72,11 +72,6 @@ def load(out: str | os.PathLike[str], spec: str | os.PathLike[str] | None = None
     return Table([row for row in rows if row is not None])
 
 
-def read_config(folder: Path) -> dict[str, Any] | None:
-    """``kind``, ``fields`` (those that differ from their defaults) and ``all`` fields of a cell."""
-    return read_sealed(folder / "config.json")
-
-
 def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """The scalars of nested JSON objects, under names joined by dots; lists are left out.
 
@@ -99,7 +94,7 @@ def with_lists_as_text(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _row(folder: Path, labels: Mapping[str, Any]) -> dict[str, Any] | None:
     document = read_result(folder, lists=False)
-    config = read_config(folder)
+    config = read_sealed(folder / "config.json")
     if document is None or config is None:
         return None
     about = read_sealed(folder / "environment.json") or {}
@@ -134,7 +129,7 @@ def summarize(folder: Path, *, with_config: bool = True) -> Summary:
     A cell with an unreadable file is ``damaged``.
     """
     try:
-        config = (read_config(folder) or {}) if with_config else {}
+        config = (read_sealed(folder / "config.json") or {}) if with_config else {}
         finished = state(folder)
         about = (read_sealed(folder / "environment.json") or {}) if finished == "done" else {}
         whole = is_whole(folder / "result.json")
@@ -185,7 +180,7 @@ def cell_details(folder: Path) -> dict[str, Any]:
             damaged.append(str(error))
             return None
 
-    config = part(read_config, folder)
+    config = part(read_sealed, folder / "config.json")
     result = part(read_result, folder)
     return {
         "cell": folder.name,
