@@ -1,11 +1,20 @@
-"""Wrapping any PyTorch classifier, ours among them."""
+"""Models that are measured: any PyTorch classifier, and those of Hugging Face, opened from folders."""
+
+import json
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import nn
 
-from fasterqk.attention import Batch, Instance, TorchClassifier, collate, measure
+from fasterqk.attention import Batch, Instance, Removal, TorchClassifier, collate, measure, read_example
+from fasterqk.attention._models import (
+    HuggingFaceCausal,
+    HuggingFaceClassifier,
+    load_model,
+    longest_input,
+)
 from fasterqk.errors import InputError
 from fasterqk.lab.models import Classifier, ClassifierConfig
 
@@ -80,3 +89,336 @@ def test_an_embedding_that_is_never_called():
     model = TorchClassifier(Encoder(), classes="ab", embedding=nn.Embedding(2, 2))
     with pytest.raises(InputError, match="was not called"):
         model.gradient_times_input(collate(instances()))
+
+
+# --- Sequence classifiers: where they read, and that batches change nothing ---
+
+ENCODERS = [
+    ("BertForSequenceClassification", "BertConfig"),
+    ("RobertaForSequenceClassification", "RobertaConfig"),
+]
+DECODERS = [
+    ("GPT2ForSequenceClassification", "GPT2Config"),
+    ("LlamaForSequenceClassification", "LlamaConfig"),
+]
+
+
+def labelled_instances(count=5, seed=0):
+    generator = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        length = int(generator.integers(3, 12))
+        special = np.arange(length) == 0
+        relevance = (np.arange(length) == 1) * 1.0
+        tokens = generator.integers(2, 40, length)
+        made.append(Instance(tokens, ~special, relevance, label=int(generator.integers(2)), id=str(number)))
+    return made
+
+
+@pytest.mark.parametrize(("head", "config"), ENCODERS)
+def test_encoders_read_their_first_token(make_model, head, config):
+    assert HuggingFaceClassifier(make_model(head, config)).reads == "first"
+
+
+@pytest.mark.parametrize(("head", "config"), DECODERS)
+def test_decoders_read_their_last_token(make_model, head, config):
+    model = make_model(head, config)
+    assert HuggingFaceClassifier(model).reads == "last"
+
+
+@pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])
+@pytest.mark.parametrize("removal", [Removal(), Removal("attention")])
+def test_batched_equals_single_on_both_sides(make_model, head, config, removal):
+    model = HuggingFaceClassifier(make_model(head, config))
+    data = labelled_instances()
+    options = {"percents": [10, 50], "removal": removal}
+    single = measure(model, data, generator=np.random.default_rng(0), batch_size=1, **options)
+    for side in ("right", "left"):
+        batched = measure(model, data, generator=np.random.default_rng(0), batch_size=5, side=side, **options)
+        for name in ("mass", "null_mass", "probability", "correct", "entropy", "first_token_share"):
+            assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
+        for scores, others in (
+            (single.faithfulness, batched.faithfulness),
+            (single.random_faithfulness, batched.random_faithfulness),
+        ):
+            assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
+            assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
+
+
+@pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_read_rows_are_those_of_the_whole(make_model, head, config, side):
+    model, batch = HuggingFaceClassifier(make_model(head, config)), collate(labelled_instances(), side)
+    whole, rows = model.read(batch), model.read(batch, read_only=True)
+    read = whole.read
+    assert torch.equal(read, rows.read)
+    for layer, row in zip(whole.layers, rows.layers, strict=True):
+        torch.testing.assert_close(row, layer[torch.arange(len(read)), :, read].unsqueeze(2), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("head", "config"), [*ENCODERS, *DECODERS])
+def test_probabilities_are_the_models_own(make_model, head, config):
+    own = make_model(head, config, pad_token_id=1)
+    model = HuggingFaceClassifier(own)
+    (instance,) = labelled_instances(1)
+    with torch.no_grad():
+        expected = own(input_ids=torch.tensor([instance.tokens.tolist()])).logits.softmax(-1)
+    assert model.predict(collate([instance]))[0] == pytest.approx(expected[0].numpy(), abs=1e-6)
+    answer = model.read(collate([instance])).answer
+    assert answer.probability[0] == pytest.approx(float(expected[0, instance.label]), abs=1e-6)
+    assert answer.correct[0] == (int(expected.argmax()) == instance.label)
+
+
+def test_a_text_that_ends_in_the_padding_id_is_read_at_its_end(make_model):
+    own = make_model("GPT2ForSequenceClassification", "GPT2Config", pad_token_id=7)
+    one = Instance(np.array([5, 6, 7]), np.ones(3, bool), np.ones(3), label=0)
+    longer = Instance(np.array([5, 6, 7, 8, 9]), np.ones(5, bool), np.ones(5), label=0)
+    with torch.no_grad():
+        hidden = own.transformer(torch.tensor([[5, 6, 7]])).last_hidden_state
+        expected = own.score(hidden[0, -1]).softmax(-1).numpy()
+    batch = collate([one, longer])
+    assert HuggingFaceClassifier(own).predict(batch)[0] == pytest.approx(expected, abs=1e-6)
+    assert own.config.pad_token_id == 7
+
+
+def test_a_vocabulary_in_which_every_token_ends_some_text(make_model):
+    own = make_model("GPT2ForSequenceClassification", "GPT2Config", vocab_size=3, pad_token_id=0)
+    model = HuggingFaceClassifier(own)
+    data = [Instance(np.array(x), np.ones(len(x), bool), np.ones(len(x))) for x in ([1, 0], [1], [2, 2, 2])]
+    together = model.predict(collate(data))
+    for row, instance in enumerate(data):
+        assert together[row] == pytest.approx(model.predict(collate([instance]))[0], abs=1e-6)
+
+
+def test_no_padding_id_is_needed_and_the_configuration_is_put_back(make_model):
+    own = make_model("GPT2ForSequenceClassification", "GPT2Config", pad_token_id=None)
+    assert HuggingFaceClassifier(own).predict(collate(labelled_instances())).shape == (5, 2)
+    assert own.config.pad_token_id is None
+
+
+def test_gradient_times_input_is_the_gradient(make_model):
+    own = make_model("BertForSequenceClassification", "BertConfig")
+    (instance,) = labelled_instances(1)
+    tokens = torch.tensor([instance.tokens.tolist()])
+    embedded = own.get_input_embeddings()(tokens).detach().requires_grad_()
+    own(inputs_embeds=embedded).logits.log_softmax(-1).amax().backward()
+    expected = (embedded.grad * embedded).sum(-1)[0].detach().numpy()
+    for parameter in own.parameters():
+        parameter.requires_grad_(False)
+    found = HuggingFaceClassifier(own).gradient_times_input(collate([instance]))
+    assert found[0] == pytest.approx(expected, abs=1e-5)
+
+
+def test_gradient_times_input_knows_padding_on_the_left(make_model):
+    model = HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig"))
+    right, left = (collate(labelled_instances(3), side) for side in ("right", "left"))
+    one, other = model.gradient_times_input(right), model.gradient_times_input(left)
+    for row in range(3):
+        assert other[row][left.real[row]] == pytest.approx(one[row][right.real[row]], abs=1e-5)
+
+
+def test_heads_that_cannot_be_measured_are_refused(make_model):
+    with pytest.raises(InputError, match="only classifiers"):
+        HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig", num_labels=1))
+    several = {"problem_type": "multi_label_classification"}
+    with pytest.raises(InputError, match="multi_label"):
+        HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig", **several))
+    pooling = {"classifier_pooling": "mean", "pad_token_id": 0}
+    with pytest.raises(InputError, match="no row of attention that makes the prediction"):
+        HuggingFaceClassifier(
+            make_model("ModernBertForSequenceClassification", "ModernBertConfig", **pooling)
+        )
+    xlnet = transformers.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16)
+    with pytest.raises(InputError, match="XLNetForSequenceClassification does not show the hidden states"):
+        HuggingFaceClassifier(transformers.XLNetForSequenceClassification(xlnet))
+
+
+# --- Causal models: probability of the target, greedy match, attention before the target ---
+
+CAUSAL_MODELS = [("GPT2LMHeadModel", "GPT2Config"), ("LlamaForCausalLM", "LlamaConfig")]
+
+
+def instances_with_targets(count=5, seed=0):
+    generator = np.random.default_rng(seed)
+    made = []
+    for number in range(count):
+        length = int(generator.integers(2, 10))
+        tokens, target = generator.integers(0, 40, length), generator.integers(0, 40, 1 + number % 3)
+        relevance = (np.arange(length) == 0) * 1.0
+        made.append(Instance(tokens, np.ones(length, bool), relevance, target=target, id=str(number)))
+    return made
+
+
+def one_by_one(own, prompt, target):
+    """Probability of each target token and the greedy continuation, one forward pass a token."""
+    prompt, probabilities, greedy = list(prompt), [], []
+    written = list(prompt)
+    for token in target:
+        with torch.no_grad():
+            after_truth = own(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)
+            after_own = own(input_ids=torch.tensor([written])).logits[0, -1]
+        probabilities.append(float(after_truth[token]))
+        greedy.append(int(after_own.argmax()))
+        written.append(greedy[-1])
+        prompt.append(int(token))
+    return np.mean(probabilities), greedy
+
+
+@pytest.mark.parametrize(("head", "config"), CAUSAL_MODELS)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_probability_of_the_target_tokens(make_model, head, config, side):
+    own = make_model(head, config)
+    data = instances_with_targets()
+    answer = HuggingFaceCausal(own).read(collate(data, side)).answer
+    for row, instance in enumerate(data):
+        probability, _ = one_by_one(own, instance.tokens, instance.target)
+        assert answer.probability[row] == pytest.approx(probability, abs=1e-6)
+
+
+def test_right_is_what_greedy_decoding_writes(make_model):
+    own = make_model("GPT2LMHeadModel", "GPT2Config")
+    prompt = instances_with_targets(1)[0]
+    _, greedy = one_by_one(own, prompt.tokens, [0, 0, 0])
+    wrong = [*greedy[:2], (greedy[2] + 1) % 40]
+    targets = [greedy, wrong, greedy[:1]]
+    data = [
+        Instance(prompt.tokens, prompt.rankable, prompt.relevance, target=np.array(target))
+        for target in targets
+    ]
+    assert HuggingFaceCausal(own).read(collate(data)).answer.correct.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize(("head", "config"), CAUSAL_MODELS)
+@pytest.mark.parametrize("removal", [Removal(), Removal("mask", 3), Removal("attention")])
+def test_batched_equals_single_on_both_sides_of_causal_models(make_model, head, config, removal):
+    model, data = HuggingFaceCausal(make_model(head, config)), instances_with_targets()
+    options = {"percents": [10, 50], "removal": removal}
+    single = measure(model, data, generator=np.random.default_rng(0), batch_size=1, **options)
+    for side in ("right", "left"):
+        batched = measure(model, data, generator=np.random.default_rng(0), batch_size=5, side=side, **options)
+        for name in ("mass", "null_mass", "probability", "entropy", "correct"):
+            assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
+        for scores, others in (
+            (single.faithfulness, batched.faithfulness),
+            (single.random_faithfulness, batched.random_faithfulness),
+        ):
+            assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
+            assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_read_rows_are_those_of_the_whole_of_causal_models(make_model, side):
+    model, batch = HuggingFaceCausal(make_model(*CAUSAL_MODELS[0])), collate(instances_with_targets(), side)
+    whole, rows = model.read(batch), model.read(batch, read_only=True)
+    read = whole.read
+    assert torch.equal(read, rows.read)
+    for layer, row in zip(whole.layers, rows.layers, strict=True):
+        torch.testing.assert_close(row, layer[torch.arange(len(read)), :, read].unsqueeze(2), rtol=0, atol=0)
+
+
+def test_attention_is_read_before_the_target(make_model):
+    own = make_model("GPT2LMHeadModel", "GPT2Config")
+    data = instances_with_targets()
+    reading = HuggingFaceCausal(own).read(collate(data))
+    assert reading.read.tolist() == [len(x.tokens) - 1 for x in data]
+    assert reading.layers[0].shape[-1] == max(len(x.tokens) for x in data)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_gradient_times_input_is_the_gradient_of_causal_models(make_model, side):
+    own = make_model("LlamaForCausalLM", "LlamaConfig")
+    data = instances_with_targets(3)
+    found = HuggingFaceCausal(own).gradient_times_input(collate(data, side))
+    for row, instance in enumerate(data):
+        both = np.concatenate([instance.tokens, instance.target])
+        embedded = own.get_input_embeddings()(torch.from_numpy(both)[None]).detach().requires_grad_()
+        logits = own(inputs_embeds=embedded).logits[0].log_softmax(-1)
+        start = len(instance.tokens)
+        sum(logits[start - 1 + i, token] for i, token in enumerate(instance.target)).backward()
+        expected = (embedded.grad * embedded).sum(-1)[0, :start].detach().numpy()
+        real = collate(data, side).real[row]
+        assert found[row][real] == pytest.approx(expected, abs=1e-4)
+        assert not found[row][~real].any()
+
+
+def test_a_model_that_looks_ahead_is_refused(make_model):
+    own = make_model("BertLMHeadModel", "BertConfig")
+    with pytest.raises(InputError, match="not causal"):
+        HuggingFaceCausal(own).read(collate(instances_with_targets()))
+
+
+# --- Model folders: what is opened, and what is refused in one line ---
+
+
+@pytest.fixture
+def saved(tmp_path, make_model, word_pieces):
+    def save(head, config, **changes):
+        make_model(head, config, **changes).save_pretrained(tmp_path / "model")
+        word_pieces.save_pretrained(tmp_path / "model")
+        return tmp_path / "model"
+
+    return save
+
+
+def test_architecture_decides(saved):
+    loaded = load_model(saved("BertForSequenceClassification", "BertConfig", id2label={0: "no", 1: "yes"}))
+    assert isinstance(loaded.model, HuggingFaceClassifier)
+    assert loaded.model.classes == ("no", "yes")
+    assert loaded.limit == 64
+    loaded = load_model(saved("GPT2LMHeadModel", "GPT2Config", n_positions=32))
+    assert isinstance(loaded.model, HuggingFaceCausal)
+    assert loaded.model.classes == ()
+
+
+def test_positions_that_count_from_behind_the_padding_id(make_model, word_pieces):
+    model = make_model("RobertaForSequenceClassification", "RobertaConfig")
+    assert longest_input(model, word_pieces) == 62
+
+
+@pytest.mark.parametrize(
+    ("head", "config", "changes"),
+    [
+        ("BertForTokenClassification", "BertConfig", {}),
+        ("BertModel", "BertConfig", {}),
+        ("BertForMaskedLM", "BertConfig", {}),
+    ],
+)
+def test_other_heads_are_refused(saved, head, config, changes):
+    folder = saved(head, config, **changes)
+    with pytest.raises(InputError, match=f"holds {head}; only sequence classifiers and causal"):
+        load_model(folder)
+
+
+def test_encoder_decoders_are_refused(tmp_path):
+    transformers.BartConfig(architectures=["BartForSequenceClassification"]).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="without an encoder-decoder"):
+        load_model(tmp_path)
+
+
+def test_weights_that_are_missing_are_not_made_up(saved):
+    folder = saved("BertModel", "BertConfig")
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["BertForSequenceClassification"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=r"lacks 2 weights of BertForSequenceClassification, such as 'class"):
+        load_model(folder)
+
+
+def test_a_tokenizer_of_another_model(saved):
+    loaded = load_model(saved("BertForSequenceClassification", "BertConfig", vocab_size=10))
+    example = read_example({"tokens": ["not"], "relevance": [1], "label": 0}, "'data.jsonl' line 1")
+    with pytest.raises(InputError, match="line 1: the tokenizer gives token 18, but the model knows 10"):
+        loaded.encode([example])
+
+
+def test_damaged_folders_are_one_line(saved, tmp_path):
+    with pytest.raises(InputError, match=r"has no config\.json"):
+        load_model(tmp_path / "nothing")
+    folder = saved("BertForSequenceClassification", "BertConfig")
+    (folder / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(InputError, match="cannot open AutoModelForSequenceClassification") as raised:
+        load_model(folder)
+    assert "\n" not in str(raised.value)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(InputError, match="cannot open AutoConfig"):
+        load_model(folder)

@@ -1,106 +1,34 @@
 """Measure attention and its faithfulness on any model; knows nothing of the paper's tasks.
 
-Scores and statistics need numpy alone; the names that work on tensors are imported on first use, so that
-whoever only scores does not wait for torch.
+Scores and statistics need numpy alone. Every name is imported on first use, so that whoever only scores does
+not wait for torch.
 """
+# ruff: noqa: F403, F405 - __all__ says which names are public
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.attention._compare import Interval, common_levels, interval, matched_loss, paired_difference
-from fasterqk.attention._export import write_eraser
-from fasterqk.attention._faithfulness import (
-    Agreement,
-    Faithfulness,
-    Predict,
-    Removal,
-    agreement,
-    auprc,
-    faithfulness,
-    percent_count,
-    plausibility,
-    remove,
-    top_percent,
-)
-from fasterqk.attention._instances import Batch, Example, Instance, collate, read_example, read_examples
-from fasterqk.attention._scores import (
-    DTAP_EDGES,
-    SCORES,
-    Rows,
-    Score,
-    ac,
-    acmc,
-    dtap,
-    dtap_lines,
-    dtap_over_seeds,
-    effective_tokens,
-    entropy,
-    first_token_share,
-    format_score,
-    largest_weight,
-    max_logit,
-    mrta,
-    place_of,
-    score_of,
-    sum_cells,
-    summarize,
-    table_scores,
-    title_of,
-    without_first_token,
-)
-
 if TYPE_CHECKING:
-    from fasterqk.attention._aggregation import (
-        Aggregation,
-        Pattern,
-        aggregate,
-        aggregate_null,
-        allowed_pairs,
-        find_pattern,
-        null_row,
-        relevant_mass,
-        uniform_attention,
-    )
-    from fasterqk.attention._measure import Measurement, Summary, measure
-    from fasterqk.attention._models import (
-        Answer,
-        HuggingFaceCausal,
-        HuggingFaceClassifier,
-        Loaded,
-        Measurable,
-        Reading,
-        TorchClassifier,
-        class_answer,
-        encode_for_causal,
-        encode_for_classifier,
-        load_model,
-    )
+    from fasterqk.attention._aggregation import *
+    from fasterqk.attention._compare import *
+    from fasterqk.attention._export import *
+    from fasterqk.attention._faithfulness import *
+    from fasterqk.attention._instances import *
+    from fasterqk.attention._measure import *
+    from fasterqk.attention._models import *
+    from fasterqk.attention._scores import *
 
-_WITH_TORCH = {
-    "Aggregation": "_aggregation",
-    "Answer": "_models",
-    "Measurable": "_models",
-    "TorchClassifier": "_models",
-    "aggregate": "_aggregation",
-    "aggregate_null": "_aggregation",
-    "allowed_pairs": "_aggregation",
-    "Measurement": "_measure",
-    "Reading": "_models",
-    "Summary": "_measure",
-    "HuggingFaceCausal": "_models",
-    "HuggingFaceClassifier": "_models",
-    "class_answer": "_models",
-    "Loaded": "_models",
-    "encode_for_causal": "_models",
-    "encode_for_classifier": "_models",
-    "load_model": "_models",
-    "measure": "_measure",
-    "null_row": "_aggregation",
-    "relevant_mass": "_aggregation",
-    "Pattern": "_aggregation",
-    "find_pattern": "_aggregation",
-    "uniform_attention": "_aggregation",
-}
+# Those that import torch come last.
+_MODULES = (
+    "_scores",
+    "_compare",
+    "_instances",
+    "_faithfulness",
+    "_export",
+    "_aggregation",
+    "_models",
+    "_measure",
+)
 
 __all__ = [
     "DTAP_EDGES",
@@ -176,6 +104,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _WITH_TORCH:
-        return getattr(import_module(f"fasterqk.attention.{_WITH_TORCH[name]}"), name)
+    if name in __all__:
+        modules = (import_module(f"fasterqk.attention.{module}") for module in _MODULES)
+        return next(getattr(module, name) for module in modules if hasattr(module, name))
     raise AttributeError(f"module 'fasterqk.attention' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

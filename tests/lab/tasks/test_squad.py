@@ -30,8 +30,8 @@ from fasterqk.lab.tasks.squad import (
     window,
 )
 from fasterqk.lab.training import train
-from fasterqk.lab.training._answer_measure import token_f1
 from fasterqk.lab.training._batches import fitting
+from fasterqk.lab.training._generation import token_f1
 
 RIVERS = ["Amber", "Birch", "Copper", "Dove", "Elm", "Falcon"]
 MORE = " and flows on past mills and orchards and a bridge" * 12

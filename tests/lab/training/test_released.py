@@ -10,7 +10,7 @@ from benchmarks.plain import PlainClassifier
 from fasterqk.lab.models import Classifier, ClassifierConfig
 from fasterqk.lab.tasks import LabelledInstance, LabelledInstances
 from fasterqk.lab.training._batches import pad_instances
-from fasterqk.lab.training._measure import scores_json
+from fasterqk.lab.training._classification import scores_json
 from fasterqk.lab.training._released import PADDED_TO, measure_released, measure_released_sva
 from fasterqk.lab.training._steps import build_trainable
 

@@ -23,23 +23,23 @@ from fasterqk.console import print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments import _arm_tables as tables
 from fasterqk.lab.experiments._registry import CellRunner
+from fasterqk.lab.models._classifier import attention_rows
 from fasterqk.lab.models._generator import GPTAnswerGenerator
 from fasterqk.lab.runs import Store
 from fasterqk.lab.tasks import LabelledInstances, Task, left_out, load_task
 from fasterqk.lab.training import TrainConfig, TrainResult
-from fasterqk.lab.training._answer_measure import (
+from fasterqk.lab.training._batches import pack_questions
+from fasterqk.lab.training._classification import Classification, flat
+from fasterqk.lab.training._generation import (
     ROLLOUT,
+    Generation,
     MeasuredGenerator,
     answered_instances,
     generate,
     measure_fit,
     measure_steps,
 )
-from fasterqk.lab.training._batches import pack_questions
-from fasterqk.lab.training._classification import Classification, flat
-from fasterqk.lab.training._generation import Generation
 from fasterqk.lab.training._loop import load_trained
-from fasterqk.lab.training._measure import attention_rows
 
 BASELINE, FASTER = "baseline", "faster_qk"
 

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
-from fasterqk.capture import record
+from fasterqk.attention import Aggregation, Pattern, aggregate, aggregate_null
+from fasterqk.capture import capture, record
 
 
 @dataclass(frozen=True)
@@ -233,3 +234,25 @@ class Classifier(nn.Module):
 
 def _normal(shape: tuple[int, ...], config: ClassifierConfig, generator: torch.Generator) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape, generator=generator) * config.init_scale)
+
+
+def aggregation_of(model: Classifier) -> Aggregation:
+    """How its attention is aggregated: one layer is read as it is, deeper stacks are multiplied.
+
+    They are multiplied without a residual, which for one layer would be the same number.
+    """
+    return Aggregation("rollout", residual=0.0) if len(model.blocks) > 1 else Aggregation("last")
+
+
+def attention_rows(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits (batch, class), the aggregated row of the read position (batch, key), and its null.
+
+    The null is the same aggregation of attention that is uniform over what each row may see.
+    """
+    deep = len(model.blocks) > 1
+    captured = capture(model, {"tokens": tokens, "read": read, "every_row": deep})
+    pattern, keys = Pattern(causal=True), torch.arange(tokens.shape[1]) <= read[:, None]
+    allowed = pattern.pairs(keys) if deep else pattern.row(keys, read)
+    how, layers = aggregation_of(model), list(captured)
+    null = aggregate_null(allowed, len(layers), read, how)
+    return captured.outputs, aggregate(layers, read, allowed, how), null

@@ -16,6 +16,9 @@ from fasterqk.errors import InputError
 from fasterqk.lab.tasks import LabelledInstances, Questions
 from fasterqk.lab.training._config import TrainConfig
 
+# Larger ones leave the cache: square attention matrices of a deep model then take twice the time.
+EVALUATION_BATCH = 128
+
 
 def generator(seed: int, *purpose: str | int) -> torch.Generator:
     """The generator for one purpose of one training, such as ``generator(seed, "batches", epoch)``.

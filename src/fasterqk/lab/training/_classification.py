@@ -1,52 +1,43 @@
-"""Classifiers as a trainable: cross-entropy on labels, measured where their attention should be."""
+"""The paper's classifier as a trainable: cross-entropy on labels, measured where its attention should be.
 
-from collections.abc import Callable
+All attention is read at the position that makes the prediction. This is the `paper` evaluation;
+`fasterqk.lab.training._released` has what the released notebooks compute instead.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, pad
 
-from fasterqk.attention import Summary
+from fasterqk.attention import SCORES, Batch, Instance, Pattern, Reading, Summary, class_answer, measure
+from fasterqk.capture import capture
 from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError
 from fasterqk.lab.models import Classifier, ClassifierConfig
+from fasterqk.lab.models._classifier import aggregation_of
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstances
 from fasterqk.lab.training._batches import (
+    EVALUATION_BATCH,
+    PaddedInstances,
     epoch_batches,
     fixed_sample,
     generator,
     pad_instances,
 )
 from fasterqk.lab.training._config import TrainConfig
-from fasterqk.lab.training._measure import all_logits, measure_attention, measure_fit, scores_json
 from fasterqk.lab.training._released import measure_released, measure_released_sva
 
-# Measures a split, quicker along training; with a seed random rankings are measured too.
-Measure = Callable[..., Summary]
-EVALUATIONS: dict[str, Measure | None] = {
-    "paper": measure_attention,
-    "released-hatexplain": measure_released,
-    "released-sva": measure_released_sva,
-    "fit": None,  # for trainings that are judged by their accuracy alone, such as those of a search
-}
-
-
-def flat(scores: dict[str, Any]) -> dict[str, float | None]:
-    """The single numbers among ``scores`` under one name each, for records along training.
-
-    >>> flat({"mrta": 0.4, "null": {"mrta": 0.2}, "sufficiency": {"5": 0.1}, "dtap": [[100.0]]})
-    {'mrta': 0.4, 'null_mrta': 0.2, 'sufficiency_5': 0.1}
-    """
-    record: dict[str, float | None] = {}
-    for name, value in scores.items():
-        if isinstance(value, dict):
-            prefix = "" if name == "plausibility" else f"{name}_"
-            record |= {f"{prefix}{key}": number for key, number in flat(value).items()}
-        elif not isinstance(value, list):
-            record[name] = value
-    return record
+# Along training plausibility is scored on so many instances, evenly over all lengths: it goes one by one.
+PLAUSIBILITY_SAMPLE = 256
+# The scores of attention that tables show; others are computed by `fasterqk measure` alone.
+TABLE_SCORES = tuple(score.name for score in SCORES.values() if score.tables)
+# What a measurement says beside its scores; trainings keep the accuracy of all instances elsewhere.
+_NOT_SCORES = ("n", "n_without_relevance", "accuracy", "random", "concentration", "measured")
 
 
 class Classification:
@@ -158,3 +149,149 @@ def build_classifier(config: TrainConfig, task: ClassificationTask, train: Label
     if config.optimisation.qk_imbalance != 1:
         scale_circuits(model, qk=config.optimisation.qk_imbalance)
     return model
+
+
+# --- How it is measured ---
+
+
+def measure_fit(model: Classifier, split: PaddedInstances) -> dict[str, float]:
+    """``loss`` (mean cross-entropy, nats) and ``accuracy`` (0..1) in evaluation mode."""
+    logits = all_logits(model, split)
+    return {
+        "loss": float(cross_entropy(logits.double(), split.labels)),
+        "accuracy": float((logits.argmax(1) == split.labels).double().mean()),
+    }
+
+
+@torch.no_grad()
+def all_logits(model: Classifier, split: PaddedInstances) -> Tensor:
+    """Logits (instance, class) of a whole split, in its own order."""
+    model.eval()
+    logits = torch.empty(len(split), model.config.classes)
+    for chosen in split.by_length(EVALUATION_BATCH):
+        tokens, read, _ = split.batch(chosen)
+        logits[chosen] = model(tokens, read)
+    return logits
+
+
+def measure_attention(
+    model: Classifier,
+    split: PaddedInstances,
+    percents: Sequence[int],
+    *,
+    quick: bool = False,
+    seed: int | None = None,
+) -> Summary:
+    """Where the model looks and whether that is why it predicts.
+
+    Mass, AC, ACMC, DTAP and plausibility are over the instances with relevant tokens; entropy, sufficiency
+    and comprehensiveness over all. ``quick`` scores plausibility on a fixed part of the instances. With a
+    ``seed`` random rankings are the null of faithfulness and plausibility. Deeper models are scored by
+    rollout, and each layer by itself.
+    """
+    found = measure(
+        MeasuredClassifier(model, split),
+        instances_of(split),
+        percents=percents,
+        aggregation=aggregation_of(model),
+        batch_size=EVALUATION_BATCH,
+        random_rankings=None if seed is None else random_rankings(split, seed),
+        scores=TABLE_SCORES,
+        by_layer=len(model.blocks) > 1,
+        need_relevance=False,
+        max_weights=None,
+    )
+    return found.summary(plausibility_sample=PLAUSIBILITY_SAMPLE if quick else None)
+
+
+def scores_json(summary: Summary) -> dict[str, Any]:
+    """The scores of a split as trainings keep them: those of random rankings stand under ``null`` too."""
+    document = summary.to_json()
+    document["null"] |= document.get("random", {})
+    return {name: value for name, value in document.items() if name not in _NOT_SCORES}
+
+
+class MeasuredClassifier:
+    """The paper's classifier on texts of a split, each read at its own position.
+
+    That is the last token, or one behind the text, which is no token of the instance and never removed.
+    """
+
+    pattern = Pattern(causal=True)
+
+    def __init__(self, model: Classifier, split: PaddedInstances) -> None:
+        self.model, self.pad, self.after = model.eval(), split.pad, split.after
+        self.classes = tuple(map(str, range(model.config.classes)))
+
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
+        tokens, read = self._inputs(batch)
+        captured = capture(self.model, {"tokens": tokens, "read": read, "every_row": not read_only})
+        keys = torch.arange(tokens.shape[1]) <= read[:, None]
+        return Reading(list(captured), read, class_answer(_outcomes(captured.outputs), batch), keys, True)
+
+    @torch.no_grad()
+    def predict(self, batch: Batch) -> NDArray[np.float64]:
+        return _outcomes(self.model(*self._inputs(batch)))
+
+    def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
+        raise NotImplementedError  # trainings rank by attention
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        # One more position: what is read after a text, or in place of one that lost all its tokens.
+        tokens = pad(torch.from_numpy(np.where(batch.real, batch.tokens, self.pad)), (0, 1), value=self.pad)
+        length = torch.from_numpy(batch.real.sum(1))
+        read = length if self.after else (length - 1).clamp_min(0)
+        return tokens[:, : int(read.max()) + 1], read
+
+
+@lru_cache(maxsize=4)
+def instances_of(split: PaddedInstances) -> tuple[Instance, ...]:
+    """The texts of a split without their read position; those that are not rated have no relevant token."""
+    relevance = (split.relevance * split.rated[:, None]).double().numpy()
+    tokens, labels = split.tokens.numpy(), split.labels.tolist()
+    return tuple(
+        Instance(tokens[i, :n], np.ones(n, dtype=bool), relevance[i, :n], label=labels[i])
+        for i, n in enumerate(split.lengths.tolist())
+    )
+
+
+def random_rankings(split: PaddedInstances, seed: int) -> list[NDArray[np.float64]]:
+    """One random number per token of each text, the same for all arms of a seed."""
+    draw = generator(seed, "chance")
+    rankings = [np.empty(0)] * len(split)
+    for chosen in split.by_length(EVALUATION_BATCH):
+        lengths = split.lengths[chosen].tolist()
+        drawn = torch.rand((len(chosen), max(lengths)), generator=draw).double().numpy()
+        for place, row, length in zip(chosen.tolist(), drawn, lengths, strict=True):
+            rankings[place] = row[:length]
+    return rankings
+
+
+def _outcomes(logits: Tensor) -> NDArray[np.float64]:
+    return np.asarray(logits.double().softmax(1).numpy())
+
+
+def flat(scores: dict[str, Any]) -> dict[str, float | None]:
+    """The single numbers among ``scores`` under one name each, for records along training.
+
+    >>> flat({"mrta": 0.4, "null": {"mrta": 0.2}, "sufficiency": {"5": 0.1}, "dtap": [[100.0]]})
+    {'mrta': 0.4, 'null_mrta': 0.2, 'sufficiency_5': 0.1}
+    """
+    record: dict[str, float | None] = {}
+    for name, value in scores.items():
+        if isinstance(value, dict):
+            prefix = "" if name == "plausibility" else f"{name}_"
+            record |= {f"{prefix}{key}": number for key, number in flat(value).items()}
+        elif not isinstance(value, list):
+            record[name] = value
+    return record
+
+
+# Measures a split, quicker along training; with a seed random rankings are measured too.
+Measure = Callable[..., Summary]
+EVALUATIONS: dict[str, Measure | None] = {
+    "paper": measure_attention,
+    "released-hatexplain": measure_released,
+    "released-sva": measure_released_sva,
+    "fit": None,  # for trainings that are judged by their accuracy alone, such as those of a search
+}

@@ -24,9 +24,8 @@ from fasterqk.lab.training._batches import (
     generator,
     pad_instances,
 )
-from fasterqk.lab.training._classification import flat
+from fasterqk.lab.training._classification import TABLE_SCORES, flat, scores_json
 from fasterqk.lab.training._config import TrainConfig
-from fasterqk.lab.training._measure import TABLE_SCORES, scores_json
 
 # Along training so many examples of each split are looked at, the same every time; at the end all, but
 # of the training data no more than the last number.

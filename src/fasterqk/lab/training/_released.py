@@ -1,6 +1,6 @@
 """What the released notebooks measure, literally, so that their numbers can be matched.
 
-The HateXplain notebooks, first, differ from :mod:`fasterqk.lab.training._measure` in this:
+The HateXplain notebooks, first, differ from :mod:`fasterqk.lab.training._classification` in this:
 
 - texts are padded to 128 tokens and attention is measured in the row of the **last** padding token, which
   sees all 128 positions and predicts nothing (the prediction is read at the first padding token);
@@ -23,9 +23,8 @@ from torch import Tensor
 from fasterqk.attention import Summary, percent_count, relevant_mass, summarize
 from fasterqk.capture import capture
 from fasterqk.lab.models import Classifier
-from fasterqk.lab.models._classifier import Block
-from fasterqk.lab.training._batches import PaddedInstances
-from fasterqk.lab.training._measure import EVALUATION_BATCH, attention_rows
+from fasterqk.lab.models._classifier import Block, attention_rows
+from fasterqk.lab.training._batches import EVALUATION_BATCH, PaddedInstances
 
 PADDED_TO = 128
 HATEXPLAIN_EDGES = (0.0, 0.33, 0.66, 1.1)
@@ -112,7 +111,7 @@ def _widened(values: Tensor, fill: float) -> Tensor:
 
 
 # --- The subject-verb notebooks ---
-# They differ from :mod:`fasterqk.lab.training._measure` in this:
+# They differ from :mod:`fasterqk.lab.training._classification` in this:
 #
 # - sentences are padded to 128 tokens and attention is measured in the row of the **last** padding token.
 #   Padding may not be looked at, so that row sees the whole sentence; but it predicts nothing (the

@@ -7,13 +7,9 @@ from benchmarks.plain import PlainClassifier
 
 from fasterqk.attention import percent_count
 from fasterqk.capture import capture
-from fasterqk.lab.training._measure import (
-    EVALUATION_BATCH,
-    attention_rows,
-    measure_attention,
-    measure_fit,
-    scores_json,
-)
+from fasterqk.lab.models._classifier import attention_rows
+from fasterqk.lab.training._batches import EVALUATION_BATCH
+from fasterqk.lab.training._classification import measure_attention, measure_fit, scores_json
 from fasterqk.lab.training._steps import build_trainable
 
 

@@ -14,8 +14,9 @@ from fasterqk.capture import capture
 from fasterqk.lab.models._generator import GeneratorConfig, GPTAnswerGenerator
 from fasterqk.lab.tasks import AnswerTask, Questions
 from fasterqk.lab.training import TrainConfig
-from fasterqk.lab.training import _answer_measure as module
-from fasterqk.lab.training._answer_measure import (
+from fasterqk.lab.training import _generation as module
+from fasterqk.lab.training._batches import pack_questions
+from fasterqk.lab.training._generation import (
     exact_match,
     generate,
     greedy,
@@ -24,7 +25,6 @@ from fasterqk.lab.training._answer_measure import (
     normalized,
     token_f1,
 )
-from fasterqk.lab.training._batches import pack_questions
 
 END, TOKENS, LAYERS = 0, 13, 3
 
