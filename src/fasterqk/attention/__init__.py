@@ -19,16 +19,7 @@ if TYPE_CHECKING:
     from fasterqk.attention._scores import *
 
 # Those that import torch come last.
-_MODULES = (
-    "_scores",
-    "_compare",
-    "_instances",
-    "_faithfulness",
-    "_export",
-    "_aggregation",
-    "_models",
-    "_measure",
-)
+_MODULES = ("scores", "compare", "instances", "faithfulness", "export", "aggregation", "models", "measure")
 
 __all__ = [
     "DTAP_EDGES",
@@ -105,7 +96,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in __all__:
-        modules = (import_module(f"fasterqk.attention.{module}") for module in _MODULES)
+        modules = (import_module(f"fasterqk.attention._{module}") for module in _MODULES)
         return next(getattr(module, name) for module in modules if hasattr(module, name))
     raise AttributeError(f"module 'fasterqk.attention' has no attribute {name!r}")
 

@@ -51,32 +51,30 @@ def _prediction(measurement: "Measurement", number: int) -> dict[str, Any]:
     instance, scores = measurement.instances[number], measurement.faithfulness
     soft = measurement.importance[number][instance.rankable]
     rationale = instance.rationale
-    thresholded = [
+    perturbed = [
         {
-            "threshold": percent / 100,
             "sufficiency_classification_scores": _named(measurement, scores.sufficient[number, place]),
             "comprehensiveness_classification_scores": _named(
                 measurement, scores.comprehensive[number, place]
             ),
         }
-        for place, percent in enumerate(scores.percents)
+        for place in range(len(scores.percents))
     ]
-    first = {name: value for name, value in thresholded[0].items() if name != "threshold"}
+    predicted = {
+        "docid": instance.id,
+        "hard_rationale_predictions": _evidence(top_tokens(soft, int(rationale.sum()))),
+        "soft_rationale_predictions": soft.tolist(),
+    }
     return {
         "annotation_id": instance.id,
-        "rationales": [
-            {
-                "docid": instance.id,
-                "hard_rationale_predictions": _evidence(top_tokens(soft, int(rationale.sum()))),
-                "soft_rationale_predictions": soft.tolist(),
-            }
-        ]
-        if rationale.any()
-        else [],
+        "rationales": [predicted] if rationale.any() else [],
         "classification": _outcomes(measurement)[int(scores.predicted[number])],
         "classification_scores": _named(measurement, scores.whole[number]),
-        **first,
-        "thresholded_scores": thresholded,
+        **perturbed[0],
+        "thresholded_scores": [
+            {"threshold": percent / 100, **own}
+            for percent, own in zip(scores.percents, perturbed, strict=True)
+        ],
     }
 
 

@@ -107,14 +107,11 @@ class Batch:
         width = int(kept.sum(1).max())
         order = order[:, :width] if self.side == "right" else order[:, order.shape[1] - width :]
         real = np.take_along_axis(kept, order, 1)
-        return replace(
-            self,
-            tokens=np.take_along_axis(self.tokens, order, 1) * real,
-            real=real,
-            rankable=np.take_along_axis(self.rankable, order, 1) & real,
-            relevance=np.take_along_axis(self.relevance, order, 1) * real,
-            hidden=np.take_along_axis(self.hidden, order, 1) & real,
-        )
+        names = ("tokens", "rankable", "relevance", "hidden")
+        moved: dict[str, Any] = {
+            name: np.take_along_axis(getattr(self, name), order, 1) * real for name in names
+        }
+        return replace(self, real=real, **moved)
 
 
 def collate(instances: Sequence[Instance], side: Side = "right") -> Batch:
@@ -135,16 +132,16 @@ def collate(instances: Sequence[Instance], side: Side = "right") -> Batch:
     )
 
 
-def pad_rows(rows: Sequence[NDArray[np.float64]], batch: Batch) -> NDArray[np.float64]:
-    """One value per token of each instance, laid out as ``batch`` is, zero on padding."""
-    laid_out = np.zeros(batch.real.shape)
-    laid_out[batch.real] = np.concatenate(rows)
+def pad_rows(rows: Sequence[NDArray[np.float64]], real: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """One value per token of each row, laid out where ``real`` ``(row, token)`` is true; zero elsewhere."""
+    laid_out = np.zeros(real.shape)
+    laid_out[real] = np.concatenate(rows)
     return laid_out
 
 
-def unpad_rows(rows: NDArray[np.float64], batch: Batch) -> list[NDArray[np.float64]]:
+def unpad_rows(rows: NDArray[np.float64], real: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
     """The inverse of :func:`pad_rows`."""
-    return [row[real] for row, real in zip(rows, batch.real, strict=True)]
+    return [row[there] for row, there in zip(rows, real, strict=True)]
 
 
 def _padded(rows: Sequence[NDArray[np.generic]], side: Side) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
@@ -314,17 +311,8 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
             )
         relevance = _token_relevance(example, encoded["offset_mapping"][row]) * ~special
         pieces = tuple(tokenizer.convert_ids_to_tokens(tokens[:start].tolist()))
-        instances.append(
-            Instance(
-                tokens[:start],
-                ~special[:start],
-                relevance[:start],
-                None,
-                tokens[of_target],
-                pieces,
-                example.id,
-            )
-        )
+        prompt = tokens[:start], ~special[:start], relevance[:start]
+        instances.append(Instance(*prompt, target=tokens[of_target], pieces=pieces, id=example.id))
     return instances
 
 

@@ -98,7 +98,7 @@ def measure(
         rows = _ReadRows.of(model, batch, aggregation, patterns, read_only)
         columns.append(rows.columns(scores, by_layer))
         importance = rows.weights if rank_by == "attention" else rows.each(model.gradient_times_input(batch))
-        importances += unpad_rows(rows.mean(importance[:, : batch.tokens.shape[1]]), batch)
+        importances += unpad_rows(rows.mean(importance[:, : batch.tokens.shape[1]]), batch.real)
         faithful.append(rows.faithfulness(model, importance, percents, removal))
         if random_rankings is not None:
             drawn = rows.laid_out([random_rankings[i] for i in chosen])
@@ -212,11 +212,6 @@ class _ReadRows:
             allowed=[read_rows(pairs.unsqueeze(1), read).squeeze(1)[chosen] for pairs in allowed],
         )
 
-    @property
-    def several(self) -> bool:
-        """Whether the model reads several rows per instance."""
-        return self.reading.read.dim() == 2
-
     def columns(self, names: Sequence[str] | None, by_layer: bool) -> dict[str, Numbers]:
         """Numbers of each instance, the mean over its rows: the answer, and all scores with their nulls."""
         answer = self.reading.answer
@@ -230,25 +225,18 @@ class _ReadRows:
             if score.compute and (names is None or score.name in names):
                 found[score.column] = self.mean(score.compute(rows))
                 found[f"null_{score.column}"] = self.mean(score.compute(null))
+        if not by_layer:
+            return found
         for number, (layer, seen) in enumerate(zip(self.layers, self.allowed, strict=True), 1):
-            if not by_layer:
-                break
-            there = as_array(seen)
-            one = {
-                "mass": rows.mass(as_array(in_full_precision(layer).mean(1))),
-                "entropy": entropy(as_array(layer)).mean(1),
-            }
-            uniform_one = {
-                "mass": (there * relevance).sum(1) / there.sum(1),
-                "entropy": np.log(there.sum(1)),
-            }
-            for name in one:
-                found[f"layer_{number}_{name}"] = self.mean(one[name])
-                found[f"null_layer_{number}_{name}"] = self.mean(uniform_one[name])
-        if by_layer:
-            for prefix in ("", "null_"):
-                layers = [found[f"{prefix}layer_{n}_mass"] for n in range(1, len(self.layers) + 1)]
-                found[f"{prefix}average_mass"] = np.mean(layers, axis=0)
+            name, there = f"layer_{number}", as_array(seen)
+            mass = rows.mass(as_array(in_full_precision(layer).mean(1)))
+            found[f"{name}_mass"] = self.mean(mass)
+            found[f"null_{name}_mass"] = self.mean((there * relevance).sum(1) / there.sum(1))
+            found[f"{name}_entropy"] = self.mean(entropy(as_array(layer)).mean(1))
+            found[f"null_{name}_entropy"] = self.mean(np.log(there.sum(1)))
+        for prefix in ("", "null_"):
+            layers = [found[f"{prefix}layer_{n}_mass"] for n in range(1, len(self.layers) + 1)]
+            found[f"{prefix}average_mass"] = np.mean(layers, axis=0)
         return found
 
     def faithfulness(
@@ -257,7 +245,7 @@ class _ReadRows:
         """Of each instance, from the ``importance`` ``(row, token)`` of its tokens to each of its rows."""
         importance = importance[:, : self.batch.tokens.shape[1]]
         whole = self.reading.answer.outcomes
-        if not self.several:
+        if self.reading.read.dim() == 1:
             return faithfulness(model.predict, self.batch, importance, percents, removal, whole)
         whole = whole[self.batch.target_real]
         parts = []
@@ -291,29 +279,19 @@ class _ReadRows:
 
     def each(self, values: Numbers) -> Numbers:
         """Values of the instances, repeated for each of their rows."""
-        return values[self.instance] if self.several else values
+        return values[self.instance]
 
     def mean(self, values: Numbers) -> Numbers:
         """Values of the rows, averaged over those of each instance."""
-        if not self.several:
-            return values
         sums = np.zeros((len(self.batch), *values.shape[1:]))
         np.add.at(sums, self.instance, values)
-        count = self.batch.target_real.sum(1)
-        return np.asarray(sums / count.reshape(-1, *[1] * (values.ndim - 1)))
+        return np.asarray(sums / np.bincount(self.instance).reshape(-1, *[1] * (values.ndim - 1)))
 
     def laid_out(self, rankings: Sequence[Numbers]) -> Numbers:
         """One ranking per instance ``(token,)`` or ``(row, token)`` as ``(row, token)``, zero on padding."""
-        if not self.several:
-            return pad_rows(rankings, self.batch)
-        laid_out = np.zeros((len(self.instance), self.batch.tokens.shape[1]))
-        laid_out[self.batch.real[self.instance]] = np.concatenate(
-            [
-                np.broadcast_to(own, (count, own.shape[-1])).ravel()
-                for own, count in zip(rankings, self.batch.target_real.sum(1), strict=True)
-            ]
-        )
-        return laid_out
+        pairs = zip(rankings, np.bincount(self.instance), strict=True)
+        rows = [row for own, count in pairs for row in np.broadcast_to(own, (count, own.shape[-1]))]
+        return pad_rows(rows, self.batch.real[self.instance])
 
 
 def _null_weights(

@@ -25,6 +25,7 @@ from fasterqk.attention._instances import (
     encode_for_classifier,
 )
 from fasterqk.capture import capture
+from fasterqk.capture.modules import call_with
 from fasterqk.errors import InputError, needs_extra
 
 
@@ -66,27 +67,22 @@ class Measurable(Protocol):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, none for a model that writes text."""
-        ...
 
     @property
     def pattern(self) -> Pattern | None:
         """What the rows of every layer may see; None if that is to be found from their weights."""
-        ...
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         """The unchanged batch, read once.
 
         With ``read_only`` a layer need hold the rows of the read positions alone.
         """
-        ...
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         """Probabilities ``(batch, outcome)`` of a batch that may have lost tokens."""
-        ...
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         """Saliency of each token ``(batch, token)``."""
-        ...
 
 
 class TorchClassifier:
@@ -107,6 +103,8 @@ class TorchClassifier:
     [[0.88, 0.12]]
     """
 
+    pattern: Pattern | None = None
+
     def __init__(
         self,
         model: nn.Module,
@@ -118,19 +116,11 @@ class TorchClassifier:
         embedding: nn.Module | None = None,
     ) -> None:
         self.model = model.eval()
-        self._classes = tuple(classes)
+        self.classes = tuple(classes)
         self.inputs = inputs or self._tokens_and_mask
         self.logits = logits or _as_they_are
         self.reads = read
         self.embedding = embedding
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        return self._classes
-
-    @property
-    def pattern(self) -> Pattern | None:
-        return None
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
@@ -149,7 +139,7 @@ class TorchClassifier:
         return as_array(saliency(top, leaves))
 
     def _logits(self, batch: Batch) -> Tensor:
-        return self.logits(call(self.model, self.inputs(batch)))
+        return self.logits(call_with(self.model, self.inputs(batch)))
 
     def _tokens_and_mask(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return on_device_of(self.model, batch.tokens), on_device_of(self.model, batch.visible)
@@ -186,13 +176,6 @@ def saliency(score: Tensor, leaves: Sequence[Tensor]) -> Tensor:
         raise InputError("the embedding module was not called, so gradient x input is not defined")
     gradients = torch.autograd.grad(score, leaves[0])[0]
     return (gradients * leaves[0].detach()).sum(-1)
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """``model`` on a mapping (by keyword), a tuple (by position) or a tensor."""
-    if isinstance(inputs, Tensor):
-        return model(inputs)
-    return model(*inputs) if isinstance(inputs, tuple) else model(**inputs)
 
 
 def on_device_of(model: nn.Module, array: NDArray[Any]) -> Tensor:
@@ -418,7 +401,6 @@ def _mean_over(values: NDArray[np.float64], real: NDArray[np.bool_]) -> NDArray[
 
 # Tokenizers without a limit say 1e30, which no tokenizer can count to.
 _NO_LIMIT = 2**30
-_CAUSAL_ENDINGS = ("ForCausalLM", "LMHeadModel")
 
 
 class Loaded(NamedTuple):
@@ -459,14 +441,13 @@ def load_model(folder: str | PathLike[str]) -> Loaded:
     transformers.utils.logging.disable_progress_bar()
     config = _opened(transformers.AutoConfig, path)
     architecture = (config.architectures or ["a model that names no architecture"])[0]
-    if config.is_encoder_decoder or not architecture.endswith(
-        ("ForSequenceClassification", *_CAUSAL_ENDINGS)
-    ):
+    causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
+    classifies = architecture.endswith("ForSequenceClassification")
+    if config.is_encoder_decoder or not (causal or classifies):
         raise InputError(
             f"{str(folder)!r} holds {architecture}; only sequence classifiers and causal language models,"
             " without an encoder-decoder, can be measured"
         )
-    causal = architecture.endswith(_CAUSAL_ENDINGS)
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
     model, report = _opened(kind, path, output_loading_info=True)
     if report["missing_keys"]:

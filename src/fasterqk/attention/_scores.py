@@ -136,12 +136,12 @@ def summarize(
 
 def mrta(mass: ArrayLike) -> float:
     """Mean relevant-token attention: the mean of ``mass`` over instances, 0..1."""
-    return float(_checked_mass(mass).mean())
+    return float(_checked_values("mass", mass).mean())
 
 
 def ac(mass: ArrayLike, threshold: float = 0.5) -> float:
     """Attention confidence: percent of instances with ``mass >= threshold``."""
-    return 100.0 * float((_checked_mass(mass) >= threshold).mean())
+    return 100.0 * float((_checked_values("mass", mass) >= threshold).mean())
 
 
 def acmc(
@@ -226,12 +226,8 @@ def _interval_of(values: NDArray[np.float64], edges: NDArray[np.float64]) -> NDA
     return np.clip(np.searchsorted(edges, values, side="right") - 1, 0, edges.size - 2)
 
 
-def _checked_mass(mass: ArrayLike) -> NDArray[np.float64]:
-    return _checked_values("mass", mass)
-
-
 def _checked_pair(mass: ArrayLike, probability: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    masses, probabilities = _checked_mass(mass), _checked_values("probability", probability)
+    masses, probabilities = _checked_values("mass", mass), _checked_values("probability", probability)
     if masses.shape != probabilities.shape:
         raise InputError(f"{masses.size} masses but {probabilities.size} probabilities; give one each")
     if probabilities.max() > 1 + _ROUNDING:
@@ -306,8 +302,8 @@ class Score:
 
     A score that is ``per_k`` has one value per percentage of tokens, ``sufficiency_5`` in flat records; one
     that is ``by_split`` has one per split of the data, ``test_accuracy``. ``group`` is the part of the JSON
-    document that holds the score (None: the document itself). ``tables`` is False for scores that the tables
-    of experiments leave out.
+    document that holds the score (its own name where it is ``per_k``; None: the document itself). ``tables``
+    is False for scores that the tables of experiments leave out.
 
     ``compute`` returns one number per row of :class:`Rows`. An instance has the mean over its rows, and the
     mean over instances, over those with relevant tokens if ``of_relevant``, is the score. ``column`` names
@@ -332,6 +328,8 @@ class Score:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "column", self.column or self.name)
+        if self.per_k:
+            object.__setattr__(self, "group", self.name)
 
 
 _fit = partial(Score, low=0, high=1, better="higher")
@@ -348,13 +346,10 @@ _REGISTERED = (
     _fit("f1", "F1", "words shared with the best of the accepted answers", by_split=True),
     _fit("probability", "probability", "mean probability of the right answer", tables=False),
     _fit("answer_probability", "answer probability", "the same of its tokens and its end", tables=False),
-    Score(
-        name="mrta",
-        title="MRTA",
-        description="mean mass: attention on relevant tokens, out of everything the row may see",
-        low=0,
-        high=1,
-        better="higher",
+    _fit(
+        "mrta",
+        "MRTA",
+        "mean mass: attention on relevant tokens, out of everything the row may see",
         null="uniform",
         compute=lambda rows: rows.mass(rows.weights),
         of_relevant=True,
@@ -363,22 +358,16 @@ _REGISTERED = (
     _percent("ac", "AC, %", "percent of instances with mass >= .5"),
     _percent("acmc", "ACMC, %", "percent with mass >= .5 and probability of the right answer >= .5"),
     Score(
-        name="entropy",
-        title="attention entropy, nats",
-        description="entropy of the aggregated row, in nats",
+        "entropy",
+        "attention entropy, nats",
+        "entropy of the aggregated row, in nats",
         low=0,
         null="uniform",
         compute=lambda rows: entropy(rows.weights),
     ),
-    _sufficiency(
-        "sufficiency", "sufficiency", "p(x) - p(the top k% of tokens alone)", per_k=True, group="sufficiency"
-    ),
+    _sufficiency("sufficiency", "sufficiency", "p(x) - p(the top k% of tokens alone)", per_k=True),
     _comprehensiveness(
-        "comprehensiveness",
-        "comprehensiveness",
-        "p(x) - p(without the top k% of tokens)",
-        per_k=True,
-        group="comprehensiveness",
+        "comprehensiveness", "comprehensiveness", "p(x) - p(without the top k% of tokens)", per_k=True
     ),
     _sufficiency(
         "aopc_sufficiency", "sufficiency, mean over k (AOPC)", "mean sufficiency over all k", group="aopc"
@@ -507,7 +496,6 @@ def _parsed(flat_name: str) -> tuple[Score, re.Match[str]]:
         rf"(?:(?P<split>{'|'.join(_SPLITS)})_)?(?P<name>{'|'.join(SCORES)})(?:_(?P<k>\d+))?",
         flat_name,
     )
-    score = SCORES[found["name"]] if found else None
-    if found is None or score is None or (found["k"] is not None) > score.per_k:
+    if found is None or (found["k"] and not SCORES[found["name"]].per_k):
         raise InputError(f"no score is called {flat_name!r}; the registry has {', '.join(SCORES)}")
-    return score, found
+    return SCORES[found["name"]], found

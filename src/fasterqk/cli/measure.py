@@ -18,15 +18,11 @@ data: one JSON object per line, with
 
 def configure(parser: Parser) -> None:
     parser.description = "Measure attention and its faithfulness of a Hugging Face model on your own data."
-    parser.epilog = (
-        _DATA
-        + "\n"
-        + examples(
-            "fasterqk measure --model my-classifier --data test.jsonl",
-            "fasterqk measure --model my-classifier --data test.jsonl --rationale-k 5,10,20,50 --json",
-            "fasterqk measure --model my-gpt --data qa.jsonl --aggregate layer:3 --remove attention",
-            "fasterqk measure --model my-classifier --data test.jsonl --eraser-out mine.jsonl --out out",
-        )
+    parser.epilog = f"{_DATA}\n" + examples(
+        "fasterqk measure --model my-classifier --data test.jsonl",
+        "fasterqk measure --model my-classifier --data test.jsonl --rationale-k 5,10,20,50 --json",
+        "fasterqk measure --model my-gpt --data qa.jsonl --aggregate layer:3 --remove attention",
+        "fasterqk measure --model my-classifier --data test.jsonl --eraser-out mine.jsonl --out out",
     )
     parser.add_argument(
         "--model", required=True, metavar="DIR", help="a saved sequence classifier or causal language model"

@@ -99,7 +99,7 @@ def test_a_batch_reads_the_positions_before_every_token_of_the_answers(questions
         assert positions == list(range(len(prompt) - 1, len(text) - 1))
         assert [next(labels) for _ in positions] == answer
     assert next(labels, None) is None
-    assert batch.instance.tolist() == [0] * 3 + [1] + [2] * 4
+    assert batch.real.nonzero()[:, 0].tolist() == [0] * 3 + [1] + [2] * 4
     assert packed.labels(torch.tensor(chosen)) == 8
 
 

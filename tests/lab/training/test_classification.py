@@ -176,7 +176,7 @@ def test_every_text_runs_once_and_then_without_some_tokens(config, layers):
     def batches(name):
         return len(trainable.splits[name].by_length(EVALUATION_BATCH))
 
-    fits = len(trainable.subset.by_length(EVALUATION_BATCH)) + batches("validation") + batches("test")
+    fits = len(trainable.along["train"].by_length(EVALUATION_BATCH)) + batches("validation") + batches("test")
     once = 1 + 2 * len(percents)  # the whole text, and with the top k% alone and without them
     trainable.evaluate()
     assert len(ran) == fits + once * batches("test")

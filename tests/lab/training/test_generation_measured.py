@@ -184,8 +184,7 @@ def test_answers_are_scored_against_all_gold_answers(model, task, config):
 
 def test_the_null_of_faithfulness_is_a_ranking_by_chance(model, task, config):
     split = pack_questions(task.splits["test"])
-    draw = torch.Generator().manual_seed(0)
-    found = measure_answers(model, split, task, config, attention=True, chance=draw)
+    found = measure_answers(model, split, task, config, attention=True, seed=0)
     for name in ("sufficiency", "comprehensiveness"):
         assert found["null"][name].keys() == found[name].keys() == {"5", "30"}
         assert found["null"][name] != found[name]

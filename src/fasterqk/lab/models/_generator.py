@@ -170,24 +170,21 @@ class Block(nn.Module):
         drop: Drop | None = None,
         cache: Cache | None = None,
         position: Tensor | None = None,
+        real: Tensor | None = None,
         explicit: bool = False,
     ) -> Tensor:
-        """The whole stream after this block; see :class:`Attention` for the rest."""
-        normed = self.attention_norm(stream)
-        stream = stream + self.attention(normed, position=position, drop=drop, cache=cache, explicit=explicit)
+        """The whole stream after this block; see :class:`Attention` for the rest.
+
+        With ``real`` (batch, row): only the rows at ``position`` that are real, one after the other.
+        """
+        normed, rows = self.attention_norm(stream), None
+        if real is not None:
+            instance = torch.arange(len(stream), device=stream.device)[:, None]
+            stream, rows = stream[instance, position], normed[instance, position]
+        stream = stream + self.attention(normed, rows, position, drop, cache, explicit)
+        stream = stream if real is None else stream[real]
         changed: Tensor = self.mlp(self.mlp_norm(stream), drop)
         return stream + changed
-
-    def rows(
-        self, stream: Tensor, position: Tensor, real: Tensor, drop: Drop | None, explicit: bool
-    ) -> Tensor:
-        """Only the rows at ``position`` (batch, row), those that are ``real``, one after the other."""
-        normed = self.attention_norm(stream)
-        instance = torch.arange(len(stream), device=stream.device)[:, None]
-        read = self.attention(normed, normed[instance, position], position, drop, explicit=explicit)
-        rows = (stream[instance, position] + read)[real]
-        changed: Tensor = self.mlp(self.mlp_norm(rows), drop)
-        return rows + changed
 
 
 class GPTAnswerGenerator(nn.Module):
@@ -215,20 +212,9 @@ class GPTAnswerGenerator(nn.Module):
         self.head_bias = nn.Parameter(torch.empty(config.vocabulary_size))
         self._start(generator, vectors)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        position: Tensor | None = None,
-        real: Tensor | None = None,
-        drop: Drop | None = None,
-        explicit: bool = False,
-    ) -> Tensor:
-        """Logits at every position, ``(batch, token, vocabulary)``, of ``tokens`` (batch, token).
-
-        With ``position`` and ``real`` (batch, row): only at these positions where ``real`` is true, one
-        after the other, ``(row, vocabulary)``.
-        """
-        return self.head(self.hidden(tokens, position, real, drop, explicit))
+    def forward(self, tokens: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        """Logits at every position, ``(batch, token, vocabulary)``, or at some; see :meth:`hidden`."""
+        return self.head(self.hidden(tokens, *arguments, **options))
 
     def hidden(
         self,
@@ -238,19 +224,18 @@ class GPTAnswerGenerator(nn.Module):
         drop: Drop | None = None,
         explicit: bool = False,
     ) -> Tensor:
-        """What the head is applied to; arguments and rows as in :meth:`forward`."""
+        """What the head is applied to, ``(batch, token, width)``, at every position of ``tokens``.
+
+        With ``position`` and ``real`` (batch, row): only at these positions where ``real`` is true, one
+        after the other, ``(row, width)``.
+        """
         stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         stream = stream if drop is None else drop(stream)
         *below, last = self.blocks
         for block in below:
             stream = block(stream, drop, explicit=explicit)
-        if position is None or real is None:
-            stream = last(stream, drop, explicit=explicit)
-        else:
-            assert isinstance(last, Block)
-            stream = last.rows(stream, position, real, drop, explicit)
-        normed: Tensor = self.norm(stream)
-        return normed
+        rows: Tensor = self.norm(last(stream, drop, position=position, real=real, explicit=explicit))
+        return rows
 
     def head(self, rows: Tensor) -> Tensor:
         """Logits (..., vocabulary) of rows (..., width); the weight is that of the embedding."""

@@ -156,10 +156,9 @@ class AnswerBatch:
     real: Tensor
     labels: Tensor
 
-    @property
-    def instance(self) -> Tensor:
-        """Which instance of the batch each real row belongs to, ``(row,)``."""
-        return self.real.nonzero()[:, 0]
+    def to(self, device: torch.device) -> "AnswerBatch":
+        """The batch on another device."""
+        return AnswerBatch(*(values.to(device) for values in vars(self).values()))
 
 
 @dataclass(frozen=True, eq=False)

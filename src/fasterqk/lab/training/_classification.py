@@ -58,10 +58,8 @@ class Classification:
             for name, examples in splits.items()
         }
         self.groups = task.splits["test"].groups
-        chosen = torch.randperm(len(train), generator=generator(0, "subset"))[
-            : config.evaluation.train_subset
-        ]
-        self.subset = self.splits["train"].take(chosen)
+        subset = fixed_sample(self.splits["train"], config.evaluation.train_subset, "subset")
+        self.along = {**self.splits, "train": subset}
         self.model = build_classifier(config, task, train)
 
     def batches(self, epoch: int) -> list[Tensor]:
@@ -79,30 +77,22 @@ class Classification:
         self.model.embedding.zero_unseen_gradient()
 
     def evaluate(self) -> dict[str, Any]:
-        train, validation, test = (
-            measure_fit(self.model, split)
-            for split in (self.subset, self.splits["validation"], self.splits["test"])
-        )
-        return {
-            "loss": train["loss"],
-            "train_accuracy": train["accuracy"],
-            "validation_loss": validation["loss"],
-            "validation_accuracy": validation["accuracy"],
-            "test_loss": test["loss"],
-            "test_accuracy": test["accuracy"],
-            **flat(self._attention("test", quick=True)),
-        }
+        record: dict[str, Any] = {}
+        for name, split in self.along.items():
+            record |= {f"{name}_{key}": value for key, value in self._fit(split).items()}
+        return {"loss": record.pop("train_loss"), **record, **flat(self._attention("test", quick=True))}
 
     def results(self) -> dict[str, Any]:
-        results: dict[str, Any] = {
-            name: measure_fit(self.model, split) for name, split in self.splits.items()
-        }
+        results: dict[str, Any] = {name: self._fit(split) for name, split in self.splits.items()}
         results["validation"] |= self._attention("validation")
         results["test"] |= self._attention("test", seed=self.config.seed)
         results["test"] |= self._by_group()
         if self.task.skipped:
             results["skipped"] = dict(self.task.skipped)
         return results
+
+    def _fit(self, split: PaddedInstances) -> dict[str, float]:
+        return measure_fit(self.model, split)
 
     def _attention(self, split: str, **options: Any) -> dict[str, Any]:
         """The scores of attention on a split; none where the accuracy alone is looked at."""
@@ -189,13 +179,14 @@ def measure_attention(
     ``seed`` random rankings are the null of faithfulness and plausibility. Deeper models are scored by
     rollout, and each layer by itself.
     """
+    instances = instances_of(split)
     found = measure(
         MeasuredClassifier(model, split),
-        instances_of(split),
+        instances,
         percents=percents,
         aggregation=aggregation_of(model),
         batch_size=EVALUATION_BATCH,
-        random_rankings=None if seed is None else random_rankings(split, seed),
+        random_rankings=None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed),
         scores=TABLE_SCORES,
         by_layer=len(model.blocks) > 1,
         need_relevance=False,
@@ -255,15 +246,20 @@ def instances_of(split: PaddedInstances) -> tuple[Instance, ...]:
     )
 
 
-def random_rankings(split: PaddedInstances, seed: int) -> list[NDArray[np.float64]]:
-    """One random number per token of each text, the same for all arms of a seed."""
+def random_rankings(instances: Sequence[Instance], size: int, seed: int) -> list[NDArray[np.float64]]:
+    """Random numbers ``(row, token)`` for each instance, the same for all arms of a seed.
+
+    One row per token of the target, or one row alone; drawn for batches of ``size`` of similar lengths.
+    """
     draw = generator(seed, "chance")
-    rankings = [np.empty(0)] * len(split)
-    for chosen in split.by_length(EVALUATION_BATCH):
-        lengths = split.lengths[chosen].tolist()
-        drawn = torch.rand((len(chosen), max(lengths)), generator=draw).double().numpy()
-        for place, row, length in zip(chosen.tolist(), drawn, lengths, strict=True):
-            rankings[place] = row[:length]
+    lengths = torch.tensor([len(x.tokens) for x in instances])
+    rankings = [np.empty(0)] * len(instances)
+    for chosen in lengths.argsort(stable=True).split(size):
+        targets = [instances[place].target for place in chosen.tolist()]
+        rows = [1 if target is None else len(target) for target in targets]
+        drawn = torch.rand((sum(rows), int(lengths[chosen].max())), generator=draw).double()
+        for place, own in zip(chosen.tolist(), drawn.split(rows), strict=True):
+            rankings[place] = own[:, : lengths[place]].numpy()
     return rankings
 
 

@@ -19,12 +19,11 @@ from fasterqk.files import read_lines
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances, checksum
 from fasterqk.lab.training._batches import (
     PaddedInstances,
-    epoch_batches,
     fixed_sample,
     generator,
     pad_instances,
 )
-from fasterqk.lab.training._classification import TABLE_SCORES, flat, scores_json
+from fasterqk.lab.training._classification import TABLE_SCORES, Classification, scores_json
 from fasterqk.lab.training._config import TrainConfig
 
 # Along training so many examples of each split are looked at, the same every time; at the end all, but
@@ -33,8 +32,8 @@ ALONG, ALONG_ATTENTION, TRAIN_AT_END = 512, 256, 2048
 EVALUATION_BATCH = 64
 
 
-class FineTuning:
-    """A pretrained encoder on a task with labels; see :class:`fasterqk.lab.training._steps.Trainable`."""
+class FineTuning(Classification):
+    """A pretrained encoder on a task with labels, trained as the paper's classifier is."""
 
     def __init__(self, config: TrainConfig, task: ClassificationTask) -> None:
         folder = pretrained_folder(config.model.pretrained)
@@ -52,14 +51,8 @@ class FineTuning:
             name: pad_instances(split, context=config.model.context, read="last", pad=task.pad)
             for name, split in self.examples.items()
         }
-        self.some = {name: fixed_sample(split, ALONG, "along") for name, split in self.splits.items()}
+        self.along = {name: fixed_sample(split, ALONG, "along") for name, split in self.splits.items()}
         self.model = _load(folder, task, config.seed)
-
-    def batches(self, epoch: int) -> list[Tensor]:
-        return epoch_batches(self.splits["train"].lengths, self.config, epoch)
-
-    def weight(self, chosen: Tensor) -> int:
-        return len(chosen)
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
@@ -70,14 +63,6 @@ class FineTuning:
 
     def before_step(self) -> None:
         """Nothing to be done."""
-
-    def evaluate(self) -> dict[str, Any]:
-        record = {"loss": 0.0}
-        for name, split in self.some.items():
-            fit = self._fit(split)
-            record |= {f"{name}_accuracy": fit["accuracy"], f"{name}_loss": fit["loss"]}
-        record["loss"] = record.pop("train_loss")
-        return record | flat(self._attention("test", ALONG_ATTENTION))
 
     def results(self) -> dict[str, Any]:
         at_end = {**self.splits, "train": fixed_sample(self.splits["train"], TRAIN_AT_END, "along")}
@@ -104,9 +89,10 @@ class FineTuning:
             right += int((logits.argmax(1) == labels).sum())
         return {"loss": loss / len(split), "accuracy": right / len(split)}
 
-    def _attention(self, split: str, limit: int | None = None) -> dict[str, Any]:
+    def _attention(self, split: str, *, quick: bool = False, **options: Any) -> dict[str, Any]:
         """Scores of ``fasterqk measure`` by rollout, with rankings by chance as their null."""
         examples = self.examples[split]
+        limit = ALONG_ATTENTION if quick else None
         rated = fixed_sample(np.flatnonzero(examples.rated), limit, "attention")
         instances = [_instance(examples[int(index)]) for index in rated]
         found = measure(

@@ -8,7 +8,6 @@ The probability of an instance is the mean over the tokens of its first gold ans
 their probability after the true ones before them; ``answer_probability`` is their product, end included.
 """
 
-import dataclasses
 import re
 import string
 from collections import Counter
@@ -46,7 +45,7 @@ from fasterqk.lab.training._batches import (
     generator,
     pack_questions,
 )
-from fasterqk.lab.training._classification import TABLE_SCORES, flat, scores_json
+from fasterqk.lab.training._classification import TABLE_SCORES, flat, random_rankings, scores_json
 from fasterqk.lab.training._config import TrainConfig
 
 EVALUATION_BATCH = 64
@@ -97,21 +96,15 @@ class Generation:
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
-        batch = self.train.batch(chosen)
+        device = self.model.head_bias.device
+        batch = self.train.batch(chosen).to(device)
         rate = self.config.model.dropout
         drop = Dropout(rate, generator(self.config.seed, "dropout", number)) if rate else None
-        device = self.model.head_bias.device
-        with torch.autocast(device.type, torch.bfloat16, enabled=self.config.optimisation.autocast):
-            rows = self.model.hidden(
-                batch.tokens.to(device), batch.position.to(device), batch.real.to(device), drop
-            )
-            return head_loss(
-                rows,
-                self.model.embedding.weight,
-                self.model.head_bias,
-                batch.labels.to(device),
-                self.config.optimisation.label_smoothing,
-            )
+        options = self.config.optimisation
+        with torch.autocast(device.type, torch.bfloat16, enabled=options.autocast):
+            rows = self.model.hidden(batch.tokens, batch.position, batch.real, drop)
+            head = self.model.embedding.weight, self.model.head_bias
+            return head_loss(rows, *head, batch.labels, options.label_smoothing)
 
     def before_step(self) -> None:
         """Nothing to be done."""
@@ -126,8 +119,9 @@ class Generation:
         return record
 
     def results(self) -> dict[str, Any]:
+        seeds = {"test": self.config.seed}
         results: dict[str, Any] = {
-            name: self._measure(split, attention=name != "train", chance=name == "test")
+            name: self._measure(split, attention=name != "train", seed=seeds.get(name))
             for name, split in self.at_end.items()
         }
         results["test"] |= {"majority_accuracy": None, "groups": {}}
@@ -135,23 +129,9 @@ class Generation:
             results["skipped"] = self.skipped
         return results
 
-    def _measure(
-        self,
-        split: PackedQuestions,
-        *,
-        attention: bool,
-        sample: int | None = None,
-        chance: bool = False,
-    ) -> dict[str, Any]:
-        return measure_answers(
-            self.model,
-            split,
-            self.task,
-            self.config,
-            attention=attention and self.config.evaluation.protocol == "paper",
-            sample=sample,
-            chance=generator(self.config.seed, "chance") if chance else None,
-        )
+    def _measure(self, split: PackedQuestions, attention: bool, **options: Any) -> dict[str, Any]:
+        attention = attention and self.config.evaluation.protocol == "paper"
+        return measure_answers(self.model, split, self.task, self.config, attention=attention, **options)
 
 
 def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator:
@@ -162,13 +142,9 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
 
         vectors = torch.from_numpy(start_vectors(task.vectors, config.model.width, config.seed))
     scale = config.model.start_scale
-    sizes = GeneratorConfig(
-        vocabulary_size=task.vocabulary_size,
-        **config.model.sizes(),
-        waves=config.model.position_start == "waves",
-    )
-    if scale is not None:
-        sizes = dataclasses.replace(sizes, embedding_scale=scale, position_scale=scale)
+    scales: Any = {} if scale is None else {"embedding_scale": scale, "position_scale": scale}
+    waves = config.model.position_start == "waves"
+    sizes = GeneratorConfig(task.vocabulary_size, **config.model.sizes(), **scales, waves=waves)
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
     if config.optimisation.qk_imbalance != 1:
         scale_circuits(model, qk=config.optimisation.qk_imbalance)
@@ -178,17 +154,9 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
 # --- How it is measured ---
 
 
-@dataclass(frozen=True)
-class Scale:
-    """From where on mass and probability count as high, and the edges of the DTAP table."""
-
-    edges: tuple[float, ...] = DTAP_EDGES
-    mass: float = 0.5
-    probability: float = 0.5
-
-
-# The paper's own for SQuAD: rollout over six layers hardly ever puts half its weight on an answer.
-SCALES = {"squad": Scale((0.0, 0.05, 0.1, 0.5, 1.0), 0.1, 0.1)}
+# The edges of the DTAP table, and from where on mass and probability count as high, in place of the usual
+# ones. The paper's own for SQuAD: rollout over six layers hardly ever puts half its weight on an answer.
+SCALES = {"squad": ((0.0, 0.05, 0.1, 0.5, 1.0), 0.1, 0.1)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,9 +195,8 @@ def measure_fit(model: GPTAnswerGenerator, split: PackedQuestions) -> Fit:
 def token_chances(model: GPTAnswerGenerator, batch: AnswerBatch) -> Tensor:
     """Log-probabilities of the labels of a batch, ``(row,)``, in evaluation mode."""
     model.eval()
-    device = model.head_bias.device
-    logits = model(*(each.to(device) for each in (batch.tokens, batch.position, batch.real)))
-    return _log_probabilities(logits, batch.labels.to(device)).cpu()
+    batch = batch.to(model.head_bias.device)
+    return _log_probabilities(model(batch.tokens, batch.position, batch.real), batch.labels).cpu()
 
 
 @torch.no_grad()
@@ -282,7 +249,7 @@ def measure_answers(
     *,
     attention: bool,
     sample: int | None = None,
-    chance: torch.Generator | None = None,
+    seed: int | None = None,
 ) -> dict[str, Any]:
     """Everything about one split, as plain JSON data.
 
@@ -290,7 +257,7 @@ def measure_answers(
     best over all gold answers. With ``attention`` also mass, AC, ACMC and DTAP of rollout, of the layer
     average (``average``) and of each layer (``layer``, from 1, with the mean entropy of its heads), the nulls
     of uniform attention beside, and sufficiency and comprehensiveness (of the first ``sample`` questions, if
-    given); with ``chance`` their nulls too, from rankings drawn by it.
+    given); with a ``seed`` their nulls too, from random rankings.
     """
     expected = measure_fit(model, split)
     written = generate(model, split, task.end, config.evaluation.answer_tokens)
@@ -308,17 +275,18 @@ def measure_answers(
         return fit
     generator = MeasuredGenerator(model, expected.mean, matches > 0)
     instances = answered_instances(split.questions, written)
-    percents, scale = config.evaluation.rationale_k, SCALES.get(task.name, Scale())
-    rankings = None if chance is None else random_rankings(instances, chance)
+    percents = config.evaluation.rationale_k
+    edges, mass, probability = SCALES.get(task.name, (DTAP_EDGES, 0.5, 0.5))
+    rankings = None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)
     found = measure_steps(
         generator,
         instances,
         percents=percents if sample is None else (),
         random_rankings=rankings,
         by_layer=True,
-        edges=scale.edges,
+        edges=edges,
     )
-    scores = scores_json(found.summary(scale.mass, scale.probability, plausibility_sample=0))
+    scores = scores_json(found.summary(mass, probability, plausibility_sample=0))
     if sample is not None:
         some = measure_steps(generator, instances[:sample], percents=percents, need_relevance=False)
         asked = scores_json(some.summary(plausibility_sample=0))
@@ -360,13 +328,11 @@ class MeasuredGenerator:
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         steps = _answer_batch(batch)
-        device = self.model.head_bias.device
-        inputs = {name: getattr(steps, name).to(device) for name in ("tokens", "position", "real")}
-        captured = capture(self.model, {**inputs, "explicit": True})
+        inputs = vars(steps.to(self.model.head_bias.device)) | {"explicit": True}
+        labels = inputs.pop("labels")
+        captured = capture(self.model, inputs)
         outcomes = np.zeros((*batch.target.shape, 1))
-        outcomes[batch.target_real, 0] = (
-            _log_probabilities(captured.outputs.cpu(), steps.labels).exp().numpy()
-        )
+        outcomes[batch.target_real, 0] = _log_probabilities(captured.outputs, labels).exp().cpu().numpy()
         answer = Answer(self.probability[batch.label], self.right[batch.label], outcomes)
         return Reading([layer.cpu() for layer in captured], steps.position, answer, single=True)
 
@@ -402,19 +368,6 @@ def answered_instances(questions: Questions, written: Sequence[Sequence[int]]) -
         rankable, target = np.ones(len(tokens), dtype=bool), np.array(answer, dtype=np.int64)
         instances.append(Instance(tokens, rankable, relevance, label=number, target=target))
     return instances
-
-
-def random_rankings(instances: Sequence[Instance], chance: torch.Generator) -> list[Numbers]:
-    """One random number per step and token of each instance, drawn by ``chance``."""
-    targets = [0 if x.target is None else len(x.target) for x in instances]
-    lengths = torch.tensor([len(x.tokens) for x in instances])
-    rankings: list[Numbers] = [np.empty(0)] * len(instances)
-    for chosen in lengths.argsort(stable=True).split(EVALUATION_BATCH):
-        steps = [targets[i] for i in chosen.tolist()]
-        drawn = torch.rand((sum(steps), int(lengths[chosen].max())), generator=chance).double()
-        for place, own in zip(chosen.tolist(), drawn.split(steps), strict=True):
-            rankings[place] = own[:, : lengths[place]].numpy()
-    return rankings
 
 
 # --- How well a generated answer agrees with the accepted ones: SQuAD's official exact match and F1 ---

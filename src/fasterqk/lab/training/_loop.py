@@ -139,32 +139,28 @@ def load_trained(config: TrainConfig, folder: Path) -> Trainable:
     return trainable
 
 
+@dataclass
 class _Training:
     """One training: its steps, its history, and where both are saved."""
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        trainable: Trainable,
-        folder: str | Path | None,
-        progress: Progress | None,
-        processes: Processes,
-        fork: bool = False,
-    ) -> None:
-        self.config = config
-        self.trainable = trainable
-        self.folder = folder
-        self.progress = progress
-        self.processes = processes
-        self.steps = Steps(config, trainable, processes)
-        self.history: list[dict[str, Any]] = []
-        self.diverged = False
+    config: TrainConfig
+    trainable: Trainable
+    folder: str | Path | None
+    progress: Progress | None
+    processes: Processes
+    fork: bool = False
+    history: list[dict[str, Any]] = field(default_factory=list)
+    diverged: bool = False
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.steps = Steps(config, self.trainable, self.processes)
         points = config.optimisation.epochs * config.evaluation.evaluations_per_epoch
         self.evaluated_at = {round(self.steps.total * point / points) for point in range(points + 1)}
         # The running mean of batch losses, now and at the last evaluation.
         self.mean_loss = self.mean_loss_then = 0.0
         # Whether a forked copy evaluates while training goes on: not when steps depend on evaluations.
-        self.fork = fork and processes.count == 1 and config.evaluation.patience is None
+        self.fork = self.fork and self.processes.count == 1 and config.evaluation.patience is None
         self.pending: tuple[dict[str, Any], ForkedCall] | None = None
 
     def run(self) -> TrainResult:

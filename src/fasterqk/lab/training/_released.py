@@ -26,6 +26,8 @@ from fasterqk.lab.models import Classifier
 from fasterqk.lab.models._classifier import Block, attention_rows
 from fasterqk.lab.training._batches import EVALUATION_BATCH, PaddedInstances
 
+# One entry per instance.
+Columns = dict[str, NDArray[np.float64]]
 PADDED_TO = 128
 HATEXPLAIN_EDGES = (0.0, 0.33, 0.66, 1.1)
 THRESHOLD = 0.33
@@ -35,37 +37,41 @@ def measure_released(
     model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
 ) -> Summary:
     """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
-    model.eval()
-    parts = [
-        _measure_batch(model, split, chosen, percents)
-        for chosen in torch.arange(len(split)).split(EVALUATION_BATCH)
-    ]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    batches = torch.arange(len(split)).split(EVALUATION_BATCH)
+    found = _joined(_measure_batch, model, split, batches, percents)
     scores = summarize(
-        joined["mass"],
-        joined["probability"],
-        joined["null_mass"],
+        *(found[name] for name in ("mass", "probability", "null_mass")),
         edges=HATEXPLAIN_EDGES,
         mass_threshold=THRESHOLD,
         probability_threshold=THRESHOLD,
     )
-    return _summary(scores, joined, percents)
+    return _summary(scores, found, percents)
 
 
-def _summary(
-    scores: dict[str, Any], joined: dict[str, NDArray[np.float64]], percents: Sequence[int]
-) -> Summary:
+def _joined(
+    measure_batch: Callable[..., Columns],
+    model: Classifier,
+    split: PaddedInstances,
+    batches: Sequence[Tensor],
+    percents: Sequence[int],
+) -> Columns:
+    """What ``measure_batch`` finds in all batches, one after the other."""
+    model.eval()
+    parts = [measure_batch(model, split, chosen, percents) for chosen in batches]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _summary(scores: dict[str, Any], columns: Columns, percents: Sequence[int]) -> Summary:
     found = {name: scores[name] for name in ("mrta", "ac", "acmc")}
     for name in ("sufficiency", "comprehensiveness"):
-        means = joined[name].mean(0).tolist()
+        means = columns[name].mean(0).tolist()
         found |= {f"{name}_{k}": value for k, value in zip(percents, means, strict=True)}
-    table, edges = scores["dtap"], scores["dtap_edges"]
-    return Summary(len(joined["mass"]), 0, found, scores["null"], table, edges)
+    return Summary(len(columns["mass"]), 0, found, scores["null"], scores["dtap"], scores["dtap_edges"])
 
 
 def _measure_batch(
     model: Classifier, split: PaddedInstances, chosen: Tensor, percents: Sequence[int]
-) -> dict[str, NDArray[np.float64]]:
+) -> Columns:
     tokens = _widened(split.tokens[chosen], split.pad)
     relevance = _widened(split.relevance[chosen], 0)
     _, rows, null_rows = attention_rows(model, tokens, torch.full((len(chosen),), PADDED_TO - 1))
@@ -84,7 +90,7 @@ def _lost(
     importance: NDArray[Any],
     whole: Tensor,
     percents: Sequence[int],
-) -> dict[str, NDArray[np.float64]]:
+) -> Columns:
     """What the predicted class loses, ``(instance, k)``, by keeping or removing k% of 128 tokens."""
     instance, predicted = torch.arange(len(tokens)), whole.argmax(1)
     lost: dict[str, list[Tensor]] = {"sufficiency": [], "comprehensiveness": []}
@@ -131,12 +137,8 @@ def measure_released_sva(
     model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
 ) -> Summary:
     """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
-    model.eval()
-    parts = [
-        _measure_sva_batch(model, split, chosen, percents) for chosen in split.by_length(EVALUATION_BATCH)
-    ]
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    mass, null_mass, probability = (joined[name] for name in ("first_head", "null_mass", "probability"))
+    found = _joined(_measure_sva_batch, model, split, split.by_length(EVALUATION_BATCH), percents)
+    mass, probability, null_mass = (found[name] for name in ("first_head", "probability", "null_mass"))
     scores = summarize(
         mass,
         probability,
@@ -145,15 +147,15 @@ def measure_released_sva(
         mass_threshold=MASS_FROM,
         probability_threshold=CONFIDENT_FROM,
     )
-    scores["mrta"] = float(joined["mass"].mean())
+    scores["mrta"] = float(found["mass"].mean())
     for own, seen in ((scores, mass), (scores["null"], null_mass)):
         own["ac"] = float(100 * ((seen >= MASS_FROM) & (probability >= PROBABILITY_FROM)).mean())
-    return _summary(scores, joined, percents)
+    return _summary(scores, found, percents)
 
 
 def _measure_sva_batch(
     model: Classifier, split: PaddedInstances, chosen: Tensor, percents: Sequence[int]
-) -> dict[str, NDArray[np.float64]]:
+) -> Columns:
     # What lies to the right of the sentences is padding, which no row may look at: it can be left out.
     width = int(split.lengths[chosen].max())
     tokens, relevance = split.tokens[chosen, :width], split.relevance[chosen, :width]

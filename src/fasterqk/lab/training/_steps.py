@@ -177,10 +177,7 @@ def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
     if options.gradient_norm is not None:
         rules |= {circuit: {"gradient_norm": options.gradient_norm} for circuit in ("qk", "ov")}
     if options.embedding_ratio != 1:
-        rules["shared"] = {
-            "lr": options.embedding_ratio * options.lr,
-            "weight_decay": 0.0,
-        }
+        rules["shared"] = {"lr": options.embedding_ratio * options.lr, "weight_decay": 0.0}
     return rules
 
 
@@ -210,14 +207,13 @@ def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
 def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
     """Parameters whose name matches any shell-style pattern; a pattern without a match is an error."""
     parameters = dict(model.named_parameters())
+    chosen: dict[str, nn.Parameter] = {}
     for pattern in patterns:
-        if not any(fnmatchcase(name, pattern) for name in parameters):
+        matched = {name: one for name, one in parameters.items() if fnmatchcase(name, pattern)}
+        if not matched:
             raise InputError(f"no parameter matches {pattern!r}; parameters are {', '.join(parameters)}")
-    return {
-        name: parameter
-        for name, parameter in parameters.items()
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-    }
+        chosen |= matched
+    return chosen
 
 
 def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
