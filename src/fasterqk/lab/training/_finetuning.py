@@ -17,12 +17,7 @@ from fasterqk.attention import HuggingFaceClassifier, Instance, measure
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances, checksum
-from fasterqk.lab.training._batches import (
-    PaddedInstances,
-    fixed_sample,
-    generator,
-    pad_instances,
-)
+from fasterqk.lab.training._batches import PaddedInstances, fixed_sample, generator, pad_instances
 from fasterqk.lab.training._classification import TABLE_SCORES, Classification, scores_json
 from fasterqk.lab.training._config import TrainConfig
 
