@@ -3,7 +3,7 @@
 :class:`Measurable` is the protocol; :func:`load_model` opens a folder by what its configuration says it is.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -25,7 +25,6 @@ from fasterqk.attention._instances import (
     encode_for_classifier,
 )
 from fasterqk.capture import capture
-from fasterqk.capture.modules import call_with
 from fasterqk.errors import InputError, needs_extra
 
 
@@ -139,7 +138,10 @@ class TorchClassifier:
         return as_array(saliency(top, leaves))
 
     def _logits(self, batch: Batch) -> Tensor:
-        return self.logits(call_with(self.model, self.inputs(batch)))
+        inputs = self.inputs(batch)
+        if isinstance(inputs, Mapping):
+            return self.logits(self.model(**inputs))
+        return self.logits(self.model(*(inputs if isinstance(inputs, tuple) else (inputs,))))
 
     def _tokens_and_mask(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return on_device_of(self.model, batch.tokens), on_device_of(self.model, batch.visible)
