@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from benchmarks.plain import PlainGenerator
+from benchmarks._plain import PlainGenerator
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 

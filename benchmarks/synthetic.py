@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from benchmarks.plain import AttentionModel
+from benchmarks._plain import AttentionModel
 from torch.nn import functional
 
 from fasterqk.lab.experiments._synthetic import panels

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from benchmarks.plain import PlainClassifier
+from benchmarks._plain import PlainClassifier
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 

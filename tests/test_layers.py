@@ -95,9 +95,10 @@ def test_a_package_file_only_names_what_is_public(path: Path) -> None:
 
 
 def test_the_wheel_holds_the_package_alone() -> None:
-    """Neither benchmarks nor tests are installed, and nothing of the package imports them."""
+    """Benchmarks, tests and data are not installed, and nothing of the package imports them."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert build["targets"] == {"wheel": {"packages": ["src/fasterqk"]}}
+    assert build["targets"]["wheel"] == {"packages": ["src/fasterqk"]}
+    assert build["targets"]["sdist"] == {"exclude": ["/data"]}
     for path in MODULES.values():
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from benchmarks.plain import PlainClassifier
+from benchmarks._plain import PlainClassifier
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from benchmarks.plain import AttentionModel
+from benchmarks._plain import AttentionModel
 from torch.nn import functional
 
 from fasterqk.lab.synthetic import Counts, Language, Sequences, SyntheticCell, count_tokens, draw_sequences

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from benchmarks.plain import AttentionModel
+from benchmarks._plain import AttentionModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.lab.synthetic.matrices import unpack

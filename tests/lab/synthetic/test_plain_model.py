@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from benchmarks.plain import AttentionModel
+from benchmarks._plain import AttentionModel
 
 from fasterqk.capture import capture
 from fasterqk.lab.synthetic import PARAMETERIZATIONS, Init, Language, SyntheticCell, initial_matrices

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from benchmarks.plain import PlainClassifier
+from benchmarks._plain import PlainClassifier
 
 from fasterqk.attention import percent_count
 from fasterqk.capture import capture

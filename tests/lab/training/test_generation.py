@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from benchmarks.plain import PlainGenerator
+from benchmarks._plain import PlainGenerator
 from benchmarks.squad import IGNORED, padded
 from torch.nn.functional import cross_entropy
 

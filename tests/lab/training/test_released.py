@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from benchmarks.plain import PlainClassifier
+from benchmarks._plain import PlainClassifier
 
 from fasterqk.lab.models import Classifier, ClassifierConfig
 from fasterqk.lab.tasks import LabelledInstance, LabelledInstances

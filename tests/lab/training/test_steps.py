@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from benchmarks.plain import PlainClassifier
+from benchmarks._plain import PlainClassifier
 from torch.nn.functional import cross_entropy
 
 from fasterqk.errors import InputError

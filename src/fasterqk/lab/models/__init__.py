@@ -1,4 +1,4 @@
-"""The paper's transformers, quick and exact; `benchmarks/plain.py` has them as anybody would write them."""
+"""The paper's transformers, quick and exact; `benchmarks/_plain.py` has them as anybody would write them."""
 
 from fasterqk.lab.models._classifier import Classifier, ClassifierConfig, Embedding
 from fasterqk.lab.models._generator import GeneratorConfig, GPTAnswerGenerator
