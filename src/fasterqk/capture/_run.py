@@ -225,13 +225,6 @@ def _batch(inputs: Any) -> int | None:
 # --- Shapes: probabilities as ``(batch, head, query, key)`` ---
 
 
-def heads_of(call: AttentionCall) -> int | None:
-    """The number of heads that the nearest module which has one states."""
-    modules = [call.module, *(frame.module for frame in reversed(call.frames))]
-    stated = (head_counts(module) for module in modules if module is not None)
-    return next((counts[0] for counts in stated if counts is not None), None)
-
-
 def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
     """The probabilities of ``call`` with four axes.
 
@@ -240,7 +233,9 @@ def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
     """
     probabilities = call.probabilities
     shape = tuple(probabilities.shape)
-    heads = heads_of(call)
+    modules = [call.module, *(frame.module for frame in reversed(call.frames))]  # the nearest first
+    stated = (head_counts(module) for module in modules if module is not None)
+    heads = next((counts[0] for counts in stated if counts is not None), None)
     if len(shape) == 4:
         return probabilities
     if len(shape) == 2:

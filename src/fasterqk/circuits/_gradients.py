@@ -116,15 +116,15 @@ def scale_circuits(
     model = uncompiled(model)
     slices = given_or_found(model, circuits, labels)
     wanted = [name for name, factor in (("qk", qk), ("ov", ov)) if factor != 1]
-    parts = [part for part in slices if part.circuit in wanted]
     _check_factors(slices, wanted)
     if keep_product:
         factors = {"q": qk, "k": 1 / qk, "v": ov, "o": 1 / ov}
     else:
         factors = {"q": math.sqrt(qk), "k": math.sqrt(qk), "v": math.sqrt(ov), "o": math.sqrt(ov)}
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    chosen = [part for part in parts if _is_factor(model, part, parameters[part.parameter])]
-    for part in chosen:  # only after all of them were accepted
+    parts = [part for part in slices if part.circuit in wanted]
+    # A list first: nothing is scaled before all parts were accepted.
+    for part in [part for part in parts if _is_factor(model, part, parameters[part.parameter])]:
         part.view(parameters[part.parameter].detach()).mul_(factors[part.role])
 
 
@@ -149,8 +149,7 @@ def _is_factor(model: nn.Module, part: Slice, parameter: nn.Parameter) -> bool:
     """Whether a slice of a circuit is a factor of its product (or a bias that goes with one)."""
     prefix, _, attribute = part.parameter.rpartition(".")
     owner = model.get_submodule(prefix)
-    kind = type(owner).__name__
-    if "norm" in kind.lower():
+    if "norm" in type(owner).__name__.lower():
         if part.role in ("q", "k", "v"):
             raise InputError(
                 f"{part.parameter} normalises after the projection and undoes any scale of it; "
@@ -161,8 +160,7 @@ def _is_factor(model: nn.Module, part: Slice, parameter: nn.Parameter) -> bool:
         raise InputError(f"{part.parameter} is an adapter: scale the model before adapters are added")
     if isinstance(owner, nn.Embedding) or _ON_SCORES.search(attribute):
         return False  # acts on the scores: not a factor of the product
-    bias = "bias" in attribute or attribute.startswith("b_")
-    if bias:
+    if "bias" in attribute or attribute.startswith("b_"):
         return part.role != "o"
     if parameter.ndim < 2:
         raise InputError(

@@ -98,10 +98,6 @@ class Scope:
     layer: int | None
     named: bool = True
 
-    def in_core(self, parameter: str) -> bool:
-        """Whether the parameter of that name is inside the core."""
-        return not self.core or parameter.startswith(self.core + ".")
-
 
 def find_scopes(model: nn.Module) -> dict[str, Scope]:
     """The attention blocks of ``model`` by path; a core inside another belongs to the outer one."""
@@ -225,8 +221,12 @@ class Guess:
 
 def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) -> Guess | None:
     """The first label of ``name``, which is inside ``scope``; None if neither registry nor name decides."""
-    if not scope.in_core(name):
-        return _beside(locate(model, scope.path, name, parameter))
+    if scope.core and not name.startswith(scope.core + "."):
+        # In the wrapper but not in the core: BERT's output projection.
+        beside = locate(model, scope.path, name, parameter)
+        said = [meaning(component) for component in beside.components]
+        output = any(one.output for one in said) and not any(one.norm for one in said)
+        return Guess("o" if output else "rest", "name")
     location = locate(model, scope.core, name, parameter)
     for module, component in zip(reversed(location.modules), reversed(location.components), strict=True):
         entry = registered(module, component)
@@ -261,13 +261,6 @@ def _by_name(scope: Scope, location: Location, parameter: nn.Parameter) -> Guess
     if any(one.output for one in said) and (scope.named or _strictly_output(location)):
         return Guess("o", "name")
     return None if scope.named else Guess("rest", "name")
-
-
-def _beside(location: Location) -> Guess:
-    """For what is in the wrapper but not in the core: BERT's output projection."""
-    said = [meaning(component) for component in location.components]
-    output = any(one.output for one in said) and not any(one.norm for one in said)
-    return Guess("o" if output else "rest", "name")
 
 
 def _strictly_output(location: Location) -> bool:
@@ -336,10 +329,8 @@ def slice_by_head(
 
 def _single_head(location: Location) -> int | None:
     """The number of the head in a list with one module per head: ``heads.3.query``."""
-    for listed, number in pairwise(location.components):
-        if number.isdigit() and "head" in listed.lower():
-            return int(number)
-    return None
+    listed = (number for name, number in pairwise(location.components) if "head" in name.lower())
+    return next((int(number) for number in listed if number.isdigit()), None)
 
 
 def _head_axis(

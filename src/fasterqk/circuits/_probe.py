@@ -207,10 +207,8 @@ def _made_outside(codes: list[Tensor]) -> str:
 
 def _innermost(signals: Signals) -> str:
     """The innermost module around a softmax that has weight matrices."""
-    for frame in reversed(signals.frames):
-        if any(parameter.dim() > 1 for parameter in frame.module.parameters()):
-            return frame.name
-    return ""
+    frames = (f for f in reversed(signals.frames) if any(p.dim() > 1 for p in f.module.parameters()))
+    return next((frame.name for frame in frames), "")
 
 
 def _detached(value: Any) -> Any:
