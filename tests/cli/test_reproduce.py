@@ -180,8 +180,8 @@ def test_missing_data_is_one_line_before_any_work(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys, tmp_path, comparison):
-    parts = dict.fromkeys(("One", "Two"), lambda *_: comparison)
-    monkeypatch.setattr(table_main, "PARTS", parts)
+    parts = dict.fromkeys(("One", "Two"), comparison)
+    monkeypatch.setattr(table_main, "classification_tables", lambda *_: parts)
     words = ["reproduce", "table-main", "--workers", "1", "--out", str(tmp_path / "out")]
     assert main([*words, "--json"]) == 0
     captured = capsys.readouterr()
@@ -198,7 +198,7 @@ def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys
 
 @pytest.mark.slow
 def test_squad_joins_when_asked_in_a_size_that_has_the_protocol(monkeypatch, capsys, tmp_path, comparison):
-    monkeypatch.setattr(table_main, "PARTS", {"One": lambda *_: comparison})
+    monkeypatch.setattr(table_main, "classification_tables", lambda *_: {"One": comparison})
     asked = []
 
     def squad(size, seeds, epochs):

@@ -56,13 +56,14 @@ def experiment_parser(experiment: "Experiment") -> Parser:
         epilog=examples(*experiment.examples),
     )
     for option in experiment.all_options.values():
-        _add_option(parser, option)
+        add_option(parser, option)
     parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
     add_json(parser)
     return parser
 
 
-def _add_option(parser: Parser, option: "Option") -> None:
+def add_option(parser: Parser, option: "Option") -> None:
+    """Add ``option`` as the command line spells it, with its default in the help."""
     flag = f"--{option.name.replace('_', '-')}"
     if option.kind is bool:
         parser.add_argument(flag, action="store_true", help=option.help)

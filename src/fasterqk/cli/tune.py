@@ -4,12 +4,15 @@ import argparse
 import time
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_float, positive_int
+from fasterqk.cli.common import Parser, add_json, examples
+from fasterqk.cli.reproduce import add_option
 from fasterqk.cli.train import add_task_options, task_config
 from fasterqk.console import print_json, print_table
 
 
 def configure(parser: Parser) -> None:
+    from fasterqk.lab.experiments import Option
+
     parser.description = (
         "Choose the base learning rate on a grid in [1e-6, 1e-2] by validation accuracy, all parameters at "
         "one rate; then, at that rate, the multiplier of the query-key rate in the same way. Attention is "
@@ -24,35 +27,23 @@ def configure(parser: Parser) -> None:
         "fasterqk tune jsonl --data mine.jsonl --rates 1e-4,5e-4,2e-3 --ratios 5,30 --json",
     )
     add_task_options(parser)
-    parser.add_argument(
-        "--rates",
-        type=list_of(positive_float),
-        metavar="RATE,...",
-        help="base rates to try (default: 1, 2 and 5 in every decade from 1e-6 to 1e-2)",
-    )
-    parser.add_argument(
-        "--ratios",
-        type=list_of(positive_float),
-        metavar="R,...",
-        help="multipliers to try (default: 5,10,20,30,100)",
-    )
-    parser.add_argument(
-        "--epochs",
-        type=positive_int,
-        metavar="N",
-        help="the most a run takes (default: the task's, at most 12)",
-    )
-    parser.add_argument(
-        "--patience", type=positive_int, default=3, metavar="N", help="epochs without a rise (default: 3)"
-    )
-    parser.add_argument(
-        "--seeds", type=positive_int, default=3, metavar="N", help="seeds of the best values (default: 3)"
-    )
-    parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
-    parser.add_argument(
-        "--workers", type=positive_int, default=2, metavar="N", help="runs at a time (default: 2)"
-    )
-    parser.add_argument("--force", action="store_true", help="do finished runs again")
+    for option in (
+        Option(
+            "rates",
+            float,
+            "base rates to try (default: 1, 2 and 5 in every decade from 1e-6 to 1e-2)",
+            many=True,
+            metavar="RATE",
+        ),
+        Option("ratios", float, "multipliers to try (default: 5,10,20,30,100)", many=True, metavar="R"),
+        Option("epochs", int, "the most a run takes (default: the task's, at most 12)"),
+        Option("patience", int, "epochs without a rise", default=3),
+        Option("seeds", int, "seeds of the best values", default=3),
+        Option("out", str, "results folder", default="out", metavar="DIR"),
+        Option("workers", int, "runs at a time", default=2),
+        Option("force", bool, "do finished runs again", default=False),
+    ):
+        add_option(parser, option)
     add_json(parser)
 
 

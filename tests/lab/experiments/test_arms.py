@@ -17,6 +17,8 @@ from fasterqk.lab.experiments._arms import (
     summarize_arms,
 )
 from fasterqk.lab.experiments._registry import CellRunner
+from fasterqk.lab.report import write_page
+from fasterqk.lab.report._records import comparison_table, load_documents
 from fasterqk.lab.tasks import _registry, kvqa
 from fasterqk.lab.training import TrainConfig, TrainResult
 from fasterqk.lab.training._steps import build_trainable
@@ -157,6 +159,19 @@ def test_a_score_that_is_registered_is_in_the_tables(experiment, results, monkey
     assert (end[FASTER]["mean"], end["null, faster_qk"], end["difference"]["mean"]) == (0.25, 0.125, 0)
     matched = [row for row in matched_rows(summary) if row["metric"] == "calm of attention"]
     assert [row[BASELINE]["mean"] for row in matched] == [0.5] * len(summary["matched"])
+
+
+def test_a_score_that_is_registered_is_on_the_page(experiment, results, monkeypatch, tmp_path):
+    monkeypatch.setitem(SCORES, "calm", Score("calm", "calm of attention", "made up", null="uniform"))
+    for found in results.values():
+        found.test["calm"] = 0.25
+        found.test["null"]["calm"] = 0.125
+    save_arms(summarize_arms(experiment, results), results, tmp_path, title="A table")
+    page = write_page(tmp_path).read_text()
+    assert "calm of attention, uniform" in page  # a column that only the comparison has
+    [comparison] = load_documents(tmp_path, "comparisons")
+    row = comparison_table(comparison)["rows"][1]
+    assert (row["metrics.calm"]["mean"], row["null.calm"]) == (0.25, 0.125)
 
 
 def test_dtap_is_averaged_over_seeds(experiment, results):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import SCORES, title_of
+from fasterqk.attention import SCORES, score_of, title_of
 from fasterqk.console import is_interval
 from fasterqk.lab.report import (
     COLORS,
@@ -22,8 +22,6 @@ from fasterqk.lab.training import TrainResult
 ARM_NAMES = {"baseline": "baseline", "faster_qk": "faster QK"}
 # Scores that are compared with uniform attention; rollout and every layer have them.
 UNIFORM = [score.name for score in SCORES.values() if score.tables and score.null == "uniform"]
-# The scores of the comparison from which the report writes its summary.
-COMPARED = ("loss", "train_accuracy", "test_accuracy", "mrta", "ac", "acmc")
 # Where printed numbers come from.
 SOURCES = {"paper": "paper", "released": "notebooks"}
 
@@ -38,6 +36,11 @@ def flat_scores(table: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, An
             for key, cell in value.items():
                 whole = f"{name}_{key}"  # the group is part of the name, except that of "auprc" and the like
                 yield (key if key in SCORES and whole not in SCORES else whole), cell
+
+
+def bare(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """The interval of a cell, without null and others' numbers."""
+    return {key: cell[key] for key in ("mean", "half_width", "n")}
 
 
 def save_tables(
@@ -115,7 +118,7 @@ def _arm_rows(arms: Mapping[str, Mapping[str, Any]], difference: Mapping[str, An
     for name in next(iter(metrics.values())):
         cells = {arm: table[name] for arm, table in metrics.items() if name in table}
         row: dict[str, Any] = {"metric": title_of(name)}
-        row |= {arm: {key: cell[key] for key in ("mean", "half_width", "n")} for arm, cell in cells.items()}
+        row |= {arm: bare(cell) for arm, cell in cells.items()}
         if name in difference:
             row["difference"] = difference[name]
         row |= {f"null, {arm}": cell["null"] for arm, cell in cells.items() if cell["null"] is not None}
@@ -140,8 +143,8 @@ def column_keys(rows: list[dict[str, Any]]) -> list[str]:
     return sorted(dict.fromkeys(key for row in rows for key in row), key=place)
 
 
-def column_label(key: str) -> str:
-    """What a column is called.
+def column_label(key: str, sources: Mapping[str, str] = SOURCES) -> str:
+    """What a column is called, or a row of a table in which arms are rows.
 
     >>> column_label("faster_qk"), column_label("released, baseline")
     ('faster QK', 'notebooks, baseline')
@@ -149,7 +152,7 @@ def column_label(key: str) -> str:
     source, comma, arm = key.partition(", ")
     if not comma:
         return ARM_NAMES.get(key, key)
-    return f"{SOURCES.get(source, source)}, {ARM_NAMES.get(arm, arm)}"
+    return f"{sources.get(source, source)}, {ARM_NAMES.get(arm, arm)}"
 
 
 def _column(key: str) -> dict[str, Any]:
@@ -219,9 +222,7 @@ def _save_heat_maps(summary: Summary, out: Path, name: str, title: str, setting:
         {"arm": arm, **row} for arm, table in arms.items() for row in dtap_rows(table["mean"], table["edges"])
     ]
     highest = max((cell for table in arms.values() for row in table["mean"] for cell in row), default=100.0)
-    with plotting():
-        import matplotlib.pyplot as plt
-
+    with plotting() as plt:
         figure, axes = plt.subplots(1, max(1, len(arms)), figsize=(7.6, 3.5), squeeze=False)
         for axis, (arm, table) in zip(axes[0], arms.items(), strict=False):
             image = draw_dtap(
@@ -249,9 +250,7 @@ def _save_loss_figure(
         for point in _finite(result)
     ]
     null = summary["arms"]["baseline"]["null"]["mrta"]
-    with plotting():
-        import matplotlib.pyplot as plt
-
+    with plotting() as plt:
         figure, axes = plt.subplots(1, len(PANELS), figsize=(7.4, 3.2))
         for axis, (key, label) in zip(axes, PANELS.items(), strict=True):
             for (arm, _), result in results.items():
@@ -322,31 +321,34 @@ def _save_epochs(summary: Summary, results: Results, out: Path, name: str, title
 
 
 def _save_comparison(summary: Summary, out: Path, name: str, title: str, setting: str) -> None:
+    """All scores of the end but those with one value per percentage and those of validation."""
     arms = []
     for arm, entry in summary["arms"].items():
-        scores = {name.removeprefix("test_"): _bare(entry[name]) for name in COMPARED if name in entry}
+        cells = {
+            name: cell
+            for name, cell in flat_scores(entry)
+            if not score_of(name).per_k and not name.startswith("validation_")
+        }
         arms.append(
             {
                 "arm": ARM_NAMES[arm],
                 "qk_ratio": entry["qk_ratio"],
                 "seeds": len(summary["seeds"]),
-                "metrics": scores,
-                "null": entry["null"],
+                "metrics": {name.removeprefix("test_"): bare(cell) for name, cell in cells.items()},
+                "null": {
+                    name: cell["null"] for name, cell in cells.items() if score_of(name).null == "uniform"
+                },
             }
         )
     matched = [
-        {
-            **level,
-            "arms": {ARM_NAMES[arm]: values for arm, values in level["arms"].items()},
-            "difference": {ARM_NAMES[arm]: values for arm, values in level["difference"].items()},
+        level
+        | {
+            part: {ARM_NAMES[arm]: values for arm, values in level[part].items()}
+            for part in ("arms", "difference")
         }
         for level in summary["matched"]
     ]
     save_comparison(out, name, title=title, setting=setting, arms=arms, matched=matched)
-
-
-def _bare(cell: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: cell[key] for key in ("mean", "half_width", "n")}
 
 
 def _finite(result: TrainResult) -> list[Mapping[str, Any]]:

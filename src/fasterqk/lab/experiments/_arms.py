@@ -42,6 +42,8 @@ from fasterqk.lab.training._generation import (
 from fasterqk.lab.training._loop import load_trained
 
 BASELINE, FASTER = "baseline", "faster_qk"
+# What computes a cell.
+TRAIN = "fasterqk.lab.training:train"
 
 Record = Mapping[str, Any]
 Results = Mapping[tuple[str, int], TrainResult]
@@ -66,6 +68,19 @@ class Comparison:
         return {
             (arm, seed): config.replace(seed=seed) for seed in self.seeds for arm, config in self.arms.items()
         }
+
+
+def two_arms(
+    name: str,
+    title: str,
+    base: TrainConfig,
+    qk_ratio: float,
+    seeds: Sequence[int],
+    printed: Mapping[str, Mapping[str, Mapping[str, float]]] | None = None,
+) -> Comparison:
+    """The paper's protocol: ``base``, and the same with a faster query-key circuit and no other change."""
+    arms = {BASELINE: base, FASTER: base.replace(qk_ratio=qk_ratio)}
+    return Comparison(name, title, "paper", arms, tuple(seeds), printed or {})
 
 
 def printed_row(
@@ -94,12 +109,7 @@ def run_arms(comparison: Comparison, runner: CellRunner) -> dict[tuple[str, int]
     """The result of every cell; those that are done already are read, not trained again."""
     if not runner.rebuilds:
         _task(comparison)  # missing or damaged data is an error before any worker starts
-    results = runner.run(
-        comparison.cells(),
-        "fasterqk.lab.training:train",
-        title=comparison.name,
-        protocol=comparison.protocol,
-    )
+    results = runner.run(comparison.cells(), TRAIN, title=comparison.name, protocol=comparison.protocol)
     return {cell: TrainResult.from_json(result) for cell, result in results.items()}
 
 
@@ -155,7 +165,8 @@ def _arm(comparison: Comparison, results: Results, ends: Mapping[Any, Record], a
     validation = {seed: _end_record(results[arm, seed], "validation") for seed in comparison.seeds}
     at_end = {seed: ends[arm, seed] for seed in comparison.seeds}
     finished = [result for result in own if not result.diverged]
-    summary = _table(at_end, _printed(comparison, arm))
+    printed = {source: arms[arm] for source, arms in comparison.printed.items() if arm in arms}
+    summary = _table(at_end, printed)
     summary["null"] = {
         name: interval(record.get(f"null_{name}") for record in at_end.values()).mean
         for name in tables.UNIFORM
@@ -243,10 +254,6 @@ def _group_table(finished: Sequence[TrainResult]) -> dict[str, Any]:
     }
 
 
-def _printed(comparison: Comparison, arm: str) -> dict[str, Mapping[str, float]]:
-    return {source: arms[arm] for source, arms in comparison.printed.items() if arm in arms}
-
-
 def _shown_at_equal_loss(name: str) -> bool:
     """Whether the terminal shows a score at equal loss; the table that is written has all of them."""
     score = score_of(name)
@@ -299,19 +306,16 @@ def attention_examples(
     ``label`` and, for each of ``arms`` with ``seed``, ``prediction``, ``probability`` of the right answer and
     the weights of each token. The weights of the models come from the store under ``out``.
     """
-    store = Store(out)
     cells = {arm: config.replace(seed=seed) for arm, config in arms.items()}
-    loaded: dict[str, Any] = {
-        arm: load_trained(config, store.folder(config)) for arm, config in cells.items()
-    }
-    if isinstance(next(iter(loaded.values())), Generation):
+    loaded: dict[str, Any] = {arm: load_trained(cell, Store(out).folder(cell)) for arm, cell in cells.items()}
+    first = next(iter(loaded.values()))
+    if isinstance(first, Generation):
         return answer_examples(loaded, count)
-    workloads: dict[str, Classification] = loaded
-    task = next(iter(workloads.values())).task
+    task = first.task
     # The position that is read is the last token, or one of its own after it.
     added = 1 if next(iter(cells.values())).model.read == "after" else 0
     chosen = _choose(task.splits["test"], count)
-    readings = {arm: _read(workload, chosen) for arm, workload in workloads.items()}
+    readings = {arm: _read(workload, chosen) for arm, workload in loaded.items()}
     found = []
     for place, number in enumerate(chosen):
         example = task.splits["test"][number]

@@ -50,41 +50,25 @@ def summarize_layers(comparison: Comparison, results: Results) -> list[dict[str,
     }
     at_end = {cell: {} if result.diverged else flat(result.test) for cell, result in results.items()}
     finished: list[dict[str, Any]] = next((history for history in histories.values() if history), [{}])
-    names = {
-        f"{attention}, {metric}": (attention, metric, f"{prefix}{metric}", f"{prefix}null_{metric}")
+    names = [
+        (attention, metric, f"{prefix}{metric}", f"{prefix}null_{metric}")
         for attention, prefix in _attentions(comparison)
         for metric in UNIFORM
         if f"{prefix}{metric}" in finished[-1]
-    }
-    matched = matched_loss(histories, [value for _, _, value, _ in names.values()])[:1]
-    rows = []
-    for attention, metric, key, null in names.values():
+    ]
+    matched = matched_loss(histories, [key for _, _, key, _ in names])[:1]
+    last = [history[-1] for history in histories.values() if history]
+    rows: list[dict[str, Any]] = []
+    for attention, metric, key, null in names:
         shared = {"attention": attention, "metric": metric}
-        along = _null([_end(history) for history in histories.values()], null)
         for level in matched:
-            at_level = {arm: level["arms"].get(arm, {}).get(key) for arm in comparison.arms}
-            difference = level["difference"].get(FASTER, {}).get(key)
-            rows.append(
-                {
-                    **shared,
-                    "null": along,
-                    "at": "equal loss",
-                    "loss": level["loss"],
-                    **at_level,
-                    "difference": difference,
-                }
-            )
+            row = shared | {"null": _null(last, null), "at": "equal loss", "loss": level["loss"]}
+            row |= {arm: level["arms"].get(arm, {}).get(key) for arm in comparison.arms}
+            rows.append(row | {"difference": level["difference"].get(FASTER, {}).get(key)})
+        row = shared | {"null": _null(at_end.values(), null), "at": "end", "loss": None}
         ends = {arm: [at_end[arm, seed].get(key) for seed in comparison.seeds] for arm in comparison.arms}
-        rows.append(
-            {
-                **shared,
-                "null": _null(at_end.values(), null),
-                "at": "end",
-                "loss": None,
-                **{arm: interval(values) for arm, values in ends.items()},
-                "difference": paired_difference(ends[FASTER], ends[BASELINE]),
-            }
-        )
+        row |= {arm: interval(values) for arm, values in ends.items()}
+        rows.append(row | {"difference": paired_difference(ends[FASTER], ends[BASELINE])})
     return [plain(row) for row in rows]
 
 
@@ -93,10 +77,6 @@ def _attentions(comparison: Comparison) -> list[tuple[str, str]]:
     layers = comparison.arms[BASELINE].model.layers
     single = ((f"layer {n}", f"layer_{n}_") for n in range(1, layers + 1))
     return [("rollout", ""), ("layer average", "average_"), *single]
-
-
-def _end(history: Any) -> Mapping[str, Any]:
-    return history[-1] if history else {}
 
 
 def _null(records: Iterable[Mapping[str, Any]], key: str) -> float | None:
@@ -159,9 +139,7 @@ def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> 
     panels = {metric: shown for metric, shown in panels.items() if metric == "mrta" or len(shown) > 1}
     losses = [row["loss"] for row in at_equal_loss]
     loss = f"training loss {losses[0]:.3f}" if losses else "equal loss, which no two runs share"
-    with plotting():
-        import matplotlib.pyplot as plt
-
+    with plotting() as plt:
         widths = [max(1, len(shown)) for shown in panels.values()]
         size = (1.8 + 1.1 * sum(widths), 3.4)
         figure, axes = plt.subplots(1, len(panels), figsize=size, squeeze=False, width_ratios=widths)

@@ -119,23 +119,13 @@ NUMBERS = ("loss", "accuracy", "steps", "mrta", "ac", "acmc", "query_mass", "tra
 
 
 def run_cells(
-    cells: Mapping[Key, SyntheticCell],
-    runner: CellRunner,
-    *,
-    title: str,
-    protocol: str = "",
-    arm: Callable[[Any], str] = lambda key: str(key[0]),
+    cells: Mapping[Key, SyntheticCell], runner: CellRunner, **options: Any
 ) -> dict[Key, dict[str, Any]]:
-    """The result of every cell; those that are done already are read, not trained again."""
+    """The result of every cell; ``options`` are those of :meth:`CellRunner.run`."""
     # A collapsed OV circuit takes ten times as many steps: long cells first, so that none comes last.
     order = sorted(cells, key=lambda key: factorized_output(cells[key].parameterization))
-    found = runner.run(
-        {key: cells[key] for key in order},
-        "fasterqk.lab.synthetic._train:train",
-        title=title,
-        protocol=protocol,
-        arm=arm,
-    )
+    long_first = {key: cells[key] for key in order}
+    found = runner.run(long_first, "fasterqk.lab.synthetic._train:train", **options)
     return {key: found[key] for key in cells}
 
 

@@ -138,19 +138,17 @@ def _compared(
     # Equal means: the smaller value, which changes less.
     chosen = min(finalists, key=lambda value: (-means[value], value))
     error = sqrt(means[chosen] * (1 - means[chosen]) / validation)
-    rows = []
-    for value in values:
-        accuracies = [_best(result) for result in own[value]]
-        rows.append(
-            {
-                name: value,
-                "accuracy": interval(accuracies),
-                "epoch": [result["best"] and result["best"]["epoch"] for result in own[value]],
-                "diverged": any(result["diverged"] for result in own[value]),
-                "finalist": value in finalists,
-                "chosen": value == chosen,
-            }
-        )
+    rows = [
+        {
+            name: value,
+            "accuracy": interval(_best(result) for result in own[value]),
+            "epoch": [result["best"] and result["best"]["epoch"] for result in own[value]],
+            "diverged": any(result["diverged"] for result in own[value]),
+            "finalist": value in finalists,
+            "chosen": value == chosen,
+        }
+        for value in values
+    ]
     near = [v for v in finalists if v != chosen and means[chosen] - means[v] <= error]
     return {"field": name, "tried": rows, "standard_error": error, "not_told_apart": sorted(near)}
 
@@ -169,7 +167,8 @@ def _chosen(stage: Mapping[str, Any]) -> float:
 
 
 TITLES = {"lr": "base rate", "qk_ratio": "multiplier of QK"}
-COLUMNS = ("stage", "value", "validation accuracy", "at epoch", "note")
+ACCURACY = "validation accuracy"
+COLUMNS = ("stage", "value", ACCURACY, "at epoch", "note")
 Found = Mapping[str, Any]
 
 
@@ -193,7 +192,7 @@ def tuning_rows(found: Found) -> list[dict[str, Any]]:
         {
             "stage": TITLES[name],
             "value": row[name],
-            "validation accuracy": None if row["diverged"] else row["accuracy"],
+            ACCURACY: None if row["diverged"] else row["accuracy"],
             "at epoch": ", ".join("–" if epoch is None else f"{epoch:g}" for epoch in row["epoch"]),
             "note": _note(row),
         }
@@ -205,7 +204,7 @@ def tuning_rows(found: Found) -> list[dict[str, Any]]:
 def reason(found: Found, stage: Mapping[str, Any]) -> str:
     """What was chosen in a stage and why, in a sentence or two."""
     name = stage["field"]
-    best = next(row for row in stage["tried"] if row["chosen"])
+    best = _row(stage)
     seeds = best["accuracy"]["n"]
     text = (
         f"Chosen: {TITLES[name]} {best[name]:g}, the highest validation accuracy "
@@ -230,23 +229,20 @@ def _note(row: Mapping[str, Any]) -> str:
 
 
 def _save_figure(found: Found, out: Path, name: str, title: str, caption: str) -> dict[str, str]:
-    with plotting():
-        import matplotlib.pyplot as plt
-
+    with plotting() as plt:
         figure, axes = plt.subplots(1, 2, figsize=(7.4, 3.0), sharey=True, width_ratios=[3, 2])
         for axis, stage in zip(axes, found["stages"].values(), strict=True):
             _draw_stage(axis, stage)
-        axes[0].set(ylabel="validation accuracy", title=f"1. base rate: {found['lr']:g}")
-        axes[1].axhline(
-            found["accuracy"]["equal_rates"]["mean"],
-            color="0.4",
-            linestyle="--",
-            linewidth=1,
-            label="equal rates",
-        )
+        axes[0].set(ylabel=ACCURACY, title=f"1. base rate: {found['lr']:g}")
+        equal = found["accuracy"]["equal_rates"]["mean"]
+        axes[1].axhline(equal, color="0.4", linestyle="--", linewidth=1, label="equal rates")
         axes[1].set(title=f"2. multiplier of QK: {found['qk_ratio']:g}")
         axes[1].legend(loc="best")
-        return save_figure(figure, out, name, title=title, caption=caption, rows=_figure_rows(found))
+        rows = [
+            {"stage": row["stage"], "value": row["value"], "validation_accuracy": mean_of(row[ACCURACY])}
+            for row in tuning_rows(found)
+        ]
+        return save_figure(figure, out, name, title=title, caption=caption, rows=rows)
 
 
 def _draw_stage(axis: Any, stage: Mapping[str, Any]) -> None:
@@ -254,20 +250,9 @@ def _draw_stage(axis: Any, stage: Mapping[str, Any]) -> None:
     shown = sorted((row for row in stage["tried"] if not row["diverged"]), key=lambda row: row[name])
     values, means = [row[name] for row in shown], [mean_of(row["accuracy"]) for row in shown]
     axis.plot(values, means, color=COLORS[0], marker="o", markersize=4)
-    best = next(row for row in shown if row["chosen"])
+    best = _row(stage)
     axis.plot(best[name], mean_of(best["accuracy"]), "o", color=COLORS[1], markersize=9, fillstyle="none")
     axis.set(xscale="log", xlabel=TITLES[name])
     if name == "qk_ratio":
         axis.set_xticks(values, [f"{value:g}" for value in values])
         axis.minorticks_off()
-
-
-def _figure_rows(found: Found) -> list[dict[str, Any]]:
-    return [
-        {
-            "stage": row["stage"],
-            "value": row["value"],
-            "validation_accuracy": mean_of(row["validation accuracy"]),
-        }
-        for row in tuning_rows(found)
-    ]

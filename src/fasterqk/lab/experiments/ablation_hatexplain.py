@@ -66,13 +66,9 @@ def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS, ratio: float = QK_
             weight_decay=STRONG_DECAY, decay="coupled"
         ),
     }
-    return Comparison(
-        name="ablation-hatexplain",
-        title="HateXplain, one layer: which change carries the effect",
-        protocol="paper",
-        arms=arms,
-        seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
-    )
+    title = "HateXplain, one layer: which change carries the effect"
+    chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
+    return Comparison("ablation-hatexplain", title, "paper", arms, chosen)
 
 
 def qk_arm(ratio: float) -> str:
@@ -89,13 +85,15 @@ def summarize_ablation(comparison: Comparison, results: Results) -> dict[str, An
     histories: dict[tuple[Any, Any], Sequence[Mapping[str, Any]]] = {
         cell: [] if result.diverged else result.history for cell, result in results.items()
     }
+    # What uniform attention scores is the same number in every cell, at every evaluation.
+    last = next((history[-1] for history in histories.values() if history), {})
     return plain(
         {
             "experiment": comparison.name,
             "protocol": comparison.protocol,
             "seeds": list(comparison.seeds),
             "epochs": comparison.arms[EQUAL].optimisation.epochs,
-            "null": {name: _null(histories.values(), name) for name in UNIFORM},
+            "null": {name: last.get(f"null_{name}") for name in UNIFORM},
             "arms": {arm: _arm(comparison, results, arm) for arm in comparison.arms},
             "matched": matched_loss(histories, METRICS),
         }
@@ -111,12 +109,6 @@ def _arm(comparison: Comparison, results: Results, arm: str) -> dict[str, Any]:
         },
         "diverged": [result.seed for result in own if result.diverged],
     }
-
-
-def _null(histories: Any, name: str) -> float | None:
-    """What uniform attention scores: the same number in every run, at every evaluation."""
-    values = (history[-1].get(f"null_{name}") for history in histories if history)
-    return next(values, None)
 
 
 LABELS = {"arm": "arm"} | {
@@ -176,20 +168,12 @@ def ablation_rows(summary: Summary) -> list[dict[str, Any]]:
 def _save_figure(summary: Summary, out: Path, name: str, title: str, setting: str) -> dict[str, str]:
     level = summary["matched"][0] if summary["matched"] else {"loss": None, "arms": {}}
     points = [
-        {
-            "arm": arm,
-            "kind": kind_of(arm),
-            "loss": level["loss"],
-            "mrta": mean_of(metrics["mrta"]),
-            "mrta_half_width": metrics["mrta"]["half_width"],
-            "test_accuracy": mean_of(metrics["test_accuracy"]),
-            "test_accuracy_half_width": metrics["test_accuracy"]["half_width"],
-        }
+        {"arm": arm, "kind": kind_of(arm), "loss": level["loss"]}
+        | {key: mean_of(metrics[key]) for key in ("mrta", "test_accuracy")}
+        | {f"{key}_half_width": metrics[key]["half_width"] for key in ("mrta", "test_accuracy")}
         for arm, metrics in level["arms"].items()
     ]
-    with plotting():
-        import matplotlib.pyplot as plt
-
+    with plotting() as plt:
         figure, axis = plt.subplots(figsize=(7.4, 5.0))
         _draw(axis, points, summary["null"]["mrta"])
         return save_figure(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,11 +26,6 @@ from fasterqk.lab.report import (
     save_figure,
     save_table,
 )
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 # The top row (probability above .8) of the heat maps that are saved in the released notebooks, in percent.
 RELEASED_TOP_ROWS = {
@@ -138,9 +133,9 @@ def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
         f" {data.panels[0].cell.evaluated} held-out sequences each."
     )
     title = f"Figure 2: attention and prediction on the toy language, {data.protocol}"
-    with plotting():
+    with plotting() as plt:
         heat_maps = save_figure(
-            draw_heat_maps(data),
+            draw_heat_maps(plt, data),
             out,
             name,
             title=title,
@@ -153,12 +148,16 @@ def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
             ],
         )
         along = save_figure(
-            draw_along_training(data),
+            draw_along_training(plt, data),
             out,
             f"{name}-loss",
             title=f"{title}: attention at equal loss",
             caption=f"Attention on held-out sequences against training loss; a line is one cell. {setting}",
-            rows=_history_rows(data),
+            rows=[
+                {"panel": panel, "seed": seed, **point}
+                for (panel, seed), result in data.results.items()
+                for point in result["history"]
+            ],
         )
     table = save_table(
         out,
@@ -171,10 +170,8 @@ def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
     return {**heat_maps, "along_training": along, "table": table}
 
 
-def draw_heat_maps(data: Fig2) -> "Figure":
-    """One heat map per panel, four in a row; call inside ``plotting()``."""
-    import matplotlib.pyplot as plt
-
+def draw_heat_maps(plt: Any, data: Fig2) -> Any:
+    """One heat map per panel, four in a row."""
     rows = -(-len(data.panels) // _COLUMNS)
     figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11.5, 3.15 * rows), squeeze=False)
     for axis in axes.flat[len(data.panels) :]:
@@ -199,10 +196,8 @@ def draw_heat_maps(data: Fig2) -> "Figure":
     return figure
 
 
-def draw_along_training(data: Fig2) -> "Figure":
-    """Attention against training loss, one plot per parameterization; call inside ``plotting()``."""
-    import matplotlib.pyplot as plt
-
+def draw_along_training(plt: Any, data: Fig2) -> Any:
+    """Attention against training loss, one plot per parameterization."""
     names = list(dict.fromkeys(panel.cell.parameterization for panel in data.panels))
     figure, axes = plt.subplots(
         1, len(names), figsize=(2.9 * max(len(names), 2), 3.1), sharey=True, squeeze=False
@@ -213,7 +208,7 @@ def draw_along_training(data: Fig2) -> "Figure":
     return figure
 
 
-def _draw_parameterization(axis: "Axes", data: Fig2, name: str) -> None:
+def _draw_parameterization(axis: Any, data: Fig2, name: str) -> None:
     own = [panel for panel in data.panels if panel.cell.parameterization == name]
     styles = dict(zip([panel.name for panel in own], ("-", "--", ":", "-."), strict=False))
     for (panel, seed), result in data.results.items():
@@ -284,14 +279,6 @@ def _table_of(data: Fig2, name: str) -> Any:
     found = data.summaries[name]["dtap"]
     size = len(DTAP_EDGES) - 1
     return np.full((size, size), np.nan) if found is None else found
-
-
-def _history_rows(data: Fig2) -> list[dict[str, Any]]:
-    return [
-        {"panel": panel, "seed": seed, **point}
-        for (panel, seed), result in data.results.items()
-        for point in result["history"]
-    ]
 
 
 def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None) -> dict[str, Any]:

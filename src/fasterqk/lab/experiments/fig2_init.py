@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,6 @@ from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, s
 from fasterqk.lab.experiments._synthetic import PROTOCOL_OPTION, Point, measure, panels, with_scale
 from fasterqk.lab.report import PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import PARAMETERIZATIONS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 RATIOS = (1.0, 10.0)
@@ -56,9 +52,9 @@ def write_fig2_init(data: Fig2Init, out: Path) -> dict[str, str]:
     levels = {point.cell.parameterization: point.level for point in data.points}
     read = ", ".join(f"{name} {level:.2g}" for name, level in levels.items())
     init = data.points[0].cell.ov_init.kind
-    with plotting():
+    with plotting() as plt:
         return save_figure(
-            draw_fig2_init(data),
+            draw_fig2_init(plt, data),
             out,
             "fig2-init" if data.protocol == "paper" else f"fig2-init-{data.protocol}",
             title=f"Figure 2 and its initialisation, {data.protocol}",
@@ -69,10 +65,8 @@ def write_fig2_init(data: Fig2Init, out: Path) -> dict[str, str]:
         )
 
 
-def draw_fig2_init(data: Fig2Init) -> "Figure":
-    """One plot per ratio; call inside ``plotting()``."""
-    import matplotlib.pyplot as plt
-
+def draw_fig2_init(plt: Any, data: Fig2Init) -> Any:
+    """One plot per ratio."""
     figure, axes = plt.subplots(1, len(RATIOS), figsize=(8.4, 3.4), sharey=True)
     for axis, ratio in zip(axes, RATIOS, strict=True):
         for (name, color), marker in zip(PARAMETERIZATION_COLORS.items(), "os^D", strict=True):

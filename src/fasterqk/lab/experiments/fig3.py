@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -13,10 +13,6 @@ from fasterqk.errors import InputError
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.report import COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 CIRCUITS = FIXED_CIRCUITS
@@ -42,6 +38,11 @@ class Curve:
     diverged: bool
 
     @property
+    def setting(self) -> dict[str, Any]:
+        """What tells it from the other curves."""
+        return {"circuit": self.circuit, "bias": self.bias, "alpha": self.alpha}
+
+    @property
     def peak(self) -> dict[str, Any]:
         """Where the incentive is largest."""
         epoch = int(np.argmax(self.incentive))
@@ -52,9 +53,7 @@ class Curve:
         after_peak = self.incentive[self.peak["epoch"] :]
         faded = np.flatnonzero(after_peak < _FADED)
         return {
-            "circuit": self.circuit,
-            "bias": self.bias,
-            "alpha": self.alpha,
+            **self.setting,
             "final_loss": float(self.loss[-1]),
             "peak": self.peak,
             "lowest": {"incentive": float(self.incentive.min()), "epoch": int(np.argmin(self.incentive))},
@@ -77,14 +76,7 @@ class Fig3:
         """The tidy table behind the figure."""
         for curve in self.curves:
             for epoch, (loss, incentive) in enumerate(zip(curve.loss, curve.incentive, strict=True)):
-                yield {
-                    "circuit": curve.circuit,
-                    "bias": curve.bias,
-                    "alpha": curve.alpha,
-                    "epoch": epoch,
-                    "loss": loss,
-                    "incentive": incentive,
-                }
+                yield curve.setting | {"epoch": epoch, "loss": loss, "incentive": incentive}
 
 
 def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 500) -> Fig3:
@@ -132,9 +124,9 @@ def write_fig3(data: Fig3, out: Path) -> dict[str, str]:
     """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
     biases = {True: "with biases, as published", False: "without biases, as in the paper's model"}
     which = " and ".join(biases[bias] for bias in dict.fromkeys(curve.bias for curve in data.curves))
-    with plotting():
+    with plotting() as plt:
         return save_figure(
-            draw_fig3(data),
+            draw_fig3(plt, data),
             out,
             "fig3" if data.protocol == "released" else f"fig3-{data.protocol}",
             title="Figure 3: the output-value circuit under fixed attention",
@@ -145,10 +137,8 @@ def write_fig3(data: Fig3, out: Path) -> dict[str, str]:
         )
 
 
-def draw_fig3(data: Fig3) -> "Figure":
-    """Losses and incentives, a row with biases and one without; call inside ``plotting()``."""
-    import matplotlib.pyplot as plt
-
+def draw_fig3(plt: Any, data: Fig3) -> Any:
+    """Losses and incentives, a row with biases and one without."""
     biases = list(dict.fromkeys(curve.bias for curve in data.curves))
     figure, axes = plt.subplots(
         len(biases), 4, figsize=(11.5, 2.9 * len(biases)), sharex=True, sharey="col", squeeze=False

@@ -6,23 +6,19 @@ The paper integrates; here every number is the closed form's, and DOP853 runs st
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fasterqk.console import print_table
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk.lab.report import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.theory import PARAMETERIZATIONS, Integrated, Setting, Solution, integrate, ratio_for, solve
-from fasterqk.theory._setting import Floats
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 RATIOS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])
 STOP = 1e-4
+_STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time")
 _POINTS = 200
 _EVERY = 20  # one ratio in so many of panel (e) is also integrated
 
@@ -37,9 +33,9 @@ class Fig4:
     final: Solution
     sweeps: dict[str, Solution]
     integrated: dict[str, list[tuple[float, Integrated]]]
-    map_alpha: Floats
-    map_loss: Floats
-    map_ratio: Floats
+    map_alpha: NDArray[np.float64]
+    map_loss: NDArray[np.float64]
+    map_ratio: NDArray[np.float64]
 
     @property
     def integration_error(self) -> float:
@@ -62,26 +58,11 @@ class Fig4:
                 yield {"panel": "attention by ratio", "parameterization": name} | record
         for name, points in self.integrated.items():
             for ratio, state in points:
-                yield {
-                    "panel": "attention by ratio, integrated",
-                    "parameterization": name,
-                    "qk_ratio": ratio,
-                    "mu_ov": state.mu_ov[0],
-                    "mu_qk": state.mu_qk[0],
-                    "alpha": state.alpha[0],
-                    "loss": state.loss[0],
-                    "time": state.time[0],
-                }
-        for i, loss in enumerate(self.map_loss):
-            for j, alpha in enumerate(self.map_alpha):
-                ratio = self.map_ratio[i, j]
-                yield {
-                    "panel": "ratio needed",
-                    "parameterization": "CACO",
-                    "qk_ratio": ratio,
-                    "alpha": alpha,
-                    "loss": loss,
-                }
+                about = {"panel": "attention by ratio, integrated", "parameterization": name}
+                yield about | {"qk_ratio": ratio} | {key: getattr(state, key)[0] for key in _STATE}
+        about = {"panel": "ratio needed", "parameterization": "CACO"}
+        for (i, j), ratio in np.ndenumerate(self.map_ratio):
+            yield about | {"qk_ratio": ratio, "alpha": self.map_alpha[j], "loss": self.map_loss[i]}
 
 
 def compute(M: int = 5) -> Fig4:
@@ -118,9 +99,7 @@ def normalised_time(states: Solution) -> Any:
 
 
 def _records(states: Solution) -> Iterator[dict[str, float]]:
-    columns = {
-        name: getattr(states, name) for name in ("qk_ratio", "mu_ov", "mu_qk", "alpha", "loss", "time")
-    }
+    columns = {name: getattr(states, name) for name in ("qk_ratio", *_STATE)}
     columns["normalised_time"] = normalised_time(states)
     for place in np.ndindex(np.shape(states.mu_ov)):
         yield {name: float(values[place]) for name, values in columns.items()}
@@ -141,9 +120,9 @@ def write_fig4(data: Fig4, out: Path) -> dict[str, str]:
         f" are DOP853 runs (largest difference {data.integration_error:.0e}); factorized circuits start at"
         " 0.001. (f) The ratio that gives a wanted attention at a wanted loss (CACO)."
     )
-    with plotting():
+    with plotting() as plt:
         return save_figure(
-            draw_fig4(data),
+            draw_fig4(plt, data),
             out,
             "fig4" if setting.M == 5 else f"fig4-M{setting.M}",
             title=f"Figure 4: how the ratio sets attention (M={setting.M})",
@@ -152,10 +131,8 @@ def write_fig4(data: Fig4, out: Path) -> dict[str, str]:
         )
 
 
-def draw_fig4(data: Fig4) -> "Figure":
-    """The figure with its seven panels; call inside ``plotting()``."""
-    import matplotlib.pyplot as plt
-
+def draw_fig4(plt: Any, data: Fig4) -> Any:
+    """The figure with its seven panels."""
     figure = plt.figure(figsize=(11.5, 6.2))
     grid = figure.add_gridspec(2, 12)
     top = [figure.add_subplot(grid[0, 3 * i : 3 * i + 3]) for i in range(4)]
@@ -179,24 +156,25 @@ def draw_fig4(data: Fig4) -> "Figure":
     return figure
 
 
-def _lines(axes: "Axes", x: Any, y: Any) -> None:
+def _lines(axes: Any, x: Any, y: Any, **labels: Any) -> None:
+    """One line per ratio over a logarithmic axis."""
     for index, ratio in enumerate(RATIOS):
         axes.plot(x[index], y[index], color=COLORS[index], label=f"{ratio:g}")
-
-
-def _loss(axes: "Axes", data: Fig4, time: Any, label: str, title: str) -> None:
-    _lines(axes, time, data.curves.loss)
-    axes.set(xscale="log", xlabel=label, ylabel="loss", title=title, xlim=(1, None), ylim=(0, None))
-
-
-def _at_matched_loss(axes: "Axes", data: Fig4, values: Any, label: str, title: str) -> None:
-    _lines(axes, data.matched.loss, values)
-    axes.set(xscale="log", xlabel="loss at which training stops", ylabel=label, title=title)
+    axes.set(xscale="log", **labels)
     axes.set_ylim(bottom=0)
+
+
+def _loss(axes: Any, data: Fig4, time: Any, label: str, title: str) -> None:
+    _lines(axes, time, data.curves.loss, xlabel=label, ylabel="loss", title=title, xlim=(1, None))
+
+
+def _at_matched_loss(axes: Any, data: Fig4, values: Any, label: str, title: str) -> None:
+    stop = "loss at which training stops"
+    _lines(axes, data.matched.loss, values, xlabel=stop, ylabel=label, title=title)
     axes.invert_xaxis()
 
 
-def _by_ratio(axes: "Axes", data: Fig4) -> None:
+def _by_ratio(axes: Any, data: Fig4) -> None:
     for name, states in data.sweeps.items():
         color = PARAMETERIZATION_COLORS[name]
         axes.plot(states.qk_ratio, states.alpha, color=color)
@@ -218,7 +196,7 @@ def _by_ratio(axes: "Axes", data: Fig4) -> None:
     axes.legend(loc="lower right")
 
 
-def _needed(axes: "Axes", data: Fig4, figure: "Figure") -> None:
+def _needed(axes: Any, data: Fig4, figure: Any) -> None:
     # Scales and limits first: the labels on the lines are placed in what is visible.
     axes.set(
         xscale="log",
@@ -263,12 +241,7 @@ EXPERIMENT = Experiment(
     name="fig4",
     chapter="Figure 4",
     options=(
-        Option(
-            "M",
-            int,
-            "classes: 5 as in the paper's caption (default), 20 as in the released notebook",
-            default=5,
-        ),
+        Option("M", int, "classes: 5 as in the paper's caption (default), 20 as in the notebook", default=5),
     ),
     run=run,
     show=show,

@@ -41,13 +41,9 @@ def finetune_hatexplain(
         rationale_k=(20,),
     )
     arms = {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios}
-    return Comparison(
-        name="finetune-hatexplain",
-        title="HateXplain, a pretrained encoder fine-tuned",
-        protocol="paper",
-        arms=arms,
-        seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
-    )
+    title = "HateXplain, a pretrained encoder fine-tuned"
+    chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
+    return Comparison("finetune-hatexplain", title, "paper", arms, chosen)
 
 
 def run(

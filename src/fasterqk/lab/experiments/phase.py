@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,11 +14,6 @@ from fasterqk.lab.experiments._synthetic import Point, measure, panels, with_sca
 from fasterqk.lab.report import HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import PARAMETERIZATIONS, SyntheticCell
 from fasterqk.theory import Setting, solve
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 
 RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 SCALES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -118,9 +113,9 @@ def write_phase(data: Phase, out: Path) -> dict[str, str]:
     rows = [{"arm": "SGD", **point.record()} for point in data.grid]
     rows += [{"arm": "Adam", **point.record()} for point in data.adam]
     rows += [{"arm": "theory", "parameterization": "CACO", **point} for point in data.theory]
-    with plotting():
+    with plotting() as plt:
         return save_figure(
-            draw_phase(data),
+            draw_phase(plt, data),
             out,
             f"phase-{data.over}-{protocols}",
             title=f"Where faster query-key learning sharpens attention, over the {_VALUES[data.over]}",
@@ -133,10 +128,8 @@ def write_phase(data: Phase, out: Path) -> dict[str, str]:
         )
 
 
-def draw_phase(data: Phase) -> "Figure":
-    """A row per protocol: four heat maps, CACO against the theory, Adam; call inside ``plotting()``."""
-    import matplotlib.pyplot as plt
-
+def draw_phase(plt: Any, data: Phase) -> Any:
+    """A row per protocol: four heat maps, CACO against the theory, Adam."""
     protocols = list(dict.fromkeys(point.protocol for point in data.grid))
     figure = plt.figure(figsize=(16, 3.2 * len(protocols)))
     grid = figure.add_gridspec(len(protocols), 6, width_ratios=[1, 1, 1, 1, 1.2, 1.1])
@@ -165,7 +158,7 @@ def _short(alpha: float | None) -> str:
     return "–" if alpha is None else f"{alpha:.2f}".removeprefix("0").replace("1.00", "1")
 
 
-def _heat_map(axis: "Axes", data: Phase, protocol: str, name: str) -> Any:
+def _heat_map(axis: Any, data: Phase, protocol: str, name: str) -> Any:
     own = [p for p in data.grid if (p.protocol, p.cell.parameterization) == (protocol, name)]
     ratios = list(dict.fromkeys(point.cell.qk_ratio for point in own))
     values = list(dict.fromkeys(value_of(point, data.over) for point in own))
@@ -186,36 +179,25 @@ def _heat_map(axis: "Axes", data: Phase, protocol: str, name: str) -> Any:
     return image
 
 
-def _against_theory(axis: "Axes", data: Phase, protocol: str) -> None:
+def _against_theory(axis: Any, data: Phase, protocol: str) -> None:
     own = [p for p in data.grid if (p.protocol, p.cell.parameterization) == (protocol, "CACO")]
     gammas = list(dict.fromkeys(point["gamma"] for point in data.theory))
     for place, value in enumerate(dict.fromkeys(value_of(point, data.over) for point in own)):
-        line = [p for p in own if value_of(p, data.over) == value and p.alpha is not None]
-        axis.plot(
-            [p.cell.qk_ratio for p in line],
-            [p.alpha.mean for p in line if p.alpha],
-            "o-",
-            markersize=3,
-            linewidth=1,
-            color=PARAMETERIZATION_COLORS["CACO"],
-            alpha=0.35 + 0.2 * place,
-            label="trained" if place == 0 else None,
-        )
+        line = [(p.cell.qk_ratio, p.alpha.mean) for p in own if value_of(p, data.over) == value and p.alpha]
+        style = {"color": PARAMETERIZATION_COLORS["CACO"], "alpha": 0.35 + 0.2 * place, "markersize": 3}
+        label = None if place else "trained"
+        axis.plot(*np.reshape(line, (-1, 2)).T, "o-", linewidth=1, label=label, **style)
     for place, gamma in enumerate(gammas):
         exact = [p for p in data.theory if p["gamma"] == gamma and p["protocol"] == protocol]
-        axis.plot(
-            [p["qk_ratio"] for p in exact],
-            [p["alpha"] for p in exact],
-            "k--",
-            linewidth=1,
-            alpha=0.35 + 0.2 * place if len(gammas) > 1 else 1,
-            label="theory (indicative)" if place == 0 else None,
-        )
+        line = [(p["qk_ratio"], p["alpha"]) for p in exact]
+        shade = 0.35 + 0.2 * place if len(gammas) > 1 else 1
+        label = None if place else "theory (indicative)"
+        axis.plot(*np.reshape(line, (-1, 2)).T, "k--", linewidth=1, alpha=shade, label=label)
     axis.set(xscale="log", xlabel="ratio $r$", title="CACO and the theory", ylim=(-0.03, 1.03))
     axis.legend(loc="center right", fontsize=7)
 
 
-def _adam(axis: "Axes", data: Phase, protocol: str) -> None:
+def _adam(axis: Any, data: Phase, protocol: str) -> None:
     own = [point for point in data.adam if point.protocol == protocol]
     ratios = list(dict.fromkeys(point.cell.qk_ratio for point in own))
     names = list(PARAMETERIZATION_COLORS)

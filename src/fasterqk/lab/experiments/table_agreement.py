@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_comparison, show_arms
+from fasterqk.lab.experiments._arms import Comparison, run_comparison, show_arms, two_arms
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
 from fasterqk.lab.training import TrainConfig
 
@@ -16,13 +16,8 @@ def table_agreement(seeds: int = 3, epochs: int | None = None) -> Comparison:
     base = TrainConfig("agreement", evaluate_at_fall=EVALUATE_AT_FALL)
     if epochs is not None:
         base = base.replace(epochs=epochs)
-    return Comparison(
-        name="table-agreement",
-        title="Generated subject-verb agreement, one layer",
-        protocol="paper",
-        arms={BASELINE: base, FASTER: base.replace(qk_ratio=QK_RATIO)},
-        seeds=tuple(range(seeds)),
-    )
+    title = "Generated subject-verb agreement, one layer"
+    return two_arms("table-agreement", title, base, QK_RATIO, range(seeds))
 
 
 def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from fasterqk.lab.experiments._arms import (
     printed_row,
     run_comparison,
     show_arms,
+    two_arms,
 )
 from fasterqk.lab.experiments._registry import (
     EPOCHS_OPTION,
@@ -44,20 +45,11 @@ def table_hatexplain(protocol: str = "paper", seeds: int = 5, epochs: int | None
     base = TrainConfig("hatexplain")
     if epochs is not None:
         base = base.replace(epochs=epochs)
-    if protocol == "released":
-        arms = _released(base)
-        printed = {"paper": PAPER, "released": RELEASED}
-    else:
-        arms = {BASELINE: base, FASTER: base.replace(qk_ratio=QK_RATIO)}
-        printed = {"paper": PAPER}
-    return Comparison(
-        name="table-hatexplain",
-        title="HateXplain, one layer",
-        protocol=protocol,
-        arms=arms,
-        seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
-        printed=printed,
-    )
+    name, title = "table-hatexplain", "HateXplain, one layer"
+    chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
+    if protocol == "paper":
+        return two_arms(name, title, base, QK_RATIO, chosen, {"paper": PAPER})
+    return Comparison(name, title, protocol, _released(base), chosen, {"paper": PAPER, "released": RELEASED})
 
 
 def _released(base: TrainConfig) -> dict[str, TrainConfig]:

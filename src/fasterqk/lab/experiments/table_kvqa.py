@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison
+from fasterqk.lab.experiments._arms import Comparison, two_arms
 from fasterqk.lab.experiments._layers import run_with_layers, show_with_layers
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
 from fasterqk.lab.training import TrainConfig
@@ -17,13 +17,8 @@ def table_kvqa(seeds: int = 1, epochs: int | None = None) -> Comparison:
     base = TrainConfig("kvqa", evaluate_at_fall=EVALUATE_AT_FALL, along_subset=128)
     if epochs is not None:
         base = base.replace(epochs=epochs)
-    return Comparison(
-        name="table-kvqa",
-        title="Generated key-value questions (accuracy is exact match)",
-        protocol="paper",
-        arms={BASELINE: base, FASTER: base.replace(qk_ratio=QK_RATIO)},
-        seeds=tuple(range(seeds)),
-    )
+    title = "Generated key-value questions (accuracy is exact match)"
+    return two_arms("table-kvqa", title, base, QK_RATIO, range(seeds))
 
 
 def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:

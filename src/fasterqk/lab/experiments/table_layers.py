@@ -3,7 +3,7 @@
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, printed_row
+from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, printed_row, two_arms
 from fasterqk.lab.experiments._layers import run_with_layers, show_with_layers
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
@@ -42,14 +42,9 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
     epochs = epochs or EPOCHS[layers]
     paper = TrainConfig("hatexplain", rationale_k=(5, 20), **MODELS[layers])
     base = paper.replace(epochs=epochs, lr=paper.optimisation.lr * paper.optimisation.epochs / epochs)
-    return Comparison(
-        name=f"table-layers-{layers}",
-        title=f"HateXplain, {layers} layers",
-        protocol="paper",
-        arms={BASELINE: base, FASTER: base.replace(qk_ratio=QK_RATIO)},
-        seeds=tuple(range(FIRST_SEED, FIRST_SEED + (seeds or SEEDS[layers]))),
-        printed={"paper": PAPER[layers]},
-    )
+    name, title = f"table-layers-{layers}", f"HateXplain, {layers} layers"
+    chosen = range(FIRST_SEED, FIRST_SEED + (seeds or SEEDS[layers]))
+    return two_arms(name, title, base, QK_RATIO, chosen, {"paper": PAPER[layers]})
 
 
 def run(runner: CellRunner, layers: list[int], seeds: int | None, epochs: int | None) -> dict[str, Any]:

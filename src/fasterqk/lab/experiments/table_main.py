@@ -1,13 +1,13 @@
 """The paper's main table: every data set with both arms, what uniform attention gets, and equal loss."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import place_of, score_of, title_of
+from fasterqk.attention import score_of, title_of
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._arm_tables import ARM_NAMES, describe
+from fasterqk.lab.experiments._arm_tables import bare, column_label, describe, flat_scores
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, summarize_arms
 from fasterqk.lab.experiments._registry import (
     EPOCHS_OPTION,
@@ -55,9 +55,9 @@ def _rows(dataset: str, summary: Summary) -> Iterator[dict[str, Any]]:
     settings = {arm: _flat(arms[arm]) for arm in (BASELINE, FASTER)}
     end = {"dataset": dataset, "at": AT_END}
     for arm, cells in settings.items():
-        yield end | {"setting": arm} | {name: _bare(cell) for name, cell in cells.items()}
+        yield end | {"setting": arm} | {name: bare(cell) for name, cell in cells.items()}
     difference = _flat(summary["difference"])
-    yield end | {"setting": DIFFERENCE} | {name: _bare(cell) for name, cell in difference.items()}
+    yield end | {"setting": DIFFERENCE} | {name: bare(cell) for name, cell in difference.items()}
     for source in ("null", "paper"):
         for arm, cells in settings.items():
             numbers = {name: cell[source] for name, cell in cells.items() if cell.get(source) is not None}
@@ -74,23 +74,14 @@ def _rows(dataset: str, summary: Summary) -> Iterator[dict[str, Any]]:
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     """The cells of the columns that a summary has, under the names of the columns."""
-    found = {}
-    for name in METRICS:
-        *group, key = place_of(name)
-        cell = (table.get(group[0], {}) if group else table).get(key)
-        if cell:
-            found[name] = cell
-    return found
-
-
-def _bare(cell: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: cell[key] for key in ("mean", "half_width", "n")}
+    cells = dict(flat_scores(table))
+    return {name: cells[name] for name in METRICS if cells.get(name)}
 
 
 Row = Mapping[str, Any]
 # What the picture shows, in units of one (AC and ACMC are percentages).
 SHOWN = ("test_accuracy", "test_f1", "mrta", "ac", "acmc", "sufficiency_5", "comprehensiveness_5")
-NAMES = {"null": "null", "paper": "the paper"}
+NAMES = {"paper": "the paper"}
 NULL = "Null: uniform attention; for faithfulness, tokens ranked by chance."
 
 
@@ -98,7 +89,7 @@ def save_main(rows: Sequence[Row], out: Path, name: str, *, caption: str) -> dic
     """Write the table (JSON and CSV) and the picture; returns their paths by kind."""
     columns = [{"key": key, "label": key} for key in ("dataset", "at", "setting")]
     columns += [{"key": key, "label": title_of(key)} for key in metric_columns(rows)]
-    named = [{**row, "setting": setting_name(row["setting"])} for row in rows]
+    named = [{**row, "setting": column_label(row["setting"], NAMES)} for row in rows]
     title = "Faster query-key learning on real data"
     return {
         "table": save_table(out, name, title=title, caption=f"{NULL} {caption}", columns=columns, rows=named),
@@ -111,24 +102,12 @@ def metric_columns(rows: Sequence[Row]) -> list[str]:
     return [name for name in METRICS if any(name in row for row in rows)]
 
 
-def setting_name(setting: str) -> str:
-    """What a row of the table is called.
-
-    >>> setting_name("null, faster_qk"), setting_name("difference")
-    ('null, faster QK', 'difference')
-    """
-    source, comma, arm = setting.partition(", ")
-    if not comma:
-        return ARM_NAMES.get(setting, setting)
-    return f"{NAMES[source]}, {ARM_NAMES[arm]}"
-
-
 def difference_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Faster QK minus baseline, one row per data set, score and moment, the paper's own beside."""
     found = []
     for row in rows:
-        if row["setting"] == "difference":
-            source = "end of training" if row["at"] == "end of training" else "equal training loss"
+        if row["setting"] == DIFFERENCE:
+            source = AT_END if row["at"] == AT_END else "equal training loss"
             values = {name: row[name] for name in SHOWN if name in row}
         elif row["setting"] == "paper, faster_qk":
             source = "the paper"
@@ -142,15 +121,9 @@ def difference_rows(rows: Sequence[Row]) -> list[dict[str, Any]]:
             unit = 0.01 if score_of(name).high == 100 else 1.0
             mean, half = (value["mean"], value["half_width"]) if isinstance(value, Mapping) else (value, None)
             if mean is not None:
-                found.append(
-                    {
-                        "dataset": row["dataset"],
-                        "metric": name,
-                        "measured": source,
-                        "difference": mean * unit,
-                        "half_width": None if half is None else half * unit,
-                    }
-                )
+                about = {"dataset": row["dataset"], "metric": name, "measured": source}
+                width = None if half is None else half * unit
+                found.append(about | {"difference": mean * unit, "half_width": width})
     return found
 
 
@@ -158,14 +131,12 @@ def _save_differences(rows: Sequence[Row], out: Path, name: str, title: str, cap
     shown = difference_rows(rows)
     datasets = list(dict.fromkeys(row["dataset"] for row in shown))
     metrics = [metric for metric in SHOWN if any(row["metric"] == metric for row in shown)]
-    styles = {
-        "end of training": {"color": COLORS[0], "marker": "o"},
+    styles: dict[str, dict[str, Any]] = {
+        AT_END: {"color": COLORS[0], "marker": "o"},
         "equal training loss": {"color": COLORS[1], "marker": "D"},
         "the paper": {"color": "0.45", "marker": "x"},
     }
-    with plotting():
-        import matplotlib.pyplot as plt
-
+    with plotting() as plt:
         figure, axes = plt.subplots(
             1, max(1, len(datasets)), figsize=(3.7 * max(1, len(datasets)), 3.1), sharey=True, squeeze=False
         )
@@ -181,8 +152,7 @@ def _save_differences(rows: Sequence[Row], out: Path, name: str, title: str, cap
                     markersize=4.5,
                     elinewidth=1.4,
                     label=source,
-                    color=style["color"],
-                    marker=style["marker"],
+                    **style,
                 )
             axis.set(title=dataset, xlabel="faster QK minus baseline")
         axes[0][0].set_yticks(range(len(metrics)), [_axis_label(metric) for metric in metrics])
@@ -199,12 +169,12 @@ def _axis_label(metric: str) -> str:
     return f"{text}\n(lower is better)" if score_of(metric).better == "lower" else text
 
 
-def _hatexplain(runner: CellRunner, protocol: str, seeds: int, epochs: int | None) -> Comparison:
-    return table_hatexplain(protocol, seeds, epochs)
-
-
-def _sva(runner: CellRunner, protocol: str, seeds: int, epochs: int | None) -> Comparison:
-    return choose_arms(runner, protocol, "whole", seeds, epochs)[0]
+def classification_tables(
+    runner: CellRunner, protocol: str, seeds: int, epochs: int | None
+) -> dict[str, Comparison]:
+    """The two arms of the data sets whose answer is a class."""
+    sva, _ = choose_arms(runner, protocol, "whole", seeds, epochs)
+    return {"SVA": sva, "HateXplain": table_hatexplain(protocol, seeds, epochs)}
 
 
 def _squad(size: str, protocol: str, seeds: int, epochs: int | None) -> Comparison:
@@ -214,25 +184,16 @@ def _squad(size: str, protocol: str, seeds: int, epochs: int | None) -> Comparis
     return protocols[protocol]
 
 
-# The data sets of the table, and what makes the two arms of each.
-PARTS: dict[str, Callable[[CellRunner, str, int, int | None], Comparison]] = {
-    "SVA": _sva,
-    "HateXplain": _hatexplain,
-}
-
-
 def run(
     runner: CellRunner, protocol: str, seeds: int, squad: str | None, squad_seeds: int, epochs: int | None
 ) -> dict[str, Any]:
-    summaries = {}
-
-    def add(dataset: str, comparison: Comparison) -> None:
-        summaries[dataset] = summarize_arms(comparison, run_arms(comparison, runner))
-
-    for dataset, make in PARTS.items():
-        add(dataset, make(runner, protocol, seeds, epochs))
+    comparisons = classification_tables(runner, protocol, seeds, epochs)
     if squad:
-        add(f"SQuAD, {squad}", _squad(squad, protocol, squad_seeds, epochs))
+        comparisons[f"SQuAD, {squad}"] = _squad(squad, protocol, squad_seeds, epochs)
+    summaries = {
+        dataset: summarize_arms(comparison, run_arms(comparison, runner))
+        for dataset, comparison in comparisons.items()
+    }
     rows = main_rows(summaries)
     caption = f"{'; '.join(describe(summary) for summary in summaries.values())}."
     if squad:
@@ -253,7 +214,7 @@ def show(summary: dict[str, Any]) -> None:
         [
             {
                 **{key: row[key] for key in words},
-                "setting": setting_name(row["setting"]),
+                "setting": column_label(row["setting"], NAMES),
                 **{title_of(key): row.get(key) for key in metrics},
             }
             for row in summary["rows"]

@@ -1,17 +1,18 @@
 """The paper's subject-verb agreement table: one layer of attention, with and without faster QK learning."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arms import (
     BASELINE,
     FASTER,
+    TRAIN,
     Comparison,
     printed_row,
     run_comparison,
     show_arms,
+    two_arms,
 )
 from fasterqk.lab.experiments._registry import (
     EPOCHS_OPTION,
@@ -64,21 +65,13 @@ def table_sva(
     100.0
     """
     check_form(protocol, form)
+    name, title = f"table-sva-{form}", TITLES[form]
+    chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
     if protocol == "released":
-        arms = _released(epochs)
-        printed: Mapping[str, Any] = {"paper": PAPER, "released": RELEASED}
-    else:
-        base = _paper(form, epochs) if lr is None else _paper(form, epochs).replace(lr=lr)
-        arms = {BASELINE: base, FASTER: base.replace(qk_ratio=QK_RATIO)}
-        printed = {"paper": PAPER} if form == "whole" else {}
-    return Comparison(
-        name=f"table-sva-{form}",
-        title=TITLES[form],
-        protocol=protocol,
-        arms=arms,
-        seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
-        printed=printed,
-    )
+        printed = {"paper": PAPER, "released": RELEASED}
+        return Comparison(name, title, protocol, _released(epochs), chosen, printed)
+    base = _paper(form, epochs) if lr is None else _paper(form, epochs).replace(lr=lr)
+    return two_arms(name, title, base, QK_RATIO, chosen, {"paper": PAPER} if form == "whole" else {})
 
 
 def check_form(protocol: str, form: str) -> None:
@@ -108,9 +101,7 @@ def choose_rate(form: str, runner: CellRunner, epochs: int | None = None) -> dic
     base = _paper(form, epochs).replace(seed=FIRST_SEED)
     cells = {(f"base rate {rate:g}", rate, FIRST_SEED): base.replace(lr=rate) for rate in RATES}
     # Not by force: the arms that follow are.
-    results = runner.run(
-        cells, "fasterqk.lab.training:train", title=f"table-sva-{form}: base rate", force=False
-    )
+    results = runner.run(cells, TRAIN, title=f"table-sva-{form}: base rate", force=False)
     accuracy = {
         rate: None if result["diverged"] else float(result["validation"]["accuracy"])
         for (_, rate, _), result in results.items()

@@ -28,8 +28,8 @@ HEATMAP = "cividis"
 
 
 @contextmanager
-def plotting() -> Iterator[None]:
-    """Draw inside this context: no window is opened, and the user's matplotlib settings come back."""
+def plotting() -> Iterator[Any]:
+    """Gives pyplot: inside no window is opened, and afterwards the user's matplotlib settings come back."""
     with needs_extra("lab"):
         import matplotlib
         from cycler import cycler
@@ -56,7 +56,9 @@ def plotting() -> Iterator[None]:
         "ytick.labelsize": 8,
     }
     with matplotlib.rc_context(settings):
-        yield
+        import matplotlib.pyplot as plt
+
+        yield plt
 
 
 def save_figure(
@@ -131,8 +133,7 @@ def draw_dtap(
     names = [f"{min(edge, 1):g}" for edge in edges]
     axes.set_xticks(borders, names)
     axes.set_yticks(borders, names)
-    axes.set_xlabel("attention on relevant tokens")
-    axes.set_ylabel("probability of the answer")
+    axes.set(xlabel="attention on relevant tokens", ylabel="probability of the answer")
     axes.grid(False)
     if title:
         axes.set_title(title)
@@ -157,9 +158,7 @@ def save_dtap(
     out: Path, name: str, dtap: ArrayLike, edges: Sequence[float], *, title: str, caption: str
 ) -> dict[str, str]:
     """Write one DTAP heat map as a figure of ``out``; returns its paths by suffix."""
-    with plotting():
-        import matplotlib.pyplot as plt
-
+    with plotting() as plt:
         figure, axes = plt.subplots(figsize=(4.2, 3.6))
         figure.colorbar(draw_dtap(axes, dtap, edges), ax=axes, label="% of instances")
         return save_figure(figure, out, name, title=title, caption=caption, rows=dtap_rows(dtap, edges))

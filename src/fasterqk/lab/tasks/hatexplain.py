@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_json, read_json_lines
-from fasterqk.lab.tasks._registry import (
-    checksum,
-    find_files,
-    missing_files,
-    require_files,
-)
+from fasterqk.lab.tasks._registry import checksum, find_files, missing_files, require_files
 from fasterqk.lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk.lab.tasks._tokens import WORD_PIECES_DOWNLOAD, WORD_PIECES_FILES, WordPieces
 

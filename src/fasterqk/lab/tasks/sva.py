@@ -172,11 +172,8 @@ def read_official(path: Path, skipped: Counter[str], column: str, sizes: Mapping
     for number, (_, row) in enumerate(_rows(path, OFFICIAL_COLUMNS)):
         if number not in split_of:
             continue
-        places = tuple(
-            None if place is None else place - 1
-            for place in (_number(row["subj_index"]), _number(row["verb_index"]))
-        )
-        found = _sentence(split_of[number], row, row[column], (places[0], places[1]), skipped)
+        places = _number(row["subj_index"], first=1), _number(row["verb_index"], first=1)
+        found = _sentence(split_of[number], row, row[column], places, skipped)
         if found:
             sentences.append(found)
     return sentences
@@ -280,5 +277,6 @@ def _rows(path: Path, columns: Iterable[str]) -> Iterator[tuple[str, dict[str, s
         yield where, dict(zip(names, cells, strict=True))
 
 
-def _number(cell: Any) -> int | None:
-    return int(cell) if cell.isascii() and cell.isdigit() else None
+def _number(cell: Any, first: int = 0) -> int | None:
+    """A whole number, counted from ``first``; None where the cell has none."""
+    return int(cell) - first if cell.isascii() and cell.isdigit() else None
