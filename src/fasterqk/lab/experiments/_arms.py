@@ -1,4 +1,4 @@
-"""Arms of one recipe over several seeds: run them, summarise each, compare them at equal loss, show them."""
+"""Arms of one recipe over several seeds: run, summarise, compare and show them, and what they attend to."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
