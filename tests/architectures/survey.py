@@ -56,7 +56,7 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
     from bounded import Bounded
     from second_opinion import contradictions
 
-    from fasterqk.capture._huggingface import attention_implementation
+    from fasterqk.capture._run import attention_implementation
     from fasterqk.circuits import find_circuits
     from fasterqk.circuits._from_config import small_copies
     from fasterqk.circuits._inputs import huggingface_inputs

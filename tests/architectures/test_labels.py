@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from fasterqk.capture._huggingface import attention_implementation
+from fasterqk.capture._run import attention_implementation
 from fasterqk.circuits import Circuits, Role, find_circuits
 
 from .odd_modules import WrittenOut

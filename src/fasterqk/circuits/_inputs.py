@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasterqk.capture._huggingface import attention_implementation
 from fasterqk.capture._modules import call_with, first_number
+from fasterqk.capture._run import attention_implementation
 from fasterqk.errors import InputError
 
 LENGTH, IMAGE = 12, 128  # tokens; pixels of an image's side

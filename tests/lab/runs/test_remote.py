@@ -17,8 +17,7 @@ import fasterqk
 from fasterqk.files import content_hash, write_text
 from fasterqk.lab.runs import Store
 from fasterqk.lab.runs import _remote as remote
-from fasterqk.lab.runs._execute import Event, read_journal, write_journal
-from fasterqk.lab.runs._local import OUTPUT_NAME
+from fasterqk.lab.runs._execute import OUTPUT_NAME, Event, read_journal, write_journal
 from fasterqk.lab.runs._remote import FileChanges, FolderWatch, collect, do_cell, read_files, write_files
 from fasterqk.lab.runs._store import LOCK_NAME, claim, read_sealed
 

@@ -20,8 +20,7 @@ from typing import Any
 from fasterqk import __version__
 from fasterqk.errors import InputError
 from fasterqk.files import write_bytes
-from fasterqk.lab.runs._execute import JOURNAL_NAME, CellTask, Event
-from fasterqk.lab.runs._local import OUTPUT_NAME, LocalWorkers
+from fasterqk.lab.runs._execute import JOURNAL_NAME, OUTPUT_NAME, CellTask, Event, LocalWorkers
 from fasterqk.lab.runs._store import LOCK_NAME, Store, claim, clear, read_result
 from fasterqk.lab.runs._table import summarize
 

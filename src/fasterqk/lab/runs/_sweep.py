@@ -10,8 +10,15 @@ from typing import Any
 from fasterqk.console import Progress
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash
-from fasterqk.lab.runs._execute import Backend, CellTask, Event, next_attempt, save_error
-from fasterqk.lab.runs._local import LocalWorkers, ThisProcess
+from fasterqk.lab.runs._execute import (
+    Backend,
+    CellTask,
+    Event,
+    LocalWorkers,
+    ThisProcess,
+    next_attempt,
+    save_error,
+)
 from fasterqk.lab.runs._store import Store, claim, has_result
 
 RETRIES = 2
