@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from fasterqk.attention import title_of
 from fasterqk.cli.main import main
 from fasterqk.lab.tasks import _registry, kvqa
 
@@ -64,7 +65,8 @@ def test_table_for_people(capsys, data):
     code, out, _ = run(capsys, "jsonl", "--data", data, "--epochs", "1")
     assert code == 0
     assert "test accuracy" in out
-    assert "mrta" in out
+    for name in ("mrta", "acmc", "entropy", "sufficiency_5", "comprehensiveness_50", "auprc"):
+        assert title_of(name) in out
 
 
 def test_out_keeps_the_run_and_does_not_train_again(capsys, data, tmp_path):

@@ -43,7 +43,8 @@ RankBy = Literal["attention", "gradient"]
 Numbers = NDArray[np.float64]
 # Half a gigabyte in single precision.
 WEIGHTS_IN_MEMORY = 2**27
-# Rows of several per instance that are asked at once with tokens removed: their outcomes fill the memory.
+# Where instances have several read rows: how many rows are predicted at once with tokens removed. Each has
+# one outcome per token of the vocabulary, so more would fill the memory.
 ROWS_AT_ONCE = 256
 
 

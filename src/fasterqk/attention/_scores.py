@@ -3,8 +3,8 @@
 Attention scores are functions of :class:`Rows`, the attention that predicts. MRTA, AC, ACMC and the DTAP
 table summarise two numbers per instance, its *mass* (attention on relevant tokens in the row that makes the
 prediction) and the *probability* of the right answer (the paper's section "Detailed Metric Discussion").
-``SCORES``, at the end, says of every score what it is called, where it lies, which way is better and what it
-is compared with; ``measure``, the tables, the report and the documentation read it. A new score goes there.
+A new score is an entry of ``_REGISTERED``, from which ``SCORES`` is made: what it is called, where it lies,
+which way is better and what it is compared with. ``measure``, the tables and the report read ``SCORES``.
 """
 
 import re
@@ -345,7 +345,12 @@ _REGISTERED = (
     _fit("accuracy", "accuracy", "share of right predictions", null="majority", by_split=True),
     _fit("f1", "F1", "words shared with the best of the accepted answers", by_split=True),
     _fit("probability", "probability", "mean probability of the right answer", tables=False),
-    _fit("answer_probability", "answer probability", "the same of its tokens and its end", tables=False),
+    _fit(
+        "answer_probability",
+        "answer probability",
+        "product over its tokens and its end",
+        tables=False,
+    ),
     _fit(
         "mrta",
         "MRTA",

@@ -2,16 +2,19 @@
 
 The optimizer gets a *leaf* for every slice: a ``Parameter`` whose storage is that slice of the fused weight
 and whose gradient is that slice of the fused gradient. The optimizer sees only the leaves, the module only
-the fused weight; no weight is copied and no key of a state dict changes.
+the fused weight, and no key of a state dict changes. Slices of whole rows share the memory of the fused
+weight; other slices (the columns of GPT-2's ``c_attn.weight``) are copies while the optimizer steps.
 
 A step of a fused weight, called by the hooks in ``_optimizer``:
 
 1. The backward pass fills the gradient of the fused weight; a hook makes the leaves' gradients views of it.
 2. ``FusedWeight.check``: do leaves and fused weight still share their memory? If not, an ``InputError``.
-3. ``FusedWeight.collect``: the leaves' gradients are views of what the fused gradient is now.
-4. ``FusedWeight.enter``: leaves that are not contiguous (columns of a weight stored by rows) become copies.
-5. The optimizer steps on the leaves, each with the rate of its group.
-6. ``FusedWeight.leave``: copies are written back, and every leaf is a view again.
+3. The hook sets the learning rate of each group: the base rate times the ratio of its circuit at this step.
+4. ``FusedWeight.collect``: the leaves' gradients are views of what the fused gradient is now. If gradients
+   are normalised per circuit, this happens next.
+5. ``FusedWeight.enter``: leaves that are not contiguous (columns of a weight stored by rows) become copies.
+6. The optimizer steps on the leaves, each with the rate of its group.
+7. ``FusedWeight.leave``: copies are written back, and every leaf is a view again.
 
 ``split_leaves`` makes the leaves. With ``mechanism="parametrization"`` the slices are instead real parameters
 of the module (last section).

@@ -106,6 +106,9 @@ def _show(result: "TrainResult", seconds: float) -> None:
     if result.diverged:
         print(f"diverged after {result.steps} steps; try a smaller --lr or --qk-ratio")
         return
+    from fasterqk.attention import table_scores, title_of
+    from fasterqk.lab.training._classification import flat
+
     test = result.test
     splits = {"train": result.train, "validation": result.validation, "test": test}
     rows = [{"measured": "training loss", "value": result.loss}]
@@ -115,13 +118,11 @@ def _show(result: "TrainResult", seconds: float) -> None:
     for split, scores in splits.items():
         if "f1" in scores:
             rows.append({"measured": f"{split} F1", "value": scores["f1"]})
-    for name in ("mrta", "ac", "acmc", "entropy"):
-        if test.get(name) is not None:
-            rows.append({"measured": name, "value": test[name], "null": test["null"].get(name)})
-    for name in ("sufficiency", "comprehensiveness"):
-        for k, value in test.get(name, {}).items():
-            chance = test["null"].get(name, {}).get(k)
-            rows.append({"measured": f"{name}, top {k}%", "value": value, "null": chance})
+    measured = flat({name: value for name, value in test.items() if name != "loss"})
+    for name in table_scores(measured):
+        if measured[name] is not None:
+            null = measured.get(f"null_{name}")
+            rows.append({"measured": title_of(name), "value": measured[name], "null": null})
     print_table(rows)
     if result.skipped:
         from fasterqk.lab.tasks import left_out

@@ -84,7 +84,7 @@ def tune(search: Search, runner: CellRunner) -> dict[str, Any]:
             "task": base.task,
             "lr": lr,
             "qk_ratio": _chosen(ratios),
-            # Of the chosen rate for all, whose runs the first stage made, and with the chosen multiplier.
+            # Both at the chosen base rate: with equal rates (from the first stage) and with the chosen ratio.
             "accuracy": {"equal_rates": _row(rates)["accuracy"], "faster_qk": _row(ratios)["accuracy"]},
             "epochs": base.optimisation.epochs,
             "patience": base.evaluation.patience,

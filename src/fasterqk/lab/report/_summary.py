@@ -119,7 +119,7 @@ def _arm(arm: Mapping[str, Any]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """``number`` and the ``noun``, which takes an s in its first word unless there is one.
+    """A number and its noun in the singular or plural; the first word of the noun takes the s.
 
     >>> count(1, "figure"), count(2, "set of examples")
     ('1 figure', '2 sets of examples')

@@ -1,7 +1,7 @@
 """The paper's toy language, its four parameterizations, and an engine that trains them fast.
 
-Configurations are light. The modules that compute import numba or torch: ``_train`` (figure 2), ``_fixed``
-(figure 3) and ``_model`` (the plain reference).
+Configurations are light. The modules that compute import numba: ``_train`` (figure 2) and ``_fixed``
+(figure 3, attention held fixed).
 """
 
 from fasterqk.lab.synthetic._cell import (

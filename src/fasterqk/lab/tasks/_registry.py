@@ -36,7 +36,7 @@ SPLITS = ("train", "validation", "test")
 
 
 def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path | None = None) -> "Task":
-    """The task of that name, its files found in ``data_dir``, else ``$FASTERQK_DATA``, else the user cache.
+    """The task of that name; its files are looked for where :func:`data_folder` says.
 
     ``form`` chooses among the forms a task has, ``file`` is the data of task ``jsonl``. A process reads
     each task once.

@@ -4,10 +4,10 @@
 
 Every question has fresh pairs: its values are drawn without replacement and say nothing about their keys,
 so nothing can be learnt but to look them up. Keys stand in order, as in a dictionary, and half of them are
-missing: where a key stands in the order of all keys tells about where its pair is, which is how a model
-begins to find it, and not more (:func:`blind_accuracy`). An answer repeats the pairs, so that it is made of
-parts of the context, as those of SQuAD are, and the tokens that hold them are known exactly. The sample is
-fixed: it is data, not a part of a training.
+missing. So the key alone says roughly where its pair stands, which lets a model begin to find it;
+:func:`blind_accuracy` is how often this alone finds the pair. An answer repeats the pairs, so that it is
+made of parts of the context, as those of SQuAD are, and the tokens that hold them are known exactly. The
+sample is fixed: it is data, not a part of a training.
 """
 
 from collections.abc import Sequence
