@@ -7,7 +7,15 @@ import pytest
 
 from fasterqk.cli.main import main
 from fasterqk.lab import reproduce
-from fasterqk.lab.experiments import EXPERIMENTS, fig4, table_kvqa, table_main, table_squad, table_sva
+from fasterqk.lab.experiments import (
+    EXPERIMENTS,
+    fig4,
+    find_experiment,
+    table_kvqa,
+    table_main,
+    table_squad,
+    table_sva,
+)
 from fasterqk.lab.experiments import all as everything
 from fasterqk.lab.experiments import table_agreement as agreement
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, show_arms
@@ -309,3 +317,7 @@ def test_every_part_of_all_is_called_with_the_results_folder(tmp_path, monkeypat
     assert main(["reproduce", "all", "--out", str(tmp_path), "--json"]) == 0
     assert list(called) == ["fig2", "fig3", "fig4", "table-agreement", "table-kvqa"]
     assert set(called.values()) == {tmp_path}
+    # They run with the defaults, so that the defaults of figure 2 decide what `make reproduce` shows.
+    defaults = find_experiment("fig2").check_options({})
+    assert defaults["protocol"] == "paper"
+    assert defaults["seeds"] == 5
