@@ -1,6 +1,6 @@
 """The loop of two_processes.py under Accelerate; the first process writes the trained weights to a file.
 
-usage: accelerate launch --multi_gpu --num_processes 2 accelerated.py FILE
+usage: torchrun --standalone --nproc-per-node 2 accelerated.py FILE
 """
 
 import sys
