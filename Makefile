@@ -8,7 +8,7 @@ OUT ?= out
 TEST_WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: test test-fast test-cluster crash reproduce lint clean
+.PHONY: test test-fast test-cluster test-peers crash reproduce lint clean
 .DEFAULT_GOAL := test
 
 # While an installation runs, .venv/.installing stands; if it is found at the start, the last one was
@@ -49,8 +49,24 @@ crash: $(STAMP)
 test-cluster: $(STAMP)
 	.venv/bin/python -m pytest tests/cluster/two_workers.py
 
+# Our numbers and labels beside those of packages that are not installed for `make test`: some minutes, and
+# two environments of their own, because the packages contradict each other.
+.venv-%/.installed: pyproject.toml constraints.txt
+	@test ! -d .venv-$* || rm -rf .venv-$*
+	@"$(PYTHON)" -m venv .venv-$*
+	@echo "installing into .venv-$*"
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt torch
+	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[lab,hf,dev,$*]'
+	@touch $@
+
+test-peers: .venv-peers/.installed .venv-lens/.installed
+	.venv-peers/bin/python -m pytest tests/peers
+	.venv-lens/bin/python -m pytest tests/peers
+
 reproduce: $(STAMP)
 	.venv/bin/fasterqk reproduce all --out "$(OUT)"
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache "$(OUT)"
+	rm -rf .venv .venv-peers .venv-lens .mypy_cache .ruff_cache .pytest_cache "$(OUT)"
