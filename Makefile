@@ -50,7 +50,7 @@ test-cluster: $(STAMP)
 	.venv/bin/python -m pytest tests/cluster/two_workers.py
 
 # Our numbers and labels beside those of packages that are not installed for `make test`: some minutes, and
-# two environments of their own, because the packages contradict each other.
+# three environments of their own, because the packages contradict each other.
 .venv-%/.installed: pyproject.toml constraints.txt
 	@test ! -d .venv-$* || rm -rf .venv-$*
 	@"$(PYTHON)" -m venv .venv-$*
@@ -61,12 +61,13 @@ test-cluster: $(STAMP)
 		--constraint constraints.txt --editable '.[lab,hf,dev,$*]'
 	@touch $@
 
-test-peers: .venv-peers/.installed .venv-lens/.installed
+test-peers: .venv-peers/.installed .venv-lens/.installed .venv-vision/.installed
 	.venv-peers/bin/python -m pytest tests/peers
 	.venv-lens/bin/python -m pytest tests/peers
+	.venv-vision/bin/python -m pytest tests/peers
 
 reproduce: $(STAMP)
 	.venv/bin/fasterqk reproduce all --out "$(OUT)"
 
 clean:
-	rm -rf .venv .venv-peers .venv-lens .mypy_cache .ruff_cache .pytest_cache "$(OUT)"
+	rm -rf .venv .venv-peers .venv-lens .venv-vision .mypy_cache .ruff_cache .pytest_cache "$(OUT)"
