@@ -1,5 +1,6 @@
 """What people look at: figures, tables, one page per results folder, and the explorer of the theory."""
 
+from fasterqk.lab.report._claims import VERDICTS, Claim, save_claims
 from fasterqk.lab.report._figure import (
     COLORS,
     HEATMAP,
@@ -18,9 +19,12 @@ __all__ = [
     "COLORS",
     "HEATMAP",
     "PARAMETERIZATION_COLORS",
+    "VERDICTS",
+    "Claim",
     "draw_dtap",
     "dtap_rows",
     "plotting",
+    "save_claims",
     "save_comparison",
     "save_curves",
     "save_dtap",
