@@ -25,8 +25,9 @@ def both():
 def in_two_processes(script: Path, file: Path) -> dict:
     """Run ``script file`` in two processes and return what the first one wrote.
 
-    ``--standalone`` binds a free port and keeps it: a launcher that only looks for a free port and hands on its
-    number can lose it to another test. The processes meet on the loopback device, whatever the host is called.
+    ``--standalone`` binds a free port and keeps it: a launcher that only looks for a free port and hands on
+    its number can lose it to another test. The processes meet on the loopback device, whatever the host is
+    called.
     """
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
