@@ -145,9 +145,24 @@ def test_files_on_request(command, tmp_path):
     assert code == 0
     predictions = [json.loads(line) for line in target.read_text().splitlines()]
     assert {line["classification"] for line in predictions} <= {"negative", "positive"}
+    # What ERASER's metrics.py asks for unless it is told otherwise.
+    assert [own["threshold"] for own in predictions[0]["thresholded_scores"]] == [0.01, 0.05, 0.1, 0.2, 0.5]
     assert (tmp_path / "e" / "mine.data" / "docs.jsonl").is_file()
     assert (out / "figures" / "measure-dtap.svg").is_file()
     assert (out / "tables" / "measure-instances.csv").read_text().count("\n") == 1 + len(CLASSIFIED)
+
+
+def test_people_get_the_commands_of_eraser(command, tmp_path):
+    target = tmp_path / "my files" / "mine.jsonl"
+    code, out, _ = command("classifier", CLASSIFIED, "--rationale-k", "20", "--eraser-out", str(target))
+    assert code == 0
+    assert f"--split test --results '{target}' --aopc_thresholds 0.2" in out
+    assert "rationales.jsonl'" in out
+    # All lines have one label, and the model predicts another for some.
+    same = [line | {"label": label} for line, label in zip(CLASSIFIED, (0, 0, 0), strict=True)]
+    other = [line | {"label": 1} for line in same]
+    printed = [command("classifier", lines, "--eraser-out", str(target))[1] for lines in (same, other)]
+    assert any("cannot score predictions of" in text for text in printed)
 
 
 GOOD = CLASSIFIED[0]

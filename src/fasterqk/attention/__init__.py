@@ -23,6 +23,7 @@ _MODULES = ("scores", "compare", "instances", "faithfulness", "export", "aggrega
 
 __all__ = [
     "DTAP_EDGES",
+    "ERASER_PERCENTS",
     "SCORES",
     "Aggregation",
     "Agreement",
@@ -62,6 +63,7 @@ __all__ = [
     "encode_for_causal",
     "encode_for_classifier",
     "entropy",
+    "eraser_commands",
     "faithfulness",
     "find_pattern",
     "first_token_share",
@@ -89,6 +91,7 @@ __all__ = [
     "title_of",
     "top_percent",
     "uniform_attention",
+    "unscorable_class",
     "without_first_token",
     "write_eraser",
 ]

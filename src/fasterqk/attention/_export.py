@@ -1,9 +1,10 @@
 """A measurement for others to read: in ERASER's format, and as HTML for notebooks.
 
-ERASER's own code can score what :func:`write_eraser` writes. ``NAME.jsonl`` holds the predictions, the folder
-``NAME.data`` beside it the human rationales (``test.jsonl``) and the tokens (``docs.jsonl``)::
-
-    python rationale_benchmark/metrics.py --data_dir NAME.data --split test --results NAME.jsonl
+ERASER's own code scores what :func:`write_eraser` writes; :func:`eraser_commands` says how. The folder
+``NAME.data`` holds the human rationales and the tokens (``docs.jsonl``). ``NAME.jsonl`` has the predictions for
+its ``test.jsonl``, all instances; ``NAME.rationales.jsonl`` those for its ``rationales.jsonl``, the instances
+with a rationale. There are two because ERASER's ``metrics.py`` takes soft scores of all instances or of none,
+and counts an AUPRC of .5 where there is no rationale.
 
 The unit is the model's own token; special tokens are left out.
 """
@@ -13,17 +14,21 @@ from collections.abc import Iterable
 from html import escape
 from os import PathLike
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fasterqk.attention._faithfulness import spans, top_tokens
+from fasterqk.errors import InputError
 from fasterqk.files import write_text
 
 if TYPE_CHECKING:
     from fasterqk.attention._measure import Measurement
 
+# Without --aopc_thresholds, ERASER's metrics.py wants the scores at exactly these k.
+ERASER_PERCENTS = (1, 5, 10, 20, 50)
 _SHOWN = 5
 _TOKENS_SHOWN = 200
 
@@ -31,26 +36,85 @@ _TOKENS_SHOWN = 200
 def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[Path]:
     """Write predictions to ``path``, rationales and documents to the folder beside it; returns all paths.
 
-    An instance without a rationale has an empty ``rationales`` list, so that it counts in faithfulness
-    only; these come last, because ERASER looks at the first instance to see what there is. The fields
-    ``sufficiency_classification_scores`` and ``comprehensiveness_classification_scores`` are those of the
-    first k, ``thresholded_scores`` has all. For causal models the only outcome is the target text.
+    Instances with a rationale come first, because ERASER looks at the first one to see what there is. The
+    fields ``sufficiency_classification_scores`` and ``comprehensiveness_classification_scores`` are those of
+    the first k, ``thresholded_scores`` has all. For causal models the only outcome is the target text.
+    ERASER cannot score the predictions if one names a class that no instance has (:func:`unscorable_class`);
+    then they are left out, and the rationales alone are written.
     """
     target = Path(path)
-    folder = target.with_suffix(".data")
-    rated = [bool(instance.rationale.any()) for instance in measurement.instances]
-    order = sorted(range(len(rated)), key=lambda number: not rated[number])
-    return [
-        _write_lines(target, (_prediction(measurement, number) for number in order)),
-        _write_lines(folder / "test.jsonl", (_annotation(measurement, number) for number in order)),
-        _write_lines(folder / "docs.jsonl", (_document(measurement, number) for number in order)),
+    folder, rationales = target.with_suffix(".data"), target.with_suffix(".rationales.jsonl")
+    _check_ids(measurement)
+    rated = [number for number, x in enumerate(measurement.instances) if x.rationale.any()]
+    unrated = [number for number, x in enumerate(measurement.instances) if not x.rationale.any()]
+    everything = rated + unrated
+    scorable = unscorable_class(measurement) is None
+    predictions = [_rationales(measurement, number, soft=not unrated) for number in everything]
+    if scorable:
+        for prediction, number in zip(predictions, everything, strict=True):
+            prediction |= _classified(measurement, number)
+    annotations = [_annotation(measurement, number) for number in everything]
+    written = [
+        _write_lines(target, predictions),
+        _write_lines(folder / "test.jsonl", annotations),
+        _write_lines(folder / "docs.jsonl", (_document(measurement, number) for number in everything)),
     ]
+    if rated:
+        alone = (_rationales(measurement, number, soft=True) for number in rated)
+        written += [
+            _write_lines(rationales, alone),
+            _write_lines(folder / "rationales.jsonl", annotations[: len(rated)]),
+        ]
+    return written
 
 
-def _prediction(measurement: "Measurement", number: int) -> dict[str, Any]:
-    instance, scores = measurement.instances[number], measurement.faithfulness
-    soft = measurement.importance[number][instance.rankable]
-    rationale = instance.rationale
+def eraser_commands(measurement: "Measurement", path: str | PathLike[str]) -> list[str]:
+    """The commands that score, with ERASER's code, the files that :func:`write_eraser` has written."""
+    target = Path(path)
+    folder, alone = target.with_suffix(".data"), target.with_suffix(".rationales.jsonl")
+    command = f"python rationale_benchmark/metrics.py --data_dir {quote(str(folder))} --split"
+    whole = f"{command} test --results {quote(str(target))}"
+    percents = measurement.faithfulness.percents
+    if percents and unscorable_class(measurement) is None and not set(ERASER_PERCENTS) <= set(percents):
+        whole += " --aopc_thresholds " + " ".join(str(percent / 100) for percent in percents)
+    rated = any(x.rationale.any() for x in measurement.instances)
+    return [whole, f"{command} rationales --results {quote(str(alone))}"] if rated else [whole]
+
+
+def unscorable_class(measurement: "Measurement") -> str | None:
+    """A class that the model predicts but no instance has, which stops ERASER's code; None without one."""
+    if not measurement.classes:
+        return None
+    labels = {instance.label for instance in measurement.instances}
+    wrong = sorted({int(number) for number in measurement.faithfulness.predicted} - labels)
+    return measurement.classes[wrong[0]] if wrong else None
+
+
+def _check_ids(measurement: "Measurement") -> None:
+    seen: set[str] = set()
+    for instance in measurement.instances:
+        if instance.id in seen:
+            raise InputError(
+                f"two instances have the id {instance.id!r}; ERASER tells instances apart by their id,"
+                " so give each its own: Instance(..., id='1')"
+            )
+        seen.add(instance.id)
+
+
+def _rationales(measurement: "Measurement", number: int, *, soft: bool) -> dict[str, Any]:
+    instance = measurement.instances[number]
+    importance, rationale = measurement.importance[number][instance.rankable], instance.rationale
+    predicted: dict[str, Any] = {
+        "docid": instance.id,
+        "hard_rationale_predictions": _evidence(top_tokens(importance, int(rationale.sum()))),
+    }
+    if soft:
+        predicted["soft_rationale_predictions"] = importance.tolist()
+    return {"annotation_id": instance.id, "rationales": [predicted] if rationale.any() else []}
+
+
+def _classified(measurement: "Measurement", number: int) -> dict[str, Any]:
+    scores = measurement.faithfulness
     perturbed = [
         {
             "sufficiency_classification_scores": _named(measurement, scores.sufficient[number, place]),
@@ -60,22 +124,16 @@ def _prediction(measurement: "Measurement", number: int) -> dict[str, Any]:
         }
         for place in range(len(scores.percents))
     ]
-    predicted = {
-        "docid": instance.id,
-        "hard_rationale_predictions": _evidence(top_tokens(soft, int(rationale.sum()))),
-        "soft_rationale_predictions": soft.tolist(),
-    }
-    return {
-        "annotation_id": instance.id,
-        "rationales": [predicted] if rationale.any() else [],
+    whole = {
         "classification": _outcomes(measurement)[int(scores.predicted[number])],
         "classification_scores": _named(measurement, scores.whole[number]),
-        **perturbed[0],
-        "thresholded_scores": [
-            {"threshold": percent / 100, **own}
-            for percent, own in zip(scores.percents, perturbed, strict=True)
-        ],
     }
+    if not perturbed:
+        return whole
+    thresholded = [
+        {"threshold": percent / 100, **own} for percent, own in zip(scores.percents, perturbed, strict=True)
+    ]
+    return {**whole, **perturbed[0], "thresholded_scores": thresholded}
 
 
 def _annotation(measurement: "Measurement", number: int) -> dict[str, Any]:

@@ -31,9 +31,9 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--rationale-k",
         type=list_of(positive_int),
-        default=[5, 10, 20, 50],
         metavar="K,...",
-        help="percent of tokens kept or removed for faithfulness (default: 5,10,20,50)",
+        help="percent of tokens kept or removed for faithfulness"
+        " (default: 5,10,20,50; with --eraser-out ERASER's 1,5,10,20,50)",
     )
     parser.add_argument(
         "--aggregate",
@@ -84,7 +84,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from fasterqk.attention import Aggregation, Removal, load_model, measure, read_examples, write_eraser
+    from fasterqk.attention import Aggregation, Removal, load_model, measure, read_examples
 
     aggregation = Aggregation.parse(
         arguments.aggregate, residual=arguments.residual, head=arguments.head, discard=arguments.discard
@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace) -> int:
     summary = measurement.summary().to_json()
     summary["measured"] |= {"model": arguments.model, "data": arguments.data, "seed": arguments.seed}
     if arguments.eraser_out:
-        write_eraser(measurement, arguments.eraser_out)
+        summary["measured"]["eraser"] = _write_eraser(measurement, arguments.eraser_out)
     if arguments.out:
         _write(Path(arguments.out), measurement, summary)
     if arguments.json:
@@ -123,7 +123,25 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
+    from fasterqk.attention import eraser_commands, unscorable_class, write_eraser
+
+    write_eraser(measurement, path)
+    unscorable = unscorable_class(measurement)
+    note = (
+        f"ERASER's metrics.py cannot score predictions of {unscorable!r}, as no line of the data has this"
+        " label: the files hold rationales alone"
+    )
+    return {"commands": eraser_commands(measurement, path), "note": None if unscorable is None else note}
+
+
 def _check(arguments: argparse.Namespace) -> None:
+    if arguments.rationale_k is None:
+        arguments.rationale_k = [5, 10, 20, 50]
+        if arguments.eraser_out:
+            from fasterqk.attention import ERASER_PERCENTS
+
+            arguments.rationale_k = list(ERASER_PERCENTS)
     percents = arguments.rationale_k
     for percent in percents:
         if percent > 100:
@@ -147,6 +165,12 @@ def _print(measurement: Any, summary: dict[str, Any]) -> None:
         dtap_lines(summary["dtap"], summary["dtap_edges"]),
         "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
     )
+    eraser = summary["measured"].get("eraser")
+    if eraser:
+        print("\nscored again by ERASER's own code:")
+        print("\n".join(f"  {command}" for command in eraser["commands"]))
+        if eraser["note"]:
+            print(eraser["note"])
 
 
 def _write(out: Path, measurement: Any, summary: dict[str, Any]) -> None:
