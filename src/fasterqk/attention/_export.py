@@ -1,8 +1,8 @@
 """A measurement for others to read: in ERASER's format, and as HTML for notebooks.
 
 ERASER's own code scores what :func:`write_eraser` writes; :func:`eraser_commands` says how. The folder
-``NAME.data`` holds the human rationales and the tokens (``docs.jsonl``). ``NAME.jsonl`` has the predictions for
-its ``test.jsonl``, all instances; ``NAME.rationales.jsonl`` those for its ``rationales.jsonl``, the instances
+``NAME.data`` holds the human rationales and the tokens (``docs.jsonl``). ``NAME.jsonl`` has the predictions
+for its ``test.jsonl``, all instances; ``NAME.rationales.jsonl`` those for its ``rationales.jsonl``, the ones
 with a rationale. There are two because ERASER's ``metrics.py`` takes soft scores of all instances or of none,
 and counts an AUPRC of .5 where there is no rationale.
 
