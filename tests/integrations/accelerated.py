@@ -8,7 +8,7 @@ import sys
 import torch
 from accelerate import Accelerator
 from torch import nn, optim
-from two_processes import batches, gpt2, weights
+from two_processes import batches, gpt2, leave, weights
 
 from fasterqk import make_optimizer
 
@@ -32,7 +32,7 @@ def main():
         optimizer.zero_grad()
     if accelerator.is_main_process:
         torch.save({"processes": processes, **weights(accelerator.unwrap_model(model))}, sys.argv[1])
-    accelerator.end_training()
+    leave()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 usage: torchrun --nproc-per-node 2 two_processes.py FILE
 """
 
+import os
 import sys
 
 import torch
@@ -111,7 +112,16 @@ def main():
     result = {name: weights(model) for name, model in found.items()} | {"refusal": refusal(gpt2())}
     if rank == 0:
         torch.save(result, sys.argv[1])
-    dist.destroy_process_group()
+    leave()
+
+
+def leave():
+    """End this process when all have come here, without tearing down what torch built.
+
+    A DistributedDataParallel model that outlives its process group can wait forever in its destructor.
+    """
+    dist.barrier()
+    os._exit(0)
 
 
 if __name__ == "__main__":
