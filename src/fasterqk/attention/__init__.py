@@ -16,15 +16,27 @@ if TYPE_CHECKING:
     from fasterqk.attention._instances import *
     from fasterqk.attention._measure import *
     from fasterqk.attention._models import *
+    from fasterqk.attention._nulls import *
     from fasterqk.attention._scores import *
 
 # Those that import torch come last.
-_MODULES = ("scores", "compare", "instances", "faithfulness", "export", "aggregation", "models", "measure")
+_MODULES = (
+    "scores",
+    "nulls",
+    "compare",
+    "instances",
+    "faithfulness",
+    "export",
+    "aggregation",
+    "models",
+    "measure",
+)
 
 __all__ = [
     "DTAP_EDGES",
     "ERASER_PERCENTS",
     "SCORES",
+    "STRONGER_NULLS",
     "Aggregation",
     "Agreement",
     "Answer",
@@ -38,6 +50,7 @@ __all__ = [
     "Loaded",
     "Measurable",
     "Measurement",
+    "NullMass",
     "Pattern",
     "Predict",
     "Reading",
@@ -76,8 +89,10 @@ __all__ = [
     "measure",
     "mrta",
     "null_row",
+    "null_scores",
     "paired_difference",
     "percent_count",
+    "permuted_mass",
     "place_of",
     "plausibility",
     "read_example",
@@ -85,6 +100,7 @@ __all__ = [
     "relevant_mass",
     "remove",
     "score_of",
+    "sharp_mass",
     "sum_cells",
     "summarize",
     "table_scores",

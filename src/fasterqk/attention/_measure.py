@@ -36,7 +36,17 @@ from fasterqk.attention._faithfulness import (
 )
 from fasterqk.attention._instances import Batch, Instance, Side, collate, pad_rows, unpad_rows
 from fasterqk.attention._models import Measurable, Reading, as_array
-from fasterqk.attention._scores import DTAP_EDGES, SCORES, Rows, entropy, place_of, score_of, summarize
+from fasterqk.attention._nulls import NullMass, null_scores, permuted_mass, sharp_mass
+from fasterqk.attention._scores import (
+    DTAP_EDGES,
+    SCORES,
+    STRONGER_NULLS,
+    Rows,
+    entropy,
+    place_of,
+    score_of,
+    summarize,
+)
 from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
@@ -92,12 +102,14 @@ def measure(
     read_only = aggregation.method != "rollout"
     patterns, heads = _patterns(model, instances[order[-1]], read_only, max_weights)
     lengths = np.array([len(instances[i].tokens) for i in order])
-    columns, importances, faithful, random_faithful = [], [], [], []
+    columns, null_masses, importances, faithful, random_faithful = [], [], [], [], []
     for start, stop in batches(lengths, batch_size, heads, max_weights or np.inf):
         chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen], side)
         rows = _ReadRows.of(model, batch, aggregation, patterns, read_only)
         columns.append(rows.columns(scores, by_layer))
+        if scores is None or "mrta" in scores:
+            null_masses += rows.null_masses(chosen, by_layer)
         importance = rows.weights if rank_by == "attention" else rows.each(model.gradient_times_input(batch))
         importances += unpad_rows(rows.mean(importance[:, : batch.tokens.shape[1]]), batch.real)
         faithful.append(rows.faithfulness(model, importance, percents, removal))
@@ -110,6 +122,7 @@ def measure(
     return Measurement(
         instances=tuple(instances),
         columns={name: np.concatenate([part[name] for part in columns])[place] for name in columns[0]},
+        null_masses=tuple(null_masses[i] for i in place) if null_masses else None,
         importance=tuple(importances[i] for i in place),
         faithfulness=join(faithful, order),
         random_importance=None
@@ -217,8 +230,7 @@ class _ReadRows:
         """Numbers of each instance, the mean over its rows: the answer, and all scores with their nulls."""
         answer = self.reading.answer
         found = {"probability": answer.probability, "correct": answer.correct.astype(float)}
-        relevance = self.each(self.batch.relevance)
-        relevance = np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
+        relevance = self._relevance()
         uniform = [uniform_attention(seen) for seen in self.allowed]
         rows = Rows(self.weights, relevance, self.real, self.layers, self.allowed, self.reading.single)
         null = Rows(self.null_weights, relevance, self.real, uniform, self.allowed, self.reading.single)
@@ -239,6 +251,36 @@ class _ReadRows:
             layers = [found[f"{prefix}layer_{n}_mass"] for n in range(1, len(self.layers) + 1)]
             found[f"{prefix}average_mass"] = np.mean(layers, axis=0)
         return found
+
+    def null_masses(self, numbers: NDArray[np.intp], by_layer: bool) -> list[dict[str, NullMass]]:
+        """For each instance, by its number in the data, its mass under the stronger nulls.
+
+        Keys are ``sharp_mass`` and ``permuted_mass``; ``by_layer`` adds those of each layer,
+        ``sharp_layer_1_mass`` and so on, and of their mean. Instances without relevant tokens have none.
+        """
+        relevance = self._relevance()
+        kinds = {"mass": (self.weights, self.null_weights)}
+        if by_layer:
+            layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
+            uniform = [as_array(uniform_attention(seen)[:, 0]) for seen in self.allowed]
+            kinds["average_mass"] = np.mean(layers, axis=0), np.mean(uniform, axis=0)
+            pairs = zip(layers, uniform, strict=True)
+            kinds |= {f"layer_{number}_mass": pair for number, pair in enumerate(pairs, 1)}
+        found: list[dict[str, NullMass]] = [{} for _ in numbers]
+        for own, number in enumerate(numbers.tolist()):
+            rows = np.flatnonzero(self.instance == own)
+            if not (relevance[rows] > 0).any():
+                continue
+            for name, (weights, null) in kinds.items():
+                sharp = sharp_mass(null[rows], relevance[rows], number)
+                permuted = permuted_mass(weights[rows], relevance[rows], null[rows] > 0, number)
+                found[own] |= {f"sharp_{name}": sharp, f"permuted_{name}": permuted}
+        return found
+
+    def _relevance(self) -> Numbers:
+        """The relevance of what each row reads ``(row, key)``; keys that the model adds have none."""
+        relevance = self.each(self.batch.relevance)
+        return np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
 
     def faithfulness(
         self, model: Measurable, importance: Numbers, percents: Sequence[int], removal: Removal
@@ -313,12 +355,14 @@ class Measurement:
     """Everything measured, one entry per instance in the order of the data.
 
     ``columns`` maps a name (``mass``, ``null_mass``, ``probability``, ``correct``, ``entropy``, ...) to its
-    values ``(instance,)``; ``importance`` holds the ranking of each instance's tokens, and
-    ``random_importance`` a random one for comparison (None where none was asked for).
+    values ``(instance,)``; ``null_masses`` has, for each instance with relevant tokens, its mass under the
+    stronger nulls (None where mass was not asked for); ``importance`` holds the ranking of each instance's
+    tokens, and ``random_importance`` a random one for comparison (None where none was asked for).
     """
 
     instances: tuple[Instance, ...]
     columns: dict[str, Numbers]
+    null_masses: tuple[dict[str, NullMass], ...] | None
     importance: tuple[Numbers, ...]
     faithfulness: Faithfulness
     random_importance: tuple[Numbers, ...] | None
@@ -346,8 +390,12 @@ class Measurement:
                 nothing = dict.fromkeys(("mrta", "ac", "acmc"))
                 return {**nothing, "dtap": None, "dtap_edges": None, "null": nothing}
             names = (f"{prefix}mass", "probability", f"null_{prefix}mass")
-            own = (self.columns[name][relevant] for name in names)
-            return summarize(*own, edges=self.edges, **thresholds)
+            own = [self.columns[name][relevant] for name in names]
+            found = summarize(*own, edges=self.edges, **thresholds)
+            for null in STRONGER_NULLS if self.null_masses else ():
+                masses = [one[f"{null}_{prefix}mass"] for one in self.null_masses or () if one]
+                found[null] = null_scores(masses, own[1], **thresholds)
+            return found
 
         whole = of_mass()
         found: dict[str, float | None] = {"accuracy": float(self.columns["correct"].mean())}
@@ -374,7 +422,8 @@ class Measurement:
             dtap=whole["dtap"],
             dtap_edges=whole["dtap_edges"],
             layers={number: self._layer(number, of_mass(f"layer_{number}_")) for number in layers},
-            average={name: average[name] for name in ("mrta", "ac", "acmc", "null") if layers},
+            average={name: value for name, value in average.items() if not name.startswith("dtap")},
+            stronger_nulls={null: whole[null] for null in STRONGER_NULLS if null in whole},
             measured={**self.settings, "n_truncated": sum(x.truncated for x in self.instances)},
         )
 
@@ -382,7 +431,8 @@ class Measurement:
         entropies = (self.columns[f"{prefix}layer_{number}_entropy"].mean() for prefix in ("", "null_"))
         own, uniform = map(float, entropies)
         scores = {name: found[name] for name in ("mrta", "ac", "acmc")}
-        return {**scores, "entropy": own, "null": {**found["null"], "entropy": uniform}}
+        stronger = {null: found[null] for null in STRONGER_NULLS if null in found}
+        return {**scores, "entropy": own, "null": {**found["null"], "entropy": uniform}, **stronger}
 
     def agreements(self, random: bool = False, sample: int | None = None) -> list[Agreement]:
         """Plausibility of every instance that has a rationale, or of a ``sample`` of them."""
@@ -446,8 +496,9 @@ def _ranking_scores(scores: Faithfulness, agreements: list[Agreement]) -> dict[s
 class Summary:
     """The scores of a measurement by flat name, such as ``mrta`` or ``sufficiency_5``.
 
-    ``null`` has those of uniform attention or of a random ranking under the same names. Where layers were
-    measured, ``layers`` has the scores of each alone, counted from "1", and ``average`` those of their mean.
+    ``null`` has those of uniform attention or of a random ranking under the same names, ``stronger_nulls``
+    those of mass under ``sharp`` and ``permuted`` attention. Where layers were measured, ``layers`` has the
+    scores of each alone, counted from "1", and ``average`` those of their mean.
 
     >>> Summary(2, 0, {"mrta": 0.5, "sufficiency_5": 0.1}, {"mrta": 0.2})["sufficiency_5"]
     0.1
@@ -462,6 +513,7 @@ class Summary:
     layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     average: Mapping[str, Any] = field(default_factory=dict)
     measured: Mapping[str, Any] = field(default_factory=dict)
+    stronger_nulls: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float | None:
         return self.scores[name]
@@ -483,6 +535,7 @@ class Summary:
         }
         if random:
             document["random"] = _nested(random)
+        document |= {null: dict(scores) for null, scores in self.stronger_nulls.items()}
         if self.layers:
             document |= {"average": dict(self.average), "layer": dict(self.layers)}
         return {**document, "concentration": concentration, "measured": dict(self.measured)}

@@ -297,8 +297,9 @@ class Score:
 
     ``title`` is its name in tables. ``low`` and ``high`` bound it (None: open); ``better`` is the way a good
     model moves it (None: neither). ``null`` says what it is compared with: ``uniform`` attention, a
-    ``random`` ranking of tokens, or always answering with the ``majority`` class. ``digits`` are the places
-    after the point where single numbers are printed (None: four significant digits).
+    ``random`` ranking of tokens, or always answering with the ``majority`` class. ``stronger_nulls`` are
+    those of ``STRONGER_NULLS`` that it is compared with too. ``digits`` are the places after the point where
+    single numbers are printed (None: four significant digits).
 
     A score that is ``per_k`` has one value per percentage of tokens, ``sufficiency_5`` in flat records; one
     that is ``by_split`` has one per split of the data, ``test_accuracy``. ``group`` is the part of the JSON
@@ -317,6 +318,7 @@ class Score:
     high: float | None = None
     better: Literal["higher", "lower"] | None = None
     null: Literal["uniform", "random", "majority"] | None = None
+    stronger_nulls: tuple[str, ...] = ()
     digits: int | None = 3
     per_k: bool = False
     by_split: bool = False
@@ -332,8 +334,19 @@ class Score:
             object.__setattr__(self, "group", self.name)
 
 
+# Nulls of mass beside uniform attention, and what tables call them; `_nulls.py` computes them.
+STRONGER_NULLS = {"sharp": "sharp null", "permuted": "permuted null"}
+
 _fit = partial(Score, low=0, high=1, better="higher")
-_percent = partial(Score, low=0, high=100, better="higher", null="uniform", digits=1)
+_percent = partial(
+    Score,
+    low=0,
+    high=100,
+    better="higher",
+    null="uniform",
+    stronger_nulls=tuple(STRONGER_NULLS),
+    digits=1,
+)
 _sufficiency = partial(Score, low=-1, high=1, better="lower", null="random")
 _comprehensiveness = partial(Score, low=-1, high=1, better="higher", null="random")
 _plausibility = partial(Score, low=0, high=1, better="higher", null="random", group="plausibility")
@@ -356,6 +369,7 @@ _REGISTERED = (
         "MRTA",
         "mean mass: attention on relevant tokens, out of everything the row may see",
         null="uniform",
+        stronger_nulls=("permuted",),  # that of sharp attention is that of uniform attention
         compute=lambda rows: rows.mass(rows.weights),
         of_relevant=True,
         column="mass",
@@ -448,11 +462,13 @@ def title_of(flat_name: str) -> str:
 
     >>> title_of("sufficiency_5"), title_of("mrta"), title_of("test_accuracy"), title_of("null_ac")
     ('sufficiency, top 5%', 'MRTA', 'test accuracy', 'AC, %, null')
+    >>> title_of("permuted_ac")
+    'AC, %, permuted null'
     """
     score, found = _parsed(flat_name)
-    split, k = found["split"], found["k"]
+    split, k, null = found["split"], found["k"], found["null"]
     title = score.title if split is None else f"{split} {score.title.removeprefix('training ')}"
-    return title + (f", top {k}%" if k else "") + (", null" if found["null"] else "")
+    return title + (f", top {k}%" if k else "") + (f", {STRONGER_NULLS.get(null, null)}" if null else "")
 
 
 def format_score(flat_name: str, value: float | None) -> str:
@@ -474,7 +490,12 @@ def place_of(flat_name: str) -> tuple[str, ...]:
 
     >>> place_of("sufficiency_5"), place_of("aopc_sufficiency"), place_of("auprc"), place_of("mrta")
     (('sufficiency', '5'), ('aopc', 'sufficiency'), ('plausibility', 'auprc'), ('mrta',))
+    >>> place_of("permuted_ac")
+    ('permuted', 'ac')
     """
+    null, _, name = flat_name.partition("_")
+    if null in STRONGER_NULLS:
+        return (null, name)
     group = score_of(flat_name).group
     return (flat_name,) if group is None else (group, flat_name.removeprefix(f"{group}_"))
 
@@ -482,8 +503,12 @@ def place_of(flat_name: str) -> tuple[str, ...]:
 def table_scores(flat_names: Iterable[str]) -> list[str]:
     """The names among those of flat records that tables show, in the order of the registry.
 
+    The stronger nulls of a score stand behind it: they change with the model, so they are compared like it.
+
     >>> table_scores(["epoch", "sufficiency_50", "mrta", "null_mrta", "test_accuracy", "loss", "test_loss"])
     ['loss', 'test_accuracy', 'mrta', 'sufficiency_50']
+    >>> table_scores(["permuted_ac", "sharp_ac", "ac", "null_ac"])
+    ['ac', 'sharp_ac', 'permuted_ac']
     """
     given = list(dict.fromkeys(flat_names))
     shown = []
@@ -491,13 +516,14 @@ def table_scores(flat_names: Iterable[str]) -> list[str]:
         pattern = rf"{score.name}_\d+" if score.per_k else score.name
         for prefix in [f"{split}_" for split in _SPLITS] if score.by_split else [""]:
             shown += [name for name in given if score.tables and re.fullmatch(prefix + pattern, name)]
+        shown += [name for null in score.stronger_nulls if (name := f"{null}_{score.name}") in given]
     return shown
 
 
 def _parsed(flat_name: str) -> tuple[Score, re.Match[str]]:
     """A flat name, ``[null_][layer_2_ or average_][split_]score[_k]``, as its score and its parts."""
     found = re.fullmatch(
-        r"(?P<null>null_)?(?:layer_\d+_|average_|concentration_)?"
+        rf"(?:(?P<null>{'|'.join(('null', *STRONGER_NULLS))})_)?(?:layer_\d+_|average_|concentration_)?"
         rf"(?:(?P<split>{'|'.join(_SPLITS)})_)?(?P<name>{'|'.join(SCORES)})(?:_(?P<k>\d+))?",
         flat_name,
     )

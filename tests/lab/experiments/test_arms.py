@@ -161,6 +161,25 @@ def test_a_score_that_is_registered_is_in_the_tables(experiment, results, monkey
     assert [row[BASELINE]["mean"] for row in matched] == [0.5] * len(summary["matched"])
 
 
+def test_the_stronger_nulls_are_in_the_tables(experiment, results, tmp_path):
+    for (arm, _), found in results.items():
+        found.test["permuted"] = {"ac": 40.0 if arm == FASTER else 30.0}
+        found.test["sharp"] = {"ac": 20.0}
+        for point in found.history:
+            point |= {"permuted_ac": 10.0 * point["epoch"], "sharp_ac": 20.0}
+    summary = summarize_arms(experiment, results)
+    save_arms(summary, results, tmp_path, title="A table")
+    rows = json.loads((tmp_path / "tables" / "table-agreement-paper-end.json").read_text())["rows"]
+    end = {row["metric"]: row for row in rows}
+    assert end["AC, %, permuted null"][FASTER]["mean"] == 40
+    assert end["AC, %, permuted null"]["difference"]["mean"] == 10
+    assert end["AC, %, sharp null"][BASELINE]["mean"] == 20
+    matched = [row for row in matched_rows(summary) if row["metric"] == "AC, %, permuted null"]
+    assert len(matched) == len(summary["matched"])
+    assert matched[0]["difference"]["mean"] == pytest.approx(-20)  # two epochs earlier
+    assert "AC, %, permuted null" in write_page(tmp_path).read_text()
+
+
 def test_a_score_that_is_registered_is_on_the_page(experiment, results, monkeypatch, tmp_path):
     monkeypatch.setitem(SCORES, "calm", Score("calm", "calm of attention", "made up", null="uniform"))
     for found in results.values():

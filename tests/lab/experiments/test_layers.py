@@ -55,6 +55,22 @@ def test_every_layer_has_both_arms_their_difference_and_its_null(rows):
     assert found["layer 2", "equal loss"]["loss"] == 0.5
 
 
+def test_the_stronger_nulls_of_every_layer_are_rows_of_their_own():
+    experiment = table_layers(2, seeds=3)
+    results = {(arm, seed): result(0.8 if arm == FASTER else 0.4, seed) for arm, seed in experiment.cells()}
+    for (arm, _), found in results.items():
+        permuted = 0.35 if arm == FASTER else 0.25
+        for point in found.history:
+            point |= {"permuted_mrta": 0.3, "layer_2_permuted_mrta": permuted}
+        found.test["permuted"] = {"mrta": 0.3}
+        found.test["layer"][2]["permuted"] = {"mrta": permuted}
+    rows = summarize_layers(experiment, results)
+    found = {(row["attention"], row["at"]): row for row in rows if row["metric"] == "permuted_mrta"}
+    assert set(found) == {(a, at) for a in ("rollout", "layer 2") for at in ("equal loss", "end")}
+    for row in (found["layer 2", "equal loss"], found["layer 2", "end"]):
+        assert (row[FASTER]["mean"], row[BASELINE]["mean"], row["null"]) == pytest.approx((0.35, 0.25, None))
+
+
 def test_a_diverged_cell_leaves_no_mean_and_no_crash(tmp_path):
     experiment = table_layers(2, seeds=2)
     results = {cell: result(0.4, cell[1]) for cell in experiment.cells()}

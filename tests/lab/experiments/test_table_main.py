@@ -55,6 +55,18 @@ def test_every_data_set_has_arms_difference_nulls_paper_and_equal_loss(summary):
     assert [row["at"] for row in rows[:10]] == [AT_END] * 7 + ["training loss 0.123"] * 3
 
 
+def test_the_stronger_nulls_are_rows_of_their_own(summary):
+    for shift, arm in enumerate(summary["arms"].values()):
+        arm |= {"sharp": {"ac": cell(40)}, "permuted": {"ac": cell(35 + shift), "mrta": cell(0.3)}}
+    summary["matched"][0]["arms"]["baseline"]["permuted_ac"] = cell(33)
+    rows = {(row["at"], row["setting"]): row for row in main_rows({"A": summary})}
+    assert rows[AT_END, "sharp null, baseline"]["ac"]["mean"] == 40
+    assert rows[AT_END, "permuted null, faster_qk"]["ac"]["mean"] == 36
+    assert rows[AT_END, "permuted null, faster_qk"]["mrta"]["mean"] == 0.3
+    assert rows["training loss 0.123", "permuted null, baseline"]["ac"]["mean"] == 33
+    assert ("training loss 0.123", "permuted null, faster_qk") not in rows
+
+
 def test_values_stand_under_the_names_of_the_columns(summary):
     rows = main_rows({"A": summary})
     assert rows[1]["mrta"] == {"mean": 0.7, "half_width": 0.1, "n": 3}

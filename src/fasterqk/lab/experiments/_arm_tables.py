@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import SCORES, score_of, title_of
+from fasterqk.attention import SCORES, STRONGER_NULLS, score_of, title_of
 from fasterqk.console import is_interval
 from fasterqk.lab.report import (
     COLORS,
@@ -28,14 +28,16 @@ SOURCES = {"paper": "paper", "released": "notebooks"}
 
 def flat_scores(table: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The scores of one arm, each as its flat name (``sufficiency_5``) and its cell."""
-    groups = {score.group for score in SCORES.values()}
+    groups = {*(score.group for score in SCORES.values()), *STRONGER_NULLS}
     for name, value in table.items():
         if is_interval(value):
             yield name, value
         elif name in groups:
             for key, cell in value.items():
-                whole = f"{name}_{key}"  # the group is part of the name, except that of "auprc" and the like
-                yield (key if key in SCORES and whole not in SCORES else whole), cell
+                # The group is part of the name, except that of "auprc" and the like.
+                whole = f"{name}_{key}"
+                alone = key in SCORES and whole not in SCORES and name not in STRONGER_NULLS
+                yield (key if alone else whole), cell
 
 
 def bare(cell: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import interval, matched_loss, paired_difference, title_of
+from fasterqk.attention import SCORES, interval, matched_loss, paired_difference, title_of
 from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arm_tables import ARM_COLORS, ARM_NAMES, UNIFORM, describe
@@ -43,7 +43,8 @@ def summarize_layers(comparison: Comparison, results: Results) -> list[dict[str,
 
     One row for each: ``attention`` (rollout, layer average where it was measured, layer 1, ...),
     ``metric``, ``at`` (``end``: all test instances that are measured then; ``equal loss``: those looked at
-    along training), ``loss``, both arms and their paired difference as intervals, and the ``null``.
+    along training), ``loss``, both arms and their paired difference as intervals, and the ``null``. The
+    stronger nulls of a score are rows of their own (``permuted_ac``), because they differ between the arms.
     """
     histories: dict[tuple[Any, Any], Any] = {
         cell: [] if result.diverged else result.history for cell, result in results.items()
@@ -53,7 +54,8 @@ def summarize_layers(comparison: Comparison, results: Results) -> list[dict[str,
     names = [
         (attention, metric, f"{prefix}{metric}", f"{prefix}null_{metric}")
         for attention, prefix in _attentions(comparison)
-        for metric in UNIFORM
+        for name in UNIFORM
+        for metric in (name, *(f"{null}_{name}" for null in SCORES[name].stronger_nulls))
         if f"{prefix}{metric}" in finished[-1]
     ]
     matched = matched_loss(histories, [key for _, _, key, _ in names])[:1]

@@ -34,7 +34,11 @@ METRICS = tuple(
     name
     for score in SCORES.values()
     if score.tables and not score.per_k and score.name not in LEFT_OUT
-    for name in ([f"test_{score.name}", f"validation_{score.name}"] if score.by_split else [score.name])
+    for name in (
+        [f"test_{score.name}", f"validation_{score.name}"]
+        if score.by_split
+        else [score.name, *(f"{null}_{score.name}" for null in score.stronger_nulls)]
+    )
 )
 
 

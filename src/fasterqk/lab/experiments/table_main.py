@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import score_of, title_of
+from fasterqk.attention import STRONGER_NULLS, score_of, title_of
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arm_tables import bare, column_label, describe, flat_scores
@@ -63,6 +63,7 @@ def _rows(dataset: str, summary: Summary) -> Iterator[dict[str, Any]]:
             numbers = {name: cell[source] for name, cell in cells.items() if cell.get(source) is not None}
             if numbers:
                 yield end | {"setting": f"{source}, {arm}"} | numbers
+    yield from _stronger_nulls(end, {arm: dict(flat_scores(arms[arm])) for arm in settings})
     if summary["matched"]:
         lowest = summary["matched"][0]
         at = {"dataset": dataset, "at": f"training loss {lowest['loss']:.3g}"}
@@ -70,6 +71,18 @@ def _rows(dataset: str, summary: Summary) -> Iterator[dict[str, Any]]:
             yield at | {"setting": arm} | {name: cells[name] for name in METRICS if name in cells}
         for cells in lowest["difference"].values():
             yield at | {"setting": DIFFERENCE} | {name: cells[name] for name in METRICS if name in cells}
+        yield from _stronger_nulls(at, lowest["arms"])
+
+
+def _stronger_nulls(
+    at: dict[str, Any], arms: Mapping[str, Mapping[str, Mapping[str, Any]]]
+) -> Iterator[dict[str, Any]]:
+    """One row per arm and stronger null that was measured."""
+    for null, title in STRONGER_NULLS.items():
+        for arm, cells in arms.items():
+            found = {name: bare(cells[key]) for name in METRICS if cells.get(key := f"{null}_{name}")}
+            if found:
+                yield at | {"setting": f"{title}, {arm}"} | found
 
 
 def _flat(table: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -82,7 +95,10 @@ Row = Mapping[str, Any]
 # What the picture shows, in units of one (AC and ACMC are percentages).
 SHOWN = ("test_accuracy", "test_f1", "mrta", "ac", "acmc", "sufficiency_5", "comprehensiveness_5")
 NAMES = {"paper": "the paper"}
-NULL = "Null: uniform attention; for faithfulness, tokens ranked by chance."
+NULL = (
+    "Null: uniform attention; for faithfulness, tokens ranked by chance. Sharp null: all attention on one"
+    " random token. Permuted null: the model's own attention, dealt out anew to the tokens."
+)
 
 
 def save_main(rows: Sequence[Row], out: Path, name: str, *, caption: str) -> dict[str, Any]:

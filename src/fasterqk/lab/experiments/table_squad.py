@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from fasterqk.attention import STRONGER_NULLS
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, printed_row, run_arms
@@ -170,7 +171,8 @@ def _row(protocol: str, place: str, seed: int, result: TrainResult) -> dict[str,
     found |= {"loss": result.loss, "train_f1": result.train["f1"]}
     found |= {name: result.test[name] for name in ("f1", "accuracy", "mrta")}
     found |= {"null": result.test["null"]["mrta"], "ac": result.test["ac"], "acmc": result.test["acmc"]}
-    return found
+    # Cells of before these nulls existed have none.
+    return found | {f"{null}_ac": result.test[null]["ac"] for null in STRONGER_NULLS if null in result.test}
 
 
 def show(summary: dict[str, Any]) -> None:

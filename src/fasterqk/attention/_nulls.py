@@ -1,0 +1,102 @@
+"""Nulls of mass that are stronger than uniform attention: sharp attention, and attention in another order.
+
+Uniform attention never puts half of its weight on few relevant tokens, so a threshold on mass is easier for
+sharp attention, wherever it looks. Two more nulls tell sharpness from aim. Both are drawn by chance, so that
+each instance has a distribution of masses instead of a single one:
+
+- *sharp*: all weight on one token, drawn with the probabilities that the uniform null gives the tokens (each
+  token that the row may see is equally likely, where one layer is read). Its expected MRTA is that of uniform
+  attention, and with relevance 0 or 1 its expected AC is 100 times that MRTA.
+- *permuted*: the model's own weights, dealt out anew to the tokens that the row may see. It is as sharp as
+  the model and knows nothing of the text.
+
+The distribution of *sharp* is exact where an instance has one row. Everything else is averaged over
+``DRAWS`` draws per instance, which depend on nothing but the place of the instance in the data.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+DRAWS = 50
+_SEED = 20
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class NullMass:
+    """What the mass of one instance may be under a null, ``values``, and how likely each is, ``chances``.
+
+    ``expected`` is the exact mean, also where the values were drawn.
+    """
+
+    values: Numbers
+    chances: Numbers
+    expected: float
+
+    def chance_from(self, threshold: float) -> float:
+        """How likely the mass is to reach ``threshold``.
+
+        >>> NullMass(np.array([0.0, 1.0]), np.array([0.75, 0.25]), 0.25).chance_from(0.5)
+        0.25
+        """
+        return float(self.chances[self.values >= threshold].sum())
+
+
+def sharp_mass(probability: Numbers, relevance: Numbers, number: int) -> NullMass:
+    """All weight of each row on one token, drawn by ``probability`` ``(row, token)``; mass is their mean.
+
+    ``number`` is the place of the instance in the data.
+
+    >>> sharp_mass(np.array([[0.25, 0.25, 0.5]]), np.array([[0.0, 1.0, 0.0]]), number=0).chance_from(0.5)
+    0.25
+    """
+    share = probability / probability.sum(1, keepdims=True)
+    expected = float((share * relevance).sum(1).mean())
+    if len(share) == 1:
+        there = share[0] > 0
+        return NullMass(relevance[0, there], share[0, there], expected)
+    generator = np.random.default_rng((_SEED, 0, number))
+    # A draw falls on the first token at which the added up probabilities exceed it.
+    drawn = [
+        own[np.searchsorted(row.cumsum()[:-1], generator.random(DRAWS), side="right")]
+        for row, own in zip(share, relevance, strict=True)
+    ]
+    return _of_draws(np.mean(drawn, axis=0), expected)
+
+
+def permuted_mass(weights: Numbers, relevance: Numbers, seen: NDArray[np.bool_], number: int) -> NullMass:
+    """The ``weights`` of each row ``(row, token)`` in random orders over the tokens that are ``seen``.
+
+    >>> permuted_mass(np.array([[0.9, 0.1]]), np.array([[0.0, 1.0]]), np.array([[True, True]]), 0).expected
+    0.5
+    """
+    generator = np.random.default_rng((_SEED, 1, number))
+    drawn, expected = np.zeros(DRAWS), 0.0
+    for row, own, there in zip(weights, relevance, seen, strict=True):
+        dealt = np.tile(row[there], (DRAWS, 1))
+        drawn += generator.permuted(dealt, axis=1, out=dealt) @ own[there]
+        expected += float(row[there].sum() * own[there].mean())
+    return _of_draws(drawn / len(weights), expected / len(weights))
+
+
+def _of_draws(values: Numbers, expected: float) -> NullMass:
+    return NullMass(values, np.full(len(values), 1 / len(values)), expected)
+
+
+def null_scores(
+    masses: Sequence[NullMass],
+    probability: ArrayLike,
+    mass_threshold: float = 0.5,
+    probability_threshold: float = 0.5,
+) -> dict[str, float]:
+    """The expected ``mrta``, ``ac`` and ``acmc`` of ``masses``, one per instance with relevant tokens."""
+    reached = np.array([mass.chance_from(mass_threshold) for mass in masses])
+    confident = np.asarray(probability, dtype=float) >= probability_threshold
+    return {
+        "mrta": float(np.mean([mass.expected for mass in masses])),
+        "ac": 100.0 * float(reached.mean()),
+        "acmc": 100.0 * float((reached * confident).mean()),
+    }
