@@ -41,6 +41,7 @@ def test_every_option_of_solve_reaches_the_theory(capsys):
         "--parameterization facO",
         "--mu0 1",
         "--q0 0.5",
+        "--optimizer sign",
     ):
         changed = printed_json(
             capsys, *["theory", "solve", "--qk-ratio", "2", "--loss", "0.1"], *option.split()
@@ -56,6 +57,20 @@ def test_ratio_and_solve_invert_each_other(capsys):
     assert state["alpha"] == pytest.approx(0.9, rel=1e-12)
 
 
+def test_sign_descent_on_the_command_line(capsys):
+    """The example of the theory's notes; a start below zero is this optimizer's own."""
+    words = ["--optimizer", "sign", "--loss", "1e-3"]
+    found = printed_json(capsys, "theory", "ratio", "--alpha", "0.9", *words)
+    assert found["qk_ratio"] == pytest.approx(0.977, abs=5e-4)
+    state = printed_json(capsys, "theory", "solve", "--qk-ratio", repr(found["qk_ratio"]), *words)
+    assert state["alpha"] == pytest.approx(0.9, rel=1e-12)
+    assert state["time"] == pytest.approx(state["mu_ov"] / 2, rel=1e-12)
+    behind = printed_json(capsys, "theory", "solve", "--qk-ratio", "1", *words, "--mu0=-2")
+    assert behind["mu_qk"] == pytest.approx((behind["mu_ov"] - 2) / 2, rel=1e-12)
+    rows = printed_json(capsys, "theory", "table", "--optimizer", "sign", "--qk-ratio", "1")
+    assert {row["optimizer"] for row in rows} == {"sign"}
+
+
 def test_table_as_csv_json_and_text_holds_the_same_rows(capsys):
     words = [
         "theory",
@@ -69,7 +84,7 @@ def test_table_as_csv_json_and_text_holds_the_same_rows(capsys):
     ]
     assert main([*words, "--csv"]) == 0
     rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
-    assert list(rows[0]) == ["parameterization", "qk_ratio", *STATE]
+    assert list(rows[0]) == ["optimizer", "parameterization", "qk_ratio", *STATE]
     assert len(rows) == 8
     documents = printed_json(capsys, *words)
     assert [float(row["alpha"]) for row in rows] == [row["alpha"] for row in documents]
@@ -104,6 +119,11 @@ def test_check_lists_the_identities_and_fails_when_one_does(capsys, monkeypatch)
         ("solve --qk-ratio 1e99 --loss .1", "1e+99"),
         ("solve --qk-ratio 1 --loss 1.7", "1.7"),
         ("solve --qk-ratio 1 --loss .1 --parameterization XAXO", "'XAXO'"),
+        ("solve --qk-ratio 1 --loss .1 --parameterization FAFO --optimizer sign", "'FAFO'"),
+        ("ratio --alpha .5 --loss .1 --parameterization FACO --optimizer sign", "'FACO'"),
+        ("table --parameterization CACO,CAFO --optimizer sign", "'CAFO'"),
+        ("solve --qk-ratio 1 --loss .1 --optimizer adam", "'adam'"),
+        ("solve --qk-ratio 1 --loss .1 --mu0=-1", "mu0 = -1"),
         ("solve --qk-ratio 1 --loss .1 --query nobody", "'nobody'"),
         ("solve --qk-ratio 1 --loss .1 --mu0 -1", "-1"),
         ("solve --qk-ratio 1 --loss .1 --q0 nan", "nan"),

@@ -14,6 +14,7 @@ def configure(parser: Parser) -> None:
     parser.epilog = examples(
         "fasterqk theory solve --qk-ratio 10 --loss 1e-4",
         "fasterqk theory ratio --alpha 0.9 --loss 1e-3",
+        "fasterqk theory ratio --alpha 0.9 --loss 1e-3 --optimizer sign",
         "fasterqk theory table --qk-ratio 0.1,1,10 --loss 1e-2,1e-4 --csv",
         "fasterqk theory check",
     )
@@ -22,8 +23,9 @@ def configure(parser: Parser) -> None:
     solve = add_action(
         actions,
         "solve",
-        "the state of gradient flow at a loss or at a time",
+        "the state of training at a loss or at a time",
         "fasterqk theory solve --M 5 --b 50 --m 5 --n 50 --qk-ratio 10 --loss 1e-4 --json",
+        "fasterqk theory solve --qk-ratio 1 --loss 1e-4 --optimizer sign",
         "fasterqk theory solve --qk-ratio 10 --time 1e6 --parameterization FAFO --mu0 1e-2 --q0 1e-2",
     )
     solve.add_argument("--qk-ratio", type=positive_float, required=True, help="eta_QK / eta_OV")
@@ -50,6 +52,7 @@ def configure(parser: Parser) -> None:
         "the states for lists of ratios, losses and parameterizations",
         "fasterqk theory table --csv > table.csv",
         "fasterqk theory table --qk-ratio 0.1,1,10 --loss 1e-2,1e-4 --parameterization CACO,FAFO",
+        "fasterqk theory table --optimizer sign",
     )
     numbers = list_of(positive_float)
     table.add_option("--qk-ratio", numbers, "R,R", "eta_QK / eta_OV", default="0.01,0.1,1,10,100")
@@ -68,6 +71,9 @@ def _add_setting(parser: Parser) -> None:
     parser.add_option("--m", positive_int, "M", "class positions", default=5)
     parser.add_option("--n", positive_int, "N", "background positions", default=50)
     parser.add_option("--query", str, "KIND", "token or fixed", default="token")
+    parser.add_option(
+        "--optimizer", str, "NAME", "gradient_flow or sign (CACO only)", default="gradient_flow"
+    )
     parser.add_option("--mu0", float, "MU0", "start of mu_ov (default: 0, factorized 1e-3)")
     parser.add_option("--q0", float, "Q0", "start of mu_qk (default: 0, factorized 1e-3)")
     add_json(parser)
@@ -79,7 +85,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.action == "check":
         return _check(arguments)
     setting = theory.Setting(arguments.M, arguments.b, arguments.m, arguments.n, arguments.query)
-    start = {"mu0": arguments.mu0, "q0": arguments.q0}
+    start = {"mu0": arguments.mu0, "q0": arguments.q0, "optimizer": arguments.optimizer}
     if arguments.action == "table":
         return _table(setting, start, arguments)
     start["parameterization"] = arguments.parameterization
@@ -103,7 +109,8 @@ def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -
         states = solve(setting, ratios[:, None], loss=losses, parameterization=name, **start)
         columns = {key: getattr(states, key) for key in STATE}
         for place in np.ndindex(len(ratios), len(losses)):
-            about = {"parameterization": states.path.parameterization, "qk_ratio": float(ratios[place[0]])}
+            about = {"optimizer": states.path.optimizer, "parameterization": states.path.parameterization}
+            about["qk_ratio"] = float(ratios[place[0]])
             rows.append(about | {key: float(column[place]) for key, column in columns.items()})
     if arguments.csv and not arguments.json:
         print(csv_text(rows), end="")

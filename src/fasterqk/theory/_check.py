@@ -4,7 +4,7 @@ Each check computes the same numbers in two independent ways and yields their re
 fixed set of cases. ``CHECKS``, at the end, lists them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import needs_extra
+from fasterqk.theory._descent import descend
 from fasterqk.theory._design import growth_bounds, ratio_for, saturated_remainder
 from fasterqk.theory._flow import (
     Omega,
@@ -32,6 +33,7 @@ from fasterqk.theory._setting import PARAMETERIZATIONS, QUERIES, Setting
 from fasterqk.theory._solve import solve
 
 with needs_extra("theory"):
+    from scipy.optimize import brentq
     from scipy.special import wrightomega
 
 Check = Callable[[], Iterable[ArrayLike]]
@@ -231,6 +233,93 @@ def _collapsed_with_growing_rates() -> Iterator[ArrayLike]:
                     yield np.abs(a - b) / np.abs(b).max()
 
 
+# Sign descent. Starts (mu0, q0): zero, ahead, and on the wrong side, where the circuit first looks away.
+_SIGN_STARTS = ((0.0, 0.0), (0.7, 0.4), (-1.2505, 0.5), (-0.6505, -1.0))
+
+
+def _sign_cases() -> Iterator[tuple[Setting, float, dict[str, float]]]:
+    sizes = ((2, 1, 1, 3), (5, 50, 5, 50), (300, 7, 40, 200))
+    for size, ratio, (mu0, q0) in product(sizes, (1e-2, 1.0, 1e2), _SIGN_STARTS):
+        yield Setting(*size), ratio, {"mu0": mu0, "q0": q0}
+
+
+def _sign_matched_loss() -> Iterator[ArrayLike]:
+    for setting, ratio, start in _sign_cases():
+        state = solve(setting, ratio, loss=_LOSSES, optimizer="sign", **start)
+        roots = [_sign_root(setting, ratio, margin, **start) for margin in setting.margin(_LOSSES)]
+        yield _apart(state.mu_ov, roots)
+        yield _apart(state.alpha * state.mu_ov, setting.margin(_LOSSES))
+        along = solve(setting, ratio, time=state.time, optimizer="sign", **start)
+        yield _apart(along.loss, _LOSSES)
+
+
+def _sign_root(setting: Setting, ratio: float, margin: float, mu0: float, q0: float) -> float:
+    """mu_ov at a margin above zero, by bracketing."""
+
+    def excess(mu: float) -> float:
+        q = q0 + ratio / 2 * (abs(mu) - abs(mu0))
+        return float(mu / (1 + np.exp(-q) / setting.rho) - margin)
+
+    high = 10.0
+    while excess(high) < 0:
+        high *= 2
+    return float(brentq(excess, 0.0, high, xtol=1e-300, rtol=1e-15))
+
+
+def _sign_inverse_design() -> Iterator[ArrayLike]:
+    for setting, ratio, start in _sign_cases():
+        state = solve(setting, ratio, loss=_LOSSES, optimizer="sign", **start)
+        first = state.path.start_alpha
+        clear = (np.abs(state.alpha / first - 1) > 1e-3) & (state.alpha < 0.999999) & (state.alpha > 1e-6)
+        if clear.any():
+            back = ratio_for(setting, state.alpha[clear], _LOSSES[clear], optimizer="sign", **start)
+            yield _apart(back, np.full(back.shape, ratio))
+
+
+def sign_descent_errors(query: str, step: float, starts: Sequence[tuple[float, float]]) -> ArrayLike:
+    """Attention by sign descent of the full matrices minus the law's: at equal time, and at equal loss.
+
+    Absolute, shape (times, 2, arms); the arms are ``starts`` (mu0, q0), each with ratios 0.3, 1 and 2.
+    A step may pass mu_ov = 0, where the query-key circuit turns round: mu_qk is then up to 2 r steps late.
+    """
+    setting = Setting(M=3, b=2, m=1, n=1, query=query)
+    population = Population.of(setting)
+    arms = list(product((0.3, 1.0, 2.0), starts))
+    start = {
+        "ov": [mu0 * population.ov_direction for _, (mu0, _) in arms],
+        "qk": [q0 * population.qk_direction for _, (_, q0) in arms],
+    }
+    rates = {"ov": [step] * len(arms), "qk": [ratio * step for ratio, _ in arms]}
+    length = round(2.4 / step)
+    errors = []
+    for found in descend(population, start, rates, every=length // 4, steps=length):
+        if found.step:
+            exact: list[list[float]] = [[], []]
+            for (ratio, (mu0, q0)), loss in zip(arms, found.loss, strict=True):
+                where = ({"time": found.step * step}, {"loss": loss})
+                for column, place in zip(exact, where, strict=True):
+                    column.append(solve(setting, ratio, optimizer="sign", mu0=mu0, q0=q0, **place).alpha)
+            errors.append(np.abs(found.alpha - exact))
+    return np.array(errors)
+
+
+def _sign_matrices() -> Iterator[ArrayLike]:
+    for query in QUERIES:
+        yield sign_descent_errors(query, 1e-3, _SIGN_STARTS)
+
+
+def _sign_converges() -> Iterator[ArrayLike]:
+    coarse, fine = (sign_descent_errors("fixed", step, _SIGN_STARTS[:1]) for step in (4e-3, 2e-3))
+    yield np.abs(np.divide(fine, coarse) - 0.5)
+
+
+def _sign_saturation() -> Iterator[ArrayLike]:
+    for setting, ratio, _ in _sign_cases():
+        state = solve(setting, ratio, mu_ov=20 / ratio, optimizer="sign")
+        law = np.exp(-ratio * state.mu_ov / 2) / setting.rho
+        yield _apart(1 / (1 + state.path.odds(state.mu_qk)), law) / law
+
+
 # name: (statement, tolerance, check)
 CHECKS: dict[str, tuple[str, float, Check]] = {
     "invariant": ("closed form = DOP853 at matched losses", 1e-8, _closed_form_against_integration),
@@ -245,4 +334,13 @@ CHECKS: dict[str, tuple[str, float, Check]] = {
     "growth_rates": ("the growth lemma's bounds (largest violation)", 0.0, _growth),
     "saturation": ("1 - alpha at mu_ov = 1e25 against its law, in units of 2/mu_qk", 1.0, _saturation),
     "collapsed_twin": ("collapsed with rates 2 |W| = factorized", 1e-8, _collapsed_with_growing_rates),
+    "sign_law": ("sign descent at matched loss: Wright omega = root by brentq", 1e-11, _sign_matched_loss),
+    "sign_design": ("sign descent: the designed ratio gives the ratio back", 1e-8, _sign_inverse_design),
+    "sign_matrices": (
+        "alpha by sign descent of full matrices, step 1e-3 = the law",
+        1e-3,
+        _sign_matrices,
+    ),
+    "sign_converges": ("half the step halves that error (distance from 1/2)", 0.05, _sign_converges),
+    "sign_saturation": ("1 - alpha = e^(-r mu/2)/rho, in units of itself", 1.0, _sign_saturation),
 }

@@ -20,31 +20,38 @@ def ratio_for(
     parameterization: str = "CACO",
     mu0: float | None = None,
     q0: float | None = None,
+    optimizer: str = "gradient_flow",
 ) -> Any:
-    """The ratio eta_qk / eta_ov at which gradient flow reaches ``loss`` with attention ``alpha``.
+    """The ratio eta_qk / eta_ov at which training reaches ``loss`` with attention ``alpha``.
 
     Explicit for all four parameterizations: alpha fixes mu_qk, alpha and the loss fix mu_ov, and the
     path is linear in the ratio. ``alpha`` and ``loss`` broadcast; a pair that no ratio reaches is an
-    InputError that names the reachable interval.
+    InputError that names the reachable interval. ``optimizer`` as in ``solve``.
 
     >>> float(ratio_for(Setting(M=5, b=50, m=5, n=50), alpha=0.9, loss=1e-3).round(3))
     19.725
+    >>> float(ratio_for(Setting(M=5, b=50, m=5, n=50), alpha=0.9, loss=1e-3, optimizer="sign").round(3))
+    0.977
     """
-    path = Path.of(setting, parameterization, mu0, q0)
+    path = Path.of(setting, parameterization, mu0, q0, optimizer)
     margin = np.asarray(setting.margin(check_loss(path, loss)))
     wanted = check_range("alpha", alpha, -np.inf, np.inf)
     wanted, margin = check_shapes(alpha=wanted, loss=margin)
-    # mu_ov never shrinks, so a start with mu0 > 0 limits alpha = margin / mu_ov from above.
-    least = path.start_alpha
-    most = np.minimum(1.0, margin / path.mu0) if path.mu0 else np.ones_like(margin)
+    # From mu0 > 0 mu_ov never shrinks, which limits alpha = margin / mu_ov. From mu0 < 0 (sign descent) a
+    # faster query-key circuit first looks away, and may end on either side of where it started.
+    limit = np.minimum(1.0, np.abs(margin / path.mu0)) if path.mu0 else np.ones_like(margin)
+    least, most = np.minimum(path.start_alpha, limit), np.maximum(path.start_alpha, limit)
     wrong = ~((wanted > least) & (wanted < most))
     if wrong.any():
         first = np.flatnonzero(wrong)[0]
+        low, high = float(least.flat[first]), float(most.flat[first])
         raise InputError(
             f"alpha = {float(wanted.flat[first])!r} cannot be reached: at this loss and start a ratio"
-            f" gives any attention above {least:.6g} and below {float(most.flat[first]):.6g}"
+            f" gives any attention above {low:.6g} and below {high:.6g}"
         )
     q = np.log(wanted / (1 - wanted) / setting.rho)
+    if path.optimizer == "sign":
+        return (2 * (q - path.q0) / (np.abs(margin / wanted) - abs(path.mu0)))[()]
     strength = path.qk_integral(np.asarray(path.coordinate(q))) / path.ov_integral(margin / wanted)
     return (strength / path.strength(1.0))[()]
 

@@ -20,7 +20,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.theory._setting import Floats, Setting, check_parameterization, check_range
+from fasterqk.theory._setting import (
+    Floats,
+    Setting,
+    check_optimizer,
+    check_parameterization,
+    check_range,
+)
 
 with needs_extra("theory"):
     from scipy.special import expi
@@ -46,15 +52,18 @@ Function = Callable[[Floats, np.ndarray], tuple[Floats, Floats]]
 
 @dataclass(frozen=True)
 class Path:
-    """The states that gradient flow passes from one start in one parameterization, for every ratio at once.
+    """The states that training passes from one start in one parameterization, for every ratio at once.
 
-    ``mu0`` and ``q0`` are mu_ov and mu_qk at time zero. Make one with ``Path.of``, which checks them.
+    ``mu0`` and ``q0`` are mu_ov and mu_qk at time zero. Make one with ``Path.of``, which checks them. All
+    that concerns the start holds for both optimizers; ``strength`` and the integrals are gradient flow's
+    (sign descent has a law of its own, see ``_sign.py``).
     """
 
     setting: Setting
     parameterization: str
     mu0: float
     q0: float
+    optimizer: str = "gradient_flow"
 
     @classmethod
     def of(
@@ -63,19 +72,23 @@ class Path:
         parameterization: str = "CACO",
         mu0: float | None = None,
         q0: float | None = None,
+        optimizer: str = "gradient_flow",
     ) -> "Path":
         """A checked path; starts left out are 0 for a collapsed circuit and 1e-3 for a factorized one.
 
-        For a factorized circuit 0 is a saddle that gradient flow never leaves, so it is refused.
+        For a factorized circuit 0 is a saddle that gradient flow never leaves, so it is refused. Only sign
+        descent is solved for starts below 0.
         """
         if not isinstance(setting, Setting):
             raise InputError(f"setting = {setting!r} is not a Setting")
         name = check_parameterization(parameterization)
+        rule = check_optimizer(optimizer, name)
         return cls(
             setting,
             name,
-            _start("mu0", mu0, name[2] == "F", LARGEST_MU0),
-            _start("q0", q0, name[0] == "F", LARGEST_Q0),
+            _start("mu0", mu0, name[2] == "F", LARGEST_MU0, rule),
+            _start("q0", q0, name[0] == "F", LARGEST_Q0, rule),
+            rule,
         )
 
     @property
@@ -158,10 +171,10 @@ class Path:
         )
 
 
-def _start(name: str, value: float | None, factorized: bool, largest: float) -> float:
+def _start(name: str, value: float | None, factorized: bool, largest: float, optimizer: str) -> float:
     if value is None:
         return FACTORIZED_START if factorized else 0.0
-    start = check_range(name, value, 0.0, largest)
+    start = check_range(name, value, -largest if optimizer == "sign" else 0.0, largest)
     if start.ndim:
         raise InputError(f"{name} = {value!r} is not one number")
     if factorized and start < LEAST_FACTORIZED_START:

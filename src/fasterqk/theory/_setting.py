@@ -15,6 +15,7 @@ Floats = NDArray[np.float64]
 # First letter: attention (query-key) factorized or collapsed; third letter: output-value.
 PARAMETERIZATIONS = ("FAFO", "FACO", "CAFO", "CACO")
 QUERIES = ("token", "fixed")
+OPTIMIZERS = ("gradient_flow", "sign")
 _LARGEST_COUNT = 10**6
 
 
@@ -96,6 +97,18 @@ def check_parameterization(name: str) -> str:
     if not isinstance(name, str) or name.upper() not in PARAMETERIZATIONS:
         raise InputError(f"parameterization {name!r} is unknown; choose from {', '.join(PARAMETERIZATIONS)}")
     return name.upper()
+
+
+def check_optimizer(name: str, parameterization: str) -> str:
+    """``name`` if it is an optimizer that is solved for the checked ``parameterization``."""
+    if name not in OPTIMIZERS:
+        raise InputError(f"optimizer {name!r} is unknown; choose from {', '.join(OPTIMIZERS)}")
+    if name == "sign" and parameterization != "CACO":
+        raise InputError(
+            f"optimizer 'sign' is solved for parameterization CACO only, not {parameterization!r};"
+            " take CACO, or optimizer 'gradient_flow'"
+        )
+    return name
 
 
 def check_range(name: str, values: ArrayLike, low: float, high: float) -> Floats:

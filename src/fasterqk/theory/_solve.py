@@ -1,4 +1,6 @@
-"""The exact state of gradient flow at a loss, a time or an OV scale, for any number of ratios at once.
+"""The exact state of training at a loss, a time or an OV scale, for any number of ratios at once.
+
+Sign descent is explicit (``_sign.py``); the rest of this module is about gradient flow.
 
 ``solve`` looks for the coordinate c of ``Path``: at an OV scale it is a Wright omega function or one root,
 at a loss one root. Only time needs an integral, one quadrature that all points of a ratio share (``Clock``).
@@ -14,6 +16,7 @@ from numpy.typing import ArrayLike
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.theory._path import RATIOS, Lookup, Path, increasing_roots
 from fasterqk.theory._setting import Floats, Setting, check_range, check_shapes
+from fasterqk.theory._sign import sign_state
 
 with needs_extra("theory"):
     from scipy.special import wrightomega
@@ -31,7 +34,7 @@ _BLOCK = 2048
 
 @dataclass(frozen=True)
 class Solution:
-    """The state of gradient flow: one array per quantity, all of the broadcast shape of the arguments.
+    """The state of training: one array per quantity, all of the broadcast shape of the arguments.
 
     ``time`` is computed on first access; it is infinite where it is too large for a float.
     """
@@ -80,20 +83,24 @@ def solve(
     mu0: float | None = None,
     q0: float | None = None,
     eta_ov: float = 1.0,
+    optimizer: str = "gradient_flow",
 ) -> Solution:
-    """The exact state at which gradient flow reaches a loss, a time or an OV scale (give one of the three).
+    """The exact state at which training reaches a loss, a time or an OV scale (give one of the three).
 
     ``qk_ratio`` and that one broadcast against each other. The ratio is eta_qk / eta_ov; the start
     (``mu0``, ``q0``) is 0 for collapsed circuits and 1e-3 for factorized ones unless given. Nothing is
-    integrated unless a time is asked for or given.
+    integrated unless a time is asked for or given. ``optimizer`` is ``"gradient_flow"`` or ``"sign"``: sign
+    descent, the idealized Adam, solved for CACO from any start, also below 0.
 
     >>> state = solve(Setting(M=5, b=50, m=5, n=50), qk_ratio=[0.01, 1, 100], loss=1e-4)
     >>> state.alpha.round(4)
     array([0.1345, 0.5179, 0.9884])
     >>> f"{state.time[1]:.3e}"
     '3.307e+06'
+    >>> solve(Setting(M=5, b=50, m=5, n=50), [0.01, 1, 100], loss=1e-4, optimizer="sign").alpha.round(4)
+    array([0.1305, 0.9612, 1.    ])
     """
-    path = Path.of(setting, parameterization, mu0, q0)
+    path = Path.of(setting, parameterization, mu0, q0, optimizer)
     rate = check_rate(eta_ov)
     strength = path.strength(qk_ratio)
     given = {"loss": loss, "time": time, "mu_ov": mu_ov}
@@ -103,6 +110,24 @@ def solve(
     name = chosen[0]
     target = _check_target(path, name, given[name])
     ratio, target = check_shapes(**{"qk_ratio": np.asarray(qk_ratio, dtype=float), name: target})
+
+    def shaped(flat_array: Floats) -> Any:
+        return flat_array.reshape(target.shape)[()]
+
+    if path.optimizer == "sign":
+        state = sign_state(path, np.ravel(ratio), name, np.ravel(target), rate)
+        return Solution(
+            path=path,
+            eta_ov=rate,
+            qk_ratio=ratio[()],
+            mu_ov=shaped(state.mu_ov),
+            mu_qk=shaped(state.mu_qk),
+            alpha=shaped(state.alpha),
+            loss=shaped(state.loss),
+            effective_ratio=shaped(np.ravel(ratio)),
+            _coordinate=None,
+            _known_time=shaped(state.time),
+        )
     flat = np.ravel(np.broadcast_to(strength, target.shape)), np.ravel(target)
     if name == "loss":
         margin = np.maximum(setting.margin(flat[1]), path.start_margin)
@@ -119,10 +144,6 @@ def solve(
         mu = flat[1] if name == "mu_ov" else path.mu_ov(path.qk_integral(c) / flat[0])
         final_loss = setting.loss(alpha * mu)
     speed_ov, speed_qk = path.speedups(mu, q)
-
-    def shaped(flat_array: Floats) -> Any:
-        return flat_array.reshape(target.shape)[()]
-
     return Solution(
         path=path,
         eta_ov=rate,
@@ -146,6 +167,7 @@ def trajectory(
     mu0: float | None = None,
     q0: float | None = None,
     eta_ov: float = 1.0,
+    optimizer: str = "gradient_flow",
 ) -> Solution:
     """The exact state at every time of ``times``; arrays of shape (ratios, times), ratios first.
 
@@ -163,6 +185,7 @@ def trajectory(
         mu0=mu0,
         q0=q0,
         eta_ov=eta_ov,
+        optimizer=optimizer,
     )
 
 

@@ -70,6 +70,20 @@ def test_the_command_for_the_notebooks_setting(tmp_path, capsys):
         assert Path(result["files"][suffix]).stat().st_size > 100
 
 
+def test_the_same_figure_of_sign_descent(tmp_path):
+    from fasterqk.lab.experiments import reproduce
+
+    result = reproduce("fig4", tmp_path, optimizer="sign")
+    assert result["integration_error"] is None
+    assert [round(row["alpha"], 4) for row in result["final"]] == [0.1305, 0.3312, 0.9612, 1.0, 1.0]
+    assert Path(result["files"]["csv"]).name == "fig4-sign.csv"
+    with Path(result["files"]["csv"]).open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    kinds = {(row["panel"], row["optimizer"], row["parameterization"]) for row in rows}
+    assert ("attention by ratio", "gradient_flow", "CACO") in kinds
+    assert ("ratio needed", "sign", "CACO") in kinds
+
+
 def test_what_people_read(figure, capsys):
     show({"final": figure.final_values(), "integration_error": 1e-13, "files": {"png": "fig4.png"}})
     printed = capsys.readouterr().out

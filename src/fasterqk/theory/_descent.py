@@ -1,0 +1,175 @@
+"""Sign descent and full-batch Adam of the full matrices on an enumerated population, many arms at once.
+
+Like ``flow`` it knows nothing about mu_ov, mu_qk or Theorem 1. A matrix has a leading axis, one entry per
+arm, and every role has one learning rate per arm. Matrices are called by their roles: ``qk`` (d, d) or
+``k`` and ``q``, both (d, width), with W_QK = W_K W_Q^T; ``ov`` (M, d) or ``o`` (M, width) and ``v``
+(width, d), with W_OV = W_O W_V.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fasterqk.errors import InputError
+from fasterqk.theory._flow import Population
+from fasterqk.theory._setting import Floats
+
+DESCENTS = ("sign", "adam")
+
+Matrices = dict[str, Floats]
+
+
+class Bags(NamedTuple):
+    """A population as bags of token types: sequences that hold the same tokens are one, with its weight."""
+
+    tokens: Floats  # (type, d): the vectors that stand in a context
+    queries: Floats  # (query, d)
+    counts: Floats  # (bag, type)
+    query: np.ndarray  # (bag,): which query
+    label: np.ndarray  # (bag,)
+    weight: Floats  # (bag,): share of the population
+    relevant: np.ndarray  # (type,): whether it is a token of a class
+
+    @classmethod
+    def of(cls, population: Population) -> "Bags":
+        s, (size, places, width) = population.setting, population.context.shape
+        tokens, place = np.unique(population.context.reshape(-1, width), axis=0, return_inverse=True)
+        counts = np.zeros((size, len(tokens)))
+        np.add.at(counts, (np.repeat(np.arange(size), places), place.ravel()), 1.0)
+        queries, query = np.unique(population.query, axis=0, return_inverse=True)
+        rows = np.column_stack([counts, query.ravel(), population.label])
+        bags, number = np.unique(rows, axis=0, return_counts=True)
+        return cls(
+            tokens,
+            queries,
+            bags[:, :-2],
+            bags[:, -2].astype(int),
+            bags[:, -1].astype(int),
+            number / size,
+            tokens[:, : s.M * s.b].any(axis=1),
+        )
+
+
+class Seen(NamedTuple):
+    """What a model does on every bag, for every arm."""
+
+    attention: Floats  # (arm, bag, type)
+    values: Floats  # (arm, type, M): the logits that a token votes for
+    errors: Floats  # (arm, bag, M): softmax minus one-hot, times the weight of the bag
+    loss: Floats  # (arm,)
+    alpha: Floats  # (arm,): attention on class tokens, mean over the population
+
+
+@dataclass(frozen=True)
+class Record:
+    """One moment of a descent: the number of steps taken, and one value or matrix per arm."""
+
+    step: int
+    loss: Floats
+    alpha: Floats
+    matrices: Matrices
+
+
+def collapsed(matrices: Mapping[str, Floats], circuit: str) -> Floats:
+    """W_QK or W_OV, (arm, rows, columns), from itself or from its factors."""
+    if circuit in matrices:
+        return matrices[circuit]
+    if circuit == "qk":
+        return matrices["k"] @ matrices["q"].swapaxes(1, 2)
+    return matrices["o"] @ matrices["v"]
+
+
+def look(bags: Bags, matrices: Mapping[str, Floats]) -> Seen:
+    """Attention, votes, errors, loss and attention on class tokens of every arm."""
+    scores = bags.queries @ collapsed(matrices, "qk").swapaxes(1, 2) @ bags.tokens.T
+    attention = np.exp(scores - scores.max(axis=2, keepdims=True))[:, bags.query] * bags.counts
+    attention /= attention.sum(axis=2, keepdims=True)
+    values = bags.tokens @ collapsed(matrices, "ov").swapaxes(1, 2)
+    logits = attention @ values
+    logits -= logits.max(axis=2, keepdims=True)
+    errors = np.exp(logits)
+    total = errors.sum(axis=2, keepdims=True)
+    rows = np.arange(len(bags.label))
+    loss = (np.log(total[:, :, 0]) - logits[:, rows, bags.label]) @ bags.weight
+    errors /= total
+    errors[:, rows, bags.label] -= 1
+    errors *= bags.weight[:, None]
+    return Seen(attention, values, errors, loss, attention[:, :, bags.relevant].sum(axis=2) @ bags.weight)
+
+
+def slopes(bags: Bags, matrices: Mapping[str, Floats], seen: Seen) -> Matrices:
+    """The gradient of the mean loss for every matrix, under the same names."""
+    on_ov = (seen.attention.swapaxes(1, 2) @ seen.errors).swapaxes(1, 2) @ bags.tokens
+    pull = seen.errors @ seen.values.swapaxes(1, 2)
+    centred = seen.attention * (pull - (seen.attention * pull).sum(axis=2, keepdims=True))
+    asks = (np.arange(len(bags.queries))[:, None] == bags.query).astype(float)  # (query, bag)
+    on_qk = bags.tokens.T @ (asks @ centred).swapaxes(1, 2) @ bags.queries
+    found: Matrices = {}
+    if "qk" in matrices:
+        found["qk"] = on_qk
+    else:
+        found["k"], found["q"] = on_qk @ matrices["q"], on_qk.swapaxes(1, 2) @ matrices["k"]
+    if "ov" in matrices:
+        found["ov"] = on_ov
+    else:
+        found["o"] = on_ov @ matrices["v"].swapaxes(1, 2)
+        found["v"] = matrices["o"].swapaxes(1, 2) @ on_ov
+    return found
+
+
+def descend(
+    population: Population,
+    start: Mapping[str, ArrayLike],
+    rates: Mapping[str, ArrayLike],
+    *,
+    optimizer: str = "sign",
+    betas: tuple[float, float] = (0.9, 0.999),
+    epsilon: float = 1e-8,
+    zero: float = 1e-9,
+    every: int = 1,
+    until: float = 0.0,
+    steps: int = 100_000,
+) -> Iterator[Record]:
+    """Steps of sign descent or of full-batch Adam; yields the start and then every ``every``-th step.
+
+    ``start`` and ``rates`` have one entry per arm, the step of a matrix is its own rate. It ends after
+    ``steps`` steps, or once the loss of every arm is at most ``until``. Sums that are zero by symmetry come
+    out as rounding, and both optimizers make large steps of it; so a gradient's entry counts as zero below
+    ``zero`` times the largest entry of its matrix.
+
+    >>> from fasterqk.theory import Setting
+    >>> population = Population.of(Setting(M=2, b=2, m=1, n=2))
+    >>> start = {"qk": np.zeros((2, 6, 6)), "ov": np.zeros((2, 2, 6))}
+    >>> *_, last = descend(population, start, {"qk": [0.01, 0.1], "ov": [0.01, 0.01]}, until=0.1)
+    >>> last.alpha.round(2)
+    array([0.71, 1.  ])
+    """
+    if optimizer not in DESCENTS:
+        raise InputError(f"optimizer {optimizer!r} is unknown; choose from {', '.join(DESCENTS)}")
+    if set(start) != set(rates):
+        raise InputError(f"start has the matrices {sorted(start)} and rates {sorted(rates)}; give the same")
+    bags = Bags.of(population)
+    now = {name: np.array(matrix, dtype=float) for name, matrix in start.items()}
+    rate = {name: np.asarray(values, dtype=float)[:, None, None] for name, values in rates.items()}
+    first = {name: np.zeros_like(matrix) for name, matrix in now.items()}
+    second = {name: np.zeros_like(matrix) for name, matrix in now.items()}
+    for step in range(steps + 1):
+        seen = look(bags, now)
+        done = step == steps or bool((seen.loss <= until).all())
+        if done or step % every == 0:
+            yield Record(step, seen.loss, seen.alpha, {name: matrix.copy() for name, matrix in now.items()})
+        if done:
+            return
+        for name, slope in slopes(bags, now, seen).items():
+            slope[np.abs(slope) <= zero * np.abs(slope).max(axis=(1, 2), keepdims=True)] = 0.0
+            if optimizer == "sign":
+                now[name] -= rate[name] * np.sign(slope)
+                continue
+            first[name] += (1 - betas[0]) * (slope - first[name])
+            second[name] += (1 - betas[1]) * (slope**2 - second[name])
+            mean = first[name] / (1 - betas[0] ** (step + 1))
+            spread = np.sqrt(second[name] / (1 - betas[1] ** (step + 1)))
+            now[name] -= rate[name] * mean / (spread + epsilon)
