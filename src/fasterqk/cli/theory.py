@@ -109,9 +109,10 @@ def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -
         states = solve(setting, ratios[:, None], loss=losses, parameterization=name, **start)
         columns = {key: getattr(states, key) for key in STATE}
         for place in np.ndindex(len(ratios), len(losses)):
-            about = {"optimizer": states.path.optimizer, "parameterization": states.path.parameterization}
-            about["qk_ratio"] = float(ratios[place[0]])
-            rows.append(about | {key: float(column[place]) for key, column in columns.items()})
+            path = states.path
+            about = {"optimizer": path.optimizer, "parameterization": path.parameterization}
+            ratio = {"qk_ratio": float(ratios[place[0]])}
+            rows.append(about | ratio | {key: float(column[place]) for key, column in columns.items()})
     if arguments.csv and not arguments.json:
         print(csv_text(rows), end="")
         return 0

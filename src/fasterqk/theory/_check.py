@@ -7,6 +7,7 @@ fixed set of cases. ``CHECKS``, at the end, lists them.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -134,7 +135,7 @@ def _full_matrices() -> Iterator[ArrayLike]:
         setting = Setting(**_SMALL, query=query)
         population = Population.of(setting)
         for parameterization in PARAMETERIZATIONS:
-            start = {"mu0": 0.1, "q0": 0.1}
+            start: dict[str, Any] = {"mu0": 0.1, "q0": 0.1}
             exact = solve(setting, 3.0, loss=[0.5, 0.05], parameterization=parameterization, **start)
             first = theorem_weights(population, parameterization, 0.1, 0.1)
             for index, weights in enumerate(flow(population, first, exact.time, qk_ratio=3.0)):
@@ -237,7 +238,7 @@ def _collapsed_with_growing_rates() -> Iterator[ArrayLike]:
 _SIGN_STARTS = ((0.0, 0.0), (0.7, 0.4), (-1.2505, 0.5), (-0.6505, -1.0))
 
 
-def _sign_cases() -> Iterator[tuple[Setting, float, dict[str, float]]]:
+def _sign_cases() -> Iterator[tuple[Setting, float, dict[str, Any]]]:
     sizes = ((2, 1, 1, 3), (5, 50, 5, 50), (300, 7, 40, 200))
     for size, ratio, (mu0, q0) in product(sizes, (1e-2, 1.0, 1e2), _SIGN_STARTS):
         yield Setting(*size), ratio, {"mu0": mu0, "q0": q0}

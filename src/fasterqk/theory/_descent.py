@@ -49,7 +49,7 @@ class Bags(NamedTuple):
             bags[:, -2].astype(int),
             bags[:, -1].astype(int),
             number / size,
-            tokens[:, : s.M * s.b].any(axis=1),
+            np.abs(tokens[:, : s.M * s.b]).sum(axis=1) > 0,
         )
 
 
