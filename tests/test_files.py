@@ -11,6 +11,7 @@ import lzma
 import math
 import os
 import resource
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,11 +26,14 @@ from hypothesis import strategies as st
 from fasterqk.errors import InputError
 from fasterqk.files import (
     canonical_json,
+    check_output,
     config_defaults,
     config_fields,
     content_hash,
     csv_text,
+    parse_json,
     plain,
+    read_json,
     read_json_lines,
     read_lines,
     write_bytes,
@@ -133,6 +137,95 @@ def test_a_reader_never_sees_a_mixture(tmp_path: Path) -> None:
     finished.set()
     reader.join()
     assert set(seen) <= set(texts)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "link to a pipe", "socket"])
+def test_what_is_no_regular_file_is_refused_and_stays(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "target"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/null")
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(str(path))
+    else:
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to(tmp_path / "pipe")
+    before = path.lstat()
+    here = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match=f"{str(path)!r} is a .*; name "):
+        write_bytes(path, b"new")
+    assert os.path.samestat(before, path.lstat()) and before.st_mode == path.lstat().st_mode
+    assert sorted(tmp_path.iterdir()) == here
+
+
+def test_a_symbolic_link_stays_and_its_target_is_written(tmp_path: Path) -> None:
+    real = tmp_path / "elsewhere" / "real.txt"
+    real.parent.mkdir()
+    real.write_text("old")
+    link = tmp_path / "link"
+    link.symlink_to("elsewhere/real.txt")
+    second = tmp_path / "second"
+    second.symlink_to("link")
+    assert write_text(second, "new") == second
+    assert link.is_symlink() and second.is_symlink() and real.read_text() == "new"
+    assert list(real.parent.iterdir()) == [real]
+    # One that points to nothing makes the file it names, as opening it would.
+    real.unlink()
+    write_text(link, "again")
+    assert link.is_symlink() and real.read_text() == "again"
+
+
+def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to("link")
+    with pytest.raises(InputError, match="links"):
+        write_text(link, "new")
+    assert link.is_symlink() and list(tmp_path.iterdir()) == [link]
+
+
+def test_a_write_keeps_the_permissions_of_a_file_and_refuses_a_read_only_one(tmp_path: Path) -> None:
+    path = write_text(tmp_path / "private", "old")
+    path.chmod(0o600)
+    write_text(path, "new")
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o444)
+    with pytest.raises(InputError, match="is read-only"):
+        write_text(path, "newer")
+    assert path.read_text() == "new" and path.stat().st_mode & 0o777 == 0o444
+
+
+@pytest.mark.parametrize("given", ["", "a\0b", ".", "..", "a/b/.."])
+def test_a_name_that_names_no_file_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError):
+        write_text(given, "new")
+    with pytest.raises(InputError):
+        check_output(given)
+
+
+def test_a_file_that_is_read_is_no_output_under_any_name(tmp_path: Path) -> None:
+    data = write_text(tmp_path / "data.jsonl", "{}")
+    (tmp_path / "link").symlink_to(data)
+    os.link(data, tmp_path / "twin")
+    (tmp_path / "model").mkdir()
+    inside = write_text(tmp_path / "model" / "config.json", "{}")
+    for name in ("data.jsonl", "link", "twin", "model/../data.jsonl"):
+        with pytest.raises(InputError, match=r"data\.jsonl' is read"):
+            check_output(tmp_path / name, reads=[data])
+    with pytest.raises(InputError, match="model' is read"):
+        check_output(inside, reads=[data, tmp_path / "model"])
+    check_output(tmp_path / "model" / "new.json", reads=[data, tmp_path / "model", tmp_path / "missing"])
+    check_output(tmp_path / "new.jsonl", reads=[data])
+
+
+def test_text_that_is_no_unicode_is_written_escaped(tmp_path: Path) -> None:
+    assert write_text(tmp_path / "file", "a\ud800é").read_bytes() == "a\\ud800é".encode()
 
 
 def test_a_folder_appears_when_it_is_complete(tmp_path: Path) -> None:
@@ -353,3 +446,63 @@ def test_a_damaged_archive_is_named(tmp_path: Path, suffix: str) -> None:
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match=f"the archive '.*{suffix}' is damaged"):
         list(read_lines(path))
+
+
+@pytest.mark.parametrize("depth", [101, 900, 100_000])
+@pytest.mark.parametrize("begin", ["[", '{"a":', '[1, {"b": '])
+def test_json_nested_too_deeply_is_one_line(tmp_path: Path, depth: int, begin: str) -> None:
+    end = {"[": "]", '{"a":': "}"}.get(begin, "}]")
+    text = '{"x": ' + begin * depth + "0" + end * depth + "}"
+    path = write_text(tmp_path / "deep.json", text)
+    with pytest.raises(InputError, match="deeper than 100"):
+        read_json(path)
+    with pytest.raises(InputError, match=r"line 1 .*deeper than 100"):
+        list(read_json_lines(path))
+    assert list(read_json_lines(path, skip_bad_lines=True)) == []
+
+
+def test_json_of_usual_depth_is_read() -> None:
+    assert parse_json("[" * 100 + "]" * 100, "it")
+
+
+@pytest.mark.parametrize(
+    "text", [r'{"a": "\ud800"}', r'{"\uDFFF": 1}', r'{"a": ["x", {"b": "\udc00\ud800"}]}']
+)
+def test_half_a_character_in_json_is_refused(tmp_path: Path, text: str) -> None:
+    path = write_text(tmp_path / "half.json", text)
+    for read in (read_json, lambda path: list(read_json_lines(path))):
+        with pytest.raises(InputError, match="surrogate"):
+            read(path)
+    assert parse_json(r'"\ud83d\ude00 \\ud800"', "it") == "😀 \\ud800"
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
+    path = tmp_path / "marked.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"a": "\xef\xbb\xbf"}\n{"b": 1}')
+    assert [record for _, _, record in read_json_lines(path)] == [{"a": "\ufeff"}, {"b": 1}]
+    assert next(iter(read_lines(path))).startswith("{")
+    path.write_bytes(b"\xef\xbb\xbf[1]")
+    assert read_json(path) == [1]
+    packed = tmp_path / "marked.json.gz"
+    packed.write_bytes(gzip.compress(b"\xef\xbb\xbf[1]"))
+    assert read_json(packed) == [1]
+
+
+@pytest.mark.parametrize("what", ["folder", "missing", "nul", "not UTF-8", "UTF-16", "digits", "empty"])
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, what: str) -> None:
+    path = tmp_path / "file"
+    contents = {
+        "not UTF-8": b"\xff\xfe\x00",
+        "UTF-16": "[1]".encode("utf-16"),
+        "digits": b"9" * 5000,
+        "empty": b"",
+    }
+    if what in contents:
+        path.write_bytes(contents[what])
+    elif what == "folder":
+        path.mkdir()
+    elif what == "nul":
+        path = Path("a\0b")
+    with pytest.raises(InputError) as caught:
+        read_json(path)
+    assert "\n" not in str(caught.value)

@@ -1,5 +1,6 @@
 """Files: atomic writes, readers with one-line errors, canonical JSON, hashes of configurations, CSV."""
 
+import codecs
 import csv
 import dataclasses
 import functools
@@ -10,8 +11,10 @@ import json
 import lzma
 import math
 import os
+import re
 import secrets
 import shutil
+import stat
 import typing
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,17 +30,62 @@ from fasterqk.errors import InputError
 # target. The folder is flushed too, so that the rename itself survives a power cut.
 
 
+def check_output(path: str | os.PathLike[str], *, reads: Iterable[str | os.PathLike[str]] = ()) -> Path:
+    """Refuse a ``path`` that must not be written; returns where it leads, symbolic links followed.
+
+    Refused are folders, pipes, devices and read-only files, and with ``reads`` also these files under any
+    name and the files in these folders. Commands call it before they begin, writers before they write.
+
+    >>> check_output("mine.jsonl", reads=["mine.jsonl"]).name
+    'mine.jsonl'
+    >>> write_text("mine.jsonl", "{}").name
+    'mine.jsonl'
+    >>> check_output("mine.jsonl", reads=["mine.jsonl"])
+    Traceback (most recent call last):
+    fasterqk.errors.InputError: 'mine.jsonl' is read, so it cannot be written as 'mine.jsonl'; ...
+    """
+    name = os.fspath(path)
+    if not name or "\0" in name:
+        raise InputError(f"{name!r} is no name of a file")
+    target = Path(os.path.realpath(name))
+    try:
+        status = os.stat(name)
+    except (FileNotFoundError, NotADirectoryError):
+        if os.path.basename(name) in ("", ".", ".."):
+            raise InputError(f"{name!r} is the name of a folder; name a file") from None
+        return target  # what is wrong with its folder, the write says
+    except OSError as error:
+        raise InputError(f"cannot write {name!r}: {error.strerror}") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise InputError(f"{name!r} is a folder; name a file")
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{name!r} is a pipe or a device and would be replaced; name a regular file")
+    if not status.st_mode & 0o222:
+        raise InputError(f"{name!r} is read-only; name another file, or allow it with: chmod u+w")
+    for read in reads:
+        with suppress(OSError):
+            if os.path.samestat(status, os.stat(read)) or Path(os.path.realpath(read)) in target.parents:
+                other = "another file" if Path(read).is_file() else "a file outside of it"
+                raise InputError(
+                    f"{os.fspath(read)!r} is read, so it cannot be written as {name!r}; name {other}"
+                )
+    return target
+
+
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write ``data`` to ``path`` atomically, making parent folders; returns the path.
 
-    When the write fails (disk full, no permission) the old file is untouched, no temporary file stays
-    behind, and the ``OSError`` names ``path``.
+    A symbolic link stays, and the file it leads to is written. What :func:`check_output` refuses is not
+    written. When the write fails (disk full, no permission) the old file is untouched, no temporary file
+    stays behind, and the ``OSError`` names ``path``.
     """
-    target = Path(path)
+    target = check_output(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_beside(target)
     try:
         with temporary.open("xb") as stream:
+            with suppress(FileNotFoundError):
+                os.fchmod(stream.fileno(), stat.S_IMODE(target.stat().st_mode))
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
@@ -46,15 +94,18 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
         with suppress(OSError):
             os.unlink(temporary)
         if isinstance(error, OSError):
-            error.filename, error.filename2 = str(target), None
+            error.filename, error.filename2 = os.fspath(path), None
         raise
     _sync(target.parent)
-    return target
+    return Path(path)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
-    """Write ``text`` as UTF-8 to ``path`` atomically; returns the path."""
-    return write_bytes(path, text.encode("utf-8"))
+    """Write ``text`` as UTF-8 to ``path`` atomically; returns the path.
+
+    What UTF-8 has no bytes for, the halves of characters in names that are no text, is written escaped.
+    """
+    return write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 @contextmanager
@@ -90,7 +141,8 @@ def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 def _temporary_beside(target: Path) -> Path:
     # Not tempfile: its files are private to their owner, and a store may be shared by a group.
-    return target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    # The name is cut so that it is never too long where that of the target is not.
+    return target.with_name(f".{target.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
 def _sync(path: Path) -> None:
@@ -113,11 +165,10 @@ def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
 
 def read_json(path: str | os.PathLike[str]) -> Any:
     """The JSON document in a file, decompressed when its name ends in ``.xz`` or ``.gz``."""
-    text = _decoded(b"".join(_lines(path)), path)
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InputError(f"{str(path)!r} is not JSON ({error}); make or download it again") from None
+        return parse_json(_decoded(b"".join(_lines(path)), path), repr(str(path)))
+    except NotJson as error:
+        raise InputError(f"{error}; make or download it again") from None
 
 
 def read_json_lines(
@@ -135,10 +186,7 @@ def read_json_lines(
         where = f"{str(path)!r} line {number}"
         try:
             text = _decoded(line, path)
-            try:
-                record = json.loads(text)
-            except ValueError as error:
-                raise InputError(f"{where} is not JSON ({error})") from None
+            record = parse_json(text, where)
             if not isinstance(record, dict):
                 raise InputError(f"{where} holds no JSON object but {text.strip()[:40]!r}")
         except InputError:
@@ -148,16 +196,63 @@ def read_json_lines(
         yield number, where, record
 
 
+class NotJson(InputError):
+    """A text is not JSON, or such that no program should go on with it."""
+
+
+# More than any file that people or programs write on purpose; Python's own limit is a crash.
+_DEEPEST = 100
+
+
+def parse_json(text: str | bytes, where: str) -> Any:
+    """The JSON document in ``text``; ``where`` says in errors what that is.
+
+    JSON that is nested deeper than 100 levels is refused, and so is half a character (a lone surrogate),
+    which can be neither printed nor written.
+
+    >>> parse_json('{"a": [1]}', "this text")
+    {'a': [1]}
+    """
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise NotJson(f"{where} is nested deeper than {_DEEPEST} levels") from None
+    except ValueError as error:
+        raise NotJson(f"{where} is not JSON ({error})") from None
+    level: list[Any] = [document] if isinstance(document, dict | list) else []
+    for _ in range(_DEEPEST):
+        items = (item.values() if type(item) is dict else item for item in level)
+        level = [child for children in items for child in children if type(child) in (dict, list)]
+        if not level:
+            break
+    else:
+        raise NotJson(f"{where} is nested deeper than {_DEEPEST} levels")
+    if re.search(_SURROGATE, text if isinstance(text, bytes) else text.encode("utf-8", "replace")):
+        try:
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):x}"
+            raise NotJson(f"{where} has half a character, the lone surrogate {half}") from None
+    return document
+
+
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+
+
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The lines of a file, decompressed, without the byte order mark that some editors write first."""
     openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
     try:
         with openers.get(Path(path).suffix, open)(path, "rb") as stream:
-            yield from stream
+            for number, line in enumerate(stream):
+                yield line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         what = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
         raise InputError(f"the archive {str(path)!r} {what}; download it again") from None
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except ValueError as error:  # a name with a NUL byte in it
+        raise InputError(f"cannot read {str(path)!r}: {error}") from None
 
 
 def _decoded(data: bytes, path: str | os.PathLike[str]) -> str:

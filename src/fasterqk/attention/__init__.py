@@ -77,6 +77,7 @@ __all__ = [
     "encode_for_classifier",
     "entropy",
     "eraser_commands",
+    "eraser_paths",
     "faithfulness",
     "find_pattern",
     "first_token_share",

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from fasterqk.attention._faithfulness import spans, top_tokens
 from fasterqk.errors import InputError
-from fasterqk.files import write_text
+from fasterqk.files import check_output, write_text
 
 if TYPE_CHECKING:
     from fasterqk.attention._measure import Measurement
@@ -42,8 +42,7 @@ def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[
     ERASER cannot score the predictions if one names a class that no instance has (:func:`unscorable_class`);
     then they are left out, and the rationales alone are written.
     """
-    target = Path(path)
-    folder, rationales = target.with_suffix(".data"), target.with_suffix(".rationales.jsonl")
+    target, test, documents, rationales, rated_test = eraser_paths(path)
     _check_ids(measurement)
     rated = [number for number, x in enumerate(measurement.instances) if x.rationale.any()]
     unrated = [number for number, x in enumerate(measurement.instances) if not x.rationale.any()]
@@ -56,23 +55,37 @@ def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[
     annotations = [_annotation(measurement, number) for number in everything]
     written = [
         _write_lines(target, predictions),
-        _write_lines(folder / "test.jsonl", annotations),
-        _write_lines(folder / "docs.jsonl", (_document(measurement, number) for number in everything)),
+        _write_lines(test, annotations),
+        _write_lines(documents, (_document(measurement, number) for number in everything)),
     ]
     if rated:
         alone = (_rationales(measurement, number, soft=True) for number in rated)
         written += [
             _write_lines(rationales, alone),
-            _write_lines(folder / "rationales.jsonl", annotations[: len(rated)]),
+            _write_lines(rated_test, annotations[: len(rated)]),
         ]
     return written
 
 
-def eraser_commands(measurement: "Measurement", path: str | PathLike[str]) -> list[str]:
-    """The commands that score, with ERASER's code, the files that :func:`write_eraser` has written."""
+def eraser_paths(path: str | PathLike[str]) -> tuple[Path, Path, Path, Path, Path]:
+    """The files that :func:`write_eraser` writes: predictions, annotations, documents, and without the
+    instances that have no rationale again predictions and annotations.
+
+    >>> [str(path) for path in eraser_paths("out/mine.jsonl")][:3]
+    ['out/mine.jsonl', 'out/mine.data/test.jsonl', 'out/mine.data/docs.jsonl']
+    """
+    check_output(path)
     target = Path(path)
     folder, alone = target.with_suffix(".data"), target.with_suffix(".rationales.jsonl")
-    command = f"python rationale_benchmark/metrics.py --data_dir {quote(str(folder))} --split"
+    if folder == target:
+        raise InputError(f"{str(path)!r} is the name of the folder beside the predictions; end in .jsonl")
+    return target, folder / "test.jsonl", folder / "docs.jsonl", alone, folder / "rationales.jsonl"
+
+
+def eraser_commands(measurement: "Measurement", path: str | PathLike[str]) -> list[str]:
+    """The commands that score, with ERASER's code, the files that :func:`write_eraser` has written."""
+    target, test, _, alone, _ = eraser_paths(path)
+    command = f"python rationale_benchmark/metrics.py --data_dir {quote(str(test.parent))} --split"
     whole = f"{command} test --results {quote(str(target))}"
     percents = measurement.faithfulness.percents
     if percents and unscorable_class(measurement) is None and not set(ERASER_PERCENTS) <= set(percents):

@@ -4,7 +4,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fasterqk.errors import InputError
@@ -50,6 +50,25 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 def add_out(parser: Parser) -> None:
     """Add ``--out``, the results folder."""
     parser.add_option("--out", str, "DIR", "results folder", default="out")
+
+
+# What commands make in a results folder.
+_MADE = ("runs", "figures", "tables", "tensorboard")
+
+
+def check_out(out: str, *reads: str | None) -> None:
+    """Refuse a results folder that is a file, or in which a file that the command reads could be replaced."""
+    from pathlib import Path
+
+    folder = Path(out)
+    if not out or (folder.exists() and not folder.is_dir()):
+        raise InputError(f"--out {out!r} is {'a file' if out else 'empty'}; name a folder")
+    for read in filter(None, reads):
+        for name in _MADE:
+            if (folder / name).resolve() in Path(read).resolve().parents:
+                raise InputError(
+                    f"{read!r} lies in {str(folder / name)!r}, where this command writes; give another --out"
+                )
 
 
 def add_data_dir(parser: Parser) -> None:
@@ -106,15 +125,26 @@ def add_page_options(parser: Parser, default: str) -> None:
 
 
 def write_and_show(
-    arguments: argparse.Namespace, name: str, path: "Path", write: "Callable[[Path], Path]"
+    arguments: argparse.Namespace,
+    name: str,
+    path: "Path",
+    write: "Callable[[Path], Path]",
+    reads: "Sequence[Path]" = (),
 ) -> int:
-    """Write the page to ``path``, open it when asked to, and print where it is; returns the exit code."""
+    """Write the page to ``path``, open it when asked to, and print where it is; returns the exit code.
+
+    What it is made of, the files and folders in ``reads``, is not written over.
+    """
     import webbrowser
 
     from fasterqk.console import print_result
+    from fasterqk.files import check_output
 
+    if arguments.output == "":
+        raise InputError("--output '' is no name of a file")
     if path.is_dir():
         raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
+    check_output(path, reads=reads)
     write(path)
     opened = bool(arguments.open) and webbrowser.open(path.resolve().as_uri())
     told = "opened" if opened else "found no browser; open" if arguments.open else "open"

@@ -14,4 +14,5 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.report import write_explorer
 
-    return write_and_show(arguments, "explorer", Path(arguments.output or "explorer.html"), write_explorer)
+    path = Path(arguments.output or "explorer.html")
+    return write_and_show(arguments, "explorer", path, write_explorer)

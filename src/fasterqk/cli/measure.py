@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples, list_of, positive_int
+from fasterqk.cli.common import Parser, add_json, check_out, examples, list_of, positive_int
 from fasterqk.console import print_json, print_table, progress_bar
 from fasterqk.errors import InputError
 
@@ -22,7 +22,7 @@ def configure(parser: Parser) -> None:
         "fasterqk measure --model my-classifier --data test.jsonl",
         "fasterqk measure --model my-classifier --data test.jsonl --rationale-k 5,10,20,50 --json",
         "fasterqk measure --model my-gpt --data qa.jsonl --aggregate layer:3 --remove attention",
-        "fasterqk measure --model my-classifier --data test.jsonl --eraser-out mine.jsonl --out out",
+        "fasterqk measure --model my-classifier --data test.jsonl --eraser-out eraser.jsonl --out out",
     )
     parser.add_argument(
         "--model", required=True, metavar="DIR", help="a saved sequence classifier or causal language model"
@@ -136,6 +136,9 @@ def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    from fasterqk.attention import eraser_paths
+    from fasterqk.files import check_output
+
     if arguments.rationale_k is None:
         arguments.rationale_k = [5, 10, 20, 50]
         if arguments.eraser_out:
@@ -150,6 +153,11 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"--rationale-k {','.join(map(str, percents))} names a percentage twice")
     if arguments.seed < 0:
         raise InputError(f"--seed {arguments.seed} is negative")
+    if arguments.eraser_out is not None:
+        for path in eraser_paths(arguments.eraser_out):
+            check_output(path, reads=[arguments.data, arguments.model])
+    if arguments.out is not None:
+        check_out(arguments.out, arguments.data, arguments.model)
 
 
 def _print(measurement: Any, summary: dict[str, Any]) -> None:

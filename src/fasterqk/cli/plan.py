@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from fasterqk.cli.common import Parser, add_json, add_out, examples, positive_int
+from fasterqk.cli.common import Parser, add_json, add_out, check_out, examples, positive_int
 from fasterqk.cli.sweep import processors
 from fasterqk.console import duration_text, print_result
 
@@ -32,6 +32,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs import plan, read_spec
 
+    check_out(arguments.out)
     found = plan(read_spec(arguments.spec), arguments.out)
     workers = arguments.workers or processors()
     wall = found.wall_seconds(workers)

@@ -22,4 +22,5 @@ def run(arguments: argparse.Namespace) -> int:
     if not out.is_dir():
         raise InputError(f"{arguments.out!r} is no folder; make one with: fasterqk reproduce all --out OUT")
     path = Path(arguments.output) if arguments.output else out / "report.html"
-    return write_and_show(arguments, "report", path, lambda target: write_page(out, target))
+    reads = [out / name for name in ("runs", "figures", "tables")]
+    return write_and_show(arguments, "report", path, lambda target: write_page(out, target), reads)

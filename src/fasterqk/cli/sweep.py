@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.common import Parser, add_json, add_out, examples, positive_int
+from fasterqk.cli.common import Parser, add_json, add_out, check_out, examples, positive_int
 from fasterqk.console import duration_text, print_result, print_table
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash, plain
@@ -66,6 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs._sweep import RunningSweep, take_shard
     from fasterqk.lab.runs._tensorboard import TensorBoard
 
+    check_out(arguments.out, arguments.spec)
     spec = read_spec(arguments.spec)
     cells = {content_hash(cell.config): cell for cell in take_shard(list(spec.cells), arguments.shard)}
     start = time.perf_counter()

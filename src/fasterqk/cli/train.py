@@ -4,7 +4,15 @@ import argparse
 import time
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.common import Parser, add_data_dir, add_json, examples, positive_float, positive_int
+from fasterqk.cli.common import (
+    Parser,
+    add_data_dir,
+    add_json,
+    check_out,
+    examples,
+    positive_float,
+    positive_int,
+)
 from fasterqk.console import duration_text, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
 
@@ -53,6 +61,8 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.training._processes import joined
 
     config = task_config(arguments)
+    if arguments.out is not None:
+        check_out(arguments.out, arguments.data)
     start = time.perf_counter()
     with joined() as processes:
         if not processes.first:

@@ -4,7 +4,7 @@ import argparse
 import time
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples
+from fasterqk.cli.common import Parser, add_json, check_out, examples
 from fasterqk.cli.reproduce import add_option
 from fasterqk.cli.train import add_task_options, task_config
 from fasterqk.console import print_json, print_table
@@ -54,6 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.experiments._tuning import save_tuning, search_of, tune
     from fasterqk.lab.tasks import use_data_folder
 
+    check_out(arguments.out, arguments.data)
     given = {"rates": arguments.rates, "ratios": arguments.ratios}
     search = search_of(
         task_config(arguments),

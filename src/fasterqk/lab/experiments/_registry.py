@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from fasterqk.console import progress_bar
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.files import canonical_json, config_fields, plain, read_json_lines, write_bytes
+from fasterqk.files import canonical_json, check_output, config_fields, plain, read_json_lines, write_bytes
 from fasterqk.lab.runs import SweepError, sweep
 from fasterqk.lab.tasks import use_data_folder
 
@@ -184,6 +184,9 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     if folder.exists() and not folder.is_dir():  # now, not after minutes of work
         raise InputError(f"--out {str(out)!r} is a file; name a folder")
     shared = {option.name: chosen.pop(option.name, option.default) for option in (DATA_OPTION, *CELL_OPTIONS)}
+    if shared["export"] is not None:
+        made = [folder / kind for kind in ("runs", "figures", "tables")]
+        check_output(shared["export"], reads=[*(shared["cells"] or ()), *made])
     runner = CellRunner(
         folder, experiment=name, workers=shared["workers"], force=shared["force"], files=shared["cells"]
     )
