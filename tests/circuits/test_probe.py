@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fasterqk.circuits import find_circuits
 from fasterqk.circuits._inputs import run_guessed
-from fasterqk.circuits._probe import noisy_copy, probe
+from fasterqk.circuits._probe import fan_in, noisy_copy, probe
+from fasterqk.errors import InputError
 
 WIDTH = 6
 
@@ -127,3 +129,110 @@ def test_the_copy_is_scrambled_and_the_original_is_not() -> None:
     copied = noisy_copy(model)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
     assert not any(torch.equal(one, other) for one, other in zip(copied.parameters(), before, strict=True))
+
+
+# --- Numbers that are not finite are no answer ---
+
+
+class ConvolutionalAttention(nn.Module):
+    """Attention of images: 1 x 1 convolutions instead of linear layers, no norm of its own."""
+
+    def __init__(self, width: int = 32, heads: int = 2) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Conv2d(width, 3 * width, 1)
+        self.proj = nn.Conv2d(width, width, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        batch, width, height, breadth = image.shape
+        q, k, v = self.qkv(image).reshape(batch, 3, self.heads, -1, height * breadth).unbind(1)
+        context = v @ (q.transpose(-2, -1) @ k).softmax(-1).transpose(-2, -1)
+        return self.proj(context.reshape(image.shape))
+
+
+def convolutional(depth: int) -> nn.Module:
+    """``depth`` convolutions and batch norms (which do nothing before training), then attention."""
+    convolutions = [
+        layer for _ in range(depth) for layer in (nn.Conv2d(32, 32, 1), nn.BatchNorm2d(32), nn.ReLU())
+    ]
+    return nn.Sequential(*convolutions, ConvolutionalAttention(), ConvolutionalAttention())
+
+
+@pytest.mark.parametrize("depth", [0, 60])
+def test_convolutions_get_noise_by_their_fan_in(depth: int) -> None:
+    circuits = find_circuits(convolutional(depth), verify=True, inputs=torch.ones(1, 32, 4, 4))
+    found = [(s.parameter.split(".", 1)[1], s.start, s.stop, s.role) for s in circuits if s.role != "rest"]
+    weight = [("qkv.weight", 0, 32, "q"), ("qkv.weight", 32, 64, "k"), ("qkv.weight", 64, 96, "v")]
+    bias = [("qkv.bias", start, stop, role) for _, start, stop, role in weight]
+    assert found == [*weight, *bias, ("proj.weight", None, None, "o"), ("proj.bias", None, None, "o")] * 2
+    assert circuits.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("module", "fan"),
+    [
+        (nn.Linear(5, 7), 5),
+        (nn.Conv2d(8, 6, 3, groups=2), 4 * 9),
+        (nn.Conv1d(8, 6, 5), 8 * 5),
+        (nn.ConvTranspose2d(8, 6, 3, groups=2), 4 * 9),
+        (nn.Bilinear(3, 4, 5), 20),
+    ],
+)
+def test_the_fan_in_is_that_of_the_layout(module: nn.Module, fan: int) -> None:
+    assert fan_in(module, "weight", module.weight) == fan
+
+
+class Overflowing(nn.Module):
+    """Its queries and keys overflow inside, where nothing can moderate them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = (self.q_proj(x) * 1e30) @ (self.k_proj(x) * 1e30).transpose(1, 2)
+        return self.o_proj(scores.softmax(-1) @ self.v_proj(x))
+
+
+def test_a_signal_that_is_not_finite_was_not_seen() -> None:
+    circuits = find_circuits(nn.Sequential(Overflowing()))
+    assert {s.decided_by for s in circuits} == {"name"}
+    assert "not finite" in circuits.notes[0]
+    with pytest.raises(InputError, match="not finite"):
+        find_circuits(nn.Sequential(Overflowing()), verify=True)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), 6e4])
+def test_weights_that_overflowed_do_not_blind_the_probe(value: float) -> None:
+    model = nn.Sequential(Attention(), Attention(), Attention()).half()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    assert [s.role for s in find_circuits(model, verify=True)] == [r for r in "qkvo" for _ in range(2)] * 3
+
+
+def test_states_that_explode_on_the_way_are_moderated() -> None:
+    class Exploding(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 1e25
+
+    model = nn.Sequential(Attention(), Exploding(), Attention(), Exploding(), Attention())
+    assert [s.role for s in find_circuits(model, verify=True)] == [r for r in "qkvo" for _ in range(2)] * 3
+
+
+def test_rows_that_are_masked_out_do_not_poison_the_rest() -> None:
+    class Masked(Attention):
+        def scores(self, x: Tensor) -> Tensor:
+            hidden = torch.zeros(x.shape[1], x.shape[1], dtype=torch.bool)
+            hidden[3] = True
+            return super().scores(x).masked_fill(hidden, -torch.inf)
+
+        def values(self, x: Tensor) -> Tensor:
+            return super().values(torch.nan_to_num(x))
+
+    assert {name.split(".")[0]: role for name, role in seen(Masked()).items()} == {
+        "a": "q",
+        "b": "k",
+        "c": "v",
+        "d": "o",
+    }

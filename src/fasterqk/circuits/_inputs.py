@@ -99,8 +99,28 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
             yield (states,) * count
     convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if convolution is not None:
-        for size in (224, 32, 64, 28, 16):
+        for size in dict.fromkeys((*_own_sides(model), *_sides(model))):
             yield (torch.randn(1, convolution.in_channels, size, size, generator=generator),)
+
+
+def _own_sides(model: nn.Module) -> Iterator[int]:
+    """The side of the images that a model says it takes, as timm and torchvision write it."""
+    for name in ("image_size", "img_size"):
+        size = getattr(model, name, None)
+        size = size[0] if isinstance(size, tuple | list) and size else size
+        if isinstance(size, int) and size > 0:
+            yield size
+    settings = getattr(model, "default_cfg", None)
+    size = settings.get("input_size") if isinstance(settings, dict) else None
+    if isinstance(size, tuple | list) and len(size) == 3:
+        yield int(size[1])
+
+
+def _sides(model: nn.Module) -> tuple[int, ...]:
+    """Usual sides of images; small ones first where nothing reduces them before attention."""
+    strides = (getattr(module, "stride", 1) for module in model.modules())
+    reduced = any(stride not in (1, (1,), (1, 1), None) for stride in strides)
+    return (224, 32, 64, 28, 16) if reduced else (16, 28, 32, 64, 224)
 
 
 def _widths(model: nn.Module) -> Iterator[int]:

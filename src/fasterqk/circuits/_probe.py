@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from fasterqk.capture._modules import nothing_compiled, says_attention, stack_of
 from fasterqk.capture._recorder import Recorder
@@ -25,6 +26,7 @@ from fasterqk.circuits._layouts import Span, spans_of
 from fasterqk.circuits._signals import (
     KEY,
     QUERY,
+    UNKNOWN,
     Finding,
     Signals,
     SignalTrace,
@@ -33,6 +35,10 @@ from fasterqk.circuits._signals import (
 )
 from fasterqk.circuits._slices import CIRCUIT_OF_ROLE
 from fasterqk.errors import InputError
+
+
+# States that enter a block with larger entries than this are replaced by noise.
+_MODERATE = 1e4
 
 
 @dataclass(kw_only=True)
@@ -81,19 +87,40 @@ def noisy_copy(model: nn.Module) -> nn.Module:
     }
     noisy = copy.deepcopy(model, computed).eval()
     generator = torch.Generator().manual_seed(0)
+    done: set[int] = set()
     with torch.no_grad():
         for module in noisy.modules():
             for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                 if tensor.is_floating_point():
                     tensor.data = tensor.data.float()
-        for parameter in noisy.parameters():
-            if parameter.is_floating_point():
-                noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
-                width = parameter.shape[-1] if parameter.dim() > 1 else 100
-                parameter.data = torch.nan_to_num(parameter.data) + noise / width**0.5
-                parameter.grad = None
-                parameter.requires_grad_(True)
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter.is_floating_point() and id(parameter) not in done:
+                    done.add(id(parameter))
+                    noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+                    # A half-precision model that overflowed has infinite weights.
+                    kept = torch.nan_to_num(parameter.data, 0.0, 0.0, 0.0).clamp(-100.0, 100.0)
+                    parameter.data = kept + noise / fan_in(module, name, parameter) ** 0.5
+                    parameter.grad = None
+                    parameter.requires_grad_(True)
     return noisy
+
+
+def fan_in(module: nn.Module, name: str, parameter: Tensor) -> float:
+    """How many products make one entry of the output of ``parameter``: noise is scaled by its root.
+
+    Where the module does not say which axis is the input (a tensor with an axis for heads), the largest
+    number it can be.
+    """
+    shape = parameter.shape
+    if parameter.dim() < 2:
+        return 100.0  # biases, gains and gates: small beside the one that most of them are
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        return float(shape[1])  # a row is looked up; it shall not drown what is added to it
+    if isinstance(module, _ConvTransposeNd):
+        return shape[0] / module.groups * shape[2:].numel()
+    if isinstance(module, _ConvNd) or (isinstance(module, nn.Linear) and name == "weight"):
+        return float(shape[1:].numel())
+    return max(1.0, parameter.numel() / max(1, min(shape)))
 
 
 def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
@@ -137,18 +164,26 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
             elsewhere.append(_innermost(signals))
     # In a block with scores of queries and keys, other softmaxes (a gate, a kernel) are something else.
     signals_of = {path: [one for one in found if one.complete] or found for path, found in inside.items()}
+    signals_of = {path: found for path, found in signals_of.items() if all(one.finite for one in found)}
     parameters = {name: value for path in scopes for name, value in held[path].items()}
     codes = reach_codes(parameters, list(signals_of.values()), outputs)
+    signals_of = {
+        path: found
+        for path, found in signals_of.items()
+        if not any((codes[name] & UNKNOWN).any() for name in held[path])
+    }
+    if signals_of.keys() != inside.keys():
+        failure = failure or "numbers that are not finite in the forward pass"
     return Evidence(
         findings=_findings(parameters, codes, signals_of),
-        ran=set(inside),
+        ran=set(signals_of),
         complete={path for path, found in signals_of.items() if found[0].complete},
         # A block that was called with nothing to attend to (no image, no protein) uses none of its weights.
         silent={path for path in finished - inside.keys() if any(codes[name].any() for name in held[path])},
         elsewhere=tuple(dict.fromkeys(elsewhere)),
         heads={
             path: found[0].probabilities.shape[1]
-            for path, found in inside.items()
+            for path, found in signals_of.items()
             if found[0].probabilities.dim() == 4
         },
         foreign={
@@ -213,12 +248,26 @@ def _innermost(signals: Signals) -> str:
 
 def _detached(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return value.detach() if value.is_floating_point() else value
+        return _moderate(value.detach()) if value.is_floating_point() else value
     if isinstance(value, dict):
         return type(value)((key, _detached(item)) for key, item in value.items())
     if type(value) in (tuple, list):
         return type(value)(_detached(item) for item in value)
     return value
+
+
+def _moderate(states: Tensor) -> Tensor:
+    """``states``, or noise of the same shape where they exploded or vanished on the way to a block.
+
+    A model without its trained norms may reach any size in its depth, and then every score is infinite.
+    Masks are left alone: they are zero or large and negative.
+    """
+    if not states.numel():
+        return states
+    exploded = not bool((states <= _MODERATE).all())  # also where it is not a number
+    if exploded or bool(0 < states.abs().amax() < 1 / _MODERATE**2):
+        return torch.randn(states.shape, generator=torch.Generator().manual_seed(0)).to(states)
+    return states
 
 
 def _float_tensors(value: Any) -> list[Tensor]:

@@ -5,10 +5,11 @@ gradients back from them and codes, for every entry of every parameter, which of
 ``roles_from_codes`` turns the codes of one parameter into roles along an axis.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -55,6 +56,12 @@ class Signals:
         """Whether queries met keys before the softmax and values after it."""
         return bool(self.queries and self.contexts)
 
+    @property
+    def finite(self) -> bool:
+        """Whether every number in it is finite: gradients of others say nothing."""
+        tensors = (self.probabilities, *self.queries, *self.keys, *self.weights, *self.contexts)
+        return all(bool(tensor.isfinite().all()) for tensor in tensors)
+
 
 class SignalTrace(TorchFunctionMode):
     """While active, collects in ``found`` every softmax with what is known of it, in order.
@@ -81,14 +88,17 @@ class SignalTrace(TorchFunctionMode):
             with self:
                 return WRITTEN_OUT[func](*args, **kwargs)
         tensors = tensors_in(args, kwargs)
-        weighting = [getattr(t, _PROBABILITIES) for t in tensors if hasattr(t, _PROBABILITIES)]
-        if func in PRODUCTS and weighting:
+        if func in PRODUCTS and _entries(tensors) > _LARGEST:
+            raise MemoryError(f"the probe came upon a product of {_entries(tensors)} entries")
+        weighting = next((t for t in tensors if hasattr(t, _PROBABILITIES)), None)
+        if func in PRODUCTS and weighting is not None:
             output = func(*_cut(args), **kwargs)
-            weighting[0].weights += [t for t in tensors if getattr(t, _PROBABILITIES, None) is weighting[0]]
-            weighting[0].contexts.append(output)
-            setattr(output, _CONTEXT, weighting[0])
+            for signals in getattr(weighting, _PROBABILITIES):
+                signals.weights.append(weighting)
+                signals.contexts.append(output)
+            setattr(output, _CONTEXT, getattr(weighting, _PROBABILITIES))
             return output
-        output = func(*args, **kwargs)
+        output = _without_empty_rows(func, args, kwargs) if func in SOFTMAXES else func(*args, **kwargs)
         if func is Tensor.__setitem__:
             output = args[0]  # scores written into a larger tensor, piece by piece
             _carry(func, tensors, output)
@@ -103,7 +113,7 @@ class SignalTrace(TorchFunctionMode):
                 signals.queries.append(query)
                 signals.keys.append(key)
             self.found.append(signals)
-            setattr(output, _PROBABILITIES, signals)
+            setattr(output, _PROBABILITIES, [signals])
             return output
         self._project(func, tensors, output)
         if func in PRODUCTS and len(tensors) >= 2:
@@ -117,23 +127,45 @@ class SignalTrace(TorchFunctionMode):
 
     def _project(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
         for operand in tensors:
-            signals = getattr(operand, _CONTEXT, None)
-            if signals is not None:
+            found = getattr(operand, _CONTEXT, ())
+            for signals in found:
                 signals.output_parameters |= {id(t) for t in tensors if isinstance(t, nn.Parameter)}
+            if found:
                 ends = func in _PROJECTIONS or (func in _SUMS and _joins_another_stream(tensors))
                 if not ends and carries(func, operand, output):
-                    setattr(output, _CONTEXT, signals)
+                    setattr(output, _CONTEXT, found)
+
+
+def _entries(tensors: list[Tensor]) -> int:
+    """The entries of the product of two matrices or stacks of them; 0 for other products."""
+    if len(tensors) != 2 or min(tensor.dim() for tensor in tensors) < 2:
+        return 0
+    return max(tensor.shape[:-2].numel() for tensor in tensors) * tensors[0].shape[-2] * tensors[1].shape[-1]
+
+
+def _without_empty_rows(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """A softmax that is zero where every score is masked: there it is not a number, and nor is any gradient."""
+    output: Tensor = func(*args, **kwargs)
+    scores = kwargs["input"] if "input" in kwargs else args[0]
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    empty = None if axis is None or bool(output.isfinite().all()) else (scores == -math.inf).all(axis, True)
+    if empty is None or not bool(empty.any()):
+        return output
+    rest = {name: value for name, value in kwargs.items() if name != "input"}
+    return cast(Tensor, func(scores.masked_fill(empty, 0.0), *args[1:], **rest)).masked_fill(empty, 0.0)
 
 
 def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
     """Pass marks on to outputs that still hold the marked elements: masked, padded, joined, cut out."""
     scores: list[tuple[Tensor, Tensor]] = list(getattr(output, _SCORES, ()))
+    weights: list[Signals] = list(getattr(output, _PROBABILITIES, ()))
     for operand in tensors:
         if func not in _PIECES and output.numel() < operand.numel():
             continue
-        if hasattr(operand, _PROBABILITIES):
-            setattr(output, _PROBABILITIES, getattr(operand, _PROBABILITIES))
+        weights += [one for one in getattr(operand, _PROBABILITIES, ()) if one not in weights]
         scores += [pair for pair in getattr(operand, _SCORES, ()) if all(pair is not own for own in scores)]
+    if weights:
+        setattr(output, _PROBABILITIES, weights)
     if scores and (func not in _PROJECTIONS or _mixes_heads(tensors)):
         setattr(output, _SCORES, scores)
 
@@ -166,8 +198,8 @@ def _cut(args: tuple[Any, ...]) -> tuple[Any, ...]:
         if isinstance(value, tuple | list):
             return type(value)(cut(item) for item in value)
         # Other softmaxes (a gate, a kernel) are not attention and stay in the graph.
-        signals = getattr(value, _PROBABILITIES, None)
-        return value.detach() if signals is not None and signals.queries else value
+        found = getattr(value, _PROBABILITIES, ())
+        return value.detach() if any(signals.queries for signals in found) else value
 
     return tuple(cut(value) for value in args)
 
@@ -190,7 +222,8 @@ def _query_and_key(
 # --- Which entries of the parameters the gradients reach ---
 
 # Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output.
-QUERY, KEY, CONTEXT, SCORE, OUTPUT = 1, 2, 4, 8, 16
+# A gradient that is not finite is no answer, neither yes nor no.
+QUERY, KEY, CONTEXT, SCORE, OUTPUT, UNKNOWN = 1, 2, 4, 8, 16, 32
 
 
 def reach_codes(
@@ -218,7 +251,8 @@ def reach_codes(
                 codes[name] = torch.where(codes[name] == 0, code, codes[name])
         projections |= {number for signals in found for number in signals.output_parameters}
     for name, code in _codes({OUTPUT: outputs}, parameters, generator).items():
-        codes[name] |= code
+        # What the output says counts only where nothing else was seen.
+        codes[name] |= torch.where(codes[name] == 0, code, code & OUTPUT)
     return codes
 
 
@@ -228,7 +262,9 @@ def _codes(
     codes: dict[str, Tensor] = {}
     for bit, tensors in sources.items():
         for name, gradient in _gradients(tensors, parameters, generator).items():
-            own = (torch.nan_to_num(gradient) != 0).to("cpu", torch.int8) * bit
+            finite = gradient.isfinite()
+            own = ((gradient != 0) & finite).to("cpu", torch.int8) * bit
+            own += (~finite).to("cpu", torch.int8) * UNKNOWN
             codes[name] = codes[name] | own if name in codes else own
     return codes
 
@@ -236,7 +272,7 @@ def _codes(
 def _gradients(
     tensors: list[Tensor], parameters: dict[str, nn.Parameter], generator: torch.Generator
 ) -> dict[str, Tensor]:
-    # Masked scores are -inf somewhere upstream; 0 * inf must not poison the sum.
+    # Outputs may hold masked scores, which are -inf; 0 * inf must not poison the sum.
     projected = [
         (torch.nan_to_num(tensor) * torch.randn(tensor.shape, generator=generator).to(tensor)).sum()
         for tensor in tensors
@@ -273,6 +309,8 @@ class Finding:
 
 def roles_from_codes(code: Tensor) -> Finding | None:
     """The roles along the axis that explains the codes best; None if nothing was seen or no axis does."""
+    if bool((code & UNKNOWN).any()):
+        return None
     roles = code.new_zeros(code.shape)
     for value in code.unique().tolist():
         role = _role(value)
