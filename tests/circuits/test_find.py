@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fasterqk.circuits import Circuits, Slice, find_circuits
+from fasterqk.circuits import Circuits, Slice, describe, find_circuits, make_optimizer
 from fasterqk.errors import InputError
 
 WIDTH = 8
@@ -183,7 +183,7 @@ def test_frozen_and_quantised_weights_are_labelled() -> None:
     assert found == {"qkv_proj.weight": ["shared"], "out_proj.weight": ["o"]}
 
 
-def test_linear_attention_is_refused_by_name() -> None:
+def test_blocks_without_softmax_are_known_by_name_and_stay_at_the_base_rate() -> None:
     class GatedDeltaNet(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -197,10 +197,115 @@ def test_linear_attention_is_refused_by_name() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.layers[1](self.layers[0]["mixer"].in_proj(x))
 
-    with pytest.raises(InputError, match=r"layers\.0\.mixer \(GatedDeltaNet\) forms no softmax.*'rest'"):
-        find_circuits(Hybrid())
-    found = roles(find_circuits(Hybrid(), {"layers.*.mixer.*": "rest"}))
-    assert found["layers.1.in_proj.weight"] == ["q", "k", "v"]
+    circuits = find_circuits(Hybrid(), verify=True)
+    assert roles(circuits)["layers.1.in_proj.weight"] == ["q", "k", "v"]
+    left = [piece for piece in circuits if "mixer" in piece.parameter]
+    assert {(piece.role, piece.decided_by) for piece in left} == {("rest", "no softmax")}
+    note = "no softmax over queries and keys in layers.*.mixer (GatedDeltaNet): at the base rate"
+    assert circuits.notes == (note,)
+    optimizer = make_optimizer(Hybrid(), torch.optim.AdamW, lr=1e-3, qk_ratio=10)
+    assert describe(optimizer).endswith("lr 1e-3 (72 in layers.*.mixer.in_proj without softmax attention)")
+    given = find_circuits(Hybrid(), {"layers.*.mixer.*": "rest"})
+    assert given.notes == () and roles(given) == roles(circuits)
+    alone = nn.Sequential(GatedDeltaNet())
+    with pytest.raises(
+        InputError, match=r"0 \(GatedDeltaNet\) forms no softmax.* nothing in Sequential does"
+    ):
+        find_circuits(alone)
+
+
+def test_names_do_not_refuse_what_is_seen_to_attend() -> None:
+    """An encoding called after Fourier (XCiT), attention called linear that forms a softmax."""
+
+    class PositionalEncodingFourier(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.token_projection = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x + self.token_projection(x.sin())
+
+    class LinearAttention(SelfAttention):
+        pass
+
+    circuits = find_circuits(nn.Sequential(PositionalEncodingFourier(), LinearAttention()), verify=True)
+    assert circuits.notes == ()
+    assert [roles(circuits)[f"1.{letter}_proj.weight"] for letter in "qkvo"] == [["q"], ["k"], ["v"], ["o"]]
+
+
+class FactorisedAttention(nn.Module):
+    """Linear attention with softmaxes: of the keys over positions, and where ``both`` of the queries."""
+
+    def __init__(self, both: bool) -> None:
+        super().__init__()
+        self.both = both
+        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).chunk(3, -1)
+        q = q.softmax(-1) if self.both else q
+        return self.proj(q @ (k.softmax(1).mT @ v))
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_a_softmax_of_keys_alone_is_not_attention(both: bool) -> None:
+    with pytest.raises(InputError, match=r"the model \(FactorisedAttention\) forms no softmax"):
+        find_circuits(FactorisedAttention(both))
+    circuits = find_circuits(nn.Sequential(FactorisedAttention(both), SelfAttention()))
+    assert {piece.role for piece in circuits if piece.parameter.startswith("0.")} == {"rest"}
+    assert circuits.notes[0].startswith("no softmax over queries and keys in * (FactorisedAttention)")
+
+
+def test_scores_added_up_are_attention() -> None:
+    """Bahdanau's: no product of queries and keys, but both reach one softmax."""
+
+    class AdditiveAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+            self.energy, self.out = nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            sums = self.query(x)[:, :, None] + self.key(x)[:, None]
+            return self.out(self.energy(sums.tanh())[..., 0].softmax(-1) @ self.value(x))
+
+    found = roles(find_circuits(nn.Sequential(AdditiveAttention())))
+    circuits = {name.split(".")[1]: own for name, own in found.items() if name.endswith("weight")}
+    assert circuits == {"query": ["q"], "key": ["k"], "value": ["v"], "energy": ["k"], "out": ["o"]}
+
+
+def test_two_softmaxes_mixed_by_a_gate_are_attention() -> None:
+    """ConViT's: one of contents and one of positions, added and divided by their sum."""
+
+    class GatedPositional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qk, self.v, self.proj = (nn.Linear(WIDTH, n * WIDTH) for n in (2, 1, 1))
+            self.pos_proj, self.gating_param = nn.Linear(1, 1), nn.Parameter(torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k = self.qk(x).chunk(2, -1)
+            contents = (q @ k.mT).softmax(-1)
+            place = torch.arange(x.shape[1]).float()
+            positions = self.pos_proj((place[:, None] - place)[..., None])[..., 0].softmax(-1)
+            gate = self.gating_param.sigmoid()
+            mixed = (1 - gate) * contents + gate * positions.expand_as(contents)
+            mixed /= mixed.sum(-1, keepdim=True)
+            return self.proj(mixed @ self.v(x))
+
+    found = find_circuits(nn.Sequential(GatedPositional(), GatedPositional()), verify=True)
+    assert found.notes == ()
+    weights = {name: own for name, own in roles(found).items() if name.startswith("1.")}
+    assert weights == {
+        "1.gating_param": ["k"],
+        **{f"1.qk.{kind}": ["q", "k"] for kind in ("weight", "bias")},
+        **{
+            f"1.{module}.{kind}": [role]
+            for module, role in (("v", "v"), ("proj", "o"))
+            for kind in ("weight", "bias")
+        },
+        **{f"1.pos_proj.{kind}": ["k"] for kind in ("weight", "bias")},
+    }
 
 
 def test_attention_without_softmax_is_refused_by_what_it_does() -> None:
@@ -338,7 +443,7 @@ def test_compiled_parts_run_as_they_are_written() -> None:
     assert deciders(model) == ["name+probe", "name+probe"]
 
 
-def test_a_hybrid_is_told_the_class_to_leave_out() -> None:
+def test_a_hybrid_can_be_labelled_by_class() -> None:
     """A pattern of names would catch the softmax layers, too."""
 
     class LightningAttention(SelfAttention):
@@ -346,8 +451,7 @@ def test_a_hybrid_is_told_the_class_to_leave_out() -> None:
             return self.o_proj(self.q_proj(x) @ (self.k_proj(x).mT @ self.v_proj(x)))
 
     model = nn.Sequential(LightningAttention(), SelfAttention())
-    with pytest.raises(InputError, match=r"pass labels=\{'LightningAttention': 'rest'\}"):
-        find_circuits(model)
+    assert "* (LightningAttention): at the base rate" in find_circuits(model).notes[0]
     circuits = find_circuits(model, {"LightningAttention": "rest"})
     assert {piece.circuit for piece in circuits if piece.parameter.startswith("0.")} == {"rest"}
 

@@ -92,8 +92,9 @@ REFUSED = {
     "an unknown layout": lambda: Model(FusedAttention),
     "no attention": Perceptron,
     "no queries": lambda: nn.Sequential(OneProjection(), OneProjection()),
-    "a state space": lambda: nn.Sequential(MambaMixer(), nn.TransformerEncoderLayer(WIDTH, 2, 16)),
-    "no softmax": lambda: nn.Sequential(LinearMap(), nn.TransformerEncoderLayer(WIDTH, 2, 16)),
+    "a state space": lambda: nn.Sequential(MambaMixer(), Perceptron()),
+    "no softmax": lambda: nn.Sequential(LinearMap(), Perceptron()),
+    "no softmax in the model": LinearMap,
 }
 FUNCTIONS = {
     "find_circuits": lambda model, **labels: find_circuits(model, **labels),

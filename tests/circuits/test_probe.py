@@ -144,8 +144,7 @@ class ConvolutionalAttention(nn.Module):
         self.proj = nn.Conv2d(width, width, 1)
 
     def forward(self, image: Tensor) -> Tensor:
-        batch, width, height, breadth = image.shape
-        q, k, v = self.qkv(image).reshape(batch, 3, self.heads, -1, height * breadth).unbind(1)
+        q, k, v = self.qkv(image).flatten(2).unflatten(1, (3, self.heads, -1)).unbind(1)
         context = v @ (q.transpose(-2, -1) @ k).softmax(-1).transpose(-2, -1)
         return self.proj(context.reshape(image.shape))
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,11 @@ import torch
 from torch import nn
 
 import fasterqk
-from fasterqk.capture._modules import uncompiled
+from fasterqk.capture._modules import stack_of, uncompiled
 from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._fused import COPYING
 from fasterqk.circuits._optimizer import GroupPlan, StepHooks, hooks_of, unwrapped
-from fasterqk.circuits._slices import CIRCUITS, Slice, html_table, readable, text_table
+from fasterqk.circuits._slices import CIRCUITS, NO_SOFTMAX, Slice, html_table, readable, text_table
 from fasterqk.errors import InputError
 
 
@@ -55,7 +56,19 @@ def describe(optimizer: torch.optim.Optimizer) -> str:
     >>> describe(make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10))
     'qk 144 parameters (2 tensors, 2 split) lr 1e-3 - ov 144 parameters (4 tensors, 2 split) lr 1e-4'
     """
-    return " - ".join(map(str, shares(optimizer)))
+    return " - ".join(map(str, shares(optimizer))) + _without_softmax(optimizer)
+
+
+def _without_softmax(optimizer: torch.optim.Optimizer) -> str:
+    """In brackets, which parameters are at the base rate because their blocks form no softmax attention."""
+    hooks = hooks_of(optimizer)
+    parts = [part for part, _ in hooks.members if part.decided_by == NO_SOFTMAX] if hooks else []
+    if not parts:
+        return ""
+    stacks = [stack_of(part.parameter).split(".")[:-1] for part in parts]
+    levels = takewhile(lambda level: len(set(level)) == 1, zip(*stacks, strict=False))
+    place = ".".join(level[0] for level in levels) or "the model"
+    return f" ({readable(sum(part.numel for part in parts))} in {place} without softmax attention)"
 
 
 def shares(optimizer: torch.optim.Optimizer) -> list[Share]:

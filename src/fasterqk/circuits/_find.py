@@ -5,7 +5,7 @@ The sources of a label, first to last: the user's ``labels``, the registry of la
 brings them together, and refuses a model in which an attention parameter is left without a label.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -19,7 +19,7 @@ from fasterqk.circuits._guess import Scope, guess, layer_prefixes, nearest, slic
 from fasterqk.circuits._inputs import run_guessed, runner
 from fasterqk.circuits._layouts import Block, matching, refused, spans_of
 from fasterqk.circuits._probe import Judgement, first_guesses, judge, transfer
-from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, Circuits, Role, Slice
+from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, NO_SOFTMAX, Circuits, Role, Slice
 from fasterqk.errors import InputError
 
 # One role, or slices (axis, start, stop, role) that cover the tensor.
@@ -72,16 +72,15 @@ def find_circuits(
         raise InputError(f'verify is True, False or "auto", not {verify!r}')
     model = uncompiled(model)
     given = roles_from_labels(labels, model)
-    _refuse_linear_attention(model, given)
     judgement = _judgement(model, given, verify, inputs)
-    _refuse_linear_attention(model, given, judgement.silent)
+    judgement.linear = _without_softmax(model, judgement)
     _refuse_open(model, judgement, given)
     if verify is True:
         _refuse_unverified(judgement, given)
     circuits = _assemble(model, judgement, given, heads)
-    _refuse_without_attention(model, circuits)
+    _refuse_without_attention(model, judgement, circuits)
     _refuse_without_queries(model, judgement, circuits)
-    return replace(circuits, notes=_notes(judgement, circuits) if verify else ())
+    return replace(circuits, notes=_notes(judgement, circuits, verify))
 
 
 def given_or_found(
@@ -118,6 +117,22 @@ def _judgement(model: nn.Module, given: Mapping[str, Any], verify: bool | str, i
     if has_memory and (size <= _COPY or unknown or verify is True):
         return _tried(model, run)
     return plain
+
+
+def _without_softmax(model: nn.Module, judgement: Judgement) -> dict[str, nn.Module]:
+    """The outermost blocks that mix positions without a softmax over queries and keys.
+
+    They are known by class and parameters, or ran without such a softmax. What was seen to form one is
+    attention, whatever it is called.
+    """
+    attends = judgement.complete - judgement.silent
+    blocks = {
+        path: module
+        for path, module in model.named_modules()
+        if (refused(module) or path in judgement.silent)
+        and not any(seen == path or _inside(seen, path) for seen in attends)
+    }
+    return {p: module for p, module in blocks.items() if not any(_inside(p, other) for other in blocks)}
 
 
 def _from_small_copies(model: nn.Module) -> tuple[Judgement | None, bool]:
@@ -234,13 +249,15 @@ def _assemble(model: nn.Module, judgement: Judgement, given: Mapping[str, Any], 
         whole = Slice(name, None, None, None, "rest", layer, "name", parameter.numel())
         if name in given:
             parts = _from_label(whole, parameter, given[name])
+        elif judgement.is_linear(name):
+            parts = [replace(whole, decided_by=NO_SOFTMAX)]
         elif scope is None:
             parts = [replace(whole, role=_outside(name, judgement))]
         else:
             parts = _from_judgement(whole, parameter, scope, judgement, heads)
         if _crosses(model, judgement, parts, parameter, names[id(parameter)]):
             parts = [replace(whole, role="shared", decided_by="name")]
-        elif heads and scope is not None:
+        elif heads and scope is not None and not judgement.is_linear(name):
             parts = slice_by_head(model, scope, parameter, parts, judgement.heads.get(scope.path))
         slices += _joined(parts)
     return Circuits(tuple(slices))
@@ -323,8 +340,19 @@ def _crosses(
 # --- Notes: what the probe did not see, and why ---
 
 
-def _notes(judgement: Judgement, circuits: Circuits) -> tuple[str, ...]:
+def _notes(judgement: Judgement, circuits: Circuits, verify: bool | str) -> tuple[str, ...]:
     """One line per thing worth knowing; none where the probe saw every attention block."""
+    found = []
+    left = {part.parameter for part in circuits if part.decided_by == NO_SOFTMAX}
+    linear = {p: m for p, m in judgement.linear.items() if any(_inside(name, p) for name in left)}
+    if linear:
+        classes = dict.fromkeys(type(module).__name__ for module in linear.values())
+        found.append(
+            f"no softmax over queries and keys in {_stacks(list(linear))} ({_some(list(classes))}): "
+            f"at the base rate{_OTHER_FORMS if judgement.silent & linear.keys() else ''}"
+        )
+    if not verify:
+        return tuple(found)
     labelled = {id(judgement.scope_of(part.parameter)) for part in circuits if part.circuit != "rest"}
     by_user = {id(judgement.scope_of(part.parameter)) for part in circuits if part.decided_by == "label"}
     unseen = [
@@ -332,7 +360,6 @@ def _notes(judgement: Judgement, circuits: Circuits) -> tuple[str, ...]:
         for path, scope in judgement.scopes.items()
         if path not in judgement.ran and id(scope) in labelled - by_user
     ]
-    found = []
     if unseen:
         found.append(
             f"not seen by the probe, labelled by registry and names: {_stacks(unseen)}{_why(judgement)}; "
@@ -366,42 +393,34 @@ def _why(judgement: Judgement, before: str = "") -> str:
 # --- Refusals: blocks without attention, parameters without a label. Their advice can be pasted ---
 
 # Attention may be formed in ways that the probe does not see: a sigmoid, a kernel.
-_OTHER_FORMS = ", or to label them by name all the same circuits=find_circuits(model, verify=False)"
+_OTHER_FORMS = "; to label them by name all the same circuits=find_circuits(model, verify=False)"
 
 
-def _refuse_linear_attention(
-    model: nn.Module, given: Mapping[str, Any], silent: Collection[str] = ()
-) -> None:
-    """Raise for blocks that mix positions without a softmax, unless labels cover all they hold."""
-    blocks = {path: module for path, module in model.named_modules() if refused(module) or path in silent}
-    outer = [path for path in blocks if not any(_inside(path, other) for other in blocks)]
-    left = [path for path in outer if dict(blocks[path].named_parameters(path)).keys() - given.keys()]
-    if not left:
+def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: Circuits) -> None:
+    """Raise where everything is rest, or all that mixes positions does it without a softmax."""
+    if any(part.circuit in ("qk", "shared") or part.decided_by == "label" for part in circuits):
         return
-    # A pattern of names may also match the softmax layers of a hybrid: the class does not.
-    loose = {stack_of(path) for path, _ in model.named_modules() if path not in blocks}
-    named = ((path, stack_of(path)) for path in left)
-    keys = (type(blocks[path]).__name__ if pattern in loose else pattern + ".*" for path, pattern in named)
-    raise InputError(
-        f"{left[0] or 'the model'} ({type(blocks[left[0]]).__name__}) forms no softmax over queries and keys"
-        f", so it has no QK circuit; to leave such blocks at the base rate pass "
-        f"labels={dict.fromkeys(keys, 'rest')!r}{_OTHER_FORMS if left[0] in silent else ''}"
-    )
-
-
-def _refuse_without_attention(model: nn.Module, circuits: Circuits) -> None:
-    """Raise where everything is rest."""
+    own = type(model).__name__
+    if judgement.linear:
+        path, block = next(iter(judgement.linear.items()))
+        names = [name for name, parameter in block.named_parameters(path) if parameter.dim() > 1]
+        raise InputError(
+            f"{path or 'the model'} ({type(block).__name__}) forms no softmax over queries and keys, and "
+            f"nothing in {own} does: it has no QK circuit"
+            + (_OTHER_FORMS if path in judgement.silent else "")
+            + (f"; to name one {_labels_text(model, {names[0]: 'q'})}" if names else "")
+        )
     if any(part.circuit != "rest" for part in circuits):
         return
     if any(hasattr(module, "_packed_params") for module in model.modules()):
         raise InputError(
-            f"the weights of {type(model).__name__} are packed for integer arithmetic and are no longer "
+            f"the weights of {own} are packed for integer arithmetic and are no longer "
             "parameters; label and train the model before it is quantised"
         )
     matrices = [name for name, parameter in model.named_parameters() if parameter.dim() > 1]
     example = dict(zip(matrices, ("q", "k"), strict=False))
     advice = f"; say which parameters form it, for example labels={example!r}" if example else ""
-    raise InputError(f"no attention was found in {type(model).__name__}{advice}")
+    raise InputError(f"no attention was found in {own}{advice}")
 
 
 def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Circuits) -> None:
@@ -450,6 +469,7 @@ def _refuse_unverified(judgement: Judgement, given: Mapping[str, Any]) -> None:
         path
         for path, scope in judgement.scopes.items()
         if path not in judgement.ran
+        and path not in judgement.linear
         and not all(name in given for name in judgement.guesses if judgement.scope_of(name) is scope)
     ]
     if unseen:

@@ -21,7 +21,14 @@ from fasterqk.capture._modules import (
     stack_of,
     words,
 )
-from fasterqk.circuits._layouts import Block, Layout, concatenated, keys_then_values, registered
+from fasterqk.circuits._layouts import (
+    Block,
+    Layout,
+    concatenated,
+    keys_then_values,
+    queries_then_keys,
+    registered,
+)
 from fasterqk.circuits._slices import Role, Slice
 from fasterqk.errors import InputError
 
@@ -200,6 +207,8 @@ _SCALES = {"scale", "scaling", "temperature"}
 _OUTPUTS = {"to_out", "out_proj", "proj_out"}
 # Words in the name of a norm that acts on the output.
 _INNER = {"sub", "inner"}
+# What a fused weight with these letters in its name most likely holds.
+_LAYOUTS: dict[str, Layout] = {"kv": keys_then_values, "qk": queries_then_keys}
 
 
 @dataclass(frozen=True)
@@ -247,13 +256,15 @@ def _by_name(scope: Scope, location: Location, parameter: nn.Parameter) -> Guess
     letters = next((one.letters for one in reversed(said) if one.letters), "")
     if letters in ("q", "k", "v"):
         return Guess(letters, "name")  # type: ignore[arg-type]
-    if letters == "qk":
+    if letters == "qk" and (norm or location.adapter == "in"):
         return Guess("q", "name")
     if letters:
         if norm or location.adapter == "in":
             return Guess("shared", "name")
-        layout = concatenated if letters == "qkv" else keys_then_values
-        return _fused(location, parameter, scope.module, layout, "name", certain=False)
+        # Whatever the rows of queries and keys are, they are in one circuit.
+        layout, certain = _LAYOUTS.get(letters, concatenated), letters == "qk"
+        own = _fused(location, parameter, scope.module, layout, "name", certain)
+        return Guess("q", "name") if certain and not own.blocks else own
     if norm:
         inside = {word for component in location.components for word in words(component)}
         on_output = inside & _INNER or any(one.output and one.norm for one in said)

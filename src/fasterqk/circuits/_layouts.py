@@ -61,6 +61,12 @@ def keys_then_values(rows: int, heads: int, key_heads: int) -> list[Block]:
     return [*_each("k", key_heads, width), *_each("v", key_heads, width)]
 
 
+def queries_then_keys(rows: int, heads: int, key_heads: int) -> list[Block]:
+    """[Q of all heads; K]: ConViT, models that keep values apart."""
+    width = _width(rows, heads + key_heads)
+    return [*_each("q", heads, width), *_each("k", key_heads, width)]
+
+
 def key_value_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
     """For each key-value head [k; v]."""
     width = _width(rows, 2 * key_heads)
@@ -97,7 +103,14 @@ def in_order(*parts: tuple[Role, int]) -> Layout:
 
 
 # What the probe's findings are compared with, to recognise the heads of an unregistered layout.
-KNOWN = (concatenated, per_group, keys_then_values, key_value_per_head, query_gate_per_head)
+KNOWN = (
+    concatenated,
+    per_group,
+    keys_then_values,
+    queries_then_keys,
+    key_value_per_head,
+    query_gate_per_head,
+)
 
 
 Span = tuple[int, int, Role]  # rows start:stop and their role
@@ -247,11 +260,11 @@ def registered(module: nn.Module, child: str) -> "Layout | Role | None":
 
 _NO_SOFTMAX = re.compile(
     r"mamba|rwkv|deltanet|deltaattention|lightningattention|linear(self)?attention|additiveattention|retention|retnet|hyena|rglru"
-    r"|mlstm|slstm|xlstmlayer|s4layer|lfm2\w*shortconv|fourier|performer",
+    r"|mlstm|slstm|xlstmlayer|s4layer|lfm2\w*shortconv|fouriertransform|fouriermix|fnet|performer",
     re.IGNORECASE,
 )
 _NOT_A_MIXER = re.compile(
-    r"norm|embed|model$|forcausallm|cache|head$|block$|(de|en)coderlayer$", re.IGNORECASE
+    r"norm|embed|position|model$|forcausallm|cache|head$|block$|(de|en)coderlayer$|^mambaout", re.IGNORECASE
 )
 _STATE_SPACE = {"A_log", "time_decay", "time_first", "time_mix_key"}
 

@@ -31,11 +31,11 @@ from fasterqk.circuits._signals import (
     Signals,
     SignalTrace,
     reach_codes,
+    reached_by,
     roles_from_codes,
 )
-from fasterqk.circuits._slices import CIRCUIT_OF_ROLE
+from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, Role
 from fasterqk.errors import InputError
-
 
 # States that enter a block with larger entries than this are replaced by noise.
 _MODERATE = 1e4
@@ -46,10 +46,11 @@ class Evidence:
     """What the probe saw: findings by parameter name, and which blocks ran.
 
     ``ran`` are the blocks that formed probabilities, ``complete`` those among them in which a product of
-    queries and keys was seen; ``silent`` ones ran without any softmax. ``elsewhere`` are modules outside all
-    blocks in which such a product was seen. ``heads``: their number by block. ``foreign``: blocks whose
-    queries or keys are made outside of them. ``failure``: why the forward pass ended early, if it did; what
-    was seen until then counts.
+    queries and keys was seen, or a softmax of both; ``silent`` ones ran without any softmax. ``elsewhere``
+    are modules outside all blocks in which such a product was seen. ``heads``: their number by block.
+    ``foreign``: blocks whose queries or keys are made outside of them. ``failure``: why the forward pass
+    ended early, if it did; what was seen until then counts. ``reached``: of blocks that ran but are not complete, by softmax, the
+    entries of their parameters that reach it.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)
@@ -60,6 +61,7 @@ class Evidence:
     heads: dict[str, int] = field(default_factory=dict)
     foreign: dict[str, str] = field(default_factory=dict)
     failure: str = ""
+    reached: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
 
 
 def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
@@ -192,6 +194,11 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
             if found[0].complete and (made := _made_outside([codes[name] for name in held[path]]))
         },
         failure=failure,
+        reached={
+            path: [reached_by(one.probabilities, held[path]) for one in found]
+            for path, found in signals_of.items()
+            if not found[0].complete
+        },
     )
 
 
@@ -285,13 +292,18 @@ class Judgement(Evidence):
     """What is known of the attention parameters of a model: guesses, and the evidence of a probe.
 
     ``guesses`` has every parameter in a scope; ``confirmed`` those the probe agrees with; ``found`` what
-    the probe decides otherwise.
+    the probe decides otherwise. ``linear``: the blocks that mix positions without a softmax.
     """
 
     scopes: dict[str, Scope]
     guesses: dict[str, Guess | None]
     confirmed: set[str] = field(default_factory=set)
     found: dict[str, Finding] = field(default_factory=dict)
+    linear: dict[str, nn.Module] = field(default_factory=dict)
+
+    def is_linear(self, parameter: str) -> bool:
+        """Whether the parameter belongs to a block without a softmax over queries and keys."""
+        return bool(self.linear) and ("" in self.linear or nearest(parameter, self.linear) is not None)
 
     def scope_of(self, parameter: str) -> Scope | None:
         """The scope that holds the parameter."""
@@ -302,7 +314,10 @@ class Judgement(Evidence):
         return [
             name
             for name, own in self.guesses.items()
-            if name not in self.confirmed and name not in self.found and (own is None or not own.certain)
+            if name not in self.confirmed
+            and name not in self.found
+            and (own is None or not own.certain)
+            and not self.is_linear(name)
         ]
 
 
@@ -326,6 +341,9 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
         evidence = probe(model, run, list(judgement.scopes))
     judgement = Judgement(judgement.scopes, judgement.guesses, **vars(evidence))
     parameters = dict(model.named_parameters())
+    meeting = {path: _meet(judgement, path) for path in judgement.reached}
+    judgement.complete |= {path for path, meet in meeting.items() if meet}
+    judgement.silent |= {path for path, meet in meeting.items() if meet is False}
     for name, own in judgement.guesses.items():
         finding = judgement.findings.get(name)
         scope = judgement.scope_of(name)
@@ -338,8 +356,43 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
             judgement.silent.add(scope.path)
         elif _decides(own, finding, scope, parameters[name]):
             judgement.found[name] = finding if scope.named else _attention_only(finding)
+    judgement.ran -= judgement.silent
     _biases_follow(judgement, parameters)
     return judgement
+
+
+def _meet(judgement: Judgement, path: str) -> bool | None:
+    """Whether what is called queries and what is called keys reach one softmax; None if nothing is.
+
+    Linear attention has softmaxes too: of the keys alone, over positions, and of the queries alone.
+    """
+    named = {
+        name: own
+        for name, own in judgement.guesses.items()
+        if own is not None and judgement.scope_of(name) is judgement.scopes[path]
+    }
+    roles = {role for own in named.values() for role in (own.role, *(block.role for block in own.blocks))}
+    if not {"q", "k"} <= roles:
+        return None
+
+    def reaches(softmax: dict[str, Tensor], role: Role) -> bool:
+        parts = (_of_role(named.get(name), entries, role) for name, entries in softmax.items())
+        return any(bool(part.any()) for found in parts for part in found)
+
+    return any(reaches(one, "q") and reaches(one, "k") for one in judgement.reached[path])
+
+
+def _of_role(own: Guess | None, entries: Tensor, role: Role) -> list[Tensor]:
+    """The parts of ``entries`` to which the guess gives ``role``."""
+    if own is None:
+        return []
+    if own.role is not None or own.axis is None:
+        return [entries] if own.role == role and entries.dim() > 1 else []
+    return [
+        entries.narrow(own.axis, start, stop - start)
+        for start, stop, part in spans_of(own.blocks)
+        if part == role
+    ]
 
 
 def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
@@ -373,7 +426,8 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
 
     judgement.ran = corresponding(small.ran)
     judgement.complete = corresponding(small.complete)
-    judgement.silent = corresponding(small.silent) - judgement.ran
+    judgement.silent = corresponding(small.silent)
+    judgement.ran -= judgement.silent
     foreign = {stack_of(path): made for path, made in small.foreign.items()}
     judgement.foreign = {path: foreign[stack_of(path)] for path in scopes if stack_of(path) in foreign}
     judgement.failure = small.failure
@@ -391,6 +445,9 @@ def agree(own: Guess, finding: Finding) -> bool:
         return {CIRCUIT_OF_ROLE[role] for _, _, role in finding.spans} == {CIRCUIT_OF_ROLE[own.role]}
     if own.axis != finding.axis:
         return False
+    if own.by == "name" and {"q", "k"} <= {role for _, _, role in finding.spans}:
+        # A name does not say which of its rows are queries and which keys.
+        return spans_of(own.blocks) == list(finding.spans)
     return _circuits(spans_of(own.blocks)) == _circuits(finding.spans)
 
 

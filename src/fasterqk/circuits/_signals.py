@@ -144,7 +144,7 @@ def _entries(tensors: list[Tensor]) -> int:
 
 
 def _without_empty_rows(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """A softmax that is zero where every score is masked: there it is not a number, and nor is any gradient."""
+    """A softmax that is zero where every score is masked; there its gradient is not a number."""
     output: Tensor = func(*args, **kwargs)
     scores = kwargs["input"] if "input" in kwargs else args[0]
     axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
@@ -254,6 +254,12 @@ def reach_codes(
         # What the output says counts only where nothing else was seen.
         codes[name] |= torch.where(codes[name] == 0, code, code & OUTPUT)
     return codes
+
+
+def reached_by(tensor: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """By parameter, which of its entries a gradient of ``tensor`` reaches."""
+    found = _gradients([tensor], parameters, torch.Generator().manual_seed(1))
+    return {name: gradient.isfinite() & (gradient != 0) for name, gradient in found.items()}
 
 
 def _codes(

@@ -24,13 +24,18 @@ CIRCUIT_OF_ROLE: dict[Role, Circuit] = {"q": "qk", "k": "qk", "v": "ov", "o": "o
 CIRCUIT_OF_ROLE |= {"shared": "shared", "rest": "rest"}
 
 
+# What decided that a parameter is rest where it belongs to a block that mixes positions in another way.
+NO_SOFTMAX = "no softmax"
+
+
 @dataclass(frozen=True)
 class Slice:
     """A parameter, or its entries ``start:stop`` along ``axis``, with the role they have.
 
     ``axis`` is None for a whole tensor (``start`` and ``stop`` are then None too). ``head`` is filled
     only when slices were asked for head by head. ``decided_by`` names the source of the role: ``label``
-    (given by the user), ``registry``, ``name`` or ``probe``, with ``+probe`` when the probe confirmed it.
+    (given by the user), ``registry``, ``name`` or ``probe``, with ``+probe`` when the probe confirmed it;
+    ``no softmax`` marks blocks such as Mamba's, which stay at the base rate.
     """
 
     parameter: str
