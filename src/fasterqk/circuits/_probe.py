@@ -49,8 +49,8 @@ class Evidence:
     queries and keys was seen, or a softmax of both; ``silent`` ones ran without any softmax. ``elsewhere``
     are modules outside all blocks in which such a product was seen. ``heads``: their number by block.
     ``foreign``: blocks whose queries or keys are made outside of them. ``failure``: why the forward pass
-    ended early, if it did; what was seen until then counts. ``reached``: of blocks that ran but are not complete, by softmax, the
-    entries of their parameters that reach it.
+    ended early, if it did; what was seen until then counts. ``reached``: of blocks that ran
+    without such a product, by softmax, the entries of their parameters that reach it.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)
