@@ -80,7 +80,9 @@ class Classification:
         record: dict[str, Any] = {}
         for name, split in self.along.items():
             record |= {f"{name}_{key}": value for key, value in self._fit(split).items()}
-        return {"loss": record.pop("train_loss"), **record, **flat(self._attention("test", quick=True))}
+        seed = self.config.seed if self.config.evaluation.random_along else None
+        scores = flat(self._attention("test", quick=True, seed=seed))
+        return {"loss": record.pop("train_loss"), **record, **scores}
 
     def results(self) -> dict[str, Any]:
         results: dict[str, Any] = {name: self._fit(split) for name, split in self.splits.items()}

@@ -183,11 +183,15 @@ class Evaluation:
     # A name in `fasterqk.lab.training.EVALUATIONS`.
     protocol: str = "paper"
     evaluations_per_epoch: int = 1
+    # Evaluations from the start to the end, evenly spaced, instead of so many per epoch.
+    evaluations: int | None = None
     # Evaluate also whenever the running loss has fallen to this share of what it was.
     evaluate_at_fall: float | None = None
     # Training ends early when validation accuracy has not risen and validation loss has not fallen for this
     # many evaluations.
     patience: int | None = None
+    # Classifiers only: measure random rankings along training too, not at the end alone.
+    random_along: bool = False
     # Training examples on which the training loss is measured.
     train_subset: int = 2048
     # Percentages of tokens that faithfulness keeps or removes.
@@ -200,7 +204,7 @@ class Evaluation:
 
     def __post_init__(self) -> None:
         _set_types(self)
-        _at_least(self, 1, "evaluations_per_epoch", "patience", "train_subset", "along_subset")
+        _at_least(self, 1, "evaluations_per_epoch", "evaluations", "patience", "train_subset", "along_subset")
         _at_least(self, 1, "test_subset", "answer_tokens")
         fall = self.evaluate_at_fall
         if fall is not None and not 0 < fall < 1:

@@ -155,7 +155,9 @@ class _Training:
     def __post_init__(self) -> None:
         config = self.config
         self.steps = Steps(config, self.trainable, self.processes)
-        points = config.optimisation.epochs * config.evaluation.evaluations_per_epoch
+        points = config.evaluation.evaluations or (
+            config.optimisation.epochs * config.evaluation.evaluations_per_epoch
+        )
         self.evaluated_at = {round(self.steps.total * point / points) for point in range(points + 1)}
         # The running mean of batch losses, now and at the last evaluation.
         self.mean_loss = self.mean_loss_then = 0.0
