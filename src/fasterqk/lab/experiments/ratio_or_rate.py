@@ -1,4 +1,4 @@
-"""Ratio or rate: does the ratio of the two circuits decide how sharply a model attends, or the QK rate itself?
+"""Ratio or rate: is it the ratio of the two circuits' rates that sharpens attention, or the QK rate itself?
 
 One-layer HateXplain over base rates and ratios. Rates and ratios step by about the same factor, so that one
 QK rate (base rate times ratio) occurs with several ratios. One more arm slows everything but the query-key
@@ -62,7 +62,7 @@ def arm_name(rate: float, ratio: float) -> str:
 
 
 def summarize_map(comparison: Comparison, results: Results) -> dict[str, Any]:
-    """Every arm at equal loss, how `DECIDES` grows per decade of ratio and of base rate, and the two questions.
+    """Every arm at equal loss, how `DECIDES` grows per decade of ratio and of base rate, and two questions.
 
     ``slopes`` fits ``mrta = c + a log10(ratio) + b log10(base rate)`` to the map of every seed. If the ratio
     alone decided, b would be 0; if the QK rate alone did, a and b would be equal. ``same_qk_rate`` and
@@ -72,27 +72,11 @@ def summarize_map(comparison: Comparison, results: Results) -> dict[str, Any]:
         cell: [] if result.diverged else result.history for cell, result in results.items()
     }
     matched = matched_loss(histories, METRICS)
-    by_seed = (
-        {
-            seed: matched_loss(
-                {(arm, seed): histories[arm, seed] for arm in comparison.arms}, METRICS, [level]
-            )[0]
-            for level in [matched[0]["loss"]]
-            for seed in comparison.seeds
-        }
-        if matched
-        else {}
-    )
-    value = {
-        (arm, seed): mean_of(by_seed[seed]["arms"][arm][DECIDES])
-        for seed in by_seed
-        for arm in comparison.arms
-    }
+    value = _values(histories, comparison, matched[0]["loss"]) if matched else {}
 
     def difference(one: str, other: str) -> Any:
-        return paired_difference(
-            *([value.get((arm, seed)) for seed in comparison.seeds] for arm in (one, other))
-        )
+        ones, others = ([value.get((arm, seed)) for seed in comparison.seeds] for arm in (one, other))
+        return paired_difference(ones, others)
 
     slowest, fastest = RATES[0], RATES[-1]
     qk_rate = arm_name(slowest, 30), arm_name(fastest, 1)
@@ -132,23 +116,35 @@ def summarize_map(comparison: Comparison, results: Results) -> dict[str, Any]:
     )
 
 
+def _values(
+    histories: Mapping[tuple[Any, Any], Sequence[Mapping[str, Any]]], comparison: Comparison, level: float
+) -> dict[tuple[str, int], float | None]:
+    """`DECIDES` of every cell where its loss first falls to ``level``; None where it never does."""
+    values: dict[tuple[str, int], float | None] = {}
+    for seed in comparison.seeds:
+        own: dict[tuple[Any, Any], Any] = {(arm, seed): histories[arm, seed] for arm in comparison.arms}
+        [found] = matched_loss(own, [DECIDES], [level])
+        values |= {(arm, seed): mean_of(found["arms"][arm][DECIDES]) for arm in found["arms"]}
+    return values
+
+
 def _best_validation(result: Any) -> float | None:
     return None if result.diverged else max(record["validation_accuracy"] for record in result.history)
 
 
-def _slopes(value: Mapping[tuple[str, int], float], seeds: Sequence[int]) -> dict[str, Any]:
+def _slopes(value: Mapping[tuple[str, int], float | None], seeds: Sequence[int]) -> dict[str, Any]:
     """The slopes of the plane through the map, per decade; cells that never reached the loss are left out."""
     fits = []
     for seed in seeds:
         points = [
-            (1.0, np.log10(ratio), np.log10(rate), value.get((arm_name(rate, ratio), seed), np.nan))
+            (1.0, np.log10(ratio), np.log10(rate), value.get((arm_name(rate, ratio), seed)))
             for rate in RATES
             for ratio in RATIOS
         ]
-        table = np.array([point for point in points if np.isfinite(point[-1])])
-        fits.append(
-            np.linalg.lstsq(table[:, :3], table[:, 3], rcond=None)[0] if len(table) > 3 else [np.nan] * 3
-        )
+        known = [point for point in points if point[-1] is not None and np.isfinite(point[-1])]
+        table = np.array(known, dtype=float).reshape(-1, 4)
+        enough = len(table) > 3
+        fits.append(np.linalg.lstsq(table[:, :3], table[:, 3])[0] if enough else np.full(3, np.nan))
     return {
         "per_decade_of_ratio": interval(fit[1] for fit in fits),
         "per_decade_of_base_rate": interval(fit[2] for fit in fits),
@@ -261,7 +257,7 @@ def show(summary: dict[str, Any]) -> None:
 
 EXPERIMENT = Experiment(
     name="ratio-or-rate",
-    chapter="What holds",
+    chapter="Ratio",
     options=(seeds_option(3), EPOCHS_OPTION),
     run=run,
     show=show,
