@@ -124,7 +124,7 @@ def _values(
     for seed in comparison.seeds:
         own: dict[tuple[Any, Any], Any] = {(arm, seed): histories[arm, seed] for arm in comparison.arms}
         [found] = matched_loss(own, [DECIDES], [level])
-        values |= {(arm, seed): mean_of(found["arms"][arm][DECIDES]) for arm in found["arms"]}
+        values |= {(arm, seed): scores[DECIDES].mean for arm, scores in found["arms"].items() if scores}
     return values
 
 
