@@ -292,6 +292,6 @@ def test_spans_and_top_tokens():
 
 
 def test_nothing_to_agree_with():
-    assert plausibility([]) == {"auprc": None, "token_f1": None, "iou_f1": None}
+    assert plausibility([]) == {"auprc": None, "token_f1": None, "token_iou": None, "iou_f1": None}
     with pytest.raises(InputError, match="rationale of 0 among 2 tokens"):
         auprc([0.1, 0.2], [0, 0])

@@ -169,7 +169,7 @@ def test_summary_counts_and_keys(small_model, some_instances):
     for name in ("sufficiency", "comprehensiveness"):
         assert summary["aopc"][name] == pytest.approx(np.mean(list(summary[name].values())), abs=1e-12)
     assert np.sum(summary["dtap"]) == pytest.approx(100)
-    assert set(summary["plausibility"]) == {"auprc", "token_f1", "iou_f1"}
+    assert set(summary["plausibility"]) == {"auprc", "token_f1", "token_iou", "iou_f1"}
     assert {"mrta", "ac", "acmc", "entropy"} <= set(summary["null"])
     # Every metric of the registry is reported with its null.
     reported = {**summary["concentration"], "entropy": summary["entropy"]}
@@ -179,7 +179,9 @@ def test_summary_counts_and_keys(small_model, some_instances):
 def test_tables_are_tidy(small_model, some_instances):
     found = measured(small_model(), some_instances(), percents=[5, 50])
     scores, rows = found.scores_table(), found.instances_table()
-    assert {frozenset(row) for row in scores} == {frozenset({"score", "k", "value", "null"})}
+    assert {frozenset(row) for row in scores} == {
+        frozenset({"score", "k", "value", "null", "sharp", "permuted"})
+    }
     summary = found.summary().to_json()
     by_name = {(row["score"], row["k"]): row for row in scores}
     assert by_name["sufficiency", 50]["value"] == summary["sufficiency"]["50"]
@@ -252,8 +254,17 @@ def test_nothing_removed_and_chosen_scores(small_model, some_instances):
     asked = []
     predict = model.predict
     model.predict = lambda batch: asked.append(batch) or predict(batch)
-    summary = measure(model, instances, percents=(), scores=["mrta"], batch_size=3).summary()
-    assert set(summary.scores) == {"accuracy", "mrta", "ac", "acmc", "auprc", "token_f1", "iou_f1"}
+    summary = measure(model, instances, percents=(), only=["mrta"], batch_size=3).summary()
+    assert set(summary.scores) == {
+        "accuracy",
+        "mrta",
+        "ac",
+        "acmc",
+        "auprc",
+        "token_f1",
+        "token_iou",
+        "iou_f1",
+    }
     assert len(asked) == 1 + 3  # for the pattern, and for each batch
 
 

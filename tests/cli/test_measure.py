@@ -96,7 +96,43 @@ def test_json_is_one_document_with_the_promised_keys(command, model, lines):
     assert sum(map(sum, summary["dtap"])) == pytest.approx(100)
     assert 0 <= summary["mrta"] <= 1
     assert 0 <= summary["null"]["mrta"] <= 1
-    assert set(summary["plausibility"]) == {"auprc", "token_f1", "iou_f1"}
+    assert set(summary["plausibility"]) == {"auprc", "token_f1", "token_iou", "iou_f1"}
+
+
+def test_several_importances_in_one_table(command, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    lines = [
+        {"id": "1", "scores": [0, 0, 0, 1, 2]},
+        {"id": "2", "spans": [[13, 16, 1.5]]},
+        {"id": "3", "characters": [1, 1, 1, 0, -2, -2, -2, -2]},
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    asked = ["--scores", "gradient", "--scores", "leave_one_out", "--scores", str(path)]
+    code, out, error = command("classifier", CLASSIFIED, "--json", "--rationale-k", "20", *asked)
+    assert (code, error) == (0, "")
+    importance = json.loads(out)["importance"]
+    assert list(importance) == ["rollout", "gradient", "leave_one_out", "mine"]
+    # What the file says is what people said.
+    assert importance["mine"]["plausibility"]["auprc"] == 1
+    assert "tau_leave_one_out" in importance["mine"]
+    code, out, _ = command("classifier", CLASSIFIED, *asked)
+    assert code == 0 and "every importance of the tokens" in out and "leave_one_out" in out
+
+
+def test_without_rationales_it_says_what_is_left_out(command, tmp_path):
+    lines = [{"text": "the film was good", "label": 1}, {"tokens": ["bad", "plot"], "label": 0}]
+    code, out, error = command("classifier", lines, "--out", str(tmp_path / "out"))
+    assert (code, error) == (0, "")
+    assert "does not say which tokens are relevant, so mrta, ac, acmc, dtap and plausibility" in out
+    assert "aopc comprehensiveness" in out and "auprc " not in out
+
+
+def test_scores_that_do_not_fit_are_one_line(command, tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text('{"id": "1", "scores": [1, 2]}')
+    code, out, error = command("classifier", CLASSIFIED, "--scores", str(path))
+    assert (code, out) == (2, "")
+    assert "no scores for 2 of 3 instances, such as id '2'" in error and error.count("\n") == 1
 
 
 def test_batch_size_changes_nothing(command):

@@ -13,8 +13,10 @@ if TYPE_CHECKING:
     from fasterqk.attention._compare import *
     from fasterqk.attention._export import *
     from fasterqk.attention._faithfulness import *
+    from fasterqk.attention._importance import *
     from fasterqk.attention._instances import *
     from fasterqk.attention._measure import *
+    from fasterqk.attention._measurement import *
     from fasterqk.attention._models import *
     from fasterqk.attention._nulls import *
     from fasterqk.attention._scores import *
@@ -29,6 +31,8 @@ _MODULES = (
     "export",
     "aggregation",
     "models",
+    "importance",
+    "measurement",
     "measure",
 )
 
@@ -45,6 +49,7 @@ __all__ = [
     "Faithfulness",
     "HuggingFaceCausal",
     "HuggingFaceClassifier",
+    "Importance",
     "Instance",
     "Interval",
     "Loaded",
@@ -53,6 +58,7 @@ __all__ = [
     "NullMass",
     "Pattern",
     "Predict",
+    "Ranking",
     "Reading",
     "Removal",
     "Rows",
@@ -64,6 +70,7 @@ __all__ = [
     "aggregate",
     "aggregate_null",
     "agreement",
+    "align",
     "allowed_pairs",
     "auprc",
     "class_answer",
@@ -83,6 +90,7 @@ __all__ = [
     "first_token_share",
     "format_score",
     "interval",
+    "kendall_tau",
     "largest_weight",
     "load_model",
     "matched_loss",
@@ -98,6 +106,7 @@ __all__ = [
     "plausibility",
     "read_example",
     "read_examples",
+    "read_scores",
     "relevant_mass",
     "remove",
     "score_of",

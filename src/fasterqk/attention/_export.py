@@ -25,7 +25,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import check_output, write_text
 
 if TYPE_CHECKING:
-    from fasterqk.attention._measure import Measurement
+    from fasterqk.attention._measurement import Measurement
 
 # Without --aopc_thresholds, ERASER's metrics.py wants the scores at exactly these k.
 ERASER_PERCENTS = (1, 5, 10, 20, 50)

@@ -193,6 +193,11 @@ class Agreement:
     span_precision: float
     span_recall: float
 
+    @property
+    def token_iou(self) -> float:
+        """Intersection over union of as many top tokens as the rationale has, with the rationale."""
+        return self.token_f1 / (2 - self.token_f1)
+
 
 def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
     """Score one ranking against one rationale (0/1 per token, at least one token of it).
@@ -214,14 +219,15 @@ def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
 
 
 def plausibility(agreements: Sequence[Agreement]) -> dict[str, float | None]:
-    """``auprc``, ``token_f1`` and ``iou_f1`` over instances (None without any)."""
+    """``auprc``, ``token_f1``, ``token_iou`` and ``iou_f1`` over instances (None without any)."""
     if not agreements:
-        return {"auprc": None, "token_f1": None, "iou_f1": None}
+        return dict.fromkeys(("auprc", "token_f1", "token_iou", "iou_f1"))
     precision = float(np.mean([one.span_precision for one in agreements]))
     recall = float(np.mean([one.span_recall for one in agreements]))
     return {
         "auprc": float(np.mean([one.auprc for one in agreements])),
         "token_f1": float(np.mean([one.token_f1 for one in agreements])),
+        "token_iou": float(np.mean([one.token_iou for one in agreements])),
         "iou_f1": 2 * precision * recall / (precision + recall) if precision and recall else 0.0,
     }
 

@@ -25,7 +25,10 @@ class Instance:
 
     ``rankable`` is False for special tokens, which are always kept and never ranked. ``label`` is the
     class of a classifier; ``target`` holds the token ids a causal model should write. ``pieces`` are the
-    tokens as text, for people. ``truncated`` says that the text went on.
+    tokens as text, for people. ``truncated`` says that the text went on, ``rated`` that somebody said what is
+    relevant (if only that nothing is). ``texts`` are what was tokenized, a text or a pair, ``words`` those of
+    the data if it had some, and ``places`` ``(token, 3)`` says where each token stands: in which text (-1 for
+    special tokens), from and up to which character.
     """
 
     tokens: NDArray[np.int64]
@@ -36,6 +39,10 @@ class Instance:
     pieces: tuple[str, ...] = ()
     id: str = ""
     truncated: bool = False
+    rated: bool = True
+    texts: tuple[str, ...] = ()
+    words: tuple[str, ...] | None = None
+    places: NDArray[np.int64] | None = None
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -165,7 +172,8 @@ class Example:
     """One line of the file, checked.
 
     ``relevant`` holds ``(start, end, weight)`` in characters of ``text``; words are joined by blanks, and
-    ``words`` keeps them where the line gave ``tokens``. ``where`` names the line for error messages.
+    ``words`` keeps them where the line gave ``tokens``. ``rated`` is False where the line does not say what
+    is relevant. ``where`` names the line for error messages.
     """
 
     id: str
@@ -176,6 +184,7 @@ class Example:
     where: str
     words: tuple[str, ...] | None = None
     relevance: tuple[float, ...] | None = None
+    rated: bool = True
 
 
 def read_examples(path: str | PathLike[str]) -> list[Example]:
@@ -206,17 +215,19 @@ def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Exam
     words, relevance = None, None
     if "tokens" in record:
         words = _words(record["tokens"], where)
-        relevance = _relevance(record.get("relevance"), len(words), where)
+        given = record.get("relevance", [0] * len(words))
+        relevance = _relevance(given, len(words), where)
         text, relevant = " ".join(words), _word_spans(words, relevance)
     else:
         text = _text(record["text"], "text", where)
-        relevant = _character_spans(record.get("spans"), text, where)
+        relevant = _character_spans(record.get("spans", []), text, where)
     label = record.get("label")
     if "label" in record and (isinstance(label, bool) or not isinstance(label, int | str)):
         raise InputError(f"{where}: the label {label!r} is neither a whole number nor a name")
     target = _text(record["target"], "target", where) if "target" in record else None
     name = str(record.get("id", number))
-    return Example(name, text, relevant, label, target, where, words, relevance)
+    rated = "relevance" in record or "spans" in record
+    return Example(name, text, relevant, label, target, where, words, relevance, rated)
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -282,7 +293,9 @@ def encode_for_classifier(
         tokens = _tokens(encoded["input_ids"][row], example)
         pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
         cut = bool(encoded.encodings[row].overflowing)
-        instances.append(Instance(tokens, ~special, relevance, label, None, pieces, example.id, cut))
+        places = _places(encoded["offset_mapping"][row], special)
+        made = Instance(tokens, ~special, relevance, label, None, pieces, example.id, cut, **_origin(example))
+        instances.append(replace(made, places=places))
     return instances
 
 
@@ -312,8 +325,20 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
         relevance = _token_relevance(example, encoded["offset_mapping"][row]) * ~special
         pieces = tuple(tokenizer.convert_ids_to_tokens(tokens[:start].tolist()))
         prompt = tokens[:start], ~special[:start], relevance[:start]
-        instances.append(Instance(*prompt, target=tokens[of_target], pieces=pieces, id=example.id))
+        made = Instance(*prompt, target=tokens[of_target], pieces=pieces, id=example.id, **_origin(example))
+        instances.append(replace(made, places=_places(offsets, special)[:start]))
     return instances
+
+
+def _origin(example: Example) -> dict[str, Any]:
+    """What an instance keeps of the example it was made from."""
+    return {"rated": example.rated, "texts": (example.text,), "words": example.words}
+
+
+def _places(offsets: Any, special: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Which text each token stands in (-1: special), and from and up to which character."""
+    ends = np.array(offsets, dtype=np.int64).reshape(-1, 2)
+    return np.column_stack([np.where(special, -1, 0), ends])
 
 
 def _encode(tokenizer: Any, texts: list[str], **options: Any) -> Any:

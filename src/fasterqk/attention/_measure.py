@@ -5,10 +5,9 @@ uniform attention, and asks the model again with tokens removed. The :class:`Mea
 every instance; its :class:`Summary` has the scores, as JSON or as tables for people.
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -25,28 +24,20 @@ from fasterqk.attention._aggregation import (
     read_rows,
     uniform_attention,
 )
-from fasterqk.attention._faithfulness import (
-    Agreement,
-    Faithfulness,
-    Removal,
-    agreement,
-    faithfulness,
-    join,
-    plausibility,
+from fasterqk.attention._faithfulness import Faithfulness, Removal, faithfulness, join
+from fasterqk.attention._importance import (
+    METHODS,
+    Importance,
+    Source,
+    aggregation_name,
+    importances,
+    leave_one_out,
 )
 from fasterqk.attention._instances import Batch, Instance, Side, collate, pad_rows, unpad_rows
+from fasterqk.attention._measurement import Measurement, Ranking
 from fasterqk.attention._models import Measurable, Reading, as_array
-from fasterqk.attention._nulls import NullMass, null_scores, permuted_mass, sharp_mass
-from fasterqk.attention._scores import (
-    DTAP_EDGES,
-    SCORES,
-    STRONGER_NULLS,
-    Rows,
-    entropy,
-    place_of,
-    score_of,
-    summarize,
-)
+from fasterqk.attention._nulls import NullMass, permuted_mass, sharp_mass
+from fasterqk.attention._scores import DTAP_EDGES, SCORES, Rows, entropy
 from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
@@ -63,6 +54,9 @@ def measure(
     instances: Sequence[Instance],
     *,
     generator: np.random.Generator | None = None,
+    draws: int = 1,
+    scores: Source | Sequence[Source] | None = None,
+    absolute: bool = False,
     percents: Sequence[int] = (5, 10, 20, 50),
     aggregation: Aggregation = Aggregation(),  # noqa: B008 - frozen
     removal: Removal = Removal(),  # noqa: B008 - frozen
@@ -72,7 +66,7 @@ def measure(
     side: Side = "right",
     progress: Callable[[float, float], None] | None = None,
     random_rankings: Sequence[Numbers] | None = None,
-    scores: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
     by_layer: bool = False,
     need_relevance: bool = True,
     max_weights: int | None = WEIGHTS_IN_MEMORY,
@@ -80,55 +74,67 @@ def measure(
     """Measure ``model`` on ``instances``, at most ``batch_size`` at a time.
 
     Nothing depends on how instances are batched. Long ones are taken fewer at a time, so that no more than
-    ``max_weights`` attention weights are held at once (None: no limit). ``generator`` draws the random
-    rankings that faithfulness and plausibility are compared with, unless ``random_rankings`` gives them, one
-    value per token of each instance (per row and token, where the model reads several rows); with neither
-    there is no such comparison. ``percents`` may be empty: then nothing is removed. ``scores`` names those
-    that are computed from attention (all, by default); ``by_layer`` adds those of each layer alone. Without
-    ``need_relevance`` data where no token is relevant is no error. ``progress(done, total)`` is called after
-    each batch.
+    ``max_weights`` attention weights are held at once (None: no limit).
+
+    Tokens are ranked by the aggregated attention, or by gradient x input with ``rank_by="gradient"``.
+    ``scores`` adds importances from anywhere, which are measured beside it in one table: names of what is
+    built in (``"layer:3/head:1"``, ``"integrated_gradients"``, ``"leave_one_out"``, ...), a function of an
+    :class:`Instance` that returns one number per token, a mapping from ids to such numbers, a JSON lines
+    file, a mapping from names to any of these, or a list. ``absolute`` ranks your own by their size.
+
+    ``generator`` draws the random rankings that faithfulness and plausibility are compared with, ``draws`` of
+    them for each instance, unless ``random_rankings`` gives one, a value per token of each instance (per row
+    and token, where the model reads several rows); with neither there is no such comparison. ``percents`` may
+    be empty: then nothing is removed. ``only`` names the scores that are computed from attention (all, by
+    default); ``by_layer`` adds those of each layer alone. Without ``need_relevance`` data where no token is
+    relevant is no error. ``progress(done, total)`` is called after each batch.
     """
     if not instances:
         raise InputError("no instance was given; nothing can be measured")
-    if need_relevance and not any(instance.relevant for instance in instances):
+    unrated = not any(instance.rated for instance in instances)
+    if need_relevance and not unrated and not any(instance.relevant for instance in instances):
         raise InputError(f"no token is relevant in any of {len(instances)} instances; nothing can be scored")
     if rank_by not in get_args(RankBy):
         raise InputError(f"unknown ranking {rank_by!r}; choose from {', '.join(get_args(RankBy))}")
+    if type(draws) is not int or draws < 1:
+        raise InputError(f"draws is {draws!r}; give a whole number of at least 1, or no generator")
+    own = Importance(aggregation_name(aggregation), aggregation)
+    first = own if rank_by == "attention" else Importance("gradient", method="gradient")
+    asked = importances(scores, instances, first, absolute)
+    random = [] if random_rankings is None else [random_rankings]
     if random_rankings is None and generator is not None:
-        random_rankings = [generator.random(len(instance.tokens)) for instance in instances]
+        random = [[generator.random(len(x.tokens)) for x in instances] for _ in range(draws)]
     # Neighbours in length share a batch, so that little is spent on padding.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
+    hows = [aggregation, *(one.aggregation for one in asked.values() if one.aggregation)]
     # All but rollout look at the read rows alone, so that no more is kept of any layer.
-    read_only = aggregation.method != "rollout"
+    read_only = all(how.method != "rollout" for how in hows)
     patterns, heads = _patterns(model, instances[order[-1]], read_only, max_weights)
     lengths = np.array([len(instances[i].tokens) for i in order])
-    columns, null_masses, importances, faithful, random_faithful = [], [], [], [], []
+    columns, null_masses = [], []
+    ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*asked, *random)]
     for start, stop in batches(lengths, batch_size, heads, max_weights or np.inf):
         chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen], side)
-        rows = _ReadRows.of(model, batch, aggregation, patterns, read_only)
-        columns.append(rows.columns(scores, by_layer))
-        if scores is None or "mrta" in scores:
+        rows = _ReadRows.of(model, batch, hows, patterns, read_only)
+        columns.append(rows.columns(only, by_layer))
+        if only is None or "mrta" in only:
             null_masses += rows.null_masses(chosen, by_layer)
-        importance = rows.weights if rank_by == "attention" else rows.each(model.gradient_times_input(batch))
-        importances += unpad_rows(rows.mean(importance[:, : batch.tokens.shape[1]]), batch.real)
-        faithful.append(rows.faithfulness(model, importance, percents, removal))
-        if random_rankings is not None:
-            drawn = rows.laid_out([random_rankings[i] for i in chosen])
-            random_faithful.append(rows.faithfulness(model, drawn, percents, removal))
+        rankings = [rows.importance(model, one, chosen, removal) for one in asked.values()]
+        rankings += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
+        for (values, faithful), importance in zip(ranked, rankings, strict=True):
+            values += unpad_rows(rows.mean(importance), batch.real)
+            faithful.append(rows.faithfulness(model, importance, percents, removal))
         if progress:
             progress(stop, len(order))
     place = np.argsort(order)
+    found = [Ranking(tuple(values[i] for i in place), join(faithful, order)) for values, faithful in ranked]
     return Measurement(
         instances=tuple(instances),
         columns={name: np.concatenate([part[name] for part in columns])[place] for name in columns[0]},
         null_masses=tuple(null_masses[i] for i in place) if null_masses else None,
-        importance=tuple(importances[i] for i in place),
-        faithfulness=join(faithful, order),
-        random_importance=None
-        if random_rankings is None
-        else tuple(ranking if ranking.ndim == 1 else ranking.mean(0) for ranking in random_rankings),
-        random_faithfulness=None if random_rankings is None else join(random_faithful, order),
+        rankings=dict(zip(asked, found, strict=False)),
+        random=tuple(found[len(asked) :]),
         classes=model.classes,
         edges=tuple(edges),
         settings={"aggregation": asdict(aggregation), "removal": asdict(removal), "rank_by": rank_by},
@@ -178,8 +184,9 @@ def _patterns(
 class _ReadRows:
     """The rows of one batch that predict, one after the other, each belonging to an ``instance``.
 
-    ``weights`` and ``null_weights`` ``(row, key)`` are aggregated, ``layers`` ``(row, head, key)`` and
-    ``allowed`` ``(row, key)`` are those of every layer. Keys that the model adds stand behind the tokens.
+    ``weights`` and ``null_weights`` ``(row, key)`` are aggregated, ``attention`` holds the weights of every
+    aggregation that was asked for; ``layers`` ``(row, head, key)`` and ``allowed`` ``(row, key)`` are those
+    of every layer. Keys that the model adds stand behind the tokens.
     """
 
     batch: Batch
@@ -187,6 +194,7 @@ class _ReadRows:
     instance: NDArray[np.intp]
     position: NDArray[np.int64]
     real: NDArray[np.bool_]
+    attention: dict[Aggregation, Numbers]
     weights: Numbers
     null_weights: Numbers
     layers: list[Tensor]
@@ -197,10 +205,11 @@ class _ReadRows:
         cls,
         model: Measurable,
         batch: Batch,
-        how: Aggregation,
+        hows: Sequence[Aggregation],
         patterns: tuple[Pattern, ...],
         read_only: bool,
     ) -> "_ReadRows":
+        """The rows of ``batch``, aggregated as ``hows`` say; the scores are those of the first."""
         reading = model.read(batch, read_only=read_only)
         layers = list(reading.layers)
         if len(patterns) < len(layers):
@@ -214,14 +223,16 @@ class _ReadRows:
         instance = np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
         chosen = torch.from_numpy(mask).to(read.device)
+        attention = {how: as_array(aggregate(layers, read, allowed, how)[chosen]) for how in hows}
         return cls(
             batch=batch,
             reading=reading,
             instance=instance,
             position=position,
             real=real,
-            weights=as_array(aggregate(layers, read, allowed, how)[chosen]),
-            null_weights=_null_weights(patterns, how, real, position),
+            attention=attention,
+            weights=attention[hows[0]],
+            null_weights=_null_weights(patterns, hows[0], real, position),
             layers=[read_rows(layer, read).transpose(1, 2)[chosen] for layer in layers],
             allowed=[read_rows(pairs.unsqueeze(1), read).squeeze(1)[chosen] for pairs in allowed],
         )
@@ -282,11 +293,31 @@ class _ReadRows:
         relevance = self.each(self.batch.relevance)
         return np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
 
+    def importance(
+        self, model: Measurable, asked: Importance, numbers: NDArray[np.intp], removal: Removal
+    ) -> Numbers:
+        """The importance of each token to each row, ``(row, token)``; ``numbers`` are those in the data."""
+        if asked.aggregation is not None:
+            return self.attention[asked.aggregation][:, : self.batch.tokens.shape[1]]
+        if asked.values is not None:
+            found = self.laid_out([asked.values[number] for number in numbers])
+            return np.abs(found) if asked.absolute else found
+        if asked.method == "gradient":
+            return self.each(model.gradient_times_input(self.batch))
+        if self.reading.read.dim() == 2:
+            raise InputError(f"{asked.name} is not defined for a model that reads several rows")
+        if asked.method == "leave_one_out":
+            whole = self.reading.answer.outcomes
+            return leave_one_out(model, self.batch, removal, whole, whole.argmax(1))
+        method = getattr(model, str(asked.method), None)
+        if method is None:
+            raise InputError(f"{type(model).__name__} has no method {asked.method!r}: {METHODS[asked.name]}")
+        return np.asarray(method(self.batch))
+
     def faithfulness(
         self, model: Measurable, importance: Numbers, percents: Sequence[int], removal: Removal
     ) -> Faithfulness:
         """Of each instance, from the ``importance`` ``(row, token)`` of its tokens to each of its rows."""
-        importance = importance[:, : self.batch.tokens.shape[1]]
         whole = self.reading.answer.outcomes
         if self.reading.read.dim() == 1:
             return faithfulness(model.predict, self.batch, importance, percents, removal, whole)
@@ -348,203 +379,3 @@ def _null_weights(
         length = read - first + 1 if causal else length
         row[first : first + length] = null_row(patterns, how, int(length), int(read - first)).numpy()
     return weights
-
-
-@dataclass(frozen=True, eq=False)
-class Measurement:
-    """Everything measured, one entry per instance in the order of the data.
-
-    ``columns`` maps a name (``mass``, ``null_mass``, ``probability``, ``correct``, ``entropy``, ...) to its
-    values ``(instance,)``; ``null_masses`` has, for each instance with relevant tokens, its mass under the
-    stronger nulls (None where mass was not asked for); ``importance`` holds the ranking of each instance's
-    tokens, and ``random_importance`` a random one for comparison (None where none was asked for).
-    """
-
-    instances: tuple[Instance, ...]
-    columns: dict[str, Numbers]
-    null_masses: tuple[dict[str, NullMass], ...] | None
-    importance: tuple[Numbers, ...]
-    faithfulness: Faithfulness
-    random_importance: tuple[Numbers, ...] | None
-    random_faithfulness: Faithfulness | None
-    classes: tuple[str, ...]
-    edges: tuple[float, ...]
-    settings: dict[str, Any]
-
-    def summary(
-        self,
-        mass_threshold: float = 0.5,
-        probability_threshold: float = 0.5,
-        plausibility_sample: int | None = None,
-    ) -> "Summary":
-        """All scores; see docs/measure.md for what each means.
-
-        Mass and probability are high from the thresholds on. ``plausibility_sample`` takes plausibility from
-        about so many instances, evenly over all lengths (0: from none).
-        """
-        relevant = np.array([instance.relevant for instance in self.instances])
-        thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
-
-        def of_mass(prefix: str = "") -> dict[str, Any]:
-            if not relevant.any():
-                nothing = dict.fromkeys(("mrta", "ac", "acmc"))
-                return {**nothing, "dtap": None, "dtap_edges": None, "null": nothing}
-            names = (f"{prefix}mass", "probability", f"null_{prefix}mass")
-            own = [self.columns[name][relevant] for name in names]
-            found = summarize(*own, edges=self.edges, **thresholds)
-            for null in STRONGER_NULLS if self.null_masses else ():
-                masses = [one[f"{null}_{prefix}mass"] for one in self.null_masses or () if one]
-                found[null] = null_scores(masses, own[1], **thresholds)
-            return found
-
-        whole = of_mass()
-        found: dict[str, float | None] = {"accuracy": float(self.columns["correct"].mean())}
-        null: dict[str, float | None] = {}
-        for name, score in SCORES.items():
-            if name in whole:
-                found[name], null[name] = whole[name], whole["null"][name]
-            elif score.column in self.columns and score.compute:
-                over = relevant if score.of_relevant else slice(None)
-                means = (self.columns[prefix + score.column][over] for prefix in ("", "null_"))
-                found[name], null[name] = (float(values.mean()) if values.size else None for values in means)
-        found |= _ranking_scores(self.faithfulness, self.agreements(sample=plausibility_sample))
-        if self.random_faithfulness is not None:
-            agreements = self.agreements(random=True, sample=plausibility_sample)
-            null |= _ranking_scores(self.random_faithfulness, agreements)
-        layers = [name.split("_")[1] for name in self.columns if re.fullmatch(r"layer_\d+_mass", name)]
-        layers = layers if relevant.any() else []
-        average = of_mass("average_") if layers else {}
-        return Summary(
-            n=len(self.instances),
-            n_without_relevance=int((~relevant).sum()),
-            scores=found,
-            null=null,
-            dtap=whole["dtap"],
-            dtap_edges=whole["dtap_edges"],
-            layers={number: self._layer(number, of_mass(f"layer_{number}_")) for number in layers},
-            average={name: value for name, value in average.items() if not name.startswith("dtap")},
-            stronger_nulls={null: whole[null] for null in STRONGER_NULLS if null in whole},
-            measured={**self.settings, "n_truncated": sum(x.truncated for x in self.instances)},
-        )
-
-    def _layer(self, number: str, found: dict[str, Any]) -> dict[str, Any]:
-        entropies = (self.columns[f"{prefix}layer_{number}_entropy"].mean() for prefix in ("", "null_"))
-        own, uniform = map(float, entropies)
-        scores = {name: found[name] for name in ("mrta", "ac", "acmc")}
-        stronger = {null: found[null] for null in STRONGER_NULLS if null in found}
-        return {**scores, "entropy": own, "null": {**found["null"], "entropy": uniform}, **stronger}
-
-    def agreements(self, random: bool = False, sample: int | None = None) -> list[Agreement]:
-        """Plausibility of every instance that has a rationale, or of a ``sample`` of them."""
-        rankings = self.random_importance if random else self.importance
-        if rankings is None or sample == 0:
-            return []
-        rated = [i for i, instance in enumerate(self.instances) if instance.rationale.any()]
-        if sample is not None and rated:
-            rated.sort(key=lambda i: len(self.instances[i].tokens))
-            rated = rated[:: -(-len(rated) // sample)]
-        return [
-            agreement(rankings[i][self.instances[i].rankable], self.instances[i].rationale) for i in rated
-        ]
-
-    def scores_table(self) -> list[dict[str, Any]]:
-        """A tidy table: one row per score, with what uniform attention or a random ranking gives."""
-        summary = self.summary()
-        rows = []
-        for name, value in summary.scores.items():
-            score = score_of(name)
-            if score.tables:
-                k = int(name.rpartition("_")[2]) if score.per_k else None
-                text = score.name.replace("aopc_", "aopc ")
-                rows.append({"score": text, "k": k, "value": value, "null": summary.null.get(name)})
-        return rows
-
-    def instances_table(self) -> list[dict[str, Any]]:
-        """A tidy table: one row per instance."""
-        rows = []
-        for number, instance in enumerate(self.instances):
-            row: dict[str, Any] = {
-                "id": instance.id,
-                "tokens": len(instance.tokens),
-                "relevant": instance.relevant,
-            }
-            row |= {name: float(values[number]) for name, values in self.columns.items()}
-            for place, k in enumerate(self.faithfulness.percents):
-                row[f"sufficiency_{k}"] = float(self.faithfulness.sufficiency[number, place])
-                row[f"comprehensiveness_{k}"] = float(self.faithfulness.comprehensiveness[number, place])
-            rows.append(row)
-        return rows
-
-    def _repr_html_(self) -> str:
-        from fasterqk.attention._export import measurement_html
-
-        return measurement_html(self)
-
-
-def _ranking_scores(scores: Faithfulness, agreements: list[Agreement]) -> dict[str, float | None]:
-    """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
-    found: dict[str, float | None] = {}
-    means = {name: getattr(scores, name).mean(0) for name in ("sufficiency", "comprehensiveness")}
-    for name, values in means.items():
-        found |= {f"{name}_{k}": float(mean) for k, mean in zip(scores.percents, values, strict=True)}
-    if scores.percents:
-        found |= {f"aopc_{name}": float(values.mean()) for name, values in means.items()}
-    return found | plausibility(agreements)
-
-
-@dataclass(frozen=True)
-class Summary:
-    """The scores of a measurement by flat name, such as ``mrta`` or ``sufficiency_5``.
-
-    ``null`` has those of uniform attention or of a random ranking under the same names, ``stronger_nulls``
-    those of mass under ``sharp`` and ``permuted`` attention. Where layers were measured, ``layers`` has the
-    scores of each alone, counted from "1", and ``average`` those of their mean.
-
-    >>> Summary(2, 0, {"mrta": 0.5, "sufficiency_5": 0.1}, {"mrta": 0.2})["sufficiency_5"]
-    0.1
-    """
-
-    n: int
-    n_without_relevance: int
-    scores: Mapping[str, float | None]
-    null: Mapping[str, float | None]
-    dtap: list[list[float]] | None = None
-    dtap_edges: list[float] | None = None
-    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    average: Mapping[str, Any] = field(default_factory=dict)
-    measured: Mapping[str, Any] = field(default_factory=dict)
-    stronger_nulls: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> float | None:
-        return self.scores[name]
-
-    def to_json(self) -> dict[str, Any]:
-        """The document that ``fasterqk measure --json`` prints."""
-        scores = _nested(self.scores)
-        concentration = scores.pop("concentration", {})
-        before = [name for name in ("accuracy", "mrta", "ac", "acmc") if name in scores]
-        random = {name: value for name, value in self.null.items() if score_of(name).null == "random"}
-        document: dict[str, Any] = {
-            "n": self.n,
-            "n_without_relevance": self.n_without_relevance,
-            **{name: scores.pop(name) for name in before},
-            "dtap": self.dtap,
-            "dtap_edges": self.dtap_edges,
-            **scores,
-            "null": {name: value for name, value in self.null.items() if name not in random},
-        }
-        if random:
-            document["random"] = _nested(random)
-        document |= {null: dict(scores) for null, scores in self.stronger_nulls.items()}
-        if self.layers:
-            document |= {"average": dict(self.average), "layer": dict(self.layers)}
-        return {**document, "concentration": concentration, "measured": dict(self.measured)}
-
-
-def _nested(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores by flat name as the JSON document holds them."""
-    nested: dict[str, Any] = {}
-    for name, value in scores.items():
-        *groups, key = place_of(name)
-        (nested.setdefault(groups[0], {}) if groups else nested)[key] = value
-    return nested

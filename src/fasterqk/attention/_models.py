@@ -84,6 +84,10 @@ class Measurable(Protocol):
         """Saliency of each token ``(batch, token)``."""
 
 
+# Nodes of the quadrature on the path of integrated gradients.
+INTEGRATION_STEPS = 20
+
+
 class TorchClassifier:
     """Any PyTorch module that returns class logits; it is put into evaluation mode.
 
@@ -133,9 +137,19 @@ class TorchClassifier:
             return self._logits(batch).cpu().double().softmax(-1).numpy()
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
-        with leaf_embedding(self.embedding) as leaves:
-            top = self._logits(batch).log_softmax(-1).amax(-1).sum()
-        return as_array(saliency(top, leaves))
+        return self._gradient(batch, followed(self.predict(batch)))
+
+    def integrated_gradients(self, batch: Batch) -> NDArray[np.float64]:
+        """Gradient x input averaged on the way from zero embeddings to those of the batch."""
+        chosen = followed(self.predict(batch))
+        return integrated(lambda share: self._gradient(batch, chosen, share))
+
+    def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
+        """Gradient of the log-probability of the ``chosen`` classes, at a ``share`` of the input, x input."""
+        with leaf_embedding(self.embedding, share) as leaves:
+            logarithm = self._logits(batch).log_softmax(-1)
+            score = logarithm.gather(1, torch.from_numpy(chosen)[:, None].to(logarithm.device)).sum()
+        return as_array(saliency(score, leaves)) / share
 
     def _logits(self, batch: Batch) -> Tensor:
         inputs = self.inputs(batch)
@@ -153,15 +167,27 @@ def class_answer(outcomes: NDArray[np.float64], batch: Batch) -> Answer:
     return Answer(probability, outcomes.argmax(1) == batch.label, outcomes)
 
 
+def followed(outcomes: NDArray[np.float64]) -> NDArray[np.intp]:
+    """The outcome that is followed when tokens are removed: the one the model predicts on the whole input."""
+    return outcomes.argmax(1)
+
+
+def integrated(gradient: Callable[[float], NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The mean over shares 0..1 of ``gradient(share)``, by Gauss-Legendre quadrature."""
+    places, weights = np.polynomial.legendre.leggauss(INTEGRATION_STEPS)
+    parts = (weight / 2 * gradient((place + 1) / 2) for place, weight in zip(places, weights, strict=True))
+    return np.asarray(sum(parts))
+
+
 @contextmanager
-def leaf_embedding(embedding: nn.Module | None) -> Iterator[list[Tensor]]:
-    """Inside, gradients start at the output of ``embedding``, which is put into the list yielded."""
+def leaf_embedding(embedding: nn.Module | None, share: float = 1.0) -> Iterator[list[Tensor]]:
+    """Inside, gradients start at a ``share`` of the output of ``embedding``, put into the list yielded."""
     if embedding is None:
         raise InputError("gradient x input needs to know the model's embedding module; give embedding=...")
     leaves: list[Tensor] = []
 
     def cut(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-        leaves.append(output.detach().requires_grad_())
+        leaves.append((share * output.detach()).requires_grad_())
         return leaves[-1]
 
     handle = embedding.register_forward_hook(cut)
@@ -236,8 +262,8 @@ class HuggingFaceClassifier(TorchClassifier):
         ]
         return replace(reading, layers=moved, read=on_device_of(self.model, batch.first))
 
-    def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
-        found = super().gradient_times_input(batch)
+    def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
+        found = super()._gradient(batch, chosen, share)
         if self._laid_out(batch) is batch:
             return found
         return np.take_along_axis(found, _columns_when_left_aligned(batch), 1) * batch.real
@@ -356,10 +382,17 @@ class HuggingFaceCausal:
         return _mean_over(np.exp(as_array(chosen)), batch.target_real)[:, None]
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
-        with leaf_embedding(self.embedding) as leaves:
+        return self._gradient(batch)
+
+    def integrated_gradients(self, batch: Batch) -> NDArray[np.float64]:
+        """Gradient x input averaged on the way from zero embeddings, also of the target, to the true ones."""
+        return integrated(lambda share: self._gradient(batch, share))
+
+    def _gradient(self, batch: Batch, share: float = 1.0) -> NDArray[np.float64]:
+        with leaf_embedding(self.embedding, share) as leaves:
             chosen, _ = self._target_logits(batch)
             score = (chosen * torch.from_numpy(batch.target_real)).sum()
-        whole = as_array(saliency(score, leaves))
+        whole = as_array(saliency(score, leaves)) / share
         place = np.arange(batch.tokens.shape[1])[None, :] + self._shift(batch)[:, None]
         return np.where(batch.real, np.take_along_axis(whole, place.clip(0, whole.shape[1] - 1), 1), 0.0)
 

@@ -399,7 +399,21 @@ _REGISTERED = (
     ),
     _plausibility("auprc", "plausibility, AUPRC", "area under the precision-recall curve of the ranking"),
     _plausibility("token_f1", "plausibility, token F1", "F1 of as many top tokens as the rationale has"),
+    _plausibility(
+        "token_iou",
+        "plausibility, token IOU",
+        "intersection over union of these tokens and the rationale",
+    ),
     _plausibility("iou_f1", "plausibility, IOU F1", "F1 of spans that overlap by at least half"),
+    Score(
+        "tau_leave_one_out",
+        "tau with leave-one-out",
+        "rank correlation with what the probability loses without each token alone",
+        low=-1,
+        high=1,
+        better="higher",
+        null="random",
+    ),
     _concentration(
         "mass_without_first_token",
         "MRTA without first token",

@@ -13,6 +13,13 @@ data: one JSON object per line, with
   "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
   or "text": "a fine film" and "spans": [[2, 6]]                   (characters)
   and "label": 1 or "positive" for a classifier, "target": "some text" for a causal model
+  without "relevance" or "spans" everything is measured that needs none
+
+importances of your own (--scores FILE.jsonl): one JSON object per line, with the "id" of the example and
+  "scores": [0.1, -0.3, 0.9]                                       (one per token of the model, or per word)
+  or "characters": [0, 0, 0.9, ...]                                (one per character of the text)
+  or "spans": [[2, 6, 0.9]]                                        (start, end, number)
+  and, if you like, "name" (what the table calls it) and "tokens" (texts that are compared with the model's)
 """
 
 
@@ -21,6 +28,7 @@ def configure(parser: Parser) -> None:
     parser.epilog = f"{_DATA}\n" + examples(
         "fasterqk measure --model my-classifier --data test.jsonl",
         "fasterqk measure --model my-classifier --data test.jsonl --rationale-k 5,10,20,50 --json",
+        "fasterqk measure --model my-classifier --data test.jsonl --scores gradient --scores lime.jsonl",
         "fasterqk measure --model my-gpt --data qa.jsonl --aggregate layer:3 --remove attention",
         "fasterqk measure --model my-classifier --data test.jsonl --eraser-out eraser.jsonl --out out",
     )
@@ -61,6 +69,17 @@ def configure(parser: Parser) -> None:
         choices=("attention", "gradient"),
         default="attention",
         help="what ranks tokens for faithfulness and plausibility: attention or gradient x input",
+    )
+    parser.add_argument(
+        "--scores",
+        action="append",
+        metavar="NAME|FILE.jsonl",
+        help="measure another importance of the tokens beside it (again for more): rollout, mean, max, last,"
+        " layer:N, layer:N/head:M, gradient, integrated_gradients, leave_one_out, or a file of your own,"
+        " see below",
+    )
+    parser.add_argument(
+        "--absolute", action="store_true", help="rank the importances of your files by size, without signs"
     )
     parser.add_argument(
         "--remove",
@@ -107,6 +126,8 @@ def run(arguments: argparse.Namespace) -> int:
             aggregation=aggregation,
             removal=Removal(arguments.remove, mask_token),
             rank_by=arguments.rank_by,
+            scores=arguments.scores,
+            absolute=arguments.absolute,
             batch_size=arguments.batch_size,
             progress=progress,
         )
@@ -166,13 +187,24 @@ def _print(measurement: Any, summary: dict[str, Any]) -> None:
     print_table(
         measurement.scores_table(),
         f"{summary['n']} instances, {summary['n_without_relevance']} of them without a relevant token"
-        " (null: uniform attention, or a random ranking)",
+        " (null: uniform attention, or a random ranking; sharp: all attention on one random token;"
+        " permuted: the model's own attention in random orders)",
     )
-    print()
-    print_table(
-        dtap_lines(summary["dtap"], summary["dtap_edges"]),
-        "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
-    )
+    if len(measurement.rankings) > 1:
+        print_table(
+            measurement.rankings_table(), "\nevery importance of the tokens (random: a random ranking)"
+        )
+    if summary["dtap"] is None:
+        print(
+            "\nThe data does not say which tokens are relevant, so mrta, ac, acmc, dtap and plausibility"
+            " (auprc, token_f1, token_iou, iou_f1) are left out."
+        )
+    else:
+        print()
+        print_table(
+            dtap_lines(summary["dtap"], summary["dtap_edges"]),
+            "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
+        )
     eraser = summary["measured"].get("eraser")
     if eraser:
         print("\nscored again by ERASER's own code:")
@@ -182,6 +214,7 @@ def _print(measurement: Any, summary: dict[str, Any]) -> None:
 
 
 def _write(out: Path, measurement: Any, summary: dict[str, Any]) -> None:
+    from fasterqk.attention import STRONGER_NULLS
     from fasterqk.files import write_csv
     from fasterqk.lab.report import save_dtap, save_table
 
@@ -191,6 +224,12 @@ def _write(out: Path, measurement: Any, summary: dict[str, Any]) -> None:
         {"key": "value", "label": "value", "digits": 3},
         {"key": "null", "label": "uniform or random", "digits": 3, "source": "null"},
     ]
+    rows = measurement.scores_table()
+    columns += [
+        {"key": key, "label": label, "digits": 3, "source": "null"}
+        for key, label in {**STRONGER_NULLS, "null error": "standard error of random"}.items()
+        if any(key in row for row in rows)
+    ]
     save_table(
         out,
         "measure-scores",
@@ -198,9 +237,21 @@ def _write(out: Path, measurement: Any, summary: dict[str, Any]) -> None:
         caption=f"{summary['n']} instances of {summary['measured']['data']},"
         f" model {summary['measured']['model']}.",
         columns=columns,
-        rows=measurement.scores_table(),
+        rows=rows,
     )
+    if len(measurement.rankings) > 1:
+        table = measurement.rankings_table()
+        save_table(
+            out,
+            "measure-importances",
+            title="Every importance of the tokens",
+            caption="The same instances, with tokens ranked by each importance and by chance.",
+            columns=[{"key": key, "label": key, "digits": 3} for key in table[0]],
+            rows=table,
+        )
     write_csv(out / "tables" / "measure-instances.csv", measurement.instances_table())
+    if summary["dtap"] is None:
+        return
     save_dtap(
         out,
         "measure-dtap",

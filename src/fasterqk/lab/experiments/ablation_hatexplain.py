@@ -29,7 +29,7 @@ STRONG_DECAY = 0.1
 
 QUERIES, KEYS, EMBEDDING = ("*.W_Q", "*.b_Q"), ("*.W_K", "*.b_K"), ("embedding.*",)
 # Of all scores of tables but the training loss; of the plausibility scores the one that needs no threshold.
-LEFT_OUT = ("loss", "f1", "token_f1", "iou_f1")
+LEFT_OUT = ("loss", "f1", "token_f1", "token_iou", "iou_f1", "tau_leave_one_out")
 METRICS = tuple(
     name
     for score in SCORES.values()

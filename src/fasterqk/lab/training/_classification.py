@@ -189,7 +189,7 @@ def measure_attention(
         aggregation=aggregation_of(model),
         batch_size=EVALUATION_BATCH,
         random_rankings=None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed),
-        scores=TABLE_SCORES,
+        only=TABLE_SCORES,
         by_layer=len(model.blocks) > 1,
         need_relevance=False,
         max_weights=None,

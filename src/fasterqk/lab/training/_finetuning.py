@@ -96,7 +96,7 @@ class FineTuning(Classification):
             generator=np.random.default_rng(self.config.seed),
             percents=self.config.evaluation.rationale_k,
             batch_size=EVALUATION_BATCH,
-            scores=TABLE_SCORES,
+            only=TABLE_SCORES,
         )
         return scores_json(found.summary())
 

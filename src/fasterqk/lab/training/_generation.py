@@ -307,7 +307,7 @@ def measure_steps(
         instances,
         aggregation=ROLLOUT,
         batch_size=EVALUATION_BATCH,
-        scores=TABLE_SCORES,
+        only=TABLE_SCORES,
         max_weights=None,
         **options,
     )

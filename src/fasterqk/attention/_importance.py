@@ -1,0 +1,368 @@
+"""The importance of tokens, from anywhere: attention, gradients, leaving tokens out, or numbers of your own.
+
+An *importance* is one number per token of an instance; the higher, the more the token counts. It ranks tokens
+for faithfulness and plausibility. First what is built in, then how importances of your own are read and
+aligned with the tokens, last how they are compared with leaving tokens out.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fasterqk.attention._aggregation import Aggregation
+from fasterqk.attention._faithfulness import Removal, remove
+from fasterqk.attention._instances import Batch, Instance
+from fasterqk.attention._models import Measurable
+from fasterqk.errors import InputError
+from fasterqk.files import read_json_lines
+
+Numbers = NDArray[np.float64]
+# What people give: one number per token, or a record of the file format below.
+Given = ArrayLike | Mapping[str, Any]
+Source = str | PathLike[str] | Callable[[Instance], Given] | Mapping[str, Any]
+# Those that ask the model for more than its attention, and what they are.
+METHODS = {
+    "gradient": "gradient of the log-probability times the embedded input",
+    "integrated_gradients": "the same gradient, averaged on the way from a zero input",
+    "leave_one_out": "what the probability loses without the token",
+}
+_ATTENTION = "rollout, mean, max, last, layer:N or layer:N/head:M"
+
+
+@dataclass(frozen=True, eq=False)
+class Importance:
+    """Where the importance of tokens comes from, under the ``name`` that tables show.
+
+    Exactly one of these is given: the ``aggregation`` of attention, one of ``METHODS``, or the ``values``
+    themselves, one array per instance. ``absolute`` drops their signs.
+    """
+
+    name: str
+    aggregation: Aggregation | None = None
+    method: str | None = None
+    values: tuple[Numbers, ...] | None = None
+    absolute: bool = False
+
+
+def importances(
+    scores: Source | Sequence[Source] | None,
+    instances: Sequence[Instance],
+    first: Importance,
+    absolute: bool = False,
+) -> dict[str, Importance]:
+    """Everything that shall rank tokens, by name, ``first`` first.
+
+    ``scores`` is the name of something built in, a JSON lines file, a function of an :class:`Instance`, a
+    mapping from the ids of instances to their numbers, a mapping from names to any of these, or a list.
+    """
+    found = {first.name: first}
+    for source in _listed(scores):
+        for one in _found(source, instances, absolute):
+            if one.name in found:
+                raise InputError(f"two importances are called {one.name!r}; give each its own name")
+            found[one.name] = one
+    return found
+
+
+def aggregation_name(how: Aggregation) -> str:
+    """What tables call this aggregation of attention.
+
+    >>> aggregation_name(Aggregation("layer", 3, head=1)), aggregation_name(Aggregation())
+    ('layer:3/head:1', 'rollout')
+    """
+    name = how.method if how.layer is None else f"layer:{how.layer}"
+    return name if how.head is None else f"{name}/head:{how.head}"
+
+
+def built_in(text: str) -> Importance | None:
+    """What is built in under this name, None if nothing is.
+
+    >>> built_in("layer:3/head:1").aggregation
+    Aggregation(method='layer', layer=3, head=1, residual=0.5, discard=0)
+    """
+    if text in METHODS:
+        return Importance(text, method=text)
+    name, slash, head = text.partition("/head:")
+    if slash and not head.isdecimal():
+        return None
+    try:
+        return Importance(text, Aggregation.parse(name, head=int(head) if slash else None))
+    except InputError:
+        return None
+
+
+def _listed(scores: Source | Sequence[Source] | None) -> Iterable[Source]:
+    if scores is None:
+        return ()
+    if isinstance(scores, str | PathLike | Mapping) or callable(scores):
+        return (scores,)
+    return scores
+
+
+def _found(source: Source, instances: Sequence[Instance], absolute: bool) -> list[Importance]:
+    if isinstance(source, str) and (known := built_in(source)):
+        return [known]
+    if isinstance(source, str | PathLike):
+        is_file = not isinstance(source, str) or source.endswith((".jsonl", ".json"))
+        if not is_file and not Path(source).is_file():
+            raise InputError(
+                f"unknown importance {source!r}; choose {_ATTENTION}, {', '.join(METHODS)},"
+                " or give a JSON lines file"
+            )
+        return [_given(name, lines, instances, absolute) for name, lines in read_scores(source).items()]
+    if callable(source):
+        name = getattr(source, "__name__", type(source).__name__)
+        own = {x.id: (f"{name} of instance {x.id!r}", source(x)) for x in instances}
+        return [_given("scores" if name == "<lambda>" else name, own, instances, absolute)]
+    if not isinstance(source, Mapping):
+        raise InputError(f"scores cannot be read from {source!r}; give a function, a mapping or a file")
+    if source and all(_is_source(value) for value in source.values()):
+        return [_named(name, value, instances, absolute) for name, value in source.items()]
+    own = {str(key): (f"scores of instance {str(key)!r}", value) for key, value in source.items()}
+    return [_given("scores", own, instances, absolute)]
+
+
+def _named(name: str, source: Source, instances: Sequence[Instance], absolute: bool) -> Importance:
+    found = _found(source, instances, absolute)
+    if len(found) > 1:
+        raise InputError(f"{source!r} holds several importances, so it cannot be called {name!r}")
+    one = found[0]
+    return Importance(str(name), one.aggregation, one.method, one.values, one.absolute)
+
+
+def _is_source(value: Any) -> bool:
+    """Whether a value of a mapping is itself a source: then the keys are names, and not ids."""
+    if isinstance(value, Mapping):
+        return not set(value) & set(_CONTENTS)
+    return isinstance(value, str | PathLike) or callable(value)
+
+
+def _given(
+    name: str, lines: Mapping[str, tuple[str, Given]], instances: Sequence[Instance], absolute: bool
+) -> Importance:
+    ids = {instance.id for instance in instances}
+    missing = [instance.id for instance in instances if instance.id not in lines]
+    unknown = [(where, key) for key, (where, _) in lines.items() if key not in ids]
+    if unknown:
+        where, key = unknown[0]
+        raise InputError(f"{where}: the data has no id {key!r}; its first is {instances[0].id!r}")
+    if missing:
+        raise InputError(
+            f"{name}: no scores for {len(missing)} of {len(instances)} instances, such as id {missing[0]!r}"
+        )
+    values = tuple(align(lines[instance.id][1], instance, lines[instance.id][0]) for instance in instances)
+    return Importance(name, values=values, absolute=absolute)
+
+
+# --- Importances of your own: JSON lines, and how they are aligned with the tokens of a model ---
+# One object per line, with the ``id`` of the example (its line number, if the data names none) and one of:
+# ``scores``, one number per token of the model (all, or without special ones) or per word of the data, if you
+# like with ``tokens``, the texts they belong to, which are then compared; ``characters``, one number per
+# character of the text (``characters_pair`` of the second text); ``spans``, ``[start, end, number]`` in
+# characters. ``name`` is what the table calls it (the file, otherwise), so that a file may hold several.
+
+_CONTENTS = ("scores", "characters", "spans")
+_FIELDS = ("id", "name", "scores", "tokens", "text", "characters", "characters_pair", "spans")
+
+
+def read_scores(path: str | PathLike[str]) -> dict[str, dict[str, tuple[str, Mapping[str, Any]]]]:
+    """The lines of a file by name and id, each with the words that errors call it by.
+
+    >>> with open("lime.jsonl", "w") as file:
+    ...     print('{"id": "a", "scores": [0.5, -1]}', file=file)
+    >>> read_scores("lime.jsonl")["lime"]["a"][1]["scores"]
+    [0.5, -1]
+    """
+    found: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {}
+    for number, where, record in read_json_lines(path):
+        for field in record:
+            if field not in _FIELDS:
+                raise InputError(f"{where}: unknown field {field!r}; a line may have {', '.join(_FIELDS)}")
+        own = found.setdefault(str(record.get("name", Path(path).stem)), {})
+        key = str(record.get("id", number))
+        if key in own:
+            raise InputError(f"{where}: the id {key!r} was used before ({own[key][0]})")
+        own[key] = where, record
+    if not found:
+        raise InputError(f"{str(path)!r} is empty; give one JSON object per line")
+    return found
+
+
+def align(given: Given, instance: Instance, where: str) -> Numbers:
+    """One number per token of ``instance`` from what was ``given``; zero on special tokens.
+
+    Numbers of words and characters are carried over to the tokens: each gets the number of its word, or the
+    mean over its characters without white space.
+    """
+    if not isinstance(given, Mapping):
+        return _of_tokens(_numbers(given, where), None, instance, where)
+    contents = [name for name in _CONTENTS if name in given]
+    if len(contents) != 1:
+        raise InputError(f"{where}: give one of {', '.join(map(repr, _CONTENTS))}")
+    if "text" in given and (not instance.texts or given["text"] != instance.texts[0]):
+        own = instance.texts[0] if instance.texts else ""
+        raise InputError(f"{where}: the text is {given['text']!r}, but that of the data is {own!r}")
+    if contents == ["scores"]:
+        return _of_tokens(_numbers(given["scores"], where), given.get("tokens"), instance, where)
+    return _of_characters(given, instance, where)
+
+
+def _numbers(values: Any, where: str) -> Numbers:
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    try:
+        array = np.asarray(values, dtype=float)
+    except (TypeError, ValueError):
+        raise InputError(f"{where}: {_short(values)} are no numbers") from None
+    if array.ndim != 1:
+        raise InputError(f"{where}: scores of shape {array.shape}; give one number per token")
+    if not np.isfinite(array).all():
+        raise InputError(f"{where}: score {int(np.argmin(np.isfinite(array)))} is not a finite number")
+    return array
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> Numbers:
+    pieces = instance.pieces or tuple(str(token) for token in instance.tokens)
+    everything = np.arange(len(instance.tokens))
+    ranked = np.flatnonzero(instance.rankable)
+    words = _words(instance)
+    # What the numbers may belong to: its name, its texts, and the tokens that get them.
+    units = [
+        ("tokens", pieces, [everything]),
+        ("tokens without special ones", tuple(pieces[i] for i in ranked), [ranked]),
+        ("words", tuple(text for text, _ in words), [tokens for _, tokens in words]),
+    ]
+    fitting = [unit for unit in units if len(unit[1]) == len(values) and len(values)]
+    if not fitting:
+        counts = ", ".join(f"{len(texts)} {name}" for name, texts, _ in units if texts)
+        raise InputError(f"{where}: {len(values)} scores, but the instance has {counts}")
+    if texts is not None:
+        if not isinstance(texts, list | tuple) or len(texts) != len(values):
+            raise InputError(f"{where}: {len(values)} scores, but 'tokens' is {_short(texts)}")
+        different = {name: _first_difference(texts, own) for name, own, _ in fitting}
+        if all(place is not None for place in different.values()):
+            name, own, _ = fitting[0]
+            place = different[name] or 0
+            raise InputError(
+                f"{where}: token {place} is {texts[place]!r}, but the model reads {own[place]!r} there"
+            )
+        fitting = [unit for unit in fitting if different[unit[0]] is None]
+    name, _, places = fitting[0]
+    aligned = np.zeros(len(instance.tokens))
+    if name == "words":
+        for value, tokens in zip(values, places, strict=True):
+            aligned[tokens] = value
+    else:
+        aligned[places[0]] = values
+    return np.where(instance.rankable, aligned, 0.0)
+
+
+def _first_difference(given: Sequence[Any], own: Sequence[str]) -> int | None:
+    """Where two lists of token texts first differ; marks of white space and case are no difference."""
+    for place, pair in enumerate(zip(given, own, strict=True)):
+        one, other = (_plain(text) for text in pair)
+        # Byte-level tokenizers write other characters for those beyond ASCII.
+        if one != other and one.isascii() and other.isascii():
+            return place
+    return None
+
+
+def _plain(text: Any) -> str:
+    plain = str(text).removeprefix("##")
+    for mark in ("Ġ", "▁", "</w>"):
+        plain = plain.replace(mark, " ")
+    return plain.strip().casefold()
+
+
+def _words(instance: Instance) -> list[tuple[str, NDArray[np.intp]]]:
+    """The words of the data with the tokens that each became (none behind a truncated text)."""
+    if instance.words is None or instance.places is None:
+        return []
+    found, start = [], 0
+    part, begin, end = instance.places.T
+    for word in instance.words:
+        stop = start + len(word)
+        tokens = np.flatnonzero((part == 0) & (begin < stop) & (end > start) & instance.rankable)
+        found.append((word, tokens))
+        start = stop + 1
+    return found
+
+
+def _of_characters(given: Mapping[str, Any], instance: Instance, where: str) -> Numbers:
+    if instance.places is None:
+        raise InputError(f"{where}: the instance has no text; give 'scores', one number per token")
+    characters = [np.zeros(len(text)) for text in instance.texts]
+    if "spans" in given:
+        for span in given["spans"]:
+            if not (isinstance(span, list | tuple) and len(span) == 3):
+                raise InputError(f"{where}: the span {span!r} is not [start, end, number]")
+            start, end = span[:2]
+            whole = type(start) is int and type(end) is int
+            if not whole or not 0 <= start < end <= len(characters[0]):
+                size = len(characters[0])
+                raise InputError(f"{where}: the span {span!r} does not lie in the text of {size} characters")
+            characters[0][start:end] += _numbers([span[2]], where)[0]
+    else:
+        for place, name in enumerate(("characters", "characters_pair")[: len(characters)]):
+            if name in given:
+                characters[place] = _numbers(given[name], where)
+            if len(characters[place]) != len(instance.texts[place]):
+                raise InputError(
+                    f"{where}: {len(characters[place])} scores in {name!r},"
+                    f" but the text has {len(instance.texts[place])} characters"
+                )
+    aligned = np.zeros(len(instance.tokens))
+    for token, (part, start, end) in enumerate(instance.places.tolist()):
+        if part < 0 or not instance.rankable[token]:
+            continue
+        there = [i for i in range(start, end) if not instance.texts[part][i].isspace()]
+        aligned[token] = characters[part][there].mean() if there else 0.0
+    return aligned
+
+
+# --- Leaving tokens out, one at a time ---
+
+
+def leave_one_out(
+    model: Measurable, batch: Batch, removal: Removal, whole: Numbers, followed: NDArray[np.intp]
+) -> Numbers:
+    """What the probability of the outcome that is ``followed`` loses without each token, ``(batch, token)``.
+
+    ``whole`` are the outcomes ``(batch, outcome)`` of the unchanged batch. A text of a single token keeps it.
+    """
+    lost = np.zeros(batch.tokens.shape)
+    order = np.where(batch.rankable, batch.rankable.cumsum(1) - 1, -1)
+    instance = np.arange(len(batch))
+    for place in range(int(order.max()) + 1):
+        removed = (order == place) & ((batch.visible & (order != place)).any(1))[:, None]
+        some = np.flatnonzero(removed.any(1))
+        if not len(some):
+            continue
+        outcomes = np.asarray(model.predict(remove(batch, removed, removal)), dtype=float)
+        drop = whole[instance, followed] - outcomes[instance, followed]
+        lost[removed] = drop[some]
+    return lost
+
+
+def kendall_tau(one: ArrayLike, other: ArrayLike) -> float | None:
+    """Kendall's rank correlation (tau-b, which allows for ties); None where either has no order at all.
+
+    >>> kendall_tau([1, 2, 3], [1, 3, 2]).__round__(4), kendall_tau([1, 1], [1, 2])
+    (0.3333, None)
+    """
+    a, b = np.asarray(one, dtype=float), np.asarray(other, dtype=float)
+    if a.shape != b.shape:
+        raise InputError(f"rankings of {a.size} and {b.size} tokens cannot be compared")
+    first, second = (np.sign(x[:, None] - x[None, :]) for x in (a, b))
+    size = float(np.sqrt((first**2).sum() * (second**2).sum()))
+    return float((first * second).sum() / size) if size else None

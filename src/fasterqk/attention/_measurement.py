@@ -1,0 +1,386 @@
+"""What was measured: a :class:`Measurement` with the numbers of every instance, and its :class:`Summary`.
+
+A :class:`Ranking` is one importance of the tokens with its faithfulness. A measurement has one or several,
+and random ones to compare them with.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from json import dumps
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.attention._faithfulness import Agreement, Faithfulness, agreement, plausibility
+from fasterqk.attention._importance import kendall_tau
+from fasterqk.attention._instances import Instance
+from fasterqk.attention._nulls import NullMass, null_scores
+from fasterqk.attention._scores import SCORES, STRONGER_NULLS, place_of, score_of, summarize
+
+Numbers = NDArray[np.float64]
+LEAVE_ONE_OUT = "leave_one_out"
+TAU = "tau_leave_one_out"
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """The ``importance`` of the tokens of each instance, and what the model loses when they are removed."""
+
+    importance: tuple[Numbers, ...]
+    faithfulness: Faithfulness
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """Everything measured, one entry per instance in the order of the data.
+
+    ``columns`` maps a name (``mass``, ``null_mass``, ``probability``, ``correct``, ``entropy``, ...) to its
+    values ``(instance,)``; ``null_masses`` has, for each instance with relevant tokens, its mass under the
+    stronger nulls (None where mass was not asked for). ``rankings`` holds every importance by its name, that
+    of ``measure`` itself first, and ``random`` random ones for comparison (none, if none was asked for).
+    """
+
+    instances: tuple[Instance, ...]
+    columns: dict[str, Numbers]
+    null_masses: tuple[dict[str, NullMass], ...] | None
+    rankings: dict[str, Ranking]
+    random: tuple[Ranking, ...]
+    classes: tuple[str, ...]
+    edges: tuple[float, ...]
+    settings: dict[str, Any]
+
+    @property
+    def importance(self) -> tuple[Numbers, ...]:
+        """The importance of the tokens of each instance, that of the first ranking."""
+        return next(iter(self.rankings.values())).importance
+
+    @property
+    def faithfulness(self) -> Faithfulness:
+        """The faithfulness of the first ranking."""
+        return next(iter(self.rankings.values())).faithfulness
+
+    @property
+    def random_importance(self) -> tuple[Numbers, ...] | None:
+        """The first random ranking."""
+        return self.random[0].importance if self.random else None
+
+    @property
+    def random_faithfulness(self) -> Faithfulness | None:
+        """The faithfulness of the first random ranking."""
+        return self.random[0].faithfulness if self.random else None
+
+    def summary(
+        self,
+        mass_threshold: float = 0.5,
+        probability_threshold: float = 0.5,
+        plausibility_sample: int | None = None,
+    ) -> "Summary":
+        """All scores; see docs/measure.md for what each means.
+
+        Mass and probability are high from the thresholds on. ``plausibility_sample`` takes plausibility from
+        about so many instances, evenly over all lengths (0: from none).
+        """
+        relevant = self._relevant
+        thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
+
+        def of_mass(prefix: str = "") -> dict[str, Any]:
+            if not relevant.any():
+                nothing = dict.fromkeys(("mrta", "ac", "acmc"))
+                return {**nothing, "dtap": None, "dtap_edges": None, "null": nothing}
+            names = (f"{prefix}mass", "probability", f"null_{prefix}mass")
+            own = [self.columns[name][relevant] for name in names]
+            found = summarize(*own, edges=self.edges, **thresholds)
+            for null in STRONGER_NULLS if self.null_masses else ():
+                masses = [one[f"{null}_{prefix}mass"] for one in self.null_masses or () if one]
+                found[null] = null_scores(masses, own[1], **thresholds)
+            return found
+
+        whole = of_mass()
+        found: dict[str, float | None] = {"accuracy": float(self.columns["correct"].mean())}
+        null: dict[str, float | None] = {}
+        for name, score in SCORES.items():
+            if name in whole:
+                found[name], null[name] = whole[name], whole["null"][name]
+            elif score.column in self.columns and score.compute:
+                over = relevant if score.of_relevant else slice(None)
+                means = (self.columns[prefix + score.column][over] for prefix in ("", "null_"))
+                found[name], null[name] = (float(values.mean()) if values.size else None for values in means)
+        rankings = {
+            name: self.ranking_scores(own, plausibility_sample) for name, own in self.rankings.items()
+        }
+        found |= next(iter(rankings.values()))
+        random = [self.ranking_scores(own, plausibility_sample) for own in self.random]
+        null |= {name: _mean([one[name] for one in random]) for name in (random[0] if random else ())}
+        layers = [name.split("_")[1] for name in self.columns if re.fullmatch(r"layer_\d+_mass", name)]
+        layers = layers if relevant.any() else []
+        average = of_mass("average_") if layers else {}
+        return Summary(
+            n=len(self.instances),
+            n_without_relevance=int((~relevant).sum()),
+            scores=found,
+            null=null,
+            dtap=whole["dtap"],
+            dtap_edges=whole["dtap_edges"],
+            layers={number: self._layer(number, of_mass(f"layer_{number}_")) for number in layers},
+            average={name: value for name, value in average.items() if not name.startswith("dtap")},
+            stronger_nulls={null: whole[null] for null in STRONGER_NULLS if null in whole},
+            rankings=rankings,
+            null_error=_standard_errors(random),
+            measured={
+                **self.settings,
+                **({"draws": len(self.random)} if len(self.random) > 1 else {}),
+                "n_truncated": sum(x.truncated for x in self.instances),
+            },
+        )
+
+    @property
+    def _relevant(self) -> NDArray[np.bool_]:
+        return np.array([instance.relevant for instance in self.instances])
+
+    def _layer(self, number: str, found: dict[str, Any]) -> dict[str, Any]:
+        entropies = (self.columns[f"{prefix}layer_{number}_entropy"].mean() for prefix in ("", "null_"))
+        own, uniform = map(float, entropies)
+        scores = {name: found[name] for name in ("mrta", "ac", "acmc")}
+        stronger = {null: found[null] for null in STRONGER_NULLS if null in found}
+        return {**scores, "entropy": own, "null": {**found["null"], "entropy": uniform}, **stronger}
+
+    def ranking_scores(self, ranking: Ranking, sample: int | None = None) -> dict[str, float | None]:
+        """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
+        found: dict[str, float | None] = {}
+        scores = ranking.faithfulness
+        means = {name: getattr(scores, name).mean(0) for name in ("sufficiency", "comprehensiveness")}
+        for name, values in means.items():
+            found |= {f"{name}_{k}": float(mean) for k, mean in zip(scores.percents, values, strict=True)}
+        if scores.percents:
+            found |= {f"aopc_{name}": float(values.mean()) for name, values in means.items()}
+        found |= plausibility(list(self._agreements(ranking.importance, sample).values()))
+        if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
+            taus = self._taus(ranking)
+            found[TAU] = None if np.isnan(taus).all() else float(np.nanmean(taus))
+        return found
+
+    def _taus(self, ranking: Ranking) -> Numbers:
+        """The rank correlation of each instance with leaving tokens out; nan where there is no order."""
+        left_out = self.rankings[LEAVE_ONE_OUT].importance
+        pairs = zip(self.instances, ranking.importance, left_out, strict=True)
+        taus = [kendall_tau(own[x.rankable], other[x.rankable]) for x, own, other in pairs]
+        return np.array([np.nan if tau is None else tau for tau in taus])
+
+    def agreements(self, random: bool = False, sample: int | None = None) -> list[Agreement]:
+        """Plausibility of every instance that has a rationale, or of a ``sample`` of them."""
+        rankings = self.random_importance if random else self.importance
+        return [] if rankings is None else list(self._agreements(rankings, sample).values())
+
+    def _agreements(self, importance: Sequence[Numbers], sample: int | None = None) -> dict[int, Agreement]:
+        """Plausibility by the number of the instance."""
+        if sample == 0:
+            return {}
+        rated = [i for i, instance in enumerate(self.instances) if instance.rationale.any()]
+        if sample is not None and rated:
+            rated.sort(key=lambda i: len(self.instances[i].tokens))
+            rated = rated[:: -(-len(rated) // sample)]
+        return {
+            i: agreement(importance[i][self.instances[i].rankable], self.instances[i].rationale)
+            for i in rated
+        }
+
+    # --- Instance by instance ---
+
+    def instance_scores(
+        self, name: str | None = None, mass_threshold: float = 0.5, probability_threshold: float = 0.5
+    ) -> dict[str, Numbers]:
+        """Every score of every instance ``(instance,)``, nan where it is not defined, by flat name.
+
+        A score of the summary is the mean over those that are defined. ``name`` picks a ranking (by default,
+        the first). Instead of ``iou_f1``, which is no mean, there are ``span_precision`` and ``span_recall``.
+        """
+        relevant = self._relevant
+        found = {"accuracy": self.columns["correct"]}
+        if "mass" in self.columns:
+            reached = self.columns["mass"] >= mass_threshold
+            confident = reached & (self.columns["probability"] >= probability_threshold)
+            found["ac"], found["acmc"] = (np.where(relevant, 100.0 * x, np.nan) for x in (reached, confident))
+        for score in SCORES.values():
+            if score.compute and score.column in self.columns:
+                values = self.columns[score.column]
+                found[score.name] = np.where(relevant, values, np.nan) if score.of_relevant else values
+        return found | self.instance_ranking_scores(name)
+
+    def instance_ranking_scores(self, name: str | None = None) -> dict[str, Numbers]:
+        """The scores of one ranking for every instance, as in :meth:`instance_scores`."""
+        ranking = self.rankings[name] if name else next(iter(self.rankings.values()))
+        found: dict[str, Numbers] = {}
+        scores = ranking.faithfulness
+        for kind in ("sufficiency", "comprehensiveness"):
+            values = getattr(scores, kind)
+            found |= {f"{kind}_{k}": values[:, place] for place, k in enumerate(scores.percents)}
+            if scores.percents:
+                found[f"aopc_{kind}"] = values.mean(1)
+        agreements = self._agreements(ranking.importance)
+        if agreements:
+            for part in ("auprc", "token_f1", "token_iou", "span_precision", "span_recall"):
+                values = np.full(len(self.instances), np.nan)
+                values[list(agreements)] = [getattr(one, part) for one in agreements.values()]
+                found[part] = values
+        if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
+            found[TAU] = self._taus(ranking)
+        return found
+
+    def outcomes(self) -> tuple[str, ...]:
+        """Names of what the model chooses from: its classes, or the target text alone."""
+        return self.classes or ("target",)
+
+    # --- Tables ---
+
+    def scores_table(self) -> list[dict[str, Any]]:
+        """A tidy table: one row per score, with what uniform attention or a random ranking gives."""
+        summary = self.summary()
+        rows = []
+        for name, value in summary.scores.items():
+            score = score_of(name)
+            if score.tables and value is not None:
+                k = int(name.rpartition("_")[2]) if score.per_k else None
+                text = score.name.replace("aopc_", "aopc ")
+                row = {"score": text, "k": k, "value": value, "null": summary.null.get(name)}
+                row |= {null: scores.get(name) for null, scores in summary.stronger_nulls.items()}
+                if summary.null_error:
+                    row["null error"] = summary.null_error.get(name)
+                rows.append(row)
+        return rows
+
+    def rankings_table(self) -> list[dict[str, Any]]:
+        """A tidy table: one row per score of a ranking, one column per ranking, and that of random ones."""
+        summary = self.summary()
+        names = dict.fromkeys(name for scores in summary.rankings.values() for name in scores)
+        rows = []
+        for name in names:
+            values = {ranking: scores.get(name) for ranking, scores in summary.rankings.items()}
+            if any(value is not None for value in values.values()):
+                score = score_of(name)
+                k = int(name.rpartition("_")[2]) if score.per_k else None
+                row = {"score": score.name.replace("aopc_", "aopc "), "k": k, **values}
+                rows.append(row | ({"random": summary.null.get(name)} if self.random else {}))
+        return rows
+
+    def instances_table(self) -> list[dict[str, Any]]:
+        """A tidy table: one row per instance, with every score and the importance of every token.
+
+        ``token_texts``, ``relevance`` and the importances, one per ranking, are lists in JSON.
+        """
+        rankings = {name: self.instance_ranking_scores(name) for name in self.rankings}
+        first = next(iter(rankings))
+        outcomes = self.outcomes()
+        rows = []
+        for number, instance in enumerate(self.instances):
+            row: dict[str, Any] = {
+                "id": instance.id,
+                "tokens": len(instance.tokens),
+                "relevant": instance.relevant,
+                "label": None if instance.label is None or not self.classes else self.classes[instance.label],
+                "predicted": outcomes[int(self.faithfulness.predicted[number])],
+            }
+            row |= {name: float(values[number]) for name, values in self.columns.items()}
+            for ranking, scores in rankings.items():
+                prefix = "" if ranking == first else f"{ranking} "
+                row |= {prefix + name: _defined(values[number]) for name, values in scores.items()}
+            texts = instance.pieces or tuple(str(token) for token in instance.tokens)
+            row |= {"token_texts": dumps(texts), "relevance": dumps(instance.relevance.tolist())}
+            for ranking, own in self.rankings.items():
+                values = [float(f"{value:.6g}") for value in own.importance[number]]
+                row["importance" if ranking == first else f"{ranking} importance"] = dumps(values)
+            rows.append(row)
+        return rows
+
+    def _repr_html_(self) -> str:
+        from fasterqk.attention._export import measurement_html
+
+        return measurement_html(self)
+
+
+def _defined(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def _standard_errors(draws: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The standard error of the mean over several draws of each score; nothing for a single draw."""
+    if len(draws) < 2:
+        return {}
+    found: dict[str, float | None] = {}
+    for name, value in draws[0].items():
+        values = [one[name] for one in draws]
+        known = None if value is None else np.std(np.array(values, dtype=float), ddof=1) / len(values) ** 0.5
+        found[name] = None if known is None else float(known)
+    return found
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The scores of a measurement by flat name, such as ``mrta`` or ``sufficiency_5``.
+
+    ``null`` has those of uniform attention or of random rankings under the same names, ``null_error`` the
+    standard error of the latter where there are several, ``stronger_nulls`` those of mass under ``sharp`` and
+    ``permuted`` attention. ``rankings`` has the scores of every importance that was measured. Where layers
+    were measured, ``layers`` has the scores of each alone, counted from "1", and ``average`` those of their
+    mean.
+
+    >>> Summary(2, 0, {"mrta": 0.5, "sufficiency_5": 0.1}, {"mrta": 0.2})["sufficiency_5"]
+    0.1
+    """
+
+    n: int
+    n_without_relevance: int
+    scores: Mapping[str, float | None]
+    null: Mapping[str, float | None]
+    dtap: list[list[float]] | None = None
+    dtap_edges: list[float] | None = None
+    layers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    average: Mapping[str, Any] = field(default_factory=dict)
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    stronger_nulls: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    rankings: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    null_error: Mapping[str, float | None] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> float | None:
+        return self.scores[name]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that ``fasterqk measure --json`` prints."""
+        scores = nested(self.scores)
+        concentration = scores.pop("concentration", {})
+        before = [name for name in ("accuracy", "mrta", "ac", "acmc") if name in scores]
+        random = {name: value for name, value in self.null.items() if score_of(name).null == "random"}
+        document: dict[str, Any] = {
+            "n": self.n,
+            "n_without_relevance": self.n_without_relevance,
+            **{name: scores.pop(name) for name in before},
+            "dtap": self.dtap,
+            "dtap_edges": self.dtap_edges,
+            **scores,
+            "null": {name: value for name, value in self.null.items() if name not in random},
+        }
+        if random:
+            document["random"] = nested(random)
+        if self.null_error:
+            document["random_error"] = nested(self.null_error)
+        document |= {null: dict(scores) for null, scores in self.stronger_nulls.items()}
+        if len(self.rankings) > 1:
+            document["importance"] = {name: nested(scores) for name, scores in self.rankings.items()}
+        if self.layers:
+            document |= {"average": dict(self.average), "layer": dict(self.layers)}
+        return {**document, "concentration": concentration, "measured": dict(self.measured)}
+
+
+def nested(scores: Mapping[str, Any]) -> dict[str, Any]:
+    """Scores by flat name as the JSON document holds them."""
+    found: dict[str, Any] = {}
+    for name, value in scores.items():
+        *groups, key = place_of(name)
+        (found.setdefault(groups[0], {}) if groups else found)[key] = value
+    return found
