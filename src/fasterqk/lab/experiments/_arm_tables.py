@@ -8,6 +8,7 @@ from fasterqk.attention import SCORES, STRONGER_NULLS, score_of, title_of
 from fasterqk.console import is_interval
 from fasterqk.lab.report import (
     COLORS,
+    DTAP_COLOURS,
     draw_dtap,
     dtap_rows,
     plotting,
@@ -236,7 +237,7 @@ def _save_heat_maps(summary: Summary, out: Path, name: str, title: str, setting:
                 highest=highest,
             )
         if arms:
-            figure.colorbar(image, ax=axes[0].tolist(), label="% of instances")
+            figure.colorbar(image, ax=axes[0].tolist(), label=DTAP_COLOURS)
         caption = f"Percent of test instances, mean ± standard deviation over seeds. {setting}."
         return save_figure(figure, out, name, title=f"{title}: DTAP", caption=caption, rows=rows)
 

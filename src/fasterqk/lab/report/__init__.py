@@ -3,6 +3,7 @@
 from fasterqk.lab.report._claims import VERDICTS, Claim, save_claims
 from fasterqk.lab.report._figure import (
     COLORS,
+    DTAP_COLOURS,
     HEATMAP,
     PARAMETERIZATION_COLORS,
     draw_dtap,
@@ -17,6 +18,7 @@ from fasterqk.lab.report._records import save_comparison, save_curves, save_exam
 
 __all__ = [
     "COLORS",
+    "DTAP_COLOURS",
     "HEATMAP",
     "PARAMETERIZATION_COLORS",
     "VERDICTS",

@@ -1,9 +1,11 @@
 """Figures: one plotting style, files with the numbers and a caption beside them, and the DTAP heat map.
 
-The style is readable in print and safe for colour-blind readers.
+The style is readable in print and safe for colour-blind readers; on the page its colours follow the reader's
+light or dark scheme.
 """
 
 import io
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,20 @@ if TYPE_CHECKING:
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 PARAMETERIZATION_COLORS = {"FAFO": COLORS[0], "FACO": COLORS[1], "CAFO": COLORS[2], "CACO": COLORS[3]}
 HEATMAP = "cividis"
+DTAP_COLOURS = "% of instances (colours on a square-root scale)"
+INK, QUIET = "#1f2228", "#666666"
+# What a colour becomes on a dark page.
+_DARK = {
+    INK: "#e9e7e2",
+    QUIET: "#a3a9b4",
+    "#0072b2": "#56b4e9",
+    "#d55e00": "#f28c4a",
+    "#009e73": "#35c79b",
+    "#cc79a7": "#e59ac6",
+    "#e69f00": "#eebc3f",
+    "#56b4e9": "#9fd2f2",
+    "#000000": "#e9e7e2",
+}
 
 
 @contextmanager
@@ -40,20 +56,26 @@ def plotting() -> Iterator[Any]:
         "axes.prop_cycle": cycler(color=COLORS),
         "axes.spines.right": False,
         "axes.spines.top": False,
-        "axes.titlesize": 10,
-        "axes.labelsize": 9,
+        "axes.edgecolor": INK,
+        "axes.facecolor": "none",
+        "axes.labelcolor": INK,
+        "axes.titlesize": 11,
+        "axes.labelsize": 11,
         "figure.constrained_layout.use": True,
         "figure.dpi": 100,
-        "font.size": 9,
+        "font.size": 11,
         "grid.alpha": 0.25,
-        "legend.fontsize": 8,
+        "legend.fontsize": 10,
         "legend.frameon": False,
         "lines.linewidth": 1.6,
         "savefig.dpi": 200,
         "svg.fonttype": "none",
         "svg.hashsalt": "fasterqk",
-        "xtick.labelsize": 8,
-        "ytick.labelsize": 8,
+        "text.color": INK,
+        "xtick.color": INK,
+        "xtick.labelsize": 10,
+        "ytick.color": INK,
+        "ytick.labelsize": 10,
     }
     with matplotlib.rc_context(settings):
         import matplotlib.pyplot as plt
@@ -69,12 +91,17 @@ def save_figure(
     title: str,
     caption: str,
     rows: Iterable[Mapping[str, Any]],
+    see: str = "",
 ) -> dict[str, str]:
     """Write ``out/figures/NAME.{svg,png,csv,json}`` and return their paths by suffix.
 
-    ``rows`` is the tidy table the figure shows. The JSON holds title and caption for the report.
+    ``rows`` is the tidy table the figure shows. The JSON is for the report: title, caption, ``see`` (one line
+    that says what to see in the figure, computed where it names a result), and a description of the axes for
+    readers who do not see the picture.
     """
     import matplotlib.pyplot as plt
+
+    document = {"title": title, "caption": caption, "see": see, "alt": describe_axes(figure)}
 
     folder = Path(out) / "figures"
     paths = {}
@@ -84,8 +111,51 @@ def save_figure(
         paths[suffix] = str(write_bytes(folder / f"{name}.{suffix}", buffer.getvalue()))
     plt.close(figure)
     paths["csv"] = str(write_csv(folder / f"{name}.csv", rows))
-    paths["json"] = str(save_document(out, "figures", name, {"title": title, "caption": caption}))
+    paths["json"] = str(save_document(out, "figures", name, document))
     return paths
+
+
+def describe_axes(figure: "Figure") -> str:
+    """What the axes of ``figure`` show, panel by panel, without colour bars."""
+    panels: dict[str, list[str]] = {}
+    for axes in figure.axes:
+        across, up = axes.get_xlabel(), axes.get_ylabel()
+        if axes.get_label() == "<colorbar>" or not (axes.has_data() or axes.get_title()):
+            continue
+        kind = "heat map of " if axes.images else ""
+        shown = f"{kind}{up} against {across}" if across and up else kind + (up or across)
+        names = [text for text in axes.get_legend_handles_labels()[1] if not text.startswith("_")]
+        if names:
+            shown += f" for {', '.join(dict.fromkeys(names))}"
+        panels.setdefault(shown.strip(), []).append(axes.get_title())
+    told = []
+    for shown, titles in panels.items():
+        named = ", ".join(title for title in titles if title)
+        several = f"{len(titles)} panels" if len(titles) > 1 else ""
+        head = f"{several} ({named})" if several and named else several or named
+        told.append(f"{head}: {shown}" if head and shown else head or shown)
+    return ". ".join(told).replace("\n", " ") + "." if told else ""
+
+
+_BACKGROUND = re.compile(r'(<g id="patch_1">\s*<path [^>]*style="fill: )#ffffff')
+_COLOUR = re.compile("|".join(_DARK))
+
+
+def themed(svg: str) -> str:
+    """The SVG of a figure with a transparent background, and colours that follow the scheme of the reader.
+
+    >>> print(themed('<svg xmlns="x"><path style="stroke: #0072b2"/></svg>')[:60])
+    <svg xmlns="x"><style>:root{--c1f2228:#1f2228;--c666666:#666
+    """
+    light, dark = (
+        "".join(f"--c{name[1:]}:{colour};" for name, colour in pairs)
+        for pairs in (((name, name) for name in _DARK), _DARK.items())
+    )
+    # Text without a colour of its own is black, which only a light page can show.
+    text = f"text{{fill:var(--c{INK[1:]})}}"
+    style = f"<style>:root{{{light}}}{text}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
+    drawn = _COLOUR.sub(lambda found: f"var(--c{found[0][1:]})", _BACKGROUND.sub(r"\1none", svg))
+    return re.sub(r"(<svg\b[^>]*>)", lambda found: found[1] + style, drawn, count=1)
 
 
 # --- The DTAP heat map, in the paper's orientation: attention to the right, probability upwards ---
@@ -121,9 +191,9 @@ def draw_dtap(
         if spread is not None and np.isfinite(spread[row, column]) and (value or spread[row, column]):
             text += f"\n±{spread[row, column]:.1f}"
         # The colour map runs from dark to light, so dark text belongs on its upper half.
-        color = "black" if scale(value) > 0.55 else "white"
+        color = "#111111" if scale(value) > 0.55 else "white"
         axes.text(
-            column, row, text, ha="center", va="center", color=color, fontsize=7, alpha=1 if value else 0.5
+            column, row, text, ha="center", va="center", color=color, fontsize=8.5, alpha=1 if value else 0.6
         )
     borders = np.arange(len(edges)) - 0.5
     for border in borders[1:-1]:
@@ -160,5 +230,5 @@ def save_dtap(
     """Write one DTAP heat map as a figure of ``out``; returns its paths by suffix."""
     with plotting() as plt:
         figure, axes = plt.subplots(figsize=(4.2, 3.6))
-        figure.colorbar(draw_dtap(axes, dtap, edges), ax=axes, label="% of instances")
+        figure.colorbar(draw_dtap(axes, dtap, edges), ax=axes, label=DTAP_COLOURS)
         return save_figure(figure, out, name, title=title, caption=caption, rows=dtap_rows(dtap, edges))

@@ -3,17 +3,31 @@
 import base64
 import os
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from fasterqk import __version__
+from fasterqk.console import mean_of
 from fasterqk.errors import InputError
-from fasterqk.files import write_text
-from fasterqk.lab.report._html import CHART_SCRIPTS, json_text, render_page
-from fasterqk.lab.report._records import Document, comparison_table, html_table, load_documents
-from fasterqk.lab.report._summary import comparison_sentences, count, what_was_run
+from fasterqk.files import plain, write_text
+from fasterqk.lab.report._claims import count_verdicts, read_claims, signed_text
+from fasterqk.lab.report._figure import themed
+from fasterqk.lab.report._html import CHART_SCRIPTS, json_text, render_page, write_explorer
+from fasterqk.lab.report._records import Document, comparison_table, html_table, load_documents, page_text
+from fasterqk.lab.report._summary import (
+    answer,
+    comparison_sentences,
+    count,
+    effects,
+    forest,
+    see_at_equal_loss,
+    see_in_dtap,
+    what_was_run,
+)
+from fasterqk.lab.report._terms import TERMS, Definitions, terms_in
 
 PAGE_BYTES = 3_000_000
 # Shares of the page; a cell of a table takes about 90 bytes with its markup.
@@ -25,61 +39,162 @@ _TABLE_CELLS = 5_000
 _POINTS_PER_CELL = 200
 
 REPORT_SCRIPTS = (*CHART_SCRIPTS, *(f"report-{part}.js" for part in ("tables", "curves", "examples", "main")))
-# Folders in the order in which a chapter shows their documents, and what one document is called.
-_NOUNS = {
-    "comparisons": "comparison",
-    "figures": "figure",
-    "curves": "set of training curves",
-    "examples": "set of examples",
-    "tables": "table",
-}
+_FOLDERS = ("comparisons", "figures", "curves", "examples", "tables")
+QUESTION = "Does faster query-key learning sharpen attention?"
+# Tables of a chapter with more rows than this, taken together, are folded.
+_ROWS_SHOWN = 12
 
 
-def write_page(out: Path, path: Path | None = None) -> Path:
+def write_page(out: Path, path: Path | None = None, *, title: str | None = None) -> Path:
     """Write the report of the results folder ``out`` to ``path`` (default ``out/report.html``).
 
-    Figures, tables, training curves, comparisons and examples are found in the folders of these names.
-    Returns the path. A folder that holds none of them is an error that says how to fill it.
+    Figures, tables, curves, comparisons, examples and claims are found in the folders of these names.
+    ``title`` stands at the top instead of the question that the page answers. Returns the path; a page at
+    its default place has the explorer beside it, and links to it. A folder that holds nothing to show is an
+    error that says how to fill it.
     """
     out = Path(out)
+    beside = path is None or Path(path).resolve() == (out / "report.html").resolve()
     path = out / "report.html" if path is None else Path(path)
-    folders = {
-        "comparisons": [html_table(comparison_table(one)) for one in load_documents(out, "comparisons")],
-        "figures": _load_figures(out),
-        "curves": fit_curves(load_documents(out, "curves")),
-        "examples": fit_examples(load_documents(out, "examples")),
-        "tables": [html_table(one) for one in fit_tables(load_documents(out, "tables"))],
-    }
-    if not any(folders.values()):
+    found = {folder: load_documents(out, folder) for folder in _FOLDERS}
+    if not any(found.values()):
         raise InputError(
             f"{str(out)!r} holds no figures, tables or examples; "
             f"make some with: fasterqk reproduce all --out {str(out)!r}"
         )
-    counts = ", ".join(count(len(found), _NOUNS[folder]) for folder, found in folders.items() if found)
+    _check_pictures(out, found["figures"])
+    comparisons = {one["name"]: one for one in found["comparisons"]}
+    folders = {
+        "comparisons": [html_table(comparison_table(one)) for one in found["comparisons"]],
+        "figures": found["figures"],
+        "curves": fit_curves(found["curves"]),
+        "examples": fit_examples(found["examples"]),
+        "tables": [html_table(one) for one in fit_tables(found["tables"])],
+    }
+    measured = [
+        effect
+        for name, one in sorted(comparisons.items(), key=lambda item: (chapter_of(item[0]), item[0]))
+        for effect in effects(one, _task(name, comparisons))
+    ]
+    claims = [claim for document in load_documents(out, "claims") for claim in read_claims(document)]
+    chapters = [_arrange(*chapter, comparisons) for chapter in in_chapters(folders)]
+    glance = pick_example(folders["examples"], comparisons)
     page = render_page(
         "report.html",
         styles=("base.css", "report.css"),
         scripts=REPORT_SCRIPTS,
-        data={folder: {one["name"]: one for one in folders[folder]} for folder in ("curves", "examples")},
-        summary=[line for line in (what_was_run(out), f"On this page: {counts}.") if line],
-        comparisons=[
-            {**one, "sentences": comparison_sentences(one)}
-            for one in sorted(folders["comparisons"], key=lambda one: (chapter_of(one["name"]), one["name"]))
-        ],
-        chapters=in_chapters(folders),
+        data={
+            "glance": glance,
+            **{folder: {one["name"]: one for one in folders[folder]} for folder in ("curves", "examples")},
+        },
+        title=title or (QUESTION if comparisons or claims else f"Results in {out.resolve().name}"),
+        answer=answer(measured),
+        forest=forest(measured),
+        glance=glance,
+        claims=claims,
+        verdicts=count_verdicts(claims),
+        chapters=chapters,
+        slugs={chapter.slug for chapter, *_ in chapters},
+        chapter_of=chapter_of,
+        run=what_was_run(out),
+        explorer=beside,
+        words=Definitions(),
+        glossary={term: TERMS[term] for term in terms_in(_texts(plain([folders, claims])))},
+        number=page_text,
+        mean=mean_of,
+        signed=signed_text,
         links=Links(out, path),
         version=__version__,
     )
+    if beside:
+        write_explorer(path.with_name("explorer.html"))
     return write_text(path, page)
 
 
-def _load_figures(out: Path) -> list[Document]:
-    figures = load_documents(out, "figures")
+def _texts(value: Any) -> Iterator[str]:
+    """All texts inside plain data."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list | tuple):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(item)
+
+
+def _check_pictures(out: Path, figures: list[Document]) -> None:
     for figure in figures:
         image = out / "figures" / f"{figure['name']}.svg"
         if not image.is_file():
             raise InputError(f"{str(image)!r} is missing beside its .json; make the figure again")
-    return figures
+
+
+def _task(name: str, comparisons: Mapping[str, Document]) -> str:
+    """The data of a comparison in a sentence; where two have the same data, also its protocol."""
+    found = _IN_A_SENTENCE.get(chapter_of(name).slug)
+    if found is None:
+        return str(comparisons[name].get("title") or name)
+    others = [
+        other for other in comparisons if other != name and chapter_of(other).slug == chapter_of(name).slug
+    ]
+    return f"{found} ({name.rsplit('-', 1)[-1]})" if others else found
+
+
+def pick_example(
+    sets: Sequence[Document], comparisons: Mapping[str, Document] | None = None
+) -> Document | None:
+    """Which example the first screen shows, as ``{name, index, arms, titles, note}``; None without examples.
+
+    It comes from the data set that is closest to what people write. Of the examples that both arms answer
+    rightly (of all, if there are none) it is the shortest among the half in which the arms differ most in
+    their attention on relevant words; ``note`` says so. ``titles`` say what the arms are.
+    """
+    order = ["hatexplain", "sva", "squad", "agreement"]
+
+    def place(one: Document) -> tuple[int, str]:
+        slug = chapter_of(one["name"]).slug
+        return (order.index(slug) if slug in order else len(order)), one["name"]
+
+    for one in sorted(sets, key=place):
+        arms = one["arms"][:2]
+        examples = one["examples"]
+        differences = {
+            index: abs(masses[1] - masses[0])
+            for index, example in enumerate(examples)
+            if len(masses := [mass for arm in arms if (mass := _mass(example, arm)) is not None]) == 2
+        }
+        if not differences:
+            continue
+        right = [index for index in differences if _is_right(examples[index], arms)]
+        ranked = sorted(right or differences, key=lambda index: -differences[index])
+        half = ranked[: max(1, len(ranked) // 2)]
+        chosen = min(half, key=lambda index: (len(examples[index]["tokens"]), index))
+        among = " that both models answer rightly" if right else ""
+        chosen_from = f"Chosen from {count(len(ranked), 'example')}{among}"
+        compared = (comparisons or {}).get(one["name"]) or {"arms": []}
+        ratios = {arm["arm"]: arm.get("qk_ratio") for arm in compared["arms"]}
+        titles = [_arm_title(arm, ratios.get(arm)) for arm in arms]
+        note = f"{chosen_from}: the shortest of the {len(half)} in which the models differ most."
+        return {"name": one["name"], "index": chosen, "arms": arms, "titles": titles, "note": note}
+    return None
+
+
+def _arm_title(arm: str, ratio: float | None) -> str:
+    if ratio is None:
+        return arm
+    return f"{arm}: {'equal learning rates' if ratio == 1 else f'query-key learning rate times {ratio:g}'}"
+
+
+def _is_right(example: Document, arms: Sequence[str]) -> bool:
+    return all(example["arms"][arm].get("prediction") == example.get("label") for arm in arms)
+
+
+def _mass(example: Document, arm: str) -> float | None:
+    """Attention of ``arm`` on the relevant words of an example, in rollout or the first layer there is."""
+    layers = (example["arms"].get(arm) or {}).get("layers") or {}
+    weights = layers.get("rollout") or next(iter(layers.values()), None)
+    total = sum(weights or ())
+    if not total or not any(example["relevance"]):
+        return None
+    return float(sum(w * r for w, r in zip(weights, example["relevance"], strict=True)) / total)
 
 
 # --- Chapters: in the order of the paper, then whatever else there is ---
@@ -93,6 +208,16 @@ _DATA = {
     "kvqa": "Key-value questions",
     "squad": "SQuAD",
     "sva": "Subject-verb agreement",
+    "hatexplain": "HateXplain",
+}
+
+
+# The same where a sentence names them.
+_IN_A_SENTENCE = {
+    "agreement": "generated agreement",
+    "kvqa": "generated key-value questions",
+    "squad": "SQuAD",
+    "sva": "subject-verb agreement",
     "hatexplain": "HateXplain",
 }
 
@@ -137,6 +262,49 @@ def in_chapters(folders: dict[str, list[Document]]) -> list[tuple[Chapter, list[
         for document in sorted(documents, key=lambda one: _natural(one["name"])):
             chapters.setdefault(chapter_of(document["name"]), []).append((folder, document))
     return sorted(chapters.items(), key=lambda item: item[0])
+
+
+def _arrange(
+    chapter: Chapter, documents: list[tuple[str, Document]], comparisons: Mapping[str, Document]
+) -> tuple[Chapter, list[str], list[tuple[str, Document]], list[tuple[str, Document]], bool]:
+    """A chapter with its sentences, what it shows in order, its tables, and whether these are open.
+
+    Attention at equal loss comes first and heat maps of single seeds' means last; each has a line that says
+    what to see. Where curves can be drawn against the loss, they replace the picture of the same name.
+    """
+    own = [document for folder, document in documents if folder == "comparisons"]
+    names = {(folder, document["name"]) for folder, document in documents}
+    sentences = [text for one in own for text in comparison_sentences(comparisons[one["name"]])]
+    shown: list[tuple[int, str, Document]] = []
+    tables = []
+    for folder, document in documents:
+        name = document["name"]
+        compared = comparisons.get(re.sub(r"-(dtap|loss|by-layer)$", "", name))
+        if folder in ("tables", "comparisons"):
+            if folder == "tables" or ("tables", f"{name}-end") not in names:
+                tables.append((folder, document))
+            continue
+        if folder == "curves":
+            if _against_loss(document):
+                see = see_at_equal_loss(compared) if compared else ""
+                title = f"{document['title'].removesuffix(': along training')}: at equal training loss"
+                shown.append((0, "equal-loss", {**document, "title": title, "see": see}))
+            shown.append((2, "curves", document))
+        elif folder == "examples":
+            shown.append((3, "examples", document))
+        elif name.endswith("-dtap"):
+            see = document.get("see") or (see_in_dtap(compared) if compared else "")
+            shown.append((4, "figures", {**document, "see": see}))
+        elif not (name.endswith("-loss") and ("curves", name.removesuffix("-loss")) in names):
+            shown.append((1, "figures", document))
+    shown.sort(key=lambda item: item[0])
+    rows = sum(len(document["lines"]) for _, document in tables)
+    return chapter, sentences, [(kind, one) for _, kind, one in shown], tables, rows <= _ROWS_SHOWN
+
+
+def _against_loss(curves: Document) -> bool:
+    keys = {metric["key"] for metric in curves["metrics"]}
+    return "loss" in keys and "mrta" in keys and curves["x"]["key"] != "loss"
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
@@ -234,10 +402,16 @@ class Links:
                 return Markup(found)
         return None
 
+    def width(self, name: str) -> int:
+        """The width in pixels below which the text of a figure is too small to read."""
+        head = (self._out / "figures" / f"{name}.svg").read_text(encoding="utf-8")[:2000]
+        found = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', head)
+        return round(float(found[1])) if found else 520
+
 
 def _svg_address(path: Path) -> str:
     # Percent-encoding leaves nearly all of an SVG as it is, where base64 would add a third.
-    return "data:image/svg+xml," + quote(path.read_text(encoding="utf-8"), safe=_SAFE)
+    return "data:image/svg+xml," + quote(themed(path.read_text(encoding="utf-8")), safe=_SAFE)
 
 
 def _png_address(path: Path) -> str:

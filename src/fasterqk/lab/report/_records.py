@@ -5,13 +5,14 @@ checked when they are written and when they are read.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fasterqk.attention import SCORES, score_of, title_of
-from fasterqk.console import cell_text, is_interval, mean_of
+from fasterqk.console import cell_text, is_interval, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import plain, read_json, write_csv, write_text
 
@@ -33,16 +34,16 @@ def save_document(out: Path, folder: str, name: str, document: Document) -> Path
 def load_documents(out: Path, folder: str) -> list[Document]:
     """Every document of ``out/FOLDER``, checked, sorted by file name; a bad one is an error that names it.
 
-    A document has at least ``name``, ``title`` and ``caption``.
+    A document has at least ``name``, ``title``, ``caption``, ``see`` (what to see in it) and ``alt``.
     """
-    documents = []
+    documents, empty = [], {"caption": "", "see": "", "alt": ""}
     for path in sorted((Path(out) / folder).glob("*.json")):
         document = read_json(path)
         if not isinstance(document, dict):
             raise InputError(f"{str(path)!r} holds no JSON object; remove it or make it again")
         if folder in _CHECKS:
             _CHECKS[folder](document, repr(str(path)))
-        documents.append({"title": path.stem, "caption": "", **document, "name": path.stem})
+        documents.append({**empty, "title": path.stem, **document, "name": path.stem})
     return documents
 
 
@@ -155,7 +156,8 @@ def save_examples(
     position) and ``null`` (what uniform attention puts on the relevant tokens, if that is not their share).
     ``arms`` maps an arm to ``{prediction, probability, layers}``, where ``layers`` maps the name of a layer
     (``"layer 1"``, ``"rollout"``) to one weight per token and ``probability`` is that of the right answer.
-    The report shows a ``sensitive`` set only after a click.
+    Where it has ``heads``, these map a name of ``layers`` to one row of weights per head; weights of heads
+    keep three decimals. The report shows a ``sensitive`` set only after a click.
 
     >>> save_examples(Path("out"), "demo", title="Demo", arms=["r = 1"], sensitive=False,
     ...     examples=[{"tokens": ["a", "cat"], "relevance": [0, 1], "label": "animal",
@@ -177,11 +179,16 @@ def save_examples(
 
 
 def _rounded(reading: Mapping[str, Any]) -> Document:
-    layers = reading["layers"].items()
-    return {
-        **reading,
-        "layers": {layer: [round(float(weight), 4) for weight in weights] for layer, weights in layers},
+    rounded = dict(reading)
+    rounded["layers"] = {
+        layer: [round(float(weight), 4) for weight in weights] for layer, weights in reading["layers"].items()
     }
+    if reading.get("heads"):
+        rounded["heads"] = {
+            layer: [[round(float(weight), 3) for weight in weights] for weights in heads]
+            for layer, heads in reading["heads"].items()
+        }
+    return rounded
 
 
 def _check_examples(document: Document, where: str) -> None:
@@ -199,7 +206,9 @@ def _check_examples(document: Document, where: str) -> None:
                 raise InputError(f"{here}: {arm!r} is not one of the arms {document['arms']}")
             if not isinstance(reading, Mapping) or not isinstance(reading.get("layers"), Mapping):
                 raise InputError(f"{here}, {arm!r} has no 'layers'")
-            for layer, weights in reading["layers"].items():
+            rows = list(reading["layers"].items())
+            rows += [(layer, head) for layer, heads in (reading.get("heads") or {}).items() for head in heads]
+            for layer, weights in rows:
                 if len(weights) != length:
                     raise InputError(
                         f"{here}, {arm!r}, {layer!r}: {length} tokens but {len(weights)} weights"
@@ -281,24 +290,25 @@ _CHECKS: dict[str, Callable[[Document, str], None]] = {
 
 # --- Tables as the page shows them ---
 
-# Parts of an arm: the source of their numbers, and what their columns add to the title of a score.
+# Parts of an arm: the source of their numbers, and what their columns add to the name of the arm.
 _PARTS = {"metrics": ("ours", ""), "null": ("null", ", uniform"), "paper": ("paper", ", paper")}
 
 
 def comparison_table(comparison: Document) -> Document:
-    """A comparison with ``columns`` and ``rows``: each score of each arm beside its null and the paper's."""
+    """A comparison with ``columns`` and ``rows``: one row per score, the arms, their nulls, the paper's."""
     arms = comparison["arms"]
-    columns: list[dict[str, Any]] = [{"key": "arm", "label": "arm"}]
-    rows: list[dict[str, Any]] = [{"arm": arm["arm"]} for arm in arms]
+    columns: list[dict[str, Any]] = [{"key": "score", "label": "score"}]
     names = dict.fromkeys(name for arm in arms for part in _PARTS for name in arm.get(part) or {})
     order = list(SCORES)
-    for name in sorted(names, key=lambda name: order.index(score_of(name).name)):
-        for part, (source, suffix) in _PARTS.items():
-            values = [(arm.get(part) or {}).get(name) for arm in arms]
+    ordered = sorted(names, key=lambda name: order.index(score_of(name).name))
+    rows: list[dict[str, Any]] = [{"score": title_of(name)} for name in ordered]
+    for part, (source, suffix) in _PARTS.items():
+        for place, arm in enumerate(arms):
+            values = [(arm.get(part) or {}).get(name) for name in ordered]
             if all(value is None for value in values):
                 continue
-            key, digits = f"{part}.{name}", score_of(name).digits
-            columns.append({"key": key, "label": title_of(name) + suffix, "digits": digits, "source": source})
+            key = f"{part}.{place}"
+            columns.append({"key": key, "label": f"{arm['arm']}{suffix}", "source": source})
             for row, value in zip(rows, values, strict=True):
                 row[key] = value
     return {**comparison, "caption": comparison.get("setting"), "columns": columns, "rows": rows}
@@ -308,21 +318,89 @@ def html_table(table: Document) -> Document:
     """``table`` with its ``heads`` and ``lines`` of cells, each as ``(HTML attributes, text)``.
 
     Scripts sort by ``data-sort``; styles tell texts, our numbers, the paper's and the null's apart by class.
+    Numbers that are compared have the same places after the point: those of a row where each row is another
+    score, else those of a column.
     """
     columns, rows = table["columns"], table["rows"]
     heads = [
         ({"class": _class(column, *(row.get(column["key"]) for row in rows))}, column["label"])
         for column in columns
     ]
-    lines = [[_html_cell(column, row.get(column["key"])) for column in columns] for row in rows]
+    by_row = any(column["key"] in ("metric", "score") for column in columns)
+    largest_in = {column["key"]: _largest(row.get(column["key"]) for row in rows) for column in columns}
+    lines = []
+    for row in rows:
+        largest = _largest(row.get(column["key"]) for column in columns if column["key"] not in _LEVELS)
+        lines.append(
+            [
+                _html_cell(
+                    column,
+                    row.get(column["key"]),
+                    largest if by_row and column["key"] not in _LEVELS else largest_in[column["key"]],
+                )
+                for column in columns
+            ]
+        )
     return {**table, "heads": heads, "lines": lines}
 
 
-def _html_cell(column: Mapping[str, Any], value: Any) -> tuple[dict[str, Any], str]:
-    seeds = f"{value['n']} seeds" if is_interval(value) and value.get("n") else None
+# Columns of the loss at which scores are read: they have their own scale.
+_LEVELS = ("loss", "at loss")
+
+
+def _largest(values: Iterable[Any]) -> float:
+    return max((abs(mean) for value in values if (mean := mean_of(value)) is not None), default=0.0)
+
+
+def _html_cell(column: Mapping[str, Any], value: Any, largest: float) -> tuple[dict[str, Any], str]:
+    seeds = (
+        f"{value['n']} seed{'s' if value['n'] > 1 else ''}" if is_interval(value) and value.get("n") else None
+    )
     attributes = {"class": _class(column, value), "data-sort": mean_of(value), "title": seeds}
-    return attributes, cell_text(value, column.get("digits"))
+    digits = column.get("digits")
+    if digits is None and mean_of(value) is not None and largest >= 0.1 and not isinstance(value, int):
+        digits = _places(largest)
+    return attributes, page_text(value, digits)
 
 
 def _class(column: Mapping[str, Any], *values: Any) -> str:
     return "text" if all(isinstance(value, str) for value in values) else column.get("source", "ours")
+
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def page_text(value: Any, digits: int | None = None) -> str:
+    """A number or an interval as pages and their sentences show it, with as many places as its neighbours.
+
+    Without ``digits`` numbers have three places below ten, one above, and none from a thousand on. What is
+    too small for three places is a multiple of a power of ten. Whole numbers stay whole.
+
+    >>> page_text(0.41), page_text(30.945), page_text(7), page_text({"mean": 2e-5, "half_width": 1.9e-7})
+    ('0.410', '30.9', '7', '(2.00 ± 0.02) × 10⁻⁵')
+    >>> page_text(1.5e-7), page_text({"mean": 0.40282, "half_width": 0.00007, "n": 5}), page_text(None)
+    ('1.50 × 10⁻⁷', '0.403 ± <0.001', '–')
+    """
+    mean = mean_of(value)
+    if mean is None or isinstance(value, int):
+        return cell_text(value, None if mean is None else digits)
+    half_width = value["half_width"] if is_interval(value) else None
+    largest = max(abs(mean), half_width or 0.0)
+    if digits is None and 0 < largest < 5e-4:
+        power = math.floor(math.log10(largest))
+        text = number_text(mean / 10**power, 2)
+        if half_width is not None:
+            text = f"({text} ± {number_text(half_width / 10**power, 2)})"
+        return f"{text} × 10{str(power).translate(_SUPERSCRIPTS)}"
+    places = _places(largest) if digits is None else digits
+    text = number_text(mean, places)
+    if half_width is None:
+        return text
+    rounded = number_text(half_width, places)
+    if digits is None and half_width > 0 and not float(rounded):
+        rounded = f"<{10**-places:g}"
+    return f"{text} ± {rounded}"
+
+
+def _places(largest: float) -> int:
+    return 3 if largest < 10 else 1 if largest < 1000 else 0

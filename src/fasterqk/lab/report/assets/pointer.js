@@ -59,14 +59,16 @@ function showReading(svg, current, x, y) {
   group.append(svgElement("line", { x1: x, x2: x, y1: box.top, y2: box.bottom }));
   const heading = `${description.x.short ?? description.x.label} ${(description.x.format ?? short)(at)}`;
   const texts = [heading, ...rows.map(({ line, value }) => `${line.name}: ${format(value)}`)];
-  const width = 18 + 6.6 * Math.max(...texts.map((text) => text.length));
+  const width = 32 + 6.6 * Math.max(...texts.map((text) => text.length));
   const left = x + 12 + width > box.right ? Math.max(x - 12 - width, 2) : x + 12;
   const top = box.top + 4;
   group.append(svgElement("rect", { x: left, y: top, width, height: 12 + 16 * texts.length, rx: 5 }));
   texts.forEach((text, k) => {
-    const label = svgElement("text", { x: left + 9, y: top + 18 + 16 * k, class: k ? "" : "heading" }, text);
-    if (k) label.style.fill = rows[k - 1].line.color;
-    group.append(label);
+    group.append(svgElement("text", { x: left + (k ? 21 : 9), y: top + 18 + 16 * k, class: k ? "" : "heading" }, text));
+    if (!k) return;
+    const swatch = svgElement("rect", { x: left + 9, y: top + 9 + 16 * k, width: 8, height: 8, rx: 2, class: "swatch" });
+    swatch.style.fill = rows[k - 1].line.color;
+    group.append(swatch);
   });
   svg.append(group);
 }

@@ -28,6 +28,18 @@ function makeSortable(table) {
   table.parentElement.after(copy);
 }
 
+// A table or picture that is wider than its place says so below it.
+function hintAtMore(place) {
+  const hint = document.createElement("p");
+  hint.className = "hint";
+  hint.textContent = "There is more to the right: scroll sideways, or press the arrow keys here.";
+  hint.hidden = true;
+  place.after(hint);
+  new ResizeObserver(() => {
+    hint.hidden = place.scrollWidth <= place.clientWidth + 1;
+  }).observe(place);
+}
+
 // Numbers by value, texts by alphabet, missing cells last either way.
 function sortedRows(rows, column, sign) {
   const key = (row) => {

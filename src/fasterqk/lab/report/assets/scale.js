@@ -17,7 +17,7 @@ function linearTicks(domain, wanted = 5) {
   const [low, high] = [Math.min(...domain), Math.max(...domain)];
   const rough = (high - low) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * (1 - 1e-9));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= 0.85 * rough);
   const ticks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) {
     ticks.push({ value: k * step, label: short(Number((k * step).toPrecision(12))) });
