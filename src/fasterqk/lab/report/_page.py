@@ -190,7 +190,7 @@ def _is_right(example: Document, arms: Sequence[str]) -> bool:
 def _mass(example: Document, arm: str) -> float | None:
     """Attention of ``arm`` on the relevant words of an example, in rollout or the first layer there is."""
     layers = (example["arms"].get(arm) or {}).get("layers") or {}
-    weights = layers.get("rollout") or next(iter(layers.values()), [])
+    weights: list[float] = layers.get("rollout") or next(iter(layers.values()), [])
     total = sum(weights)
     if not total or not any(example["relevance"]):
         return None
