@@ -16,6 +16,7 @@ import re
 import sys
 import time
 import warnings
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
     from fasterqk.circuits import find_circuits
     from fasterqk.circuits._from_config import small_copies
     from fasterqk.circuits._inputs import huggingface_inputs
-    from fasterqk.circuits._probe import noisy_copy
+    from fasterqk.circuits._probe import add_noise
     from fasterqk.errors import InputError
 
     for small in small_copies(type(model), model.config):
@@ -75,7 +76,7 @@ def _on_a_small_copy(model: Any, labels: dict[str, list[str]]) -> dict[str, Any]
             if name in labels and not set(roles) <= set(labels[name])
         }
         result: dict[str, Any] = {"differing": differing}
-        copy = noisy_copy(small)
+        copy = add_noise(deepcopy(small).eval())
         for inputs in huggingface_inputs(copy, copy.config):
             try:
                 with attention_implementation(copy, "eager"), Bounded(seconds=20):

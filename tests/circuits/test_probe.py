@@ -1,12 +1,15 @@
 """What the probe sees: circuits by row, by function and not by name."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fasterqk.circuits import find_circuits
 from fasterqk.circuits._inputs import run_guessed
-from fasterqk.circuits._probe import fan_in, noisy_copy, probe
+from fasterqk.circuits._isolated import isolated
+from fasterqk.circuits._probe import add_noise, fan_in, probe
 from fasterqk.errors import InputError
 
 WIDTH = 6
@@ -126,7 +129,8 @@ def test_attention_outside_the_given_blocks_is_reported() -> None:
 def test_the_copy_is_scrambled_and_the_original_is_not() -> None:
     model = Attention()
     before = [parameter.clone() for parameter in model.parameters()]
-    copied = noisy_copy(model)
+    with isolated(model):
+        copied = add_noise(copy.deepcopy(model))
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
     assert not any(torch.equal(one, other) for one, other in zip(copied.parameters(), before, strict=True))
 

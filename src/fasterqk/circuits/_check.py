@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 import fasterqk
-from fasterqk.capture._modules import stack_of, uncompiled
+from fasterqk.capture._modules import nothing_compiled, stack_of, uncompiled
 from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._fused import COPYING
+from fasterqk.circuits._isolated import copied, isolated
 from fasterqk.circuits._optimizer import GroupPlan, StepHooks, hooks_of, unwrapped
 from fasterqk.circuits._slices import CIRCUITS, NO_SOFTMAX, Slice, html_table, readable, text_table
 from fasterqk.errors import InputError
@@ -196,12 +197,14 @@ def check_circuits(
     loss: Loss | None = None,
     labels: Labels | None = None,
 ) -> CircuitCheck:
-    """Take one step on a copy and compare the update of each circuit with what its ratio promises.
+    """Take one step on copies of the weights and compare each circuit's update with what its ratio promises.
 
     Prints the table and returns it. ``batch`` is passed to the model (a mapping by keyword, a tuple by
-    position); ``loss(outputs)`` returns the loss, by default ``outputs.loss``. ``labels`` are as in
-    :func:`find_circuits`; only an optimizer that was not made by :func:`make_optimizer` needs them. The
-    model, the optimizer and the random generators are left exactly as they were.
+    position). ``loss(outputs)`` returns the loss; by default it is ``outputs.loss``, ``outputs["loss"]``,
+    the first value of a tuple such as ``(loss, logits)``, or the output itself if it is one number.
+    ``labels`` are as in :func:`find_circuits`; only an optimizer that was not made by
+    :func:`make_optimizer` needs them. The model, its gradients and buffers, the optimizer and the random
+    generators are left exactly as they were, also when the model fails on the batch.
 
     The step is taken twice from the same point: as it is set, and with every rate at the base. Their
     quotient is the measured ratio; it is exact for every optimizer whose update is proportional to the
@@ -222,7 +225,10 @@ def check_circuits(
     """
     model = uncompiled(model)
     optimizer = unwrapped(optimizer)
+    if any(hasattr(parameter, "placements") for parameter in model.parameters()):
+        raise InputError("check_circuits takes a model that is not sharded; check it before fully_shard")
     hooks = hooks_of(optimizer) or _plain_hooks(model, optimizer, labels)
+    hooks.check(optimizer)
     members = hooks.members
     base = float(hooks.base_rate(optimizer))
     if base == 0:
@@ -290,32 +296,37 @@ def _updates(
     at_base: bool,
 ) -> list[tuple[float, int, int]]:
     """Of every member: the sum of squares of its update, entries that moved, all entries."""
-    with _random_states_kept():
-        other, stepper = _copy(model, optimizer, hooks)
+    live = list(model.parameters())
+    with _random_states_kept(), nothing_compiled(), torch.enable_grad(), isolated(model):
+        stepper = _twin(optimizer, hooks, dict(zip(map(id, live), model.parameters(), strict=True)))
         if at_base:
             _all_at_base(stepper, optimizer, hooks)
-        before = [_tensor(other, part).detach().clone() for part, _ in hooks.members]
-        _scalar(_call(other, batch), loss).backward()
+        before = [_tensor(model, part).detach().clone() for part, _ in hooks.members]
+        _backward(_scalar(_call(model, batch), loss))
         stepper.step()
         found = []
         for (part, _), old in zip(hooks.members, before, strict=True):
-            change = _tensor(other, part).detach().double() - old.double()
+            change = _tensor(model, part).detach().double() - old.double()
             found.append((float(change.square().sum()), int((change != 0).sum()), change.numel()))
     return found
 
 
-def _copy(
-    model: nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks
-) -> tuple[nn.Module, torch.optim.Optimizer]:
-    if hooks.remake is None:
-        with _copies_allowed(optimizer):
-            other, stepper = copy.deepcopy((model, optimizer))
-        dataclasses.replace(hooks, owners=(), model=weakref.ref(other)).attach(stepper)
-    else:
-        other = copy.deepcopy(model)
-        stepper = hooks.remake(other)
-        stepper.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    return other, stepper
+def _twin(
+    optimizer: torch.optim.Optimizer, hooks: StepHooks, twins: dict[int, nn.Parameter]
+) -> torch.optim.Optimizer:
+    """A copy of ``optimizer`` for the copied parameters ``twins`` (by the identity of the originals)."""
+    fused = [each.twin(twins[id(each.parameter)]) for each in hooks.fused]
+    memo: dict[int, Any] = {**twins}
+    for each, other in zip(hooks.fused, fused, strict=True):
+        memo |= {id(leaf): twin for leaf, twin in zip(each.leaves, other.leaves, strict=True)}
+    with _copies_allowed(optimizer):
+        stepper = copy.deepcopy(optimizer, memo)
+    # What torch does not copy: attributes that a class of the user's may need in its step.
+    for name, value in vars(optimizer).items():
+        if not hasattr(stepper, name) and not isinstance(value, StepHooks):
+            setattr(stepper, name, copied(value, memo))
+    dataclasses.replace(hooks, fused=fused, owners=(), frozen=()).attach(stepper)
+    return stepper
 
 
 @contextmanager
@@ -352,13 +363,32 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 
 def _scalar(outputs: Any, loss: Loss | None) -> torch.Tensor:
-    value = loss(outputs) if loss is not None else getattr(outputs, "loss", outputs)
-    if not isinstance(value, torch.Tensor) or value.numel() != 1:
+    """The loss: of the user's function, or what Hugging Face models and training loops return."""
+    if loss is not None:
+        value = loss(outputs)
+    elif isinstance(outputs, Mapping):
+        value = outputs.get("loss")
+    else:
+        value = getattr(outputs, "loss", outputs)
+        value = value[0] if isinstance(value, tuple | list) and value else value
+    if isinstance(value, torch.Tensor) and value.numel() == 1:
+        return value
+    if loss is not None:
+        shape = f" of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else ""
+        raise InputError(f"loss= returned a {type(value).__name__}{shape}, not a tensor with one value")
+    raise InputError(
+        f"the model returned {type(outputs).__name__} without a loss; put labels into the batch or pass "
+        "loss=lambda outputs: ..."
+    )
+
+
+def _backward(loss: torch.Tensor) -> None:
+    if not loss.requires_grad:
         raise InputError(
-            f"the model returned {type(outputs).__name__} without a loss; put labels into the batch or pass "
-            "loss=lambda outputs: ..."
+            "the loss does not depend on the parameters (was it computed under torch.no_grad(), or are all "
+            "parameters frozen?), so nothing would move"
         )
-    return value
+    loss.backward()
 
 
 @contextmanager

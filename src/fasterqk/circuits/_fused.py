@@ -53,6 +53,7 @@ class FusedWeight:
         self.name = name
         self.parameter = parameter
         self._slices = slices
+        self._mechanism = mechanism
         self._pointer = parameter.data_ptr()
         # detach() shares the version counter, so that autograd notices a step between a forward and its
         # backward pass, as it does without us.
@@ -83,8 +84,13 @@ class FusedWeight:
         handle = self.parameter.register_post_accumulate_grad_hook(accumulated)
         weakref.finalize(self, handle.remove)
 
+    def twin(self, parameter: nn.Parameter) -> "FusedWeight":
+        """The same slices of a copy of the fused parameter."""
+        return FusedWeight(self.name, parameter, self._slices, self._mechanism)
+
     def accumulated(self) -> None:
         """The backward pass has added to the fused gradient."""
+        self._check_memory()
         gradient = self.parameter.grad
         if gradient is not None and gradient is self._gradient:
             if all(leaf.grad is None for leaf in self.leaves):
@@ -141,14 +147,17 @@ class FusedWeight:
 
     def check(self) -> None:
         """Raise unless the leaves still share the memory of the fused weight."""
+        self._check_memory()
+        for leaf, view in zip(self.leaves, self.views, strict=True):
+            if leaf.data_ptr() != view.data_ptr():
+                raise InputError(f"a slice of {self.name} was given other memory (.data = ...): {_AGAIN}")
+
+    def _check_memory(self) -> None:
         if self.parameter.data_ptr() != self._pointer:
             raise InputError(
                 f"the memory of {self.name} was exchanged after the optimizer was made "
                 f"(by .to(...), .half() or .data = ...): {_AGAIN}"
             )
-        for leaf, view in zip(self.leaves, self.views, strict=True):
-            if leaf.data_ptr() != view.data_ptr():
-                raise InputError(f"a slice of {self.name} was given other memory (.data = ...): {_AGAIN}")
 
     def enter(self) -> None:
         """Before a step: leaves that are not contiguous become copies."""

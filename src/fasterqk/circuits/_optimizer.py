@@ -9,11 +9,11 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 
 from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels
@@ -105,25 +105,10 @@ def make_optimizer(
             (module, attribute, parameter)
             for module in model.modules()
             for attribute, parameter in module._parameters.items()
-            if parameter is not None and id(parameter) in trained
+            if parameter is not None and id(parameter) in trained and not isinstance(module, ScriptModule)
         ],
         model=weakref.ref(model),
         members=members(circuits, assigned, groups),
-        remake=None
-        if mechanism == "parametrization"
-        else partial(
-            make_optimizer,
-            optimizer_class=optimizer_class,
-            lr=lr,
-            qk_ratio=qk_ratio,
-            ov_ratio=ov_ratio,
-            decay=decay,
-            rules=rules,
-            circuits=circuits,
-            mechanism=mechanism,
-            only=only,
-            **kwargs,
-        ),
         normalize=normalizer(model, circuits, request.gradient_norms),
         frozen=[
             (name, each)
@@ -195,10 +180,8 @@ class StepHooks:
     """The hooks of one optimizer.
 
     ``owners`` are (module, attribute, parameter) of everything optimized; ``members`` are the labelled
-    slices with the index of their group; ``remake`` builds the same optimizer for a copy of the model (None:
-    model and optimizer are to be copied together);
-    ``normalize`` is called on the gradients before the step; ``frozen`` are names and parameters that were
-    not trainable and so are not optimized.
+    slices with the index of their group; ``normalize`` is called on the gradients before the step;
+    ``frozen`` are names and parameters that were not trainable and so are not optimized.
     """
 
     plans: Sequence[GroupPlan]
@@ -206,7 +189,6 @@ class StepHooks:
     owners: Sequence[tuple[nn.Module, str, nn.Parameter]]
     model: "weakref.ref[nn.Module]"
     members: Sequence[tuple[Slice, int]]
-    remake: Callable[[nn.Module], torch.optim.Optimizer] | None = None
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
     frozen: Sequence[tuple[str, nn.Parameter]] = ()
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
@@ -254,7 +236,7 @@ class StepHooks:
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside:
             self._leave()  # the last step raised half-way
-        self._check(optimizer)
+        self.check(optimizer)
         self._set_rates(optimizer)
         self._inside = True
 
@@ -304,7 +286,8 @@ class StepHooks:
             group[key] = value
         self._saved.clear()
 
-    def _check(self, optimizer: torch.optim.Optimizer) -> None:
+    def check(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise unless model and optimizer still belong together."""
         self._check_owners()
         for fused in self.fused:
             fused.check()

@@ -1,13 +1,12 @@
 """The autograd probe: which rows of which parameter reach the queries, the keys, the values, the output.
 
-A copy of the model runs once on tiny inputs. The hidden states that enter an attention block are detached
-from the graph, so gradients stay inside it. Then gradients of random projections of the queries, the keys,
-the probabilities and the contexts (with probabilities detached) are taken: a row is in the QK circuit where
-the first three reach it, in the OV circuit where the last does, and shared where both do. ``judge`` then
-compares what the probe saw with the guesses of registry and names.
+The model runs once on tiny inputs, with copies of its weights (``_isolated``). The hidden states that enter
+an attention block are detached from the graph, so gradients stay inside it. Then gradients of random
+projections of the queries, the keys, the probabilities and the contexts (with probabilities detached) are
+taken: a row is in the QK circuit where the first three reach it, in the OV circuit where the last does, and
+shared where both do. ``judge`` then compares what the probe saw with the guesses of registry and names.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from fasterqk.capture._modules import nothing_compiled, says_attention, stack_of
 from fasterqk.capture._recorder import Recorder
 from fasterqk.circuits._guess import Guess, Scope, find_scopes, guess, layer_numbers, nearest
+from fasterqk.circuits._isolated import isolated, nothing_checkpointed
 from fasterqk.circuits._layouts import Span, spans_of
 from fasterqk.circuits._signals import (
     KEY,
@@ -65,46 +65,37 @@ class Evidence:
 
 
 def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
-    """Probe the attention blocks at the paths ``scopes`` while ``run(copy)`` runs a copy of ``model``.
+    """Probe the attention blocks at the paths ``scopes`` while ``run(model)`` runs the model.
 
-    The model itself, its gradients and the random state are left alone.
+    It runs on copies of its weights; the model and the random state are left as they were.
     """
     devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[device.index or 0 for device in devices]):
+    with torch.random.fork_rng(devices=[device.index or 0 for device in devices]), isolated(model):
         torch.manual_seed(0)
-        return _probe(noisy_copy(model), run, scopes)
+        return _probe(add_noise(model.eval()), run, scopes)
 
 
-def noisy_copy(model: nn.Module) -> nn.Module:
-    """A float32 copy in evaluation mode with noise on every parameter.
+@torch.no_grad()
+def add_noise(model: nn.Module) -> nn.Module:
+    """``model`` itself, made float32 and trainable, with noise on every parameter.
 
     Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
     """
-    # Copies of tensors that deepcopy refuses: those a module computed (old weight norm, caches).
-    computed: dict[int, Any] = {
-        id(value): value.detach().clone()
-        for module in model.modules()
-        for value in vars(module).values()
-        if isinstance(value, Tensor) and not value.is_leaf
-    }
-    noisy = copy.deepcopy(model, computed).eval()
     generator = torch.Generator().manual_seed(0)
     done: set[int] = set()
-    with torch.no_grad():
-        for module in noisy.modules():
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                if tensor.is_floating_point():
-                    tensor.data = tensor.data.float()
-            for name, parameter in module.named_parameters(recurse=False):
-                if parameter.is_floating_point() and id(parameter) not in done:
-                    done.add(id(parameter))
-                    noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
-                    # A half-precision model that overflowed has infinite weights.
-                    kept = torch.nan_to_num(parameter.data, 0.0, 0.0, 0.0).clamp(-100.0, 100.0)
-                    parameter.data = kept + noise / fan_in(module, name, parameter) ** 0.5
-                    parameter.grad = None
-                    parameter.requires_grad_(True)
-    return noisy
+    for module in model.modules():
+        for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+            if tensor.is_floating_point():
+                tensor.data = tensor.data.float()
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.is_floating_point() and id(parameter) not in done:
+                done.add(id(parameter))
+                noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
+                # A half-precision model that overflowed has infinite weights.
+                kept = torch.nan_to_num(parameter.data, 0.0, 0.0, 0.0).clamp(-100.0, 100.0)
+                parameter.data = kept + noise / fan_in(module, name, parameter) ** 0.5
+                parameter.requires_grad_(True)
+    return model
 
 
 def fan_in(module: nn.Module, name: str, parameter: Tensor) -> float:
@@ -134,6 +125,7 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     try:
         with (
             nothing_compiled(),
+            nothing_checkpointed(),
             recorder.watching(model),
             _detaching(model, scopes, outputs, finished),
             torch.enable_grad(),
@@ -332,7 +324,7 @@ def first_guesses(model: nn.Module, scopes: dict[str, Scope] | None = None) -> J
 
 
 def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
-    """Guesses of ``model`` with what the probe sees while ``run`` runs a copy of it."""
+    """Guesses of ``model`` with what the probe sees while ``run`` runs it on copies of its weights."""
     judgement = first_guesses(model)
     evidence = probe(model, run, list(judgement.scopes))
     if evidence.elsewhere:

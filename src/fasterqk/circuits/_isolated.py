@@ -1,0 +1,131 @@
+"""``isolated``: a model runs, and is afterwards exactly what it was.
+
+A deep copy of a model does not always run itself. TRL, Accelerate, PEFT and many scripts replace
+``model.forward`` by a function that remembers the original's bound method; such a function is not copied, so
+the copy would run the original, and gradients would land there. Therefore the modules themselves run here.
+Everything they *hold* (parameters, buffers, caches, configurations, hooks) is exchanged for copies and put
+back at the end, whatever happens in between.
+"""
+
+import copy
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint
+
+_CONTAINERS = (dict, list, set, deque)
+
+
+@contextmanager
+def isolated(model: nn.Module) -> Iterator[None]:
+    """Within, what the modules of ``model`` hold are copies; at the end all of it is as it was.
+
+    The copied parameters have no gradients and no hooks. Sharded models are a ``RuntimeError``: their
+    modules exchange parameters with other processes as they run.
+
+    >>> model = nn.Linear(2, 2)
+    >>> weight = model.weight
+    >>> with isolated(model):
+    ...     model(torch.ones(2)).sum().backward()
+    ...     model.weight is weight, model.weight.grad.shape
+    (False, torch.Size([2, 2]))
+    >>> model.weight is weight, model.weight.grad
+    (True, None)
+    """
+    live = [*model.parameters(), *model.buffers()]
+    if any(hasattr(tensor, "placements") for tensor in live):
+        raise RuntimeError("the parameters are sharded over devices")
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    held = [vars(module) for module in modules]
+    lent = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in live]
+    copies = _copies(modules)
+    try:
+        for module, own in zip(modules, copies, strict=True):
+            object.__setattr__(module, "__dict__", own)
+        # What cannot be exchanged (parts compiled by TorchScript) gets other memory.
+        stayed = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        for tensor in live:
+            tensor.grad = None
+            if id(tensor) in stayed:
+                tensor.data = tensor.data.clone()
+        yield
+    finally:
+        for module, own in zip(modules, held, strict=True):
+            object.__setattr__(module, "__dict__", own)
+        for tensor, memory, gradient, trainable in lent:
+            if tensor.data_ptr() != memory.data_ptr() or tensor.dtype != memory.dtype:
+                tensor.data = memory
+            tensor.grad = gradient
+            if tensor.requires_grad != trainable:
+                tensor.requires_grad_(trainable)
+
+
+@contextmanager
+def nothing_checkpointed() -> Iterator[None]:
+    """Checkpointed parts of a model keep their activations: the probe asks for gradients of these.
+
+    Activations that are computed again in the backward pass are others than those that were seen.
+    """
+
+    def keep(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    class Plain:
+        @staticmethod
+        def apply(function: Any, _: Any, *args: Any) -> Any:
+            return function(*args)
+
+    ours = {"_checkpoint_without_reentrant_generator": keep, "CheckpointFunction": Plain}
+    theirs = {name: vars(checkpoint)[name] for name in ours if name in vars(checkpoint)}
+    try:
+        for name in theirs:
+            setattr(checkpoint, name, ours[name])
+        yield
+    finally:
+        for name, value in theirs.items():
+            setattr(checkpoint, name, value)
+
+
+def _copies(modules: list[nn.Module]) -> list[dict[str, Any]]:
+    """Copies of the attributes of every module, in which modules stand for themselves."""
+    memo: dict[int, Any] = {id(module): module for module in modules}
+    for module in modules:
+        for value in vars(module).values():
+            if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy refuses what a module computed
+                memo[id(value)] = value.detach().clone()
+    found = []
+    for module in modules:
+        stays = _left_out(module)
+        own = {k: value if k in stays else copied(value, memo) for k, value in vars(module).items()}
+        if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            own["forward"] = module.module.__call__  # their own would wait for other processes
+        found.append(own)
+    return found
+
+
+def _left_out(module: nn.Module) -> set[str]:
+    """Attributes that a module itself leaves out of copies: Lightning's trainer, compiled code."""
+    if getattr(type(module), "__getstate__", None) in (None, getattr(nn.Module, "__getstate__", None)):
+        return set()
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        return {"process_group", "reducer", "logger"}  # its own __getstate__ needs a process group
+    try:
+        state = module.__getstate__()  # type: ignore[operator]
+    except Exception:  # some refuse it, parametrized modules for example
+        return set()
+    if not isinstance(state, dict):
+        return set()
+    return {key for key, value in vars(module).items() if state.get(key) is not value}
+
+
+def copied(value: Any, memo: dict[int, Any]) -> Any:
+    """A deep copy of ``value`` where that is possible; ``memo`` is that of ``copy.deepcopy``."""
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:
+        # Locks, handles, process groups: as they are. In a container, the container can be kept apart.
+        return copy.copy(value) if isinstance(value, _CONTAINERS) else value
