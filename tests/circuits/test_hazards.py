@@ -120,6 +120,20 @@ def test_another_device_breaks_the_sharing(fused):
         made.step()
 
 
+@pytest.mark.parametrize("layout", ["rows", "columns", "interleaved", "separate"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half, torch.double])
+def test_a_cast_between_two_steps_is_told_at_the_next_backward_pass_or_step(layout, dtype, net, label):
+    model = net("rows" if layout == "separate" else layout, separate=layout == "separate")
+    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=label(model))
+    model.loss().backward()
+    made.step()
+    made.zero_grad()
+    model.to(dtype)
+    with raises(r"the memory of layers\.\d\.\w+ was exchanged .* make the optimizer after"):
+        model(model.inputs.to(dtype)).sum().backward()
+        made.step()
+
+
 def test_data_exchanged_by_hand(fused):
     model, made = fused()
     model.layers[1].qkv.data = model.layers[1].qkv.data.clone()

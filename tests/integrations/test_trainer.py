@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 from transformers import Trainer, TrainingArguments
+from transformers.trainer_utils import HPSearchBackend
 
-from fasterqk import Ramp, make_optimizer
+from fasterqk import Ramp
 from fasterqk.errors import InputError
 from fasterqk.integrations import Sharpness, SharpnessCallback, trainer_optimizer
 
@@ -48,6 +49,8 @@ def test_ratio_holds_through_warm_up_and_cosine(tmp_path, gpt2, texts, optim):
     trainer = trained(gpt2(), texts, args, callbacks=[watch])
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(entries) == 8
+    for entry in entries:
+        assert entry["lr/rest"] == entry["learning_rate"]  # both of the step that was taken
     for entry in entries[:-1]:  # the last rate is zero
         assert entry["lr/qk"] == pytest.approx(10 * entry["lr/ov"])
         assert entry["lr/ov"] == entry["lr/rest"]
@@ -65,8 +68,8 @@ def test_equal_to_a_plain_loop(tmp_path, gpt2, texts):
 
     theirs = trained(gpt2(), texts, args, data_collator=collate)
     model = gpt2().train()
-    _, options = trainer_optimizer(args, 10)
-    optimizer = make_optimizer(model, **options)
+    factory, options = trainer_optimizer(args, 10)
+    optimizer = factory()(model, **options)
     for step, batch in enumerate(batches[:6]):
         for group in optimizer.param_groups:
             group["lr"] = 1e-2 * (1 - step / 6)  # one value for all groups: the ratio is put right
@@ -100,6 +103,55 @@ def test_ratio_one_is_the_stock_trainer(tmp_path, gpt2, texts):
     stock.train()
     for one, other in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_a_ramp_is_logged_with_the_step_it_was_used_in(tmp_path, gpt2, texts):
+    args = arguments(tmp_path, max_steps=4, lr_scheduler_type="constant", warmup_steps=0)
+    watch = SharpnessCallback(Sharpness({"input_ids": texts[0]["input_ids"][None]}), every=100)
+    trainer = trained(gpt2(), texts, args, Ramp(1, 5, steps=4), callbacks=[watch])
+    entries = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["lr/qk"] for entry in entries] == pytest.approx([1e-2, 2e-2, 3e-2, 4e-2])
+
+
+# --- The arguments are read when the optimizer is made ---
+
+
+def test_arguments_may_change_until_training_starts(tmp_path, gpt2, texts):
+    args = arguments(tmp_path, max_steps=1, warmup_steps=0, lr_scheduler_type="constant")
+    trainer = Trainer(
+        model=gpt2(),
+        args=args,
+        train_dataset=texts,
+        optimizer_cls_and_kwargs=trainer_optimizer(args, 10, betas=(0.5, 0.6)),
+    )
+    args.learning_rate, args.weight_decay, args.optim = 3e-3, 0.25, "adamw_torch"
+    trainer.train()
+    optimizer = trainer.optimizer.optimizer
+    rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
+    assert rates["base"] == pytest.approx(3e-3) and rates["qk"] == pytest.approx(3e-2)
+    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {"base": 0.25, "base no decay": 0, "qk": 0.25, "qk no decay": 0}
+    assert all(group["betas"] == (0.5, 0.6) for group in optimizer.param_groups)  # settings come first
+    assert not any(group["fused"] for group in optimizer.param_groups)
+
+
+def test_a_search_over_hyperparameters(tmp_path, gpt2, texts):
+    """What ``Trainer.hyperparameter_search`` does with every trial; no search package is needed for it."""
+    args = arguments(tmp_path, max_steps=2, warmup_steps=0, lr_scheduler_type="constant")
+    trainer = Trainer(
+        model_init=lambda: gpt2(),
+        args=args,
+        train_dataset=texts,
+        optimizer_cls_and_kwargs=trainer_optimizer(args, 10),
+    )
+    trainer.hp_search_backend, trainer.hp_name = HPSearchBackend.RAY, None
+    used = []
+    for rate in (1e-2, 1e-3, 5e-3):
+        trainer.train(trial={"learning_rate": rate, "weight_decay": 10 * rate})
+        groups = {group["name"]: group for group in trainer.optimizer.optimizer.param_groups}
+        used.append((groups["base"]["lr"], groups["qk"]["lr"], groups["base"]["weight_decay"]))
+    expected = [(rate, 10 * rate, 10 * rate) for rate in (1e-2, 1e-3, 5e-3)]
+    assert used == [pytest.approx(row) for row in expected]
 
 
 @pytest.mark.parametrize("when", ["warn", "stop"])

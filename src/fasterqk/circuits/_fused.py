@@ -40,6 +40,14 @@ COPYING = ("__deepcopy__", "__reduce_ex__")  # the methods that copy and pickle 
 _AGAIN = "make the optimizer after the model has its final weights, dtype and device"
 
 
+def memory_exchanged(name: str) -> str:
+    """The message for a parameter that was moved or cast after the optimizer was made."""
+    return (
+        f"the memory of {name} was exchanged after the optimizer was made "
+        f"(by .to(...), .half() or .data = ...): {_AGAIN}"
+    )
+
+
 class FusedWeight:
     """A fused parameter and the leaves that stand for its ``slices``, which cover it, in the optimizer.
 
@@ -154,10 +162,7 @@ class FusedWeight:
 
     def _check_memory(self) -> None:
         if self.parameter.data_ptr() != self._pointer:
-            raise InputError(
-                f"the memory of {self.name} was exchanged after the optimizer was made "
-                f"(by .to(...), .half() or .data = ...): {_AGAIN}"
-            )
+            raise InputError(memory_exchanged(self.name))
 
     def enter(self) -> None:
         """Before a step: leaves that are not contiguous become copies."""

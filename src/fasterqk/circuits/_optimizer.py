@@ -17,7 +17,13 @@ from torch.jit import ScriptModule
 
 from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels
-from fasterqk.circuits._fused import FusedWeight, forbid_copies, split_leaves, zero_grad_with
+from fasterqk.circuits._fused import (
+    FusedWeight,
+    forbid_copies,
+    memory_exchanged,
+    split_leaves,
+    zero_grad_with,
+)
 from fasterqk.circuits._gradients import normalizer
 from fasterqk.circuits._groups import Only, Request, Rules, assign, circuits_for, make_groups, members
 from fasterqk.circuits._ratio import Ratio, RatioLike, finite_number
@@ -194,12 +200,14 @@ class StepHooks:
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
     _inside: bool = field(default=False, init=False)
     _parameters: list[list[nn.Parameter]] = field(default_factory=list, init=False)
+    _dtypes: dict[int, torch.dtype] = field(default_factory=dict, init=False)
     _last: Any = field(default=None, init=False)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Register the hooks on ``optimizer``."""
         setattr(optimizer, _ATTRIBUTE, self)
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
+        self._dtypes = {id(each): each.dtype for known in self._parameters for each in known}
         forbid_copies(optimizer)
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
@@ -305,6 +313,9 @@ class StepHooks:
                     "optimizer (DeepSpeed flattens them), so circuits can no longer be separated; train "
                     "with DDP, Accelerate or FSDP2 instead"
                 )
+            for name, each in zip(group.get("param_names", ()), known, strict=False):
+                if each.dtype != self._dtypes[id(each)] and optimizer.state.get(each):
+                    raise InputError(memory_exchanged(name))  # the states have the dtype of before
 
     def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
         """What was frozen when the optimizer was made would never be trained."""

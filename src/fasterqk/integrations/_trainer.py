@@ -16,10 +16,15 @@ with needs_extra("hf"):
 
 
 class CircuitOptimizer:
-    """Takes the place of an optimizer class: the Trainer calls it with its model."""
+    """Takes the place of an optimizer class: the Trainer calls it with its model.
 
-    def __call__(self, model: nn.Module, **settings: Any) -> torch.optim.Optimizer:
-        return make_optimizer(model, **settings)
+    Only now are the arguments read: a search over hyperparameters changes them before each training.
+    """
+
+    def __call__(
+        self, model: nn.Module, args: TrainingArguments, qk_ratio: RatioLike, **settings: Any
+    ) -> torch.optim.Optimizer:
+        return make_optimizer(model, qk_ratio=qk_ratio, **{**_settings_of(args), **settings})
 
 
 def trainer_optimizer(
@@ -27,10 +32,17 @@ def trainer_optimizer(
 ) -> tuple[type[CircuitOptimizer], dict[str, Any]]:
     """For ``Trainer(..., optimizer_cls_and_kwargs=trainer_optimizer(args, qk_ratio=10))``.
 
-    The optimizer is the one that ``args`` name (``optim``, learning rate, betas, decay), and its query-key
-    circuit learns ``qk_ratio`` times faster; ``settings`` are those of :func:`fasterqk.make_optimizer`.
-    Warm-up, decay schedules, accumulation, clipping, checkpoints and resuming are the Trainer's own.
+    The optimizer is the one that ``args`` name (``optim``, learning rate, betas, decay) when training
+    starts, and its query-key circuit learns ``qk_ratio`` times faster; ``settings`` are those of
+    :func:`fasterqk.make_optimizer` and come before ``args``. Warm-up, decay schedules, accumulation,
+    clipping, checkpoints and resuming are the Trainer's own.
     """
+    _settings_of(args)  # what is wrong with them is told here
+    return CircuitOptimizer, {"args": args, "qk_ratio": qk_ratio, **settings}
+
+
+def _settings_of(args: TrainingArguments) -> dict[str, Any]:
+    """The optimizer class and its options that ``args`` name now."""
     if args.deepspeed:
         raise InputError(
             "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be"
@@ -43,13 +55,7 @@ def trainer_optimizer(
             f"optim={name!r} is not a plain torch optimizer; choose adamw_torch, adamw_torch_fused,"
             " sgd, adagrad or rmsprop, or call fasterqk.make_optimizer yourself"
         )
-    return CircuitOptimizer, {
-        "optimizer_class": found,
-        "qk_ratio": qk_ratio,
-        "weight_decay": args.weight_decay,
-        **options,
-        **settings,
-    }
+    return {"optimizer_class": found, "weight_decay": args.weight_decay, **options}
 
 
 class SharpnessCallback(TrainerCallback):
@@ -84,6 +90,18 @@ class SharpnessCallback(TrainerCallback):
         self.when_exploding = when_exploding
         self._looked: int | None = None
         self._warned = False
+        self._rates: dict[str, float] = {}
+
+    def on_pre_optimizer_step(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: torch.optim.Optimizer | None = None,
+        **others: Any,
+    ) -> None:
+        # The log is written after the scheduler has gone on; its rates are those of the step that was taken.
+        self._rates = {} if optimizer is None else rates(optimizer)
 
     def on_log(
         self,
@@ -92,12 +110,11 @@ class SharpnessCallback(TrainerCallback):
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
         model: nn.Module | None = None,
-        optimizer: torch.optim.Optimizer | None = None,
         **others: Any,
     ) -> None:
         if logs is None or "loss" not in logs or model is None:
             return  # a summary or an evaluation
-        found: dict[str, float] = {} if optimizer is None else rates(optimizer)
+        found = dict(self._rates)
         if self._looked is None or state.global_step - self._looked >= self.every:
             self._looked = state.global_step
             found |= self.look(model)
