@@ -364,6 +364,7 @@ def _call(model: nn.Module, batch: Any) -> Any:
 
 def _scalar(outputs: Any, loss: Loss | None) -> torch.Tensor:
     """The loss: of the user's function, or what Hugging Face models and training loops return."""
+    value: Any
     if loss is not None:
         value = loss(outputs)
     elif isinstance(outputs, Mapping):

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.utils import checkpoint
 
 _CONTAINERS = (dict, list, set, deque)
@@ -39,10 +40,10 @@ def isolated(model: nn.Module) -> Iterator[None]:
     live = [*model.parameters(), *model.buffers()]
     if any(hasattr(tensor, "placements") for tensor in live):
         raise RuntimeError("the parameters are sharded over devices")
-    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    modules = [module for module in model.modules() if not isinstance(module, ScriptModule)]
     held = [vars(module) for module in modules]
     lent = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in live]
-    copies = _copies(modules)
+    copies = _copies(modules, {id(module): module for module in model.modules()})
     try:
         for module, own in zip(modules, copies, strict=True):
             object.__setattr__(module, "__dict__", own)
@@ -90,9 +91,8 @@ def nothing_checkpointed() -> Iterator[None]:
             setattr(checkpoint, name, value)
 
 
-def _copies(modules: list[nn.Module]) -> list[dict[str, Any]]:
-    """Copies of the attributes of every module, in which modules stand for themselves."""
-    memo: dict[int, Any] = {id(module): module for module in modules}
+def _copies(modules: list[nn.Module], memo: dict[int, Any]) -> list[dict[str, Any]]:
+    """Copies of the attributes of every module; ``memo`` holds what stands for itself: the modules."""
     for module in modules:
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy refuses what a module computed
@@ -114,7 +114,7 @@ def _left_out(module: nn.Module) -> set[str]:
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return {"process_group", "reducer", "logger"}  # its own __getstate__ needs a process group
     try:
-        state = module.__getstate__()  # type: ignore[operator]
+        state = module.__getstate__()
     except Exception:  # some refuse it, parametrized modules for example
         return set()
     if not isinstance(state, dict):
