@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 from torch.utils import checkpoint
@@ -28,6 +27,7 @@ def isolated(model: nn.Module) -> Iterator[None]:
     The copied parameters have no gradients and no hooks. Sharded models are a ``RuntimeError``: their
     modules exchange parameters with other processes as they run.
 
+    >>> import torch
     >>> model = nn.Linear(2, 2)
     >>> weight = model.weight
     >>> with isolated(model):

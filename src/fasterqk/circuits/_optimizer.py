@@ -209,8 +209,8 @@ class StepHooks:
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         self._dtypes = {id(each): each.dtype for known in self._parameters for each in known}
         forbid_copies(optimizer)
-        optimizer.register_step_pre_hook(self._before)
-        optimizer.register_step_post_hook(self._after)
+        optimizer.register_step_pre_hook(_uncompiled(self._before))
+        optimizer.register_step_post_hook(_uncompiled(self._after))
         optimizer.register_load_state_dict_pre_hook(self._check_state)
         self._check_kernels(optimizer)
         # Torch has no hooks for these two; schedulers replace `step` on the object in the same way.
@@ -227,7 +227,7 @@ class StepHooks:
         """Take gradients after every other hook, which may still clip them."""
         if self._last is not None:
             self._last.remove()
-        self._last = type(optimizer).register_step_pre_hook(optimizer, self._take)
+        self._last = type(optimizer).register_step_pre_hook(optimizer, _uncompiled(self._take))
 
     def _registering(self, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
         reference = weakref.ref(optimizer)
@@ -410,6 +410,15 @@ class StepHooks:
                 f"the saved state has groups of {theirs} parameters, this optimizer has groups of {ours}; "
                 "it was saved by another optimizer, or for a model with other trainable parameters"
             )
+
+
+def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """``hook`` as ``torch.compile(optimizer.step)`` runs it: as it is, around the compiled step.
+
+    Compiled, it would be taken apart: a leaf changes its memory in it, which a compiler does not expect.
+    """
+    found: Callable[..., Any] = torch.compiler.disable(hook)
+    return found
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
