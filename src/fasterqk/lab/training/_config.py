@@ -190,6 +190,8 @@ class Evaluation:
     # Training ends early when validation accuracy has not risen and validation loss has not fallen for this
     # many evaluations.
     patience: int | None = None
+    # Training ends at the first evaluation whose training loss is no higher.
+    stop_at_loss: float | None = None
     # Classifiers only: measure random rankings along training too, not at the end alone.
     random_along: bool = False
     # Training examples on which the training loss is measured.
@@ -206,6 +208,7 @@ class Evaluation:
         _set_types(self)
         _at_least(self, 1, "evaluations_per_epoch", "evaluations", "patience", "train_subset", "along_subset")
         _at_least(self, 1, "test_subset", "answer_tokens")
+        _above_zero(self, "stop_at_loss")
         fall = self.evaluate_at_fall
         if fall is not None and not 0 < fall < 1:
             raise InputError(f"evaluate_at_fall {fall} is a share of the loss, between 0 and 1")

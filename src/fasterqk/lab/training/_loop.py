@@ -162,7 +162,8 @@ class _Training:
         # The running mean of batch losses, now and at the last evaluation.
         self.mean_loss = self.mean_loss_then = 0.0
         # Whether a forked copy evaluates while training goes on: not when steps depend on evaluations.
-        self.fork = self.fork and self.processes.count == 1 and config.evaluation.patience is None
+        waits = config.evaluation.patience is not None or config.evaluation.stop_at_loss is not None
+        self.fork = self.fork and self.processes.count == 1 and not waits
         self.pending: tuple[dict[str, Any], ForkedCall] | None = None
 
     def run(self) -> TrainResult:
@@ -173,7 +174,7 @@ class _Training:
             self.mean_loss = self.mean_loss_then = self.history[0]["loss"]
         elif self.history[-1]["step"] != self.steps.done:
             self._evaluate()  # it was still under way when the state was saved
-        while self.steps.done < self.steps.total and not self.diverged and not self._stalled():
+        while self.steps.done < self.steps.total and not self._ends_early():
             loss = self.steps.step()
             self.diverged = not math.isfinite(loss)
             self.mean_loss = (1 - NEWEST_WEIGHT) * self.mean_loss + NEWEST_WEIGHT * loss
@@ -190,6 +191,14 @@ class _Training:
         """Whether the loss fell far enough since the last evaluation to evaluate again now."""
         share = self.config.evaluation.evaluate_at_fall
         return share is not None and self.mean_loss < share * self.mean_loss_then
+
+    def _ends_early(self) -> bool:
+        return self.diverged or self._stalled() or self._arrived()
+
+    def _arrived(self) -> bool:
+        """Whether the training loss of the last evaluation is as low as was asked for."""
+        level = self.config.evaluation.stop_at_loss
+        return level is not None and float(self.history[-1]["loss"]) <= level
 
     def _stalled(self) -> bool:
         """Whether neither validation accuracy nor validation loss got better for ``patience`` evaluations.
