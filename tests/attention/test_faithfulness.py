@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.attention import (
+    CONVENTIONS,
     Instance,
     Removal,
     agreement,
     auprc,
     collate,
     faithfulness,
+    measure,
     percent_count,
     plausibility,
     remove,
@@ -295,3 +297,50 @@ def test_nothing_to_agree_with():
     assert plausibility([]) == {"auprc": None, "token_f1": None, "token_iou": None, "iou_f1": None}
     with pytest.raises(InputError, match="rationale of 0 among 2 tokens"):
         auprc([0.1, 0.2], [0, 0])
+
+
+# --- Others' conventions ---
+
+
+def test_rounded_down_repeated_and_empty_sets_do_not_count(small_model, some_instances):
+    """As ferret averages: over the sets of top tokens that differ and have a token."""
+    model, instances = small_model(), some_instances()
+    percents, rounding = CONVENTIONS["ferret"]
+    assert (percents[0], percents[-1], len(percents), rounding) == (10, 100, 10, "down")
+    found = measure(model, instances, percents=percents, rounding=rounding)
+    scores = found.instance_scores()
+    for number, instance in enumerate(instances):
+        ranked = np.flatnonzero(instance.rankable)
+        order = ranked[np.argsort(-found.importance[number][ranked], kind="stable")]
+        batch = collate([instance])
+        whole = model.predict(batch)[0]
+        lost, before = [], 0
+        for percent in percents:
+            count = percent * len(ranked) // 100
+            if count in (0, before):
+                continue
+            before = count
+            gone = np.isin(np.arange(len(instance.tokens)), order[:count])[None]
+            lost.append(whole.max() - model.predict(remove(batch, gone, Removal()))[0][whole.argmax()])
+        assert scores["aopc_comprehensiveness"][number] == pytest.approx(np.mean(lost), abs=1e-9)
+    summary = found.summary()
+    assert summary["aopc_comprehensiveness"] == pytest.approx(scores["aopc_comprehensiveness"].mean())
+    assert summary.measured["rounding"] == "down"
+
+
+def test_rounded_up_everything_counts(small_model, some_instances):
+    found = measure(small_model(), some_instances(), percents=CONVENTIONS["eraser"][0])
+    assert not np.isnan(found.faithfulness.sufficiency).any()
+    with pytest.raises(InputError, match="unknown rounding 'nearest'; choose from up, down"):
+        measure(small_model(), some_instances(), rounding="nearest")
+
+
+@given(st.integers(1, 20), st.integers(0, 20))
+def test_token_iou_is_that_of_sets(count, seed):
+    generator = np.random.default_rng(seed)
+    importance, truth = generator.random(count), generator.random(count) < 0.5
+    truth[0] = True
+    chosen = set(np.argsort(-importance)[: truth.sum()].tolist())
+    rationale = set(np.flatnonzero(truth).tolist())
+    expected = len(chosen & rationale) / len(chosen | rationale)
+    assert agreement(importance, truth).token_iou == pytest.approx(expected)

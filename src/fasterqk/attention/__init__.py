@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fasterqk.attention._measurement import *
     from fasterqk.attention._models import *
     from fasterqk.attention._nulls import *
+    from fasterqk.attention._resampling import *
     from fasterqk.attention._scores import *
 
 # Those that import torch come last.
@@ -34,9 +35,11 @@ _MODULES = (
     "importance",
     "measurement",
     "measure",
+    "resampling",
 )
 
 __all__ = [
+    "CONVENTIONS",
     "DTAP_EDGES",
     "ERASER_PERCENTS",
     "SCORES",
@@ -45,6 +48,7 @@ __all__ = [
     "Agreement",
     "Answer",
     "Batch",
+    "Bounds",
     "Example",
     "Faithfulness",
     "HuggingFaceCausal",
@@ -100,6 +104,7 @@ __all__ = [
     "null_row",
     "null_scores",
     "paired_difference",
+    "paired_scores",
     "percent_count",
     "permuted_mass",
     "place_of",
@@ -109,6 +114,7 @@ __all__ = [
     "read_scores",
     "relevant_mass",
     "remove",
+    "score_intervals",
     "score_of",
     "sharp_mass",
     "sum_cells",

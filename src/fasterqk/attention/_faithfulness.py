@@ -14,6 +14,12 @@ from fasterqk.attention._instances import Batch
 from fasterqk.errors import InputError
 
 How = Literal["delete", "mask", "attention"]
+Rounding = Literal["up", "down"]
+# Lists of k with the rounding that goes with them, as others use them.
+CONVENTIONS: dict[str, tuple[tuple[int, ...], Rounding]] = {
+    "eraser": ((1, 5, 10, 20, 50), "up"),
+    "ferret": (tuple(range(10, 101, 10)), "down"),
+}
 
 
 @dataclass(frozen=True)
@@ -61,12 +67,18 @@ def most_important(
 
 
 def top_percent(
-    importance: NDArray[np.float64], rankable: NDArray[np.bool_], percent: int
+    importance: NDArray[np.float64], rankable: NDArray[np.bool_], percent: int, rounding: Rounding = "up"
 ) -> NDArray[np.bool_]:
-    """Marks the top ``percent`` of the rankable tokens of each row, counted by :func:`percent_count`."""
+    """Marks the top ``percent`` of the rankable tokens of each row, counted by :func:`percent_count`.
+
+    Rounded ``down``, that may be none.
+    """
     if type(percent) is not int or not 1 <= percent <= 100:
         raise InputError(f"k is {percent!r}; give a whole percentage from 1 to 100")
-    return most_important(importance, rankable, -(-percent * rankable.sum(1) // 100))
+    total = rankable.sum(1)
+    return most_important(
+        importance, rankable, percent * total // 100 if rounding == "down" else -(-percent * total // 100)
+    )
 
 
 def remove(batch: Batch, removed: NDArray[np.bool_], removal: Removal) -> Batch:
@@ -93,6 +105,8 @@ class Faithfulness:
 
     ``sufficient`` and ``comprehensive`` are the outcomes ``(instance, k, outcome)`` on the top k% alone and
     on the rest; ``whole`` ``(instance, outcome)`` on everything; ``predicted`` the outcome that is scored.
+    ``skipped`` ``(instance, k)`` marks those that do not count, whose scores are nan: rounded down, a k may
+    have no token, or those of the k before it.
     """
 
     percents: tuple[int, ...]
@@ -100,6 +114,7 @@ class Faithfulness:
     predicted: NDArray[np.intp]
     sufficient: NDArray[np.float64]
     comprehensive: NDArray[np.float64]
+    skipped: NDArray[np.bool_] | None = None
 
     @property
     def sufficiency(self) -> NDArray[np.float64]:
@@ -113,9 +128,8 @@ class Faithfulness:
 
     def _drop(self, perturbed: NDArray[np.float64]) -> NDArray[np.float64]:
         instance = np.arange(len(self.whole))
-        return np.asarray(
-            self.whole[instance, self.predicted][:, None] - perturbed[instance, :, self.predicted]
-        )
+        drop = self.whole[instance, self.predicted][:, None] - perturbed[instance, :, self.predicted]
+        return np.asarray(drop if self.skipped is None else np.where(self.skipped, np.nan, drop))
 
 
 def faithfulness(
@@ -125,6 +139,7 @@ def faithfulness(
     percents: Sequence[int] = (5, 10, 20, 50),
     removal: Removal = Removal(),  # noqa: B008 - frozen
     whole: NDArray[np.float64] | None = None,
+    rounding: Rounding = "up",
 ) -> Faithfulness:
     """Sufficiency and comprehensiveness of a ranking ``importance`` ``(batch, token)`` of one batch.
 
@@ -132,22 +147,28 @@ def faithfulness(
     unchanged one. Special tokens are always kept. An input that removal would leave empty keeps its least
     important token.
     """
+    if rounding not in get_args(Rounding):
+        raise InputError(f"unknown rounding {rounding!r}; choose from {', '.join(get_args(Rounding))}")
     whole = _asked(predict, batch) if whole is None else whole
-    sufficient, comprehensive = [], []
+    sufficient, comprehensive, counts = [], [], [np.zeros(len(batch), dtype=np.int64)]
     for percent in percents:
-        top = top_percent(importance, batch.rankable, percent)
+        top = top_percent(importance, batch.rankable, percent, rounding)
         rest = batch.rankable & ~top
+        counts.append(top.sum(1))
         sufficient.append(_asked(predict, remove(batch, rest, removal)))
         comprehensive.append(_asked(predict, remove(batch, _not_all(top, importance, batch), removal)))
     nothing = np.zeros((*whole.shape[:1], 0, *whole.shape[1:]))
-    perturbed = (np.stack(each, 1) if each else nothing for each in (sufficient, comprehensive))
-    return Faithfulness(tuple(percents), whole, whole.argmax(1), *perturbed)
+    alone, without = (np.stack(each, 1) if each else nothing for each in (sufficient, comprehensive))
+    same = np.diff(np.stack(counts, 1), axis=1) == 0
+    skipped = same if rounding == "down" else None
+    return Faithfulness(tuple(percents), whole, whole.argmax(1), alone, without, skipped)
 
 
 def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness:
     """Scores of several batches as one, instance ``order[i]`` at place i of the joined batches."""
     place = np.argsort(order)
-    fields = ("whole", "predicted", "sufficient", "comprehensive")
+    fields = ["whole", "predicted", "sufficient", "comprehensive"]
+    fields += [] if parts[0].skipped is None else ["skipped"]
     joined = {name: np.concatenate([getattr(part, name) for part in parts])[place] for name in fields}
     return Faithfulness(parts[0].percents, **joined)
 

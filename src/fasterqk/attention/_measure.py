@@ -24,7 +24,7 @@ from fasterqk.attention._aggregation import (
     read_rows,
     uniform_attention,
 )
-from fasterqk.attention._faithfulness import Faithfulness, Removal, faithfulness, join
+from fasterqk.attention._faithfulness import Faithfulness, Removal, Rounding, faithfulness, join
 from fasterqk.attention._importance import (
     METHODS,
     Importance,
@@ -58,6 +58,7 @@ def measure(
     scores: Source | Sequence[Source] | None = None,
     absolute: bool = False,
     percents: Sequence[int] = (5, 10, 20, 50),
+    rounding: Rounding = "up",
     aggregation: Aggregation = Aggregation(),  # noqa: B008 - frozen
     removal: Removal = Removal(),  # noqa: B008 - frozen
     rank_by: RankBy = "attention",
@@ -85,9 +86,10 @@ def measure(
     ``generator`` draws the random rankings that faithfulness and plausibility are compared with, ``draws`` of
     them for each instance, unless ``random_rankings`` gives one, a value per token of each instance (per row
     and token, where the model reads several rows); with neither there is no such comparison. ``percents`` may
-    be empty: then nothing is removed. ``only`` names the scores that are computed from attention (all, by
-    default); ``by_layer`` adds those of each layer alone. Without ``need_relevance`` data where no token is
-    relevant is no error. ``progress(done, total)`` is called after each batch.
+    be empty: then nothing is removed. A percentage of tokens is rounded ``up``, or ``down`` as ferret does.
+    ``only`` names the scores that are computed from attention (all, by default); ``by_layer`` adds those of
+    each layer alone. Without ``need_relevance`` data where no token is relevant is no error.
+    ``progress(done, total)`` is called after each batch.
     """
     if not instances:
         raise InputError("no instance was given; nothing can be measured")
@@ -124,7 +126,7 @@ def measure(
         rankings += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
         for (values, faithful), importance in zip(ranked, rankings, strict=True):
             values += unpad_rows(rows.mean(importance), batch.real)
-            faithful.append(rows.faithfulness(model, importance, percents, removal))
+            faithful.append(rows.faithfulness(model, importance, percents, removal, rounding))
         if progress:
             progress(stop, len(order))
     place = np.argsort(order)
@@ -137,7 +139,8 @@ def measure(
         random=tuple(found[len(asked) :]),
         classes=model.classes,
         edges=tuple(edges),
-        settings={"aggregation": asdict(aggregation), "removal": asdict(removal), "rank_by": rank_by},
+        settings={"aggregation": asdict(aggregation), "removal": asdict(removal), "rank_by": rank_by}
+        | ({"rounding": rounding} if rounding != "up" else {}),
     )
 
 
@@ -315,12 +318,19 @@ class _ReadRows:
         return np.asarray(method(self.batch))
 
     def faithfulness(
-        self, model: Measurable, importance: Numbers, percents: Sequence[int], removal: Removal
+        self,
+        model: Measurable,
+        importance: Numbers,
+        percents: Sequence[int],
+        removal: Removal,
+        rounding: Rounding = "up",
     ) -> Faithfulness:
         """Of each instance, from the ``importance`` ``(row, token)`` of its tokens to each of its rows."""
         whole = self.reading.answer.outcomes
         if self.reading.read.dim() == 1:
-            return faithfulness(model.predict, self.batch, importance, percents, removal, whole)
+            return faithfulness(model.predict, self.batch, importance, percents, removal, whole, rounding)
+        if rounding == "down":
+            raise InputError("rounding 'down' is not defined for a model that reads several rows")
         whole = whole[self.batch.target_real]
         parts = []
         for start in range(0, len(whole), ROWS_AT_ONCE):
@@ -329,7 +339,8 @@ class _ReadRows:
             parts.append(faithfulness(*asked))
         rows = join(parts, np.arange(len(whole)))
         means = [self.mean(values) for values in (rows.whole, rows.sufficient, rows.comprehensive)]
-        return Faithfulness(rows.percents, means[0], np.zeros(len(self.batch), dtype=int), *means[1:])
+        followed = np.zeros(len(self.batch), dtype=int)
+        return Faithfulness(rows.percents, means[0], followed, means[1], means[2])
 
     def _row_batch(self, some: slice) -> Batch:
         """What some rows have read, each as an instance of its own whose target is the token it writes.

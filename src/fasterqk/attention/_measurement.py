@@ -150,11 +150,11 @@ class Measurement:
         """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
         found: dict[str, float | None] = {}
         scores = ranking.faithfulness
-        means = {name: getattr(scores, name).mean(0) for name in ("sufficiency", "comprehensiveness")}
-        for name, values in means.items():
-            found |= {f"{name}_{k}": float(mean) for k, mean in zip(scores.percents, values, strict=True)}
+        both = {name: getattr(scores, name) for name in ("sufficiency", "comprehensiveness")}
+        for name, values in both.items():
+            found |= {f"{name}_{k}": _mean_of(values[:, i]) for i, k in enumerate(scores.percents)}
         if scores.percents:
-            found |= {f"aopc_{name}": float(values.mean()) for name, values in means.items()}
+            found |= {f"aopc_{name}": _aopc(values) for name, values in both.items()}
         found |= plausibility(list(self._agreements(ranking.importance, sample).values()))
         if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
             taus = self._taus(ranking)
@@ -217,7 +217,7 @@ class Measurement:
             values = getattr(scores, kind)
             found |= {f"{kind}_{k}": values[:, place] for place, k in enumerate(scores.percents)}
             if scores.percents:
-                found[f"aopc_{kind}"] = values.mean(1)
+                found[f"aopc_{kind}"] = _defined_mean(values)
         agreements = self._agreements(ranking.importance)
         if agreements:
             for part in ("auprc", "token_f1", "token_iou", "span_precision", "span_recall"):
@@ -297,6 +297,28 @@ class Measurement:
         from fasterqk.attention._export import measurement_html
 
         return measurement_html(self)
+
+
+def _mean_of(values: Numbers) -> float | None:
+    """The mean over the instances that have a value; None if none has."""
+    known = values[~np.isnan(values)] if np.isnan(values).any() else values
+    return float(known.mean()) if known.size else None
+
+
+def _defined_mean(values: Numbers) -> Numbers:
+    """The mean over the k that count of each instance; nan if none does."""
+    if not np.isnan(values).any():
+        return np.asarray(values.mean(1))
+    there = ~np.isnan(values)
+    sums, counts = np.where(there, values, 0).sum(1), there.sum(1)
+    return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
+
+
+def _aopc(values: Numbers) -> float | None:
+    """The mean over k ``(instance, k)``: all alike, or those that count of each instance, then instances."""
+    if not np.isnan(values).any():
+        return float(values.mean(0).mean())
+    return _mean_of(_defined_mean(values))
 
 
 def _defined(value: float) -> float | None:

@@ -1,0 +1,130 @@
+"""How sure the scores of one data set are: bootstrap intervals over instances, and two models compared.
+
+Instances are drawn with replacement as many times as there are; a score is computed again on each draw, and
+the interval holds the middle 95% of what comes out. Two models on the same data are compared on the same
+draws, so that what makes instances easy or hard for both falls out of their difference.
+
+This is the uncertainty of the data alone. Trainings with other seeds differ too: compare those with
+:func:`fasterqk.paired_difference`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.attention._measurement import Measurement
+from fasterqk.attention._scores import SCORES
+from fasterqk.errors import InputError
+
+Numbers = NDArray[np.float64]
+RESAMPLES = 1000
+# So many counts are held at once.
+_AT_ONCE = 2**22
+_SPANS = ("span_precision", "span_recall")
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """A score and the two ends of its 95% bootstrap interval (None where no draw has the score)."""
+
+    value: float
+    low: float
+    high: float
+
+
+def score_intervals(
+    measurement: Measurement,
+    generator: np.random.Generator,
+    *,
+    name: str | None = None,
+    resamples: int = RESAMPLES,
+) -> dict[str, Bounds]:
+    """Every score of ``measurement`` with its interval over instances, by flat name.
+
+    ``name`` picks the ranking of faithfulness and plausibility (by default, the first).
+    """
+    values = measurement.instance_scores(name)
+    return _bounds(_with_iou(values), *_resampled([values], generator, resamples))
+
+
+def paired_scores(
+    first: Measurement,
+    second: Measurement,
+    generator: np.random.Generator,
+    *,
+    resamples: int = RESAMPLES,
+) -> dict[str, Bounds]:
+    """The scores of ``second`` minus those of ``first``, with intervals, by flat name.
+
+    Both have measured the same instances: the same ids in the same order. They may differ in their tokens.
+    """
+    if [x.id for x in first.instances] != [x.id for x in second.instances]:
+        raise InputError(
+            f"two measurements of {len(first.instances)} and {len(second.instances)} instances with other ids"
+            " cannot be compared; measure both models on the same data"
+        )
+    one, other = first.instance_scores(), second.instance_scores()
+    shared = [name for name in one if name in other]
+    pair = [{name: values[name] for name in shared} for values in (one, other)]
+    means = [_with_iou(values) for values in pair]
+    difference = {name: means[1][name] - means[0][name] for name in means[0]}
+    before, after = _resampled(pair, generator, resamples)
+    return _bounds(difference, {name: after[name] - before[name] for name in before})
+
+
+def _resampled(
+    tables: list[dict[str, Numbers]], generator: np.random.Generator, resamples: int
+) -> list[dict[str, Numbers]]:
+    """For each table of values of instances its scores on every draw; all tables share the draws."""
+    if type(resamples) is not int or resamples < 1:
+        raise InputError(f"resamples is {resamples!r}; give a whole number of at least 1")
+    names = list(tables[0])
+    count = len(tables[0][names[0]])
+    stacked = [np.stack([table[name] for name in names], 1) for table in tables]
+    drawn: list[list[Numbers]] = [[] for _ in tables]
+    step = max(1, _AT_ONCE // count)
+    for start in range(0, resamples, step):
+        size = min(step, resamples - start)
+        counts = generator.multinomial(count, np.full(count, 1 / count), size).astype(float)
+        for place, values in enumerate(stacked):
+            there = ~np.isnan(values)
+            with np.errstate(invalid="ignore"):
+                drawn[place].append((counts @ np.where(there, values, 0)) / (counts @ there))
+    joined = [np.concatenate(parts) for parts in drawn]
+    found = [{name: whole[:, place] for place, name in enumerate(names)} for whole in joined]
+    return [_iou_of(own) for own in found]
+
+
+def _with_iou(values: Mapping[str, Numbers]) -> dict[str, float]:
+    """The scores of a table of values of instances; those that no instance has are left out."""
+    means = {name: float(np.nanmean(own)) for name, own in values.items() if not np.isnan(own).all()}
+    return {name: float(value) for name, value in _iou_of(means).items()}
+
+
+def _iou_of(means: Mapping[str, Any]) -> dict[str, Any]:
+    """``iou_f1``, the F1 of averages, in place of the averages it is made of."""
+    found = {name: value for name, value in means.items() if name not in _SPANS}
+    if all(name in means for name in _SPANS):
+        precision, recall = (np.asarray(means[name], dtype=float) for name in _SPANS)
+        total = precision + recall
+        found["iou_f1"] = np.divide(2 * precision * recall, total, out=np.zeros_like(total), where=total > 0)
+    return {name: found[name] for name in sorted(found, key=_place)}
+
+
+def _place(flat_name: str) -> int:
+    names = list(SCORES)
+    stem = flat_name.rpartition("_")[0] if flat_name.rpartition("_")[2].isdecimal() else flat_name
+    return names.index(stem)
+
+
+def _bounds(values: Mapping[str, float], drawn: Mapping[str, Numbers]) -> dict[str, Bounds]:
+    found = {}
+    for name, value in values.items():
+        known = drawn[name][~np.isnan(drawn[name])]
+        if known.size:
+            low, high = np.quantile(known, (0.025, 0.975))
+            found[name] = Bounds(float(value), float(low), float(high))
+    return found
