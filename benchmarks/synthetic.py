@@ -31,7 +31,7 @@ _ROUNDS = 5
 
 def run(progress: Callable[..., None]) -> dict[str, Any]:
     """Time both, several rounds in turn; the shortest time of each counts, other work only adds to it."""
-    cells = [replace(panel.cell, fresh=True, stop="never") for panel in panels("paper", PANELS)]
+    cells = [replace(panel.cell, fresh=True, stop="never") for panel in panels("literal", PANELS)]
     progress(0, _ROUNDS + 1, "compiling")
     begin = time.perf_counter()
     Trainer(replace(cells[0], batches=1)).epoch()

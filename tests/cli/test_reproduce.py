@@ -1,14 +1,19 @@
 """`fasterqk reproduce`: help and errors of each experiment, its tables, cells exported and read back."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from fasterqk.cli.main import main
+from fasterqk.cli.reproduce import experiment_parser
 from fasterqk.lab import reproduce
 from fasterqk.lab.experiments import (
     EXPERIMENTS,
+    fig3,
     fig4,
     find_experiment,
     table_kvqa,
@@ -19,6 +24,8 @@ from fasterqk.lab.experiments import (
 from fasterqk.lab.experiments import all as everything
 from fasterqk.lab.experiments import table_agreement as agreement
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, show_arms
+from fasterqk.lab.experiments.all import Part
+from fasterqk.lab.runs import sweep
 from fasterqk.lab.training import TrainConfig
 
 TWO_LAYERS = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "context": 48, "layers": 2}
@@ -95,6 +102,20 @@ def test_an_unknown_experiment_is_one_line_with_the_choices(capsys):
     code, out, err = run(capsys, "fig5")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "unknown experiment 'fig5'; choose from fig2, fig2-init" in err
+
+
+def test_names_of_earlier_versions_are_understood_and_not_shown(capsys, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(fig3, "write_fig3", lambda *_: {})
+    monkeypatch.setattr(
+        fig3, "compute", lambda runner, protocol, **_: asked.append(protocol) or fig3.Fig3(protocol, [], 1)
+    )
+    for name in ("paper", "no-biases"):
+        assert run(capsys, "fig3", "--protocol", name, "--out", str(tmp_path), "--json")[0] == 0
+    assert asked == ["no-biases", "no-biases"]
+    with pytest.raises(SystemExit):
+        main(["reproduce", "fig3", "--help"])
+    assert "--protocol {published,no-biases,both}" in capsys.readouterr().out
 
 
 def test_a_file_as_results_folder_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
@@ -293,31 +314,113 @@ def test_bad_input_is_one_line(capsys, tmp_path, words, message):
     assert error.count("\n") == 1
 
 
+SMALL_PARTS = (
+    Part("fig2", {"protocol": "four-tokens", "panels": ["a"], "seeds": 1}),
+    Part("fig3", {"epochs": 1}),
+    Part("fig4"),
+)
+
+
 @pytest.mark.slow
 def test_all_runs_its_parts_and_ends_in_a_page(tmp_path, capsys, monkeypatch):
-    small = {
-        "fig2": {"panels": ["a"], "seeds": 1, "workers": 1},
-        "fig3": {"epochs": 1, "workers": 1},
-    }
-    monkeypatch.setattr(everything, "quick_experiments", lambda: list(small))
-    monkeypatch.setattr(everything, "reproduce", lambda name, out: reproduce(name, out, **small[name]))
+    monkeypatch.setattr(everything, "QUICK", SMALL_PARTS)
+    swept = []
+    monkeypatch.setattr(
+        everything, "sweep", lambda *given, **about: swept.append(given) or sweep(*given, **about)
+    )
     assert main(["reproduce", "all", "--out", str(tmp_path), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert [part["experiment"] for part in result["parts"]] == list(small)
-    assert all(part["seconds"] > 0 for part in result["parts"])
+    assert sorted(part["experiment"] for part in result["parts"]) == ["fig2", "fig3", "fig4"]
+    # The cells of all parts in one sweep: one of figure 2, two of figure 3.
+    assert [len(functions) for functions in swept] == [3]
     page = Path(result["report"]).read_text(encoding="utf-8")
-    assert "Figure 2" in page
-    assert "Figure 3" in page
+    assert all(f"Figure {number}" in page for number in (2, 3, 4))
+    # Again: nothing is left to do.
+    assert main(["reproduce", "all", "--parts", "fig3", "--out", str(tmp_path)]) == 0
+    assert f"open {tmp_path / 'report.html'}" in capsys.readouterr().out
+    assert len(swept) == 1
 
 
-def test_every_part_of_all_is_called_with_the_results_folder(tmp_path, monkeypatch):
-    called = {}
-    monkeypatch.setattr(everything, "reproduce", lambda name, out: called.update({name: out}))
-    monkeypatch.setattr(everything, "write_page", lambda out: out / "report.html")
-    assert main(["reproduce", "all", "--out", str(tmp_path), "--json"]) == 0
-    assert list(called) == ["fig2", "fig3", "fig4", "table-agreement", "table-kvqa"]
-    assert set(called.values()) == {tmp_path}
-    # They run with the defaults, so that the defaults of figure 2 decide what `make reproduce` shows.
-    defaults = find_experiment("fig2").check_options({})
-    assert defaults["protocol"] == "paper"
-    assert defaults["seeds"] == 5
+def test_make_reproduce_is_the_paper():
+    chosen = {part.name: part.options for part in everything.QUICK}
+    assert set(chosen) == {"fig2", "fig3", "fig4", "table-hatexplain", "table-sva", "table-agreement"}
+    assert chosen["table-hatexplain"]["seeds"] >= 2
+    assert chosen["fig2"] == {"seeds": 2}  # the default protocol, as published
+    assert chosen["table-sva"] == {"form": "whole", "seeds": 1, "lr": 1e-3}
+    for part in (*everything.QUICK, *everything.full_parts()):
+        options = find_experiment(part.name).check_options(part.options)
+        words = part.command.split()
+        assert experiment_parser(find_experiment(words[0])).parse_args(words[1:])
+        assert options.get("protocol") in (None, "published", "paper", "both") or "protocol" in part.options
+
+
+def test_full_has_every_experiment_that_trains():
+    named = {part.name for part in everything.full_parts()}
+    assert named >= {name for name in EXPERIMENTS if find_experiment(name).trains}
+
+
+@pytest.mark.slow
+def test_the_plan_counts_what_is_done_and_leaves_no_trace(tmp_path, capsys, monkeypatch):
+    parts = (*SMALL_PARTS, Part("fig3", {"epochs": 1}), Part("table-hatexplain", {"seeds": 1}, seconds=72))
+    monkeypatch.setattr(everything, "full_parts", lambda: parts)
+    out = tmp_path / "out"
+    words = ["reproduce", "all", "--full", "--plan", "--out", str(out)]
+    assert main(words) == 0
+    assert "5 cells, 0 done" in capsys.readouterr().err
+    assert not out.exists()
+    reproduce("fig3", out, epochs=1, workers=1)
+    before = sorted(out.rglob("*"))
+    assert main([*words, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)["plan"]
+    # A cell that two parts share is counted once.
+    assert [(row["cells"], row["done"]) for row in plan] == [(1, 0), (2, 2), (0, 0), (0, 0), (2, 0)]
+    assert plan[-1]["hours"] == pytest.approx(2 * 72 / 3600)
+    assert sorted(out.rglob("*")) == before
+    assert main([*words, "--data-dir", str(tmp_path)]) == 0
+    assert "cannot run: " in capsys.readouterr().err
+
+
+def test_a_part_that_is_not_there_is_one_line(capsys, tmp_path):
+    code, out, err = run(capsys, "all", "--parts", "fig9", "--out", str(tmp_path))
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "no part 'fig9'; choose from " in err
+
+
+KILLED = """
+import sys
+from fasterqk.cli.main import main
+from fasterqk.cli.reproduce import experiment_parser
+from fasterqk.lab.experiments import all as everything
+everything.full_parts = lambda: (
+    everything.Part("fig3", {"epochs": 2, "protocol": "both"}),
+    everything.Part("table-agreement", {"epochs": 1, "seeds": 1}),
+    everything.Part("table-hatexplain", {"epochs": 1, "seeds": 1}),
+)
+sys.exit(main(["reproduce", "all", "--full", "--data-dir", sys.argv[1], "--out", sys.argv[2], "--json"]))
+"""
+
+
+@pytest.mark.slow
+def test_full_is_killed_and_continued_without_doing_anything_twice(tmp_path):
+    out, nothing = tmp_path / "out", tmp_path / "nothing"
+    nothing.mkdir()
+    command = [sys.executable, "-c", KILLED, str(nothing), str(out)]
+    saved = lambda: {path.parent.name for path in out.glob("runs/*/result.json")}  # noqa: E731
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        while not saved() and process.poll() is None:
+            time.sleep(0.05)
+        process.kill()  # SIGKILL: no handler runs
+    first = saved()
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert f"6 cells, {len(first)} done" in done.stderr
+    summary = json.loads(done.stdout)
+    # A part that cannot run stops no other, and says why.
+    assert [("error" in row) for row in summary["parts"]] == [False, False, True]
+    assert "dataset.json" in summary["parts"][2]["error"]
+    assert len(saved()) == 6
+    for cell in saved():
+        journal = [json.loads(line)["event"] for line in (out / "runs" / cell / "journal.jsonl").open()]
+        assert journal.count("saved") == 1
+        if cell in first:
+            assert journal.count("started") == 1
+    assert Path(summary["report"]).exists()

@@ -69,7 +69,10 @@ def add_option(parser: Parser, option: "Option") -> None:
         parser.add_argument(flag, action="store_true", help=option.help)
         return
     read = _KINDS[option.kind]
+    # Names of earlier versions are understood, not shown.
     metavar = option.metavar or _METAVARS[option.kind]
+    if option.choices:
+        metavar = "{" + ",".join(option.choices) + "}"
     help = option.help
     if option.default and "default" not in help:
         shown = ",".join(f"{value:g}" for value in option.default) if option.many else option.default
@@ -78,7 +81,7 @@ def add_option(parser: Parser, option: "Option") -> None:
         flag,
         type=list_of(read) if option.many else read,
         default=option.default,
-        choices=option.choices or None,
-        metavar=None if option.choices else f"{metavar},..." if option.many else metavar,
+        choices=(*option.choices, *option.old_names) or None,
+        metavar=f"{metavar},..." if option.many else metavar,
         help=help,
     )

@@ -1,24 +1,51 @@
 """Figure 2: panels, summaries over seeds, and the comparison at matched loss."""
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import fasterqk.lab.experiments._fig2_dependence as dependence
 from fasterqk.errors import InputError
+from fasterqk.lab.experiments import find_experiment
+from fasterqk.lab.experiments._fig2_dependence import (
+    EQUAL,
+    FASTER,
+    MAX_STEPS,
+    READINGS,
+    Reading,
+    compute_dependence,
+    write_dependence,
+)
 from fasterqk.lab.experiments._registry import CellRunner
-from fasterqk.lab.experiments._synthetic import PROTOCOLS, RAMP_STEPS, levels_for, panels, summarize_seeds
+from fasterqk.lab.experiments._synthetic import (
+    OLD_NAMES,
+    PROTOCOLS,
+    RAMP_STEPS,
+    levels_for,
+    panels,
+    summarize_seeds,
+)
 from fasterqk.lab.experiments.fig2 import (
     RELEASED_TOP_ROWS,
     Fig2,
     compute,
-    differences_from_released,
+    differences_from_saved,
     write_fig2,
 )
 
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+
+
+def read_csv(path):
+    with Path(path).open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
 
 def test_the_published_panels_have_the_paper_multipliers():
-    for protocol in ("paper", "scaled", "closed"):
+    for protocol in ("literal", "scaled-scores", "four-tokens"):
         found = {panel.name: panel.cell for panel in panels(protocol)}
         assert [found[name].parameterization for name in "abcd"] == ["FAFO", "FACO", "CAFO", "CACO"]
         assert [found[name].qk_ratio for name in "abcdefgh"] == [1, 1, 1, 1, 10, 20, 5, 10]
@@ -28,7 +55,7 @@ def test_the_published_panels_have_the_paper_multipliers():
 
 
 def test_the_released_panels_are_the_notebooks_settings():
-    found = {panel.name: panel.for_seed(1) for panel in panels("released")}
+    found = {panel.name: panel.for_seed(1) for panel in panels("published")}
     assert [found[name].qk_ratio for name in "abcdefgh"] == [1, 1, 1, 1, 20, 40, 5, 10]
     caps = [625_000, 625_000, 1_000_000, 500_000, 100_000, 200_000, 200_000, 200_000]
     assert [found[name].max_steps for name in "abcdefgh"] == caps
@@ -39,8 +66,8 @@ def test_the_released_panels_are_the_notebooks_settings():
 
 
 def test_faster_qk_in_both_kinds_of_softmax(tmp_path):
-    opened = compute(CellRunner(tmp_path, workers=0), "paper", seeds=1, names=["a", "e"])
-    closed = compute(CellRunner(tmp_path, workers=0), "closed", seeds=2, names=["a", "e"])
+    opened = compute(CellRunner(tmp_path, workers=0), "literal", seeds=1, names=["a", "e"])
+    closed = compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=2, names=["a", "e"])
     assert opened.summaries["e"]["mrta"] < 0.1 < opened.summaries["a"]["mrta"]
     assert closed.summaries["a"]["mrta"] < closed.summaries["e"]["mrta"]
     assert all(summary["accuracy"] > 0.99 for summary in closed.summaries.values())
@@ -48,14 +75,14 @@ def test_faster_qk_in_both_kinds_of_softmax(tmp_path):
     assert lowest["loss"] < 0.003
     assert lowest["difference"]["e"]["mrta"].mean > 0.05
     files = write_fig2(closed, tmp_path)
-    assert (tmp_path / "figures" / "fig2-closed.png").exists()
-    assert files["table"]["csv"].endswith("fig2-closed-panels.csv")
+    assert (tmp_path / "figures" / "fig2-four-tokens.png").exists()
+    assert files["table"]["csv"].endswith("fig2-four-tokens-panels.csv")
 
 
 def test_stored_cells_are_not_trained_again(tmp_path, monkeypatch):
-    first = compute(CellRunner(tmp_path, workers=0), "closed", seeds=1, names=["a"])
+    first = compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=1, names=["a"])
     monkeypatch.setattr("fasterqk.lab.synthetic._train.train", lambda *_, **__: pytest.fail("trained again"))
-    again = compute(CellRunner(tmp_path, workers=0), "closed", seeds=1, names=["a"])
+    again = compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=1, names=["a"])
     assert again.results == first.results
 
 
@@ -97,22 +124,95 @@ def test_cells_that_hit_the_cap_do_not_decide_the_level():
 def test_differences_from_the_saved_panels():
     summary = {"dtap": [[0] * 5] * 4 + [list(RELEASED_TOP_ROWS["g"])], "seeds": [0, 1]}
     results = {("g", 0): {"window_losses": [3.3, 2.2]}, ("g", 1): {"window_losses": [3.0, 2.0]}}
-    found = differences_from_released(Fig2("released", [], results, {"g": summary}, []))
+    found = differences_from_saved(Fig2("published", [], results, {"g": summary}, []))
     assert found["g"]["top_row"] == [0] * 5
     assert found["g"]["losses"] == {"100": [3.3, 3.284], "200": [2.2, 2.212]}
     assert found["g"]["final_losses"] == [[2.2, 0.006], [2.0, 0.006]]
 
 
 def test_a_diverged_panel_is_drawn_as_such(tmp_path):
-    data = compute(CellRunner(tmp_path, workers=0), "closed", seeds=1, names=["a"])
+    data = compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=1, names=["a"])
     lost = {**data.summaries["a"], **summarize_seeds({0: fake(0.0, diverged=True)})}
     write_fig2(replace(data, summaries={"a": lost}), tmp_path)
-    assert (tmp_path / "figures" / "fig2-closed.svg").read_text().count("diverged")
+    assert (tmp_path / "figures" / "fig2-four-tokens.svg").read_text().count("diverged")
 
 
 def test_unknown_names_are_quoted():
     with pytest.raises(InputError, match="'z'"):
-        panels("paper", ["a", "z"])
+        panels("literal", ["a", "z"])
     with pytest.raises(InputError, match="'notebook'"):
         panels("notebook")
-    assert PROTOCOLS[0] == "paper"
+    assert PROTOCOLS[0] == "published"
+
+
+def test_figure_2_as_published_is_the_default_and_old_names_are_understood():
+    experiment = find_experiment("fig2")
+    assert experiment.check_options({})["protocol"] == "published"
+    assert set(OLD_NAMES.values()) == set(PROTOCOLS)
+    for old, new in OLD_NAMES.items():
+        assert experiment.check_options({"protocol": old})["protocol"] == new
+        assert panels(old) == panels(new)
+
+
+def test_the_published_panels_of_the_documents_are_within_one_point_of_those_saved():
+    rows = read_csv(RESULTS / "synthetic-fig2.csv")
+    found = {row["panel"]: row["top_row"].split() for row in rows if row["protocol"] == "published"}
+    for name, saved in RELEASED_TOP_ROWS.items():
+        assert [float(value) for value in found[name]] == pytest.approx(saved, abs=1)
+
+
+def test_a_row_of_the_dependence_changes_what_it_says():
+    cell = Reading(scaled=True, query_attended=True, four_tokens=True, start=0.1).cell("CAFO", 10.0)
+    assert (cell.scaled_scores, cell.closed, cell.language.attend_query) == (True, True, True)
+    assert (cell.qk_init.scale, cell.ov_init.scale, cell.qk_ratio) == (0.1, 0.1, 10.0)
+    # The first row is the protocol `literal`, but for its steps.
+    assert READINGS[0].cell("FAFO", 1.0) == replace(panels("literal", ["a"])[0].cell, max_steps=MAX_STEPS)
+
+
+def test_both_cells_of_a_pair_are_read_at_one_loss(tmp_path, monkeypatch):
+    readings = (Reading(four_tokens=True), Reading(query_attended=True))
+    monkeypatch.setattr(dependence, "READINGS", readings)
+    monkeypatch.setattr(dependence, "PARAMETERIZATIONS", ("FAFO",))
+    sharper, covert = compute_dependence(CellRunner(tmp_path, workers=0))
+    assert sharper.difference.mean > 0.05
+    assert covert.difference.mean < -0.5
+    assert covert.query_mass[FASTER] > 0.9 > covert.query_mass[EQUAL]
+    assert max(sharper.loss, covert.loss) < 0.002
+    files = write_dependence([sharper, covert], tmp_path)
+    row = read_csv(files["csv"])[1]
+    assert (row["query"], row["softmax"], row["seeds"]) == ("attended", "50 tokens", "1")
+
+
+def test_what_the_text_beside_the_figure_says_is_in_its_numbers():
+    """The sentences of `TEXT`, one after the other."""
+    rows = read_csv(RESULTS / "synthetic-fig2-dependence.csv")
+    assert len(rows) == len(READINGS) * 4
+
+    def changes(names, **settings):
+        chosen = [
+            row
+            for row in rows
+            if row["parameterization"] in names and all(row[key] == value for key, value in settings.items())
+        ]
+        assert chosen
+        return [(float(row[EQUAL]), float(row[FASTER])) for row in chosen]
+
+    everything, factorized, collapsed = ("FAFO", "FACO", "CAFO", "CACO"), ("FAFO", "CAFO"), ("FACO", "CACO")
+    assert all(
+        after > before + 0.05 or after > 0.97
+        for before, after in changes(everything, softmax="4 tokens", query="not")
+    )
+    assert all(after > before + 0.05 for before, after in changes(factorized, scores="÷ √d"))
+    unscaled = changes(everything, scores="as they are", softmax="50 tokens")
+    assert all(after < 0.03 for _, after in unscaled)
+    scaled = {"scores": "÷ √d", "softmax": "50 tokens"}
+    assert all(after < before - 0.3 for before, after in changes(collapsed, query="attended", **scaled))
+    assert all(after < before - 0.3 for before, after in changes(collapsed, start="0.1", **scaled))
+    usual = changes(("CACO",), query="not", start="0.001", **scaled)
+    assert all(before - 0.2 < after < before for before, after in usual)
+    panel = {
+        row["panel"]: row
+        for row in read_csv(RESULTS / "synthetic-fig2.csv")
+        if row["protocol"] == "scaled-scores"
+    }
+    assert float(panel["g"]["mrta_at_matched_loss"]) > float(panel["d"]["mrta_at_matched_loss"])

@@ -19,7 +19,7 @@ COLLAPSED = [3.871, 3.876, 3.881, 3.886, 3.892]
 
 
 def test_first_epochs_are_those_of_the_released_code(tmp_path):
-    data = compute(CellRunner(tmp_path, workers=0), "released", epochs=2)
+    data = compute(CellRunner(tmp_path, workers=0), "published", epochs=2)
     curves = {(curve.circuit, curve.alpha): curve for curve in data.curves}
     for alpha, expected in zip(ALPHAS, FACTORIZED, strict=True):
         np.testing.assert_allclose(curves["factorized", alpha].loss, expected, rtol=0.01)

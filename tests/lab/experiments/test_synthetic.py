@@ -57,25 +57,25 @@ def test_with_scale_scales_both_circuits():
 
 
 def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels):
-    data = fig2_init.compute(CellRunner(tmp_path, workers=0), "closed", seeds=2, scales=(1e-3, 0.1))
+    data = fig2_init.compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=2, scales=(1e-3, 0.1))
     assert len(data.points) == 4 * 2 * 2
     assert data.null == pytest.approx(0.4)
     paths = write_fig2_init(data, tmp_path)
-    assert paths["csv"].endswith("fig2-init-closed.csv")
+    assert paths["csv"].endswith("fig2-init-four-tokens.csv")
 
 
 @pytest.mark.parametrize("over", phase.OVER)
 def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, over):
     values = (0.01, 0.1) if over == "scale" else (0.3, 0.5)
     runner = CellRunner(tmp_path, workers=0)
-    data = phase.compute(runner, "closed", over=over, ratios=(1.0, 10.0), values=values)
+    data = phase.compute(runner, "four-tokens", over=over, ratios=(1.0, 10.0), values=values)
     assert len(data.grid) == 4 * 2 * 2
     assert {point.cell.optimizer for point in data.adam} == {"adam"}
     assert len(data.adam) == 4 * 2
     alphas = [point["alpha"] for point in data.theory if point["gamma"] == data.theory[0]["gamma"]]
     assert alphas == sorted(alphas)  # the theory knows no way back
     paths = write_phase(data, tmp_path)
-    assert paths["png"].endswith(f"phase-{over}-closed.png")
+    assert paths["png"].endswith(f"phase-{over}-four-tokens.png")
 
 
 def test_unknown_choices_are_quoted(tmp_path):

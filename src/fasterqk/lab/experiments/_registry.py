@@ -10,14 +10,22 @@ import lzma
 import math
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from fasterqk.console import progress_bar
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.files import canonical_json, check_output, config_fields, plain, read_json_lines, write_bytes
+from fasterqk.files import (
+    canonical_json,
+    check_output,
+    config_fields,
+    plain,
+    read_json_lines,
+    write_bytes,
+    write_csv,
+)
 from fasterqk.lab.runs import SweepError, sweep
 from fasterqk.lab.tasks import use_data_folder
 
@@ -40,7 +48,7 @@ EXPERIMENTS = {
     "table-squad": "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss",
     "finetune-hatexplain": "a pretrained encoder (MiniLM) fine-tuned on HateXplain, at equal loss",
     "phase": "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam",
-    "all": "everything that needs no data files, in a few minutes, ending with a page to open",
+    "all": "the paper in a few minutes, or with --full every table, ending with a page to open",
 }
 
 
@@ -49,7 +57,8 @@ class Option:
     """One option of an experiment: ``--data-dir`` on the command line, ``data_dir=`` from Python.
 
     ``kind`` is ``int`` (a whole number from 1), ``float`` (a finite number above 0), ``str`` or ``bool`` (a
-    flag). With ``many`` the value is a list, on the command line separated by commas.
+    flag). With ``many`` the value is a list, on the command line separated by commas. ``old_names`` maps what
+    a choice was called in earlier versions to what it is called now; both are understood.
     """
 
     name: str
@@ -59,6 +68,7 @@ class Option:
     choices: tuple[str, ...] = ()
     many: bool = False
     metavar: str = ""
+    old_names: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, value: Any) -> Any:
         """``value`` as the experiment takes it; an error that quotes it if it does not fit."""
@@ -70,6 +80,8 @@ class Option:
 
     def _check_one(self, value: Any) -> Any:
         quoted = f"{self.name} {value!r}"
+        if isinstance(value, str):
+            value = self.old_names.get(value, value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if self.choices and value not in self.choices:
             raise InputError(f"{quoted} is not one of {', '.join(self.choices)}")
@@ -194,6 +206,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     )
     with use_data_folder(shared["data_dir"]), needs_extra("lab"):
         summary = dict(plain(experiment.run(runner, **chosen)))
+    if experiment.trains:
+        summary["per_seed"] = runner.write_per_seed()
     if shared["export"]:
         summary["exported"] = str(runner.export(shared["export"]))
     return summary | ({"rebuilt_from": shared["cells"]} if shared["cells"] else {})
@@ -237,6 +251,8 @@ class CellRunner:
         self._stored: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._lines: list[Line] = []
+        # Cells that were asked for together, and so are compared with each other, with their protocol.
+        self._compared: list[tuple[str, dict[tuple[str, int], Any]]] = []
         for line in (line for file in self._files for line in read_cells(file)):
             if "fact" in line:
                 self._facts[line["fact"]] = line["value"]
@@ -266,11 +282,19 @@ class CellRunner:
         """
         again = self.force if force is None else force
         results = self._find_all(cells, arm) if self.rebuilds else self._sweep(cells, function, title, again)
-        for (key, config), result in zip(cells.items(), results, strict=True):
+        found = dict(zip(cells, results, strict=True))
+        self._remember(cells, found, protocol, arm)
+        return found
+
+    def _remember(
+        self, cells: Mapping[Any, Any], found: Mapping[Any, Any], protocol: str, arm: Callable[[Any], str]
+    ) -> None:
+        for key, config in cells.items():
             about: Line = {"experiment": self.experiment} | ({"protocol": protocol} if protocol else {})
             about |= {"arm": arm(key), "seed": config.seed, "settings": settings_of(config)}
-            self._lines.append(about | {"result": result})
-        return dict(zip(cells, results, strict=True))
+            self._lines.append(about | {"result": found[key]})
+        own = {(arm(key), config.seed): found[key] for key, config in cells.items()}
+        self._compared.append((protocol, own))
 
     def fact(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value that the experiment needs beside its cells, such as the size of a split."""
@@ -285,6 +309,20 @@ class CellRunner:
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write every cell that was asked for to ``path``, one line each; returns the path."""
         return write_cells(path, self._lines)
+
+    def write_per_seed(self) -> list[str]:
+        """Write ``tables/NAME-PROTOCOL-per-seed.csv`` under ``out``; returns the paths.
+
+        It has one row per arm, seed and score, at the end of training and at equal training loss.
+        """
+        from fasterqk.lab.experiments._per_seed import per_seed_rows
+
+        files: dict[str, list[Line]] = {}
+        for protocol, cells in self._compared:
+            name = "-".join(part for part in (self.experiment, protocol, "per-seed") if part)
+            files.setdefault(name, []).extend(rounded(per_seed_rows(cells)))
+        tables = self.out / "tables"
+        return [str(write_csv(tables / f"{name}.csv", rows)) for name, rows in files.items()]
 
     def _sweep(self, cells: Mapping[Any, Any], function: str, title: str, force: bool) -> list[Any]:
         with progress_bar(title) as progress:

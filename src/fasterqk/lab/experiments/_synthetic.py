@@ -1,9 +1,9 @@
 """Cells of the toy language: the panels of figure 2 under each protocol, and grids of settings.
 
-- ``paper``: as the paper's text and equation 1 say.
-- ``scaled``: the same, with scores divided by the square root of the width, as the released code does.
-- ``closed``: as ``paper``, with the softmax over the four next tokens only: the theory's setting.
-- ``released``: the notebooks' literal settings.
+- ``published``: the settings of the released notebooks, which made the published panels.
+- ``literal``: as the paper's text and equation 1 say.
+- ``scaled-scores``: ``literal``, with scores divided by the square root of the width, as the notebooks do.
+- ``four-tokens``: ``literal``, with the softmax over the four next tokens only: the theory's setting.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -16,8 +16,17 @@ from fasterqk.errors import InputError
 from fasterqk.lab.experiments._registry import CellRunner, Option
 from fasterqk.lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
-PROTOCOLS = ("paper", "scaled", "closed", "released")
-PROTOCOL_OPTION = Option("protocol", str, "which settings", default="paper", choices=PROTOCOLS)
+PROTOCOLS = ("published", "literal", "scaled-scores", "four-tokens")
+# What they were called in version 0.1.
+OLD_NAMES = {
+    "released": "published",
+    "paper": "literal",
+    "scaled": "scaled-scores",
+    "closed": "four-tokens",
+}
+PROTOCOL_OPTION = Option(
+    "protocol", str, "which settings", default="published", choices=PROTOCOLS, old_names=OLD_NAMES
+)
 # The released ramp takes 200,000 steps at a base rate of 0.01; ours covers the same training time.
 RAMP_STEPS = round(200_000 * 0.01 / SyntheticCell("FAFO").lr)
 
@@ -30,6 +39,7 @@ class Panel:
     title: str
     cell: SyntheticCell
     torch_seeds: tuple[int, ...] = ()  # where the init is that of a torch seed: for data seed i, the i-th
+    least_seeds: int = 1  # a saved heat map that is a mean over starts is compared with a mean over the same
 
     def for_seed(self, seed: int) -> SyntheticCell:
         """The cell of one seed."""
@@ -40,6 +50,7 @@ class Panel:
 
 def panels(protocol: str, names: list[str] | None = None) -> list[Panel]:
     """The panels of a protocol, or those that are named; a name that it has not is an error."""
+    protocol = OLD_NAMES.get(protocol, protocol)
     if protocol not in _PANELS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     found = {panel.name: panel for panel in _PANELS[protocol]()}
@@ -49,7 +60,7 @@ def panels(protocol: str, names: list[str] | None = None) -> list[Panel]:
     return [found[name] for name in dict.fromkeys(names or found)]
 
 
-def _paper(**changes: object) -> list[Panel]:
+def _literal(**changes: object) -> list[Panel]:
     def panel(name: str, title: str, parameterization: str, **settings: object) -> Panel:
         return Panel(name, title, SyntheticCell(parameterization, **(changes | settings)))  # type: ignore[arg-type]
 
@@ -72,7 +83,7 @@ def _paper(**changes: object) -> list[Panel]:
     return found
 
 
-def _released() -> list[Panel]:
+def _published() -> list[Panel]:
     tiny = Init("identity", 1e-6)
     linear = Init("linear")
     base = SyntheticCell(
@@ -100,16 +111,22 @@ def _released() -> list[Panel]:
         Panel("d", "CACO", replace(caco, batches=200, max_steps=2500 * 200), several),
         Panel("e", "FAFO, QK 20x", replace(base, qk_ratio=20.0, batches=100, max_steps=1000 * 100)),
         Panel("f", "FAFO, QK 1-40x", replace(base, qk_ratio=40.0, **ramped)),  # type: ignore[arg-type]
-        Panel("g", "CACO, QK 5x", replace(faster_caco, qk_ratio=5.0), several),
-        Panel("h", "CACO, QK 1-10x", replace(faster_caco, qk_ratio=10.0, ramp_steps=200_000), several),
+        Panel("g", "CACO, QK 5x", replace(faster_caco, qk_ratio=5.0), several, 5),
+        Panel(
+            "h",
+            "CACO, QK 1-10x",
+            replace(faster_caco, qk_ratio=10.0, ramp_steps=200_000),
+            several,
+            len(several),
+        ),
     ]
 
 
 _PANELS: dict[str, Callable[[], list[Panel]]] = {
-    "paper": _paper,
-    "scaled": lambda: _paper(scaled_scores=True),
-    "closed": lambda: _paper(closed=True),
-    "released": _released,
+    "published": _published,
+    "literal": _literal,
+    "scaled-scores": lambda: _literal(scaled_scores=True),
+    "four-tokens": lambda: _literal(closed=True),
 }
 
 

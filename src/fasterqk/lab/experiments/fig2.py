@@ -9,8 +9,16 @@ import numpy as np
 
 from fasterqk.attention import DTAP_EDGES, matched_loss
 from fasterqk.console import print_table
+from fasterqk.lab.experiments._fig2_dependence import (
+    EQUAL,
+    FASTER,
+    TEXT,
+    compute_dependence,
+    write_dependence,
+)
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import (
+    OLD_NAMES,
     PROTOCOL_OPTION,
     Panel,
     levels_for,
@@ -64,8 +72,13 @@ class Fig2:
 
 def compute(runner: CellRunner, protocol: str, *, seeds: int = 5, names: Sequence[str] | None = None) -> Fig2:
     """Train what is not stored yet, and summarise all."""
+    protocol = OLD_NAMES.get(protocol, protocol)
     chosen = panels(protocol, list(names) if names else None)
-    cells = {(panel.name, seed): panel.for_seed(seed) for panel in chosen for seed in range(seeds)}
+    cells = {
+        (panel.name, seed): panel.for_seed(seed)
+        for panel in chosen
+        for seed in range(max(seeds, panel.least_seeds))
+    }
     results = run_cells(cells, runner, title=f"fig2, protocol {protocol}", protocol=protocol)
     histories: dict[Any, Any] = {key: result["history"] for key, result in results.items()}
     return Fig2(
@@ -77,8 +90,8 @@ def compute(runner: CellRunner, protocol: str, *, seeds: int = 5, names: Sequenc
     )
 
 
-def differences_from_released(data: Fig2) -> dict[str, Any]:
-    """How far our `released` panels are from what the notebooks saved.
+def differences_from_saved(data: Fig2) -> dict[str, Any]:
+    """How far our `published` panels are from what the notebooks saved.
 
     ``top_row`` is ours minus theirs in percentage points, ours over all seeds; ``losses`` maps an epoch
     to ours and theirs, of torch seed 1234; ``final_losses`` has both for each seed that they print.
@@ -117,16 +130,17 @@ def _summary(panel: Panel, results: dict[tuple[str, int], dict[str, Any]]) -> di
 
 _COLUMNS = 4
 _SETTINGS = {
-    "paper": "the paper's text and equation 1: scores are not scaled, the softmax is over all 50 tokens",
-    "scaled": "the paper's text, with scores divided by the square root of 50 as in the released code",
-    "closed": "the paper's text, with the softmax over the four next tokens only, as in the theory",
-    "released": "the released notebooks' literal settings",
+    "published": "the settings of the released notebooks, which differ between panels in start, length, steps"
+    " and stop rule; the query is attended, scores are divided by the square root of 50",
+    "literal": "the paper's text and equation 1: scores are not scaled, the softmax is over all 50 tokens",
+    "scaled-scores": "the paper's text, with scores divided by the square root of 50 as in the notebooks",
+    "four-tokens": "the paper's text, with the softmax over the four next tokens only, as in the theory",
 }
 
 
 def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
     """Write both figures and the table under ``out``; returns the heat maps' paths and the others'."""
-    name = "fig2" if data.protocol == "paper" else f"fig2-{data.protocol}"
+    name = "fig2" if data.protocol == "published" else f"fig2-{data.protocol}"
     seeds = max(len(summary["seeds"]) for summary in data.summaries.values())
     setting = (
         f"Protocol {data.protocol}: {_SETTINGS[data.protocol]}. {seeds} seed{'s' if seeds > 1 else ''},"
@@ -289,8 +303,15 @@ def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None)
         "matched": data.matched,
         "files": write_fig2(data, runner.out),
     }
-    if data.protocol == "released":
-        summary["differences_from_released"] = differences_from_released(data)
+    if data.protocol == "published":
+        summary["differences_from_saved"] = differences_from_saved(data)
+        if not panels:
+            pairs = compute_dependence(runner)
+            summary["dependence"] = {
+                "text": TEXT,
+                "pairs": [pair.record() for pair in pairs],
+                "files": write_dependence(pairs, runner.out),
+            }
     return summary
 
 
@@ -308,7 +329,17 @@ def show(summary: dict[str, Any]) -> None:
     print_table(rows, title=f"figure 2, protocol {summary['protocol']} (means over seeds):")
     if lowest["loss"] is not None:
         print(f"\nequal loss: {lowest['loss']:.2g} on training sequences")
+    for name, found in summary.get("differences_from_saved", {}).items():
+        print(
+            f"panel {name}: at most {max(map(abs, found['top_row'])):.1f} points per bin from the heat map "
+            "that the notebooks saved"
+        )
     print(f"figure: {summary['files']['png']}")
+    if "dependence" in summary:
+        keys = ("scores", "query", "softmax", "start", "parameterization", "loss", EQUAL, FASTER)
+        rows = [{key: pair[key] for key in keys} for pair in summary["dependence"]["pairs"]]
+        print_table(rows, title="\nwhat it depends on: attention on class tokens at equal loss:")
+        print(f"\n{summary['dependence']['text']}\nfigure: {summary['dependence']['files']['png']}")
 
 
 def _note(panel: dict[str, Any]) -> str:
@@ -328,15 +359,18 @@ EXPERIMENT = Experiment(
     chapter="Figure 2",
     options=(
         PROTOCOL_OPTION,
-        seeds_option(5),
+        seeds_option(5, "how many (g and h of published: at least the five that the notebooks averaged)"),
         Option("panels", str, "only these (default: all)", many=True, metavar="a"),
     ),
     run=run,
     show=show,
     examples=(
         "fasterqk reproduce fig2 --out out",
-        "fasterqk reproduce fig2 --protocol released --panels a,b,g,h --json",
-        "fasterqk reproduce fig2 --protocol closed --seeds 1",
+        "fasterqk reproduce fig2 --panels a,b,g,h --json          # those that the notebooks saved",
+        "fasterqk reproduce fig2 --protocol literal --seeds 1     # the paper's text, word for word",
     ),
+    details="Protocol published (default): the notebooks' settings, as in the published figure, and beside "
+    "it what the result depends on; literal: the paper's text word for word; scaled-scores and four-tokens: "
+    "the same with one change.",
     quick=True,
 )

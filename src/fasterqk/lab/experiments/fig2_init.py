@@ -10,7 +10,7 @@ import numpy as np
 from fasterqk.attention import Interval
 from fasterqk.console import print_table
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk.lab.experiments._synthetic import PROTOCOL_OPTION, Point, measure, panels, with_scale
+from fasterqk.lab.experiments._synthetic import OLD_NAMES, PROTOCOL_OPTION, Point, measure, panels, with_scale
 from fasterqk.lab.report import PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import PARAMETERIZATIONS
 
@@ -32,8 +32,9 @@ def compute(
 ) -> Fig2Init:
     """Train what is not stored yet; each parameterization is compared at one loss.
 
-    `released` starts from the notebooks' scaled identities, with the settings of their panel (e).
+    `published` starts from the notebooks' scaled identities, with the settings of their panel (e).
     """
+    protocol = OLD_NAMES.get(protocol, protocol)
     base = panels(protocol, ["e"])[0].cell
     arms = {
         (protocol, with_scale(replace(base, parameterization=name, qk_ratio=ratio), scale)): name
@@ -56,7 +57,7 @@ def write_fig2_init(data: Fig2Init, out: Path) -> dict[str, str]:
         return save_figure(
             draw_fig2_init(plt, data),
             out,
-            "fig2-init" if data.protocol == "paper" else f"fig2-init-{data.protocol}",
+            "fig2-init" if data.protocol == "literal" else f"fig2-init-{data.protocol}",
             title=f"Figure 2 and its initialisation, {data.protocol}",
             caption="Attention on distinct tokens against the scale of the init"
             f" ({init}), read at one training loss for each parameterization ({read}); bars are 95% intervals"
@@ -125,7 +126,7 @@ EXPERIMENT = Experiment(
     name="fig2-init",
     chapter="Figure 2",
     options=(
-        PROTOCOL_OPTION,
+        replace(PROTOCOL_OPTION, default="literal"),
         seeds_option(3),
         Option("scales", float, "scales (default: 1e-6 to 0.1)", many=True),
     ),
@@ -133,6 +134,6 @@ EXPERIMENT = Experiment(
     show=show,
     examples=(
         "fasterqk reproduce fig2-init --out out",
-        "fasterqk reproduce fig2-init --protocol released --seeds 1 --json",
+        "fasterqk reproduce fig2-init --protocol published --seeds 1 --json",
     ),
 )

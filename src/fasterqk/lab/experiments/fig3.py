@@ -17,7 +17,8 @@ from fasterqk.lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 CIRCUITS = FIXED_CIRCUITS
 # The published curves were made with biases, the paper's model has none.
-PROTOCOLS = {"released": (True,), "paper": (False,), "both": (True, False)}
+PROTOCOLS = {"published": (True,), "no-biases": (False,), "both": (True, False)}
+OLD_NAMES = {"released": "published", "paper": "no-biases"}
 # Two cells, one per worker: a factorized curve takes half as long again as a collapsed one.
 _CELLS = (
     (*product(CIRCUITS[:1], ALPHAS[:3]), *product(CIRCUITS[1:], ALPHAS[3:])),
@@ -81,6 +82,7 @@ class Fig3:
 
 def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 500) -> Fig3:
     """Train what is not stored yet."""
+    protocol = OLD_NAMES.get(protocol, protocol)
     if protocol not in PROTOCOLS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     cells = {
@@ -128,7 +130,7 @@ def write_fig3(data: Fig3, out: Path) -> dict[str, str]:
         return save_figure(
             draw_fig3(plt, data),
             out,
-            "fig3" if data.protocol == "released" else f"fig3-{data.protocol}",
+            "fig3" if data.protocol == "published" else f"fig3-{data.protocol}",
             title="Figure 3: the output-value circuit under fixed attention",
             caption=f"Attention mass α on the distinct tokens is held fixed; linear layers {which}. Both"
             " losses of an incentive (δ = 0.005) are taken on the same 5,120 held-out sequences; for α = 1"
@@ -189,14 +191,21 @@ EXPERIMENT = Experiment(
     name="fig3",
     chapter="Figure 3",
     options=(
-        Option("protocol", str, "which settings", default="released", choices=tuple(PROTOCOLS)),
+        Option(
+            "protocol",
+            str,
+            "which settings",
+            default="published",
+            choices=tuple(PROTOCOLS),
+            old_names=OLD_NAMES,
+        ),
         seeds_option(1),
         Option("epochs", int, "of 250 batches", default=500),
     ),
     run=run,
     show=show,
     examples=("fasterqk reproduce fig3 --out out", "fasterqk reproduce fig3 --protocol both --json"),
-    details="Protocol released (default): linear layers with biases, which made the published curves; "
-    "paper: without, as in the paper's model; both: a row of each.",
+    details="Protocol published (default): linear layers with biases, which made the published curves; "
+    "no-biases: without, as in the paper's model; both: a row of each.",
     quick=True,
 )

@@ -10,7 +10,7 @@ import numpy as np
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk.lab.experiments._synthetic import Point, measure, panels, with_scale
+from fasterqk.lab.experiments._synthetic import OLD_NAMES, Point, measure, panels, with_scale
 from fasterqk.lab.report import HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import PARAMETERIZATIONS, SyntheticCell
 from fasterqk.theory import Setting, solve
@@ -19,7 +19,12 @@ RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 SCALES = (1e-4, 1e-3, 1e-2, 1e-1)
 GAMMAS = (0.1, 0.2, 0.355, 0.5)
 OVER = ("scale", "gamma")
-PROTOCOLS = {"both": ("paper", "closed"), "paper": ("paper",), "scaled": ("scaled",), "closed": ("closed",)}
+PROTOCOLS = {
+    "both": ("literal", "four-tokens"),
+    "literal": ("literal",),
+    "scaled-scores": ("scaled-scores",),
+    "four-tokens": ("four-tokens",),
+}
 ADAM_RATIOS = (1.0, 10.0)
 ADAM_LR = 1e-3
 
@@ -50,6 +55,7 @@ def compute(
     """
     if over not in OVER:
         raise InputError(f"cannot vary {over!r}; choose from {', '.join(OVER)}")
+    protocol = OLD_NAMES.get(protocol, protocol)
     if protocol not in PROTOCOLS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     values = values or (SCALES if over == "scale" else GAMMAS)
@@ -101,7 +107,11 @@ def _varied(cell: SyntheticCell, over: str, value: Any) -> SyntheticCell:
 
 
 _VALUES = {"scale": "scale of the init", "gamma": "share γ of distinct tokens"}
-_SOFTMAX = {"paper": "50 outputs", "scaled": "50 outputs, scaled scores", "closed": "4 outputs"}
+_SOFTMAX = {
+    "literal": "50 outputs",
+    "scaled-scores": "50 outputs, scaled scores",
+    "four-tokens": "4 outputs",
+}
 
 
 def write_phase(data: Phase, out: Path) -> dict[str, str]:
@@ -247,7 +257,14 @@ EXPERIMENT = Experiment(
     name="phase",
     chapter="Phase",
     options=(
-        Option("protocol", str, "which settings", default="both", choices=tuple(PROTOCOLS)),
+        Option(
+            "protocol",
+            str,
+            "which settings",
+            default="both",
+            choices=tuple(PROTOCOLS),
+            old_names={old: new for old, new in OLD_NAMES.items() if new in PROTOCOLS},
+        ),
         seeds_option(1),
         Option("over", str, "what varies beside the ratio", default="scale", choices=OVER),
         Option("ratios", float, "ratios of learning rates (default: 0.01 to 30)", many=True),
@@ -257,7 +274,7 @@ EXPERIMENT = Experiment(
     show=show,
     examples=(
         "fasterqk reproduce phase --out out",
-        "fasterqk reproduce phase --over gamma --protocol closed --json",
-        "fasterqk reproduce phase --ratios 0.1,1,10 --values 0.001 --protocol paper",
+        "fasterqk reproduce phase --over gamma --protocol four-tokens --json",
+        "fasterqk reproduce phase --ratios 0.1,1,10 --values 0.001 --protocol literal",
     ),
 )

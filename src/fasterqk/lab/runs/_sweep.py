@@ -43,7 +43,7 @@ class SweepError(RuntimeError):
 
 def sweep(
     configs: Iterable[Any],
-    function: str,
+    function: str | Sequence[str],
     out: str | os.PathLike[str],
     *,
     workers: int = 2,
@@ -57,12 +57,12 @@ def sweep(
 ) -> list[dict[str, Any]]:
     """Run ``function`` on every configuration that has no result yet; returns all results, in order.
 
-    ``configs`` are frozen dataclasses of an importable class. ``function`` is ``"module:function"``,
-    called as ``f(config, folder=..., progress=...)``; it returns a dict (or an object whose ``to_json``
-    does), and may keep a checkpoint in ``folder`` to go on from. ``workers`` processes with ``threads``
-    threads each do the cells; 0 does them in this process. ``shard=(2, 5)`` takes the second of five
-    equal parts. ``force`` does finished cells again. A cell whose worker dies is tried ``retries`` more
-    times.
+    ``configs`` are frozen dataclasses of an importable class. ``function`` is ``"module:function"``, or one
+    such name per configuration; it is called as ``f(config, folder=..., progress=...)``, returns a dict (or
+    an object whose ``to_json`` does), and may keep a checkpoint in ``folder`` to go on from. ``workers``
+    processes with ``threads`` threads each do the cells; 0 does them in this process. ``shard=(2, 5)`` takes
+    the second of five equal parts. ``force`` does finished cells again. A cell whose worker dies is tried
+    ``retries`` more times.
 
     A cell that raises keeps its traceback in ``error.json`` and does not stop the others; when all is
     done :class:`SweepError` says what failed. Several sweeps may share one store: a cell that another
@@ -70,9 +70,13 @@ def sweep(
 
         sweep([Config(seed=0), Config(seed=1)], "package.module:run", "out")  # [{'loss': 0.11}, ...]
     """
-    cells = [(content_hash(config), config) for config in take_shard(list(configs), shard)]
+    every = list(configs)
+    functions = [function] * len(every) if isinstance(function, str) else list(function)
+    chosen = take_shard(list(zip(every, functions, strict=True)), shard)
+    cells = [(content_hash(config), config) for config, _ in chosen]
+    named = {cell: name for (cell, _), (_, name) in zip(cells, chosen, strict=True)}
     observers = [] if observe is None else [observe]
-    running = RunningSweep(dict(cells), function, Store(out), force, retries, progress, observers)
+    running = RunningSweep(dict(cells), named, Store(out), force, retries, progress, observers)
     running.run(workers, threads, backend)
     if running.failures:
         raise SweepError(running.failures, len(running.configs))
@@ -93,11 +97,12 @@ def take_shard(items: list[Any], shard: tuple[int, int] | None) -> list[Any]:
 class RunningSweep:
     """A sweep over ``configs`` by the name of their cell: what :func:`sweep` does, without its error.
 
-    After :meth:`run` every cell is in ``done`` or in ``failures``.
+    ``function`` is one name for all cells, or one per cell. After :meth:`run` every cell is in ``done`` or in
+    ``failures``.
     """
 
     configs: Mapping[str, Any]
-    function: str
+    function: str | Mapping[str, str]
     store: Store
     force: bool = False
     retries: int = RETRIES
@@ -115,7 +120,8 @@ class RunningSweep:
         """Do what is not done yet on ``backend``, else by so many local workers (0: in this process)."""
         for cell, config in self.configs.items():
             if self.force or not self._collect(cell):
-                self._pending.append(CellTask(cell, config, self.function, str(self.store.out), self.force))
+                function = self.function if isinstance(self.function, str) else self.function[cell]
+                self._pending.append(CellTask(cell, config, function, str(self.store.out), self.force))
             elif cell in self.done:
                 self._tell(Event("skipped", cell))
         self._report()

@@ -60,7 +60,7 @@ class Init:
 
 @dataclass(frozen=True)
 class SyntheticCell:
-    """A training on the toy language; the defaults are the `paper` protocol of figure 2.
+    """A training on the toy language; the defaults are the `literal` protocol of figure 2.
 
     The query-key circuit learns at ``qk_ratio * lr``, the output-value circuit at ``lr``. With
     ``ramp_steps`` the ratio grows linearly from 1 over that many steps and is then held.

@@ -1,0 +1,59 @@
+"""One row per arm, seed and score: what every interval of an experiment can be recomputed from."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fasterqk.attention import common_levels, matched_loss
+
+END, BEST = "end", "best validation epoch"
+Cells = Mapping[tuple[str, int], Mapping[str, Any]]
+
+
+def per_seed_rows(cells: Cells) -> list[dict[str, Any]]:
+    """Rows ``{arm, seed, at, score, value}`` of cells that are compared with each other.
+
+    ``at`` is the end of training, the best validation epoch, or one of the three training losses at which
+    `matched_loss` compares them. A cell that did not reach a loss, or diverged, has no row there.
+    """
+    rows = []
+    for (arm, seed), result in cells.items():
+        for at, numbers in (_moments(result) if not result.get("diverged") else {}).items():
+            rows += [_row(arm, seed, at, name, value) for name, value in numbers.items() if _is_number(value)]
+    histories: dict[Any, Any] = {
+        cell: [] if result.get("diverged") else result.get("history", []) for cell, result in cells.items()
+    }
+    for level in common_levels(histories, 3) if any(histories.values()) else []:
+        for (arm, seed), history in histories.items():
+            names = [name for name, value in history[-1].items() if _is_number(value)] if history else []
+            found = matched_loss({(arm, seed): history}, [name for name in names if name != "loss"], [level])
+            for name, value in found[0]["arms"].get(arm, {}).items():
+                rows.append(_row(arm, seed, f"training loss {level:.6g}", name, value.mean))
+    return rows
+
+
+def _row(arm: str, seed: int, at: str, score: str, value: float) -> dict[str, Any]:
+    return {"arm": arm, "seed": seed, "at": at, "score": score, "value": float(value)}
+
+
+def _moments(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The numbers of a finished cell at the end, and where its validation accuracy was best."""
+    from fasterqk.lab.training._classification import flat
+
+    if "test" not in result:  # of the toy language
+        return {END: {name: value for name, value in flat(dict(result)).items() if name != "seed"}}
+    splits = ("train", "validation", "test")
+    numbers: dict[str, Any] = {"loss": result["loss"]}
+    numbers |= {
+        f"{split}_{name}": result[split][name]
+        for split in splits
+        for name in ("loss", "accuracy", "f1")
+        if name in result[split]
+    }
+    numbers |= flat({name: value for name, value in result["test"].items() if name not in ("loss", "groups")})
+    for group, values in (result["test"].get("groups") or {}).items():
+        numbers |= {f"accuracy, {group} {value}": entry["accuracy"] for value, entry in values.items()}
+    return {END: numbers} | ({BEST: dict(result["best"])} if result.get("best") else {})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
