@@ -1,8 +1,8 @@
 """Every interval in the tables and documents is recomputed from per-seed values, where these are published.
 
 A table of `docs/results` belongs to the per-seed file with the longest common beginning of the name. A
-section of a document belongs to the experiments whose commands it names. What has no per-seed file yet is checked
-against the tables instead; once its cells are published it is checked against them, without a change here.
+section of a document belongs to the experiments whose commands it names. What has no per-seed file yet is
+checked against the tables instead; once its cells are published it is checked against them, without a change.
 """
 
 import csv

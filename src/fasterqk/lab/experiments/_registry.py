@@ -206,8 +206,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     )
     with use_data_folder(shared["data_dir"]), needs_extra("lab"):
         summary = dict(plain(experiment.run(runner, **chosen)))
-    if experiment.trains:
-        summary["per_seed"] = runner.write_per_seed()
+    if per_seed := runner.write_per_seed():
+        summary["per_seed"] = per_seed
     if shared["export"]:
         summary["exported"] = str(runner.export(shared["export"]))
     return summary | ({"rebuilt_from": shared["cells"]} if shared["cells"] else {})

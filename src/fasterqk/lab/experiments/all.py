@@ -49,13 +49,9 @@ class Part:
 
 def _word(value: Any) -> str:
     """An option's value as the command line takes it."""
-    return (
-        ",".join(value)
-        if isinstance(value, tuple)
-        else f"{value:g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, tuple):
+        return ",".join(map(_word, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 # The paper as published and the protocol with controls: about eight minutes of two cores. Long cells first,
