@@ -3,6 +3,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from fasterqk.attention import SCORES, Score
 from fasterqk.files import canonical_json
@@ -17,6 +18,7 @@ from fasterqk.lab.experiments._arms import (
     summarize_arms,
 )
 from fasterqk.lab.experiments._registry import CellRunner
+from fasterqk.lab.models._classifier import attention_rows, head_rows
 from fasterqk.lab.report import write_page
 from fasterqk.lab.report._records import comparison_table, load_documents
 from fasterqk.lab.tasks import _registry, kvqa
@@ -187,10 +189,11 @@ def test_a_score_that_is_registered_is_on_the_page(experiment, results, monkeypa
         found.test["null"]["calm"] = 0.125
     save_arms(summarize_arms(experiment, results), results, tmp_path, title="A table")
     page = write_page(tmp_path).read_text()
-    assert "calm of attention, uniform" in page  # a column that only the comparison has
+    assert "calm of attention" in page
     [comparison] = load_documents(tmp_path, "comparisons")
-    row = comparison_table(comparison)["rows"][1]
-    assert (row["metrics.calm"]["mean"], row["null.calm"]) == (0.25, 0.125)
+    rows = {row["score"]: row for row in comparison_table(comparison)["rows"]}
+    row = rows["calm of attention"]
+    assert (row["metrics.1"]["mean"], row["null.1"]) == (0.25, 0.125)
 
 
 def test_dtap_is_averaged_over_seeds(experiment, results):
@@ -270,3 +273,28 @@ def test_an_examples_masses_are_those_that_are_measured(workload):
     assert np.mean([example["null"] for example in examples]) == pytest.approx(
         measured["null"]["mrta"], rel=0.1
     )
+
+
+def test_examples_have_every_layer_and_its_heads(workload):
+    for example in answer_examples({"baseline": workload}, 2):
+        reading = example["arms"]["baseline"]
+        assert list(reading["layers"]) == ["rollout", "layer 1", "layer 2"]
+        for layer, heads in reading["heads"].items():
+            assert len(heads) == workload.config.model.heads
+            assert np.mean(heads, axis=0) == pytest.approx(np.array(reading["layers"][layer]), abs=1e-6)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_heads_of_a_classifier_average_to_its_row(layers):
+    torch.manual_seed(0)
+    config = TrainConfig("agreement", layers=layers, width=16, head_width=4, heads=3)
+    model = build_trainable(config).model
+    tokens, read = torch.randint(5, (2, 7)), torch.tensor([4, 6])
+    rows = head_rows(model, tokens, read)
+    assert [tuple(row.shape) for row in rows] == [(2, 3, 7)] * layers
+    for row in rows:
+        assert row.sum(-1) == pytest.approx(torch.ones(2, 3), abs=1e-5)
+        assert float(row[0, :, 5:].detach().abs().max()) == 0  # nothing after the read position
+    if layers == 1:
+        _, aggregated, _ = attention_rows(model, tokens, read)
+        assert rows[0].mean(1).detach() == pytest.approx(aggregated.detach(), abs=1e-6)

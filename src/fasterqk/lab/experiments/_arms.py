@@ -10,6 +10,7 @@ import torch
 
 from fasterqk.attention import (
     SCORES,
+    Aggregation,
     dtap_over_seeds,
     interval,
     matched_loss,
@@ -23,7 +24,7 @@ from fasterqk.console import print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments import _arm_tables as tables
 from fasterqk.lab.experiments._registry import CellRunner
-from fasterqk.lab.models._classifier import attention_rows
+from fasterqk.lab.models._classifier import attention_rows, head_rows
 from fasterqk.lab.models._generator import GPTAnswerGenerator
 from fasterqk.lab.runs import Store
 from fasterqk.lab.tasks import LabelledInstances, Task, left_out, load_task
@@ -351,12 +352,15 @@ def _read(workload: Classification, chosen: Sequence[int]) -> list[dict[str, Any
         tokens, read, labels = split.batch(torch.tensor([number]))
         logits, rows, _ = attention_rows(workload.model, tokens, read)
         probability = logits.double().softmax(1)[0]
-        weights = rows[0].tolist()
+        heads = head_rows(workload.model, tokens, read)
+        names = ["attention"] if len(heads) == 1 else [f"layer {k + 1}" for k in range(len(heads))]
+        layers = {name: layer[0].mean(0).tolist() for name, layer in zip(names, heads, strict=True)}
         readings.append(
             {
                 "prediction": classes[int(probability.argmax())],
                 "probability": float(probability[labels[0]]),
-                "layers": {"attention" if len(workload.model.blocks) == 1 else "rollout": weights},
+                "layers": ({} if len(heads) == 1 else {"rollout": rows[0].tolist()}) | layers,
+                "heads": {name: layer[0].tolist() for name, layer in zip(names, heads, strict=True)},
             }
         )
     return readings
@@ -414,15 +418,29 @@ def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
     probability = measure_fit(model, packed).mean
     reader = MeasuredGenerator(model, probability, np.zeros(len(written), dtype=bool))
     instances = answered_instances(questions, written)
-    measured = measure_steps(reader, instances, percents=(), need_relevance=False)
-    found = []
-    for place, answer in enumerate(written):
-        weights = measured.importance[place][: len(questions.prompts[place])]
-        found.append(
-            {
-                "prediction": task.text([token for token in answer if token != task.end]),
-                "probability": float(probability[place]),
-                "layers": {"rollout": [*weights.tolist(), 1 - float(weights.sum())]},
-            }
+
+    def rows(aggregation: Aggregation) -> list[list[float]]:
+        measured = measure_steps(
+            reader, instances, aggregation=aggregation, percents=(), need_relevance=False
         )
-    return found
+        prompts = [
+            row[: len(prompt)] for row, prompt in zip(measured.importance, questions.prompts, strict=True)
+        ]
+        return [[*row.tolist(), 1 - float(row.sum())] for row in prompts]
+
+    layers = {"rollout": rows(ROLLOUT)}
+    heads: dict[str, list[list[list[float]]]] = {}
+    for k in range(len(model.blocks)):
+        layers[f"layer {k + 1}"] = rows(Aggregation("layer", k))
+        heads[f"layer {k + 1}"] = [
+            rows(Aggregation("layer", k, head=head)) for head in range(workload.config.model.heads)
+        ]
+    return [
+        {
+            "prediction": task.text([token for token in answer if token != task.end]),
+            "probability": float(probability[place]),
+            "layers": {name: weights[place] for name, weights in layers.items()},
+            "heads": {name: [weights[place] for weights in own] for name, own in heads.items()},
+        }
+        for place, answer in enumerate(written)
+    ]

@@ -249,10 +249,27 @@ def attention_rows(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Ten
 
     The null is the same aggregation of attention that is uniform over what each row may see.
     """
+    outputs, layers, allowed = _captured(model, tokens, read)
+    how = aggregation_of(model)
+    null = aggregate_null(allowed, len(layers), read, how)
+    return outputs, aggregate(layers, read, allowed, how), null
+
+
+def head_rows(model: Classifier, tokens: Tensor, read: Tensor) -> list[Tensor]:
+    """The row of the read position in every layer, each (batch, head, key)."""
+    _, layers, allowed = _captured(model, tokens, read)
+    heads = range(layers[0].shape[1])
+    return [
+        torch.stack(
+            [aggregate(layers, read, allowed, Aggregation("layer", k, head=head)) for head in heads], 1
+        )
+        for k in range(len(layers))
+    ]
+
+
+def _captured(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Logits, the attention of all layers, and what its rows may see; of one layer only the read row."""
     deep = len(model.blocks) > 1
     captured = capture(model, {"tokens": tokens, "read": read, "every_row": deep})
     pattern, keys = Pattern(causal=True), torch.arange(tokens.shape[1]) <= read[:, None]
-    allowed = pattern.pairs(keys) if deep else pattern.row(keys, read)
-    how, layers = aggregation_of(model), list(captured)
-    null = aggregate_null(allowed, len(layers), read, how)
-    return captured.outputs, aggregate(layers, read, allowed, how), null
+    return captured.outputs, list(captured), pattern.pairs(keys) if deep else pattern.row(keys, read)

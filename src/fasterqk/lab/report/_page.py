@@ -100,6 +100,7 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
         explorer=beside,
         words=Definitions(),
         glossary={term: TERMS[term] for term in terms_in(_texts(plain([folders, claims])))},
+        names=_names,
         number=page_text,
         mean=mean_of,
         signed=signed_text,
@@ -118,6 +119,12 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list | tuple):
         for item in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(item)
+
+
+def _names(document: Document) -> list[str]:
+    """What the columns and rows of a table are called."""
+    heads = [text for _, text in document.get("heads") or ()]
+    return heads + [text for line in document.get("lines") or () for _, text in line[:2]]
 
 
 def _check_pictures(out: Path, figures: list[Document]) -> None:
@@ -315,19 +322,33 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
 
 
 def fit_examples(sets: list[Document]) -> list[Document]:
-    """The example sets, each cut to its share of the page; ``total`` says how many there were."""
+    """The example sets, each cut to its share of the page; ``total`` says how many there were.
+
+    Where the share has no room for all examples with their heads, the heads go first.
+    """
     share = _EXAMPLES_BYTES // max(1, len(sets))
     fitted = []
     for document in sets:
+        examples = document["examples"]
+        if sum(len(json_text(example)) for example in examples) > share:
+            examples = [_without_heads(example) for example in examples]
         kept: list[Document] = []
         used = 0
-        for example in document["examples"]:
+        for example in examples:
             used += len(json_text(example))
             if used > share:
                 break
             kept.append(example)
-        fitted.append({**document, "examples": kept, "total": len(document["examples"])})
+        fitted.append({**document, "examples": kept, "total": len(examples)})
     return fitted
+
+
+def _without_heads(example: Document) -> Document:
+    arms = {
+        arm: {name: value for name, value in reading.items() if name != "heads"}
+        for arm, reading in example["arms"].items()
+    }
+    return {**example, "arms": arms}
 
 
 def fit_tables(tables: list[Document]) -> list[Document]:

@@ -301,11 +301,11 @@ def measure_answers(
 def measure_steps(
     generator: "MeasuredGenerator", instances: Sequence[Instance], **options: Any
 ) -> Measurement:
-    """The rollout of the steps of answers, measured."""
+    """The rollout of the steps of answers (or another ``aggregation``), measured."""
     return measure(
         generator,
         instances,
-        aggregation=ROLLOUT,
+        aggregation=options.pop("aggregation", ROLLOUT),
         batch_size=EVALUATION_BATCH,
         only=TABLE_SCORES,
         max_weights=None,
