@@ -50,10 +50,10 @@ TITLES = {FAITHFUL: "comprehensiveness − random"}
 Curve = Sequence[Mapping[str, float]]
 
 
-def only_temperature(seeds: int = 5, ratio: float = QK_RATIO, loss: float = LOSS) -> Comparison:
+def temperature_hatexplain(seeds: int = 5, ratio: float = QK_RATIO, loss: float = LOSS) -> Comparison:
     """Both arms, each until its training loss is ``loss``.
 
-    >>> only_temperature().arms["baseline"].evaluation.stop_at_loss
+    >>> temperature_hatexplain().arms["baseline"].evaluation.stop_at_loss
     0.6
     """
     base = TrainConfig(
@@ -64,7 +64,7 @@ def only_temperature(seeds: int = 5, ratio: float = QK_RATIO, loss: float = LOSS
         stop_at_loss=loss,
     )
     chosen = range(FIRST_SEED, FIRST_SEED + seeds)
-    return two_arms("only-temperature", "HateXplain, one layer: only temperature?", base, ratio, chosen)
+    return two_arms("temperature-hatexplain", "HateXplain, one layer: only temperature?", base, ratio, chosen)
 
 
 @torch.no_grad()
@@ -263,7 +263,7 @@ def save_temperature(
 
 
 def run(runner: CellRunner, seeds: int, ratio: float, loss: float) -> dict[str, Any]:
-    comparison = only_temperature(seeds, ratio, loss)
+    comparison = temperature_hatexplain(seeds, ratio, loss)
     results = run_arms(comparison, runner)
     store = Store(runner.out)
 
@@ -299,8 +299,8 @@ def show(summary: dict[str, Any]) -> None:
 
 
 EXPERIMENT = Experiment(
-    name="only-temperature",
-    chapter="Only",
+    name="temperature-hatexplain",
+    chapter="Temperature",
     options=(
         seeds_option(5),
         Option("ratio", float, "of the faster arm", default=float(QK_RATIO)),
@@ -309,8 +309,8 @@ EXPERIMENT = Experiment(
     run=run,
     show=show,
     examples=(
-        "fasterqk reproduce only-temperature --out out",
-        "fasterqk reproduce only-temperature --seeds 1 --loss 0.9       # a quick look",
+        "fasterqk reproduce temperature-hatexplain --out out",
+        "fasterqk reproduce temperature-hatexplain --seeds 1 --loss 0.9       # a quick look",
     ),
     needs_data=True,
 )

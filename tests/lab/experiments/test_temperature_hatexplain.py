@@ -1,13 +1,13 @@
 import pytest
 import torch
 
-from fasterqk.lab.experiments.only_temperature import (
+from fasterqk.lab.experiments.temperature_hatexplain import (
     FAITHFUL,
     MASS,
-    only_temperature,
     sharpened_as_read,
     sharpened_in_the_model,
     summarize_temperature,
+    temperature_hatexplain,
 )
 from fasterqk.lab.training import TrainConfig
 from fasterqk.lab.training._classification import Classification
@@ -43,7 +43,7 @@ def curve(entropies, masses):
 
 
 def test_the_baseline_is_compared_at_the_entropy_of_the_faster_arm():
-    comparison = only_temperature(seeds=2)
+    comparison = temperature_hatexplain(seeds=2)
     baseline = {
         "read": curve([3.0, 2.0, 1.0], [0.4, 0.5, 0.6]),
         "model": curve([3.0, 2.0, 1.0], [0.4, 0.5, 0.6]),
@@ -61,7 +61,7 @@ def test_the_baseline_is_compared_at_the_entropy_of_the_faster_arm():
 
 
 def test_an_entropy_that_is_never_reached_has_no_number():
-    comparison = only_temperature(seeds=1)
+    comparison = temperature_hatexplain(seeds=1)
     flat = {"read": curve([3.0, 2.9], [0.4, 0.4]), "model": curve([3.0, 2.9], [0.4, 0.4])}
     sharp = {"read": curve([1.0], [0.7]), "model": curve([1.0], [0.7])}
     seed = comparison.seeds[0]
