@@ -41,7 +41,7 @@ EXPERIMENTS = {
     "table-layers": "HateXplain with two and with four layers: rollout and every layer by itself",
     "ablation-hatexplain": "which change sharpens attention on HateXplain: one change per arm, at equal loss",
     "ratio-or-rate": "HateXplain at equal loss over base rate and ratio, and with all but QK slowed",
-    "temperature-hatexplain": "is faster QK more than a sharper softmax? HateXplain at equal loss and entropy",
+    "temperature-hatexplain": "is faster QK more than a sharper softmax? both arms at equal loss and entropy",
     "table-sva": "subject-verb agreement (Linzen): accuracy, attention and faithfulness of both arms",
     "table-agreement": "generated subject-verb agreement with and without faster query-key learning",
     "table-kvqa": "generated key-value questions, answered by generating, with and without faster QK",
