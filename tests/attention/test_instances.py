@@ -104,6 +104,12 @@ WORDS = {"tokens": ["a", "b"], "relevance": [0, 1], "label": 0}
         ("{", "line 2 is not JSON"),
         ("[1]", "line 2 holds no JSON object but '[1]'"),
         (WORDS | {"relevance": [0, 1, 1]}, "line 2: 'relevance' has 3 numbers but 'tokens' has 2 words"),
+        (WORDS | {"text_b": "x"}, "unknown field 'text_b'; a line may have tokens, relevance, text, spans"),
+        (WORDS | {"spans": [[0, 1]]}, "'spans' belongs to 'text', which this line does not have"),
+        (
+            {"text": "ab", "spans": [], "relevance": [1], "label": 0},
+            "'relevance' belongs to 'tokens', which this line does not have",
+        ),
         (WORDS | {"relevance": [0]}, "'relevance' has 1 numbers but 'tokens' has 2 words"),
         (WORDS | {"relevance": [0, 2]}, "the relevance 2 is no number in 0..1"),
         (WORDS | {"relevance": [0, float("nan")]}, "the relevance nan is no number"),

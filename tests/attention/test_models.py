@@ -8,13 +8,23 @@ import torch
 import transformers
 from torch import nn
 
-from fasterqk.attention import Batch, Instance, Removal, TorchClassifier, collate, measure, read_example
+from fasterqk.attention import (
+    Aggregation,
+    Batch,
+    Instance,
+    Removal,
+    TorchClassifier,
+    collate,
+    measure,
+    read_example,
+)
 from fasterqk.attention._models import (
     HuggingFaceCausal,
     HuggingFaceClassifier,
     load_model,
     longest_input,
 )
+from fasterqk.capture import record
 from fasterqk.errors import InputError
 from fasterqk.lab.models import Classifier, ClassifierConfig
 
@@ -89,6 +99,67 @@ def test_an_embedding_that_is_never_called():
     model = TorchClassifier(Encoder(), classes="ab", embedding=nn.Embedding(2, 2))
     with pytest.raises(InputError, match="was not called"):
         model.gradient_times_input(collate(instances()))
+
+
+@pytest.mark.parametrize(("label", "said"), [(None, "no label"), (2, "the label 2"), (-3, "no label")])
+def test_a_label_is_one_of_the_classes(label, said):
+    model = TorchClassifier(Encoder(), classes=("even", "odd"))
+    one = Instance(np.array([1, 2]), np.ones(2, dtype=bool), np.array([0.0, 1.0]), label=label)
+    with pytest.raises(InputError, match=f"an instance has {said}; a classifier of 2 classes needs label=0"):
+        measure(model, [one])
+
+
+def test_class_names_differ(make_model):
+    with pytest.raises(InputError, match="the class name 'yes' stands for 2 classes"):
+        TorchClassifier(Encoder(), classes=("yes", "yes"))
+    own = make_model("BertForSequenceClassification", "BertConfig", id2label={0: "a", 1: "a", 2: "b"})
+    with pytest.raises(InputError, match="the class name 'a' stands for 2 classes"):
+        HuggingFaceClassifier(own)
+
+
+def test_max_logit_in_half_precision(make_model):
+    data = labelled_instances()
+    found = {}
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        own = make_model("BertForSequenceClassification", "BertConfig", initializer_range=0.8).to(dtype)
+        measured = measure(HuggingFaceClassifier(own), data, percents=[])
+        found[dtype] = measured.columns["max_logit"]
+    assert found[torch.float32].max() > 12
+    assert found[torch.float16] == pytest.approx(found[torch.float32], rel=0.02)
+    assert found[torch.bfloat16] == pytest.approx(found[torch.float32], rel=0.1)
+
+
+class SharpFirst(nn.Module):
+    """Every row sees everything, and gives all its weight to the first token."""
+
+    def __init__(self, show):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(20, 8), nn.Linear(8, 2)
+        self.q_proj, self.k_proj = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.show = show
+
+    def forward(self, tokens, visible):
+        stream = self.embedding(tokens)
+        scores = 0 * self.q_proj(stream) @ self.k_proj(stream).transpose(1, 2)
+        scores = scores + 1000.0 * (torch.arange(tokens.shape[1]) == 0)
+        weights = scores.masked_fill(~visible.unsqueeze(1), -torch.inf).softmax(-1)
+        if not self.show:  # a kernel of one's own, which no trace sees
+            weights = torch.from_numpy(weights.detach().numpy().copy())
+            record(self, weights.unsqueeze(1))
+        return self.head((weights @ stream)[:, 0])
+
+
+@pytest.mark.parametrize("aggregation", ["mean", "rollout"])
+@pytest.mark.parametrize("show", [True, False])
+def test_the_null_takes_the_models_mask_where_attention_underflows(aggregation, show):
+    torch.manual_seed(0)
+    model = TorchClassifier(SharpFirst(show), classes=("even", "odd"))
+    measured = measure(model, instances(), percents=[], aggregation=Aggregation(aggregation))
+    # The first row alone would look causal, and the null would be 1 on its only token.
+    said = "of the model" if show else "guessed from the weights"
+    assert measured.summary().to_json()["measured"]["mask"] == said
+    if show and aggregation == "mean":
+        assert measured.columns["null_mass"] == pytest.approx([1 / 3, 1 / 7, 1 / 5])
 
 
 # --- Sequence classifiers: where they read, and that batches change nothing ---
@@ -409,6 +480,27 @@ def test_a_tokenizer_of_another_model(saved):
     example = read_example({"tokens": ["not"], "relevance": [1], "label": 0}, "'data.jsonl' line 1")
     with pytest.raises(InputError, match="line 1: the tokenizer gives token 18, but the model knows 10"):
         loaded.encode([example])
+
+
+def test_a_folder_without_tokenizer_files(saved):
+    folder = saved("BertForSequenceClassification", "BertConfig")
+    for kept in ({"tokenizer_config.json"}, set()):
+        for path in folder.iterdir():
+            if "token" in path.name and path.name not in kept:
+                path.unlink()
+        # transformers would make up a tokenizer of its special tokens alone.
+        with pytest.raises(InputError, match=r"has no tokenizer files \(tokenizer\.json, .*save_pretrained"):
+            load_model(folder)
+
+
+def test_a_tokenizer_that_knows_no_word(saved):
+    loaded = load_model(saved("BertForSequenceClassification", "BertConfig"))
+    unknown, known = (
+        read_example({"tokens": [word], "relevance": [1], "label": 0}, "line 1") for word in ("Żółw", "cat")
+    )
+    with pytest.raises(InputError, match=r"knows no word of the 2 examples: every token is '\[UNK\]'"):
+        loaded.encode([unknown, unknown])
+    assert len(loaded.encode([unknown, known])) == 2
 
 
 def test_damaged_folders_are_one_line(saved, tmp_path):

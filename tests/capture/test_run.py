@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 from fasterqk.capture import Captured, capture, record
@@ -223,3 +224,91 @@ def test_a_layer_is_let_go_of_before_the_collector_comes() -> None:
         gc.enable()
     assert len(rows) == 2
     assert not whole
+
+
+# --- Masks, half precision, and attention of which only a part is seen ---
+
+
+def tiny(head, config, **changes):
+    torch.manual_seed(0)
+    size = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    size |= {"intermediate_size": 24, "max_position_embeddings": 64, **changes}
+    return getattr(transformers, head)(getattr(transformers, config)(**size)).eval()
+
+
+def test_longformer_shows_its_global_rows_alone_and_is_refused():
+    model = tiny(
+        "LongformerForSequenceClassification", "LongformerConfig", attention_window=4, pad_token_id=0
+    )
+    ids = torch.arange(3, 15).unsqueeze(0)
+    with pytest.raises(InputError, match="only a part of the attention of 2 layers can be seen: longformer"):
+        capture(model, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+
+
+@pytest.mark.parametrize(
+    ("head", "config", "changes", "expected"),
+    [
+        ("BertModel", "BertConfig", {}, (9, 9)),
+        ("GPT2Model", "GPT2Config", {}, (9, 0)),
+        ("MistralModel", "MistralConfig", {"sliding_window": 4, "num_key_value_heads": 2}, (3, 0)),
+        ("OpenAIGPTModel", "OpenAIGPTConfig", {}, (9, 0)),
+    ],
+)
+@pytest.mark.parametrize("half", [False, True])
+def test_masks_of_models(head, config, changes, expected, half):
+    model = tiny(head, config, **changes)
+    model = model.bfloat16() if half else model
+    captured = capture(model, torch.arange(10).unsqueeze(0), masks=True)
+    assert len(captured.masks) == 2
+    for mask in captured.select("self").masks:
+        assert (mask.behind, mask.ahead) == expected
+        assert not mask.gaps
+    assert capture(model, torch.arange(10).unsqueeze(0)).masks == ()
+
+
+def test_the_mask_is_that_of_the_model_where_attention_underflows():
+    # Each row puts all its weight on itself: the weights look causal, the mask is not.
+    class Sharp(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q_proj, self.k_proj = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            scores = 1e3 * torch.eye(4) + 0 * self.q_proj(x) @ self.k_proj(x).transpose(1, 2)
+            return scores.softmax(-1) @ x
+
+    captured = capture(Sharp(), torch.randn(1, 4, 4), masks=True)
+    assert captured[0].tolist() == torch.eye(4)[None, None].tolist()
+    assert (captured.masks[0].behind, captured.masks[0].ahead) == (3, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rows", [None, torch.tensor([9])])
+def test_half_precision_keeps_what_its_softmax_knew(dtype, rows):
+    model = tiny("BertModel", "BertConfig", initializer_range=0.8)
+    ids = torch.arange(10).unsqueeze(0)
+    single = capture(model, ids, rows=rows)[0]
+    half = capture(model.to(dtype), ids, rows=rows)[0]
+    assert single.min() < 1e-6
+    assert half.dtype == torch.float32
+    assert half.shape == single.shape
+    # The logits are of the precision of the model, so their differences are too.
+    rough = 0.5 if dtype == torch.bfloat16 else 0.05
+    assert (half.clamp_min(1e-30).log() - single.log()).abs().max() < rough * single.log().abs().max()
+
+
+def test_half_precision_of_a_plain_module_stays_differentiable():
+    class Plain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q_proj, self.k_proj = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return (30 * self.q_proj(x) @ self.k_proj(x).transpose(-2, -1)).softmax(-1) @ x
+
+    torch.manual_seed(0)
+    model, x = Plain().bfloat16(), torch.randn(1, 1, 5, 4).bfloat16()
+    captured = capture(model, x, differentiable=True)
+    assert captured[0].dtype == torch.float32
+    assert torch.autograd.grad(captured.outputs.sum(), captured[0])[0].abs().sum() > 0
+    assert torch.equal(captured.outputs, model(x))

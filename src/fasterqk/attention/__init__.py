@@ -105,6 +105,7 @@ __all__ = [
     "null_scores",
     "paired_difference",
     "paired_scores",
+    "pattern_of",
     "percent_count",
     "permuted_mass",
     "place_of",

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from fasterqk.capture import Mask
 from fasterqk.errors import InputError
 
 HALF = (torch.float16, torch.bfloat16)
@@ -50,8 +51,20 @@ def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
     return pairs.tril() if causal else pairs
 
 
+def pattern_of(mask: Mask | None, length: int) -> Pattern | None:
+    """The pattern that a model's own mask over ``length`` tokens shows; None if it is unknown or no window.
+
+    >>> pattern_of(Mask(behind=2, ahead=0, gaps=False), length=8)
+    Pattern(causal=True, window=3)
+    """
+    if mask is None or mask.gaps:
+        return None
+    reach = max(mask.behind, mask.ahead)
+    return Pattern(causal=mask.ahead == 0, window=reach + 1 if reach < length - 1 else None)
+
+
 def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
-    """The pattern of one layer, read off the weights it gives: no architecture needs to be known.
+    """The pattern of one layer, guessed from the weights it gives: for models that do not show their mask.
 
     ``layer`` is ``(batch, head, query, key)``, or has the queries at the positions ``read`` alone, which are
     ``(batch,)`` or ``(batch, row)``.

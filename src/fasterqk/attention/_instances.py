@@ -206,10 +206,28 @@ def read_examples(path: str | PathLike[str]) -> list[Example]:
     return examples
 
 
+# All that a line may hold, with the field that each belongs to.
+FIELDS = {
+    "tokens": "",
+    "relevance": "tokens",
+    "text": "",
+    "spans": "text",
+    "label": "",
+    "target": "",
+    "id": "",
+}
+
+
 def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Example:
     """One example from a JSON object; ``where`` is quoted when something is wrong with it."""
+    for name in record:
+        if name not in FIELDS:
+            raise InputError(f"{where}: unknown field {name!r}; a line may have {', '.join(FIELDS)}")
     if ("tokens" in record) == ("text" in record):
         raise InputError(f"{where}: give either 'tokens' with 'relevance' or 'text' with 'spans'")
+    for name, owner in FIELDS.items():
+        if owner and name in record and owner not in record:
+            raise InputError(f"{where}: {name!r} belongs to {owner!r}, which this line does not have")
     if ("label" in record) == ("target" in record):
         raise InputError(f"{where}: give either 'label' (classifier) or 'target' (causal model)")
     words, relevance = None, None

@@ -111,7 +111,7 @@ def measure(
     hows = [aggregation, *(one.aggregation for one in asked.values() if one.aggregation)]
     # All but rollout look at the read rows alone, so that no more is kept of any layer.
     read_only = all(how.method != "rollout" for how in hows)
-    patterns, heads = _patterns(model, instances[order[-1]], read_only, max_weights)
+    patterns, heads, guessed = _patterns(model, instances[order[-1]], read_only, max_weights)
     lengths = np.array([len(instances[i].tokens) for i in order])
     columns, null_masses = [], []
     ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*asked, *random)]
@@ -139,7 +139,12 @@ def measure(
         random=tuple(found[len(asked) :]),
         classes=model.classes,
         edges=tuple(edges),
-        settings={"aggregation": asdict(aggregation), "removal": asdict(removal), "rank_by": rank_by}
+        settings={
+            "aggregation": asdict(aggregation),
+            "removal": asdict(removal),
+            "rank_by": rank_by,
+            "mask": "guessed from the weights" if guessed else "of the model",
+        }
         | ({"rounding": rounding} if rounding != "up" else {}),
     )
 
@@ -166,21 +171,30 @@ def batches(
 
 def _patterns(
     model: Measurable, longest: Instance, read_only: bool, max_weights: int | None
-) -> tuple[tuple[Pattern, ...], int]:
-    """What each layer lets a row see, found on the longest instance, and how many heads are held at once.
+) -> tuple[tuple[Pattern, ...], int, bool]:
+    """What each layer lets a row see, found on the longest instance, how many heads are held at once, and
+    whether some pattern is guessed from the weights.
 
     One pattern stands for all layers where the model states it.
     """
     if model.pattern is not None and max_weights is None:
-        return (model.pattern,), 0
+        return (model.pattern,), 0, False
     batch = collate([longest])
     reading = model.read(batch, read_only=read_only)
     heads = [layer.shape[1] for layer in reading.layers]
     held = max(heads) if read_only else sum(heads)
     if model.pattern is not None:
-        return (model.pattern,), held
+        return (model.pattern,), held, False
+    found = model.patterns(batch) if hasattr(model, "patterns") else (None,) * len(heads)
+    if None not in found and len(found) == len(heads):
+        return found, held, False
+    if read_only and sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
+        reading = model.read(batch)  # many rows tell more than one
     real = torch.from_numpy(batch.real).to(reading.read.device)
-    return tuple(find_pattern(layer, real, reading.read) for layer in reading.layers), held
+    guessed = [find_pattern(layer, real, reading.read) for layer in reading.layers]
+    if len(found) == len(heads):
+        guessed = [own or guess for own, guess in zip(found, guessed, strict=True)]
+    return tuple(guessed), held, True
 
 
 @dataclass(frozen=True, eq=False)

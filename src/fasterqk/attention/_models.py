@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fasterqk.attention._aggregation import Pattern
+from fasterqk.attention._aggregation import Pattern, pattern_of
 from fasterqk.attention._instances import (
     Batch,
     Example,
@@ -69,7 +69,11 @@ class Measurable(Protocol):
 
     @property
     def pattern(self) -> Pattern | None:
-        """What the rows of every layer may see; None if that is to be found from their weights."""
+        """What the rows of every layer may see; None if that is to be found for each layer.
+
+        A method ``patterns(batch)`` that returns one pattern per layer, from the model's own masks, is then
+        asked. Without it, or where it returns None, the pattern is guessed from the weights.
+        """
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         """The unchanged batch, read once.
@@ -120,6 +124,12 @@ class TorchClassifier:
     ) -> None:
         self.model = model.eval()
         self.classes = tuple(classes)
+        for name in self.classes:
+            if self.classes.count(name) > 1:
+                raise InputError(
+                    f"the class name {name!r} stands for {self.classes.count(name)} classes; give each its"
+                    " own (id2label in config.json)"
+                )
         self.inputs = inputs or self._tokens_and_mask
         self.logits = logits or _as_they_are
         self.reads = read
@@ -131,6 +141,12 @@ class TorchClassifier:
         # Kernels that show attention round differently, so that the answer is that of a plain pass, as it is
         # for texts that lost tokens: differences between the two are small.
         return Reading(captured.select("self"), read, class_answer(self.predict(batch), batch))
+
+    def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
+        """What the model's own masks let each layer see, found on one text; None where they do not show."""
+        read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
+        masks = capture(self.model, self.inputs(batch), rows=read, masks=True).select("self").masks
+        return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
@@ -163,6 +179,14 @@ class TorchClassifier:
 
 def class_answer(outcomes: NDArray[np.float64], batch: Batch) -> Answer:
     """The answer of a classifier with these probabilities ``(batch, class)``."""
+    wrong = (batch.label < 0) | (batch.label >= outcomes.shape[1])
+    if wrong.any():
+        own = int(batch.label[wrong][0])
+        said = "no label" if own < 0 else f"the label {own}"
+        raise InputError(
+            f"an instance has {said}; a classifier of {outcomes.shape[1]} classes needs"
+            f" label=0 to label={outcomes.shape[1] - 1}"
+        )
     probability = outcomes[np.arange(len(batch)), batch.label]
     return Answer(probability, outcomes.argmax(1) == batch.label, outcomes)
 
@@ -261,6 +285,10 @@ class HuggingFaceClassifier(TorchClassifier):
             for layer in reading.layers
         ]
         return replace(reading, layers=moved, read=on_device_of(self.model, batch.first))
+
+    def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
+        with self._padding(batch):
+            return super().patterns(batch)
 
     def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
         found = super()._gradient(batch, chosen, share)
@@ -376,6 +404,12 @@ class HuggingFaceCausal:
         right = (greedy.numpy() == batch.target) | ~batch.target_real
         return Reading(layers, read, Answer(probability, right.all(1), probability[:, None]))
 
+    def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
+        """What the model's own masks let each layer see, found on one text; None where they do not show."""
+        inputs, read = inputs_of(self.model, batch, batch.tokens), on_device_of(self.model, batch.last)
+        masks = capture(self.model, inputs, rows=read, masks=True).select("self").masks
+        return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
+
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
             chosen, _ = self._target_logits(batch)
@@ -459,6 +493,12 @@ class Loaded(NamedTuple):
                     f"{example.where}: the tokenizer gives token {highest}, but the model knows"
                     f" {self.vocabulary}; tokenizer and model do not belong together"
                 )
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        if unknown is not None and all((x.tokens[x.rankable] == unknown).all() for x in instances):
+            raise InputError(
+                f"the tokenizer knows no word of the {len(instances)} examples: every token is"
+                f" {self.tokenizer.unk_token!r}; save the tokenizer that the model was trained with beside it"
+            )
         return instances
 
 
@@ -483,6 +523,7 @@ def load_model(folder: str | PathLike[str]) -> Loaded:
             f"{str(folder)!r} holds {architecture}; only sequence classifiers and causal language models,"
             " without an encoder-decoder, can be measured"
         )
+    tokenizer = _tokenizer(path)
     kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
     model, report = _opened(kind, path, output_loading_info=True)
     if report["missing_keys"]:
@@ -490,10 +531,24 @@ def load_model(folder: str | PathLike[str]) -> Loaded:
             f"{str(folder)!r} lacks {len(report['missing_keys'])} weights of {architecture}, such as"
             f" {sorted(report['missing_keys'])[0]!r}; they would be random"
         )
-    tokenizer = _opened(transformers.AutoTokenizer, path)
     wrapped: Measurable = HuggingFaceCausal(model) if causal else HuggingFaceClassifier(model)
     vocabulary = model.get_input_embeddings().num_embeddings
     return Loaded(wrapped, tokenizer, longest_input(model, tokenizer), vocabulary)
+
+
+# What tokenizers are saved in; without any, transformers makes up a tokenizer of its special tokens alone.
+_TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
+
+
+def _tokenizer(path: Path) -> Any:
+    import transformers
+
+    if not any(found for pattern in _TOKENIZER_FILES for found in path.glob(pattern)):
+        raise InputError(
+            f"{str(path)!r} has no tokenizer files ({', '.join(_TOKENIZER_FILES)}); save the model's"
+            f" tokenizer there: tokenizer.save_pretrained({str(path)!r})"
+        )
+    return _opened(transformers.AutoTokenizer, path)
 
 
 def longest_input(model: Any, tokenizer: Any) -> int:

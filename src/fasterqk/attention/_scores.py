@@ -86,7 +86,9 @@ def _max_logit(layers: Sequence["Tensor"], allowed: Sequence["Tensor"]) -> "Tens
     largest = []
     for layer, pairs in zip(layers, allowed, strict=True):
         rows, seen = in_full_precision(layer), pairs.unsqueeze(1)
-        logarithm = rows.clamp_min(torch.finfo(rows.dtype).tiny).log()
+        # Half precision has numbers below its smallest normal one, and zero below those.
+        smallest = 2.0**-24 if layer.dtype == torch.float16 else torch.finfo(layer.dtype).tiny
+        logarithm = rows.clamp_min(smallest).log()
         mean = torch.where(seen, logarithm, 0).sum(-1) / seen.sum(-1)
         top = torch.where(seen, logarithm, -torch.inf).amax(-1)
         largest.append((top - mean).amax(-1))

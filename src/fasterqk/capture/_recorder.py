@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
+import torch
 from torch import Tensor, nn
 
 from fasterqk.capture._modules import is_attention
@@ -18,6 +19,29 @@ Kind = Literal["self", "encoder", "decoder", "cross"]
 _OTHER_SOURCES = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
 # Plain attribute that a capture sets on every module of the model while it runs.
 ATTRIBUTE = "_fasterqk_recorder"
+# Plain attribute of tensors that still carry the probabilities of one softmax.
+TAG = "_fasterqk_probabilities"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a mask lets the queries of one layer see, over all instances and heads.
+
+    ``behind`` and ``ahead``: how many positions before and after itself a query sees at most. ``gaps``: some
+    position between these is hidden (padding, or a pattern that is no window).
+    """
+
+    behind: int
+    ahead: int
+    gaps: bool
+
+
+@dataclass(eq=False)
+class Formed:
+    """The probabilities of one softmax, until they are recorded, and the mask in its logits."""
+
+    probabilities: Tensor | None
+    mask: Mask | None = None
 
 
 def record(module: nn.Module, probabilities: Tensor, kind: Kind | None = "self") -> None:
@@ -67,6 +91,7 @@ class AttentionCall:
     probabilities: Tensor
     module: nn.Module | None = None
     kind: Kind | None = None
+    mask: Mask | None = None
 
 
 @dataclass(eq=False)
@@ -80,17 +105,58 @@ class Recorder:
     frames: list[Frame] = field(default_factory=list)
     entered: list[Frame] = field(default_factory=list)
     calls: list[AttentionCall] = field(default_factory=list)
+    # Every softmax over the last axis, with the modules that were running and its number of axes.
+    formed: list[tuple[Formed, tuple[Frame, ...], int]] = field(default_factory=list)
 
-    def add(self, probabilities: Tensor, module: nn.Module | None = None, kind: Kind | None = None) -> None:
+    def add(
+        self,
+        probabilities: Tensor,
+        module: nn.Module | None = None,
+        kind: Kind | None = None,
+        mask: Mask | None = None,
+    ) -> None:
         """Add probabilities; those that ``module`` recorded itself take precedence over traced ones."""
         frames = tuple(self.frames)
         for frame in frames:
             frame.recorded = True
             frame.explicit |= frame.module is module
-        call = AttentionCall(frames, probabilities, module, kind)
+        call = AttentionCall(frames, probabilities, module, kind, mask)
         if self.keep is not None:
             call.probabilities = self.keep(call)
+        if module is not None:
+            self._take_from_softmax(call, getattr(probabilities, TAG, None))
         self.calls.append(call)
+
+    def _take_from_softmax(self, call: AttentionCall, formed: Formed | None) -> None:
+        """The mask of a call that a module recorded, and its values in single precision if they were cast."""
+        traced = self.calls[-1] if self.calls and self.calls[-1].module is None else None
+        if traced is not None and traced.frames != call.frames:
+            traced = None
+        if formed is not None:
+            call.mask = formed.mask
+        elif traced is not None:
+            call.mask = traced.mask
+        exact = None if traced is None else traced.probabilities
+        if formed is not None and formed.probabilities is not None:
+            exact = formed.probabilities if self.keep is None else None
+        own = call.probabilities
+        if exact is None or exact.numel() != own.numel() or exact.element_size() <= own.element_size():
+            return
+        exact = exact.reshape(own.shape)
+        if torch.equal(exact.to(own.dtype), own):
+            call.probabilities = exact
+
+    def lost(self) -> set[str]:
+        """Attention modules, none of which recorded itself, where a softmax never met the values.
+
+        One of fewer than four axes is no attention of several heads: a router, for instance.
+        """
+        names = set()
+        for formed, frames, axes in self.formed:
+            if formed.probabilities is None or axes < 4 or any(frame.explicit for frame in frames):
+                continue
+            names |= set([frame.name for frame in frames if is_attention(frame.module)][-1:])
+        return names
 
     def chosen(self) -> list[AttentionCall]:
         """The calls, without those traced inside a module that recorded its own."""

@@ -22,7 +22,7 @@ from fasterqk.capture._modules import (
     stack_of,
     uncompiled,
 )
-from fasterqk.capture._recorder import AttentionCall, Kind, Recorder, record
+from fasterqk.capture._recorder import AttentionCall, Kind, Mask, Recorder, record
 from fasterqk.capture._trace import AttentionTrace, scaled_dot_product_attention
 from fasterqk.errors import InputError
 
@@ -111,13 +111,15 @@ class Captured(Sequence[Tensor]):
 
     ``names[i]`` is the module that formed ``captured[i]``. ``kinds[i]`` is ``"self"`` in a model with one
     stack; where there is cross-attention it is ``"encoder"``, ``"decoder"`` (their self-attention) or
-    ``"cross"``. ``outputs`` is what the model returned.
+    ``"cross"``. ``outputs`` is what the model returned. ``masks[i]``, where they were asked for, is what the
+    model's own mask lets the rows of ``captured[i]`` see; None where no softmax shows it.
     """
 
     probabilities: tuple[Tensor, ...]
     names: tuple[str, ...]
     kinds: tuple[Kind, ...]
     outputs: Any = field(default=None, repr=False)
+    masks: tuple[Mask | None, ...] = ()
 
     def select(self, kind: Kind) -> "Captured":
         """The layers of one kind; ``"self"`` means all that are not cross-attention."""
@@ -129,6 +131,7 @@ class Captured(Sequence[Tensor]):
             tuple(self.names[i] for i in chosen),
             tuple(self.kinds[i] for i in chosen),
             self.outputs,
+            tuple(self.masks[i] for i in chosen if self.masks),
         )
 
     @overload
@@ -156,6 +159,7 @@ def capture(
     differentiable: bool = False,
     forward: Callable[..., Any] | None = None,
     rows: Tensor | None = None,
+    masks: bool = False,
 ) -> Captured:
     """Run ``model`` on ``inputs`` in evaluation mode and return its attention probabilities.
 
@@ -165,7 +169,8 @@ def capture(
     part of the autograd graph that leads to the outputs. ``forward`` is called in place of the model to
     run another method (``model.get_text_features``). With ``rows``, a query position per instance
     ``(batch,)``, only these rows of each layer are kept, ``(batch, head, 1, key)``: memory grows with the
-    length and not with its square.
+    length and not with its square. With ``masks`` the result says what the model's masks let each layer see.
+    In half precision probabilities are kept in single where the model's softmax shows them.
 
     Works on Hugging Face models (whatever attention implementation they use), ``nn.MultiheadAttention``
     and everything built on it, and any module whose attention is a softmax or torch's attention kernel.
@@ -184,7 +189,7 @@ def capture(
         last = position == len(tries) - 1
         recorder = Recorder(None if rows is None else _keep_rows(rows))
         try:
-            with _running(model, recorder, implementation, differentiable):
+            with _running(model, recorder, implementation, differentiable, masks):
                 outputs = call_with(forward or model, inputs)
         except Exception:
             if last:
@@ -195,8 +200,8 @@ def capture(
         if last or (calls and not missing):
             break
     if missing or not calls:
-        raise InputError(_error_text(model, missing, len(calls)))
-    return _captured(model, calls, outputs, inputs, differentiable)
+        raise InputError(_error_text(model, missing, len(calls), partly=recorder.lost() >= set(missing)))
+    return _captured(model, calls, outputs, inputs, differentiable, masks)
 
 
 def missing_modules(model: nn.Module, recorder: Recorder) -> list[str]:
@@ -208,6 +213,8 @@ def missing_modules(model: nn.Module, recorder: Recorder) -> list[str]:
     entered = {frame.name for frame in recorder.entered}
     stacks = {stack_of(name) for name in attention if name in entered}
     silent = {frame.name for frame in recorder.entered if frame.name in attention and not frame.recorded}
+    # A part of the attention was seen, but not all of it (Longformer's windows beside its global rows).
+    silent |= recorder.lost()
     return [
         name for name in attention if name in silent or (name not in entered and stack_of(name) in stacks)
     ]
@@ -215,7 +222,11 @@ def missing_modules(model: nn.Module, recorder: Recorder) -> list[str]:
 
 @contextmanager
 def _running(
-    model: nn.Module, recorder: Recorder, implementation: str | None, differentiable: bool
+    model: nn.Module,
+    recorder: Recorder,
+    implementation: str | None,
+    differentiable: bool,
+    masks: bool = False,
 ) -> Iterator[None]:
     """Evaluation mode, the attention implementation, hooks and trace; all undone at the end."""
     training = [(module, module.training) for module in model.modules()]
@@ -228,7 +239,7 @@ def _running(
             attention_implementation(model, implementation),
             recorder.watching(model),
             torch.set_grad_enabled(differentiable),
-            AttentionTrace(recorder),
+            AttentionTrace(recorder, masks),
         ):
             yield
     finally:
@@ -237,7 +248,7 @@ def _running(
             module.training = was
 
 
-def _error_text(model: nn.Module, missing: list[str], captured: int) -> str:
+def _error_text(model: nn.Module, missing: list[str], captured: int, partly: bool) -> str:
     if not missing:
         return (
             f"no attention probabilities were formed in {type(model).__name__}; "
@@ -245,14 +256,24 @@ def _error_text(model: nn.Module, missing: list[str], captured: int) -> str:
         )
     classes = sorted({type(model.get_submodule(name)).__name__ for name in missing})
     shown = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
+    seen = (
+        f"only a part of the attention of {len(missing)} layers can be seen"
+        if partly
+        else f"captured {captured} attention layers, but {len(missing)} more form no softmax that can be seen"
+    )
     return (
-        f"captured {captured} attention layers, but {len(missing)} more form no softmax that can be seen: "
-        f"{shown} ({', '.join(classes)}); call fasterqk.capture.record(self, probabilities) in their forward"
+        f"{seen}: {shown} ({', '.join(classes)}); "
+        "call fasterqk.capture.record(self, probabilities) in their forward"
     )
 
 
 def _captured(
-    model: nn.Module, calls: list[AttentionCall], outputs: Any, inputs: Any, differentiable: bool
+    model: nn.Module,
+    calls: list[AttentionCall],
+    outputs: Any,
+    inputs: Any,
+    differentiable: bool,
+    masks: bool,
 ) -> Captured:
     attention = attention_modules(model)
     known = {id(module): name for name, module in model.named_modules()}
@@ -261,7 +282,8 @@ def _captured(
     tensors = tuple(four_axes(call, name, batch) for call, name in zip(calls, names, strict=True))
     if not differentiable:
         tensors = tuple(tensor.detach() for tensor in tensors)
-    return Captured(tensors, names, kinds_of(calls, names), outputs)
+    shown = tuple(call.mask for call in calls) if masks else ()
+    return Captured(tensors, names, kinds_of(calls, names), outputs, shown)
 
 
 def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:

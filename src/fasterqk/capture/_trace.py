@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fasterqk.capture._recorder import Recorder
+from fasterqk.capture._recorder import TAG, Formed, Mask, Recorder
 
 # --- Kernels in plain operations: same arguments as in torch, same values to rounding ---
 
@@ -150,19 +150,22 @@ WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: scaled_dot_product_attention,
     F.multi_head_attention_forward: multi_head_attention_forward,
 }
-_TAG = "_fasterqk_probabilities"
+_HALF = (torch.float16, torch.bfloat16)
+# Masks add at least -10000 to a logit, or put the smallest number there.
+_HIDDEN = -5000.0
 
 
 class AttentionTrace(TorchFunctionMode):
     """While active, adds attention probabilities to ``recorder``.
 
-    Tensors that still carry the probabilities of one softmax are tagged with one list that holds them. The
-    list is emptied when they are recorded: probabilities and tag would keep each other alive.
+    Tensors that still carry the probabilities of one softmax are tagged with one ``Formed`` that holds them.
+    It is emptied when they are recorded: probabilities and tag would keep each other alive.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, masks: bool = False) -> None:
         super().__init__()
         self.recorder = recorder
+        self.masks = masks
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -176,18 +179,44 @@ class AttentionTrace(TorchFunctionMode):
             return output
         if func in SOFTMAXES:
             if over_last_axis(output, args, kwargs):
-                setattr(output, _TAG, [output])
+                logits = args[0] if args else kwargs["input"]
+                return self._formed(output, logits)
             return output
         for operand in tensors_in(args, kwargs):
-            tag = getattr(operand, _TAG, None)
-            if tag is None:
+            formed = getattr(operand, TAG, None)
+            if formed is None:
                 continue
             if func in PRODUCTS:
-                while tag:
-                    self.recorder.add(tag.pop())
+                if formed.probabilities is not None:
+                    self.recorder.add(formed.probabilities, mask=formed.mask)
+                    formed.probabilities = None
             elif carries(func, operand, output):
-                setattr(output, _TAG, tag)
+                setattr(output, TAG, formed)
         return output
+
+    def _formed(self, output: Tensor, logits: Tensor) -> Tensor:
+        """The result of a softmax, tagged; in half precision its probabilities are kept in single."""
+        exact = output
+        if output.dtype in _HALF:
+            exact = logits.float().softmax(-1)
+            output = exact.to(output.dtype)
+        formed = Formed(exact, mask_of(logits) if self.masks else None)
+        setattr(output, TAG, formed)
+        self.recorder.formed.append((formed, tuple(self.recorder.frames), output.dim()))
+        return output
+
+
+def mask_of(logits: Tensor) -> Mask | None:
+    """What the mask in ``logits`` ``(..., query, key)`` lets queries see; None if that cannot be said."""
+    if logits.shape[-2] != logits.shape[-1]:
+        return None
+    seen = (logits > _HIDDEN).reshape(-1, *logits.shape[-2:]).any(0)
+    query, key = seen.nonzero(as_tuple=True)
+    if not len(query):
+        return None
+    behind, ahead = int((query - key).max()), int((key - query).max())
+    inside = torch.ones_like(seen).triu(-behind).tril(ahead)
+    return Mask(behind, ahead, gaps=bool((inside & ~seen).any()))
 
 
 def over_last_axis(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -7,7 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasterqk.attention import Aggregation, aggregate, aggregate_null, find_pattern, max_logit, relevant_mass
+from fasterqk.attention import (
+    Aggregation,
+    aggregate,
+    aggregate_null,
+    find_pattern,
+    max_logit,
+    pattern_of,
+    relevant_mass,
+)
 from fasterqk.capture import capture
 from fasterqk.errors import InputError
 
@@ -51,13 +59,15 @@ class Sharpness:
             for name, value in self.batch.items()
             if name not in ("labels", "label")
         }
-        layers = capture(model, inputs).select("self")
+        layers = capture(model, inputs, masks=True).select("self")
         real = self._real(layers[0])
         seen = real.unsqueeze(1).unsqueeze(-1)
         entropies = [_row_entropy(layer)[seen.squeeze(-1).expand(layer.shape[:3])].mean() for layer in layers]
         last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
         read = last if self.read is None else self.read.to(real.device)
-        allowed = [find_pattern(layer, real, read).pairs(real) for layer in layers]
+        stated = [pattern_of(mask, real.shape[1]) for mask in layers.masks]
+        patterns = [own or find_pattern(layer, real, read) for own, layer in zip(stated, layers, strict=True)]
+        allowed = [pattern.pairs(real) for pattern in patterns]
         found = {
             "entropy": float(torch.stack(entropies).mean()),
             "max_logit": float(max_logit(list(layers), read, allowed).max()),
