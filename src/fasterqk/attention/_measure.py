@@ -185,16 +185,17 @@ def _patterns(
     held = max(heads) if read_only else sum(heads)
     if model.pattern is not None:
         return (model.pattern,), held, False
-    found = model.patterns(batch) if hasattr(model, "patterns") else (None,) * len(heads)
-    if None not in found and len(found) == len(heads):
-        return found, held, False
+    stated: Sequence[Pattern | None] = model.patterns(batch) if hasattr(model, "patterns") else ()
+    if len(stated) != len(heads):
+        stated = [None] * len(heads)
+    known = tuple(own for own in stated if own is not None)
+    if len(known) == len(heads):
+        return known, held, False
     if read_only and sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
         reading = model.read(batch)  # many rows tell more than one
     real = torch.from_numpy(batch.real).to(reading.read.device)
-    guessed = [find_pattern(layer, real, reading.read) for layer in reading.layers]
-    if len(found) == len(heads):
-        guessed = [own or guess for own, guess in zip(found, guessed, strict=True)]
-    return tuple(guessed), held, True
+    layers = zip(stated, reading.layers, strict=True)
+    return tuple(own or find_pattern(layer, real, reading.read) for own, layer in layers), held, True
 
 
 @dataclass(frozen=True, eq=False)
