@@ -60,6 +60,8 @@ def test_every_choice_redraws(page):
         "input[value=fixed]",
         "input[value=ratios]",
         "input[value=normalised]",
+        "input[value=sign]",
+        "input[value=laws]",
     ]:
         page.check(selector)
         now = curves(page)
@@ -71,6 +73,36 @@ def test_every_choice_redraws(page):
         now = curves(page)
         assert now != last, x
         last = now
+
+
+def test_the_optimizer_switch(page):
+    """Sign descent is solved for CACO: it chooses that and locks the others; both laws can be compared."""
+    page.check("input[value=FAFO]")
+    before = page.inner_text(".sentence")
+    page.check("input[value=sign]")
+    assert link(page) == "#optimizer=sign"
+    assert page.inner_text(".sentence") != before
+    assert page.is_checked("input[value=CACO]")
+    for model in ("FAFO", "FACO", "CAFO"):
+        assert page.is_disabled(f"input[value={model}]")
+    row = page.locator("#models tr.chosen")
+    assert row.locator("th").inner_text() == "CACO, sign descent"
+    assert len(page.locator("#models tr").all()) == 5
+    page.check("input[value=laws]")
+    assert link(page) == "#optimizer=sign&compare=laws"
+    lines = page.locator("#chart-loss .lines path")
+    assert lines.count() == 2
+    assert page.locator(".for-laws").is_visible() and not page.locator(".for-models").is_visible()
+    page.check("input[value=gradient_flow]")
+    assert link(page) == "#compare=laws"
+    assert page.is_enabled("input[value=FAFO]")
+
+
+def test_a_link_asks_for_sign_descent_of_what_is_not_solved(open_page, explorer):
+    """A link that nobody could have copied: the model gives way to the optimizer."""
+    page = open_page(explorer, "#optimizer=sign&model=FAFO&r=10000&loss=1e-8")
+    assert page.is_checked("input[value=CACO]")
+    assert "NaN" not in page.inner_text("main") and "Infinity" not in page.inner_text("main")
 
 
 def test_a_number_can_be_typed_and_nonsense_is_put_back(page):

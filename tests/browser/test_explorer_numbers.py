@@ -188,6 +188,39 @@ def test_the_page_and_the_package_say_the_same(page):
         np.testing.assert_allclose(ours, theirs, rtol=1e-9, err_msg=f"{model} {query} M={M}")
 
 
+SIGN_GRID = [case | {"optimizer": "sign"} for case in GRID if case["model"] == "CACO"]
+
+
+def test_sign_descent_of_the_page_and_of_the_package_are_the_same(page):
+    found = page.evaluate(
+        """cases => cases.map((one) => {
+          const problem = fasterqk.makeProblem(one);
+          const {mu, q, alpha, loss} = fasterqk.stateAtLoss(problem, one.loss);
+          const curve = fasterqk.trajectory(problem, one.loss, 20);
+          const back = fasterqk.ratioForAttention(problem, alpha, one.loss);
+          return [mu, q, alpha, loss, curve[curve.length - 1].time, alpha < 0.999999 ? back : one.r];
+        })""",
+        SIGN_GRID,
+    )
+    for case, numbers in zip(SIGN_GRID, found, strict=True):
+        setting = Setting(M=case["M"], b=case["b"], m=case["m"], n=case["n"], query=case["query"])
+        state = solve(setting, case["r"], loss=case["loss"], optimizer="sign")
+        theirs = state.mu_ov, state.mu_qk, state.alpha, state.loss, state.time, case["r"]
+        np.testing.assert_allclose(numbers[:5], theirs[:5], rtol=1e-9, err_msg=str(case))
+        # The ratio is the hard direction: little attention gained, few digits of it.
+        np.testing.assert_allclose(numbers[5], theirs[5], rtol=1e-6, err_msg=str(case))
+
+
+def test_sign_descent_of_a_factorized_circuit_is_refused_by_the_page(page):
+    said = page.evaluate(
+        """() => { try {
+          const task = {r: 1, M: 5, b: 50, m: 5, n: 50, query: "token"};
+          fasterqk.makeProblem({...task, model: "FAFO", optimizer: "sign"});
+        } catch (error) { return error.message; } }"""
+    )
+    assert "CACO only, not FAFO" in said
+
+
 def test_curves_are_finite_and_monotone_in_every_corner(page):
     """At the ends of all sliders: attention, time and loss move one way, and nothing overflows."""
     wrong = page.evaluate(
@@ -198,7 +231,8 @@ def test_curves_are_finite_and_monotone_in_every_corner(page):
           for (const [name, values] of Object.entries(ends)) {
             corners = corners.flatMap((corner) => values.map((value) => ({...corner, [name]: value})));
           }
-          return corners.filter((corner) => {
+          const collapsed = corners.filter(({model}) => model === "CACO");
+          return [...corners, ...collapsed.map((one) => ({...one, optimizer: "sign"}))].filter((corner) => {
             const path = fasterqk.trajectory(fasterqk.makeProblem(corner), corner.loss, 8);
             return !path.every((state, k) => Object.values(state).every(Number.isFinite) && (k === 0 || (
               state.time > path[k - 1].time && state.alpha >= path[k - 1].alpha * (1 - 1e-14)

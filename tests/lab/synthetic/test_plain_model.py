@@ -8,7 +8,7 @@ from benchmarks._plain import AttentionModel
 from fasterqk.capture import capture
 from fasterqk.lab.synthetic import PARAMETERIZATIONS, Init, Language, SyntheticCell, initial_matrices
 from fasterqk.lab.synthetic._cell import CIRCUITS, layer_names, pack
-from fasterqk.lab.synthetic._train import evaluate
+from fasterqk.lab.synthetic._evaluate import evaluate
 
 
 @pytest.mark.parametrize("attend_query", [False, True])

@@ -48,6 +48,7 @@ EXPERIMENTS = {
     "table-squad": "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss",
     "finetune-hatexplain": "a pretrained encoder (MiniLM) fine-tuned on HateXplain, at equal loss",
     "phase": "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam",
+    "covert-channel": "beyond the paper: right answers while attending to tokens that say nothing",
     "all": "the paper in a few minutes, or with --full every table, ending with a page to open",
 }
 

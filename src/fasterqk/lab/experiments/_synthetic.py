@@ -6,7 +6,7 @@
 - ``four-tokens``: ``literal``, with the softmax over the four next tokens only: the theory's setting.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from fasterqk.attention import Interval, common_levels, dtap_over_seeds, interva
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._registry import CellRunner, Option
 from fasterqk.lab.synthetic import Init, Language, SyntheticCell, factorized_output
+from fasterqk.theory import Setting
 
 PROTOCOLS = ("published", "literal", "scaled-scores", "four-tokens")
 # What they were called in version 0.1.
@@ -211,6 +212,20 @@ class Point:
             "missing": list(self.missing),
             "diverged": bool(self.diverged),
         }
+
+
+def attention_at(history: Sequence[Mapping[str, Any]], level: float) -> float | None:
+    """Attention on distinct tokens where the training loss of a cell first falls to ``level``, if it does."""
+    found = matched_loss({("cell", 0): history}, ["mrta"], [level])[0]
+    return found["arms"]["cell"]["mrta"].mean if not found["missing"] else None
+
+
+def theory_setting(language: Language) -> Setting:
+    """The theory's setting with the numbers of ``language``. Indicative: its background is zero-mean."""
+    distinct = max(1, round(language.gamma * language.context))
+    return Setting(
+        language.classes, language.distinct, distinct, max(1, language.context - distinct), query="fixed"
+    )
 
 
 def with_scale(cell: SyntheticCell, scale: float) -> SyntheticCell:

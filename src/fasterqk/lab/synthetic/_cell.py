@@ -63,7 +63,8 @@ class SyntheticCell:
     """A training on the toy language; the defaults are the `literal` protocol of figure 2.
 
     The query-key circuit learns at ``qk_ratio * lr``, the output-value circuit at ``lr``. With
-    ``ramp_steps`` the ratio grows linearly from 1 over that many steps and is then held.
+    ``ramp_steps`` the ratio grows linearly from 1 over that many steps and is then held. ``role_ratios``
+    multiply the rates of the factors q, k, v and o further; a collapsed circuit has no such factors.
 
     An epoch is ``batches`` batches of ``batch`` sequences: the same ones each time, or with ``fresh``
     new ones. ``stop`` says when the loss counts as reached: ``epoch`` when the mean loss of an epoch is
@@ -75,6 +76,7 @@ class SyntheticCell:
     seed: int = 0
     qk_ratio: float = 1.0
     ramp_steps: int = 0
+    role_ratios: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of q, k, v and o
     lr: float = 0.2  # the scan that chose it and the scale of the init: docs/synthetic.md
     optimizer: str = "sgd"
     language: Language = field(default_factory=Language)
@@ -101,6 +103,20 @@ class SyntheticCell:
         for name in ("seed", "ramp_steps"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} {getattr(self, name)} must not be negative")
+        object.__setattr__(self, "role_ratios", tuple(float(ratio) for ratio in self.role_ratios))
+        if len(self.role_ratios) != 4 or not all(0 < ratio < inf for ratio in self.role_ratios):
+            raise InputError(
+                f"role_ratios {self.role_ratios} are not four finite numbers above 0: q, k, v, o"
+            )
+        for circuit, factorized, ratios in (
+            ("query-key", factorized_attention(self.parameterization), self.role_ratios[:2]),
+            ("output-value", factorized_output(self.parameterization), self.role_ratios[2:]),
+        ):
+            if not factorized and ratios != (1.0, 1.0):
+                raise InputError(
+                    f"role_ratios {self.role_ratios}: {self.parameterization} has a collapsed {circuit}"
+                    " circuit, which has no factors; give 1 there and use qk_ratio"
+                )
 
     @property
     def score_scale(self) -> float:

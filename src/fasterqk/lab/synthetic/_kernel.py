@@ -338,13 +338,18 @@ class Task(NamedTuple):
     support: np.ndarray  # (class, S)
     labels: np.ndarray  # (class,)
     score_scale: float
+    blind: bool  # all classes have one query: the rows of a query matrix stay equal
 
 
 class Schedule(NamedTuple):
-    """OV learns at ``lr``; QK at ``lr`` times ``qk_ratio``, which a ramp reaches linearly from 1."""
+    """OV learns at ``lr``; QK at ``lr`` times ``qk_ratio``, which a ramp reaches linearly from 1.
+
+    ``roles`` multiplies that for the factors q, k, v and o; those of a collapsed circuit are one.
+    """
 
     lr: float
     qk_ratio: float
+    roles: tuple[float, float, float, float]
     ramp_steps: int  # 0: the ratio holds from the first step
     adam: bool
 
@@ -383,12 +388,14 @@ def train_epoch(
             gradients,
             work,
         )
+        if task.blind:
+            _share_rows(gradients.scores if weights.keys.shape[0] == 0 else gradients.queries)
         step = first_step + i
         qk_lr = schedule.lr * ratio_at(step, schedule.qk_ratio, schedule.ramp_steps)
         if schedule.adam:
-            _adam(step, qk_lr, schedule.lr, weights, gradients, first_moments, second_moments)
+            _adam(step, qk_lr, schedule, weights, gradients, first_moments, second_moments)
         else:
-            _sgd(qk_lr, schedule.lr, weights, gradients)
+            _sgd(qk_lr, schedule, weights, gradients)
     return loss / batches
 
 
@@ -401,14 +408,26 @@ def ratio_at(step: int, qk_ratio: float, ramp_steps: int) -> float:
 
 
 @compiled
-def _sgd(qk_lr: float, ov_lr: float, weights: Weights, gradients: Weights) -> None:
+def _share_rows(gradient: np.ndarray) -> None:
+    """Every row becomes the sum of all: the gradient of one row that all classes use."""
+    for o in range(gradient.shape[1]):
+        whole = 0.0
+        for c in range(gradient.shape[0]):
+            whole += gradient[c, o]
+        for c in range(gradient.shape[0]):
+            gradient[c, o] = whole
+
+
+@compiled
+def _sgd(qk_lr: float, schedule: Schedule, weights: Weights, gradients: Weights) -> None:
+    q, k, v, o = schedule.roles
     if weights.keys.shape[0] > 0:
-        descend(weights.keys, gradients.keys, qk_lr)
-        descend(weights.queries, gradients.queries, qk_lr)
+        descend(weights.keys, gradients.keys, k * qk_lr)
+        descend(weights.queries, gradients.queries, q * qk_lr)
     else:
         descend(weights.scores, gradients.scores, qk_lr)
-    descend(weights.table, gradients.table, ov_lr)
-    descend(weights.output, gradients.output, ov_lr)
+    descend(weights.table, gradients.table, v * schedule.lr)
+    descend(weights.output, gradients.output, o * schedule.lr)
 
 
 @compiled
@@ -423,19 +442,20 @@ def descend(values: np.ndarray, gradient: np.ndarray, lr: float) -> None:
 def _adam(
     step: int,
     qk_lr: float,
-    ov_lr: float,
+    schedule: Schedule,
     weights: Weights,
     gradients: Weights,
     first: Weights,
     second: Weights,
 ) -> None:
+    q, k, v, o = schedule.roles
     if weights.keys.shape[0] > 0:
-        _adapt(step, weights.keys, gradients.keys, first.keys, second.keys, qk_lr)
-        _adapt(step, weights.queries, gradients.queries, first.queries, second.queries, qk_lr)
+        _adapt(step, weights.keys, gradients.keys, first.keys, second.keys, k * qk_lr)
+        _adapt(step, weights.queries, gradients.queries, first.queries, second.queries, q * qk_lr)
     else:
         _adapt(step, weights.scores, gradients.scores, first.scores, second.scores, qk_lr)
-    _adapt(step, weights.table, gradients.table, first.table, second.table, ov_lr)
-    _adapt(step, weights.output, gradients.output, first.output, second.output, ov_lr)
+    _adapt(step, weights.table, gradients.table, first.table, second.table, v * schedule.lr)
+    _adapt(step, weights.output, gradients.output, first.output, second.output, o * schedule.lr)
 
 
 @compiled

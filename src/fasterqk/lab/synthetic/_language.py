@@ -20,7 +20,8 @@ class Language:
     Each context token is distinct with probability ``gamma`` (then one of its class's distinct
     tokens) and common otherwise. ``tilted`` gives the distinct tokens of a class weights 1, 2, 3, ...
     instead of equal ones, as the released notebooks do. With ``attend_query`` the query itself is one
-    more position that can be attended to.
+    more position that can be attended to. ``queries`` has one token per class, or the same token for all
+    classes: a query that does not name the class.
 
     >>> Language().vocabulary
     50
@@ -44,7 +45,8 @@ class Language:
             raise InputError(f"gamma {self.gamma} is not between 0 and 1")
         for name in ("queries", "next_tokens"):
             tokens = getattr(self, name)
-            if len(set(tokens)) != self.classes or len(tokens) != self.classes:
+            blind = name == "queries" and len(set(tokens)) == 1
+            if len(tokens) != self.classes or not (blind or len(set(tokens)) == self.classes):
                 raise InputError(f"{name} {tokens} must be {self.classes} different tokens, one per class")
             if min(tokens) < 0 or max(tokens) >= self.common:
                 raise InputError(f"{name} {tokens} must be common tokens, 0 to {self.common - 1}")
@@ -53,6 +55,11 @@ class Language:
     def vocabulary(self) -> int:
         """The number of tokens."""
         return self.common + self.classes * self.distinct
+
+    @property
+    def blind(self) -> bool:
+        """Whether all classes have one query, so that it does not name the class."""
+        return self.classes > 1 and len(set(self.queries)) == 1
 
     @property
     def positions(self) -> int:

@@ -1,9 +1,8 @@
-"""Train one cell to its stop rule, and evaluate it on given sequences: loss, probability, attention."""
+"""Train one cell to its stop rule, and say what it came to."""
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -11,12 +10,12 @@ from fasterqk.attention import summarize
 from fasterqk.console import Progress
 from fasterqk.lab.synthetic._cell import (
     SyntheticCell,
-    Weights,
     empty_like,
     initial_matrices,
     pack,
     zeros_like,
 )
+from fasterqk.lab.synthetic._evaluate import attention_mass, covert_channel, evaluate
 from fasterqk.lab.synthetic._kernel import (
     Sample,
     Schedule,
@@ -27,63 +26,6 @@ from fasterqk.lab.synthetic._kernel import (
     train_epoch,
 )
 from fasterqk.lab.synthetic._language import Counts, draw_counts
-
-
-class Evaluation(NamedTuple):
-    """One number per sequence, in the order of the counts."""
-
-    loss: np.ndarray
-    probability: np.ndarray  # of the right next token
-    correct: np.ndarray  # whether it is the likeliest one
-    mass: np.ndarray  # attention on distinct tokens
-    null_mass: np.ndarray  # the same for uniform attention over the positions that can be attended
-    query_mass: np.ndarray  # attention on the query's own token (the position itself and its copies)
-
-
-def evaluate(cell: SyntheticCell, weights: Weights, sample: Counts) -> Evaluation:
-    """What ``cell`` with ``weights`` does on ``sample``, in plain numpy."""
-    language = cell.language
-    parts: list[list[np.ndarray]] = []
-    for c, (counts, attention) in enumerate(_attend(cell, weights, sample)):
-        logits = attention @ weights.table[language.support[c]]
-        if weights.output.shape[0]:
-            logits = logits @ weights.output
-        logits -= logits.max(1, keepdims=True)
-        label = logits[:, cell.labels[c]]
-        log_probability = label - np.log(np.exp(logits).sum(1))
-        parts.append(
-            [
-                -log_probability,
-                np.exp(log_probability),
-                label == 0,
-                attention[:, language.common :].sum(1),
-                counts[:, language.common :].sum(1) / counts.sum(1),
-                attention[:, language.queries[c]],
-            ]
-        )
-    return Evaluation(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-
-
-def attention_mass(cell: SyntheticCell, weights: Weights, sample: Counts) -> np.ndarray:
-    """Only the ``mass`` of :func:`evaluate`, which needs no logits."""
-    return np.concatenate(
-        [attention[:, cell.language.common :].sum(1) for _, attention in _attend(cell, weights, sample)]
-    )
-
-
-def _attend(cell: SyntheticCell, weights: Weights, sample: Counts) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """For each class the counts of its sequences, and the attention on all occurrences of each token."""
-    for c, tokens in enumerate(cell.language.support):
-        counts = sample.counts[sample.starts[c] : sample.starts[c + 1]]
-        if weights.keys.shape[0]:
-            scores = cell.score_scale * (weights.keys[tokens] @ weights.queries[c])
-        else:
-            scores = cell.score_scale * weights.scores[c, tokens]
-        attention = counts * np.exp(scores - scores.max())
-        yield counts, attention / attention.sum(1, keepdims=True)
-
-
-# --- Training ---
 
 _MATCHED = 1600  # training sequences on which the loss is measured along training, in evaluation mode
 _HISTORY_GROWTH = 1.07  # the history is read at epochs that grow by this factor
@@ -116,8 +58,10 @@ class Trainer:
         self.moments = moments(self.weights), moments(self.weights)
         support = language.support
         self.work = make_scratch(cell.batch, support, self.weights)
-        self.task = Task(support, np.array(cell.labels), cell.score_scale)
-        self.schedule = Schedule(cell.lr, cell.qk_ratio, cell.ramp_steps, cell.optimizer == "adam")
+        self.task = Task(support, np.array(cell.labels), cell.score_scale, language.blind)
+        self.schedule = Schedule(
+            cell.lr, cell.qk_ratio, cell.role_ratios, cell.ramp_steps, cell.optimizer == "adam"
+        )
         self.stream = make_stream(language, cell.seed) if cell.fresh else no_stream()
         self.sample, self.matched = _training_data(cell)
         self.held_out = draw_counts(language, cell.evaluated, np.random.default_rng([cell.seed, 3]))
@@ -182,13 +126,16 @@ class Trainer:
         }
         if self.diverged:
             nothing = dict.fromkeys(("loss", "accuracy", "query_mass", "mrta", "ac", "acmc", "dtap"))
-            return about | nothing | {"null": dict.fromkeys(("mrta", "ac", "acmc"))}
+            return about | nothing | {"null": dict.fromkeys(("mrta", "ac", "acmc")), "covert": None}
         scores = evaluate(self.cell, self.weights, self.held_out)
         return about | {
             "loss": float(scores.loss.mean()),
             "accuracy": float(scores.correct.mean()),
             "query_mass": float(scores.query_mass.mean()),
             **summarize(scores.mass, scores.probability, scores.null_mass),
+            "covert": covert_channel(
+                self.cell, self.weights, self.held_out, np.random.default_rng([self.cell.seed, 4])
+            ),
         }
 
     def _meets_rule(self, loss: float) -> bool:

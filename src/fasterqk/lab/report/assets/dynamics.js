@@ -4,18 +4,23 @@
 // mu is the output-value scale, q the query-key scale, alpha the attention mass on class tokens:
 //   alpha = rho e^q / (rho e^q + 1),  rho = m / n,      loss = log(1 + (M-1) e^(-alpha mu)).
 // Dividing the two differential equations separates them; the invariants below follow.
+//
+// Sign descent (the idealized Adam) is solved for CACO: every entry moves at its learning rate, so
+//   mu = mu0 + 2 t,    q = q0 + (r / 2) (|mu| - |mu0|).
 
 const MODELS = ["FAFO", "FACO", "CAFO", "CACO"];
 
 // Everything the equations need, from the numbers a person chooses.
-function makeProblem({ r, M, b, m, n, query, model, start }) {
+function makeProblem({ r, M, b, m, n, query, model, start, optimizer = "gradient_flow" }) {
+  const sign = optimizer === "sign";
+  if (sign && model !== "CACO") throw new RangeError(`sign descent is solved for CACO only, not ${model}`);
   const factorizedQK = model[0] === "F";
   const factorizedOV = model[2] === "F";
   const rho = m / n;
   // kappa is linear in r: a query that is a random token of its class shares the gradient of b tokens.
   const kappaPerRatio = (M - 1) / M / (query === "token" ? b : 1);
   return {
-    r, M, b, m, n, query, model, factorizedQK, factorizedOV, rho, kappaPerRatio,
+    r, M, b, m, n, query, model, sign, factorizedQK, factorizedOV, rho, kappaPerRatio,
     kappa: r * kappaPerRatio,
     gammaOV: 2 * Math.sqrt(b),
     gammaQK: query === "token" ? 2 * b : 2 * Math.sqrt(b),
@@ -54,6 +59,7 @@ function queryKeyEffort(p, q) {
 
 // q(mu), the exact trajectory.
 function queryKeyScale(p, mu) {
+  if (p.sign) return p.q0 + (p.r / 2) * (Math.abs(mu) - Math.abs(p.mu0));
   const effort = p.kappa * invariant(p, mu);
   if (!(effort > 0)) return p.q0;
   return p.factorizedQK ? factorizedQueryKeyScale(p, effort) : collapsedQueryKeyScale(p, effort);

@@ -77,13 +77,10 @@ function ratioChart(get, change) {
     const { state, computed } = get();
     const { needed } = computed.chosen;
     const { low, high } = NUMBERS.r;
-    const lines = computed.models.map(({ model, byRatio }) => ({
-      name: model,
-      color: `var(--${model.toLowerCase()})`,
-      strong: model === state.model,
-      points: byRatio,
+    const lines = computed.models.map(({ name, color, chosen, byRatio }) => ({
+      name, color, strong: chosen, points: byRatio,
     }));
-    const color = `var(--${state.model.toLowerCase()})`;
+    const { color } = computed.chosen;
     const marks = [{ x: state.r, y: computed.chosen.end.alpha, color, hollow: true }];
     if (needed !== null && needed >= low && needed <= high) {
       marks.push({ x: needed, y: state.target, color, strong: true, label: `r = ${short(needed)}` });

@@ -42,6 +42,7 @@ function bindControls(root, change) {
     radio.addEventListener("change", () => change({ [radio.name]: radio.value }));
     followers.push((state) => {
       radio.checked = state[radio.name] === radio.value;
+      if (radio.name === "model") radio.disabled = !solvedModels(state.optimizer).includes(radio.value);
     });
   }
   for (const select of root.querySelectorAll("select")) {

@@ -2,10 +2,26 @@
 
 const LOWEST_LOSS = NUMBERS.loss.low;
 
-// The lines of the comparison: four parameterizations at one ratio, or five ratios in one parameterization.
+const LAWS = { gradient_flow: "gradient flow", sign: "sign descent" };
+
+// Both laws of one model; beside sign descent of collapsed circuits stands gradient flow of the chosen ones.
+function bothLaws(state) {
+  return Object.entries(LAWS).map(([optimizer, name]) => {
+    const model = optimizer === "sign" ? "CACO" : state.model;
+    return {
+      name: `${model}, ${name}`,
+      color: optimizer === "sign" ? "var(--sign)" : "var(--ink)",
+      strong: optimizer === state.optimizer,
+      problem: makeProblem({ ...state, optimizer, model }),
+    };
+  });
+}
+
+// The lines of the comparison: the parameterizations at one ratio, five ratios in one, or both laws.
 function comparedSettings(state) {
+  if (state.compare === "laws") return bothLaws(state);
   if (state.compare === "models") {
-    return MODELS.map((model) => ({
+    return solvedModels(state.optimizer).map((model) => ({
       name: model,
       color: `var(--${model.toLowerCase()})`,
       strong: model === state.model,
@@ -35,11 +51,11 @@ function lossPath(problem, points = 110) {
 }
 
 // Attention at the chosen loss for every ratio on the axis.
-function attentionByRatio(state, model, points = 110) {
+function attentionByRatio(state, points = 110) {
   const { low, high } = NUMBERS.r;
   return Array.from({ length: points + 1 }, (_, k) => {
     const r = low * (high / low) ** (k / points);
-    return [r, stateAtLoss(makeProblem({ ...state, model, r }), state.loss).alpha];
+    return [r, stateAtLoss(makeProblem({ ...state, r }), state.loss).alpha];
   });
 }
 
@@ -48,17 +64,22 @@ function computeAll(state) {
     const training = trajectory(setting.problem, state.loss);
     return { ...setting, training, end: training[training.length - 1], path: lossPath(setting.problem) };
   });
-  const models = MODELS.map((model) => {
-    const problem = makeProblem({ ...state, model });
+  const cases = [...MODELS.map((model) => ["gradient_flow", model]), ["sign", "CACO"]];
+  const models = cases.map(([optimizer, model]) => {
+    const problem = makeProblem({ ...state, optimizer, model });
     const end = stateAtLoss(problem, state.loss);
     return {
       model,
+      optimizer,
+      name: optimizer === "sign" ? "CACO, sign descent" : model,
+      color: optimizer === "sign" ? "var(--sign)" : `var(--${model.toLowerCase()})`,
+      chosen: model === state.model && optimizer === state.optimizer,
       problem,
       end: { ...end, time: timeBetween(problem, problem.mu0, end.mu) },
       start: startState(problem),
-      byRatio: attentionByRatio(state, model),
+      byRatio: attentionByRatio({ ...state, optimizer, model }),
       needed: ratioForAttention(problem, state.target, state.loss),
     };
   });
-  return { settings, models, chosen: models.find((one) => one.model === state.model) };
+  return { settings, models, chosen: models.find((one) => one.chosen) };
 }

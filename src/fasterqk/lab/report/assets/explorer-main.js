@@ -8,7 +8,7 @@ function startExplorer() {
   const get = () => ({ state, computed });
 
   const change = (part) => {
-    state = { ...state, ...part };
+    state = settled({ ...state, ...part });
     if (waiting) return;
     waiting = true;
     requestAnimationFrame(() => {
@@ -31,6 +31,7 @@ function startExplorer() {
     computed = computeAll(state);
     followControls(state);
     document.body.dataset.compare = state.compare;
+    document.body.dataset.optimizer = state.optimizer;
     document.body.dataset.own = RATIOS.includes(state.r) ? "no" : "yes";
     showWords(document, state, computed);
     showTokens(byId("tokens"), state, computed);

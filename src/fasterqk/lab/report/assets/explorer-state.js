@@ -13,10 +13,14 @@ const NUMBERS = {
   target: { low: 0.01, high: 0.999 },
 };
 
+// What is solved for an optimizer: sign descent so far for collapsed circuits only.
+const solvedModels = (optimizer) => (optimizer === "sign" ? ["CACO"] : MODELS);
+
 const CHOICES = {
+  optimizer: ["gradient_flow", "sign"],
   query: ["token", "fixed"],
   model: MODELS,
-  compare: ["models", "ratios"],
+  compare: ["models", "ratios", "laws"],
   clock: ["plain", "normalised"],
   x: ["time", "mu", "q", "alpha", "loss"],
   y: ["time", "mu", "q", "alpha", "loss"],
@@ -24,7 +28,7 @@ const CHOICES = {
 
 const DEFAULTS = {
   r: 10, loss: 1e-4, M: 5, b: 50, m: 5, n: 50, start: 1e-3, target: 0.9,
-  query: "token", model: "CACO", compare: "models", clock: "plain", x: "mu", y: "q",
+  optimizer: "gradient_flow", query: "token", model: "CACO", compare: "models", clock: "plain", x: "mu", y: "q",
 };
 
 // A number brought into its range; null when it is none.
@@ -34,6 +38,9 @@ function allowedNumber(name, value) {
   if (!Number.isFinite(number)) return null;
   return Math.min(Math.max(whole ? Math.round(number) : number, low), high);
 }
+
+// A state whose model is solved for its optimizer.
+const settled = (state) => (solvedModels(state.optimizer).includes(state.model) ? state : { ...state, model: "CACO" });
 
 // The state in a link; what is missing or makes no sense keeps its default.
 function stateFromHash(hash) {
@@ -45,7 +52,7 @@ function stateFromHash(hash) {
   for (const [name, allowed] of Object.entries(CHOICES)) {
     if (allowed.includes(given.get(name))) state[name] = given.get(name);
   }
-  return state;
+  return settled(state);
 }
 
 function hashFromState(state) {

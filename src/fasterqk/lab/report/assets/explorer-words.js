@@ -43,7 +43,7 @@ function showWords(root, state, { chosen }) {
   fill("time", amount(end.time));
   fill("mu", short(end.mu, 4));
   fill("q", short(end.q, 4));
-  fill("odds", amount(Number(Math.exp(end.q).toPrecision(3))));
+  fill("odds", end.q > 30 ? `e^${short(end.q)}` : amount(Number(Math.exp(end.q).toPrecision(3))));
   fill("parameterization", NAMES[state.model]);
   fill("needed", needed === null ? "–" : short(needed));
   fill("needed-sentence", neededSentence(state, chosen));
@@ -73,14 +73,14 @@ function showTokens(strip, state, { chosen }) {
 
 // The four parameterizations at the chosen loss.
 function showTable(body, state, { models }) {
-  const rows = models.map(({ model, end, problem, needed }) => {
+  const rows = models.map(({ name, color, model, chosen, end, problem, needed }) => {
     const row = document.createElement("tr");
-    row.className = model === state.model ? "chosen" : "";
+    row.className = chosen ? "chosen" : "";
     const head = document.createElement("th");
     head.scope = "row";
-    head.textContent = model;
+    head.textContent = name;
     head.title = NAMES[model];
-    head.style.setProperty("--key", `var(--${model.toLowerCase()})`);
+    head.style.setProperty("--key", color);
     row.append(head);
     const cells = [
       percent(end.alpha), short(end.mu, 4), short(end.q, 4), amount(end.time),

@@ -33,6 +33,7 @@ function integrate(f, from, to, tolerance = 1e-12, depth = 24) {
 
 // Time spent while the output-value scale grows from one value to another.
 function timeBetween(p, from, to) {
+  if (p.sign) return (to - from) / 2; // sign descent moves the scale by twice the learning rate per step
   const rate = (mu) => {
     const alpha = attentionAt(p, queryKeyScale(p, mu));
     return (Math.exp(alpha * mu) + p.M - 1) / alpha;

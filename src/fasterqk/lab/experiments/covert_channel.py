@@ -1,0 +1,296 @@
+"""The covert channel: models of the toy language that answer right while attending to common tokens.
+
+The query names the class. A fast query-key circuit can look at another common token for each class, and the
+output-value circuit can read the class off there. Arms: the theory's setting (`four-tokens`) with SGD, over the
+share of class tokens, the start, the ratio and the number of common tokens, beside the predicted gain; the
+literal reading (`literal`) with SGD and Adam, over ratio and share; and the same with a query that is the same
+for all classes, which closes the channel. The derivation of the gain: docs/covert-channel.md.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasterqk.attention import interval
+from fasterqk.console import print_table
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk.lab.experiments._synthetic import panels, run_cells, theory_setting, with_scale
+from fasterqk.lab.report import COLORS, plotting, save_figure
+from fasterqk.lab.synthetic import Language, SyntheticCell
+from fasterqk.theory import solve
+
+PARTS = ("threshold", "literal", "blind")
+GAMMAS = (0.1, 0.15, 0.2, 0.25, 0.355, 0.5)
+SCALES = (1e-6, 1e-4, 1e-3, 1e-2)
+RATIOS = (0.1, 1.0, 10.0)
+LITERAL_GAMMAS = (0.2, 0.355, 0.5)
+LITERAL_RATIOS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+OPTIMIZERS = {"sgd": 0.2, "adam": 1e-3}  # with their learning rates
+MANY_COMMON = 40
+MOST_STEPS = 200_000
+_COVERT = ("bits", "null_bits", "common_accuracy", "distinct_accuracy")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One arm: the part of the experiment it belongs to, and its cell (of seed 0)."""
+
+    part: str
+    cell: SyntheticCell
+
+    @property
+    def name(self) -> str:
+        cell = self.cell
+        return (
+            f"{self.part}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g},"
+            f" gamma {cell.language.gamma:g}, init {cell.ov_init.scale:g}, {cell.language.common} common"
+        )
+
+
+def arms(parts: list[str] | None = None) -> list[Arm]:
+    """The arms of the named parts, of all unless given."""
+    for part in parts or ():
+        if part not in PARTS:
+            raise InputError(f"covert-channel has no part {part!r}; choose from {', '.join(PARTS)}")
+    found = []
+    for part in parts or PARTS:
+        found += [Arm(part, cell) for cell in _CELLS[part]()]
+    return found
+
+
+def _threshold() -> list[SyntheticCell]:
+    base = replace(panels("four-tokens", ["d"])[0].cell, max_steps=MOST_STEPS)
+    cells = [
+        with_scale(_at(base, ratio, gamma), scale) for gamma in GAMMAS for scale in SCALES for ratio in RATIOS
+    ]
+    more = replace(base, language=replace(base.language, common=MANY_COMMON))
+    return cells + [_at(more, ratio, gamma) for gamma in (0.1, 0.2) for ratio in RATIOS]
+
+
+def _literal(ratios: tuple[float, ...] = LITERAL_RATIOS, blind: bool = False) -> list[SyntheticCell]:
+    base = replace(panels("literal", ["a"])[0].cell, max_steps=MOST_STEPS)
+    if blind:
+        base = replace(base, language=replace(base.language, queries=(base.language.queries[0],) * 4))
+    return [
+        replace(_at(base, ratio, gamma), parameterization=name, optimizer=optimizer, lr=lr)
+        for name in ("CACO", "FAFO")
+        for optimizer, lr in OPTIMIZERS.items()
+        for gamma in LITERAL_GAMMAS
+        for ratio in ratios
+    ]
+
+
+_CELLS = {
+    "threshold": _threshold,
+    "literal": _literal,
+    "blind": lambda: _literal((0.1, 1.0, 10.0), blind=True),
+}
+
+
+def _at(cell: SyntheticCell, ratio: float, gamma: float) -> SyntheticCell:
+    return replace(cell, qk_ratio=ratio, language=replace(cell.language, gamma=gamma))
+
+
+def covert_gain(language: Language, qk_ratio: float, loss: float) -> float:
+    """By which power of e a seed of the covert channel grows until gradient flow (CACO) reaches ``loss``.
+
+    Linear stability of the theorem's path against scores and values of common tokens that differ between
+    classes: both grow, each driven by the other, by exp of  (b sqrt(r) / C)  integral (1 - alpha)/alpha dmu.
+
+    >>> round(covert_gain(Language(), 1.0, 1e-3), 1), round(covert_gain(Language(gamma=0.1), 1.0, 1e-3), 1)
+    (4.2, 16.0)
+    """
+    setting = theory_setting(language)
+    end = float(solve(setting, qk_ratio, loss=loss).mu_ov)
+    mu = np.linspace(0.0, end, 4001)
+    alpha = solve(setting, qk_ratio, mu_ov=mu).alpha
+    area = float(np.trapezoid((1 - alpha) / alpha, mu))
+    return language.distinct * qk_ratio**0.5 / language.common * area
+
+
+def compute(runner: CellRunner, seeds: int, parts: list[str] | None = None) -> list[dict[str, Any]]:
+    """One row per cell, with per-seed values."""
+    chosen = arms(parts)
+    cells = {(arm, seed): replace(arm.cell, seed=seed) for seed in range(seeds) for arm in chosen}
+    results = run_cells(cells, runner, title="covert-channel", arm=lambda key: key[0].name)
+    return [_row(arm, seed, results[arm, seed]) for arm in chosen for seed in range(seeds)]
+
+
+def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
+    cell, language = arm.cell, arm.cell.language
+    if "covert" not in result:
+        raise InputError("these cells were trained before the covert channel was measured; add --force")
+    covert = result["covert"] or dict.fromkeys(_COVERT)
+    row = {
+        "part": arm.part,
+        "protocol": "four-tokens" if cell.closed else "literal",
+        "parameterization": cell.parameterization,
+        "optimizer": cell.optimizer,
+        "blind": language.blind,
+        "qk_ratio": cell.qk_ratio,
+        "gamma": language.gamma,
+        "init_scale": cell.ov_init.scale,
+        "common": language.common,
+        "seed": seed,
+        "reached": result["reached"],
+        "steps": result["steps"],
+        "loss": result["loss"],
+        "accuracy": result["accuracy"],
+        "attention": result["mrta"],
+        **{name: covert[name] for name in _COVERT},
+    }
+    gain = covert_gain(language, cell.qk_ratio, cell.target_loss) if arm.part == "threshold" else None
+    return row | {"gain": gain, "start": float(np.log(1 / cell.ov_init.scale))}
+
+
+def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Means over seeds, one entry per arm."""
+    keys = ("part", "parameterization", "optimizer", "qk_ratio", "gamma", "init_scale", "common")
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+    numbers = ("attention", "accuracy", *_COVERT, "gain", "start")
+    return [
+        dict(zip(keys, key, strict=True))
+        | {name: interval(row[name] for row in own).mean for name in numbers}
+        | {"reached": sum(row["reached"] for row in own), "seeds": len(own)}
+        for key, own in groups.items()
+    ]
+
+
+def separation(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """How well gain minus ln(1/start) tells open channels (over half of all bits) from closed ones.
+
+    The threshold that makes the fewest errors, beside the zero that the theory names.
+    """
+    own = [row for row in rows if row["part"] == "threshold" and row["bits"] is not None]
+    if not own:
+        return None
+    excess = np.array([row["gain"] - row["start"] for row in own])
+    opened = np.array([row["bits"] > 1 for row in own])
+    places = np.concatenate([[excess.min() - 1], np.sort(excess)])
+    right = [float(np.mean((excess > place) == opened)) for place in places]
+    best = int(np.argmax(right))
+    return {
+        "cells": len(own),
+        "open": int(opened.sum()),
+        "right_at_zero": float(np.mean((excess > 0) == opened)),
+        "fitted_threshold": float(places[best]),
+        "right_at_fitted": right[best],
+    }
+
+
+def draw(plt: Any, rows: list[dict[str, Any]]) -> Any:
+    """Bits against the predicted gain; bits and attention against the ratio, named and blind."""
+    means = summarize(rows)
+    figure, axes = plt.subplots(2, 4, figsize=(15, 6.6))
+    _draw_threshold(axes[0, 0], rows, "bits", "bits that common tokens say (of 2)")
+    _draw_threshold(axes[1, 0], rows, "attention", "attention on class tokens")
+    columns = [("CACO", "sgd"), ("CACO", "adam"), ("FAFO", "adam")]
+    for column, (name, optimizer) in enumerate(columns, start=1):
+        for row, (key, label) in enumerate((("bits", "bits (of 2)"), ("attention", "attention"))):
+            axis = axes[row, column]
+            for place, gamma in enumerate(LITERAL_GAMMAS):
+                for part, style in (("literal", "o-"), ("blind", "s:")):
+                    own = [
+                        one
+                        for one in means
+                        if (one["part"], one["parameterization"], one["optimizer"], one["gamma"])
+                        == (part, name, optimizer, gamma)
+                    ]
+                    label_line = f"γ = {gamma:g}" if part == "literal" else None
+                    axis.plot(
+                        [one["qk_ratio"] for one in own],
+                        [one[key] for one in own],
+                        style,
+                        color=COLORS[place],
+                        markersize=4,
+                        label=label_line,
+                    )
+            axis.set(xscale="log", xlabel="ratio $r$", ylabel=label, title=f"{name}, {optimizer}")
+            axis.set_ylim(-0.05, 2.1 if key == "bits" else 1.05)
+    axes[0, 1].plot([], [], "ks:", markersize=4, label="blind query")
+    axes[0, 1].legend(loc="center left", fontsize=7)
+    return figure
+
+
+def _draw_threshold(axis: Any, rows: list[dict[str, Any]], key: str, label: str) -> None:
+    own = [row for row in rows if row["part"] == "threshold"]
+    for place, scale in enumerate(SCALES):
+        points = [row for row in own if row["init_scale"] == scale and row["common"] != MANY_COMMON]
+        excess = [row["gain"] - row["start"] for row in points]
+        axis.plot(
+            excess, [row[key] for row in points], "o", color=COLORS[place], markersize=3, label=f"{scale:g}"
+        )
+    many = [row for row in own if row["common"] == MANY_COMMON]
+    axis.plot([row["gain"] - row["start"] for row in many], [row[key] for row in many], "kx", markersize=4)
+    axis.axvline(0, color="0.5", linestyle=":")
+    axis.set(xlabel=r"predicted gain $\Lambda - \ln(1/s)$", ylabel=label, title="four-tokens, CACO, SGD")
+    if key == "bits":
+        axis.legend(title="start $s$ (cross: 40 common)", fontsize=7, title_fontsize=7)
+
+
+def save(rows: list[dict[str, Any]], out: Path) -> dict[str, str]:
+    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
+    with plotting() as plt:
+        return save_figure(
+            draw(plt, rows),
+            out,
+            "covert-channel",
+            title="The covert channel: sharp is not the same as relevant",
+            caption="Toy language. Left: one point per cell of the theory's setting (softmax over the four"
+            " next tokens, CACO, SGD); the channel is predicted to open where the gain of a seed of size s"
+            " exceeds ln(1/s). Right: the literal reading; mean over seeds of the mutual information between"
+            " the class and the attended common token (two bits name the class) and of the attention on class"
+            " tokens. Dotted: a query that is the same for all classes.",
+            rows=rows,
+        )
+
+
+def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
+    rows = compute(runner, seeds, parts)
+    return {
+        "arms": summarize(rows),
+        "separation": separation(rows),
+        "cells": rows,
+        "files": save(rows, runner.out),
+    }
+
+
+def show(summary: dict[str, Any]) -> None:
+    keys = ("parameterization", "optimizer", "qk_ratio", "gamma", "init_scale", "common")
+    shown = ("attention", "accuracy", "bits", "null_bits", "common_accuracy")
+    for part in PARTS:
+        own = [arm for arm in summary["arms"] if arm["part"] == part]
+        if own:
+            more = ("gain", "start") if part == "threshold" else ()
+            print_table([{key: arm[key] for key in (*keys, *shown, *more)} for arm in own], title=f"{part}:")
+            print()
+    if summary["separation"]:
+        found = summary["separation"]
+        print(
+            f"gain > ln(1/s) tells open from closed channels in {found['right_at_zero']:.0%} of"
+            f" {found['cells']} cells; the best threshold, {found['fitted_threshold']:+.1f}, in"
+            f" {found['right_at_fitted']:.0%}"
+        )
+    print(f"figure: {summary['files']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="covert-channel",
+    chapter="Covert",
+    options=(
+        seeds_option(3),
+        Option("parts", str, "threshold, literal, blind (default: all)", many=True),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce covert-channel --out out",
+        "fasterqk reproduce covert-channel --parts threshold --seeds 1 --json",
+    ),
+)

@@ -1,0 +1,76 @@
+"""The covert channel: its arms, the predicted gain, what is written."""
+
+import csv
+import doctest
+import json
+from pathlib import Path
+
+import pytest
+
+from fasterqk.cli.main import main
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments import covert_channel as module
+from fasterqk.lab.experiments.covert_channel import PARTS, arms, covert_gain, separation
+from fasterqk.lab.synthetic import Language
+
+
+def test_examples_in_docstrings():
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_arms():
+    found = arms()
+    assert {arm.part for arm in found} == set(PARTS)
+    assert len({arm.cell for arm in found}) == len(found)
+    assert all(arm.cell.language.blind == (arm.part == "blind") for arm in found)
+    assert all(arm.cell.closed == (arm.part == "threshold") for arm in found)
+    with pytest.raises(InputError, match="'wide'"):
+        arms(["wide"])
+
+
+def test_the_gain_has_the_limit_of_the_page():
+    """Large ratios: (b / (C rho)) sqrt(pi (1 + rho) M / (2 (M - 1))), roughly: it takes q for small."""
+    for gamma in (0.1, 0.2):
+        language = Language(gamma=gamma)
+        rho = round(63 * gamma) / (63 - round(63 * gamma))
+        limit = 10 / (10 * rho) * (3.14159 * (1 + rho) * 4 / 6) ** 0.5
+        assert covert_gain(language, 1e4, 1e-3) == pytest.approx(limit, rel=0.15)
+    few, many = covert_gain(Language(), 1.0, 1e-3), covert_gain(Language(common=40), 1.0, 1e-3)
+    assert many == pytest.approx(few / 4)
+
+
+def test_separation_counts_errors():
+    def row(gain, bits):
+        return {"part": "threshold", "gain": gain, "start": 5.0, "bits": bits}
+
+    rows = [row(1.0, 0.1), row(4.0, 0.0), row(5.5, 0.2), row(7.0, 1.9), row(9.0, 2.0)]
+    found = separation(rows)
+    assert found["right_at_zero"] == pytest.approx(0.8)
+    assert found["right_at_fitted"] == 1.0
+    assert found["fitted_threshold"] == pytest.approx(0.5)
+    assert separation([]) is None
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    """Few short cells: rows per seed in the CSV, and all of it again from the exported cells."""
+    monkeypatch.setattr(module, "GAMMAS", (0.2,))
+    monkeypatch.setattr(module, "SCALES", (1e-3,))
+    monkeypatch.setattr(module, "RATIOS", (1.0,))
+    monkeypatch.setattr(module, "LITERAL_GAMMAS", (0.355,))
+    monkeypatch.setattr(module, "MOST_STEPS", 400)
+    file = tmp_path / "cells.jsonl"
+    words = ["reproduce", "covert-channel", "--parts", "threshold,blind", "--seeds", "1", "--json"]
+    assert main([*words, "--out", str(tmp_path / "a"), "--workers", "1", "--export", str(file)]) == 0
+    first = json.loads(capsys.readouterr().out)
+    with Path(first["files"]["csv"]).open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == len(first["cells"]) == 3 + 12
+    assert {row["blind"] for row in rows} == {"True", "False"}
+    assert all(row["null_bits"] for row in rows)
+    assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [row["attention"] for row in again["cells"]] == pytest.approx(
+        [row["attention"] for row in first["cells"]], rel=1e-5
+    )
+    assert main([*words[:-1], "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
+    assert "gain > ln(1/s)" in capsys.readouterr().out
