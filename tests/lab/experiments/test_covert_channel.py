@@ -3,9 +3,11 @@
 import csv
 import doctest
 import json
+import math
 from pathlib import Path
 
 import pytest
+from scipy.integrate import quad
 
 from fasterqk.cli.main import main
 from fasterqk.errors import InputError
@@ -29,12 +31,17 @@ def test_the_arms():
 
 
 def test_the_gain_has_the_limit_of_the_page():
-    """Large ratios: (b / (C rho)) sqrt(pi (1 + rho) M / (2 (M - 1))), roughly: it takes q for small."""
-    for gamma in (0.1, 0.2):
-        language = Language(gamma=gamma)
-        rho = round(63 * gamma) / (63 - round(63 * gamma))
-        limit = 10 / (10 * rho) * (3.14159 * (1 + rho) * 4 / 6) ** 0.5
-        assert covert_gain(language, 1e4, 1e-3) == pytest.approx(limit, rel=0.15)
+    """Large ratios: b/(C rho) sqrt(M / (2 (M-1))) integral (e^-q + rho) / sqrt(q + rho (e^q - 1)) dq."""
+    for gamma in (0.1, 0.2, 0.5):
+        m = round(63 * gamma)
+        rho = m / (63 - m)
+
+        def slope(x, rho=rho):  # q = x^2
+            q = x * x
+            return 2 * x * (math.exp(-q) + rho) / math.sqrt(q + rho * math.expm1(q))
+
+        limit = 10 / (10 * rho) * math.sqrt(4 / 6) * quad(slope, 0, 6)[0]
+        assert covert_gain(Language(gamma=gamma), 1e6, 1e-3) == pytest.approx(limit, rel=0.02)
     few, many = covert_gain(Language(), 1.0, 1e-3), covert_gain(Language(common=40), 1.0, 1e-3)
     assert many == pytest.approx(few / 4)
 

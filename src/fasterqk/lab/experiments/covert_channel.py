@@ -1,10 +1,12 @@
 """The covert channel: models of the toy language that answer right while attending to common tokens.
 
 The query names the class. A fast query-key circuit can look at another common token for each class, and the
-output-value circuit can read the class off there. Arms: the theory's setting (`four-tokens`) with SGD, over the
-share of class tokens, the start, the ratio and the number of common tokens, beside the predicted gain; the
-literal reading (`literal`) with SGD and Adam, over ratio and share; and the same with a query that is the same
-for all classes, which closes the channel. The derivation of the gain: docs/covert-channel.md.
+output-value circuit can read the class off there. Arms:
+
+- ``threshold``: the theory's setting (protocol `four-tokens`, SGD, CACO) over the share of class tokens, the
+  start, the ratio and the number of common tokens, beside the predicted gain (docs/covert-channel.md);
+- ``literal``: the literal reading with SGD and Adam, over ratio and share;
+- ``blind``: the same with one query for all classes, which closes the channel.
 """
 
 from collections.abc import Mapping
