@@ -42,6 +42,7 @@ EXPERIMENTS = {
     "ablation-hatexplain": "which change sharpens attention on HateXplain: one change per arm, at equal loss",
     "ratio-or-rate": "HateXplain at equal loss over base rate and ratio, and with all but QK slowed",
     "temperature-hatexplain": "is faster QK more than a sharper softmax? both arms at equal loss and entropy",
+    "tuned": "each arm with the base rate and the ratio that validation prefers for it, on all data sets",
     "table-sva": "subject-verb agreement (Linzen): accuracy, attention and faithfulness of both arms",
     "table-agreement": "generated subject-verb agreement with and without faster query-key learning",
     "table-kvqa": "generated key-value questions, answered by generating, with and without faster QK",

@@ -1,0 +1,56 @@
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments.ratio_or_rate import ratio_or_rate
+from fasterqk.lab.experiments.tuned import choose, tuned_arms, tunings
+from fasterqk.lab.training import TrainResult
+
+
+class MadeUp:
+    """Stands in for the runner: the judge of a cell is a function of its base rate and ratio."""
+
+    def __init__(self, judge, value, diverged=()):
+        self.judge, self.value, self.diverged = judge, value, diverged
+
+    def run(self, cells, function, *, title):
+        found = {}
+        for key, config in cells.items():
+            point = config.optimisation.lr, config.optimisation.qk_ratio
+            history = [{"loss": 1.0, self.judge: value} for value in (0.1, self.value(*point), 0.2)]
+            lost = point in self.diverged
+            result = TrainResult("sva", config.seed, point[1], lost, 3, None, history=history)
+            found[key] = result.to_json()
+        return found
+
+
+@pytest.mark.parametrize("name", tunings())
+def test_both_arms_get_the_best_point_of_their_own(name):
+    tuning = tunings()[name]
+    best = {tuning.rates[-1]: 0.9, tuning.rates[0]: 0.5}
+    sign = -1 if tuning.judge.endswith("loss") else 1
+
+    def value(rate, ratio):
+        return sign * (best.get(rate, 0.3) - 0.001 * ratio)
+
+    found = choose(tuning, name, MadeUp(tuning.judge, value))
+    ratios = sorted(tuning.ratios)
+    assert found["chosen"]["baseline"]["lr"] == tuning.rates[-1]
+    assert found["chosen"]["faster_qk"]["qk_ratio"] == ratios[1]
+    arms = tuned_arms(tuning, name, found["chosen"], seeds=2).arms
+    assert arms["baseline"].optimisation.qk_ratio == 1
+    assert arms["faster_qk"].optimisation.lr == tuning.rates[-1]
+
+
+def test_the_search_of_hatexplain_is_made_of_the_cells_of_ratio_or_rate():
+    done = {config.replace(seed=1234) for config in ratio_or_rate().arms.values()}
+    assert {config.replace(seed=1234) for config in tunings()["hatexplain"].grid().values()} <= done
+
+
+def test_a_point_that_diverged_is_not_chosen_and_an_arm_without_any_is_an_error():
+    tuning = tunings()["sva-whole"]
+    lost = {(3e-3, 1.0)}
+    found = choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: rate, lost))
+    assert found["chosen"]["baseline"]["lr"] == 1e-3
+    lost |= {(1e-3, 1.0)}
+    with pytest.raises(InputError, match="diverged at every base rate"):
+        choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: rate, lost))
