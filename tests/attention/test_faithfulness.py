@@ -344,3 +344,40 @@ def test_token_iou_is_that_of_sets(count, seed):
     rationale = set(np.flatnonzero(truth).tolist())
     expected = len(chosen & rationale) / len(chosen | rationale)
     assert agreement(importance, truth).token_iou == pytest.approx(expected)
+
+
+# --- Input that cannot be scored is one line ---
+
+
+@pytest.mark.parametrize(
+    ("importance", "rationale", "message"),
+    [
+        ([0.1, float("nan"), 0.3, 0.2], [1, 0, 0, 0], "the importance of token 1 is nan"),
+        ([0.1, 0.2, 0.3], [1, 0], r"importance has shape \(3,\) and the rationale \(2,\)"),
+        ([[0.1, 0.2]], [[1, 0]], r"importance has shape \(1, 2\)"),
+        ([0.1, 0.2], [0, 0], "a rationale of 0 among 2 tokens"),
+        ([0.1, 0.2], [0, 0.4], "the rationale has 0.4; give 0 or 1 per token"),
+        ([], [], "a rationale of 0 among 0 tokens"),
+    ],
+)
+@pytest.mark.parametrize("score", [agreement, auprc])
+def test_rankings_and_rationales_that_do_not_fit(score, importance, rationale, message):
+    with pytest.raises(InputError, match=message):
+        score(importance, rationale)
+
+
+def test_importance_and_probabilities_have_the_shape_of_the_batch(some_instances):
+    batch = collate(some_instances(3))
+    count, width = batch.tokens.shape
+
+    def predict(some):
+        return np.full((len(some), 2), 0.5)
+
+    with pytest.raises(InputError, match="importance has shape"):
+        faithfulness(predict, batch, np.ones((count, width + 1)))
+    with pytest.raises(InputError, match="importance has shape"):
+        faithfulness(predict, batch, np.ones(width))
+    with pytest.raises(InputError, match="shape"):
+        faithfulness(predict, batch, np.ones((count, width)), whole=np.ones(count))
+    nothing = faithfulness(predict, batch, np.ones((count, width)), percents=())
+    assert nothing.sufficiency.shape == nothing.comprehensiveness.shape == (count, 0)

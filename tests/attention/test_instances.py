@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fasterqk.attention import Instance, collate, read_example, read_examples
 from fasterqk.attention._instances import encode_for_causal, encode_for_classifier, pad_rows, unpad_rows
@@ -255,3 +257,27 @@ def test_positions_and_labels_stay_in_the_order_of_the_data(word_pieces):
     assert [x.label for x in found] == [0, 1]
     assert [len(x.tokens) for x in found] == [3, 4]
     assert all(x.tokens.dtype == np.int64 for x in found)
+
+
+def test_a_rationale_behind_the_cut_is_counted(word_pieces):
+    given = [
+        words(*["cat"] * 9, "dog", relevance=[0] * 9 + [1], label=0),
+        words("dog", *["cat"] * 9, relevance=[1] + [0] * 9, label=0),
+        words(*["cat"] * 10, relevance=[0] * 10, label=0),
+        words("cat", "dog", relevance=[0, 1], label=0),
+    ]
+    found = encode_for_classifier(given, word_pieces, ("a", "b"), 6)
+    assert [one.truncated for one in found] == [True, True, True, False]
+    assert [one.relevance_cut for one in found] == [True, False, False, False]
+
+
+def test_the_blank_that_sentencepiece_puts_before_a_text_is_never_relevant():
+    pieces = [("<unk>", 0.0), ("\u2581", -3.0), ("\u2581a", -2.0), ("1", -2.0), ("2", -2.0), ("/", -2.0)]
+    own = Tokenizer(models.Unigram(pieces, 0))
+    own.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=own, unk_token="<unk>")
+    (found,) = encode_for_classifier([example(text="1/2 a", spans=[[0, 1]], label=0)], tokenizer, "ab", 64)
+    assert found.pieces == ("\u2581", "1", "/", "2", "\u2581a")
+    assert found.relevance.tolist() == [0, 1, 0, 0, 0]
+    (found,) = encode_for_causal([example(text="1/2 a", spans=[[0, 1]], target="a")], tokenizer, 64)
+    assert found.relevance.tolist() == [0, 1, 0, 0, 0]

@@ -514,3 +514,69 @@ def test_damaged_folders_are_one_line(saved, tmp_path):
     (folder / "config.json").write_text("{")
     with pytest.raises(InputError, match="cannot open AutoConfig"):
         load_model(folder)
+
+
+# --- Classifiers of many kinds: right, or refused in one line ---
+
+TINY = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+TINY |= {"intermediate_size": 24, "max_position_embeddings": 64, "initializer_range": 0.3}
+FUNNEL = {"vocab_size": 40, "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 24, "block_sizes": [1, 1]}
+BART = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
+BART |= {"vocab_size": 40, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+XLNET = {"vocab_size": 40, "d_model": 16, "n_layer": 2, "n_head": 2, "d_inner": 24}
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("Funnel", FUNNEL, "has 3 final states for 6 tokens"),
+        ("Bart", BART, "is an encoder-decoder"),
+        ("XLNet", XLNET, "does not show the hidden states that it predicts from"),
+        ("Longformer", TINY | {"attention_window": 4, "pad_token_id": 0}, "does not show the hidden states"),
+        ("Canine", {k: v for k, v in TINY.items() if k != "vocab_size"}, "has no vocabulary of tokens"),
+        ("FNet", TINY, "no attention probabilities were formed"),
+        ("Yoso", TINY, "form no softmax that can be seen"),
+        ("Xmod", TINY, "does not run on token ids and a mask alone: Input language unknown"),
+    ],
+)
+def test_classifiers_that_cannot_be_measured(name, config, message):
+    torch.manual_seed(0)
+    own = getattr(transformers, f"{name}Config")(**config)
+    with pytest.raises(InputError, match=message) as raised:
+        measure(
+            HuggingFaceClassifier(getattr(transformers, f"{name}ForSequenceClassification")(own)),
+            labelled_instances(),
+        )
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("ConvBert", TINY | {"embedding_size": 16}),
+        ("Nystromformer", TINY),
+        ("CTRL", {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "dff": 24, "n_positions": 64}),
+        ("IBert", TINY | {"pad_token_id": 0}),
+        ("Deberta", TINY | {"pad_token_id": 0}),
+    ],
+)
+def test_batches_change_nothing_whatever_a_model_does_with_padding(name, config):
+    torch.manual_seed(0)
+    own = getattr(transformers, f"{name}Config")(**config)
+    model = HuggingFaceClassifier(getattr(transformers, f"{name}ForSequenceClassification")(own))
+    data = labelled_instances()
+    for how in (Aggregation(), Aggregation("mean")):
+        options = {"percents": [20], "aggregation": how}
+        single = measure(model, data, batch_size=1, **options)
+        for side in ("right", "left"):
+            batched = measure(model, data, batch_size=5, side=side, **options)
+            for column, values in single.columns.items():
+                assert batched.columns[column] == pytest.approx(values, abs=1e-5), (column, side)
+            assert batched.faithfulness.sufficiency == pytest.approx(
+                single.faithfulness.sufficiency, abs=1e-6
+            )
+
+
+def test_a_frozen_model_is_read_where_a_free_one_is(make_model):
+    own = make_model("BertForSequenceClassification", "BertConfig").requires_grad_(False)
+    assert HuggingFaceClassifier(own).reads == "first"

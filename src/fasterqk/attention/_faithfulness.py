@@ -149,7 +149,13 @@ def faithfulness(
     """
     if rounding not in get_args(Rounding):
         raise InputError(f"unknown rounding {rounding!r}; choose from {', '.join(get_args(Rounding))}")
-    whole = _asked(predict, batch) if whole is None else whole
+    importance = np.asarray(importance, dtype=float)
+    if importance.shape != batch.tokens.shape:
+        raise InputError(
+            f"importance has shape {importance.shape}, but the batch {batch.tokens.shape}; give one number"
+            " per token"
+        )
+    whole = _asked(predict, batch) if whole is None else _checked(np.asarray(whole, dtype=float), batch)
     sufficient, comprehensive, counts = [], [], [np.zeros(len(batch), dtype=np.int64)]
     for percent in percents:
         top = top_percent(importance, batch.rankable, percent, rounding)
@@ -174,7 +180,10 @@ def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness
 
 
 def _asked(predict: Predict, batch: Batch) -> NDArray[np.float64]:
-    probabilities = np.asarray(predict(batch), dtype=float)
+    return _checked(np.asarray(predict(batch), dtype=float), batch)
+
+
+def _checked(probabilities: NDArray[np.float64], batch: Batch) -> NDArray[np.float64]:
     if probabilities.ndim != 2 or len(probabilities) != len(batch):
         raise InputError(
             f"predict returned shape {probabilities.shape} for {len(batch)} instances; give (batch, outcome)"
@@ -226,7 +235,7 @@ def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
     >>> agreement([0.1, 0.6, 0.3], [0, 1, 1])
     Agreement(auprc=1.0, token_f1=1.0, span_precision=1.0, span_recall=1.0)
     """
-    scores, truth = np.asarray(importance, dtype=float), np.asarray(rationale).astype(bool)
+    scores, truth = _rated(importance, rationale)
     chosen = top_tokens(scores, int(truth.sum()))
     predicted_spans, true_spans = spans(chosen), spans(truth)
     matched = sum(_best_overlap(span, true_spans) >= IOU_THRESHOLD for span in predicted_spans)
@@ -259,9 +268,7 @@ def auprc(importance: ArrayLike, rationale: ArrayLike) -> float:
     >>> auprc([0.9, 0.8, 0.1], [1, 0, 1])
     0.7916666666666666
     """
-    scores, truth = np.asarray(importance, dtype=float), np.asarray(rationale).astype(bool)
-    if scores.shape != truth.shape or not truth.any():
-        raise InputError(f"a rationale of {int(truth.sum())} among {truth.size} tokens cannot be scored")
+    scores, truth = _rated(importance, rationale)
     order = np.argsort(-scores, kind="stable")
     last_of_equals = np.append(np.diff(scores[order]) != 0, True)
     found = np.cumsum(truth[order])[last_of_equals]
@@ -270,6 +277,24 @@ def auprc(importance: ArrayLike, rationale: ArrayLike) -> float:
     precision = np.concatenate([[1.0], precision])
     recall = np.concatenate([[0.0], found / truth.sum()])
     return float(np.sum(np.diff(recall) * (precision[1:] + precision[:-1]) / 2))
+
+
+def _rated(importance: ArrayLike, rationale: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """One importance and one mark per token of an instance, checked."""
+    scores, marks = np.asarray(importance, dtype=float), np.asarray(rationale, dtype=float)
+    if scores.ndim != 1 or scores.shape != marks.shape:
+        raise InputError(
+            f"importance has shape {scores.shape} and the rationale {marks.shape}; give one number per token"
+        )
+    if not np.isfinite(scores).all():
+        place = int(np.argmin(np.isfinite(scores)))
+        raise InputError(f"the importance of token {place} is {scores[place]}; tokens cannot be ranked")
+    if not np.isin(marks, (0, 1)).all():
+        wrong = marks[~np.isin(marks, (0, 1))][0]
+        raise InputError(f"the rationale has {wrong:g}; give 0 or 1 per token (such as relevance >= 0.5)")
+    if not marks.any():
+        raise InputError(f"a rationale of 0 among {marks.size} tokens cannot be scored")
+    return scores, marks.astype(bool)
 
 
 def top_tokens(importance: NDArray[np.float64], count: int) -> NDArray[np.bool_]:

@@ -28,7 +28,8 @@ class Instance:
     tokens as text, for people. ``truncated`` says that the text went on, ``rated`` that somebody said what is
     relevant (if only that nothing is). ``texts`` are what was tokenized, a text or a pair, ``words`` those of
     the data if it had some, and ``places`` ``(token, 3)`` says where each token stands: in which text (-1 for
-    special tokens), from and up to which character.
+    special tokens), from and up to which character. ``relevance_cut`` says that all that was relevant lay in
+    the part of a truncated text that is not read.
     """
 
     tokens: NDArray[np.int64]
@@ -43,6 +44,7 @@ class Instance:
     texts: tuple[str, ...] = ()
     words: tuple[str, ...] | None = None
     places: NDArray[np.int64] | None = None
+    relevance_cut: bool = False
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -307,13 +309,14 @@ def encode_for_classifier(
     instances = []
     for row, (example, label) in enumerate(zip(examples, labels, strict=True)):
         special = np.array(encoded["special_tokens_mask"][row], dtype=bool)
-        relevance = _token_relevance(example, encoded["offset_mapping"][row]) * ~special
         tokens = _tokens(encoded["input_ids"][row], example)
         pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
+        relevance = _token_relevance(example, encoded["offset_mapping"][row], pieces) * ~special
         cut = bool(encoded.encodings[row].overflowing)
         places = _places(encoded["offset_mapping"][row], special)
         made = Instance(tokens, ~special, relevance, label, None, pieces, example.id, cut, **_origin(example))
-        instances.append(replace(made, places=places))
+        lost = cut and bool(example.relevant) and not made.relevant
+        instances.append(replace(made, places=places, relevance_cut=lost))
     return instances
 
 
@@ -340,10 +343,12 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
             raise InputError(
                 f"{example.where}: {len(tokens)} tokens, but the model reads {limit}; shorten it"
             )
-        relevance = _token_relevance(example, encoded["offset_mapping"][row]) * ~special
-        pieces = tuple(tokenizer.convert_ids_to_tokens(tokens[:start].tolist()))
+        pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
+        relevance = _token_relevance(example, encoded["offset_mapping"][row], pieces) * ~special
         prompt = tokens[:start], ~special[:start], relevance[:start]
-        made = Instance(*prompt, target=tokens[of_target], pieces=pieces, id=example.id, **_origin(example))
+        made = Instance(
+            *prompt, target=tokens[of_target], pieces=pieces[:start], id=example.id, **_origin(example)
+        )
         instances.append(replace(made, places=_places(offsets, special)[:start]))
     return instances
 
@@ -374,14 +379,20 @@ def _tokens(ids: Sequence[int], example: Example) -> NDArray[np.int64]:
     return np.array(ids, dtype=np.int64)
 
 
-def _token_relevance(example: Example, offsets: Sequence[tuple[int, int]]) -> NDArray[np.float64]:
+def _token_relevance(
+    example: Example, offsets: Sequence[tuple[int, int]], pieces: Sequence[str]
+) -> NDArray[np.float64]:
     """The highest relevance among the characters of each token; white space is never relevant."""
     characters = np.zeros(max(len(example.text), max(end for _, end in offsets)))
     for start, end, weight in example.relevant:
         characters[start:end] = np.maximum(characters[start:end], weight)
     blank = [place for place, character in enumerate(example.text) if character.isspace()]
     characters[blank] = 0
-    return np.array([characters[start:end].max(initial=0.0) for start, end in offsets])
+    found = np.array([characters[start:end].max(initial=0.0) for start, end in offsets])
+    # SentencePiece puts a blank before the text. Where it is a token alone, it says that it stands for the
+    # first character, which the next token has.
+    found[[not piece.strip("\u2581") for piece in pieces]] = 0
+    return found
 
 
 def _prompt_and_target(example: Example) -> str:

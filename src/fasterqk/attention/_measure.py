@@ -95,7 +95,11 @@ def measure(
         raise InputError("no instance was given; nothing can be measured")
     unrated = not any(instance.rated for instance in instances)
     if need_relevance and not unrated and not any(instance.relevant for instance in instances):
-        raise InputError(f"no token is relevant in any of {len(instances)} instances; nothing can be scored")
+        cut = sum(instance.relevance_cut for instance in instances)
+        lost = f" (in {cut} all that was relevant lies behind the end that the model reads)" if cut else ""
+        raise InputError(
+            f"no token is relevant in any of {len(instances)} instances{lost}; nothing can be scored"
+        )
     if rank_by not in get_args(RankBy):
         raise InputError(f"unknown ranking {rank_by!r}; choose from {', '.join(get_args(RankBy))}")
     if type(draws) is not int or draws < 1:

@@ -132,6 +132,7 @@ class Measurement:
                 **self.settings,
                 **({"draws": len(self.random)} if len(self.random) > 1 else {}),
                 "n_truncated": sum(x.truncated for x in self.instances),
+                "n_relevance_cut": sum(x.relevance_cut for x in self.instances),
             },
         )
 

@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fasterqk.attention._aggregation import Pattern, pattern_of
+from fasterqk.attention._aggregation import HALF, Pattern, pattern_of
 from fasterqk.attention._instances import (
     Batch,
     Example,
@@ -138,6 +138,7 @@ class TorchClassifier:
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
         captured = capture(self.model, self.inputs(batch), rows=read if read_only else None)
+        check_layers(captured.select("self"), batch, self.model)
         # Kernels that show attention round differently, so that the answer is that of a plain pass, as it is
         # for texts that lost tokens: differences between the two are small.
         return Reading(captured.select("self"), read, class_answer(self.predict(batch), batch))
@@ -210,9 +211,12 @@ def leaf_embedding(embedding: nn.Module | None, share: float = 1.0) -> Iterator[
         raise InputError("gradient x input needs to know the model's embedding module; give embedding=...")
     leaves: list[Tensor] = []
 
-    def cut(module: nn.Module, arguments: Any, output: Tensor) -> Tensor:
-        leaves.append((share * output.detach()).requires_grad_())
-        return leaves[-1]
+    def cut(module: nn.Module, arguments: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        leaves.append((share * first.detach()).requires_grad_())
+        # A copy, because some models scale it in place.
+        copy = leaves[-1].clone()
+        return (copy, *output[1:]) if isinstance(output, tuple) else copy
 
     handle = embedding.register_forward_hook(cut)
     try:
@@ -228,6 +232,18 @@ def saliency(score: Tensor, leaves: Sequence[Tensor]) -> Tensor:
         raise InputError("the embedding module was not called, so gradient x input is not defined")
     gradients = torch.autograd.grad(score, leaves[0])[0]
     return (gradients * leaves[0].detach()).sum(-1)
+
+
+def check_layers(layers: Sequence[Tensor], batch: Batch, model: nn.Module) -> None:
+    """Raise unless every layer attends from the tokens of ``batch`` to the tokens of ``batch``."""
+    count, width = batch.tokens.shape
+    for number, layer in enumerate(layers):
+        if layer.shape[0] != count or layer.shape[3] != width or layer.shape[2] not in (1, width):
+            raise InputError(
+                f"attention of layer {number} of {type(model).__name__} has shape {tuple(layer.shape)} for"
+                f" {count} texts of {width} tokens: it does not attend from token to token, so tokens have no"
+                " weight of their own"
+            )
 
 
 def on_device_of(model: nn.Module, array: NDArray[Any]) -> Tensor:
@@ -255,22 +271,38 @@ class HuggingFaceClassifier(TorchClassifier):
 
     Its read position is not assumed but found: the one final hidden state from which a gradient reaches
     the logits, the first token in encoders, the last in decoders. Models that pool several are refused.
+    Where padding changes the answer (ConvBERT's convolutions reach into it), texts are run without any.
     """
 
     def __init__(self, model: Any) -> None:
         config = model.config
+        if config.is_encoder_decoder:
+            raise InputError(
+                f"{type(model).__name__} is an encoder-decoder; its prediction comes from two stacks, and"
+                " only models with one are measured"
+            )
         if config.num_labels < 2 or config.problem_type == "multi_label_classification":
             raise InputError(
                 f"{type(model).__name__} with {config.num_labels} label(s) and problem type"
                 f" {config.problem_type!r} gives no probabilities of classes; only classifiers are measured"
             )
         classes = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
-        embedding = model.get_input_embeddings()
         self._text_config: Any = config.get_text_config()
+        if getattr(self._text_config, "vocab_size", None) is None:
+            raise InputError(
+                f"{type(model).__name__} has no vocabulary of tokens; its input is of another kind"
+            )
+        try:
+            embedding = model.get_input_embeddings()
+        except NotImplementedError:
+            embedding = None
         super().__init__(model, classes=classes, inputs=self._keywords, embedding=embedding)
+        self._unpadded = False
         self.reads = self._find_read()
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
+        if self._unpadded and not batch.real.all():
+            return _side_by_side(batch, [self.read(one, read_only=read_only) for one in _one_by_one(batch)])
         ours = self._laid_out(batch)
         with self._padding(ours):
             reading = super().read(ours, read_only=read_only)
@@ -298,8 +330,8 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def _logits(self, batch: Batch) -> Tensor:
         ours = self._laid_out(batch)
-        if self._marker(ours) is None:
-            return torch.cat([self._logits(ours.rows(slice(i, i + 1))) for i in range(len(ours))])
+        if self._marker(ours) is None or (self._unpadded and not batch.real.all()):
+            return torch.cat([self._logits(one) for one in _one_by_one(ours)])
         with self._padding(ours):
             return super()._logits(ours)
 
@@ -335,25 +367,75 @@ class HuggingFaceClassifier(TorchClassifier):
         whole, none = np.ones(_PROBE_LENGTH, dtype=bool), np.zeros(_PROBE_LENGTH)
         lengths = (_PROBE_LENGTH - 2, _PROBE_LENGTH)
         batch = collate([Instance(tokens[:n], whole[:n], none[:n]) for n in lengths])
-        with leaf_embedding(self.embedding), self._padding(batch):
-            outputs = self.model(**self._keywords(batch), output_hidden_states=True)
-            # Unequal weights: equal ones would cancel where the classes are mirror images.
-            score = (outputs.logits * torch.arange(1, len(self.classes) + 1).to(outputs.logits)).sum()
-            (gradient,) = torch.autograd.grad(score, outputs.hidden_states[-1], allow_unused=True)
-        if gradient is None:
+        name = type(self.model).__name__
+        try:
+            # Gradients start at the embedding, so that those of a frozen model flow too.
+            start = nullcontext() if self.embedding is None else leaf_embedding(self.embedding)
+            with start, self._padding(batch), torch.enable_grad():
+                outputs = self.model(**self._keywords(batch), output_hidden_states=True)
+        except Exception as error:  # models ask for images, boxes, a language, ... with any kind of it
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(f"{name} does not run on token ids and a mask alone: {reason}") from None
+        shown = getattr(outputs, "hidden_states", None)
+        last = shown[-1] if shown and isinstance(shown[-1], Tensor) else None
+        if last is None or not last.requires_grad:
+            raise InputError(f"{name} does not show the hidden states that it predicts from")
+        if tuple(last.shape[:2]) != batch.tokens.shape:
             raise InputError(
-                f"{type(self.model).__name__} does not show the hidden states that it predicts from"
+                f"{name} has {last.shape[1]} final states for {batch.tokens.shape[1]} tokens; only models"
+                " that keep one state per token are measured"
             )
+        # Unequal weights: equal ones would cancel where the classes are mirror images.
+        score = (outputs.logits * torch.arange(1, len(self.classes) + 1).to(outputs.logits)).sum()
+        (gradient,) = torch.autograd.grad(score, last, allow_unused=True)
+        if gradient is None:
+            raise InputError(f"{name} does not show the hidden states that it predicts from")
+        with torch.no_grad():
+            alone = torch.cat([self._logits(one) for one in _one_by_one(batch)]).double()
+        rounding = 5e-2 if outputs.logits.dtype in HALF else 1e-4
+        away = float((outputs.logits.detach().double() - alone).abs().max())
+        self._unpadded = away > rounding * float(alone.abs().max())
         used = (gradient != 0).any(-1).cpu().numpy() & batch.real
+        if not used.any():
+            raise InputError(
+                f"no gradient of {name} reaches its final states: its logits are saturated, or not numbers"
+            )
         one_each = used.sum() == len(batch)
         if one_each and used[np.arange(len(batch)), batch.first].all():
             return "first"
         if one_each and used[np.arange(len(batch)), batch.last].all():
             return "last"
         raise InputError(
-            f"{type(self.model).__name__} does not read its prediction at the first or the last token alone,"
+            f"{name} does not read its prediction at the first or the last token alone,"
             " so there is no row of attention that makes the prediction"
         )
+
+
+def _one_by_one(batch: Batch) -> list[Batch]:
+    """The instances, each in a batch of its own, without padding."""
+    return [batch.rows(slice(number, number + 1)) for number in range(len(batch))]
+
+
+def _side_by_side(batch: Batch, readings: Sequence[Reading]) -> Reading:
+    """What was read of each instance of ``batch`` alone, laid out where its tokens stand."""
+    count, width = batch.tokens.shape
+    real = torch.from_numpy(batch.real)
+    layers = []
+    for parts in zip(*(one.layers for one in readings), strict=True):
+        read_only = parts[0].shape[2] == 1
+        layer = parts[0].new_zeros(count, parts[0].shape[1], 1 if read_only else width, width)
+        for number, part in enumerate(parts):
+            place = real[number].nonzero().squeeze(1).to(layer.device)
+            rows = layer[number] if read_only else layer[number].new_zeros(layer.shape[1], len(place), width)
+            rows[..., place] = part[0]
+            if not read_only:
+                layer[number][:, place] = rows
+        layers.append(layer)
+    answers = [one.answer for one in readings]
+    fields = ("probability", "correct", "outcomes")
+    answer = Answer(*(np.concatenate([getattr(own, name) for own in answers]) for name in fields))
+    first = torch.from_numpy(batch.first).to(readings[0].read.device)
+    return Reading(layers, torch.cat([one.read for one in readings]) + first, answer)
 
 
 def _columns_when_left_aligned(batch: Batch) -> NDArray[np.int64]:
@@ -392,6 +474,7 @@ class HuggingFaceCausal:
         read = on_device_of(self.model, batch.last)
         inputs = inputs_of(self.model, batch, batch.tokens)
         layers = capture(self.model, inputs, rows=read if read_only else None).select("self")
+        check_layers(layers, batch, self.model)
         # Nothing comes after the last token, so the read rows alone cannot look ahead.
         for layer in () if read_only else layers:
             # Padding rows may hold anything, so they do not count as looking ahead.

@@ -181,14 +181,21 @@ def _check(arguments: argparse.Namespace) -> None:
         check_out(arguments.out, arguments.data, arguments.model)
 
 
+def _cut(measured: dict[str, Any]) -> str:
+    cut, lost = measured["n_truncated"], measured["n_relevance_cut"]
+    if not cut:
+        return ""
+    return f"; {cut} were cut at the end" + (f", {lost} of them with all that was relevant" if lost else "")
+
+
 def _print(measurement: Any, summary: dict[str, Any]) -> None:
     from fasterqk.attention import dtap_lines
 
     print_table(
         measurement.scores_table(),
         f"{summary['n']} instances, {summary['n_without_relevance']} of them without a relevant token"
-        " (null: uniform attention, or a random ranking; sharp: all attention on one random token;"
-        " permuted: the model's own attention in random orders)",
+        f"{_cut(summary['measured'])} (null: uniform attention, or a random ranking; sharp: all attention on"
+        " one random token; permuted: the model's own attention in random orders)",
     )
     if len(measurement.rankings) > 1:
         print_table(
