@@ -50,6 +50,7 @@ EXPERIMENTS = {
     "finetune-hatexplain": "a pretrained encoder (MiniLM) fine-tuned on HateXplain, at equal loss",
     "phase": "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam",
     "covert-channel": "beyond the paper: right answers while attending to tokens that say nothing",
+    "claims": "every claim of the paper with its evidence and verdict, computed from published results",
     "all": "the paper in a few minutes, or with --full every table, ending with a page to open",
 }
 

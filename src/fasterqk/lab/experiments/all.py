@@ -19,6 +19,7 @@ from fasterqk.lab.experiments._registry import (
     Option,
     find_experiment,
 )
+from fasterqk.lab.experiments.claims import write_claims
 from fasterqk.lab.experiments.table_sva import FOUND_RATES
 from fasterqk.lab.report import write_page
 from fasterqk.lab.runs import Spec, SpecCell, Store, SweepError, plan, sweep
@@ -217,6 +218,7 @@ def run(runner: CellRunner, full: bool, plan: bool, parts: list[str] | None) -> 
         summary["parts"] = [row for part in chosen for row in run_together([part], runner.out, go_on=True)]
     else:
         summary["parts"] = run_together(chosen, runner.out)
+    write_claims(runner.out)
     return summary | {"report": str(write_page(runner.out))}
 
 

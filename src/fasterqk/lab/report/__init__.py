@@ -1,6 +1,6 @@
 """What people look at: figures, tables, one page per results folder, and the explorer of the theory."""
 
-from fasterqk.lab.report._claims import VERDICTS, Claim, save_claims
+from fasterqk.lab.report._claims import VERDICTS, Claim, count_verdicts, save_claims
 from fasterqk.lab.report._figure import (
     COLORS,
     DTAP_COLOURS,
@@ -23,6 +23,7 @@ __all__ = [
     "PARAMETERIZATION_COLORS",
     "VERDICTS",
     "Claim",
+    "count_verdicts",
     "draw_dtap",
     "dtap_rows",
     "plotting",

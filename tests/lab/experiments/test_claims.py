@@ -1,0 +1,140 @@
+"""The claims of the paper: the rule of the verdicts, and the document that is computed from the results."""
+
+import re
+from math import nan
+from pathlib import Path
+
+import pytest
+
+from fasterqk.attention import Interval
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments import claims, reproduce
+from fasterqk.lab.experiments._evidence import COMPARABLE, Effect, Results, apart, verdict
+from fasterqk.theory import Identity
+
+DOCS = Path(__file__).parents[3] / "docs"
+NAMES = (
+    "propositions_1_2",
+    "balancedness",
+    "omega",
+    "collapsed_twin",
+    "theorem_1",
+    "growth_rates",
+    "saturation",
+    "time",
+)
+
+
+def effect(mean, half, n=5, claimed="more"):
+    return Effect("x", Interval(mean, half, n), claimed)
+
+
+@pytest.mark.parametrize(
+    ("one", "standing"),
+    [
+        (effect(0.3, 0.1), "supports"),
+        (effect(0.3, 0.4), "open"),
+        (effect(-0.3, 0.1), "against"),
+        (effect(-0.3, 0.1, claimed="less"), "supports"),
+        (effect(0.3, nan, 1), "points"),
+        (effect(-0.3, nan, 1), "open"),
+        (effect(0.01, COMPARABLE / 4, claimed="equal"), "supports"),
+        (effect(0.01, COMPARABLE, claimed="equal"), "open"),
+        (effect(3 * COMPARABLE, COMPARABLE, claimed="equal"), "against"),
+        (effect(-COMPARABLE / 2, COMPARABLE / 4, claimed="not less"), "supports"),
+        (effect(-3 * COMPARABLE, COMPARABLE, claimed="not less"), "against"),
+        (effect(nan, nan), "open"),
+    ],
+)
+def test_an_effect_stands_to_its_claim_as_its_interval_does(one, standing):
+    assert one.standing == standing
+    assert one.text.endswith(f": {standing}")
+
+
+def test_one_seed_never_makes_a_claim_hold():
+    assert verdict([effect(0.3, nan, 1)]) == "holds in part"
+    assert verdict([effect(0.3, nan, 1), effect(-0.3, 0.1)]) == "does not hold"
+    assert verdict([effect(0.3, 0.1), effect(0.3, nan, 1)]) == "holds in part"
+    assert verdict([effect(0.3, 0.4)]) == "does not hold"
+
+
+def test_half_widths_of_arms_that_are_not_paired_add_up():
+    assert apart(Interval(0.5, 0.1, 5), Interval(0.2, 0.2, 3)) == Interval(0.3, pytest.approx(0.3), 3)
+
+
+def test_a_claim_turns_when_its_identity_breaks_or_its_numbers_do(tmp_path):
+    whole = [Identity(name, "a = b", 0.0, 1e-8) for name in NAMES]
+    broken = [Identity(name, "a = b", 1.0, 1e-8) for name in NAMES]
+    verdicts = [
+        [
+            claim.verdict
+            for claim in claims.all_claims(Results(DOCS / "results"), found)
+            if "Theorem 1" in claim.where
+        ]
+        for found in (whole, broken)
+    ]
+    assert verdicts == [["holds"], ["does not hold"]]
+    for table in (DOCS / "results").glob("*.csv"):
+        (tmp_path / table.name).write_bytes(table.read_bytes())
+    path = tmp_path / "table-hatexplain-paper-matched.csv"
+    lines = path.read_text().splitlines()
+    turned = [re.sub(r",0\.26\d*,", ",-0.264,", line) if line.startswith("MRTA") else line for line in lines]
+    assert turned != lines
+    path.write_text("\n".join(turned))
+    names = "Sharper attention is not explained"
+    before, after = (
+        next(one.verdict for one in claims.all_claims(Results(folder), whole) if one.claim.startswith(names))
+        for folder in (DOCS / "results", tmp_path)
+    )
+    assert (before, after) == ("holds", "holds in part")
+
+
+@pytest.mark.slow
+def test_the_document_is_what_the_command_prints(tmp_path, capsys):
+    summary = reproduce("claims", tmp_path)
+    claims.EXPERIMENT.show(summary)
+    assert capsys.readouterr().out == (DOCS / "claims.md").read_text(encoding="utf-8"), (
+        "run: fasterqk reproduce claims > docs/claims.md"
+    )
+    assert (tmp_path / "claims" / "paper.json").exists()
+
+
+def test_every_kind_of_claim_has_its_row():
+    text = (DOCS / "claims.md").read_text(encoding="utf-8")
+    where = " ".join(re.findall(r"^\| \d+ \| .*? \| (.*?) \| \*\*", text, re.MULTILINE))
+    for place in (
+        *(f"Figure {n}" for n in (2, 3, 4)),
+        "Figures 5 to 7",
+        *(f"Table {n}" for n in range(1, 7)),
+        "Theorem 1",
+        "Propositions 1 and 2",
+        "Lemmas 1 and 4",
+        "Lemmas 2 and 5",
+        "Lemma 3",
+        "Abstract",
+        "Introduction",
+        "Conclusion",
+        "Limitations",
+        "Impact Statement",
+    ):
+        assert place in where, place
+    for claim in (
+        "stabilises",
+        "Adaptive optimization alone",
+        "in all settings",
+        "persist in deeper models",
+        "Future work",
+    ):
+        assert claim in text
+    anchors = re.findall(r"\]\(([\w.]+)#([\w-]+)\)", text)
+    for page, anchor in anchors:
+        headings = re.findall(r"^#+ (.*)$", (DOCS / page).read_text(encoding="utf-8"), re.MULTILINE)
+        slugs = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+        assert anchor in slugs, f"{page}#{anchor}"
+
+
+def test_a_folder_without_results_is_one_line(tmp_path):
+    with pytest.raises(InputError, match="is no folder; name docs/results of a checkout"):
+        reproduce("claims", tmp_path, results=str(tmp_path / "nothing"))
+    with pytest.raises(InputError, match="is missing; name the folder docs/results"):
+        reproduce("claims", tmp_path, results=str(tmp_path))
