@@ -33,6 +33,33 @@ def test_list_as_json_by_state(out: str, capsys: pytest.CaptureFixture[str]) -> 
     assert (cell["cell"], cell["kind"], cell["fields"]) == (content_hash(Empty(9)), "Empty", {"seed": 9})
 
 
+def test_list_shows_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(tmp_path)
+    test = {"accuracy": 0.9, "mrta": 0.61, "null": {"mrta": 0.4}}
+    store.save(Empty(0), {"loss": 0.125, "test": test, "history": [{"loss": 1.0}]})
+    store.save(Empty(1), {"diverged": True, "loss": None})
+    store.save(Empty(2), {"score": 0.5, "seed": 2.5})
+    store.begin(Empty(9))
+    assert main(["runs", "list", "--out", str(tmp_path)]) == 0
+    head, *lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    numbers = ["loss", "accuracy", "mass", "null"]
+    assert head == ["cell", "state", "seconds", "seed", *numbers, "diverged", "score", "result.seed"]
+    rows = {line[3]: dict(zip(head, line, strict=True)) for line in lines}
+    assert [rows["0"][name] for name in ("loss", "accuracy", "mass", "null")] == [
+        "0.125",
+        "0.9",
+        "0.61",
+        "0.4",
+    ]
+    assert rows["1"]["diverged"] == "yes"
+    assert (rows["2"]["score"], rows["2"]["result.seed"]) == ("0.5", "2.5")
+    assert (rows["9"]["state"], rows["9"]["loss"]) == ("stopped", "-")
+    assert main(["runs", "list", "--out", str(tmp_path), "--json"]) == 0
+    found = {cell["fields"]["seed"]: cell["result"] for cell in json.loads(capsys.readouterr().out)}
+    assert found[0] == {"loss": 0.125, "accuracy": 0.9, "mass": 0.61, "null": 0.4}
+    assert found[9] == {}
+
+
 def test_list_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "list", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().out == f"no cells in {tmp_path}\n"

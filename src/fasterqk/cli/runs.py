@@ -23,7 +23,7 @@ def configure(parser: Parser) -> None:
     listing = add_action(
         chosen,
         "list",
-        "all cells of a store: done, running, failed, stopped or damaged",
+        "all cells of a store: done, running, failed, stopped or damaged; what differs, and their results",
         "fasterqk runs list --out out",
         "fasterqk runs list --state failed --json",
     )
@@ -70,9 +70,8 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.state not in (None, *STATES):
         raise InputError(f"{arguments.state!r} is no state; choose from {', '.join(STATES)}")
     wanted = STATES if arguments.state is None else (arguments.state,)
-    found = [
-        dataclasses.asdict(summary) for summary in summaries(Store(arguments.out)) if summary.state in wanted
-    ]
+    cells = summaries(Store(arguments.out), with_result=True)
+    found = [dataclasses.asdict(summary) for summary in cells if summary.state in wanted]
     if not found and not arguments.json:
         print(f"no cells in {arguments.out}")
         return 0
@@ -80,15 +79,20 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _show_list(found: list[dict[str, Any]]) -> None:
-    from fasterqk.lab.runs._table import varying
+    from fasterqk.lab.runs._table import HEADLINE, varying
 
     kinds = len({summary["kind"] for summary in found}) > 1
     columns = ("cell", "kind", "state", "seconds") if kinds else ("cell", "state", "seconds")
     differences = varying([summary["fields"] for summary in found])
+    shown = {name for summary in found for name in summary["result"]}
+    names = [name for name in HEADLINE if name in shown] + sorted(shown - HEADLINE.keys())
+    fields = {name for differing in differences for name in differing}
     print_table(
         [
-            {name: summary[name] for name in columns} | fields
-            for summary, fields in zip(found, differences, strict=True)
+            {name: summary[name] for name in columns}
+            | differing
+            | {f"result.{name}" if name in fields else name: summary["result"].get(name) for name in names}
+            for summary, differing in zip(found, differences, strict=True)
         ]
     )
 

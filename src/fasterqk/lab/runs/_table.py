@@ -5,7 +5,7 @@ import os
 import sys
 from collections import Counter, UserList
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -113,7 +113,7 @@ STATES = ("done", "running", "failed", "stopped", "damaged")
 
 @dataclass(frozen=True)
 class Summary:
-    """A cell without its result. ``seconds`` is how long the attempt that finished it took."""
+    """A cell and the headline of its result. ``seconds`` is how long the attempt that finished it took."""
 
     cell: str
     state: str
@@ -121,18 +121,25 @@ class Summary:
     fields: dict[str, Any]
     attempt: int | None
     seconds: float | None
+    result: dict[str, Any] = field(default_factory=dict)
 
 
-def summarize(folder: Path, *, with_config: bool = True) -> Summary:
-    """The summary of one cell, quicker without its configuration.
+def summarize(folder: Path, *, with_config: bool = True, with_result: bool = False) -> Summary:
+    """The summary of one cell, quicker without its configuration and without its result.
 
     A cell with an unreadable file is ``damaged``.
     """
+    result: dict[str, Any] = {}
     try:
         config = (read_sealed(folder / "config.json") or {}) if with_config else {}
         finished = state(folder)
         about = (read_sealed(folder / "environment.json") or {}) if finished == "done" else {}
-        whole = is_whole(folder / "result.json")
+        if with_result and finished == "done":
+            document = read_result(folder, lists=False)
+            result = headline(document["result"]) if document else {}
+            whole = True
+        else:
+            whole = is_whole(folder / "result.json")
     except InputError:
         whole = False
     if not whole:
@@ -144,12 +151,43 @@ def summarize(folder: Path, *, with_config: bool = True) -> Summary:
         fields=config.get("all", {}),
         attempt=about.get("attempt"),
         seconds=about.get("seconds"),
+        result=result,
     )
 
 
-def summaries(store: Store) -> list[Summary]:
+def summaries(store: Store, *, with_result: bool = False) -> list[Summary]:
     """The summaries of all cells, in order of their names."""
-    return [summarize(folder) for folder in store.cells()]
+    return [summarize(folder, with_result=with_result) for folder in store.cells()]
+
+
+# The headline of a training: what its numbers are called, and where its result holds them.
+HEADLINE = {
+    "loss": "loss",
+    "accuracy": "test.accuracy",
+    "mass": "test.mrta",
+    "null": "test.null.mrta",
+}
+_NUMBERS_SHOWN = 4
+
+
+def headline(result: Mapping[str, Any]) -> dict[str, Any]:
+    """The numbers that sum up a result: final loss, test accuracy, mass and its null where it has them.
+
+    A result of another kind gives its first real numbers. A training that diverged says so.
+
+    >>> headline({"loss": 0.1, "test": {"accuracy": 0.9, "mrta": 0.6, "null": {"mrta": 0.4}}})
+    {'loss': 0.1, 'accuracy': 0.9, 'mass': 0.6, 'null': 0.4}
+    >>> headline({"score": 0.5, "name": "a"})
+    {'score': 0.5}
+    """
+    flat = flatten(result)
+    if result.get("diverged"):
+        return {"diverged": True}
+    found = {name: flat[key] for name, key in HEADLINE.items() if isinstance(flat.get(key), float)}
+    if len(found) > 1:
+        return found
+    numbers = [(name, value) for name, value in flat.items() if isinstance(value, float)]
+    return dict(numbers[:_NUMBERS_SHOWN])
 
 
 def varying(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
