@@ -9,9 +9,14 @@ from fasterqk.errors import InputError
 
 def configure(parser: Parser) -> None:
     parser.epilog = examples(
-        "fasterqk report", "fasterqk report out -o report.html", "fasterqk report out --open"
+        "fasterqk report",
+        "fasterqk report out -o report.html --title 'Which ratio?'",
+        "fasterqk sweep SPEC.toml --out mine && fasterqk report mine --open",
     )
-    parser.add_argument("out", nargs="?", default="out", metavar="OUT", help="results folder (default: out)")
+    parser.add_argument(
+        "out", nargs="?", default="out", metavar="OUT", help="results folder of reproduce, sweep or train"
+    )
+    parser.add_option("--title", str, "TEXT", "title of the page (default: the question that it answers)")
     add_page_options(parser, "OUT/report.html")
 
 
@@ -23,4 +28,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"{arguments.out!r} is no folder; make one with: fasterqk reproduce all --out OUT")
     path = Path(arguments.output) if arguments.output else out / "report.html"
     reads = [out / name for name in ("runs", "figures", "tables")]
-    return write_and_show(arguments, "report", path, lambda target: write_page(out, target), reads)
+    return write_and_show(
+        arguments, "report", path, lambda target: write_page(out, target, title=arguments.title), reads
+    )

@@ -69,8 +69,11 @@ class Training:
 
 
 def test_what_was_run_is_counted_from_the_store(tmp_path):
-    assert what_was_run(tmp_path) is None
+    assert what_was_run(tmp_path) == ("", "")
     store = Store(tmp_path)
     for seed in range(3):
         store.save(Training(seed), {"loss": 0.5})
-    assert "3 cells in the store (3 Training), 3 finished" in (what_was_run(tmp_path) or "")
+    assert "3 cells in the store (3 Training), 3 finished" in what_was_run(tmp_path)[0]
+    assert what_was_run(tmp_path)[1] == ""
+    store.begin(Training(9))
+    assert what_was_run(tmp_path)[1] == "Of 4 cells, 3 are done; not on this page: 1 stopped."

@@ -13,6 +13,7 @@ from fasterqk import __version__
 from fasterqk.console import mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
+from fasterqk.lab.report._cells import cell_documents
 from fasterqk.lab.report._claims import count_verdicts, read_claims, signed_text
 from fasterqk.lab.report._figure import themed
 from fasterqk.lab.report._html import CHART_SCRIPTS, json_text, render_page, write_explorer
@@ -43,6 +44,8 @@ _FOLDERS = ("comparisons", "figures", "curves", "examples", "tables")
 QUESTION = "Does faster query-key learning sharpen attention?"
 # Tables of a chapter with more rows than this, taken together, are folded.
 _ROWS_SHOWN = 12
+_SENTENCES = 6
+_EFFECTS = 30
 
 
 def write_page(out: Path, path: Path | None = None, *, title: str | None = None) -> Path:
@@ -57,9 +60,12 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
     beside = path is None or Path(path).resolve() == (out / "report.html").resolve()
     path = out / "report.html" if path is None else Path(path)
     found = {folder: load_documents(out, folder) for folder in _FOLDERS}
+    of_the_paper = any(found.values())
+    for folder, documents in cell_documents(out, _taken(out, found)).items():
+        found[folder] += documents
     if not any(found.values()):
         raise InputError(
-            f"{str(out)!r} holds no figures, tables or examples; "
+            f"{str(out)!r} holds no figures, tables or examples, and no cells of a sweep or training; "
             f"make some with: fasterqk reproduce all --out {str(out)!r}"
         )
     _check_pictures(out, found["figures"])
@@ -78,6 +84,7 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
     ]
     claims = [claim for document in load_documents(out, "claims") for claim in read_claims(document)]
     chapters = [_arrange(*chapter, comparisons) for chapter in in_chapters(folders)]
+    run, missing = what_was_run(out)
     glance = pick_example(folders["examples"], comparisons)
     page = render_page(
         "report.html",
@@ -88,16 +95,19 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
             **{folder: {one["name"]: one for one in folders[folder]} for folder in ("curves", "examples")},
         },
         title=title or (QUESTION if comparisons or claims else f"Results in {out.resolve().name}"),
-        answer=answer(measured),
-        forest=forest(measured),
+        answer=answer(measured, "task" if of_the_paper else "setting")
+        or " ".join(one["see"] for one in found["tables"] if one["name"].endswith("-cells-conditions")),
+        forest=forest(measured[:_EFFECTS]),
+        more_effects=max(0, len(measured) - _EFFECTS),
         glance=glance,
         claims=claims,
         verdicts=count_verdicts(claims),
         chapters=chapters,
         slugs={chapter.slug for chapter, *_ in chapters},
         chapter_of=chapter_of,
-        run=what_was_run(out),
-        explorer=beside,
+        run=run,
+        missing=missing,
+        explorer=beside and of_the_paper,
         words=Definitions(),
         glossary={term: TERMS[term] for term in terms_in(_texts(plain([folders, claims])))},
         names=_names,
@@ -107,7 +117,7 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
         links=Links(out, path),
         version=__version__,
     )
-    if beside:
+    if beside and of_the_paper:
         write_explorer(path.with_name("explorer.html"))
     return write_text(path, page)
 
@@ -127,6 +137,25 @@ def _names(document: Document) -> list[str]:
     return heads + [text for line in document.get("lines") or () for _, text in line[:2]]
 
 
+def _taken(out: Path, found: Mapping[str, list[Document]]) -> set[str]:
+    """Groups of cells that the page leaves to the documents of the experiments that ran them.
+
+    With documents, cells are shown if they are trainings on a task that no document is about.
+    """
+    from fasterqk.lab.runs import Store
+    from fasterqk.lab.runs._table import summaries
+
+    slugs = {chapter_of(one["name"]).slug for documents in found.values() for one in documents}
+    if not slugs:
+        return set()
+    cells = summaries(Store(out))
+    groups = {str(cell.fields.get("task") or cell.kind or "unknown"): "task" in cell.fields for cell in cells}
+    own = {"layers", "ablation", "finetune", "ratio", "main"} & slugs  # of HateXplain, under another name
+    return {
+        name for name, task in groups.items() if not task or name in slugs or (name == "hatexplain" and own)
+    }
+
+
 def _check_pictures(out: Path, figures: list[Document]) -> None:
     for figure in figures:
         image = out / "figures" / f"{figure['name']}.svg"
@@ -137,8 +166,8 @@ def _check_pictures(out: Path, figures: list[Document]) -> None:
 def _task(name: str, comparisons: Mapping[str, Document]) -> str:
     """The data of a comparison in a sentence; where two have the same data, also its protocol."""
     found = _IN_A_SENTENCE.get(chapter_of(name).slug)
-    if found is None:
-        return str(comparisons[name].get("title") or name)
+    if found is None or "file" in comparisons[name]:  # cells are named by their settings
+        return found if found and len(comparisons) == 1 else str(comparisons[name].get("title") or name)
     others = [
         other for other in comparisons if other != name and chapter_of(other).slug == chapter_of(name).slug
     ]
@@ -211,6 +240,7 @@ _TABLE = re.compile(r"table\d*(?:[-_]|$)")
 
 # What the tables measure, in the paper's order; the made-up languages need no data and come first.
 _DATA = {
+    "jsonl": "Your data",
     "agreement": "Agreement",
     "kvqa": "Key-value questions",
     "squad": "SQuAD",
@@ -221,6 +251,7 @@ _DATA = {
 
 # The same where a sentence names them.
 _IN_A_SENTENCE = {
+    "jsonl": "your data",
     "agreement": "generated agreement",
     "kvqa": "generated key-value questions",
     "squad": "SQuAD",
@@ -281,7 +312,13 @@ def _arrange(
     """
     own = [document for folder, document in documents if folder == "comparisons"]
     names = {(folder, document["name"]) for folder, document in documents}
-    sentences = [text for one in own for text in comparison_sentences(comparisons[one["name"]])]
+    sentences = [
+        f"{one['title']}: {text[0].lower()}{text[1:]}" if len(own) > 1 else text
+        for one in own
+        for text in comparison_sentences(comparisons[one["name"]])
+    ]
+    if len(sentences) > _SENTENCES:
+        sentences[_SENTENCES:] = [f"{len(sentences) - _SENTENCES} more are in the tables below."]
     shown: list[tuple[int, str, Document]] = []
     tables = []
     for folder, document in documents:
@@ -311,7 +348,8 @@ def _arrange(
 
 def _against_loss(curves: Document) -> bool:
     keys = {metric["key"] for metric in curves["metrics"]}
-    return "loss" in keys and "mrta" in keys and curves["x"]["key"] != "loss"
+    arms = {cell["arm"] for cell in curves["cells"]}
+    return {"loss", "mrta"} <= keys and curves["x"]["key"] != "loss" and len(arms) > 1
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:

@@ -23,23 +23,24 @@ _ATTENTION = {
 _COST = {"accuracy": "test accuracy", "train_accuracy": "training accuracy", "loss": "training loss"}
 
 
-def what_was_run(out: Path) -> str | None:
-    """One sentence about the cells of the store, or None when it is empty."""
+def what_was_run(out: Path) -> tuple[str, str]:
+    """A sentence about the cells of the store, and one about those that are not done; empty without any."""
     from fasterqk.lab.runs import Store
     from fasterqk.lab.runs._table import summaries
 
     found = summaries(Store(out))
     if not found:
-        return None
+        return "", ""
     states = Counter(summary.state for summary in found)
     kinds = Counter(summary.kind or "unknown" for summary in found)
     seconds = sum(summary.seconds or 0 for summary in found)
     names = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()))
+    left = ", ".join(f"{number} {state}" for state, number in sorted(states.items()) if state != "done")
     sentence = f"{count(len(found), 'cell')} in the store ({names}), {states['done']} finished"
-    for state, number in sorted(states.items()):
-        if state != "done":
-            sentence += f", {number} {state}"
-    return sentence + (f"; together they computed for {duration_text(seconds)}." if seconds else ".")
+    sentence += f", {left}" if left else ""
+    sentence += f"; together they computed for {duration_text(seconds)}." if seconds else "."
+    missing = f"Of {count(len(found), 'cell')}, {states['done']} are done; not on this page: {left}."
+    return sentence, missing if left else ""
 
 
 # --- Effects: what an arm changes at equal training loss ---
@@ -63,6 +64,8 @@ class Effect:
     null: float | None
     accuracy: Any
     seeds: int
+    # How much faster the query-key circuit learns than in the baseline, where that is known.
+    ratio: float | None = None
 
     @property
     def kind(self) -> str:
@@ -109,18 +112,28 @@ def effects(comparison: Mapping[str, Any], task: str = "") -> list[Effect]:
                 null=mean_of((arm.get("null") or {}).get(score)),
                 accuracy=difference.get("test_accuracy"),
                 seeds=(difference[score].get("n") or 1) if is_interval(difference[score]) else 1,
+                ratio=_ratio(baseline, arm),
             )
         )
     return found
 
 
-def answer(found: Sequence[Effect]) -> str:
+def _ratio(baseline: Mapping[str, Any], arm: Mapping[str, Any]) -> float | None:
+    before, after = mean_of(baseline.get("qk_ratio")), mean_of(arm.get("qk_ratio"))
+    return after / before if before and after else None
+
+
+def answer(measured: Sequence[Effect], unit: str = "task") -> str:
     """One sentence that says where attention is sharper at equal loss, where not, and what is not known.
+
+    It is about the arms in which the query-key circuit learns faster, and empty without such arms. ``unit``
+    is what the effects are counted in.
 
     >>> difference = {"mean": 0.3, "half_width": 0.1, "n": 5}
     >>> answer([Effect("SQuAD", "SQuAD", "r = 10", 0.1, 0.2, 0.5, difference, 0.1, None, 5)])[:50]
     'Yes, on the one task measured here: at equal train'
     """
+    found = [one for one in measured if one.ratio is None or one.ratio > 1]
     if not found:
         return ""
     by_kind = {
@@ -137,7 +150,7 @@ def answer(found: Sequence[Effect]) -> str:
         words = "it makes" if parts else "makes"
         parts.append(f"{words} no clear difference in {_listed(by_kind['unclear'])}")
     if not parts:
-        parts.append("was tried with too few seeds to be sure")
+        parts.append("could be compared in too few seeds to be sure")
     parts += _hints(by_kind["few"])
     parts += _accuracy(found)
     sentence = f"at equal training loss, faster query-key learning {'; '.join(parts)}."
@@ -145,11 +158,10 @@ def answer(found: Sequence[Effect]) -> str:
     if not more:
         return f"{'Not known yet' if len(by_kind['few']) == len(found) else 'Not here'}: {sentence}"
     if len(more) == len(found):
-        return (
-            f"Yes, {'on the one task' if tasks == 1 else f'on all {tasks} tasks'} measured here: {sentence}"
-        )
+        where = {1: "on the one", 2: "on both"}.get(tasks, f"on all {tasks}")
+        return f"Yes, {where} {unit}{'s' if tasks > 1 else ''} measured here: {sentence}"
     sharper = len({one.task for one in more})
-    return f"Yes, on {sharper} of {tasks} tasks: {sentence}" if tasks > 1 else f"In part: {sentence}"
+    return f"Yes, on {sharper} of {tasks} {unit}s: {sentence}" if tasks > 1 else f"In part: {sentence}"
 
 
 def _listed(found: Iterable[Effect]) -> str:
@@ -158,7 +170,10 @@ def _listed(found: Iterable[Effect]) -> str:
     >>> _listed([One(task="a"), One(task="b"), One(task="c")])
     'a, b and c'
     """
-    *first, last = dict.fromkeys(one.task for one in found)
+    names = list(dict.fromkeys(one.task for one in found))
+    if len(names) > 5:
+        return f"{len(names)} settings"
+    *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 
 

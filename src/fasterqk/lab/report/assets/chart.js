@@ -2,7 +2,7 @@
 //
 // A chart is described by a function that returns
 //   { x: {label, domain, log}, y: {label, domain, log, format}, lines, guides, marks, summary }
-// where a line is {points: [[x, y], ...], color, name, strong, faint}, a guide {axis, at, drag(value)}
+// where a line is {points: [[x, y], ...], color, name, strong, faint, dashed}, a guide {axis, at, drag(value)}
 // and a mark {x, y, color, label, hollow}. `refresh()` asks for it again.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -86,6 +86,7 @@ function drawLines({ description, across, up }) {
     const kind = line.strong ? "strong" : line.faint ? "faint" : "";
     const drawn = svgElement("path", { d: path.join(""), class: kind });
     drawn.style.stroke = line.color;
+    if (line.dashed) drawn.style.strokeDasharray = "6 4";
     group.append(drawn);
   }
   return group;

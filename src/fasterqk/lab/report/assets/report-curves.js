@@ -16,6 +16,7 @@ function showCurves(place, document_) {
     const entry = document.createElement("span");
     entry.textContent = arm;
     entry.style.setProperty("--key", color(arm));
+    if (arms.indexOf(arm) >= 7) entry.className = "dashed";
     legend.append(entry);
   }
   if (metrics.some((metric) => Number.isFinite(metric.null))) {
@@ -44,11 +45,13 @@ function describeCurves(x, metric, cells, arms, color) {
       .filter((point) => Number.isFinite(point[x.key]) && (!x.log || point[x.key] > 0) && usable(point[metric.key]))
       .map((point) => [point[x.key], point[metric.key]]);
   const lines = [];
+  // The eighth arm has the colour of the first, and dashes.
+  const dashed = (arm) => arms.indexOf(arm) >= 7;
   for (const arm of arms) {
     const seeds = cells.filter((cell) => cell.arm === arm).map(pointsOf);
     const mean = meanCurve(seeds);
-    for (const points of seeds) lines.push({ points, color: color(arm), faint: Boolean(mean), name: mean ? "" : arm });
-    if (mean) lines.push({ points: mean, color: color(arm), strong: true, name: arm });
+    for (const points of seeds) lines.push({ points, color: color(arm), dashed: dashed(arm), faint: Boolean(mean), name: mean ? "" : arm });
+    if (mean) lines.push({ points: mean, color: color(arm), dashed: dashed(arm), strong: true, name: arm });
   }
   const all = lines.flatMap((line) => line.points);
   if (all.length === 0) return null;

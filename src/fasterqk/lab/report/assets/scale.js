@@ -18,9 +18,11 @@ function linearTicks(domain, wanted = 5) {
   const rough = (high - low) / wanted;
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= 0.85 * rough);
+  // As many digits as tell neighbours apart.
+  const digits = Math.max(3, Math.ceil(Math.log10(Math.max(Math.abs(low), Math.abs(high)) / step)) + 1);
   const ticks = [];
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k += 1) {
-    ticks.push({ value: k * step, label: short(Number((k * step).toPrecision(12))) });
+    ticks.push({ value: k * step, label: short(Number((k * step).toPrecision(12)), Math.min(12, digits)) });
   }
   return ticks;
 }
