@@ -62,6 +62,7 @@ def folders(tmp_path_factory):
         "classifier": transformers.BertForSequenceClassification(bert),
         "causal": transformers.LlamaForCausalLM(transformers.LlamaConfig(**size)),
         "tagger": transformers.BertForTokenClassification(bert),
+        "other": transformers.BertForSequenceClassification(bert),
     }
     for name, model in saved.items():
         model.save_pretrained(root / name)
@@ -123,7 +124,8 @@ def test_without_rationales_it_says_what_is_left_out(command, tmp_path):
     lines = [{"text": "the film was good", "label": 1}, {"tokens": ["bad", "plot"], "label": 0}]
     code, out, error = command("classifier", lines, "--out", str(tmp_path / "out"))
     assert (code, error) == (0, "")
-    assert "does not say which tokens are relevant, so mrta, ac, acmc, dtap and plausibility" in out
+    assert "The data does not say which tokens are relevant, so attention on relevant" in out
+    assert "plausibility are left out" in out
     assert "aopc comprehensiveness" in out and "auprc " not in out
 
 
@@ -133,6 +135,67 @@ def test_scores_that_do_not_fit_are_one_line(command, tmp_path):
     code, out, error = command("classifier", CLASSIFIED, "--scores", str(path))
     assert (code, out) == (2, "")
     assert "no scores for 2 of 3 instances, such as id '2'" in error and error.count("\n") == 1
+
+
+def test_two_models_are_compared_on_the_same_data(command, folders, tmp_path):
+    lines = CLASSIFIED * 4
+    lines = [{**line, "id": str(number)} for number, line in enumerate(lines)]
+    both = ["--model", str(folders / "other"), "--rationale-k", "50"]
+    code, out, error = command("classifier", lines, *both, "--json")
+    document = json.loads(out)
+    assert (code, error) == (0, "")
+    assert list(document["models"]) == ["classifier", "other"]
+    for name in ("mrta", "ac", "entropy"):
+        one, other = (document["models"][model][name] for model in document["models"])
+        found = document["difference"][name]
+        assert found["value"] == pytest.approx(other - one)
+        assert found["low"] <= found["value"] <= found["high"]
+    assert set(document["difference"]["sufficiency"]) == {"50"}
+    code, out, _ = command("classifier", lines, *both, "--out", str(tmp_path / "out"))
+    assert code == 0 and "other minus classifier, paired by instance" in out
+    tables = {path.name for path in (tmp_path / "out" / "tables").iterdir()}
+    assert {"measure-difference.csv", "measure-scores-1.csv", "measure-instances-2.csv"} <= tables
+    page = (tmp_path / "out" / "measure.html").read_text()
+    assert "other minus classifier" in page and str(tmp_path / "out" / "measure.html") in out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--model", "x", "--model", "y"], "--model was given 3 times; give one model, or two"),
+        (["--model", "SAME"], "was given twice; give two different models"),
+        (["--model", "other", "--resamples", "0"], "--resamples 0: two models are compared by resampling"),
+        (["--model", "other", "--eraser-out", "e.jsonl"], "--eraser-out takes the predictions of one model"),
+        (["--resamples", "-1"], "--resamples -1 is negative"),
+        (["--null", "0"], "--null: '0' is not at least 1"),
+        (["--null", "some"], "--null: 'some' is not a whole number"),
+        (["--k", "sheffield"], "'sheffield' is no convention (eraser, ferret) and no list like 5,10"),
+    ],
+)
+def test_bad_combinations_are_one_line(command, folders, options, message):
+    options = [str(folders / "classifier") if option == "SAME" else option for option in options]
+    try:
+        code, out, error = command("classifier", CLASSIFIED, *options)
+    except SystemExit as caught:
+        code, out, error = caught.code, "", message  # argparse prints its own line
+    assert (code, out) == (2, "")
+    assert message in error
+
+
+def test_nulls_and_conventions_on_request(command):
+    none = json.loads(command("classifier", CLASSIFIED, "--json", "--null", "none", "--k", "50")[1])
+    assert "random" not in none and "random_error" not in none
+    several = json.loads(command("classifier", CLASSIFIED, "--json", "--null", "4", "--k", "50")[1])
+    assert several["measured"]["draws"] == 4
+    assert several["random_error"]["comprehensiveness"]["50"] >= 0
+    ferret = json.loads(command("classifier", CLASSIFIED, "--json", "--k", "ferret")[1])
+    assert list(ferret["sufficiency"]) == [str(k) for k in range(10, 101, 10)]
+    assert ferret["measured"]["rounding"] == "down"
+    eraser = json.loads(command("classifier", CLASSIFIED, "--json", "--k", "eraser")[1])
+    assert list(eraser["sufficiency"]) == ["1", "5", "10", "20", "50"]
+    low, high = eraser["interval"]["aopc"]["sufficiency"]
+    assert low <= eraser["aopc"]["sufficiency"] <= high
+    assert "interval" not in json.loads(command("classifier", CLASSIFIED, "--json", "--resamples", "0")[1])
 
 
 def test_batch_size_changes_nothing(command):

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fasterqk.attention._nulls import *
     from fasterqk.attention._resampling import *
     from fasterqk.attention._scores import *
+    from fasterqk.attention._shown import *
 
 # Those that import torch come last.
 _MODULES = (
@@ -36,6 +37,7 @@ _MODULES = (
     "measurement",
     "measure",
     "resampling",
+    "shown",
 )
 
 __all__ = [
@@ -80,6 +82,7 @@ __all__ = [
     "class_answer",
     "collate",
     "common_levels",
+    "counts_text",
     "dtap",
     "dtap_lines",
     "dtap_over_seeds",
@@ -89,18 +92,23 @@ __all__ = [
     "entropy",
     "eraser_commands",
     "eraser_paths",
+    "extremes",
     "faithfulness",
     "find_pattern",
     "first_token_share",
     "format_score",
+    "instance_html",
     "interval",
     "kendall_tau",
     "largest_weight",
+    "legend_html",
     "load_model",
     "matched_loss",
     "max_logit",
     "measure",
+    "measurement_html",
     "mrta",
+    "nested",
     "null_row",
     "null_scores",
     "paired_difference",
@@ -110,6 +118,7 @@ __all__ = [
     "permuted_mass",
     "place_of",
     "plausibility",
+    "rankings_html",
     "read_example",
     "read_examples",
     "read_scores",
@@ -117,7 +126,9 @@ __all__ = [
     "remove",
     "score_intervals",
     "score_of",
+    "scores_html",
     "sharp_mass",
+    "spreads_html",
     "sum_cells",
     "summarize",
     "table_scores",

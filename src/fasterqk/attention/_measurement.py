@@ -7,6 +7,7 @@ and random ones to compare them with.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from json import dumps
 from typing import Any
 
@@ -136,6 +137,11 @@ class Measurement:
             },
         )
 
+    @cached_property
+    def _summary(self) -> "Summary":
+        """What tables show."""
+        return self.summary()
+
     @property
     def _relevant(self) -> NDArray[np.bool_]:
         return np.array([instance.relevant for instance in self.instances])
@@ -235,16 +241,23 @@ class Measurement:
 
     # --- Tables ---
 
-    def scores_table(self) -> list[dict[str, Any]]:
-        """A tidy table: one row per score, with what uniform attention or a random ranking gives."""
-        summary = self.summary()
+    def scores_table(self, intervals: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """A tidy table: one row per score, with what uniform attention or a random ranking gives.
+
+        ``intervals`` (from :func:`score_intervals`) add the two ends of each.
+        """
+        summary = self._summary
         rows = []
         for name, value in summary.scores.items():
             score = score_of(name)
             if score.tables and value is not None:
                 k = int(name.rpartition("_")[2]) if score.per_k else None
                 text = score.name.replace("aopc_", "aopc ")
-                row = {"score": text, "k": k, "value": value, "null": summary.null.get(name)}
+                row: dict[str, Any] = {"score": text, "k": k, "value": value}
+                if intervals is not None:
+                    own = intervals.get(name)
+                    row |= {"low": own and own.low, "high": own and own.high}
+                row["null"] = summary.null.get(name)
                 row |= {null: scores.get(name) for null, scores in summary.stronger_nulls.items()}
                 if summary.null_error:
                     row["null error"] = summary.null_error.get(name)
@@ -253,7 +266,7 @@ class Measurement:
 
     def rankings_table(self) -> list[dict[str, Any]]:
         """A tidy table: one row per score of a ranking, one column per ranking, and that of random ones."""
-        summary = self.summary()
+        summary = self._summary
         names = dict.fromkeys(name for scores in summary.rankings.values() for name in scores)
         rows = []
         for name in names:
@@ -295,7 +308,7 @@ class Measurement:
         return rows
 
     def _repr_html_(self) -> str:
-        from fasterqk.attention._export import measurement_html
+        from fasterqk.attention._shown import measurement_html
 
         return measurement_html(self)
 

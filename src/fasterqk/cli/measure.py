@@ -29,19 +29,29 @@ def configure(parser: Parser) -> None:
         "fasterqk measure --model my-classifier --data test.jsonl",
         "fasterqk measure --model my-classifier --data test.jsonl --rationale-k 5,10,20,50 --json",
         "fasterqk measure --model my-classifier --data test.jsonl --scores gradient --scores lime.jsonl",
+        "fasterqk measure --model baseline --model faster-qk --data test.jsonl          # paired differences",
+        "fasterqk measure --model my-classifier --data test.jsonl --k ferret --null 10",
         "fasterqk measure --model my-gpt --data qa.jsonl --aggregate layer:3 --remove attention",
         "fasterqk measure --model my-classifier --data test.jsonl --eraser-out eraser.jsonl --out out",
     )
     parser.add_argument(
-        "--model", required=True, metavar="DIR", help="a saved sequence classifier or causal language model"
+        "--model",
+        required=True,
+        action="append",
+        metavar="DIR",
+        help="a saved sequence classifier or causal language model, or a PEFT adapter of one; give it twice"
+        " to compare two models on the same data",
     )
     parser.add_argument("--data", required=True, metavar="FILE.jsonl", help="your data, see below")
     parser.add_argument(
+        "--k",
         "--rationale-k",
-        type=list_of(positive_int),
+        dest="rationale_k",
+        type=_percentages,
         metavar="K,...",
-        help="percent of tokens kept or removed for faithfulness"
-        " (default: 5,10,20,50; with --eraser-out ERASER's 1,5,10,20,50)",
+        help="percent of tokens kept or removed for faithfulness, rounded up, or a convention: eraser"
+        " (1,5,10,20,50), ferret (10 to 100 in tens, rounded down)"
+        " (default: 5,10,20,50; with --eraser-out ERASER's)",
     )
     parser.add_argument(
         "--aggregate",
@@ -91,38 +101,148 @@ def configure(parser: Parser) -> None:
         "--batch-size", type=positive_int, default=32, metavar="N", help="instances at a time (default: 32)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of the random rankings compared with (default: 0)"
+        "--null",
+        type=_draws,
+        default=1,
+        metavar="none|random|N",
+        help="how many random rankings per instance faithfulness and plausibility are compared with: none,"
+        " one (random), or N, which also gives the standard error of the null (default: random)",
     )
+    parser.add_argument(
+        "--resamples",
+        type=int,
+        default=1000,
+        metavar="N",
+        help="of the instances, for 95%% bootstrap intervals (default: 1000; 0: no intervals)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of random rankings and resamples (default: 0)")
     parser.add_argument(
         "--eraser-out", metavar="FILE", help="write predictions in ERASER's format, rationales beside them"
     )
-    parser.add_argument("--out", metavar="DIR", help="write the DTAP heat map and tables into this folder")
+    parser.add_argument(
+        "--out", metavar="DIR", help="write a page, the DTAP heat map and tables into this folder"
+    )
     add_json(parser)
+
+
+def _percentages(text: str) -> tuple[list[int], str]:
+    """An argparse type: whole percentages with their rounding, or the name of a convention."""
+    from fasterqk.attention import CONVENTIONS
+
+    if text in CONVENTIONS:
+        percents, rounding = CONVENTIONS[text]
+        return list(percents), rounding
+    if text.strip().isalpha():
+        known = ", ".join(CONVENTIONS)
+        raise argparse.ArgumentTypeError(f"{text!r} is no convention ({known}) and no list like 5,10,20,50")
+    return list_of(positive_int)(text), "up"
+
+
+def _draws(text: str) -> int:
+    """An argparse type: ``none``, ``random`` (one draw) or a number of draws."""
+    if text in ("none", "random"):
+        return int(text == "random")
+    return positive_int(text)
 
 
 def run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from fasterqk.attention import Aggregation, Removal, load_model, measure, read_examples
+    from fasterqk.attention import Aggregation, nested, paired_scores, read_examples, score_intervals
 
     aggregation = Aggregation.parse(
         arguments.aggregate, residual=arguments.residual, head=arguments.head, discard=arguments.discard
     )
     _check(arguments)
     data = read_examples(arguments.data)
+    names = _names(arguments.model)
+    measurements = {
+        name: _measure(arguments, model, data, aggregation)
+        for name, model in zip(names, arguments.model, strict=True)
+    }
+    documents: dict[str, Any] = {}
+    intervals: dict[str, Any] = {}
+    for model, (name, measurement) in zip(arguments.model, measurements.items(), strict=True):
+        documents[name] = document = measurement.summary().to_json()
+        document["measured"] |= {"model": model, "data": arguments.data, "seed": arguments.seed}
+        intervals[name] = None
+        if arguments.resamples:
+            generator = np.random.default_rng(arguments.seed)
+            found = score_intervals(measurement, generator, resamples=arguments.resamples)
+            ends = {score: [own.low, own.high] for score, own in found.items()}
+            intervals[name], document["interval"] = found, nested(ends)
+        if arguments.eraser_out:
+            document["measured"]["eraser"] = _write_eraser(measurement, arguments.eraser_out)
+    difference, rows = None, []
+    if len(names) == 2:
+        generator = np.random.default_rng(arguments.seed)
+        difference = paired_scores(
+            measurements[names[0]], measurements[names[1]], generator, resamples=arguments.resamples
+        )
+        rows = _difference_rows(measurements, difference)
+    if arguments.out:
+        page = _write(arguments, measurements, intervals, rows)
+    if arguments.json:
+        print_json(_document(documents, difference))
+        return 0
+    for name, measurement in measurements.items():
+        _print(measurement, documents[name], intervals[name], f"{name}: " if difference else "")
+    if difference:
+        title = f"{names[1]} minus {names[0]}, paired by instance, with 95% bootstrap intervals"
+        print_table(rows, f"\n{title}")
+    for document in documents.values():
+        _print_eraser(document["measured"].get("eraser"))
+    if arguments.out:
+        print(f"\nto look at: {page}")
+    return 0
 
-    loaded = load_model(arguments.model)
+
+def _write(
+    arguments: argparse.Namespace,
+    measurements: dict[str, Any],
+    intervals: dict[str, Any],
+    difference: list[dict[str, Any]],
+) -> Path:
+    from fasterqk.lab.report import Measured, save_measured
+
+    models = {
+        name: Measured(measurement, model, arguments.data, intervals[name])
+        for model, (name, measurement) in zip(arguments.model, measurements.items(), strict=True)
+    }
+    return save_measured(Path(arguments.out), models, difference)
+
+
+def _names(models: list[str]) -> list[str]:
+    """What the models are called: their folders, or their paths where the folders have the same name."""
+    if len(models) > 2:
+        raise InputError(f"--model was given {len(models)} times; give one model, or two to compare")
+    names = [Path(model).resolve().name for model in models]
+    names = names if len(set(names)) == len(names) else list(models)
+    if len(set(names)) < len(names):
+        raise InputError(f"--model {models[0]!r} was given twice; give two different models to compare")
+    return names
+
+
+def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggregation: Any) -> Any:
+    import numpy as np
+
+    from fasterqk.attention import Removal, load_model, measure
+
+    loaded = load_model(model)
     mask_token = None
     if arguments.remove == "mask":
         mask_token = loaded.tokenizer.mask_token_id
         if mask_token is None:
-            raise InputError(f"--remove mask: the tokenizer of {arguments.model!r} has no mask token")
+            raise InputError(f"--remove mask: the tokenizer of {model!r} has no mask token")
+    percents, rounding = arguments.rationale_k
     with progress_bar("measure") as progress:
-        measurement = measure(
+        return measure(
             loaded.model,
             loaded.encode(data),
-            generator=np.random.default_rng(arguments.seed),
-            percents=arguments.rationale_k,
+            generator=np.random.default_rng(arguments.seed) if arguments.null else None,
+            draws=max(1, arguments.null),
+            percents=percents,
+            rounding=rounding,
             aggregation=aggregation,
             removal=Removal(arguments.remove, mask_token),
             rank_by=arguments.rank_by,
@@ -131,17 +251,31 @@ def run(arguments: argparse.Namespace) -> int:
             batch_size=arguments.batch_size,
             progress=progress,
         )
-    summary = measurement.summary().to_json()
-    summary["measured"] |= {"model": arguments.model, "data": arguments.data, "seed": arguments.seed}
-    if arguments.eraser_out:
-        summary["measured"]["eraser"] = _write_eraser(measurement, arguments.eraser_out)
-    if arguments.out:
-        _write(Path(arguments.out), measurement, summary)
-    if arguments.json:
-        print_json(summary)
-    else:
-        _print(measurement, summary)
-    return 0
+
+
+def _document(documents: dict[str, Any], difference: dict[str, Any] | None) -> dict[str, Any]:
+    from fasterqk.attention import nested
+
+    if difference is None:
+        return next(iter(documents.values()))
+    return {"models": documents, "difference": nested({name: vars(own) for name, own in difference.items()})}
+
+
+def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per score: both models and what the second has more."""
+    from fasterqk.attention import score_of
+
+    summaries = {name: measurement.summary() for name, measurement in measurements.items()}
+    rows = []
+    for name, own in difference.items():
+        score = score_of(name)
+        if score.tables:
+            k = int(name.rpartition("_")[2]) if score.per_k else None
+            row = {"score": score.name.replace("aopc_", "aopc "), "k": k}
+            row |= {model: summary[name] for model, summary in summaries.items()}
+            row |= {"difference": own.value, "low": own.low, "high": own.high, "better": score.better}
+            rows.append(row)
+    return rows
 
 
 def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
@@ -161,110 +295,48 @@ def _check(arguments: argparse.Namespace) -> None:
     from fasterqk.files import check_output
 
     if arguments.rationale_k is None:
-        arguments.rationale_k = [5, 10, 20, 50]
-        if arguments.eraser_out:
-            from fasterqk.attention import ERASER_PERCENTS
-
-            arguments.rationale_k = list(ERASER_PERCENTS)
-    percents = arguments.rationale_k
+        arguments.rationale_k = _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
+    percents, _ = arguments.rationale_k
     for percent in percents:
         if percent > 100:
-            raise InputError(f"--rationale-k {percent} is above 100 percent")
+            raise InputError(f"--k or --rationale-k {percent} is above 100 percent")
     if len(set(percents)) < len(percents):
-        raise InputError(f"--rationale-k {','.join(map(str, percents))} names a percentage twice")
+        raise InputError(f"--k or --rationale-k {','.join(map(str, percents))} names a percentage twice")
     if arguments.seed < 0:
         raise InputError(f"--seed {arguments.seed} is negative")
+    if arguments.resamples < 0:
+        raise InputError(f"--resamples {arguments.resamples} is negative; give 0 for no intervals")
+    if len(arguments.model) > 1 and not arguments.resamples:
+        raise InputError("--resamples 0: two models are compared by resampling; give at least 1")
+    if len(arguments.model) > 1 and arguments.eraser_out:
+        raise InputError("--eraser-out takes the predictions of one model; give --model once")
     if arguments.eraser_out is not None:
         for path in eraser_paths(arguments.eraser_out):
-            check_output(path, reads=[arguments.data, arguments.model])
+            check_output(path, reads=[arguments.data, *arguments.model])
     if arguments.out is not None:
-        check_out(arguments.out, arguments.data, arguments.model)
+        check_out(arguments.out, arguments.data, *arguments.model)
 
 
-def _cut(measured: dict[str, Any]) -> str:
-    cut, lost = measured["n_truncated"], measured["n_relevance_cut"]
-    if not cut:
-        return ""
-    return f"; {cut} were cut at the end" + (f", {lost} of them with all that was relevant" if lost else "")
+def _print(measurement: Any, summary: dict[str, Any], intervals: Any, of: str) -> None:
+    from fasterqk.attention import counts_text, dtap_lines
 
-
-def _print(measurement: Any, summary: dict[str, Any]) -> None:
-    from fasterqk.attention import dtap_lines
-
-    print_table(
-        measurement.scores_table(),
-        f"{summary['n']} instances, {summary['n_without_relevance']} of them without a relevant token"
-        f"{_cut(summary['measured'])} (null: uniform attention, or a random ranking; sharp: all attention on"
-        " one random token; permuted: the model's own attention in random orders)",
-    )
+    note = "null: uniform attention, or a random ranking"
+    if "sharp" in summary:
+        note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
+    print_table(measurement.scores_table(intervals), f"{of}{counts_text(measurement)}\n({note})")
     if len(measurement.rankings) > 1:
-        print_table(
-            measurement.rankings_table(), "\nevery importance of the tokens (random: a random ranking)"
-        )
-    if summary["dtap"] is None:
-        print(
-            "\nThe data does not say which tokens are relevant, so mrta, ac, acmc, dtap and plausibility"
-            " (auprc, token_f1, token_iou, iou_f1) are left out."
-        )
-    else:
-        print()
+        title = "\nevery importance of the tokens (random: a random ranking)"
+        print_table(measurement.rankings_table(), title)
+    if summary["dtap"] is not None:
         print_table(
             dtap_lines(summary["dtap"], summary["dtap_edges"]),
-            "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
+            "\nDTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
         )
-    eraser = summary["measured"].get("eraser")
+
+
+def _print_eraser(eraser: dict[str, Any] | None) -> None:
     if eraser:
         print("\nscored again by ERASER's own code:")
         print("\n".join(f"  {command}" for command in eraser["commands"]))
         if eraser["note"]:
             print(eraser["note"])
-
-
-def _write(out: Path, measurement: Any, summary: dict[str, Any]) -> None:
-    from fasterqk.attention import STRONGER_NULLS
-    from fasterqk.files import write_csv
-    from fasterqk.lab.report import save_dtap, save_table
-
-    columns: list[dict[str, Any]] = [
-        {"key": "score", "label": "score"},
-        {"key": "k", "label": "k %"},
-        {"key": "value", "label": "value", "digits": 3},
-        {"key": "null", "label": "uniform or random", "digits": 3, "source": "null"},
-    ]
-    rows = measurement.scores_table()
-    columns += [
-        {"key": key, "label": label, "digits": 3, "source": "null"}
-        for key, label in {**STRONGER_NULLS, "null error": "standard error of random"}.items()
-        if any(key in row for row in rows)
-    ]
-    save_table(
-        out,
-        "measure-scores",
-        title="Attention and faithfulness",
-        caption=f"{summary['n']} instances of {summary['measured']['data']},"
-        f" model {summary['measured']['model']}.",
-        columns=columns,
-        rows=rows,
-    )
-    if len(measurement.rankings) > 1:
-        table = measurement.rankings_table()
-        save_table(
-            out,
-            "measure-importances",
-            title="Every importance of the tokens",
-            caption="The same instances, with tokens ranked by each importance and by chance.",
-            columns=[{"key": key, "label": key, "digits": 3} for key in table[0]],
-            rows=table,
-        )
-    write_csv(out / "tables" / "measure-instances.csv", measurement.instances_table())
-    if summary["dtap"] is None:
-        return
-    save_dtap(
-        out,
-        "measure-dtap",
-        summary["dtap"],
-        summary["dtap_edges"],
-        title="Attention on relevant tokens and probability of the answer",
-        caption=f"Percent of {summary['n'] - summary['n_without_relevance']} instances with relevant tokens."
-        f" AC {summary['ac']:.1f} (uniform {summary['null']['ac']:.1f}), ACMC {summary['acmc']:.1f}.",
-    )

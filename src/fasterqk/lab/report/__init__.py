@@ -13,6 +13,7 @@ from fasterqk.lab.report._figure import (
     save_figure,
 )
 from fasterqk.lab.report._html import write_explorer
+from fasterqk.lab.report._measurement import Measured, measured_html, save_measured
 from fasterqk.lab.report._page import write_page
 from fasterqk.lab.report._records import save_comparison, save_curves, save_examples, save_table
 
@@ -23,9 +24,11 @@ __all__ = [
     "PARAMETERIZATION_COLORS",
     "VERDICTS",
     "Claim",
+    "Measured",
     "count_verdicts",
     "draw_dtap",
     "dtap_rows",
+    "measured_html",
     "plotting",
     "save_claims",
     "save_comparison",
@@ -33,6 +36,7 @@ __all__ = [
     "save_dtap",
     "save_examples",
     "save_figure",
+    "save_measured",
     "save_table",
     "write_explorer",
     "write_page",
