@@ -1,7 +1,7 @@
 """Theorem 1 solved: attention as an exact function of the learning-rate ratio (numpy and scipy only)."""
 
 from fasterqk.theory._check import Identity, check_identities
-from fasterqk.theory._descent import DESCENTS, Bags, Record, collapsed, descend, look
+from fasterqk.theory._descent import DESCENTS, Bags, Record, collapsed, descend, look, small_start
 from fasterqk.theory._design import GrowthBounds, growth_bounds, ratio_for, saturated_remainder
 from fasterqk.theory._flow import (
     Omega,
@@ -19,6 +19,7 @@ from fasterqk.theory._flow import (
 from fasterqk.theory._ode import Integrated, integrate
 from fasterqk.theory._path import Path
 from fasterqk.theory._setting import OPTIMIZERS, PARAMETERIZATIONS, QUERIES, Setting
+from fasterqk.theory._sign import pattern_share, product_law
 from fasterqk.theory._solve import Solution, solve, trajectory
 
 __all__ = [
@@ -48,10 +49,13 @@ __all__ = [
     "matching_rates",
     "matching_schedule",
     "ov_imbalance",
+    "pattern_share",
+    "product_law",
     "qk_imbalance",
     "ratio_for",
     "saturated_remainder",
     "scales",
+    "small_start",
     "solve",
     "theorem_weights",
     "trajectory",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import needs_extra
-from fasterqk.theory._descent import descend
+from fasterqk.theory._descent import descend, small_start
 from fasterqk.theory._design import growth_bounds, ratio_for, saturated_remainder
 from fasterqk.theory._flow import (
     Omega,
@@ -31,6 +31,7 @@ from fasterqk.theory._flow import (
 from fasterqk.theory._ode import integrate
 from fasterqk.theory._path import Path
 from fasterqk.theory._setting import PARAMETERIZATIONS, QUERIES, Setting
+from fasterqk.theory._sign import product_law
 from fasterqk.theory._solve import solve
 
 with needs_extra("theory"):
@@ -321,6 +322,41 @@ def _sign_saturation() -> Iterator[ArrayLike]:
         yield _apart(1 / (1 + state.path.odds(state.mu_qk)), law) / law
 
 
+def _product_law_flow() -> Iterator[ArrayLike]:
+    """FAFO with four rates against FAFO with one ratio, sqrt(R), from factors balanced with their rates."""
+    for query, (q, k, v, o) in product(QUERIES, ((9.0, 1.0, 1.0, 1.0), (0.5, 6.0, 2.0, 0.3))):
+        setting = Setting(**_SMALL, query=query)
+        population = Population.of(setting)
+        ratio = product_law(q, k, v, o, optimizer="gradient_flow")
+        rate = float(np.sqrt(v * o))
+        start: dict[str, Any] = {"parameterization": "FAFO", "mu0": 0.1, "q0": 0.1, "eta_ov": rate}
+        exact = solve(setting, ratio, loss=[0.5, 0.05], **start)
+        first = theorem_weights(population, "FAFO", 0.1, 0.1)
+        (w_o, w_v), (w_k, w_q) = first.ov, first.qk
+        ov_tilt, qk_tilt = (o / v) ** 0.25, (k / q) ** 0.25
+        first = Weights((w_o * ov_tilt, w_v / ov_tilt), (w_k * qk_tilt, w_q / qk_tilt))
+        for index, weights in enumerate(flow(population, first, exact.time, role_ratios=(q, k, v, o))):
+            mu, scale, off = scales(population, weights)
+            yield off
+            yield _apart(mu, exact.mu_ov[index])
+            yield _apart(scale, exact.mu_qk[index])
+
+
+def _product_law_sign() -> Iterator[ArrayLike]:
+    """FAFO from small starts that leave the background alone, three splits of R, two pairs of widths."""
+    setting = Setting(M=2, b=2, m=1, n=2, query="fixed")
+    population = Population.of(setting)
+    splits = np.array([(0.5, 0.5, 1.0, 1.0), (1.0, 0.25, 1.0, 1.0), (1.0, 1.0, 2.0, 2.0)])
+    for qk_width, ov_width in ((24, 24), (24, 48)):
+        start = small_start(population, qk_width, ov_width, 5e-3, np.random.default_rng(0))
+        arms = {name: np.repeat(matrix[None], len(splits), axis=0) for name, matrix in start.items()}
+        rates = {name: 1e-4 * splits[:, place] for place, name in enumerate("qkvo")}
+        ratio = product_law(1, 0.25, optimizer="sign", classes=2, qk_width=qk_width, ov_width=ov_width)
+        *_, last = descend(population, arms, rates, until=0.05, every=10_000)
+        for loss, alpha in zip(last.loss, last.alpha, strict=True):
+            yield abs(alpha - solve(setting, ratio, loss=loss, optimizer="sign").alpha)
+
+
 # name: (statement, tolerance, check)
 CHECKS: dict[str, tuple[str, float, Check]] = {
     "invariant": ("closed form = DOP853 at matched losses", 1e-8, _closed_form_against_integration),
@@ -344,4 +380,10 @@ CHECKS: dict[str, tuple[str, float, Check]] = {
     ),
     "sign_converges": ("half the step halves that error (distance from 1/2)", 0.05, _sign_converges),
     "sign_saturation": ("1 - alpha = e^(-r mu/2)/rho, in units of itself", 1.0, _sign_saturation),
+    "product_law": ("gradient flow of FAFO with four rates = ratio sqrt(R)", 1e-8, _product_law_flow),
+    "product_law_sign": (
+        "sign descent of FAFO = CACO at R h_QK/(h_OV p_M)",
+        0.02,
+        _product_law_sign,
+    ),
 }

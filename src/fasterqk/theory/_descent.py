@@ -173,3 +173,27 @@ def descend(
             mean = first[name] / (1 - betas[0] ** (step + 1))
             spread = np.sqrt(second[name] / (1 - betas[1] ** (step + 1)))
             now[name] -= rate[name] * mean / (spread + epsilon)
+
+
+def small_start(
+    population: Population,
+    qk_width: int,
+    ov_width: int,
+    scale: float,
+    generator: np.random.Generator,
+    *,
+    background: bool = False,
+) -> Matrices:
+    """Gaussian factors ``q``, ``k``, ``v`` and ``o`` of size ``scale``, without the axis of the arms.
+
+    Unless ``background``, the keys and values of background tokens start at zero. They then stay there,
+    because their gradients are zero by symmetry.
+    """
+    s, d = population.setting, population.width
+    shapes = {"q": (d, qk_width), "k": (d, qk_width), "v": (ov_width, d), "o": (s.M, ov_width)}
+    found = {name: scale * generator.standard_normal(shape) for name, shape in shapes.items()}
+    if not background:
+        own = slice(s.M * s.b, s.M * s.b + 2)
+        found["k"][own] = 0.0
+        found["v"][:, own] = 0.0
+    return found

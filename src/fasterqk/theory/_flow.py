@@ -237,12 +237,13 @@ def flow(
     qk_ratio: float = 1.0,
     eta_ov: float = 1.0,
     rates: Rates | None = None,
+    role_ratios: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
     rtol: float = 1e-11,
 ) -> list[Weights]:
     """The weights at each of ``times`` (increasing) under gradient flow from ``start``.
 
     ``rates`` replaces the constant learning rates (eta_ov, qk_ratio * eta_ov) by ones that depend on the
-    collapsed matrices.
+    collapsed matrices. ``role_ratios`` multiply the rates of W_Q, W_K, W_V and W_O of factorized circuits.
 
     >>> population = Population.of(Setting(M=2, b=2, m=1, n=2))
     >>> start = theorem_weights(population, "CACO", mu_ov=0.1, mu_qk=0.1)
@@ -261,7 +262,13 @@ def flow(
         weights = unpack(vector)
         ov_rate, qk_rate = (eta_ov, qk_ratio * eta_ov) if rates is None else rates(weights.w_ov, weights.w_qk)
         slope = gradients(population, weights)
-        parts = [-ov_rate * matrix for matrix in slope.ov] + [-qk_rate * matrix for matrix in slope.qk]
+        q, k, v, o = role_ratios
+        ov_rates = (o * ov_rate, v * ov_rate) if len(slope.ov) == 2 else (ov_rate,)
+        qk_rates = (k * qk_rate, q * qk_rate) if len(slope.qk) == 2 else (qk_rate,)
+        parts = [
+            -rate * matrix
+            for rate, matrix in zip((*ov_rates, *qk_rates), (*slope.ov, *slope.qk), strict=True)
+        ]
         return np.concatenate([part.ravel() for part in parts])
 
     state = np.concatenate([matrix.ravel() for matrix in (*start.ov, *start.qk)])

@@ -13,13 +13,14 @@ neither with b, nor with M, nor with the kind of query in it. At mu_ov = 0 the g
 query-key circuit turns round there, and from mu0 = 0 it starts there.
 """
 
+from math import asin, pi, sqrt
 from typing import NamedTuple
 
 import numpy as np
 
-from fasterqk.errors import needs_extra
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.theory._path import Path
-from fasterqk.theory._setting import Floats
+from fasterqk.theory._setting import OPTIMIZERS, Floats, check_range
 
 with needs_extra("theory"):
     from scipy.special import expit, wrightomega
@@ -71,3 +72,51 @@ def _at_margin(path: Path, ratio: Floats, margin: Floats) -> tuple[Floats, Float
         q = np.where(moved & (lag < 0), log_size - np.log(omega) - np.log(rho), path.q0 + lag + omega)
         alpha = np.where(moved, size / scale, expit(np.log(rho) + q))
     return np.copysign(scale, margin), q, alpha
+
+
+# --- Factorized circuits: the product law ---
+
+
+def pattern_share(classes: int) -> float:
+    """p_M: the share of inner coordinates of a factorized OV circuit that tell two given classes apart.
+
+    Sign descent gives a coordinate one sign per class: whether its start is above or below the mean of all
+    classes. For Gaussian starts two classes differ with probability 1/2 + arcsin(1/(M-1))/pi.
+
+    >>> [round(pattern_share(classes), 3) for classes in (2, 3, 4, 100)]
+    [1.0, 0.667, 0.608, 0.503]
+    """
+    if classes < 2:
+        raise InputError(f"classes = {classes!r} is not at least 2")
+    return 0.5 + asin(1 / (classes - 1)) / pi
+
+
+def product_law(
+    q: float,
+    k: float,
+    v: float = 1.0,
+    o: float = 1.0,
+    *,
+    optimizer: str,
+    classes: int = 2,
+    qk_width: int = 1,
+    ov_width: int = 1,
+) -> float:
+    """The one ratio that stands for the learning rates of W_Q, W_K, W_V and W_O of factorized circuits.
+
+    All of them enter as R = q k / (v o) alone. ``"gradient_flow"``: the ``qk_ratio`` sqrt(R) with which FAFO
+    (equal rates within a circuit) is solved; exact for factors that are balanced with their rates.
+    ``"sign"``: the ratio R h_QK / (h_OV p_M) with which collapsed sign descent is solved, h being the width
+    of the factors and p_M ``pattern_share``; it holds from small starts that do not touch the background.
+
+    >>> product_law(9, 1, optimizer="gradient_flow"), product_law(3, 3, 1, 1, optimizer="sign")
+    (3.0, 9.0)
+    """
+    for name, value in (("q", q), ("k", k), ("v", v), ("o", o)):
+        check_range(name, value, 1e-12, 1e12)
+    if optimizer not in OPTIMIZERS:
+        raise InputError(f"optimizer {optimizer!r} is unknown; choose from {', '.join(OPTIMIZERS)}")
+    product = q * k / (v * o)
+    if optimizer == "gradient_flow":
+        return sqrt(product)
+    return product * qk_width / (ov_width * pattern_share(classes))

@@ -48,13 +48,14 @@ def test_the_gain_has_the_limit_of_the_page():
 
 def test_separation_counts_errors():
     def row(gain, bits):
-        return {"part": "threshold", "gain": gain, "start": 5.0, "bits": bits}
+        return {"part": "threshold", "gain": gain, "seed_size": math.exp(-5.0), "bits": bits}
 
     rows = [row(1.0, 0.1), row(4.0, 0.0), row(5.5, 0.2), row(7.0, 1.9), row(9.0, 2.0)]
     found = separation(rows)
-    assert found["right_at_zero"] == pytest.approx(0.8)
-    assert found["right_at_fitted"] == 1.0
-    assert found["fitted_threshold"] == pytest.approx(0.5)
+    assert found["right"] == found["right_by_gain_alone"] == 1.0
+    assert found["threshold"] == pytest.approx(6.25 - 5)
+    assert found["right_by_constant"] == pytest.approx(0.6)
+    assert separation([*rows, row(8.0, 0.0)])["right"] == pytest.approx(5 / 6)
     assert separation([]) is None
 
 
@@ -71,7 +72,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     first = json.loads(capsys.readouterr().out)
     with Path(first["files"]["csv"]).open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    assert len(rows) == len(first["cells"]) == 3 + 12
+    assert len(rows) == len(first["cells"]) == 3 + 4 + 9
     assert {row["blind"] for row in rows} == {"True", "False"}
     assert all(row["null_bits"] for row in rows)
     assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
@@ -80,4 +81,4 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         [row["attention"] for row in first["cells"]], rel=1e-5
     )
     assert main([*words[:-1], "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
-    assert "gain > ln(1/s)" in capsys.readouterr().out
+    assert "gain - ln(1/s)" in capsys.readouterr().out

@@ -49,6 +49,8 @@ EXPERIMENTS = {
     "table-squad": "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss",
     "finetune-hatexplain": "a pretrained encoder (MiniLM) fine-tuned on HateXplain, at equal loss",
     "phase": "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam",
+    "prediction": "beyond the paper: the toy language with Adam beside both theories, and the ratio it needs",
+    "product-law": "beyond the paper: rates of Q, K, V and O count only as r_Q r_K / (r_V r_O)",
     "covert-channel": "beyond the paper: right answers while attending to tokens that say nothing",
     "claims": "every claim of the paper with its evidence and verdict, computed from published results",
     "all": "the paper in a few minutes, or with --full every table, ending with a page to open",

@@ -32,6 +32,7 @@ RATIOS = (0.1, 1.0, 10.0)
 LITERAL_GAMMAS = (0.2, 0.355, 0.5)
 LITERAL_RATIOS = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 OPTIMIZERS = {"sgd": 0.2, "adam": 1e-3}  # with their learning rates
+LITERAL_MODELS = (("CACO", "sgd"), ("CACO", "adam"), ("FAFO", "adam"))
 MANY_COMMON = 40
 MOST_STEPS = 200_000
 _COVERT = ("bits", "null_bits", "common_accuracy", "distinct_accuracy")
@@ -70,7 +71,15 @@ def _threshold() -> list[SyntheticCell]:
         with_scale(_at(base, ratio, gamma), scale) for gamma in GAMMAS for scale in SCALES for ratio in RATIOS
     ]
     more = replace(base, language=replace(base.language, common=MANY_COMMON))
-    return cells + [_at(more, ratio, gamma) for gamma in (0.1, 0.2) for ratio in RATIOS]
+    cells += [_at(more, ratio, gamma) for gamma in (0.1, 0.2) for ratio in RATIOS]
+    # Is it the training sample that tells the classes apart? Four times as much of it, and ever new batches.
+    tiny = with_scale(base, SCALES[0])
+    for gamma in (0.15, 0.2):
+        for ratio in RATIOS:
+            cells += [
+                replace(_at(tiny, ratio, gamma), **change) for change in ({"batches": 800}, {"fresh": True})
+            ]
+    return cells
 
 
 def _literal(ratios: tuple[float, ...] = LITERAL_RATIOS, blind: bool = False) -> list[SyntheticCell]:
@@ -78,9 +87,8 @@ def _literal(ratios: tuple[float, ...] = LITERAL_RATIOS, blind: bool = False) ->
     if blind:
         base = replace(base, language=replace(base.language, queries=(base.language.queries[0],) * 4))
     return [
-        replace(_at(base, ratio, gamma), parameterization=name, optimizer=optimizer, lr=lr)
-        for name in ("CACO", "FAFO")
-        for optimizer, lr in OPTIMIZERS.items()
+        replace(_at(base, ratio, gamma), parameterization=name, optimizer=optimizer, lr=OPTIMIZERS[optimizer])
+        for name, optimizer in LITERAL_MODELS
         for gamma in LITERAL_GAMMAS
         for ratio in ratios
     ]
@@ -114,6 +122,21 @@ def covert_gain(language: Language, qk_ratio: float, loss: float) -> float:
     return language.distinct * qk_ratio**0.5 / language.common * area
 
 
+def seed_size(cell: SyntheticCell) -> float:
+    """How large the difference between classes is that training finds at the start and can amplify.
+
+    The scale of the init, and the chance by which a common token is more frequent in one class of the
+    training sample: relative standard deviation sqrt(M C / (N n)), nothing when batches are ever new.
+
+    >>> round(seed_size(SyntheticCell("CACO")), 4), seed_size(SyntheticCell("CACO", fresh=True))
+    (0.0124, 0.001)
+    """
+    language = cell.language
+    background = (1 - language.gamma) * language.context
+    chance = language.classes * language.common / (cell.batch * cell.batches * background)
+    return float(np.hypot(cell.ov_init.scale, 0.0 if cell.fresh else np.sqrt(chance)))
+
+
 def compute(runner: CellRunner, seeds: int, parts: list[str] | None = None) -> list[dict[str, Any]]:
     """One row per cell, with per-seed values."""
     chosen = arms(parts)
@@ -137,6 +160,7 @@ def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
         "gamma": language.gamma,
         "init_scale": cell.ov_init.scale,
         "common": language.common,
+        "sample": None if cell.fresh else cell.batch * cell.batches,
         "seed": seed,
         "reached": result["reached"],
         "steps": result["steps"],
@@ -146,16 +170,16 @@ def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
         **{name: covert[name] for name in _COVERT},
     }
     gain = covert_gain(language, cell.qk_ratio, cell.target_loss) if arm.part == "threshold" else None
-    return row | {"gain": gain, "start": float(np.log(1 / cell.ov_init.scale))}
+    return row | {"gain": gain, "seed_size": seed_size(cell)}
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Means over seeds, one entry per arm."""
-    keys = ("part", "parameterization", "optimizer", "qk_ratio", "gamma", "init_scale", "common")
+    keys = ("part", "parameterization", "optimizer", "qk_ratio", "gamma", "init_scale", "common", "sample")
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    numbers = ("attention", "accuracy", *_COVERT, "gain", "start")
+    numbers = ("attention", "accuracy", *_COVERT, "gain", "seed_size")
     return [
         dict(zip(keys, key, strict=True))
         | {name: interval(row[name] for row in own).mean for name in numbers}
@@ -165,25 +189,39 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def separation(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """How well gain minus ln(1/start) tells open channels (over half of all bits) from closed ones.
+    """How well gain - ln(1/seed) tells open channels (over half of all bits) from closed ones.
 
-    The threshold that makes the fewest errors, beside the zero that the theory names.
+    Linear theory says where a difference between classes stops growing, not how large it must be to take
+    over, so one number is fitted: the threshold that makes the fewest errors. The best constant answer and
+    the gain alone stand beside it.
     """
     own = [row for row in rows if row["part"] == "threshold" and row["bits"] is not None]
     if not own:
         return None
-    excess = np.array([row["gain"] - row["start"] for row in own])
+    excess = np.array([_excess(row) for row in own])
     opened = np.array([row["bits"] > 1 for row in own])
-    places = np.concatenate([[excess.min() - 1], np.sort(excess)])
-    right = [float(np.mean((excess > place) == opened)) for place in places]
-    best = int(np.argmax(right))
+    threshold, right = _best_threshold(excess, opened)
     return {
         "cells": len(own),
         "open": int(opened.sum()),
-        "right_at_zero": float(np.mean((excess > 0) == opened)),
-        "fitted_threshold": float(places[best]),
-        "right_at_fitted": right[best],
+        "threshold": threshold,
+        "right": right,
+        "right_by_gain_alone": _best_threshold(np.array([row["gain"] for row in own]), opened)[1],
+        "right_by_constant": float(max(opened.mean(), 1 - opened.mean())),
     }
+
+
+def _excess(row: Mapping[str, Any]) -> float:
+    return float(row["gain"] + np.log(row["seed_size"]))
+
+
+def _best_threshold(values: np.ndarray, opened: np.ndarray) -> tuple[float, float]:
+    """Halfway between two neighbouring values, with the share of cells that it puts on the right side."""
+    ordered = np.unique(values)
+    places = np.concatenate([[ordered[0] - 1], (ordered[1:] + ordered[:-1]) / 2, [ordered[-1] + 1]])
+    right = [float(np.mean((values > place) == opened)) for place in places]
+    best = int(np.argmax(right))
+    return float(places[best]), right[best]
 
 
 def draw(plt: Any, rows: list[dict[str, Any]]) -> Any:
@@ -192,8 +230,7 @@ def draw(plt: Any, rows: list[dict[str, Any]]) -> Any:
     figure, axes = plt.subplots(2, 4, figsize=(15, 6.6))
     _draw_threshold(axes[0, 0], rows, "bits", "bits that common tokens say (of 2)")
     _draw_threshold(axes[1, 0], rows, "attention", "attention on class tokens")
-    columns = [("CACO", "sgd"), ("CACO", "adam"), ("FAFO", "adam")]
-    for column, (name, optimizer) in enumerate(columns, start=1):
+    for column, (name, optimizer) in enumerate(LITERAL_MODELS, start=1):
         for row, (key, label) in enumerate((("bits", "bits (of 2)"), ("attention", "attention"))):
             axis = axes[row, column]
             for place, gamma in enumerate(LITERAL_GAMMAS):
@@ -222,18 +259,26 @@ def draw(plt: Any, rows: list[dict[str, Any]]) -> Any:
 
 def _draw_threshold(axis: Any, rows: list[dict[str, Any]], key: str, label: str) -> None:
     own = [row for row in rows if row["part"] == "threshold"]
+    groups = {
+        "40 common tokens": ("kx", [row for row in own if row["common"] == MANY_COMMON]),
+        "4 times the sample": ("k^", [row for row in own if row["sample"] == 25_600]),
+        "ever new batches": ("k+", [row for row in own if row["sample"] is None]),
+    }
+    plain = [row for row in own if row["common"] != MANY_COMMON and row["sample"] == 6400]
     for place, scale in enumerate(SCALES):
-        points = [row for row in own if row["init_scale"] == scale and row["common"] != MANY_COMMON]
-        excess = [row["gain"] - row["start"] for row in points]
+        points = [row for row in plain if row["init_scale"] == scale]
+        style: dict[str, Any] = {"color": COLORS[place], "markersize": 3, "label": f"start {scale:g}"}
+        axis.plot([_excess(row) for row in points], [row[key] for row in points], "o", **style)
+    for name, (mark, points) in groups.items():
         axis.plot(
-            excess, [row[key] for row in points], "o", color=COLORS[place], markersize=3, label=f"{scale:g}"
+            [_excess(row) for row in points], [row[key] for row in points], mark, markersize=4, label=name
         )
-    many = [row for row in own if row["common"] == MANY_COMMON]
-    axis.plot([row["gain"] - row["start"] for row in many], [row[key] for row in many], "kx", markersize=4)
-    axis.axvline(0, color="0.5", linestyle=":")
+    found = separation(rows)
+    if found:
+        axis.axvline(found["threshold"], color="0.5", linestyle=":")
     axis.set(xlabel=r"predicted gain $\Lambda - \ln(1/s)$", ylabel=label, title="four-tokens, CACO, SGD")
     if key == "bits":
-        axis.legend(title="start $s$ (cross: 40 common)", fontsize=7, title_fontsize=7)
+        axis.legend(fontsize=6)
 
 
 def save(rows: list[dict[str, Any]], out: Path) -> dict[str, str]:
@@ -245,10 +290,11 @@ def save(rows: list[dict[str, Any]], out: Path) -> dict[str, str]:
             "covert-channel",
             title="The covert channel: sharp is not the same as relevant",
             caption="Toy language. Left: one point per cell of the theory's setting (softmax over the four"
-            " next tokens, CACO, SGD); the channel is predicted to open where the gain of a seed of size s"
-            " exceeds ln(1/s). Right: the literal reading; mean over seeds of the mutual information between"
-            " the class and the attended common token (two bits name the class) and of the attention on class"
-            " tokens. Dotted: a query that is the same for all classes.",
+            " next tokens, CACO, SGD); the channel is predicted to open where the gain of a difference of"
+            " size s between classes exceeds ln(1/s) by a constant, which is fitted (dotted). Right: the"
+            " literal reading; mean over seeds of the mutual information between the class and the attended"
+            " common token (two bits name the class) and of the attention on class tokens. Dotted lines: a"
+            " query that is the same for all classes.",
             rows=rows,
         )
 
@@ -269,15 +315,15 @@ def show(summary: dict[str, Any]) -> None:
     for part in PARTS:
         own = [arm for arm in summary["arms"] if arm["part"] == part]
         if own:
-            more = ("gain", "start") if part == "threshold" else ()
+            more = ("sample", "gain", "seed_size") if part == "threshold" else ()
             print_table([{key: arm[key] for key in (*keys, *shown, *more)} for arm in own], title=f"{part}:")
             print()
     if summary["separation"]:
         found = summary["separation"]
         print(
-            f"gain > ln(1/s) tells open from closed channels in {found['right_at_zero']:.0%} of"
-            f" {found['cells']} cells; the best threshold, {found['fitted_threshold']:+.1f}, in"
-            f" {found['right_at_fitted']:.0%}"
+            f"gain - ln(1/s) > {found['threshold']:.1f} puts {found['right']:.0%} of {found['cells']} cells"
+            f" on the right side; the gain alone {found['right_by_gain_alone']:.0%}, always the same answer"
+            f" {found['right_by_constant']:.0%}"
         )
     print(f"figure: {summary['files']['png']}")
 
