@@ -82,6 +82,20 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
     return False
 
 
+def accepted(model: nn.Module) -> Callable[[nn.Module], Any] | None:
+    """A function that runs ``model`` on the first inputs it accepts, every time the same; None if on none."""
+    for inputs in guessed_inputs(model):
+        run = runner(inputs)
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                run(model)
+        except InputError:
+            continue
+        return run
+    return None
+
+
 def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
     """For modules that are not of Hugging Face: token ids, hidden states or images, by their first layers."""
     generator = torch.Generator().manual_seed(0)
@@ -97,6 +111,10 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
         states = torch.randn(1, LENGTH, width, generator=generator)
         for count in (1, 2, 3):
             yield (states,) * count
+    video = next((module for module in model.modules() if isinstance(module, nn.Conv3d)), None)
+    if video is not None:
+        for frames, size in ((16, 224), (16, 64), (8, 32)):
+            yield (torch.randn(1, video.in_channels, frames, size, size, generator=generator),)
     convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if convolution is not None:
         for size in dict.fromkeys((*_own_sides(model), *_sides(model))):

@@ -1,0 +1,247 @@
+"""A second opinion on labels, by perturbation: change a slice, and see what of its attention changes first.
+
+It shares nothing with the probe: no gradients, no names, no marks on tensors. A model runs once and the
+operands of every product of activations and the result of every softmax are noted, as two sums each. A
+softmax belongs to the product before it whose result has as many entries (its queries and keys), and to the
+product after it that takes as many (its values). Then one slice is changed and the model runs again, until
+the first noted number differs. Queries or keys: the slice is in the QK circuit. Values: in OV. Nothing of
+its own attention, but something later: it is an output projection.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fasterqk.capture._modules import nothing_compiled, stack_of
+from fasterqk.capture._trace import PRODUCTS, SOFTMAXES, WRITTEN_OUT, tensors_in
+from fasterqk.circuits._slices import Slice
+
+LARGEST = 2**27  # entries of one tensor
+_BOTH, _SCORE, _LATER = "q and k", "score", "later"
+# What may change first where a slice has this role.
+_EXPECTED = {"q": {"q", "k", _BOTH, _SCORE}, "k": {"q", "k", _BOTH, _SCORE}, "v": {"v"}, "o": {_LATER}}
+
+
+@dataclass
+class Event:
+    """One product of two activations, or one softmax: sizes and sums of what goes in and comes out."""
+
+    softmax: bool
+    sizes: tuple[int, ...]
+    output: int
+    sums: tuple[Any, ...]
+    modules: tuple[str, ...]
+
+
+@dataclass
+class Call:
+    """One attention call: the numbers of its events, and which operand of the last has the values."""
+
+    product: int
+    softmax: int
+    context: int
+    value: int
+    modules: tuple[str, ...]
+
+
+@dataclass(eq=False)
+class _Changed(BaseException):  # no error: it ends a forward pass through whatever catches errors
+    number: int
+    operands: tuple[int, ...]
+
+
+class _Log(TorchFunctionMode):
+    """Notes events; with ``reference`` it ends the forward pass at the first that differs."""
+
+    def __init__(self, reference: list[Event] | None = None) -> None:
+        super().__init__()
+        self.reference = reference
+        self.events: list[Event] = []
+        self.running: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in WRITTEN_OUT:
+            with self:
+                return WRITTEN_OUT[func](*args, **kwargs)
+        tensors = tensors_in(args, kwargs)[-2:] if func in PRODUCTS else []
+        activations = len(tensors) == 2 and not any(_is_weight(tensor) for tensor in tensors)
+        output = func(*args, **kwargs)
+        if isinstance(output, Tensor) and output.numel() > LARGEST:
+            raise MemoryError(f"a tensor of shape {tuple(output.shape)}")
+        if activations:
+            self._note(False, tensors, output)
+        elif func in SOFTMAXES:
+            self._note(True, [output], output)
+        return output
+
+    def _note(self, softmax: bool, tensors: Sequence[Tensor], output: Tensor) -> None:
+        sums = tuple(_sums(tensor) for tensor in tensors)
+        sizes = tuple(tensor.numel() for tensor in tensors)
+        event = Event(softmax, sizes, output.numel(), sums, tuple(self.running))
+        if self.reference is not None:
+            number = len(self.events)
+            if number >= len(self.reference) or self.reference[number].sizes != sizes:
+                raise _Changed(number, ())  # another path through the model
+            before = self.reference[number].sums
+            changed = tuple(i for i, own in enumerate(sums) if own != before[i])
+            if changed:
+                raise _Changed(number, changed)
+        self.events.append(event)
+
+
+def _is_weight(tensor: Tensor) -> bool:
+    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
+
+
+def _sums(tensor: Tensor) -> tuple[str, str]:
+    """As text: what is not a number is equal to itself."""
+    values = tensor.detach().double()
+    return repr(values.sum().item()), repr(values.square().sum().item())
+
+
+@contextmanager
+def _followed(model: nn.Module, log: _Log) -> Iterator[None]:
+    """While it lasts, ``log.running`` has the names of the modules that run."""
+
+    def enter(name: str, module: nn.Module, args: Any) -> None:
+        log.running.append(name)
+
+    def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        while log.running and log.running.pop() != name:
+            pass
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_pre_hook(partial(enter, name)))
+            hooks.enter_context(module.register_forward_hook(partial(leave, name), always_call=True))
+        yield
+
+
+def _run(model: nn.Module, run: Callable[[nn.Module], Any], reference: list[Event] | None = None) -> _Log:
+    log = _Log(reference)
+    with torch.no_grad(), nothing_compiled(), _followed(model, log), log:
+        run(model)
+    return log
+
+
+def attention_calls(events: Sequence[Event]) -> list[Call]:
+    """The softmaxes with the products before and after them that their sizes fit."""
+    calls = []
+    for number, event in enumerate(events):
+        if not event.softmax:
+            continue
+        before = next(
+            (
+                i
+                for i in reversed(range(number))
+                if not events[i].softmax and events[i].output == event.output
+            ),
+            None,
+        )
+        after = next(
+            (
+                i
+                for i in range(number + 1, len(events))
+                if not events[i].softmax and event.output in events[i].sizes
+            ),
+            None,
+        )
+        if before is not None and after is not None:
+            value = 1 - events[after].sizes.index(event.output)
+            calls.append(Call(before, number, after, value, event.modules))
+    return calls
+
+
+def contradictions(
+    model: nn.Module, slices: Sequence[Slice], run: Callable[[nn.Module], Any]
+) -> tuple[int, list[str]]:
+    """How many slices of ``model`` were judged, and a line for each whose label is contradicted.
+
+    ``run`` runs the model, twice in the same way. Of every stack of layers the first and the last are tried;
+    biases and other vectors are not. The model is changed and changed back. A slice whose attention is not
+    found, or that changes nothing, is not judged.
+    """
+    events = _run(model, run).events
+    calls = attention_calls(events)
+    parameters = dict(model.named_parameters())
+    judged, lines = 0, []
+    for piece in _chosen(slices, parameters):
+        own = _own_calls(calls, piece.parameter)
+        if not own:
+            continue
+        seen = _first_change(model, parameters[piece.parameter], piece, run, events, own)
+        if seen is None:
+            continue
+        judged += 1
+        if seen not in _EXPECTED[piece.role]:
+            place = f"{piece.parameter}[{piece.start}:{piece.stop}]"
+            lines.append(f"{place} is labelled {piece.role}, and what changes first is {seen}")
+    return judged, lines
+
+
+def _chosen(slices: Sequence[Slice], parameters: dict[str, nn.Parameter]) -> list[Slice]:
+    """Of slices that only differ in their layer, the first and the last."""
+    ends: dict[tuple[Any, ...], list[Slice]] = {}
+    for piece in slices:
+        weight = parameters.get(piece.parameter)
+        if piece.role in _EXPECTED and weight is not None and weight.dim() > 1 and weight.is_floating_point():
+            key = (stack_of(piece.parameter), piece.axis, piece.start, piece.stop, piece.role)
+            ends[key] = [*ends.get(key, [])[:1], piece]
+    return [piece for found in ends.values() for piece in found]
+
+
+def _own_calls(calls: Sequence[Call], parameter: str) -> list[Call]:
+    """The calls made in the innermost module that holds ``parameter`` and forms attention."""
+    depth: dict[int, list[Call]] = {}
+    for call in calls:
+        around = [name for name in call.modules if not name or parameter.startswith(name + ".")]
+        if around:
+            depth.setdefault(max(map(len, around)), []).append(call)
+    return depth[max(depth)] if depth and max(depth) > 0 else depth.get(0, [])
+
+
+def _first_change(
+    model: nn.Module,
+    parameter: nn.Parameter,
+    piece: Slice,
+    run: Callable[[nn.Module], Any],
+    events: list[Event],
+    own: list[Call],
+) -> str | None:
+    """What of its own attention changes first when ``piece`` is changed; None if nothing noted does."""
+    kept = parameter.detach().clone()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        part = piece.view(parameter)
+        size = float(part.std()) if part.numel() > 1 else 0.0
+        part += torch.randn(part.shape, generator=generator).to(part) * (0.1 * size + 1e-3)
+    try:
+        _run(model, run, events)
+    except _Changed as change:
+        return _meaning(change, own, piece.role)
+    finally:
+        with torch.no_grad():
+            parameter.copy_(kept)
+    return None
+
+
+def _meaning(change: _Changed, own: list[Call], role: str) -> str | None:
+    if role == "o" and change.number > own[0].context:
+        return _LATER  # also where all layers are in one module
+    for call in own:
+        if change.number == call.product:
+            if change.operands:
+                return _BOTH if len(change.operands) == 2 else "qk"[change.operands[0]]
+            return None
+        if call.product < change.number <= call.softmax:
+            return _SCORE
+        if change.number == call.context:
+            return "v" if change.operands == (call.value,) else _SCORE
+    return _LATER if change.number > own[0].context else None
