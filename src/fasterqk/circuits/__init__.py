@@ -5,7 +5,8 @@ and the registry (a new architecture goes here); ``_guess`` labels from registry
 ``_from_config``, ``_signals``, ``_probe`` the autograd probe that verifies them; ``_find`` ``find_circuits``;
 ``_ratio``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused weight;
 ``_optimizer`` ``make_optimizer`` and its hooks; ``_gradients`` scaling per circuit; ``_check`` ``describe``
-and ``check_circuits``.
+and ``check_circuits``. Beside them: ``_libraries``, ``_survey``, ``_survey_page`` every model of a library,
+with ``_perturbation``, a second opinion on labels.
 """
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
@@ -16,6 +17,9 @@ from fasterqk.circuits._groups import Rules, param_groups
 from fasterqk.circuits._optimizer import make_optimizer
 from fasterqk.circuits._ratio import Ramp, RatioLike
 from fasterqk.circuits._slices import Circuit, Circuits, Role, Slice
+from fasterqk.circuits._survey import survey
+from fasterqk.circuits._survey_page import summary as survey_summary
+from fasterqk.circuits._survey_page import write_section as write_survey
 
 __all__ = [
     "Circuit",
@@ -37,4 +41,7 @@ __all__ = [
     "param_groups",
     "rates",
     "scale_circuits",
+    "survey",
+    "survey_summary",
+    "write_survey",
 ]

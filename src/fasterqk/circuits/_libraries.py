@@ -5,6 +5,7 @@ none. Where a constructor has no usable size of its own (diffusers), small numbe
 whose names are known.
 """
 
+import importlib
 import importlib.metadata
 import inspect
 import re
@@ -67,36 +68,38 @@ def _transformers_model(name: str) -> nn.Module:
 
 def _timm_names() -> list[str]:
     with _needed("timm"):
-        import timm
+        timm: Any = importlib.import_module("timm")
     return sorted(timm.list_models())
 
 
 def _timm_model(name: str) -> nn.Module:
-    import timm
-
+    timm: Any = importlib.import_module("timm")
     model: nn.Module = timm.create_model(name, pretrained=False)
     return model
 
 
 def _torchvision_names() -> list[str]:
     with _needed("torchvision"):
-        import torchvision
+        torchvision: Any = importlib.import_module("torchvision")
     # Quantised ones are the same models with packed weights.
     return sorted(name for name in torchvision.models.list_models() if not name.startswith("quantized_"))
 
 
 def _torchvision_model(name: str) -> nn.Module:
-    import torchvision
-
+    torchvision: Any = importlib.import_module("torchvision")
     build = torchvision.models.get_model_builder(name)
-    without = {one: None for one in ("weights", "weights_backbone") if one in inspect.signature(build).parameters}
+    without = {
+        one: None for one in ("weights", "weights_backbone") if one in inspect.signature(build).parameters
+    }
     model: nn.Module = build(**without)
     return model
 
 
 # --- diffusers: classes, built small by the names of their arguments ---
 
-_FEW_LAYERS = re.compile(r"^(num_layers|num_single_layers|num_double_layers|num_mid_layers|num_\w+_layers|depth|n_layers)$")
+_FEW_LAYERS = re.compile(
+    r"^(num_layers|num_single_layers|num_double_layers|num_mid_layers|num_\w+_layers|depth|n_layers)$"
+)
 _SMALL = {
     "num_attention_heads": 2,
     "attention_head_dim": 16,
@@ -156,7 +159,9 @@ def _diffusers_model(name: str) -> nn.Module:
             failure = error
             continue
         return model
-    raise InputError(f"{name} cannot be built small: {(str(failure) or type(failure).__name__).splitlines()[0]}")
+    raise InputError(
+        f"{name} cannot be built small: {(str(failure) or type(failure).__name__).splitlines()[0]}"
+    )
 
 
 def _small(name: str, default: Any) -> Any:
@@ -168,7 +173,11 @@ def _small(name: str, default: Any) -> Any:
         return min(default, _SMALL[name])
     if isinstance(default, tuple | list) and name in _SMALL_LISTS and len(default) >= 2:
         values = _SMALL_LISTS[name]
-        return values[: len(default)] if len(default) <= len(values) else (*values, *[values[-1]] * (len(default) - len(values)))
+        return (
+            values[: len(default)]
+            if len(default) <= len(values)
+            else (*values, *[values[-1]] * (len(default) - len(values)))
+        )
     return None
 
 
@@ -218,7 +227,13 @@ def _diffusers_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
         yield {one: known[one] for one in names if one in known}
 
 
-_TEXT_WIDTHS = ("joint_attention_dim", "cross_attention_dim", "caption_channels", "text_embed_dim", "text_dim")
+_TEXT_WIDTHS = (
+    "joint_attention_dim",
+    "cross_attention_dim",
+    "caption_channels",
+    "text_embed_dim",
+    "text_dim",
+)
 _ALWAYS = {"hidden_states", "sample", "timestep", "encoder_hidden_states", "pooled_projections"}
 
 

@@ -81,16 +81,22 @@ class _Log(TorchFunctionMode):
             self._note(True, [output], output)
         return output
 
+    def end(self, output: Any) -> None:
+        """Note the output of the model: what changes nothing else is the last output projection."""
+        self._compare(Event(False, (), 0, tuple(_sums(tensor) for tensor in _tensors(output)), ()))
+
     def _note(self, softmax: bool, tensors: Sequence[Tensor], output: Tensor) -> None:
         sums = tuple(_sums(tensor) for tensor in tensors)
         sizes = tuple(tensor.numel() for tensor in tensors)
-        event = Event(softmax, sizes, output.numel(), sums, tuple(self.running))
+        self._compare(Event(softmax, sizes, output.numel(), sums, tuple(self.running)))
+
+    def _compare(self, event: Event) -> None:
         if self.reference is not None:
             number = len(self.events)
-            if number >= len(self.reference) or self.reference[number].sizes != sizes:
+            if number >= len(self.reference) or self.reference[number].sizes != event.sizes:
                 raise _Changed(number, ())  # another path through the model
             before = self.reference[number].sums
-            changed = tuple(i for i, own in enumerate(sums) if own != before[i])
+            changed = tuple(i for i, own in enumerate(event.sums) if own != before[i])
             if changed:
                 raise _Changed(number, changed)
         self.events.append(event)
@@ -104,6 +110,15 @@ def _sums(tensor: Tensor) -> tuple[str, str]:
     """As text: what is not a number is equal to itself."""
     values = tensor.detach().double()
     return repr(values.sum().item()), repr(values.square().sum().item())
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    if isinstance(output, Tensor):
+        return [output] if output.is_floating_point() else []
+    items = (
+        output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else ()
+    )
+    return [tensor for item in items for tensor in _tensors(item)]
 
 
 @contextmanager
@@ -127,7 +142,8 @@ def _followed(model: nn.Module, log: _Log) -> Iterator[None]:
 def _run(model: nn.Module, run: Callable[[nn.Module], Any], reference: list[Event] | None = None) -> _Log:
     log = _Log(reference)
     with torch.no_grad(), nothing_compiled(), _followed(model, log), log:
-        run(model)
+        output = run(model)
+    log.end(output)
     return log
 
 

@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from fasterqk.capture._modules import stack_of
 from fasterqk.circuits._find import find_circuits
@@ -62,7 +63,7 @@ Found = dict[str, Any]
 def architecture(library: Library, name: str) -> Found:
     """A text that is equal for models of one architecture, and the number of parameters."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), _WithoutValues():
             model = library.build(name)
     except Exception:
         # Some constructors compute with numbers, which the meta device does not have.
@@ -79,7 +80,23 @@ def architecture(library: Library, name: str) -> Found:
     except InputError as error:
         labels = re.sub(r"\d+", "*", str(error)).partition(":")[0]
     size = sum(parameter.numel() for parameter in model.parameters())
-    return {"signature": "\n".join([*sorted(parts), labels]), "parameters": size}
+    signature = "\n".join([*sorted(parts), labels])
+    return {"signature": signature, "parameters": size, "attention": bool(attention)}
+
+
+class _WithoutValues(TorchFunctionMode):
+    """Skips what only fills or changes tensors without values, as initialisation does."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        in_place = name.endswith("_") and not name.startswith("_") and name not in _KEPT
+        if in_place and args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
+            return args[0]
+        return func(*args, **(kwargs or {}))
+
+
+# In place, but not of values.
+_KEPT = {"requires_grad_", "resize_", "squeeze_", "unsqueeze_", "transpose_", "t_", "detach_", "set_"}
 
 
 def surveyed(library: Library, name: str) -> Found:
@@ -266,14 +283,18 @@ def _by_architecture(
 ) -> dict[str, list[str]]:
     """By the smallest model of each architecture the names of all that have it."""
     members: dict[str, list[tuple[int, str]]] = {}
+    attend: set[str] = set()
     parts = _each(architecture, library, names, seconds, gigabytes)
     for number, (name, found) in enumerate(zip(names, parts, strict=True)):
         # What cannot be built is an architecture of its own, and tried again.
         key = found.get("signature", name)
         members.setdefault(key, []).append((found.get("parameters", 0), name))
+        attend |= {key} if found.get("attention") else set()
         if progress is not None:
             progress(number + 1, len(names), "architectures")
-    return {min(same)[1]: [name for _, name in sorted(same)] for same in members.values()}
+    # Those with attention first: whoever stops early has the interesting ones.
+    groups = sorted(members.items(), key=lambda group: (group[0] not in attend, min(group[1])))
+    return {min(same)[1]: [name for _, name in sorted(same)] for _, same in groups}
 
 
 class _Teller:
@@ -312,6 +333,8 @@ def read_survey(path: str | Path, library: str) -> list[Found]:
         except (ValueError, KeyError, TypeError, RecursionError):
             known = False
         if not known:
-            raise InputError(f"{str(path)!r} line {number} is not of a survey of {library}; name another file")
+            raise InputError(
+                f"{str(path)!r} line {number} is not of a survey of {library}; name another file"
+            )
         found.append(one)
     return found

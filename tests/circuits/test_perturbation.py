@@ -1,0 +1,50 @@
+"""The second opinion: right labels are confirmed, wrong ones contradicted, the model is left as it was."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.architectures.zoo import ZOO
+from torch import nn
+
+from fasterqk.circuits import Slice, find_circuits
+from fasterqk.circuits._inputs import accepted
+from fasterqk.circuits._perturbation import contradictions
+from fasterqk.circuits._probe import noisy_copy
+
+NAMES = ["gpt2", "gpt_neox", "llama", "encoder", "decoder", "timm", "unregistered", "all-in-one", "lucid"]
+
+
+def opinion(name: str, wrong: tuple[str, str] | None = None) -> tuple[int, list[str]]:
+    """Of an architecture of the zoo, with the labels found, or with one role exchanged for another."""
+    architecture = ZOO[name]
+    model = architecture.build()
+    slices: list[Slice] = list(find_circuits(model, **architecture.find))
+    if wrong is not None:
+        slices = [replace(piece, role=wrong[1] if piece.role == wrong[0] else piece.role) for piece in slices]  # type: ignore[arg-type]
+    copy = noisy_copy(model)
+    run = accepted(copy)
+    assert run is not None
+    before = [parameter.clone() for parameter in copy.parameters()]
+    found = contradictions(copy, slices, run)
+    assert all(torch.equal(one, other) for one, other in zip(copy.parameters(), before, strict=True))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_right_labels_are_confirmed(name: str) -> None:
+    judged, lines = opinion(name)
+    assert judged >= 4 and lines == []
+
+
+@pytest.mark.parametrize("wrong", [("v", "k"), ("q", "v"), ("k", "o"), ("o", "q"), ("v", "o"), ("o", "v")])
+@pytest.mark.parametrize("name", ["unregistered", "encoder"])
+def test_wrong_labels_are_contradicted(name: str, wrong: tuple[str, str]) -> None:
+    _, lines = opinion(name, wrong)
+    assert lines and all(f"is labelled {wrong[1]}" in line for line in lines)
+
+
+def test_a_model_without_attention_is_not_judged() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    pieces = [Slice("0.weight", None, None, None, "q", None, "name", 16)]
+    assert contradictions(model, pieces, lambda own: own(torch.ones(1, 4))) == (0, [])

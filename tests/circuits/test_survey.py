@@ -1,0 +1,144 @@
+"""The survey: outcomes, groups of one architecture, files that are continued, and models that crash."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fasterqk.circuits import _survey as chapter
+from fasterqk.circuits import survey, survey_summary, write_survey
+from fasterqk.circuits._libraries import LIBRARIES, Library
+from fasterqk.errors import InputError
+
+
+class Kernel(nn.Module):
+    """Attention without a softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.o(self.q(x) @ (self.k(x).mT @ self.v(x)))
+
+
+def encoder(layers: int) -> nn.Module:
+    return nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), layers)
+
+
+def toy(name: str) -> nn.Module:
+    if name == "broken":
+        raise RuntimeError("no file\nand more")
+    return {
+        "small": lambda: encoder(1),
+        "large": lambda: encoder(3),
+        "kernel": Kernel,
+        "plain": lambda: nn.Sequential(nn.Linear(8, 8)),
+    }[name]()
+
+
+TOYS = Library(lambda: ["broken", "kernel", "large", "plain", "small"], toy, ())
+
+
+@pytest.fixture
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library of toys, in this process: a spawned one would not know it."""
+    monkeypatch.setitem(LIBRARIES, "toys", TOYS)
+    monkeypatch.setattr(
+        chapter, "_each", lambda task, library, names, *_: ({**task(TOYS, n)} for n in names if n or library)
+    )
+
+
+def outcomes(lines: list[dict[str, Any]]) -> dict[str, str]:
+    return {line["name"]: line["outcome"] for line in lines}
+
+
+def test_every_name_has_an_outcome(toys: None, tmp_path: Path) -> None:
+    good = [name for name in TOYS.names() if name != "broken"]
+    lines = [chapter.surveyed(TOYS, name) | {"name": name} for name in TOYS.names()]
+    assert outcomes(lines) == {
+        "broken": "not built",
+        "kernel": "refused",
+        "large": "verified",
+        "plain": "no attention",
+        "small": "verified",
+    }
+    assert lines[0]["why"] == "RuntimeError: no file"
+    judged = {line["name"]: line.get("judged", 0) for line in lines}
+    assert judged["small"] >= 4 and judged["large"] >= 6 and not any(x.get("contradictions") for x in lines)
+    signatures = {name: chapter.architecture(TOYS, name)["signature"] for name in good}
+    assert signatures["small"] == signatures["large"] != signatures["kernel"]
+
+
+def test_a_survey_is_continued_and_groups_one_architecture(
+    toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LIBRARIES, "toys", Library(lambda: ["kernel", "large", "plain", "small"], toy, ()))
+    out, seen = tmp_path / "toys.jsonl", []
+    order = ["kernel", "small", "large", "plain"]  # with attention first, the smallest first
+    lines = survey("toys", out=out, progress=lambda done, total, note: seen.append(note))
+    assert [line["name"] for line in lines] == ["kernel", "large", "plain", "small"]
+    assert lines[1]["as"] == "small" and "as" not in lines[3]
+    assert "small: verified" in seen
+    assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == order
+    # A kill in the middle of a line: that model is run again, and only that.
+    text = out.read_text()
+    out.write_text(text[:-20])
+    monkeypatch.setattr(chapter, "architecture", None)
+    again = survey("toys", out=out)
+    assert outcomes(again) == outcomes(lines) and again[0] == lines[0]
+    assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == order
+    assert "4 models of toys\n    2  labelled" in survey_summary("toys", lines)
+    assert "the labels of 0 models are contradicted." in survey_summary("toys", lines)
+
+
+def test_bad_input_is_told(toys: None, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="there is no survey of 'keras'"):
+        survey("keras")
+    with pytest.raises(InputError, match="no model of toys is called 'x\\*'"):
+        survey("toys", only="x*")
+    other = tmp_path / "mine.jsonl"
+    other.write_text('{"text": "mine"}\n')
+    with pytest.raises(InputError, match="line 1 is not of a survey of toys"):
+        survey("toys", out=other)
+    assert other.read_text() == '{"text": "mine"}\n'
+    with pytest.raises(InputError, match="has no lines"):
+        write_survey(other, "toys", [])
+
+
+def test_the_page_gets_its_section(toys: None, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- survey toys: begin -->\nold\n<!-- survey toys: end -->\nafter\n")
+    lines = [
+        {"library": "toys", **chapter.surveyed(TOYS, name), "name": name} for name in ("small", "kernel")
+    ]
+    write_survey(page, "toys", lines)
+    text = page.read_text()
+    assert text.startswith("before\n<!-- survey toys: begin -->\n`fasterqk circuits --survey toys")
+    assert "2 of 5 names" in text and "| 1 | refused in one line |" in text and "old" not in text
+    assert "**Refused**: no softmax in Kernel (kernel)." in text
+    assert text.endswith("<!-- survey toys: end -->\nafter\n")
+
+
+def crashing(library: Library, name: str) -> dict[str, Any]:
+    """Top level, so that a spawned process finds it."""
+    if name == "dies":
+        os._exit(3)
+    if name == "hangs":
+        time.sleep(600)
+    if name == "eats":
+        return {"outcome": "verified", "bytes": len(bytearray(2**36))}
+    return {"outcome": "verified"}
+
+
+@pytest.mark.slow
+def test_a_crash_a_hang_and_a_lack_of_memory_cost_one_model() -> None:
+    names = ["fine", "dies", "also", "eats", "hangs"]
+    found = list(chapter._each(crashing, "timm", names, 30.0, 16.0))
+    assert [one["outcome"] for one in found] == ["verified", "died", "verified", "error", "too slow"]
+    assert found[3]["why"] == "MemoryError"
