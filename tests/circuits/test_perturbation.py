@@ -10,7 +10,7 @@ from torch import nn
 from fasterqk.circuits import Slice, find_circuits
 from fasterqk.circuits._inputs import accepted
 from fasterqk.circuits._perturbation import contradictions
-from fasterqk.circuits._probe import noisy_copy
+from fasterqk.circuits._probe import add_noise
 
 NAMES = ["gpt2", "gpt_neox", "llama", "encoder", "decoder", "timm", "unregistered", "all-in-one", "lucid"]
 
@@ -22,7 +22,7 @@ def opinion(name: str, wrong: tuple[str, str] | None = None) -> tuple[int, list[
     slices: list[Slice] = list(find_circuits(model, **architecture.find))
     if wrong is not None:
         slices = [replace(piece, role=wrong[1] if piece.role == wrong[0] else piece.role) for piece in slices]  # type: ignore[arg-type]
-    copy = noisy_copy(model)
+    copy = add_noise(model.eval())
     run = accepted(copy)
     assert run is not None
     before = [parameter.clone() for parameter in copy.parameters()]

@@ -38,7 +38,7 @@ from fasterqk.circuits._guess import find_scopes
 from fasterqk.circuits._inputs import accepted
 from fasterqk.circuits._libraries import LIBRARIES, Library
 from fasterqk.circuits._perturbation import contradictions
-from fasterqk.circuits._probe import noisy_copy
+from fasterqk.circuits._probe import add_noise
 from fasterqk.circuits._slices import NO_SOFTMAX, Circuits
 from fasterqk.errors import InputError
 
@@ -144,7 +144,7 @@ def _second_opinion(model: nn.Module, circuits: Circuits, run: Any) -> Found:
     if can_be_rebuilt(model) and any(parameter.is_meta for parameter in model.parameters()):
         candidates = _labelled_small(model)
     for one, labels in candidates:
-        copy = noisy_copy(one)
+        copy = add_noise(one.eval())  # the last that is done with it
         chosen = run or accepted(copy)
         if chosen is None:
             continue

@@ -67,9 +67,7 @@ def _survey(arguments: argparse.Namespace) -> int:
 
     library, out, page = arguments.survey, arguments.out, arguments.page
     if arguments.model or arguments.config or arguments.label:
-        raise InputError(
-            "--survey is about all models of a library; MODEL, --config and --label about one"
-        )
+        raise InputError("--survey is about all models of a library; MODEL, --config and --label about one")
     if out is not None:
         check_output(out)
     with progress_bar(f"survey of {library}") as progress:
