@@ -4,26 +4,28 @@ because starting Ray takes long on a busy machine.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from ray.cluster_utils import Cluster
+from tests.crash.cells import Gated, step_of_checkpoint
 from tests.crash.sweeps import SweepUnderTest
 
 from fasterqk.lab.runs import Store, sweep
 from fasterqk.lab.runs._execute import Event, read_journal
 from fasterqk.lab.runs._ray import RayCluster
 from fasterqk.lab.runs._store import read_result, state
-from fasterqk.lab.training import TrainConfig
 
 OBJECT_STORE = 80 * 1024**2  # about the smallest that Ray starts with
 WORDS = ["apple", "bread", "chair", "door", "early", "field", "green", "house"]
-TRAIN = "fasterqk.lab.training:train"
+TRAIN = "tests.crash.cells:train_gated"
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +51,8 @@ def start_cluster(tries: int = 3) -> tuple[Cluster, list[Any]]:
 
 
 @pytest.fixture
-def configs(tmp_path: Path) -> list[TrainConfig]:
-    """Twelve trainings of some seconds: two arms, six seeds."""
+def configs(tmp_path: Path) -> list[Gated]:
+    """Six trainings of two arms and three seeds; those of the first seed of each arm are held."""
     path = tmp_path / "little.jsonl"
     lines = []
     for number in range(240):
@@ -60,25 +62,10 @@ def configs(tmp_path: Path) -> list[TrainConfig]:
         relevance = [int(word == label) for word in tokens]
         lines.append({"id": str(number), "tokens": tokens, "relevance": relevance, "label": label})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    small = {"width": 16, "heads": 2, "head_width": 8, "mlp_width": 16, "context": 16, "train_subset": 64}
+    gate = str(tmp_path / "gate")
     return [
-        TrainConfig("jsonl", file=str(path), epochs=30, qk_ratio=qk_ratio, seed=seed, lr=3e-3, **small)
-        for seed in range(6)
-        for qk_ratio in (1, 30)
+        Gated(str(path), gate, held=seed < 2, qk_ratio=(1.0, 30.0)[seed % 2], seed=seed) for seed in range(6)
     ]
-
-
-def ray_worker(raylet: int) -> int | None:
-    """The process on that node which does a cell now."""
-    for process in Path("/proc").iterdir():
-        try:
-            status = (process / "status").read_text()
-            command = (process / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if f"PPid:\t{raylet}\n" in status and command.startswith(b"ray::do_cell"):
-            return int(process.name)
-    return None
 
 
 def test_ctrl_c_keeps_results_and_checkpoints(tmp_path: Path, cluster: tuple[Cluster, list[Any]]) -> None:
@@ -112,48 +99,55 @@ def test_ctrl_c_keeps_results_and_checkpoints(tmp_path: Path, cluster: tuple[Clu
 
 
 def test_a_killed_worker_and_a_killed_machine_change_no_bit(
-    tmp_path: Path, cluster: tuple[Cluster, list[Any]], configs: list[TrainConfig]
+    tmp_path: Path, cluster: tuple[Cluster, list[Any]], configs: list[Gated]
 ) -> None:
-    """The first worker process is killed when a cell has come half way, and the second machine later.
+    """The first two cells wait half way, one on each machine. One loses its worker, the other its machine.
 
-    It comes last: one machine is not there any more afterwards.
+    Nothing depends on who is faster: the cells wait until they are killed, and are killed when their
+    checkpoints have arrived. It comes last: one machine is not there any more afterwards.
     """
     ray, (first, second) = cluster
     reference, out = tmp_path / "local", tmp_path / "ray"
     expected = sweep(configs, TRAIN, reference, workers=2)
     events: list[Event] = []
-    killed: list[str] = []
+    held = configs[:2]
+    folders = [Store(out).folder(config) for config in held]
+    for config in held:
+        Path(config.gate).mkdir(exist_ok=True)
+        os.mkfifo(Path(config.gate) / str(config.seed))
 
-    def observe(event: Event) -> None:
-        events.append(event)
-        half_way = event.kind == "progress" and event.done > event.total / 2
-        saved = sum(one.kind == "saved" for one in events)
-        if not half_way or not (out / "runs" / event.cell / "checkpoint.safetensors").exists():
-            return
-        if not killed:
-            pid = ray_worker(first.all_processes["raylet"][0].process.pid)
-            if pid is not None:
-                os.kill(pid, signal.SIGKILL)
-                killed.append("worker")
-        elif len(killed) == 1 and saved >= 4:
-            ray.remove_node(second, allow_graceful=False)  # SIGKILL for all of its processes
-            killed.append("machine")
+    def kill() -> list[int]:
+        """Wait for both cells and their checkpoints, and kill; returns the steps of the checkpoints."""
+        told = [(Path(config.gate) / str(config.seed)).read_text().split() for config in held]
+        workers, steps = [int(worker) for worker, _ in told], [int(step) for _, step in told]
+        while [step_of_checkpoint(folder) for folder in folders] != steps:
+            pass
+        on_first = [_parent(worker) == first.all_processes["raylet"][0].process.pid for worker in workers]
+        assert sorted(on_first) == [False, True]
+        os.kill(workers[on_first.index(True)], signal.SIGKILL)
+        ray.remove_node(second, allow_graceful=False)  # SIGKILL for all of its processes
+        return steps
 
     backend = RayCluster(ray.address)
-    assert sweep(configs, TRAIN, out, backend=backend, observe=observe) == expected
-    assert killed == ["worker", "machine"]
+    steps: list[int] = []
+    killer = Thread(target=lambda: steps.extend(kill()), daemon=True)
+    killer.start()
+    assert sweep(configs, TRAIN, out, backend=backend, observe=events.append) == expected
+    killer.join()
 
     # Histories and checkpoints too, every file readable, and every cell done once.
     assert SweepUnderTest(Path(), reference, 0.0, tmp_path).problems(out) == []
     retried = [event.cell for event in events if event.kind == "retried"]
-    assert len(retried) >= 2
+    assert {folder.name for folder in folders} <= set(retried)
     attempts = {folder.name: (read_result(folder) or {})["attempt"] for folder in Store(out).cells()}
-    assert all(attempts[cell] >= 2 for cell in retried)
+    assert all(attempts[folder.name] >= 2 for folder in folders)
     assert max(attempts.values()) <= 3
-    # Nobody who had come half way began again from the start.
-    for cell in retried:
-        place = next(i for i, event in enumerate(events) if event.kind == "retried" and event.cell == cell)
-        before = [e.done for e in events[:place] if e.cell == cell and e.kind == "progress"]
-        after = [e.done for e in events[place:] if e.cell == cell and e.kind == "progress"]
-        if before and before[-1] > 0:
-            assert after[0] > 0
+    # Nobody who had come half way began again from the start: each went on from the checkpoint that arrived.
+    assert len(steps) == 2 and min(steps) > 0
+    assert [int((folder / "began.txt").read_text()) for folder in folders] == steps
+
+
+def _parent(process: int) -> int:
+    """The process that started ``process``: of a Ray worker, the raylet of its machine."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(re.findall(r"^PPid:\s*(\d+)$", status, re.MULTILINE)[0])

@@ -1,6 +1,7 @@
 """Small cells that do real work in steps and keep checkpoints, for the crash tests to interrupt."""
 
 import hashlib
+import os
 import signal
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,56 @@ def hold(config: Held, *, folder: Path, progress: Progress) -> dict[str, Any]:
         pipe.write("running")
     signal.pause()
     return {}
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A training of ``file`` that waits to be killed half way through its first attempt, if it is ``held``.
+
+    It waits only while the folder ``gate`` exists: the same cells can be done undisturbed.
+    """
+
+    file: str
+    gate: str
+    held: bool = False
+    qk_ratio: float = 1.0
+    seed: int = 0
+
+
+def train_gated(config: Gated, *, folder: Path, progress: Progress) -> dict[str, Any]:
+    """Keeps in ``began.txt`` the step from which this attempt goes on.
+
+    A held cell writes into the named pipe ``gate/SEED`` which process asked for it, and the step of its
+    last checkpoint.
+    """
+    from fasterqk.lab.training import TrainConfig, train
+
+    small = {"width": 16, "heads": 2, "head_width": 8, "mlp_width": 16, "context": 16, "train_subset": 64}
+    training = TrainConfig(
+        "jsonl", file=config.file, epochs=10, lr=3e-3, qk_ratio=config.qk_ratio, seed=config.seed, **small
+    )
+    began = step_of_checkpoint(folder)
+    write_text(folder / "began.txt", str(began))
+    pipe = Path(config.gate) / str(config.seed)
+
+    def report(done: float, total: float, note: str = "") -> None:
+        progress(done, total, note)
+        if config.held and began == 0 and done > total / 2 and pipe.exists():
+            pipe.write_text(f"{os.getppid()} {step_of_checkpoint(folder)}")
+            signal.pause()
+
+    return train(training, folder=folder, progress=report).to_json()
+
+
+def step_of_checkpoint(folder: Path) -> int:
+    """The step at which the training in ``folder`` was saved; 0 without a checkpoint."""
+    from fasterqk.lab.training import _checkpoint as checkpoint
+
+    path = folder / checkpoint.FILE_NAME
+    if not path.exists():
+        return 0
+    document, tensors = checkpoint._parse(path, path.read_bytes())
+    return int(checkpoint._decode(document["scalars"], tensors)["step"])
 
 
 @dataclass(frozen=True)
