@@ -1,7 +1,10 @@
 """The public names at the top of the package."""
 
+import ast
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +13,7 @@ import fasterqk
 NAMES = ["find_circuits", "make_optimizer", "param_groups", "check_circuits", "scale_circuits"]
 NAMES += ["normalize_gradients", "describe", "Ramp", "measure", "matched_loss", "InputError"]
 PACKAGES = ["circuits", "capture", "attention", "theory", "integrations", "lab"]
+PACKAGES += ["errors", "files", "console"]
 
 
 @pytest.mark.parametrize("name", [*NAMES, *PACKAGES])
@@ -28,3 +32,43 @@ def test_importing_it_imports_nothing_heavy() -> None:
     code = "import sys, fasterqk; dir(fasterqk); print([n for n in ('torch', 'numpy') if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_importing_it_imports_nothing_at_all() -> None:
+    """So that Ctrl-C meets the package's own code, which answers it in one line, as early as can be."""
+    code = """
+import sys
+before = set(sys.modules)
+import fasterqk.__main__
+print(sorted(set(sys.modules) - before))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "['fasterqk', 'fasterqk.__main__']\n"
+
+
+LAZY = ["", ".attention", ".integrations", ".lab", ".lab.tasks"]
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_completion_shows_every_public_name_and_nothing_else(package: str) -> None:
+    """In a fresh process, where nothing has been imported by others: `dir` is what completion shows."""
+    code = f"""
+import importlib, json
+module = importlib.import_module("fasterqk{package}")
+shown = [name for name in dir(module) if not name.startswith("_")]
+print(json.dumps([shown, sorted(set(module.__all__) - {{"__version__"}})]))
+for name in shown:
+    getattr(module, name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown, public = json.loads(done.stdout)
+    assert shown == public
+
+
+def test_editors_and_type_checkers_are_told_the_public_names() -> None:
+    """They read the source: a name that is only made on first use is one they do not know."""
+    tree = ast.parse(Path(fasterqk.__file__).read_text())
+    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
+    imports = [node for node in ast.walk(block) if isinstance(node, ast.ImportFrom)]
+    told = {alias.name for node in imports for alias in node.names} - {"Any"}
+    assert told == set(fasterqk.__all__) - {"__version__"}

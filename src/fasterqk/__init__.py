@@ -1,37 +1,66 @@
 """Give the query-key and output-value circuits of a transformer their own learning rates.
 
 The names below are the public interface. Each is imported on first use: ``import fasterqk`` is instant
-and imports neither torch nor numpy.
+and imports neither torch nor numpy, nor anything else.
 """
 
-from importlib import import_module
-from typing import Any
+TYPE_CHECKING = False  # True for editors and type checkers; typing itself would be most of this import
+
+if TYPE_CHECKING:
+    from typing import Any
+
+    from fasterqk import attention, capture, circuits, console, errors, files, integrations, lab, theory
+    from fasterqk.attention import matched_loss, measure
+    from fasterqk.circuits import (
+        Ramp,
+        check_circuits,
+        describe,
+        find_circuits,
+        make_optimizer,
+        normalize_gradients,
+        param_groups,
+        scale_circuits,
+    )
+    from fasterqk.errors import InputError
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "find_circuits": "circuits",
-    "make_optimizer": "circuits",
-    "param_groups": "circuits",
-    "check_circuits": "circuits",
-    "scale_circuits": "circuits",
-    "normalize_gradients": "circuits",
-    "describe": "circuits",
-    "Ramp": "circuits",
-    "measure": "attention",
-    "matched_loss": "attention",
-    "InputError": "errors",
-}
-_PACKAGES = ("attention", "capture", "circuits", "integrations", "lab", "theory")
+__all__ = [
+    "InputError",
+    "Ramp",
+    "__version__",
+    "attention",
+    "capture",
+    "check_circuits",
+    "circuits",
+    "console",
+    "describe",
+    "errors",
+    "files",
+    "find_circuits",
+    "integrations",
+    "lab",
+    "make_optimizer",
+    "matched_loss",
+    "measure",
+    "normalize_gradients",
+    "param_groups",
+    "scale_circuits",
+    "theory",
+]
 
-__all__ = ["__version__", *_HOMES, *_PACKAGES]
+# Where a name comes from that is no module of this package.
+_HOMES = {"InputError": "errors", "matched_loss": "attention", "measure": "attention"}
+_MODULES = ("attention", "capture", "circuits", "console", "errors", "files", "integrations", "lab", "theory")
 
 
-def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"fasterqk.{_HOMES[name]}"), name)
-    if name in _PACKAGES:
+def __getattr__(name: str) -> "Any":
+    from importlib import import_module
+
+    if name in _MODULES:
         return import_module(f"fasterqk.{name}")
+    if name in __all__:
+        return getattr(import_module(f"fasterqk.{_HOMES.get(name, 'circuits')}"), name)
     raise AttributeError(f"module 'fasterqk' has no attribute {name!r}")
 
 

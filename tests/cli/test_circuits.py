@@ -147,3 +147,36 @@ def test_options_of_a_survey_are_checked(tmp_path: Path, capsys: pytest.CaptureF
             code = int(end.code or 0)
         told = capsys.readouterr().err
         assert code == 2 and message in told and told.count("\n") == 1, told
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[" * 100_000, "nested deeper than 100 levels"),
+        ('{"a": ' * 500 + "1" + "}" * 500, "nested deeper than 100 levels"),
+        ('{"model_type": "gpt2", "x": "\\ud800"}', "lone surrogate"),
+        ('{"model_type": "gpt2", "n_layer": 1000000000}', "has n_layer 1000000000; at most 2000"),
+        ('{"model_type": "qwen2", "num_hidden_layers": 1e9}', "has num_hidden_layers 1000000000.0; at most"),
+        ('{"model_type": "swin", "depths": [2, 100000000]}', "has depths 100000000; at most 2000"),
+        (
+            '{"model_type": "llava", "text_config": {"num_hidden_layers": 5000000}}',
+            "num_hidden_layers 5000000",
+        ),
+        ("[1]", "is not a model configuration"),
+        ("", "is not a model configuration"),
+    ],
+)
+def test_a_hostile_configuration_is_refused_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, told: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    for words in (["circuits", "--config", str(path)], ["circuits", str(tmp_path)]):
+        assert main(words) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert told in line
+
+
+def test_a_byte_order_mark_is_read(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config.write_text("\ufeff" + config.read_text(), encoding="utf-8")
+    assert main(["circuits", "--config", str(config)]) == 0

@@ -68,3 +68,12 @@ def test_a_wrong_checksum_is_said_and_the_code_is_one(capsys, tmp_path):
     (tmp_path / "note.txt").write_text("changed")
     assert main(["data", "check", "--data-dir", str(tmp_path)]) == 1
     assert "note.txt is not the file that SHA256SUMS names" in capsys.readouterr().out
+
+
+def test_a_data_folder_that_is_not_there_is_one_line(tmp_path, monkeypatch, capsys):
+    typo = str(tmp_path / "dtaa")
+    for words in (["--data-dir", typo], ["--data-dir", ""], []):
+        monkeypatch.setenv("FASTERQK_DATA", typo)
+        assert main(["data", "check", *words]) == 2
+        printed = capsys.readouterr()
+        assert printed.out == "" and printed.err.count("\n") == 1 and "is no folder" in printed.err

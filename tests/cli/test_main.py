@@ -1,6 +1,7 @@
 """The front door: help is light, errors are one line, nothing is printed where it does not belong."""
 
 import argparse
+import errno
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 from fasterqk import __version__
 from fasterqk.cli.common import Parser
 from fasterqk.cli.main import COMMANDS, main
+from fasterqk.lab.runs import Store
+from fasterqk.lab.runs._store import state
 
 HEAVY = ["numpy", "scipy", "torch", "numba", "matplotlib", "transformers", "rich"]
 
@@ -149,3 +152,80 @@ def test_a_file_where_a_folder_should_be_is_bad_input(tmp_path, capsys):
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1 and str(taken) in printed.err
     assert taken.read_text() == "mine"
+
+
+def test_sigterm_ends_like_ctrl_c_and_takes_the_workers_along(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    spec = tmp_path / "spec.toml"
+    spec.write_text(
+        'config = "tests.crash.cells:Held"\nfunction = "tests.crash.cells:hold"\nseeds = [0, 1]\n'
+        f"[base]\npipe = '{tmp_path / 'pipe'}'\n"
+    )
+    words = ["sweep", str(spec), "--out", str(tmp_path), "--workers", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fasterqk", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert (tmp_path / "pipe").read_text() == "running"
+    process.terminate()  # the sweep alone, as a scheduler does
+    output, told = process.communicate()
+    assert (process.returncode, output) == (143, "")
+    assert told == "fasterqk sweep: stopped; what was finished is kept\n"
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)  # nobody is left
+    assert sorted(state(folder) for folder in Store(tmp_path).cells()) == ["done", "stopped"]
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line():
+    code = """
+import sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fasterqk.cli.main":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupt())
+from fasterqk.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "fasterqk: stopped\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MemoryError(), 1),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), 1),
+        (OSError(errno.ENOSPC, "No space left on device", "a"), 1),
+        (OSError(errno.ENAMETOOLONG, "File name too long", "a"), 2),
+        (PermissionError(errno.EACCES, "Permission denied", "a"), 2),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=repr,
+)
+def test_how_a_command_ends_is_its_exit_code(monkeypatch, capsys, error, code):
+    def fail(arguments):
+        raise error
+
+    monkeypatch.setattr("fasterqk.cli.theory.run", fail)
+    assert main(["theory", "check"]) == code
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_names_that_are_no_text_are_printed(tmp_path):
+    name = os.fsencode(tmp_path) + b"/page-\xff.html"
+    done = subprocess.run(
+        [sys.executable, "-m", "fasterqk", "explore", "-o", name], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("page-\\udcff.html\n")
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_stream_that_is_closed_is_no_error(closed):
+    command = f"{sys.executable} -m fasterqk theory ratio --alpha .9 --loss 1e-3 {closed}>&-"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

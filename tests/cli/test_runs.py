@@ -116,3 +116,30 @@ def test_collect(out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(["runs", "collect", str(tmp_path / "nowhere"), "--out", here]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "nowhere' is no results folder" in line
+
+
+@pytest.mark.parametrize("words", [["list"], ["rm", "--failed"], ["show", "a"]])
+def test_a_results_folder_that_is_not_there_is_one_line(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["runs", *words, "--out", str(tmp_path / "tpyo")]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and printed.err.count("\n") == 1 and "tpyo' is no folder" in printed.err
+    assert not (tmp_path / "tpyo").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "result.json", "environment.json", "error.json", "journal.jsonl"]
+)
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"a": "\\ud800"}', "\ufeff{}", "", "{", "7", '{"sha256": 1, "schema": []}']
+)
+def test_a_damaged_file_never_is_a_traceback(
+    out: str, name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cell = content_hash(Empty(1))
+    (Path(out) / "runs" / cell / name).write_text(text, encoding="utf-8")
+    for words in (["list"], ["list", "--json"], ["show", cell], ["show", cell, "--json"], ["collect", out]):
+        more = ["--out", out] if words[0] != "collect" else ["--out", str(Path(out) / "copy")]
+        assert main(["runs", *words, *more]) == 0
+        assert capsys.readouterr().err == ""

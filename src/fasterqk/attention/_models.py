@@ -25,6 +25,7 @@ from fasterqk.attention._instances import (
     encode_for_classifier,
 )
 from fasterqk.capture import capture
+from fasterqk.circuits import read_model_config
 from fasterqk.errors import InputError, needs_extra
 
 
@@ -595,6 +596,7 @@ def load_model(folder: str | PathLike[str]) -> Loaded:
     path = Path(folder)
     if not (path / "config.json").is_file():
         raise InputError(f"{str(folder)!r} is no model folder: it has no config.json")
+    read_model_config(path / "config.json")
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     config = _opened(transformers.AutoConfig, path)

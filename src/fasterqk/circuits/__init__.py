@@ -11,7 +11,7 @@ with ``_perturbation``, a second opinion on labels.
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
 from fasterqk.circuits._find import Labels, find_circuits
-from fasterqk.circuits._from_config import model_without_weights
+from fasterqk.circuits._from_config import model_without_weights, read_model_config
 from fasterqk.circuits._gradients import normalize_gradients, scale_circuits
 from fasterqk.circuits._groups import Rules, param_groups
 from fasterqk.circuits._optimizer import make_optimizer
@@ -40,6 +40,7 @@ __all__ = [
     "normalize_gradients",
     "param_groups",
     "rates",
+    "read_model_config",
     "scale_circuits",
     "survey",
     "survey_summary",

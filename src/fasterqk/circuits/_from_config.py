@@ -6,11 +6,11 @@ and narrow heads runs in a moment, and its labels hold for the large one.
 """
 
 import copy
-import json
 import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import PathLike
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from fasterqk.errors import InputError, needs_extra
+from fasterqk.files import read_json
 
 # Where a class for a configuration is looked for, the plain model first.
 _MAPPINGS = (
@@ -79,15 +80,38 @@ def _refused(message: str) -> Iterator[None]:
 def _from_file(path: str) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    if not Path(path).exists():
-        raise InputError(f"there is no {path!r}")
-    with _refused(f"{path!r} is not a model configuration"):
-        fields = dict(json.loads(Path(path).read_text(encoding="utf-8")))
+    fields = read_model_config(path)
     kind = fields.pop("model_type", None)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         raise InputError(f"{path!r} has model_type {kind!r}, which this transformers does not know")
     with _refused(f"{path!r} is not a configuration of {kind!r}"):
         return AutoConfig.for_model(kind, **fields)
+
+
+# More layers or experts than any model has: building a thousand million modules takes all time and memory.
+_MOST = 2000
+_COUNTED = re.compile(r"(layer|block|depth|expert|stage)s?$")
+
+
+def read_model_config(path: str | PathLike[str]) -> dict[str, Any]:
+    """The fields of a ``config.json``; a count of layers or experts that no model can have is refused."""
+    if not Path(path).exists():
+        raise InputError(f"there is no {str(path)!r}")
+    with _refused(f"{str(path)!r} is not a model configuration"):
+        fields = dict(read_json(path))
+    _check_counts(fields, path)
+    return fields
+
+
+def _check_counts(value: Any, path: str | PathLike[str], name: str = "") -> None:
+    if isinstance(value, dict):
+        for inner, item in value.items():
+            _check_counts(item, path, inner)
+    elif isinstance(value, list):
+        for item in value:
+            _check_counts(item, path, name)
+    elif isinstance(value, int | float) and value > _MOST and _COUNTED.search(name):
+        raise InputError(f"{str(path)!r} has {name} {value}; at most {_MOST} can be built")
 
 
 def model_class(config: Any) -> Any:

@@ -7,6 +7,9 @@ from fasterqk.cli.common import Parser, add_action, add_data_dir, add_json, exam
 from fasterqk.console import print_result
 from fasterqk.errors import InputError
 
+# Where a data folder may be named; the others need not exist.
+NAMED = ("--data-dir", "$FASTERQK_DATA")
+
 
 def configure(parser: Parser) -> None:
     lines = ("fasterqk data check", "fasterqk data check --data-dir ./data --json")
@@ -22,8 +25,10 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.tasks import data_source, wrong_checksums
 
     folder, source = data_source(arguments.data_dir)
-    if arguments.data_dir and not folder.is_dir():
-        raise InputError(f"--data-dir {arguments.data_dir!r} is no folder")
+    if arguments.data_dir == "":
+        raise InputError("--data-dir '' is no folder")
+    if source in NAMED and not folder.is_dir():
+        raise InputError(f"{source} {str(folder)!r} is no folder")
     tasks = _check(folder)
     wrong = wrong_checksums(folder)
     result = {"data_dir": str(folder), "source": source, "wrong_checksums": wrong, "tasks": tasks}

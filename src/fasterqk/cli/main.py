@@ -1,10 +1,14 @@
 """Entry point: finds the command, runs it, and turns bad input into one line and exit code 2."""
 
+import errno
 import os
+import signal
 import sys
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
+from io import TextIOWrapper
+from typing import Any, NoReturn
 
 from fasterqk import __version__
 from fasterqk.cli.common import Parser
@@ -34,6 +38,15 @@ _LIBRARY = ("theory", "circuits", "measure")
 
 # Errors of the operating system that a wrong path in the command line causes.
 _WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_WRONG_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
+
+# How every command ends; docs/runs.md has the same table.
+_MACHINE, _INPUT, _INTERRUPTED, _READER_LEFT, _TERMINATED = 1, 2, 130, 141, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: everything that keeps its work when it is interrupted does so here too."""
+
 
 WELCOME = """\
 fasterqk: how sharply a transformer attends, set by one learning-rate ratio.
@@ -63,25 +76,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     name = f"fasterqk {words[0]}" if words and words[0] in COMMANDS else "fasterqk"
     try:
-        try:
-            return _run(words)
-        finally:
-            sys.stdout.flush()  # here, where a reader that left or a full disk can still be dealt with
+        with _interrupted_by_sigterm():
+            _prepare_streams()
+            try:
+                return _run(words)
+            finally:
+                sys.stdout.flush()  # here, where a reader that left or a full disk can still be dealt with
     except InputError as error:
         print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
+        return _INPUT
+    except KeyboardInterrupt as stop:
         print(f"{name}: stopped; what was finished is kept", file=sys.stderr)
-        return 130
+        _drop_unwritten_output()
+        return _TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED
     except BrokenPipeError:
         # The reader (head, less) went away: that is its right.
         _drop_unwritten_output()
-        return 141
+        return _READER_LEFT
     except OSError as error:
         where = f": {error.filename!r}" if error.filename else ""
         print(f"{name}: {error.strerror or error}{where}", file=sys.stderr)
         _drop_unwritten_output()
-        return 2 if error.filename and isinstance(error, _WRONG_PATH) else 1
+        wrong = isinstance(error, _WRONG_PATH) or error.errno in _WRONG_NAME
+        return _INPUT if error.filename and wrong else _MACHINE
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch's word for it
+            raise
+        print(f"{name}: not enough memory", file=sys.stderr)
+        return _MACHINE
 
 
 def _run(words: list[str]) -> int:
@@ -100,13 +122,40 @@ def _run(words: list[str]) -> int:
         return int(module.run(arguments) or 0)
 
 
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, unless somebody handles it already."""
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    try:
+        if ours:
+            signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # in a thread, which gets no signals
+        ours = False
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _prepare_streams() -> None:
+    """Make sure that anything can be printed: on a stream that is closed, or in letters it does not know."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for as long as the process lives)
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def _drop_unwritten_output() -> None:
     """Keep the interpreter from complaining, on its way out, about output that cannot be written."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.runs import plan, read_spec
 
     check_out(arguments.out)
-    found = plan(read_spec(arguments.spec), arguments.out)
+    found = plan(read_spec(arguments.spec, imports=False), arguments.out)
     workers = arguments.workers or processors()
     wall = found.wall_seconds(workers)
     result = {**dataclasses.asdict(found), "workers": workers, "wall_seconds": wall}

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from fasterqk.cli.common import Parser, add_action, add_json, add_out, examples
@@ -59,6 +60,8 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.action != "collect" and not Path(arguments.out).is_dir():
+        raise InputError(f"--out {arguments.out!r} is no folder; name the one that a sweep was given")
     actions = {"list": _list, "show": _show, "rm": _remove, "collect": _collect}
     return actions[arguments.action](arguments)
 

@@ -19,3 +19,7 @@ def __getattr__(name: str) -> Any:
     if name in ("SharpnessCallback", "trainer_optimizer"):  # they need transformers
         return getattr(import_module("fasterqk.integrations._trainer"), name)
     raise AttributeError(f"module 'fasterqk.integrations' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

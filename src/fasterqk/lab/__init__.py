@@ -4,17 +4,33 @@
 names are imported on first use.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from fasterqk.lab import experiments, models, report, runs, synthetic, tasks, training
     from fasterqk.lab.experiments import EXPERIMENTS, reproduce
 
-__all__ = ["EXPERIMENTS", "reproduce"]
+__all__ = [
+    "EXPERIMENTS",
+    "experiments",
+    "models",
+    "report",
+    "reproduce",
+    "runs",
+    "synthetic",
+    "tasks",
+    "training",
+]
 
 
 def __getattr__(name: str) -> Any:
+    if name in ("EXPERIMENTS", "reproduce"):
+        return getattr(import_module("fasterqk.lab.experiments"), name)
     if name in __all__:
-        from fasterqk.lab import experiments
-
-        return getattr(experiments, name)
+        return import_module(f"fasterqk.lab.{name}")
     raise AttributeError(f"module 'fasterqk.lab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

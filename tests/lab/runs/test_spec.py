@@ -1,6 +1,9 @@
 """Specs: the product of what is written, and one line about what cannot be meant."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fasterqk.cli.main import main
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash
 from fasterqk.lab.runs import Spec, read_spec
@@ -148,6 +152,24 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
         ("config = 3\n", "config = 3"),
         ("function = 'train'\n", "function = 'train' is not 'module:function'"),
         ("seeds = [1\n", "is not TOML"),
+        ("seeds = " + "[" * 100_000 + "\n", "is nested too deeply"),
+        (
+            "function = 'fasterqk.lab.training:trian'\n",
+            "training has no 'trian'; did you mean 'train'",
+        ),
+        ("function = 'fasterqk.lab.trainig:train'\n", "there is no module 'fasterqk.lab.trainig'"),
+        ("function = 'no-module:f'\n", "is not 'module:function'"),
+        (
+            "[base]\ntask = 'nope'\n",
+            "'nope'; choose from hatexplain, sva, agreement, jsonl, squad, kvqa",
+        ),
+        ("[base]\ntask = 'sva'\nform = 'odd'\n", "task 'sva' has no form 'odd'; its forms are"),
+        ("[base]\ntask = 'sva'\nfile = 'mine.jsonl'\n", "'mine.jsonl' belongs to task 'jsonl'"),
+        (
+            "[base]\ntask = 'sva'\n[grid]\n"
+            + "".join(f"{n} = {list(range(1, 200))}\n" for n in ("width", "epochs", "context")),
+            "these are 7880599 cells; a sweep has at most 1000000",
+        ),
     ],
 )
 def test_what_is_missing_or_wrong(spec: Callable[[str], Spec], text: str, words: str) -> None:
@@ -159,3 +181,72 @@ def test_what_is_missing_or_wrong(spec: Callable[[str], Spec], text: str, words:
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"cannot read the spec .*nothing\.toml.*No such file"):
         read_spec(tmp_path / "nothing.toml")
+
+
+SPEC = 'config = "beside_a_spec:Own"\nfunction = "beside_a_spec:run"\nseeds = [0, 1]\n[base]\nscale = 3\n'
+MODULE = """
+import dataclasses, pathlib
+pathlib.Path(__file__).with_name("imported").touch()
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    scale: float
+    seed: int = 0
+    word: str = "x"
+
+def run(config, *, folder, progress):
+    return {"scaled": config.scale * config.seed}
+"""
+
+
+def installed_command(*words: str, where: Path) -> subprocess.CompletedProcess[str]:
+    """The command as it is installed: the folder it is called in is not searched for modules."""
+    code = "import sys; sys.path.remove(''); from fasterqk.__main__ import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=where, timeout=120
+    )
+
+
+def test_a_module_beside_the_spec_is_planned_without_import_and_swept(tmp_path: Path) -> None:
+    (tmp_path / "specs").mkdir()
+    spec = tmp_path / "specs" / "spec.toml"
+    spec.write_text("\ufeff" + SPEC, encoding="utf-8")
+    (tmp_path / "specs" / "beside_a_spec.py").write_text(MODULE)
+    words = (str(spec), "--out", "out")
+    planned = installed_command("plan", *words, "--json", where=tmp_path)
+    assert (planned.returncode, planned.stderr) == (0, "")
+    assert json.loads(planned.stdout)["left"] == 2
+    assert not (tmp_path / "specs" / "imported").exists()
+    swept = installed_command("sweep", *words, "--json", "--shard", "2/2", where=tmp_path)
+    assert (swept.returncode, swept.stderr) == (0, "")
+    assert json.loads(swept.stdout)["cells"][0]["result"] == {"scaled": 3.0}
+    assert (tmp_path / "specs" / "imported").exists()
+    # The finished cell is found by what it has stored; 3 and 3.0 are the same.
+    (tmp_path / "specs" / "imported").unlink()
+    planned = installed_command("plan", *words, "--json", where=tmp_path)
+    found = json.loads(planned.stdout)
+    assert (found["cells"], found["left"], found["states"]["done"]) == (2, 1, 1)
+    assert found["basis"]["siblings"] == 1
+    assert not (tmp_path / "specs" / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("beside_a_spec:run", "beside_a_spec:rum", "beside_a_spec has no 'rum'; did you mean 'run'?"),
+        ("beside_a_spec:Own", "beside_a_spec:Other", "beside_a_spec has no 'Other'"),
+        ("beside_a_spec:Own", "beside_the_spec:Own", "there is no module 'beside_the_spec'"),
+        ("scale = 3", "scal = 3", "Own has no field 'scal' (in [base]); did you mean 'scale'?"),
+        ("scale = 3", "word = 'y'", "[base] has to give 'scale'"),
+    ],
+)
+def test_a_plan_refuses_what_cannot_run_and_imports_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, told: str
+) -> None:
+    spec = tmp_path / "spec.toml"
+    spec.write_text(SPEC.replace(old, new))
+    (tmp_path / "beside_a_spec.py").write_text(MODULE)
+    assert main(["plan", str(spec), "--out", str(tmp_path / "out")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert told in line
+    assert not (tmp_path / "imported").exists()

@@ -120,3 +120,23 @@ def test_the_rates_are_those_of_the_optimizer() -> None:
 def test_only_numbers_are_curves() -> None:
     records = [{"loss": None, "note": "x", "diverged": True, "dtap": [1], "ac": 50}]
     assert scalars(records, Walk()) == [(0, {"ac": 50.0})]
+
+
+@pytest.mark.parametrize(
+    "odd", ["NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 400, '"x"', "null", "[1]"]
+)
+def test_a_history_with_odd_values_is_written_without_them(tmp_path: Path, odd: str) -> None:
+    config = TrainConfig("agreement", epochs=2)
+    name = content_hash(config)
+    lines = [f'{{"step": {odd}, "epoch": 1, "loss": 0.5}}', f'{{"step": 7, "epoch": {odd}, "loss": {odd}}}']
+    write_text(
+        Store(tmp_path).root / name / "history.jsonl", "\n".join([*lines, '{"step": 9, "loss": 0.25}'])
+    )
+    TensorBoard(tmp_path, {name: SpecCell("", config)})(Event("saved", name))
+    assert written(tmp_path) == [(0, 0.5), (9, 0.25)]
+
+
+def test_a_loss_too_large_for_a_curve_is_infinite(tmp_path: Path) -> None:
+    write_text(Store(tmp_path).root / FIRST / "history.jsonl", '{"step": 1, "loss": 1e300}')
+    TensorBoard(tmp_path, CELLS)(Event("saved", FIRST))
+    assert written(tmp_path) == [(1, float("inf"))]

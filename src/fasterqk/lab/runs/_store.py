@@ -29,6 +29,7 @@ from fasterqk.files import (
     config_defaults,
     config_fields,
     content_hash,
+    parse_json,
     plain,
     write_bytes,
 )
@@ -66,7 +67,7 @@ def read_sealed(
         return None
     try:
         text = _head(data, before) if before else data
-        document = json.loads(text if lists else _without_lists(text))
+        document = parse_json(text if lists else _without_lists(text), str(path))
         checksum = document.pop("sha256")
         version = document["schema"]
     except (ValueError, KeyError, AttributeError, TypeError):

@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import canonical_json, config_fields, csv_text, write_text
+from fasterqk.files import canonical_json, config_fields, csv_text, plain, write_text
 from fasterqk.lab.runs._execute import read_journal
-from fasterqk.lab.runs._spec import Spec, read_spec
+from fasterqk.lab.runs._spec import NotImported, Spec, read_spec
 from fasterqk.lab.runs._store import Store, is_whole, read_result, read_sealed, state
 
 # --- The table of finished cells: one row per cell, one column per field of its config or result ---
@@ -263,9 +263,12 @@ class Plan:
 
 
 def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
-    """The plan for ``spec`` on the store in ``out``; nothing is run or written."""
+    """The plan for ``spec`` on the store in ``out``; nothing is run or written.
+
+    Of a spec read without imports too: its cells are then found by what they have stored of themselves.
+    """
     store = Store(out)
-    configs = {store.folder(cell.config): cell.config for cell in spec.cells}
+    configs = _folders(store, spec)
     found = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
     count = Counter(summary.state for summary in found.values())
     left = [configs[folder] for folder in configs if folder not in found or found[folder].state != "done"]
@@ -276,7 +279,7 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     here = [seconds for group in siblings.values() for seconds in group]
     elsewhere = []
     if left and not here:
-        kind = type(left[0]).__name__
+        kind = left[0].kind if isinstance(left[0], NotImported) else type(left[0]).__name__
         measured_cells = [_measured(summary) for summary in summaries(store) if summary.kind == kind]
         elsewhere = [seconds for seconds in measured_cells if seconds is not None]
     basis = dict.fromkeys(("siblings", "spec", "store", "nothing"), 0)
@@ -301,11 +304,55 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     )
 
 
+def _folders(store: Store, spec: Spec) -> dict[Path, Any]:
+    """The configurations of a spec by the folder of their cell."""
+    folders: dict[Path, Any] = {}
+    stored: list[tuple[Path, dict[str, Any]]] | None = None
+    known: dict[frozenset[str], dict[str, Path]] = {}
+    for config in (cell.config for cell in spec.cells):
+        if not isinstance(config, NotImported):
+            folders[store.folder(config)] = config
+            continue
+        if stored is None:
+            stored = [(folder, found) for folder in store.cells() if (found := _config_of(folder))]
+        given = frozenset(config.fields)
+        if given not in known:
+            # A cell whose other fields all have their defaults is the one that these fields name.
+            known[given] = {
+                _comparable({name: found["all"].get(name) for name in given}): folder
+                for folder, found in stored
+                if found["kind"] == config.kind and given >= set(found["fields"])
+            }
+        fields = _comparable(config.fields)
+        folders[known[given].get(fields, store.root / f"not begun: {fields}")] = config
+    return folders
+
+
+def _config_of(folder: Path) -> dict[str, Any] | None:
+    try:
+        return read_sealed(folder / "config.json")
+    except InputError:
+        return None
+
+
+def _comparable(fields: Any) -> str:
+    """Fields as text, in which 30 and 30.0 are the same."""
+
+    def numbers(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: numbers(item) for name, item in value.items()}
+        if isinstance(value, list):
+            return [numbers(item) for item in value]
+        return float(value) if type(value) is int and abs(value) < 2**53 else value
+
+    return canonical_json(numbers(plain(fields)))
+
+
 def _measured(summary: Summary) -> float | None:
     # A later attempt went on from a checkpoint: its seconds are not those of the whole cell.
     return summary.seconds if summary.attempt == 1 else None
 
 
 def _but_the_seed(config: Any) -> str:
-    fields: Mapping[str, Any] = config_fields(config)
+    fields = config.fields if isinstance(config, NotImported) else config_fields(config)
     return canonical_json({name: value for name, value in fields.items() if name != "seed"})

@@ -6,6 +6,7 @@ Trainings know nothing of it: they write ``history.jsonl``, and the sweep's even
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from fasterqk.lab.runs._table import varying
 
 FOLDER_NAME = "tensorboard"
 _LONGEST_NAME = 120
+_LARGEST_STEP = 2**63 - 1
 
 
 class TensorBoard:
@@ -83,12 +85,15 @@ class TensorBoard:
 def scalars(history: list[dict[str, Any]], config: Any) -> list[tuple[int, dict[str, float]]]:
     """The step and the numbers of each record of a history, with learning rates where ``config`` trains.
 
-    Records without a ``step`` are counted.
+    Records without a ``step`` are counted. Infinity and not-a-number are left out.
 
     >>> scalars([{"step": 10, "loss": 0.5, "note": "x"}], None)
     [(10, {'loss': 0.5})]
     """
-    steps = [int(record.get("step", number)) for number, record in enumerate(history)]
+    steps = [
+        int(record["step"]) if _is_number(record.get("step"), _LARGEST_STEP) else number
+        for number, record in enumerate(history)
+    ]
     rates = _learning_rates(history, config)
     return [
         (
@@ -96,18 +101,27 @@ def scalars(history: list[dict[str, Any]], config: Any) -> list[tuple[int, dict[
             {
                 name: float(value)
                 for name, value in {**record, **rates(step)}.items()
-                if name != "step" and isinstance(value, int | float) and not isinstance(value, bool)
+                if name != "step" and _is_number(value)
             },
         )
         for step, record in zip(steps, history, strict=True)
     ]
 
 
+def _is_number(value: Any, largest: float = sys.float_info.max) -> bool:
+    """Whether it is a number that a curve can have: finite, and no larger than ``largest``."""
+    return type(value) in (int, float) and abs(value) <= largest
+
+
 def _learning_rates(history: list[dict[str, Any]], config: Any) -> Any:
     """A function of the step: the learning rates of the step that follows, by circuit."""
     from fasterqk.lab.training import TrainConfig
 
-    measured = [record["step"] / record["epoch"] for record in history if record.get("epoch")]
+    measured = [
+        record["step"] / record["epoch"]
+        for record in history
+        if record.get("epoch") and _is_number(record["epoch"]) and _is_number(record.get("step"))
+    ]
     if not isinstance(config, TrainConfig) or not measured:
         return lambda step: {}
     from fasterqk.lab.training._steps import factor

@@ -44,13 +44,8 @@ def load_task(name: str, *, form: str = "", file: str = "", data_dir: str | Path
     >>> load_task("kvqa").vocabulary_size
     100
     """
-    module = task_module(name)
-    if form and form not in module.FORMS:
-        known = ", ".join(repr(known) for known in module.FORMS)
-        raise InputError(f"task {name!r} has no form {form!r}; its forms are {known}")
-    if file and name != "jsonl":
-        raise InputError(f"task {name!r} reads no file of yours; {file!r} belongs to task 'jsonl'")
-    return _load(name, form or module.FORMS[0], file, data_folder(data_dir))
+    check_task(name, form, file)
+    return _load(name, form or task_module(name).FORMS[0], file, data_folder(data_dir))
 
 
 def task_module(name: str) -> Any:
@@ -59,10 +54,18 @@ def task_module(name: str) -> Any:
     return import_module(f"fasterqk.lab.tasks.{name}")
 
 
-def check_task(name: str) -> None:
-    """Raise :class:`~fasterqk.errors.InputError` unless there is a task of that name."""
+def check_task(name: str, form: str = "", file: str = "") -> None:
+    """Raise :class:`~fasterqk.errors.InputError` unless there is a task of that name, with that form.
+
+    Only task "jsonl" reads a ``file``.
+    """
     if name not in TASKS:
         raise InputError(f"unknown task {name!r}; choose from {', '.join(TASKS)}")
+    if form and form not in (known := task_module(name).FORMS):
+        forms = ", ".join(map(repr, known))
+        raise InputError(f"task {name!r} has no form {form!r}; its forms are {forms}")
+    if file and name != "jsonl":
+        raise InputError(f"task {name!r} reads no file of yours; {file!r} belongs to task 'jsonl'")
 
 
 @lru_cache(maxsize=4)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.files import content_hash, write_bytes
+from fasterqk.files import content_hash, parse_json, write_bytes
 
 with needs_extra("lab"):
     import safetensors.torch
@@ -129,7 +129,8 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + length]).get("__metadata__", {}).get(FORMAT, "null"))
+        metadata = parse_json(data[8 : 8 + length], "its header").get("__metadata__", {})
+        header = parse_json(metadata.get(FORMAT, "null"), "its header")
     except (SafetensorError, ValueError, KeyError) as error:
         if data.startswith((b"\x80", b"PK\x03\x04")):
             reason = "it looks like a pickle, and nothing is unpickled here"
