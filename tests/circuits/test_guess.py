@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 from fasterqk.circuits import Circuits, find_circuits
+from fasterqk.circuits._guess import find_scopes
 
 WIDTH, HEADS = 16, 2
 
@@ -77,3 +78,46 @@ def test_parametrized_weights_are_seen_through() -> None:
         found.setdefault(piece.parameter, []).append(piece.role)
     for name in ("original0", "original1"):
         assert found[f"qkv.parametrizations.weight.{name}"] == ["q", "k", "v"]
+
+
+# --- Numbers of layers ---
+
+
+def attention(width: int = 8) -> nn.Module:
+    return nn.MultiheadAttention(width, 2, batch_first=True)
+
+
+def layers_of(model: nn.Module) -> list[int | None]:
+    return [scope.layer for scope in find_scopes(model).values()]
+
+
+def test_numbers_at_the_end_of_a_name() -> None:
+    """torchvision's ViT, and stages with names of their own."""
+    names = [f"encoder_layer_{i}" for i in range(12)]
+    named = nn.ModuleDict({name: nn.ModuleDict({"self_attention": attention()}) for name in names})
+    assert layers_of(named) == list(range(12))
+    stages = nn.ModuleDict({f"stage{i}": nn.ModuleList([attention() for _ in range(2)]) for i in (2, 3)})
+    assert layers_of(stages) == [0, 1, 2, 3]
+    # Two kinds of attention in one layer are not two layers.
+    both = nn.ModuleList([nn.ModuleDict({"attn1": attention(), "attn2": attention()}) for _ in range(3)])
+    assert layers_of(both) == [0, 0, 1, 1, 2, 2]
+
+
+def sublayers(*kinds: str) -> nn.Module:
+    """As x-transformers keeps them: for each a list of a norm and the module."""
+    made = {"a": attention, "c": attention, "f": lambda: nn.Linear(8, 8)}
+    lists = (nn.ModuleList([nn.LayerNorm(8), made[kind]()]) for kind in kinds)
+    return nn.ModuleDict({"layers": nn.ModuleList(lists)})
+
+
+@pytest.mark.parametrize(
+    ("kinds", "expected"),
+    [("afaf", [0, 1]), ("acfacf", [0, 0, 1, 1]), ("faffaf", [0, 1]), ("aaa", [0, 1, 2])],
+)
+def test_lists_of_sublayers(kinds: str, expected: list[int]) -> None:
+    assert layers_of(sublayers(*kinds)) == expected
+
+
+def test_layers_of_lists_keep_their_numbers() -> None:
+    nested = nn.ModuleList([nn.ModuleList([attention(), nn.Linear(8, 8)]) for _ in range(3)])
+    assert layers_of(nested) == [0, 1, 2]

@@ -2,13 +2,14 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import optim
+from torch import nn, optim
 
 from fasterqk.circuits import Circuits, Ramp, Slice, make_optimizer
 from fasterqk.circuits._ratio import Ratios
@@ -180,3 +181,30 @@ def test_a_ramp_is_linear_between_its_ends_and_constant_after(start, stop, steps
 def test_bad_ramps_quote_themselves(arguments):
     with pytest.raises(InputError, match="Ramp"):
         Ramp(*arguments)
+
+
+class Unnumbered(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "message"),
+    [
+        ([10, 1], r"the layers of this model have no numbers: 'first\.self_attn"),
+        ({0: 10}, "the layers of this model have no numbers"),
+        (lambda layer: 10 if layer < 1 else 1, "belongs to no numbered layer and layer=None gives"),
+    ],
+)
+def test_a_ratio_per_layer_needs_numbers(ratio: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message) as refusal:
+        make_optimizer(Unnumbered(), torch.optim.AdamW, lr=1e-3, qk_ratio=ratio)
+    assert "\n" not in str(refusal.value)
+    # What an own function does wrong on a numbered layer is its own error.
+    numbered = nn.Sequential(Unnumbered().first)
+    with pytest.raises(TypeError):
+        make_optimizer(numbered, torch.optim.AdamW, lr=1e-3, qk_ratio=lambda layer: layer + "1")

@@ -147,13 +147,28 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if is_attention(module)}
 
 
-def stack_of(name: str) -> str:
-    """``name`` with every number replaced by ``*``: layers of one stack share it.
+# A name with the number of a layer: a number alone, or after a word for one (torchvision's encoder_layer_0).
+_NUMBERED = re.compile(r"(.*(?:layer|block|stage|level|cell|unit)s?_?)?(\d+)", re.IGNORECASE)
 
-    >>> stack_of("transformer.h.3.attn")
-    'transformer.h.*.attn'
+
+def layer_number(part: str) -> int | None:
+    """The number in one component of a path; None where it numbers no layer.
+
+    >>> layer_number("3"), layer_number("encoder_layer_11"), layer_number("stage2"), layer_number("attn1")
+    (3, 11, 2, None)
     """
-    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+    found = _NUMBERED.fullmatch(part)
+    return int(found[2]) if found else None
+
+
+def stack_of(name: str) -> str:
+    """``name`` with every number of a layer replaced by ``*``: layers of one stack share it.
+
+    >>> stack_of("transformer.h.3.attn"), stack_of("encoder.encoder_layer_0.attn1")
+    ('transformer.h.*.attn', 'encoder.encoder_layer_*.attn1')
+    """
+    found = ((part, _NUMBERED.fullmatch(part)) for part in name.split("."))
+    return ".".join(f"{number[1] or ''}*" if number else part for part, number in found)
 
 
 def _held(module: nn.Module) -> list[str]:

@@ -16,6 +16,7 @@ from fasterqk.capture._modules import (
     attention_modules,
     first_number,
     head_counts,
+    layer_number,
     meaning,
     says_attention,
     stack_of,
@@ -113,7 +114,7 @@ def find_scopes(model: nn.Module) -> dict[str, Scope]:
         name = _caller(model, found, module)
         if not any(outer and name.startswith(outer + ".") for outer in cores):
             cores.setdefault(name, model.get_submodule(name))
-    layers = layer_numbers(list(cores))
+    layers = layer_numbers(list(cores), model)
     scopes = (
         Scope(_wrapper(model, name, core, cores), name, core, layers[name], _named(core))
         for name, core in cores.items()
@@ -135,38 +136,56 @@ def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:
     return None
 
 
-def layer_numbers(paths: list[str]) -> dict[str, int | None]:
+def layer_numbers(paths: list[str], model: nn.Module | None = None) -> dict[str, int | None]:
     """The number of each path in its stack of layers.
 
     Where one number of the path varies, it is that number; where several do (Swin's stages and blocks),
-    blocks are counted from 0; a path without numbers has None.
+    blocks are counted from 0; a path without numbers has None. In a list of sublayers (x-transformers keeps
+    attention, feed-forward, attention, ... in lists of one list), layers are counted from 0.
 
     >>> layer_numbers(["h.0.attn", "h.2.attn"])
     {'h.0.attn': 0, 'h.2.attn': 2}
     >>> list(layer_numbers(["s.0.b.0", "s.0.b.1", "s.1.b.0"]).values())
     [0, 1, 2]
     """
-    return {path: number for path, (number, _) in _numbered(paths).items()}
+    numbered = _numbered(paths)
+    numbers = {path: number for path, (number, _) in numbered.items()}
+    if model is None:
+        return numbers
+    stacks: dict[str, list[str]] = {}
+    for path, (number, prefix) in numbered.items():
+        if number is not None and isinstance(model.get_submodule(prefix), nn.ModuleList):
+            stacks.setdefault(prefix.rpartition(".")[0], []).append(path)
+    for members in stacks.values():
+        own = sorted({numbers[path] or 0 for path in members})
+        # Attention that follows attention (a decoder's, to the encoder) is in the same layer.
+        starts = [one for one in own if one - 1 not in own]
+        if own != list(range(len(own))):
+            for path in members:
+                numbers[path] = sum(start <= (numbers[path] or 0) for start in starts) - 1
+    return numbers
 
 
 def layer_prefixes(scopes: Iterable[Scope]) -> dict[str, int]:
     """The layer number by path of each numbered layer, for parameters of the layer outside attention."""
-    numbered = _numbered([scope.core for scope in scopes])
-    return {prefix: number for number, prefix in numbered.values() if number is not None}
+    every = list(scopes)
+    numbered = _numbered([scope.core for scope in every])
+    return {numbered[scope.core][1]: scope.layer for scope in every if scope.layer is not None}
 
 
 def _numbered(paths: list[str]) -> dict[str, tuple[int | None, str]]:
+    """By path its number and the path up to it, by the numbers in the names alone."""
     stacks: dict[str, list[list[str]]] = {}
     for path in paths:
         stacks.setdefault(stack_of(path), []).append(path.split("."))
     numbers: dict[str, tuple[int | None, str]] = {}
     for members in stacks.values():
-        digits = [i for i, part in enumerate(members[0]) if part.isdigit()]
+        digits = [i for i, part in enumerate(members[0]) if layer_number(part) is not None]
         varying = [i for i in digits if len({parts[i] for parts in members}) > 1]
         for count, parts in enumerate(members):
             chosen = (varying or digits[:1])[-1:]
             prefix = ".".join(parts[: chosen[0] + 1]) if chosen else ""
-            number = count if len(varying) > 1 else int(parts[chosen[0]]) if chosen else None
+            number = count if len(varying) > 1 else layer_number(parts[chosen[0]]) if chosen else None
             numbers[".".join(parts)] = (number, prefix)
     return {path: numbers[path] for path in paths}
 

@@ -493,7 +493,7 @@ def _biases_follow(judgement: Judgement, parameters: dict[str, nn.Parameter]) ->
 
 def _with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
     """The scopes, and the modules whose attention only the probe has seen."""
-    layers = layer_numbers(list(paths))
+    layers = layer_numbers(list(paths), model)
     found = dict(scopes)
     for path in paths:
         if not any(own == path or own.startswith(path + ".") for own in scopes):

@@ -83,6 +83,11 @@ class Ratios:
         layers = sorted({each.layer for each in self.slices if each.layer is not None})
         if isinstance(given, str):
             self._number(given)
+        if isinstance(given, Sequence | Mapping) and self.slices and not layers:
+            raise InputError(
+                f"{self} has values per layer, but the layers of this model have no numbers: "
+                f"{self.slices[0].parameter!r}; give one ratio for all"
+            )
         if isinstance(given, Sequence) and self.slices and len(given) != len(layers):
             raise InputError(f"{self} has {len(given)} values for {len(layers)} layers; give one per layer")
         if isinstance(given, Mapping) and self.slices:
@@ -148,9 +153,17 @@ class Ratios:
             chosen = {"layer": layer, "head": head}
             fixed = {name: chosen[name] for name in names if name != "step"}
             given: Any = self.given
-            if "step" not in names:
+            if "step" in names:
+                return self._value(given if not fixed else lambda step: given(step=step, **fixed))
+            try:
                 return self._value(given(**fixed))
-            return self._value(given if not fixed else lambda step: given(step=step, **fixed))
+            except TypeError as error:
+                if layer is not None or "layer" not in names:
+                    raise
+                raise InputError(
+                    f"{self.name} is a function of layer, but {part.parameter!r} belongs to no numbered "
+                    f"layer and layer=None gives {error}; return a ratio for None, or give one ratio for all"
+                ) from None
         if not _values(self.given):
             return self._value(self.given)
         if layer is None:

@@ -4,7 +4,6 @@ A *slice* is a parameter or a part of one. Its *role* (q, k, v, o, shared, rest)
 *circuit* (qk, ov, shared, rest) which learning rate it gets. ``Circuits`` holds the slices of a whole model.
 """
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -14,6 +13,7 @@ from typing import Any, Literal, get_args, overload
 from torch import Tensor
 
 from fasterqk import console
+from fasterqk.capture._modules import stack_of
 from fasterqk.files import canonical_json
 
 Role = Literal["q", "k", "v", "o", "shared", "rest"]
@@ -169,7 +169,7 @@ def rows_by_stack(slices: Sequence[Slice]) -> list[Row]:
     for name, pieces in groupby(slices, lambda piece: piece.parameter):
         for piece, span in _periods(list(pieces)):
             row = _row(piece, span, by_head)
-            row["parameter"] = re.sub(r"(?<![^.])\d+(?=\.)", "*", name)
+            row["parameter"] = stack_of(name)
             key = tuple(value for column, value in row.items() if column != "layer")
             rows.setdefault(key, row)
             layers.setdefault(key, []).append(piece.layer)
