@@ -37,7 +37,7 @@ def test_only_what_varies_varies():
             assert [getattr(s, name) for s in settings] == list(values)
         for other in {"b", "M"} - {name}:
             assert {getattr(s, other) for s in settings} == {getattr(base, other)}
-    assert len({arm.cell for arm in arms()}) == len(arms())
+    assert len({(arm.varied, arm.cell) for arm in arms()}) == len(arms())
     with pytest.raises(InputError, match="'depth'"):
         arms(["depth"])
 
