@@ -37,6 +37,7 @@ def test_every_option_of_solve_reaches_the_theory(capsys):
         "--b 9",
         "--m 8",
         "--n 60",
+        "--common 12",
         "--query fixed",
         "--parameterization facO",
         "--mu0 1",

@@ -85,3 +85,23 @@ def test_losses_come_back_in_the_order_they_were_asked():
 def test_bad_input(arguments):
     with pytest.raises(InputError):
         integrate(Setting(), 1.0, **arguments)
+
+
+@pytest.mark.parametrize("parameterization", ["CACO", "CAFO"])
+@pytest.mark.parametrize("query", ["token", "fixed"])
+def test_one_hot_background_is_a_larger_ratio(parameterization, query):
+    """The closed form, the equations, and Theorem 1 at 1 + b/C times the ratio say the same."""
+    setting = Setting(4, 10, 5, 9, query, common=20)
+    exact = solve(setting, 0.7, loss=[0.1, 1e-3], parameterization=parameterization)
+    other = integrate(setting, 0.7, losses=[0.1, 1e-3], parameterization=parameterization)
+    plain = solve(Setting(4, 10, 5, 9, query), 0.7 * 1.5, loss=[0.1, 1e-3], parameterization=parameterization)
+    np.testing.assert_allclose(exact.mu_qk, other.mu_qk, rtol=1e-8)
+    np.testing.assert_allclose(exact.time, other.time, rtol=1e-8)
+    np.testing.assert_allclose(exact.alpha, plain.alpha, rtol=1e-12)
+
+
+def test_one_hot_background_of_factorized_attention_is_refused():
+    with pytest.raises(InputError, match=r"common = 20.*'FAFO'"):
+        solve(Setting(common=20), 1.0, loss=0.1, parameterization="FAFO")
+    with pytest.raises(InputError, match="common = 0"):
+        Setting(common=0)

@@ -219,3 +219,15 @@ def test_descent_refuses_what_it_does_not_know():
         next(descend(population, {}, {}, optimizer="lion"))
     with pytest.raises(InputError, match="'qk'"):
         next(descend(population, {"qk": np.zeros((1, 4, 4))}, {}))
+
+
+def test_one_hot_background_doubles_the_ratio():
+    zero_mean, one_hot = Setting(3, 2, 2, 3), Setting(3, 2, 2, 3, common=7)
+    start = {"optimizer": "sign", "mu0": -1.0, "q0": 0.3}
+    ours, theirs = solve(one_hot, 0.5, loss=LOSSES, **start), solve(zero_mean, 1.0, loss=LOSSES, **start)
+    np.testing.assert_allclose(ours.alpha, theirs.alpha, rtol=1e-13)
+    assert ratio_for(one_hot, 0.8, 0.01, **start) == pytest.approx(
+        ratio_for(zero_mean, 0.8, 0.01, **start) / 2
+    )
+    along = solve(one_hot, 0.5, time=ours.time, **start)
+    np.testing.assert_allclose(along.mu_qk, ours.mu_qk, rtol=1e-12)

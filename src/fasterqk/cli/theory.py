@@ -7,6 +7,7 @@ from fasterqk.cli.common import Parser, add_action, add_json, examples, list_of,
 from fasterqk.console import print_result, print_table, progress_bar
 
 STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio")
+_SETTING = ("M", "b", "m", "n", "query", "common")
 _PARAMETERIZATION = "FAFO, FACO, CAFO or CACO"
 
 
@@ -70,6 +71,9 @@ def _add_setting(parser: Parser) -> None:
     parser.add_option("--b", positive_int, "B", "tokens of each class", default=50)
     parser.add_option("--m", positive_int, "M", "class positions", default=5)
     parser.add_option("--n", positive_int, "N", "background positions", default=50)
+    parser.add_option(
+        "--common", positive_int, "C", "one-hot background tokens (default: zero-mean background)"
+    )
     parser.add_option("--query", str, "KIND", "token or fixed", default="token")
     parser.add_option(
         "--optimizer", str, "NAME", "gradient_flow or sign (CACO only)", default="gradient_flow"
@@ -84,7 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.action == "check":
         return _check(arguments)
-    setting = theory.Setting(arguments.M, arguments.b, arguments.m, arguments.n, arguments.query)
+    setting = theory.Setting(
+        arguments.M, arguments.b, arguments.m, arguments.n, arguments.query, arguments.common
+    )
     start = {"mu0": arguments.mu0, "q0": arguments.q0, "optimizer": arguments.optimizer}
     if arguments.action == "table":
         return _table(setting, start, arguments)

@@ -357,6 +357,29 @@ def _product_law_sign() -> Iterator[ArrayLike]:
             yield abs(alpha - solve(setting, ratio, loss=loss, optimizer="sign").alpha)
 
 
+def _one_hot_populations() -> Iterator[Population]:
+    for query, common in product(QUERIES, (2, 3)):
+        yield Population.of(Setting(M=2, b=2, m=2, n=2, query=query, common=common))
+
+
+def _one_hot_flow() -> Iterator[ArrayLike]:
+    for population in _one_hot_populations():
+        exact = solve(population.setting, 2.0, loss=[0.5, 0.05])
+        zero = theorem_weights(population, "CACO", 0.0, 0.0)
+        for index, weights in enumerate(flow(population, zero, exact.time, qk_ratio=2.0)):
+            yield _apart(population.attention_on_class(weights.w_qk), exact.alpha[index])
+            yield _apart(population.loss(weights.w_ov, weights.w_qk), exact.loss[index])
+
+
+def _one_hot_sign() -> Iterator[ArrayLike]:
+    for population in _one_hot_populations():
+        zero = theorem_weights(population, "CACO", 0.0, 0.0)
+        start = {"ov": zero.w_ov[None], "qk": zero.w_qk[None]}
+        for found in descend(population, start, {"ov": [1e-3], "qk": [1e-3]}, every=500, steps=1500):
+            law = solve(population.setting, 1.0, time=found.step * 1e-3, optimizer="sign").alpha
+            yield np.abs(found.alpha - law)
+
+
 # name: (statement, tolerance, check)
 CHECKS: dict[str, tuple[str, float, Check]] = {
     "invariant": ("closed form = DOP853 at matched losses", 1e-8, _closed_form_against_integration),
@@ -380,6 +403,8 @@ CHECKS: dict[str, tuple[str, float, Check]] = {
     ),
     "sign_converges": ("half the step halves that error (distance from 1/2)", 0.05, _sign_converges),
     "sign_saturation": ("1 - alpha = e^(-r mu/2)/rho, in units of itself", 1.0, _sign_saturation),
+    "one_hot_flow": ("one-hot background: full-matrix flow = ratio times 1 + b/C", 1e-8, _one_hot_flow),
+    "one_hot_sign": ("one-hot background: sign descent, step 1e-3 = ratio times 2", 1e-3, _one_hot_sign),
     "product_law": ("gradient flow of FAFO with four rates = ratio sqrt(R)", 1e-8, _product_law_flow),
     "product_law_sign": (
         "sign descent of FAFO = CACO at R h_QK/(h_OV p_M)",

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
-from fasterqk.theory._flow import Population
+from fasterqk.theory._flow import Population, background_width
 from fasterqk.theory._setting import Floats
 
 DESCENTS = ("sign", "adam")
@@ -193,7 +193,7 @@ def small_start(
     shapes = {"q": (d, qk_width), "k": (d, qk_width), "v": (ov_width, d), "o": (s.M, ov_width)}
     found = {name: scale * generator.standard_normal(shape) for name, shape in shapes.items()}
     if not background:
-        own = slice(s.M * s.b, s.M * s.b + 2)
+        own = slice(s.M * s.b, s.M * s.b + background_width(s))
         found["k"][own] = 0.0
         found["v"][:, own] = 0.0
     return found

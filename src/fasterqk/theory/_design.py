@@ -9,6 +9,7 @@ from numpy.typing import ArrayLike
 from fasterqk.errors import InputError
 from fasterqk.theory._path import RATIOS, Path
 from fasterqk.theory._setting import Setting, check_range, check_shapes
+from fasterqk.theory._sign import speed
 from fasterqk.theory._solve import LARGEST_TIME, check_loss, solve
 
 
@@ -51,7 +52,8 @@ def ratio_for(
         )
     q = np.log(wanted / (1 - wanted) / setting.rho)
     if path.optimizer == "sign":
-        return (2 * (q - path.q0) / (np.abs(margin / wanted) - abs(path.mu0)))[()]
+        travelled = np.abs(margin / wanted) - abs(path.mu0)
+        return ((q - path.q0) / (speed(setting) * travelled))[()]
     strength = path.qk_integral(np.asarray(path.coordinate(q))) / path.ov_integral(margin / wanted)
     return (strength / path.strength(1.0))[()]
 

@@ -23,12 +23,18 @@ _LARGEST = 200_000
 Rates = Callable[[Floats, Floats], tuple[float, float]]
 
 
+def background_width(setting: Setting) -> int:
+    """How many basis vectors the background takes: two, or one per common token."""
+    return 2 if setting.common is None else setting.common
+
+
 @dataclass(frozen=True)
 class Population:
     """All sequences of a setting with equal weight, over an orthonormal basis.
 
     Class token tau of class y is basis vector y*b + tau; the background is {+u, -u, +v, -v}, zero-mean
-    and orthogonal to the tokens; a fixed query has one basis vector per class. The query is not attended.
+    and orthogonal to the tokens, or ``common`` basis vectors; a fixed query has one basis vector per class.
+    The query is not attended.
 
     ``context`` (sequences, m + n, d), ``query`` (sequences, d), ``label`` (sequences,).
     """
@@ -42,21 +48,25 @@ class Population:
     def of(cls, setting: Setting) -> "Population":
         """Enumerate all sequences; an InputError if there are more than 200,000."""
         token_query = setting.query == "token"
-        size = setting.M * setting.b ** (setting.m + token_query) * 4**setting.n
+        kinds = 4 if setting.common is None else setting.common
+        size = setting.M * setting.b ** (setting.m + token_query) * kinds**setting.n
         if size > _LARGEST:
             raise InputError(
-                f"{setting} has {size} sequences, more than {_LARGEST}: take a smaller b, m or n"
+                f"{setting} has {size} sequences, more than {_LARGEST}: take a smaller b, m, n or common"
             )
         tokens = setting.M * setting.b
-        width = tokens + 2 + (0 if token_query else setting.M)
+        first_query = tokens + background_width(setting)
+        width = first_query + (0 if token_query else setting.M)
         basis = np.eye(width)
-        background = np.concatenate([basis[tokens : tokens + 2], -basis[tokens : tokens + 2]])
+        background = basis[tokens:first_query]
+        if setting.common is None:
+            background = np.concatenate([background, -background])
         context, query, label = [], [], []
         for y in range(setting.M):
             own = basis[y * setting.b : (y + 1) * setting.b]
-            ends = own if token_query else basis[tokens + 2 + y : tokens + 3 + y]
+            ends = own if token_query else basis[first_query + y : first_query + y + 1]
             for drawn in product(
-                product(range(setting.b), repeat=setting.m), product(range(4), repeat=setting.n), ends
+                product(range(setting.b), repeat=setting.m), product(range(kinds), repeat=setting.n), ends
             ):
                 context.append(np.concatenate([own[list(drawn[0])], background[list(drawn[1])]]))
                 query.append(drawn[2])
@@ -84,7 +94,7 @@ class Population:
         direction = np.zeros((self.width, self.width))
         for y in range(s.M):
             own = slice(y * s.b, (y + 1) * s.b)
-            direction[own, own if s.query == "token" else s.M * s.b + 2 + y] = 1
+            direction[own, own if s.query == "token" else s.M * s.b + background_width(s) + y] = 1
         return direction
 
     def loss(self, w_ov: np.ndarray, w_qk: np.ndarray) -> np.ndarray:

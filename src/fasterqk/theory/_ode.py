@@ -117,6 +117,10 @@ class _Equations:
         s, alpha = self.path.setting, self.alpha(q)
         ov = self.eta_ov * alpha / s.b
         qk = self.eta_ov * self.qk_ratio * (s.M - 1) * alpha * self.rest(q) * mu / (s.M * s.query_norm)
+        if (
+            s.common is not None
+        ):  # the score of a common token falls by b/C of what that of a class token rises
+            qk *= 1 + s.b / s.common
         if self.path.factorized_ov:
             ov *= s.gamma_ov * mu
         if self.path.factorized_qk:

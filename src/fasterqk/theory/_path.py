@@ -83,6 +83,11 @@ class Path:
             raise InputError(f"setting = {setting!r} is not a Setting")
         name = check_parameterization(parameterization)
         rule = check_optimizer(optimizer, name)
+        if setting.common is not None and name[0] == "F":
+            raise InputError(
+                f"one-hot background (common = {setting.common}) is solved for collapsed query-key circuits"
+                f" only, not {name!r}; take CACO or CAFO, or leave common out"
+            )
         return cls(
             setting,
             name,

@@ -26,7 +26,9 @@ class Setting:
     ``M`` classes, ``b`` tokens that belong to each class, and in every sequence ``m`` positions drawn
     from the tokens of its class and ``n`` background positions. ``query`` is the last position:
     ``"token"``, a random token of the class (Theorem 1), or ``"fixed"``, one unit vector per class that
-    is orthogonal to all tokens (the toy language of Section 4).
+    is orthogonal to all tokens (the toy language of Section 4). ``common`` is what the background is made
+    of: None, vectors with mean zero (Theorem 1), or so many one-hot tokens, all equally likely. Training then
+    also pushes their scores down; it is solved for collapsed query-key circuits.
 
     >>> Setting(M=5, b=50, m=5, n=50).uniform_attention
     0.09090909090909091
@@ -37,10 +39,13 @@ class Setting:
     m: int = 5
     n: int = 50
     query: str = "token"
+    common: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("M", 2), ("b", 1), ("m", 1), ("n", 1)):
+        for name, least in (("M", 2), ("b", 1), ("m", 1), ("n", 1), ("common", 1)):
             value = getattr(self, name)
+            if name == "common" and value is None:
+                continue
             if isinstance(value, bool) or not hasattr(value, "__index__"):
                 raise InputError(f"{name} = {value!r} is not a whole number")
             count = index(value)
@@ -66,9 +71,14 @@ class Setting:
         return float(self.b**2 if self.query == "token" else self.b)
 
     @property
+    def push(self) -> float:
+        """1 + b/C for one-hot background, else 1: scores part faster because those of the background fall."""
+        return 1.0 if self.common is None else 1 + self.b / self.common
+
+    @property
     def kappa(self) -> float:
         """The coupling at ratio one; at ratio r it is r times this."""
-        return (self.M - 1) * self.b / (self.M * self.query_norm)
+        return self.push * (self.M - 1) * self.b / (self.M * self.query_norm)
 
     @property
     def gamma_ov(self) -> float:

@@ -10,7 +10,8 @@ attended class token makes between the logits of its class and of any other,
     mu_ov = mu0 + 2 eta_ov t,        mu_qk = q0 + (r/2) (|mu_ov| - |mu0|),
 
 neither with b, nor with M, nor with the kind of query in it. At mu_ov = 0 the gradient of W_QK is zero: the
-query-key circuit turns round there, and from mu0 = 0 it starts there.
+query-key circuit turns round there, and from mu0 = 0 it starts there. One-hot background tokens have a
+gradient, too: their scores fall as fast as those of class tokens rise, so that r/2 becomes r (``speed``).
 """
 
 from math import asin, pi, sqrt
@@ -20,7 +21,7 @@ import numpy as np
 
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.theory._path import Path
-from fasterqk.theory._setting import OPTIMIZERS, Floats, check_range
+from fasterqk.theory._setting import OPTIMIZERS, Floats, Setting, check_range
 
 with needs_extra("theory"):
     from scipy.special import expit, wrightomega
@@ -36,6 +37,11 @@ class SignState(NamedTuple):
     time: Floats
 
 
+def speed(setting: Setting) -> float:
+    """dmu_qk / dmu_ov at ratio one: 1/2, or 1 with one-hot background, whose scores fall meanwhile."""
+    return 0.5 if setting.common is None else 1.0
+
+
 def sign_state(path: Path, ratio: Floats, name: str, target: Floats, eta_ov: float) -> SignState:
     """The state at which ``name`` (loss, time or mu_ov) has the values ``target``, one per ratio."""
     if name == "loss":
@@ -45,7 +51,7 @@ def sign_state(path: Path, ratio: Floats, name: str, target: Floats, eta_ov: flo
     with np.errstate(over="ignore"):
         mu = target if name == "mu_ov" else path.mu0 + 2 * eta_ov * target
         time = target if name == "time" else (mu - path.mu0) / (2 * eta_ov)
-        q = path.q0 + ratio / 2 * (np.abs(mu) - abs(path.mu0))
+        q = path.q0 + ratio * speed(path.setting) * (np.abs(mu) - abs(path.mu0))
         alpha = expit(np.log(path.setting.rho) + q)
         return SignState(mu, q, alpha, path.setting.loss(alpha * mu), time)
 
@@ -55,13 +61,14 @@ def _at_margin(path: Path, ratio: Floats, margin: Floats) -> tuple[Floats, Float
 
     With l = |margin|, |mu_ov| = l + l/W and W = rho e^q the law reads, for u = (r/2) l / W,
 
-        u + ln u = ln(r l / 2) - ln rho - q0 + (r/2) (|mu0| - l),
+        u + ln u = ln(r l / 2) - ln rho - q0 + (r/2) (|mu0| - l)
 
-    so u is Wright's omega function of the right side: nothing has to be searched for.
+    (with r for r/2 where the background is one-hot), so u is Wright's omega function of the right side:
+    nothing has to be searched for.
     """
     size, rho = np.abs(margin), path.setting.rho
     moved = size > 0  # at margin zero mu_ov is zero, whatever the ratio
-    half = ratio / 2
+    half = ratio * speed(path.setting)
     with np.errstate(divide="ignore"):
         log_size = np.log(half * size)
     lag = half * (size - abs(path.mu0))

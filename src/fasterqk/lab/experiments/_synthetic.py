@@ -221,11 +221,14 @@ def attention_at(history: Sequence[Mapping[str, Any]], level: float) -> float | 
 
 
 def theory_setting(language: Language) -> Setting:
-    """The theory's setting with the numbers of ``language``. Indicative: its background is zero-mean."""
+    """The theory's setting with the numbers of ``language``: its background is one-hot.
+
+    What the theory leaves out: the number of class tokens varies between sequences, samples are finite, and
+    outputs are the classes alone.
+    """
     distinct = max(1, round(language.gamma * language.context))
-    return Setting(
-        language.classes, language.distinct, distinct, max(1, language.context - distinct), query="fixed"
-    )
+    background = max(1, language.context - distinct)
+    return Setting(language.classes, language.distinct, distinct, background, "fixed", language.common)
 
 
 def with_scale(cell: SyntheticCell, scale: float) -> SyntheticCell:

@@ -104,17 +104,24 @@ def sign_ratio(parameterization: str, qk_ratio: Any, classes: int) -> Any:
 def predicted(setting: Setting, parameterization: str, ratios: Any, loss: float) -> dict[str, Any]:
     """Attention by ``gradient_flow`` and by ``sign`` descent at ``loss``, one value per ratio."""
     sign = sign_ratio(parameterization, ratios, setting.M)
+    flow = _for_flow(setting, parameterization)
     return {
-        "gradient_flow": solve(setting, ratios, loss=loss, parameterization=parameterization).alpha,
+        "gradient_flow": solve(flow, ratios, loss=loss, parameterization=parameterization).alpha,
         "sign": solve(setting, sign, loss=loss, optimizer="sign").alpha,
     }
 
 
+def _for_flow(setting: Setting, parameterization: str) -> Setting:
+    """Gradient flow of a factorized QK circuit is solved for zero-mean background only."""
+    return replace(setting, common=None) if parameterization == "FAFO" else setting
+
+
 def predicted_ratio(setting: Setting, parameterization: str) -> dict[str, float]:
     """The ratio for attention `WANTED` at loss `SHOWN`, by each theory; 0 where the start has it already."""
-    if TheoryPath.of(setting, parameterization).start_alpha >= WANTED:
+    if TheoryPath.of(setting).start_alpha >= WANTED:
         return {"gradient_flow": 0.0, "sign": 0.0}
-    flow = float(ratio_for(setting, WANTED, SHOWN, parameterization=parameterization))
+    zero_mean = _for_flow(setting, parameterization)
+    flow = float(ratio_for(zero_mean, WANTED, SHOWN, parameterization=parameterization))
     sign = float(ratio_for(setting, WANTED, SHOWN, optimizer="sign"))
     if parameterization == "FAFO":
         sign = (sign * pattern_share(setting.M)) ** 0.5
@@ -291,8 +298,8 @@ def save(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
             "prediction",
             title="Prediction beside practice: the toy language with Adam",
             caption="Points: trainings with Adam, mean and 95% interval over seeds. Solid: sign descent, for"
-            " FAFO through the product law. Dashed: gradient flow, FAFO from 0.001. Both are indicative: the"
-            " common tokens of the language are not zero-mean, and batches are small. Last four panels: the"
+            " FAFO through the product law. Dashed: gradient flow, for FAFO from 0.001 and with zero-mean"
+            " background. Otherwise the theory has the language's one-hot background. Last four panels: the"
             f" ratio at which attention is {WANTED:g} at loss {SHOWN:g}, in the colour of its"
             " parameterization; b tokens per class, n background positions beside 10 class positions, M"
             " classes, and the length of the context at a fixed share of class tokens.",
