@@ -158,6 +158,7 @@ def _save_figure(rows: Rows, out: Path, name: str, title: str, setting: str) -> 
             name,
             title=f"{title}: attention by layer",
             caption=f"Both arms at {loss}. {MEASURED} {setting}.",
+            see="Compare each dot with the dashed mark below or above it, which is uniform attention.",
             rows=[
                 {key: row[key] for key in ("attention", "metric", "loss", "null")}
                 | {arm: mean_of(row[arm]) for arm in ARM_NAMES}

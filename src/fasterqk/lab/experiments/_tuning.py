@@ -242,7 +242,8 @@ def _save_figure(found: Found, out: Path, name: str, title: str, caption: str) -
             {"stage": row["stage"], "value": row["value"], "validation_accuracy": mean_of(row[ACCURACY])}
             for row in tuning_rows(found)
         ]
-        return save_figure(figure, out, name, title=title, caption=caption, rows=rows)
+        see = "The ring marks what was chosen: the best accuracy on validation data, not on test data."
+        return save_figure(figure, out, name, title=title, caption=caption, rows=rows, see=see)
 
 
 def _draw_stage(axis: Any, stage: Mapping[str, Any]) -> None:

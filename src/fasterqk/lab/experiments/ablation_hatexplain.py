@@ -12,7 +12,7 @@ from fasterqk.lab.experiments._arm_tables import UNIFORM
 from fasterqk.lab.experiments._arms import Comparison, Results, print_diverged, run_arms
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
-from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
+from fasterqk.lab.report import COLORS, PAPER, plotting, save_figure, save_table
 from fasterqk.lab.training import TrainConfig
 
 EQUAL = "equal rates"
@@ -190,6 +190,8 @@ def _save_figure(summary: Summary, out: Path, name: str, title: str, setting: st
             if level["loss"]
             else f"No loss is reached by all arms. {setting}.",
             rows=points,
+            see="Each dot is one change, at the same training loss: further right is more attention on the"
+            " relevant words, higher is better accuracy.",
         )
 
 
@@ -247,9 +249,9 @@ def _label_points(axis: Any, points: list[dict[str, Any]]) -> None:
                 (point["mrta"], point["test_accuracy"]),
                 xytext=(column, height),
                 va="center",
-                fontsize=7.5,
+                fontsize=8.5,
                 color=KIND_COLORS[point["kind"]],
-                bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
                 arrowprops=LEADER,
             )
     axis.set_xlim(left, right + 0.33 * (right - left))

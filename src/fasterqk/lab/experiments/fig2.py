@@ -160,6 +160,7 @@ def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
                 for panel in data.panels
                 for row in dtap_rows(_table_of(data, panel.name), DTAP_EDGES)
             ],
+            see=_see(data),
         )
         along = save_figure(
             draw_along_training(plt, data),
@@ -172,6 +173,8 @@ def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
                 for (panel, seed), result in data.results.items()
                 for point in result["history"]
             ],
+            see="Compare lines at the same loss: above the dotted line is more attention than uniform"
+            " attention has.",
         )
     table = save_table(
         out,
@@ -182,6 +185,17 @@ def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
         rows=[_table_row(data, panel.name) for panel in data.panels],
     )
     return {**heat_maps, "along_training": along, "table": table}
+
+
+def _see(data: Fig2) -> str:
+    told = "Further right: more attention on the distinct tokens. Further up: surer of the right token."
+    found = {name: one["mrta"] for name, one in data.summaries.items() if one["dtap"] is not None}
+    if not found:
+        return told
+    low, high = (choose(found, key=lambda name: found[name]) for choose in (min, max))
+    ends = " to ".join(f"{found[name]:.2f} in ({name})" for name in (low, high))
+    null = data.summaries[low]["null"]["mrta"]
+    return f"{told} Mean attention goes from {ends}; uniform attention has {null:.2f}."
 
 
 def draw_heat_maps(plt: Any, data: Fig2) -> Any:
@@ -201,11 +215,13 @@ def draw_heat_maps(plt: Any, data: Fig2) -> Any:
             continue
         deviation = summary["dtap_deviation"] if len(summary["seeds"]) > 1 else None
         image = draw_dtap(axis, summary["dtap"], summary["dtap_edges"], title, deviation=deviation)
-        axis.title.set_fontsize(8)
+        axis.title.set_fontsize(9)
         axis.set_xlabel("attention on distinct tokens" if place + _COLUMNS >= len(data.panels) else "")
         axis.set_ylabel("probability of the label" if place % _COLUMNS == 0 else "")
     if image is not None:
-        bar = figure.colorbar(image, ax=axes.ravel().tolist(), label="% of sequences", shrink=0.6, aspect=30)
+        bar = figure.colorbar(
+            image, ax=axes.ravel().tolist(), label="% of sequences (square-root scale)", shrink=0.6, aspect=30
+        )
         bar.ax.grid(False)
     return figure
 
@@ -243,7 +259,7 @@ def _draw_parameterization(axis: Any, data: Fig2, name: str) -> None:
         axis.axhline(null, color="0.5", linewidth=0.8, linestyle=(0, (1, 3)))
     axis.set(xscale="log", xlabel="training loss", title=name, ylim=(-0.02, 1.02))
     axis.invert_xaxis()
-    axis.legend(loc="best", handlelength=2.2, fontsize=7)
+    axis.legend(loc="best", handlelength=1.6, fontsize=8.5)
 
 
 def _headline(summary: dict[str, Any]) -> str:

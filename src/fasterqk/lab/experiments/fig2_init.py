@@ -63,6 +63,8 @@ def write_fig2_init(data: Fig2Init, out: Path) -> dict[str, str]:
             f" ({init}), read at one training loss for each parameterization ({read}); bars are 95% intervals"
             " over seeds, crosses did not reach the loss, the dotted line is uniform attention.",
             rows=[point.record() for point in data.points],
+            see="Above the dotted line: more attention on distinct tokens than uniform attention has, at one"
+            " training loss.",
         )
 
 

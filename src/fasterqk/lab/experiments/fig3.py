@@ -136,6 +136,8 @@ def write_fig3(data: Fig3, out: Path) -> dict[str, str]:
             " losses of an incentive (δ = 0.005) are taken on the same 5,120 held-out sequences; for α = 1"
             f" the shares are continued linearly. {data.seeds} seed{'s' if data.seeds > 1 else ''}.",
             rows=data.rows(),
+            see="Each line holds attention fixed at one share: compare the loss (a, b) with how much a little"
+            " more attention would lower it (c, d).",
         )
 
 

@@ -168,12 +168,23 @@ def write_fig4(data: Fig4, out: Path) -> dict[str, str]:
             title=f"Figure 4: how the ratio sets attention (M={setting.M}{kind})",
             caption=caption,
             rows=data.rows(),
+            see=_see(data),
         )
+
+
+def _see(data: Fig4) -> str:
+    ends = [
+        f"{float(alpha):.2f} at r = {r:g}" for r, alpha in zip(RATIOS, data.matched.alpha[:, -1], strict=True)
+    ]
+    return (
+        f"(d): where training stops at the same loss ({STOP:g}), attention on class tokens is"
+        f" {', '.join(ends)}; uniform attention has {data.setting.uniform_attention:.2f}."
+    )
 
 
 def draw_fig4(plt: Any, data: Fig4) -> Any:
     """The figure with its seven panels."""
-    figure = plt.figure(figsize=(11.5, 6.2))
+    figure = plt.figure(figsize=(11.5, 7))
     grid = figure.add_gridspec(2, 12)
     top = [figure.add_subplot(grid[0, 3 * i : 3 * i + 3]) for i in range(4)]
     bottom = [figure.add_subplot(grid[1, 4 * i : 4 * i + 4]) for i in range(3)]
@@ -188,7 +199,9 @@ def draw_fig4(plt: Any, data: Fig4) -> Any:
     bottom[0].set_ylim(0, 1)
     _by_ratio(bottom[1], data)
     _needed(bottom[2], data, figure)
-    top[0].legend(title=r"$r=\eta_{QK}/\eta_{OV}$", loc="lower left")
+    ratios, methods = (axes.get_legend_handles_labels() for axes in (top[0], bottom[1]))
+    names = [f"r = {name}" for name in ratios[1]] + methods[1]
+    figure.legend(ratios[0] + methods[0], names, loc="outside lower center", ncols=len(names))
     for axes in (*top, *bottom):
         axes.minorticks_off()
     figure.draw_without_rendering()  # lay out once, not again for every file format
@@ -240,7 +253,6 @@ def _by_ratio(axes: Any, data: Fig4) -> None:
         title=f"(e) attention at loss {STOP:g}, exact",
         ylim=(0, 1.02),
     )
-    axes.legend(loc="lower right")
 
 
 def _needed(axes: Any, data: Fig4, figure: Any) -> None:

@@ -135,6 +135,7 @@ def write_phase(data: Phase, out: Path) -> dict[str, str]:
             " zero-mean, that of the language is not; darker lines have larger values. Bars: the same models"
             " trained with Adam.",
             rows=rows,
+            see="The lighter a cell, the more attention on distinct tokens at the same loss.",
         )
 
 

@@ -176,7 +176,14 @@ def _save_differences(rows: Sequence[Row], out: Path, name: str, title: str, cap
         handles, labels = axes[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(styles))
         return save_figure(
-            figure, out, name, title=f"{title}: differences", caption=f"95% intervals. {caption}", rows=shown
+            figure,
+            out,
+            name,
+            title=f"{title}: differences",
+            caption=f"95% intervals. {caption}",
+            rows=shown,
+            see="Right of the line: higher with faster QK. An interval that crosses the line is no clear"
+            " difference.",
         )
 
 

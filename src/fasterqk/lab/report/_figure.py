@@ -28,11 +28,15 @@ COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 PARAMETERIZATION_COLORS = {"FAFO": COLORS[0], "FACO": COLORS[1], "CAFO": COLORS[2], "CACO": COLORS[3]}
 HEATMAP = "cividis"
 DTAP_COLOURS = "% of instances (colours on a square-root scale)"
-INK, QUIET = "#1f2228", "#666666"
+INK, QUIET, PAPER = "#1f2228", "#666666", "#fefefe"
 # What a colour becomes on a dark page.
 _DARK = {
     INK: "#e9e7e2",
     QUIET: "#a3a9b4",
+    PAPER: "#1b1e24",
+    "#4d4d4d": "#c3c8d1",
+    "#737373": "#a3a9b4",
+    "#808080": "#8d94a0",
     "#0072b2": "#56b4e9",
     "#d55e00": "#f28c4a",
     "#009e73": "#35c79b",

@@ -106,7 +106,7 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
         slugs={chapter.slug for chapter, *_ in chapters},
         chapter_of=chapter_of,
         run=run,
-        missing=missing,
+        missing="" if of_the_paper else missing,
         explorer=beside and of_the_paper,
         words=Definitions(),
         glossary={term: TERMS[term] for term in terms_in(_texts(plain([folders, claims])))},
@@ -180,8 +180,8 @@ def pick_example(
     """Which example the first screen shows, as ``{name, index, arms, titles, note}``; None without examples.
 
     It comes from the data set that is closest to what people write. Of the examples that both arms answer
-    rightly (of all, if there are none) it is the shortest among the half in which the arms differ most in
-    their attention on relevant words; ``note`` says so. ``titles`` say what the arms are.
+    rightly (of all, if there are none) it is the shortest among the two thirds in which the arms differ most
+    in their attention on relevant words; ``note`` says so. ``titles`` say what the arms are.
     """
     order = ["hatexplain", "sva", "squad", "agreement"]
 
@@ -201,14 +201,14 @@ def pick_example(
             continue
         right = [index for index in differences if _is_right(examples[index], arms)]
         ranked = sorted(right or differences, key=lambda index: -differences[index])
-        half = ranked[: max(1, len(ranked) // 2)]
-        chosen = min(half, key=lambda index: (len(examples[index]["tokens"]), index))
+        most = ranked[: max(1, 2 * len(ranked) // 3)]
+        chosen = min(most, key=lambda index: (len(examples[index]["tokens"]), index))
         among = " that both models answer rightly" if right else ""
         chosen_from = f"Chosen from {count(len(ranked), 'example')}{among}"
         compared = (comparisons or {}).get(one["name"]) or {"arms": []}
         ratios = {arm["arm"]: arm.get("qk_ratio") for arm in compared["arms"]}
         titles = [_arm_title(arm, ratios.get(arm)) for arm in arms]
-        note = f"{chosen_from}: the shortest of the {len(half)} in which the models differ most."
+        note = f"{chosen_from}: the shortest of the {len(most)} in which the models differ most."
         return {"name": one["name"], "index": chosen, "arms": arms, "titles": titles, "note": note}
     return None
 
