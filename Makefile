@@ -1,5 +1,5 @@
 # Two commands do everything on a machine with Python 3.11, make and git:
-#   make reproduce   installs, runs the main job on embedded data, ends with a page to open
+#   make reproduce   installs, makes the paper (figures 2 to 4, HateXplain, agreement), ends with a page to open
 #   make test        installs, checks style and types, runs the tests
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
