@@ -18,12 +18,8 @@ from fasterqk.attention import (
     measure,
     read_example,
 )
-from fasterqk.attention._models import (
-    HuggingFaceCausal,
-    HuggingFaceClassifier,
-    load_model,
-    longest_input,
-)
+from fasterqk.attention._loading import load_model, longest_input
+from fasterqk.attention._models import HuggingFaceCausal, HuggingFaceClassifier
 from fasterqk.capture import record
 from fasterqk.errors import InputError
 from fasterqk.lab.models import Classifier, ClassifierConfig
@@ -291,8 +287,8 @@ def test_gradient_times_input_knows_padding_on_the_left(make_model):
 def test_heads_that_cannot_be_measured_are_refused(make_model):
     with pytest.raises(InputError, match="only classifiers"):
         HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig", num_labels=1))
-    several = {"problem_type": "multi_label_classification"}
-    with pytest.raises(InputError, match="multi_label"):
+    several = {"problem_type": "regression", "num_labels": 1}
+    with pytest.raises(InputError, match="regression"):
         HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig", **several))
     pooling = {"classifier_pooling": "mean", "pad_token_id": 0}
     with pytest.raises(InputError, match="no row of attention that makes the prediction"):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fasterqk.attention._faithfulness import *
     from fasterqk.attention._importance import *
     from fasterqk.attention._instances import *
+    from fasterqk.attention._loading import *
     from fasterqk.attention._measure import *
     from fasterqk.attention._measurement import *
     from fasterqk.attention._models import *
@@ -33,6 +34,7 @@ _MODULES = (
     "export",
     "aggregation",
     "models",
+    "loading",
     "importance",
     "measurement",
     "measure",

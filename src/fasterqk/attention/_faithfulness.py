@@ -167,7 +167,7 @@ def faithfulness(
     alone, without = (np.stack(each, 1) if each else nothing for each in (sufficient, comprehensive))
     same = np.diff(np.stack(counts, 1), axis=1) == 0
     skipped = same if rounding == "down" else None
-    return Faithfulness(tuple(percents), whole, whole.argmax(1), alone, without, skipped)
+    return Faithfulness(tuple(percents), whole, batch.follow(whole), alone, without, skipped)
 
 
 def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness:

@@ -9,7 +9,7 @@ from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_json_lines
@@ -29,7 +29,8 @@ class Instance:
     relevant (if only that nothing is). ``texts`` are what was tokenized, a text or a pair, ``words`` those of
     the data if it had some, and ``places`` ``(token, 3)`` says where each token stands: in which text (-1 for
     special tokens), from and up to which character. ``relevance_cut`` says that all that was relevant lay in
-    the part of a truncated text that is not read.
+    the part of a truncated text that is not read. ``types`` tell the texts of a pair apart, for models that
+    want to know; ``followed`` is the class whose probability is followed (None: the predicted one).
     """
 
     tokens: NDArray[np.int64]
@@ -45,6 +46,8 @@ class Instance:
     words: tuple[str, ...] | None = None
     places: NDArray[np.int64] | None = None
     relevance_cut: bool = False
+    types: NDArray[np.int64] | None = None
+    followed: int | None = None
 
     def __post_init__(self) -> None:
         if not len(self.tokens):
@@ -73,7 +76,9 @@ class Batch:
 
     ``real`` is False on padding. ``hidden`` marks tokens that are there but that no row may see (removal
     by attention mask). ``target`` and ``target_real`` are padded on the right, with no columns for
-    classifiers; ``label`` is -1 where there is none.
+    classifiers; ``label`` is -1 where there is none. ``types`` tell the texts of a pair apart, where the
+    model wants to know (None: it does not). ``followed`` is the class whose probability is followed when
+    tokens are removed, -1 for the one the model predicts.
     """
 
     tokens: NDArray[np.int64]
@@ -85,6 +90,8 @@ class Batch:
     target: NDArray[np.int64]
     target_real: NDArray[np.bool_]
     side: Side = "right"
+    types: NDArray[np.int64] | None = None
+    followed: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -104,9 +111,14 @@ class Batch:
         """The position of each last real token."""
         return self.real.shape[1] - 1 - self.real[:, ::-1].argmax(1)
 
+    def follow(self, outcomes: NDArray[np.float64]) -> NDArray[np.intp]:
+        """The outcome of each instance that is followed: given, or likeliest among ``(batch, outcome)``."""
+        likeliest = outcomes.argmax(1)
+        return likeliest if self.followed is None else np.where(self.followed < 0, likeliest, self.followed)
+
     def rows(self, chosen: slice) -> "Batch":
         """Some of the instances, without padding that none of them needs."""
-        arrays = {name: value[chosen] for name, value in vars(self).items() if name != "side"}
+        arrays = {name: value[chosen] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return Batch(**arrays, side=self.side).keep(self.real[chosen])
 
     def keep(self, kept: NDArray[np.bool_]) -> "Batch":
@@ -116,7 +128,7 @@ class Batch:
         width = int(kept.sum(1).max())
         order = order[:, :width] if self.side == "right" else order[:, order.shape[1] - width :]
         real = np.take_along_axis(kept, order, 1)
-        names = ("tokens", "rankable", "relevance", "hidden")
+        names = ["tokens", "rankable", "relevance", "hidden", *([] if self.types is None else ["types"])]
         moved: dict[str, Any] = {
             name: np.take_along_axis(getattr(self, name), order, 1) * real for name in names
         }
@@ -138,7 +150,16 @@ def collate(instances: Sequence[Instance], side: Side = "right") -> Batch:
         target=target.astype(np.int64),
         target_real=target_real,
         side=side,
+        types=_types(instances, side),
+        followed=np.array([-1 if x.followed is None else x.followed for x in instances], dtype=np.int64),
     )
+
+
+def _types(instances: Sequence[Instance], side: Side) -> NDArray[np.int64] | None:
+    if all(x.types is None for x in instances):
+        return None
+    own = [np.zeros(len(x.tokens), dtype=np.int64) if x.types is None else x.types for x in instances]
+    return _padded(own, side)[1].astype(np.int64)
 
 
 def pad_rows(rows: Sequence[NDArray[np.float64]], real: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -175,7 +196,8 @@ class Example:
 
     ``relevant`` holds ``(start, end, weight)`` in characters of ``text``; words are joined by blanks, and
     ``words`` keeps them where the line gave ``tokens``. ``rated`` is False where the line does not say what
-    is relevant. ``where`` names the line for error messages.
+    is relevant. ``pair`` is a second text, with its own relevant parts. ``several`` says that the line has
+    more labels than this one. ``where`` names the line for error messages.
     """
 
     id: str
@@ -187,6 +209,9 @@ class Example:
     words: tuple[str, ...] | None = None
     relevance: tuple[float, ...] | None = None
     rated: bool = True
+    pair: str | None = None
+    pair_relevant: tuple[tuple[int, int, float], ...] = ()
+    several: bool = False
 
 
 def read_examples(path: str | PathLike[str]) -> list[Example]:
@@ -197,7 +222,11 @@ def read_examples(path: str | PathLike[str]) -> list[Example]:
     >>> read_examples("mine.jsonl")[0].text
     'the cat sat'
     """
-    examples = [read_example(record, where, number) for number, where, record in read_json_lines(path)]
+    examples = [
+        example
+        for number, where, record in read_json_lines(path)
+        for example in _read_line(record, where, number)
+    ]
     if not examples:
         raise InputError(f"{str(path)!r} is empty; give one JSON object per line")
     seen: dict[str, str] = {}
@@ -208,12 +237,29 @@ def read_examples(path: str | PathLike[str]) -> list[Example]:
     return examples
 
 
+def _read_line(record: Mapping[str, Any], where: str, number: int) -> list[Example]:
+    """The examples of a line: one for each of its labels or targets, if it has a list of them."""
+    name = "label" if "label" in record else "target"
+    given = record.get(name)
+    if not isinstance(given, list):
+        return [read_example(record, where, number)]
+    if not given:
+        raise InputError(f"{where}: {name!r} is an empty list; give at least one, or leave the line out")
+    if len(set(map(str, given))) < len(given):
+        raise InputError(f"{where}: {name!r} names {given!r}, one of them twice")
+    key = record.get("id", number)
+    found = [read_example({**record, name: each, "id": f"{key}:{each}"}, where, number) for each in given]
+    return [replace(example, several=name == "label") for example in found]
+
+
 # All that a line may hold, with the field that each belongs to.
 FIELDS = {
     "tokens": "",
     "relevance": "tokens",
     "text": "",
     "spans": "text",
+    "text_pair": "text",
+    "spans_pair": "text_pair",
     "label": "",
     "target": "",
     "id": "",
@@ -241,13 +287,16 @@ def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Exam
     else:
         text = _text(record["text"], "text", where)
         relevant = _character_spans(record.get("spans", []), text, where)
+    pair = _text(record["text_pair"], "text_pair", where) if "text_pair" in record else None
+    pair_relevant = _character_spans(record.get("spans_pair", []), pair or "", where)
     label = record.get("label")
     if "label" in record and (isinstance(label, bool) or not isinstance(label, int | str)):
         raise InputError(f"{where}: the label {label!r} is neither a whole number nor a name")
     target = _text(record["target"], "target", where) if "target" in record else None
     name = str(record.get("id", number))
-    rated = "relevance" in record or "spans" in record
-    return Example(name, text, relevant, label, target, where, words, relevance, rated)
+    rated = any(field in record for field in ("relevance", "spans", "spans_pair"))
+    answer = label, target, where
+    return Example(name, text, relevant, *answer, words, relevance, rated, pair, pair_relevant)
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -290,34 +339,82 @@ def _word_spans(words: tuple[str, ...], relevance: tuple[float, ...]) -> tuple[t
 def _character_spans(value: Any, text: str, where: str) -> tuple[tuple[int, int, float], ...]:
     if not isinstance(value, list):
         raise InputError(f"{where}: 'spans' is {value!r}; give a list of [start, end] in characters")
+    found = []
     for span in value:
-        whole = isinstance(span, list) and len(span) == 2 and all(type(end) is int for end in span)
+        whole = isinstance(span, list) and len(span) in (2, 3) and all(type(end) is int for end in span[:2])
         if not whole or not 0 <= span[0] < span[1] <= len(text):
             raise InputError(f"{where}: the span {span!r} does not lie in the text of {len(text)} characters")
-    return tuple((start, end, 1.0) for start, end in value)
+        weight = span[2] if len(span) == 3 else 1.0
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
+            raise InputError(f"{where}: the weight {weight!r} of the span {span!r} is no number in 0..1")
+        found.append((span[0], span[1], float(weight)))
+    return tuple(found)
 
 
 # --- From a user's example to the tokens of a model, with relevance carried over to sub-tokens ---
 
 
 def encode_for_classifier(
-    examples: Sequence[Example], tokenizer: Any, classes: Sequence[str], limit: int
+    examples: Sequence[Example],
+    tokenizer: Any,
+    classes: Sequence[str],
+    limit: int,
+    multi_label: bool = False,
 ) -> list[Instance]:
-    """Instances with labels; texts longer than ``limit`` tokens are cut at the end."""
+    """Instances with labels; texts longer than ``limit`` tokens are cut at the end.
+
+    A pair is cut where its texts are longest. The instances of a ``multi_label`` model follow the probability
+    of their label.
+    """
     labels = [_label(example, classes) for example in examples]
-    encoded = _encode(tokenizer, [x.text for x in examples], truncation=True, max_length=limit)
-    instances = []
-    for row, (example, label) in enumerate(zip(examples, labels, strict=True)):
-        special = np.array(encoded["special_tokens_mask"][row], dtype=bool)
-        tokens = _tokens(encoded["input_ids"][row], example)
-        pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
-        relevance = _token_relevance(example, encoded["offset_mapping"][row], pieces) * ~special
-        cut = bool(encoded.encodings[row].overflowing)
-        places = _places(encoded["offset_mapping"][row], special)
-        made = Instance(tokens, ~special, relevance, label, None, pieces, example.id, cut, **_origin(example))
-        lost = cut and bool(example.relevant) and not made.relevant
-        instances.append(replace(made, places=places, relevance_cut=lost))
-    return instances
+    instances: dict[int, Instance] = {}
+    for paired in (False, True):
+        rows = [row for row, example in enumerate(examples) if (example.pair is not None) == paired]
+        if not rows:
+            continue
+        texts, pairs = [examples[row].text for row in rows], [examples[row].pair for row in rows]
+        options = {"text_pair": pairs} if paired else {}
+        encoded = _encode(tokenizer, texts, truncation=True, max_length=limit, **options)
+        for place, row in enumerate(rows):
+            example = examples[row]
+            if example.several and not multi_label:
+                raise InputError(
+                    f"{example.where}: several labels, but a text has one of the model's classes; only models"
+                    " with problem_type multi_label_classification have several"
+                )
+            made = _classified(example, tokenizer, encoded, place)
+            followed = labels[row] if multi_label else None
+            instances[row] = replace(made, label=labels[row], followed=followed)
+    return [instances[row] for row in range(len(examples))]
+
+
+def _classified(example: Example, tokenizer: Any, encoded: Any, row: int) -> Instance:
+    special = np.array(encoded["special_tokens_mask"][row], dtype=bool)
+    offsets = encoded["offset_mapping"][row]
+    tokens = _tokens(encoded["input_ids"][row], example)
+    pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
+    relevance, types = _token_relevance(example, offsets, pieces), None
+    part = np.zeros(len(tokens), dtype=np.int64)
+    if example.pair is not None:
+        part = np.array([number or 0 for number in encoded.encodings[row].sequence_ids], dtype=np.int64)
+        second = replace(example, text=example.pair, relevant=example.pair_relevant)
+        relevance = np.where(part == 1, _token_relevance(second, offsets, pieces), relevance)
+        types = np.array(encoded["token_type_ids"][row]) if "token_type_ids" in encoded else None
+    cut = bool(encoded.encodings[row].overflowing)
+    relevance = relevance * ~special
+    lost = cut and bool(example.relevant or example.pair_relevant) and not (relevance > 0).any()
+    return Instance(
+        tokens,
+        ~special,
+        relevance,
+        pieces=pieces,
+        id=example.id,
+        truncated=cut,
+        relevance_cut=lost,
+        places=_places(offsets, special, part),
+        types=types,
+        **_origin(example),
+    )
 
 
 def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -> list[Instance]:
@@ -329,6 +426,8 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
     for example in examples:
         if example.target is None:
             raise InputError(f"{example.where}: a causal model needs 'target', the text it should write")
+        if example.pair is not None:
+            raise InputError(f"{example.where}: 'text_pair' is for classifiers; write both texts into 'text'")
     encoded = _encode(tokenizer, [_prompt_and_target(example) for example in examples])
     instances = []
     for row, example in enumerate(examples):
@@ -355,13 +454,14 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
 
 def _origin(example: Example) -> dict[str, Any]:
     """What an instance keeps of the example it was made from."""
-    return {"rated": example.rated, "texts": (example.text,), "words": example.words}
+    texts = (example.text,) if example.pair is None else (example.text, example.pair)
+    return {"rated": example.rated, "texts": texts, "words": example.words}
 
 
-def _places(offsets: Any, special: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _places(offsets: Any, special: NDArray[np.bool_], part: ArrayLike = 0) -> NDArray[np.int64]:
     """Which text each token stands in (-1: special), and from and up to which character."""
     ends = np.array(offsets, dtype=np.int64).reshape(-1, 2)
-    return np.column_stack([np.where(special, -1, 0), ends])
+    return np.column_stack([np.where(special, -1, part), ends])
 
 
 def _encode(tokenizer: Any, texts: list[str], **options: Any) -> Any:

@@ -330,7 +330,7 @@ class _ReadRows:
             raise InputError(f"{asked.name} is not defined for a model that reads several rows")
         if asked.method == "leave_one_out":
             whole = self.reading.answer.outcomes
-            return leave_one_out(model, self.batch, removal, whole, whole.argmax(1))
+            return leave_one_out(model, self.batch, removal, whole, self.batch.follow(whole))
         method = getattr(model, str(asked.method), None)
         if method is None:
             raise InputError(f"{type(model).__name__} has no method {asked.method!r}: {METHODS[asked.name]}")

@@ -293,7 +293,7 @@ class Measurement:
                 "tokens": len(instance.tokens),
                 "relevant": instance.relevant,
                 "label": None if instance.label is None or not self.classes else self.classes[instance.label],
-                "predicted": outcomes[int(self.faithfulness.predicted[number])],
+                "predicted": outcomes[int(self.faithfulness.whole[number].argmax())],
             }
             row |= {name: float(values[number]) for name, values in self.columns.items()}
             for ranking, scores in rankings.items():

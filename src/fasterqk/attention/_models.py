@@ -1,32 +1,27 @@
 """Models that can be measured: what they must offer, any PyTorch classifier, and Hugging Face transformers.
 
-:class:`Measurable` is the protocol; :func:`load_model` opens a folder by what its configuration says it is.
+:class:`Measurable` is the protocol.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from os import PathLike
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
 
 from fasterqk.attention._aggregation import HALF, Pattern, pattern_of
 from fasterqk.attention._instances import (
     Batch,
-    Example,
     Instance,
     collate,
-    encode_for_causal,
-    encode_for_classifier,
 )
 from fasterqk.capture import capture
-from fasterqk.circuits import read_model_config
-from fasterqk.errors import InputError, needs_extra
+from fasterqk.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +94,8 @@ class TorchClassifier:
     ``inputs`` makes the module's arguments from a batch (a mapping, a tuple or a tensor; by default token
     ids and the mask of visible tokens), ``logits`` finds the logits ``(batch, class)`` in what it returns,
     ``read`` is the position that makes the prediction, and ``embedding`` the module whose output stands
-    for the input in gradient x input.
+    for the input in gradient x input. In a ``multi_label`` model every class has a probability of its own (a
+    sigmoid of its logit), and is right where it is at least one half.
 
     >>> class Bag(nn.Module):
     ...     def forward(self, tokens, visible):
@@ -122,7 +118,9 @@ class TorchClassifier:
         logits: Callable[[Any], Tensor] | None = None,
         read: Literal["first", "last"] = "first",
         embedding: nn.Module | None = None,
+        multi_label: bool = False,
     ) -> None:
+        self.multi_label = multi_label
         self.model = model.eval()
         self.classes = tuple(classes)
         for name in self.classes:
@@ -142,7 +140,9 @@ class TorchClassifier:
         check_layers(captured.select("self"), batch, self.model)
         # Kernels that show attention round differently, so that the answer is that of a plain pass, as it is
         # for texts that lost tokens: differences between the two are small.
-        return Reading(captured.select("self"), read, class_answer(self.predict(batch), batch))
+        return Reading(
+            captured.select("self"), read, class_answer(self.predict(batch), batch, self.multi_label)
+        )
 
     def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
         """What the model's own masks let each layer see, found on one text; None where they do not show."""
@@ -152,20 +152,22 @@ class TorchClassifier:
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
-            return self._logits(batch).cpu().double().softmax(-1).numpy()
+            logits = self._logits(batch).cpu().double()
+            return (logits.sigmoid() if self.multi_label else logits.softmax(-1)).numpy()
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
-        return self._gradient(batch, followed(self.predict(batch)))
+        return self._gradient(batch, batch.follow(self.predict(batch)))
 
     def integrated_gradients(self, batch: Batch) -> NDArray[np.float64]:
         """Gradient x input averaged on the way from zero embeddings to those of the batch."""
-        chosen = followed(self.predict(batch))
+        chosen = batch.follow(self.predict(batch))
         return integrated(lambda share: self._gradient(batch, chosen, share))
 
     def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
         """Gradient of the log-probability of the ``chosen`` classes, at a ``share`` of the input, x input."""
         with leaf_embedding(self.embedding, share) as leaves:
-            logarithm = self._logits(batch).log_softmax(-1)
+            logits = self._logits(batch)
+            logarithm = logsigmoid(logits) if self.multi_label else logits.log_softmax(-1)
             score = logarithm.gather(1, torch.from_numpy(chosen)[:, None].to(logarithm.device)).sum()
         return as_array(saliency(score, leaves)) / share
 
@@ -179,8 +181,11 @@ class TorchClassifier:
         return on_device_of(self.model, batch.tokens), on_device_of(self.model, batch.visible)
 
 
-def class_answer(outcomes: NDArray[np.float64], batch: Batch) -> Answer:
-    """The answer of a classifier with these probabilities ``(batch, class)``."""
+def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool = False) -> Answer:
+    """The answer of a classifier with these probabilities ``(batch, class)``.
+
+    It is right where the label is likeliest, or, of a ``multi_label`` model, has at least one half.
+    """
     wrong = (batch.label < 0) | (batch.label >= outcomes.shape[1])
     if wrong.any():
         own = int(batch.label[wrong][0])
@@ -190,12 +195,8 @@ def class_answer(outcomes: NDArray[np.float64], batch: Batch) -> Answer:
             f" label=0 to label={outcomes.shape[1] - 1}"
         )
     probability = outcomes[np.arange(len(batch)), batch.label]
-    return Answer(probability, outcomes.argmax(1) == batch.label, outcomes)
-
-
-def followed(outcomes: NDArray[np.float64]) -> NDArray[np.intp]:
-    """The outcome that is followed when tokens are removed: the one the model predicts on the whole input."""
-    return outcomes.argmax(1)
+    right = probability >= 0.5 if multi_label else outcomes.argmax(1) == batch.label
+    return Answer(probability, right, outcomes)
 
 
 def integrated(gradient: Callable[[float], NDArray[np.float64]]) -> NDArray[np.float64]:
@@ -282,7 +283,8 @@ class HuggingFaceClassifier(TorchClassifier):
                 f"{type(model).__name__} is an encoder-decoder; its prediction comes from two stacks, and"
                 " only models with one are measured"
             )
-        if config.num_labels < 2 or config.problem_type == "multi_label_classification":
+        multi_label = config.problem_type == "multi_label_classification"
+        if config.num_labels < 2 and not multi_label:
             raise InputError(
                 f"{type(model).__name__} with {config.num_labels} label(s) and problem type"
                 f" {config.problem_type!r} gives no probabilities of classes; only classifiers are measured"
@@ -297,7 +299,9 @@ class HuggingFaceClassifier(TorchClassifier):
             embedding = model.get_input_embeddings()
         except NotImplementedError:
             embedding = None
-        super().__init__(model, classes=classes, inputs=self._keywords, embedding=embedding)
+        super().__init__(
+            model, classes=classes, inputs=self._keywords, embedding=embedding, multi_label=multi_label
+        )
         self._unpadded = False
         self.reads = self._find_read()
 
@@ -450,6 +454,10 @@ def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict
     inputs = {"input_ids": on_device_of(model, tokens), "attention_mask": on_device_of(model, mask)}
     if batch.side == "left":
         inputs["position_ids"] = on_device_of(model, np.maximum(batch.real.cumsum(1) - 1, 0))
+    config: Any = getattr(model, "config", None)
+    # GPT-2 has the argument too, but adds the embedding of a word for it.
+    if batch.types is not None and (getattr(config, "type_vocab_size", None) or 0) > 1:
+        inputs["token_type_ids"] = on_device_of(model, batch.types)
     return inputs
 
 
@@ -548,110 +556,3 @@ def _with_target(batch: Batch) -> Batch:
 
 def _mean_over(values: NDArray[np.float64], real: NDArray[np.bool_]) -> NDArray[np.float64]:
     return np.asarray(np.where(real, values, 0).sum(1) / real.sum(1))
-
-
-# --- A model folder of Hugging Face transformers, opened by what its configuration says it is ---
-
-# Tokenizers without a limit say 1e30, which no tokenizer can count to.
-_NO_LIMIT = 2**30
-
-
-class Loaded(NamedTuple):
-    """A model ready to be measured, its tokenizer, the longest input it takes, how many tokens it knows."""
-
-    model: Measurable
-    tokenizer: Any
-    limit: int
-    vocabulary: int
-
-    def encode(self, examples: Sequence[Example]) -> list[Instance]:
-        """The examples as this model reads them."""
-        if self.model.classes:
-            instances = encode_for_classifier(examples, self.tokenizer, self.model.classes, self.limit)
-        else:
-            instances = encode_for_causal(examples, self.tokenizer, self.limit)
-        for example, instance in zip(examples, instances, strict=True):
-            highest = max(int(ids.max()) for ids in (instance.tokens, instance.target) if ids is not None)
-            if highest >= self.vocabulary:
-                raise InputError(
-                    f"{example.where}: the tokenizer gives token {highest}, but the model knows"
-                    f" {self.vocabulary}; tokenizer and model do not belong together"
-                )
-        unknown = getattr(self.tokenizer, "unk_token_id", None)
-        if unknown is not None and all((x.tokens[x.rankable] == unknown).all() for x in instances):
-            raise InputError(
-                f"the tokenizer knows no word of the {len(instances)} examples: every token is"
-                f" {self.tokenizer.unk_token!r}; save the tokenizer that the model was trained with beside it"
-            )
-        return instances
-
-
-def load_model(folder: str | PathLike[str]) -> Loaded:
-    """The sequence classifier or causal model saved in ``folder``; other heads are refused.
-
-    Nothing is downloaded and no code of the folder is run.
-    """
-    with needs_extra("hf"):
-        import transformers
-    path = Path(folder)
-    if not (path / "config.json").is_file():
-        raise InputError(f"{str(folder)!r} is no model folder: it has no config.json")
-    read_model_config(path / "config.json")
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    config = _opened(transformers.AutoConfig, path)
-    architecture = (config.architectures or ["a model that names no architecture"])[0]
-    causal = architecture.endswith(("ForCausalLM", "LMHeadModel"))
-    classifies = architecture.endswith("ForSequenceClassification")
-    if config.is_encoder_decoder or not (causal or classifies):
-        raise InputError(
-            f"{str(folder)!r} holds {architecture}; only sequence classifiers and causal language models,"
-            " without an encoder-decoder, can be measured"
-        )
-    tokenizer = _tokenizer(path)
-    kind = transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
-    model, report = _opened(kind, path, output_loading_info=True)
-    if report["missing_keys"]:
-        raise InputError(
-            f"{str(folder)!r} lacks {len(report['missing_keys'])} weights of {architecture}, such as"
-            f" {sorted(report['missing_keys'])[0]!r}; they would be random"
-        )
-    wrapped: Measurable = HuggingFaceCausal(model) if causal else HuggingFaceClassifier(model)
-    vocabulary = model.get_input_embeddings().num_embeddings
-    return Loaded(wrapped, tokenizer, longest_input(model, tokenizer), vocabulary)
-
-
-# What tokenizers are saved in; without any, transformers makes up a tokenizer of its special tokens alone.
-_TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
-
-
-def _tokenizer(path: Path) -> Any:
-    import transformers
-
-    if not any(found for pattern in _TOKENIZER_FILES for found in path.glob(pattern)):
-        raise InputError(
-            f"{str(path)!r} has no tokenizer files ({', '.join(_TOKENIZER_FILES)}); save the model's"
-            f" tokenizer there: tokenizer.save_pretrained({str(path)!r})"
-        )
-    return _opened(transformers.AutoTokenizer, path)
-
-
-def longest_input(model: Any, tokenizer: Any) -> int:
-    """How many tokens the model takes, from its positions and its tokenizer."""
-    limits = [tokenizer.model_max_length]
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    if positions is not None and positions > 0:  # XLNet says -1 for "no limit"
-        limits.append(positions)
-    for name, module in model.named_modules():
-        # RoBERTa and its kin count positions from behind the padding id.
-        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
-            limits.append(module.num_embeddings - module.padding_idx - 1)
-    return int(min(*limits, _NO_LIMIT))
-
-
-def _opened(kind: Any, path: Path, **options: Any) -> Any:
-    try:
-        return kind.from_pretrained(str(path), local_files_only=True, **options)
-    except Exception as error:  # transformers raises nearly every kind for a damaged folder
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(f"cannot open {kind.__name__} from {str(path)!r}: {reason}") from None

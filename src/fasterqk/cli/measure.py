@@ -11,8 +11,10 @@ from fasterqk.errors import InputError
 _DATA = """\
 data: one JSON object per line, with
   "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
-  or "text": "a fine film" and "spans": [[2, 6]]                   (characters)
+  or "text": "a fine film" and "spans": [[2, 6]]                   (characters; [2, 6, 0.5] with a weight)
+  if you like "text_pair" and "spans_pair", a second text           (classifiers of pairs)
   and "label": 1 or "positive" for a classifier, "target": "some text" for a causal model
+  a list of labels (multi-label models) or targets gives one instance for each
   without "relevance" or "spans" everything is measured that needs none
 
 importances of your own (--scores FILE.jsonl): one JSON object per line, with the "id" of the example and
@@ -96,6 +98,12 @@ def configure(parser: Parser) -> None:
         choices=("delete", "mask", "attention"),
         default="delete",
         help="how tokens are removed: deleted, replaced by the mask token, or hidden from attention",
+    )
+    parser.add_argument("--device", metavar="NAME", help="as torch calls it: cpu, cuda, cuda:1, mps")
+    parser.add_argument(
+        "--precision",
+        choices=("float64", "float32", "bfloat16", "float16"),
+        help="of the weights (default: as saved)",
     )
     parser.add_argument(
         "--batch-size", type=positive_int, default=32, metavar="N", help="instances at a time (default: 32)"
@@ -228,7 +236,7 @@ def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggrega
 
     from fasterqk.attention import Removal, load_model, measure
 
-    loaded = load_model(model)
+    loaded = load_model(model, device=arguments.device, precision=arguments.precision)
     mask_token = None
     if arguments.remove == "mask":
         mask_token = loaded.tokenizer.mask_token_id

@@ -1,0 +1,248 @@
+"""A model folder of Hugging Face transformers, opened by what its configuration says it is.
+
+A folder holds a model, or a PEFT adapter of a model that lies in another folder. Nothing is downloaded and no
+code of a folder is run.
+"""
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+
+from fasterqk.attention._instances import (
+    Example,
+    Instance,
+    encode_for_causal,
+    encode_for_classifier,
+)
+from fasterqk.attention._models import HuggingFaceCausal, HuggingFaceClassifier, Measurable
+from fasterqk.circuits import read_model_config
+from fasterqk.errors import InputError, needs_extra
+from fasterqk.files import read_json
+
+Precision = Literal["float64", "float32", "bfloat16", "float16"]
+# Tokenizers without a limit say 1e30, which no tokenizer can count to.
+_NO_LIMIT = 2**30
+
+
+class Loaded(NamedTuple):
+    """A model ready to be measured, its tokenizer, the longest input it takes, how many tokens it knows."""
+
+    model: Measurable
+    tokenizer: Any
+    limit: int
+    vocabulary: int
+
+    def encode(self, examples: Sequence[Example]) -> list[Instance]:
+        """The examples as this model reads them."""
+        if self.model.classes:
+            multi_label = getattr(self.model, "multi_label", False)
+            instances = encode_for_classifier(
+                examples, self.tokenizer, self.model.classes, self.limit, multi_label
+            )
+        else:
+            instances = encode_for_causal(examples, self.tokenizer, self.limit)
+        for example, instance in zip(examples, instances, strict=True):
+            highest = max(int(ids.max()) for ids in (instance.tokens, instance.target) if ids is not None)
+            if highest >= self.vocabulary:
+                raise InputError(
+                    f"{example.where}: the tokenizer gives token {highest}, but the model knows"
+                    f" {self.vocabulary}; tokenizer and model do not belong together"
+                )
+        unknown = getattr(self.tokenizer, "unk_token_id", None)
+        if unknown is not None and all((x.tokens[x.rankable] == unknown).all() for x in instances):
+            raise InputError(
+                f"the tokenizer knows no word of the {len(instances)} examples: every token is"
+                f" {self.tokenizer.unk_token!r}; save the tokenizer that the model was trained with beside it"
+            )
+        return instances
+
+
+def load_model(
+    folder: str | PathLike[str], *, device: str | None = None, precision: Precision | None = None
+) -> Loaded:
+    """The sequence classifier or causal model saved in ``folder``, or the PEFT adapter of one, merged.
+
+    ``device`` is what torch calls it (``"cuda:1"``); ``precision`` the type of the weights. By default the
+    model stays on the CPU, in the precision it was saved in. Other heads are refused.
+    """
+    with needs_extra("hf"):
+        import transformers
+    path = Path(folder)
+    adapter = (path / "adapter_config.json").is_file()
+    if not adapter and not (path / "config.json").is_file():
+        raise InputError(f"{str(folder)!r} is no model folder: it has no config.json")
+    where, kind = _device(device), _precision(precision)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    base = _base_of(path) if adapter else path
+    read_model_config(base / "config.json")
+    config = _opened(transformers.AutoConfig, base)
+    causal = _is_causal(path, config, adapter)
+    tokenizer = _tokenizer(path if _has_tokenizer(path) else base)
+    model = _adapted(path, base, config, causal) if adapter else _saved(path, config, causal)
+    model = model.to(device=where, dtype=kind)
+    wrapped: Measurable = HuggingFaceCausal(model) if causal else HuggingFaceClassifier(model)
+    vocabulary = model.get_input_embeddings().num_embeddings
+    return Loaded(wrapped, tokenizer, longest_input(model, tokenizer), vocabulary)
+
+
+def _device(name: str | None) -> torch.device | None:
+    if name is None:
+        return None
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except Exception as error:  # torch raises several kinds for a device that is not there
+        reason = " ".join(str(error).split())[:120]
+        raise InputError(f"the device {name!r} cannot be used: {reason}") from None
+    return device
+
+
+def _precision(name: str | None) -> torch.dtype | None:
+    if name is None:
+        return None
+    if name not in get_args(Precision):
+        raise InputError(f"unknown precision {name!r}; choose from {', '.join(get_args(Precision))}")
+    return getattr(torch, name)
+
+
+def _is_causal(path: Path, config: Any, adapter: bool) -> bool:
+    """Whether the folder holds a causal model, otherwise a classifier; other heads are refused."""
+    if adapter:
+        task = str(read_json(path / "adapter_config.json").get("task_type"))
+        causal, classifies = task == "CAUSAL_LM", task == "SEQ_CLS"
+        held = f"an adapter of task type {task!r}"
+    else:
+        held = (config.architectures or ["a model that names no architecture"])[0]
+        causal = held.endswith(("ForCausalLM", "LMHeadModel"))
+        classifies = held.endswith("ForSequenceClassification")
+    if config.is_encoder_decoder or not (causal or classifies):
+        raise InputError(
+            f"{str(path)!r} holds {held}; only sequence classifiers and causal language models,"
+            " without an encoder-decoder, can be measured"
+        )
+    return causal
+
+
+def _auto_class(causal: bool) -> Any:
+    import transformers
+
+    return transformers.AutoModelForCausalLM if causal else transformers.AutoModelForSequenceClassification
+
+
+def _saved(path: Path, config: Any, causal: bool) -> Any:
+    model, report = _opened(_auto_class(causal), path, output_loading_info=True)
+    _check_missing(path, config.architectures[0], report["missing_keys"])
+    return model
+
+
+def _check_missing(path: Path, architecture: str, missing: Sequence[str]) -> None:
+    if missing:
+        raise InputError(
+            f"{str(path)!r} lacks {len(missing)} weights of {architecture}, such as"
+            f" {sorted(missing)[0]!r}; they would be random"
+        )
+
+
+# --- Adapters ---
+
+
+def _base_of(path: Path) -> Path:
+    """The folder of the model that an adapter belongs to: as its configuration says, or beside it."""
+    said = str(read_json(path / "adapter_config.json").get("base_model_name_or_path"))
+    for base in (Path(said), path / said, path.parent / said):
+        if (base / "config.json").is_file():
+            return base
+    raise InputError(
+        f"{str(path)!r} is an adapter of {said!r}, which is no folder here; save that model there, or name"
+        " its folder as base_model_name_or_path in adapter_config.json"
+    )
+
+
+def _adapted(path: Path, base: Path, config: Any, causal: bool) -> Any:
+    """The model of ``base`` with the adapter in ``path`` merged into its weights."""
+    with needs_extra("hf"):
+        from peft import PeftModel
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+    weights = path / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise InputError(
+            f"{str(path)!r} has no adapter_model.safetensors; save the adapter by model.save_pretrained(...)"
+        )
+    try:
+        # "base_model.model.classifier.weight" and "base_model.model.score.modules_to_save.weight" alike.
+        own = {
+            name.removeprefix("base_model.model.").replace("modules_to_save.", ""): value
+            for name, value in load_file(weights).items()
+        }
+    except SafetensorError as error:
+        raise InputError(f"cannot open {str(weights)!r}: {error}") from None
+    heads = [own[name] for name in _HEADS if name in own]
+    if not causal and heads and len(heads[0]) != config.num_labels:
+        # The base may be no classifier at all; the names of its classes are then numbers.
+        config.num_labels = len(heads[0])
+    kind = _auto_class(causal)
+    model, report = _opened(kind, base, config=config, output_loading_info=True)
+    _check_missing(base, type(model).__name__, [name for name in report["missing_keys"] if name not in own])
+    try:
+        merged = PeftModel.from_pretrained(model, str(path), local_files_only=True)
+    except Exception as error:  # peft raises several kinds for an adapter of another model
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"the adapter in {str(path)!r} does not fit {str(base)!r}: {reason}") from None
+    if not hasattr(merged.base_model, "merge_and_unload"):
+        raise InputError(
+            f"the adapter in {str(path)!r} ({type(merged.active_peft_config).__name__}) adds positions of its"
+            " own; only adapters that can be merged into the weights, such as LoRA, are measured"
+        )
+    return merged.merge_and_unload()
+
+
+# The last weight of a classifier, one row per class.
+_HEADS = ("classifier.weight", "classifier.out_proj.weight", "score.weight", "classifier.dense2.weight")
+
+
+# --- Tokenizers ---
+
+# What tokenizers are saved in; without any, transformers makes up a tokenizer of its special tokens alone.
+_TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
+
+
+def _has_tokenizer(path: Path) -> bool:
+    return any(found for pattern in _TOKENIZER_FILES for found in path.glob(pattern))
+
+
+def _tokenizer(path: Path) -> Any:
+    import transformers
+
+    if not _has_tokenizer(path):
+        raise InputError(
+            f"{str(path)!r} has no tokenizer files ({', '.join(_TOKENIZER_FILES)}); save the model's"
+            f" tokenizer there: tokenizer.save_pretrained({str(path)!r})"
+        )
+    return _opened(transformers.AutoTokenizer, path)
+
+
+def longest_input(model: Any, tokenizer: Any) -> int:
+    """How many tokens the model takes, from its positions and its tokenizer."""
+    limits = [tokenizer.model_max_length]
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if positions is not None and positions > 0:  # XLNet says -1 for "no limit"
+        limits.append(positions)
+    for name, module in model.named_modules():
+        # RoBERTa and its kin count positions from behind the padding id.
+        if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+            limits.append(module.num_embeddings - module.padding_idx - 1)
+    return int(min(*limits, _NO_LIMIT))
+
+
+def _opened(kind: Any, path: Path, **options: Any) -> Any:
+    try:
+        return kind.from_pretrained(str(path), local_files_only=True, **options)
+    except Exception as error:  # transformers raises nearly every kind for a damaged folder
+        reason = " ".join(str(error).split())[:200]
+        raise InputError(f"cannot open {kind.__name__} from {str(path)!r}: {reason}") from None
