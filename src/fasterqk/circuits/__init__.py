@@ -15,7 +15,7 @@ from fasterqk.circuits._from_config import model_without_weights, read_model_con
 from fasterqk.circuits._gradients import normalize_gradients, scale_circuits
 from fasterqk.circuits._groups import Rules, param_groups
 from fasterqk.circuits._optimizer import make_optimizer
-from fasterqk.circuits._ratio import Ramp, RatioLike
+from fasterqk.circuits._ratio import PartnerNorm, Ramp, RatioLike
 from fasterqk.circuits._slices import Circuit, Circuits, Role, Slice
 from fasterqk.circuits._survey import survey
 from fasterqk.circuits._survey_page import summary as survey_summary
@@ -27,6 +27,7 @@ __all__ = [
     "CircuitUpdate",
     "Circuits",
     "Labels",
+    "PartnerNorm",
     "Ramp",
     "RatioLike",
     "Role",

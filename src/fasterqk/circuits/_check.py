@@ -5,11 +5,11 @@ import dataclasses
 import math
 import random
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._fused import COPYING
 from fasterqk.circuits._isolated import copied, isolated
 from fasterqk.circuits._optimizer import GroupPlan, StepHooks, hooks_of, unwrapped
-from fasterqk.circuits._slices import CIRCUITS, NO_SOFTMAX, Slice, html_table, readable, text_table
+from fasterqk.circuits._slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
 from fasterqk.errors import InputError
 
 
@@ -73,7 +73,7 @@ def _without_softmax(optimizer: torch.optim.Optimizer) -> str:
 
 
 def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
-    """The circuits (or else the groups) of ``optimizer``, in the order qk, ov, shared, rest."""
+    """The circuits (roles, if ratios were given by role; or else groups) of ``optimizer``, in order."""
     hooks = hooks_of(optimizer)
     if hooks is None:
         return [
@@ -85,13 +85,12 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
             )
             for index, group in enumerate(optimizer.param_groups)
         ]
-    base = float(hooks.base_rate(optimizer))
     places: dict[str, set[int]] = {}
     for part, index in hooks.members:
         places.setdefault(part.parameter, set()).add(index)
     found = []
-    for circuit in CIRCUITS:
-        parts = [(part, index) for part, index in hooks.members if part.circuit == circuit]
+    for circuit, chosen in _by_name(hooks):
+        parts = [hooks.members[place] for place in chosen]
         if parts:
             names = {part.parameter for part, _ in parts}
             groups = sorted({index for _, index in parts})
@@ -100,12 +99,22 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
                     circuit,
                     sum(part.numel for part, _ in parts),
                     len(names),
-                    tuple(base * hooks.ratio_now(optimizer, index) for index in groups),
+                    tuple(
+                        float(hooks.base_rate(optimizer, index)) * hooks.ratio_now(optimizer, index)
+                        for index in groups
+                    ),
                     sum(len(places[name]) > 1 for name in names),
-                    any(callable(hooks.plans[index].ratio) for index in groups),
+                    any(hooks.plans[index].changing for index in groups),
                 )
             )
     return found
+
+
+def _by_name(hooks: StepHooks) -> list[tuple[str, list[int]]]:
+    """The places in ``hooks.members`` of each circuit or, where ratios were given by role, of each role."""
+    names = [part.role if hooks.by_role else part.circuit for part, _ in hooks.members]
+    order: Sequence[str] = get_args(Role) if hooks.by_role else CIRCUITS
+    return [(name, [i for i, own in enumerate(names) if own == name]) for name in order]
 
 
 def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
@@ -156,6 +165,7 @@ class CircuitCheck:
 
     rows: tuple[CircuitUpdate, ...]
     setting: str
+    optimizer: str = "the optimizer"
 
     @property
     def ok(self) -> bool:
@@ -178,11 +188,23 @@ class CircuitCheck:
             for row in self.rows
         ]
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is wrong with the optimizer itself, if every circuit moves alike where ratios differ."""
+        measured = [row.measured for row in self.rows if not math.isnan(row.measured)]
+        promised = [row.promised for row in self.rows]
+        if len(measured) < 2 or max(promised) < 1.2 * min(promised) or max(measured) > 1.1 * min(measured):
+            return ()
+        return (
+            f"{self.optimizer} does not keep the rates of its groups apart: a ratio has no effect; "
+            "use an optimizer whose step is proportional to the rate of each group, such as AdamW",
+        )
+
     def __str__(self) -> str:
-        return f"{self.setting}\n{text_table(self._table())}"
+        return "\n".join([self.setting, text_table(self._table()), *self.notes])
 
     def _repr_html_(self) -> str:
-        return html_table(self._table(), self.setting)
+        return html_table(self._table(), "; ".join([self.setting, *self.notes]))
 
 
 # --- The check: does every circuit move as fast as its ratio promises? ---
@@ -237,8 +259,7 @@ def check_circuits(
     as_set = _updates(model, optimizer, hooks, batch, loss, at_base=False)
     plain_step = _updates(model, optimizer, hooks, batch, loss, at_base=True)
     rows = []
-    for circuit in CIRCUITS:
-        places = [i for i, (part, _) in enumerate(members) if part.circuit == circuit]
+    for circuit, places in _by_name(hooks):
         found = sorted({ratios[members[i][1]] for i in places})
         for ratio in found:
             chosen = [i for i in places if ratios[members[i][1]] == ratio]
@@ -249,7 +270,7 @@ def check_circuits(
                     circuit if len(found) == 1 else f"{circuit} x{ratio:g}",
                     int(entries),
                     len({members[i][0].parameter for i in chosen}),
-                    base * ratio,
+                    max(float(hooks.base_rate(optimizer, members[i][1])) for i in chosen) * ratio,
                     math.sqrt(squares / moved) if moved else 0.0,
                     moved / entries,
                     ratio,
@@ -260,7 +281,7 @@ def check_circuits(
         f"{type(model).__name__}, {type(optimizer).__name__}, base lr {rate(base)}, "
         f"fasterqk {fasterqk.__version__}, torch {torch.__version__}"
     )
-    result = CircuitCheck(tuple(rows), setting)
+    result = CircuitCheck(tuple(rows), setting, type(optimizer).__name__)
     print(result)
     return result
 
@@ -283,7 +304,7 @@ def _plain_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, labels: Lab
     members = [(part, index) for part, index in known if index is not None]
     rates = [float(group["lr"]) for group in optimizer.param_groups]
     plans = [GroupPlan("", rate / rates[0] if rates[0] else 1.0) for rate in rates]
-    return StepHooks(plans, fused=(), owners=(), model=weakref.ref(model), members=members)
+    return StepHooks(plans, fused=[], owners=[], model=weakref.ref(model), members=members)
 
 
 def _updates(
@@ -325,7 +346,7 @@ def _twin(
     for name, value in vars(optimizer).items():
         if not hasattr(stepper, name) and not isinstance(value, StepHooks):
             setattr(stepper, name, copied(value, memo))
-    dataclasses.replace(hooks, fused=fused, owners=(), frozen=()).attach(stepper)
+    dataclasses.replace(hooks, fused=fused, owners=[], frozen=[], recipe=None).attach(stepper)
     return stepper
 
 
@@ -344,10 +365,10 @@ def _all_at_base(stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimize
     for index, (group, plan) in enumerate(zip(stepper.param_groups, hooks.plans, strict=False)):
         if plan.independent:
             group["weight_decay"] /= hooks.ratio_now(optimizer, index)
-        group["lr"] = hooks.base_rate(optimizer)
+        group["lr"] = hooks.base_rate(optimizer, index)
     own = hooks_of(stepper)
     assert own is not None  # a copy has the hooks of the original
-    own.plans = [GroupPlan(plan.name, 1.0) for plan in hooks.plans]
+    own.plans = [GroupPlan(plan.name, 1.0, anchor=plan.anchor) for plan in hooks.plans]
 
 
 def _tensor(model: nn.Module, part: Slice) -> torch.Tensor:

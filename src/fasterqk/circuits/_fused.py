@@ -82,6 +82,8 @@ class FusedWeight:
 
     def _register_hook(self) -> None:
         """Give the leaves every new gradient; the hook goes with this object."""
+        if not self.parameter.requires_grad:
+            return  # a copy of a weight that was frozen later: it gets none
         reference = weakref.ref(self)
 
         def accumulated(_: torch.Tensor) -> None:

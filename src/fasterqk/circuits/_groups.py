@@ -6,18 +6,18 @@ base first, then each circuit whose settings differ from the base. ``param_group
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels, given_or_found, roles_from_labels
 from fasterqk.circuits._ratio import Ratio, RatioLike, Ratios, finite_number
-from fasterqk.circuits._slices import CIRCUITS, Circuits, Role, Slice
+from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, CIRCUITS, Circuits, Role, Slice
 from fasterqk.errors import InputError
 
 Rules = Mapping[str, Mapping[str, Any]]
@@ -31,33 +31,45 @@ class Settings:
     """Optimizer options of a slice; slices with equal settings share a parameter group.
 
     ``lr`` is set where a rule gives a rate (``ratio`` is then that rate over the base rate).
-    ``weight_decay`` is None where the user gave none: the optimizer's own default then holds.
+    ``weight_decay`` is None where the user gave none: the optimizer's own default then holds. ``own`` is the
+    number of the user's own group that it belongs to, and ``base`` that group's rate, if it gives one.
     """
 
     ratio: Ratio = 1.0
     lr: float | None = None
     weight_decay: float | None = None
     options: tuple[tuple[str, Any], ...] = ()
+    own: int = 0
+    base: Any = None
+
+
+ROLES = ("q", "k", "v", "o", "embedding")  # those that `ratios=` may name
+_CIRCUITS_OF_RATIOS = {"qk": ("q", "k"), "ov": ("v", "o")}
 
 
 @dataclass(frozen=True)
 class Request:
     """The arguments of ``make_optimizer`` and ``param_groups`` that set options per circuit, validated.
 
-    ``slices`` are the labelled slices of the model, from which ratios count layers and heads.
+    ``slices`` are the labelled slices of the model, from which ratios count layers and heads; ``matrices``
+    the names of its weight matrices; ``groups`` the user's own parameter groups.
     """
 
     lr: float
     qk_ratio: RatioLike = 1.0
     ov_ratio: RatioLike = 1.0
+    ratios: Mapping[str, RatioLike] | None = None
     weight_decay: float | None = None
     rules: Rules = field(default_factory=dict)
+    groups: Sequence["OwnGroup"] = ()
     slices: Sequence[Slice] = ()
+    matrices: Collection[str] | None = None
 
     def __post_init__(self) -> None:
         finite_number(self.lr, "lr", zero=True)
         if self.weight_decay is not None:
             finite_number(self.weight_decay, "weight_decay", zero=True)
+        self._check_form_of_ratios()
         self._check_form_of_rules()
         for circuit, rule in self.rules.items():
             if circuit not in CIRCUITS:
@@ -66,11 +78,29 @@ class Request:
                 finite_number(rule[key], f"rules[{circuit!r}][{key!r}]", zero=key == "weight_decay")
             if "lr" in rule:
                 finite_number(self.lr, "lr, beside a rule that sets another one,")
-                if circuit in self.ratios and not self.ratios[circuit].plain_one:
-                    raise InputError(
-                        f"rules[{circuit!r}]['lr']={rule['lr']!r} and {self.ratios[circuit]} "
-                        "both set the same rate; give one of them"
-                    )
+                if self.groups:
+                    raise InputError(f"rules[{circuit!r}]['lr'] and groups= both set rates; give ratios")
+                for role in _CIRCUITS_OF_RATIOS.get(circuit, ()):
+                    if role in self.by_role and not self.by_role[role].plain_one:
+                        raise InputError(
+                            f"rules[{circuit!r}]['lr']={rule['lr']!r} and {self.by_role[role]} "
+                            "both set the same rate; give one of them"
+                        )
+
+    def _check_form_of_ratios(self) -> None:
+        if self.ratios is None:
+            return
+        if not isinstance(self.ratios, Mapping):
+            raise InputError(f"ratios={self.ratios!r}; ratios look like {{'q': 10, 'k': 3}}")
+        for role in self.ratios:
+            if role not in ROLES:
+                raise InputError(f"ratios={self.ratios!r} names {role!r}; roles are {', '.join(ROLES)}")
+        for name in ("qk_ratio", "ov_ratio"):
+            if not Ratios(name, getattr(self, name)).plain_one:
+                raise InputError(
+                    f"{name}={getattr(self, name)!r} and ratios={self.ratios!r} both set rates; "
+                    "give all of them in ratios="
+                )
 
     def _check_form_of_rules(self) -> None:
         """Rules are optimizer options per circuit; roles of parameters are labels."""
@@ -84,47 +114,118 @@ class Request:
             raise InputError(f"rules={rules!r}; rules look like {{'ov': {{'weight_decay': 0.1}}}}")
 
     @cached_property
-    def ratios(self) -> dict[str, Ratios]:
-        """The ratios of the circuits that have one."""
-        given = {"qk": self.qk_ratio, "ov": self.ov_ratio}
-        return {
-            circuit: Ratios(f"{circuit}_ratio", ratio, [s for s in self.slices if s.circuit == circuit])
-            for circuit, ratio in given.items()
-        }
+    def by_role(self) -> dict[str, Ratios]:
+        """The ratios of the roles that have one."""
+        given: dict[str, tuple[str, RatioLike]] = {}
+        if self.ratios is None:
+            for circuit, value in (("qk", self.qk_ratio), ("ov", self.ov_ratio)):
+                given |= dict.fromkeys(_CIRCUITS_OF_RATIOS[circuit], (f"{circuit}_ratio", value))
+        else:
+            given = {role: (f"ratios[{role!r}]", value) for role, value in self.ratios.items()}
+        made: dict[tuple[str, str], Ratios] = {}
+        for role, (name, value) in given.items():
+            circuit = CIRCUIT_OF_ROLE[cast(Role, role)]
+            if (name, circuit) not in made:
+                own = [part for part in self.slices if part.circuit == circuit]
+                if role == "embedding":
+                    own = [part for part in own if part.role == role]
+                made[name, circuit] = Ratios(name, value, own, self.matrices)
+        return {role: made[name, CIRCUIT_OF_ROLE[cast(Role, role)]] for role, (name, _) in given.items()}
 
     @property
     def same_everywhere(self) -> bool:
         """Whether all circuits have the same settings, so that no labels are needed."""
-        return all(ratio.plain_one for ratio in self.ratios.values()) and not any(self.rules.values())
+        return all(ratio.plain_one for ratio in self.by_role.values()) and not any(self.rules.values())
 
     def asks_for(self, circuit: str) -> str:
         """The argument that sets something for one circuit, as the user wrote it; empty if none does."""
-        if circuit in self.ratios and not self.ratios[circuit].plain_one:
-            return str(self.ratios[circuit])
+        for role in _CIRCUITS_OF_RATIOS.get(circuit, ()):
+            if self.ratios is None and not self.by_role[role].plain_one:
+                return str(self.by_role[role])
         return f"rules[{circuit!r}]={dict(self.rules[circuit])!r}" if self.rules.get(circuit) else ""
 
     @property
     def per_head(self) -> bool:
         """Whether labels per head are needed."""
-        return any(ratio.per_head for ratio in self.ratios.values())
+        return any(ratio.per_head for ratio in self.by_role.values())
 
     @property
     def gradient_norms(self) -> dict[str, float]:
         """The circuits whose gradient is normalised, with the norm."""
         return {name: rule["gradient_norm"] for name, rule in self.rules.items() if "gradient_norm" in rule}
 
-    def settings(self, part: Slice | None, decayed: bool) -> Settings:
-        """The settings of ``part`` (None: of the base), without weight decay unless ``decayed``."""
+    def settings(self, part: Slice | None, decayed: bool, own: int = 0) -> Settings:
+        """The settings of ``part`` (None: of the base), without weight decay unless ``decayed``.
+
+        ``own`` is the number of the user's own group that holds it.
+        """
         rule = self.rules.get(part.circuit, {}) if part else {}
+        group = self.groups[own] if self.groups else OwnGroup({})
         decay = rule.get("weight_decay", self.weight_decay)
         if decay is not None:
             decay = float(decay) if decayed else 0.0
-        options = tuple(sorted((key, rule[key]) for key in rule if key not in _OWN_KEYS))
+        if "weight_decay" in group.options and "weight_decay" not in rule:
+            decay = float(group.options["weight_decay"])  # whoever makes groups decides on their decay
+        given = {**group.options, **rule}
+        options = tuple(sorted((key, given[key]) for key in given if key not in (*_OWN_KEYS, "name")))
         if "lr" in rule and rule["lr"] != self.lr:
             lr = float(rule["lr"])
             return Settings(lr / float(self.lr), lr, decay, options)
-        ratio = self.ratios[part.circuit].of(part) if part and part.circuit in self.ratios else 1.0
-        return Settings(ratio, None, decay, options)
+        ratio = self.by_role[part.role].of(part) if part and part.role in self.by_role else 1.0
+        return Settings(ratio, None, decay, options, own, group.options.get("lr"))
+
+    def name_of(self, part: Slice) -> str:
+        """The name of the group of a slice whose settings differ from the base: its circuit, or its role."""
+        return part.role if self.ratios is not None and part.role in self.ratios else part.circuit
+
+
+# --- Parameter groups of the user's own ---
+
+
+@dataclass(frozen=True)
+class OwnGroup:
+    """One of the user's parameter groups: its ``options`` and the identities of its parameters."""
+
+    options: Mapping[str, Any]
+    parameters: frozenset[int] = frozenset()
+
+
+def own_groups(model: nn.Module, given: Any) -> list[OwnGroup]:
+    """The groups of ``groups=``, as a stock optimizer takes them, checked against the model."""
+    if given is None:
+        return []
+    form = "groups= looks like [{'params': [...], 'lr': 1e-4}, ...], as a torch optimizer takes them"
+    if not isinstance(given, Sequence) or not given or not all(isinstance(each, Mapping) for each in given):
+        raise InputError(f"{form}, not {type(given).__name__}")
+    known = {id(parameter): name for name, parameter in model.named_parameters()}
+    found: list[OwnGroup] = []
+    taken: dict[int, int] = {}
+    for index, group in enumerate(given):
+        if "params" not in group:
+            raise InputError(f"groups[{index}] has no 'params'; {form}")
+        own = set()
+        for parameter in plain_parameters(group["params"]):
+            if id(parameter) not in known:
+                raise InputError(
+                    f"groups[{index}] has a parameter of shape {tuple(parameter.shape)} that is not in "
+                    "the model; make the groups from model.named_parameters()"
+                )
+            if taken.setdefault(id(parameter), index) != index:
+                first = taken[id(parameter)]
+                raise InputError(f"{known[id(parameter)]} is in groups[{first}] and in groups[{index}]")
+            own.add(id(parameter))
+        options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        if "lr" in options:
+            finite_number(options["lr"], f"groups[{index}]['lr']", zero=True)
+        found.append(OwnGroup(options, frozenset(own)))
+    return found
+
+
+def plain_parameters(given: Any) -> list[nn.Parameter]:
+    """The parameters of a group, which may also be one tensor, or pairs of name and parameter."""
+    if isinstance(given, Tensor):
+        return [cast(nn.Parameter, given)]
+    return [each[1] if isinstance(each, tuple) else each for each in given]
 
 
 # The patterns of the Hugging Face Trainer, searched in the lower-case name.
@@ -230,30 +331,84 @@ def assign(
         raise InputError(f"only={only!r} is not a function of name and parameter")
     if request.per_head and all(part.head is None for part in circuits):
         raise InputError("a ratio per head needs labels per head: circuits=find_circuits(model, heads=True)")
-    request = replace(request, slices=circuits)
+    circuits = with_embeddings(model, circuits)
+    request = replace(request, slices=circuits, matrices=_matrices(model))
     exempt = undecayed(model)
     labelled = _by_parameter(model, circuits)
+    owner = {one: index for index, group in enumerate(request.groups) for one in group.parameters}
     assigned = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (only is not None and not only(name, parameter)):
             continue
+        if request.groups and id(parameter) not in owner:
+            continue  # as in a stock optimizer: what is in no group is not trained
         parts = labelled.get(id(parameter), [])
         _check_cover(name, parameter, parts)
-        slices = [_trained_slice(part, request, name not in exempt) for part in parts]
+        own = owner.get(id(parameter), 0)
+        slices = [_trained_slice(part, request, name not in exempt, own) for part in parts]
         if all(part.key == slices[0].key for part in slices):
             slices = [replace(slices[0], axis=None, start=0, stop=0)]
         assigned.append(TrainedParameter(name, parameter, join_neighbours(slices)))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
-    # A ratio for a circuit that is frozen (adapters on the values alone) would have no effect.
-    trained = {part.circuit for each in assigned for part in labelled[id(each.parameter)]}
+    if only is None and not request.groups:
+        _refuse_without_effect(request, [part for each in assigned for part in labelled[id(each.parameter)]])
+    return assigned
+
+
+def _refuse_without_effect(request: Request, trained: Sequence[Slice]) -> None:
+    """A ratio for a circuit that is frozen (adapters on the values alone) would do nothing."""
     for circuit in CIRCUITS:
         asked = request.asks_for(circuit)
-        if asked and circuit not in trained and only is None:
+        if asked and all(part.circuit != circuit for part in trained):
             raise InputError(
                 f"{asked} would do nothing: the model has no trainable parameter in the {circuit} circuit"
             )
-    return assigned
+    for role in request.ratios or ():
+        if not request.by_role[role].plain_one and all(part.role != role for part in trained):
+            raise InputError(
+                f"{request.by_role[role]} would do nothing: the model has no trainable parameter with the "
+                f"role {role}"
+            )
+
+
+# Tables of positions that are parameters of their own.
+_POSITIONS = re.compile(r"pos(ition(al)?)?_?(emb|enc|table)|(^|\.)wpe\b", re.IGNORECASE)
+
+
+def with_embeddings(model: nn.Module, circuits: Circuits) -> Circuits:
+    """``circuits`` with the role ``embedding`` for the tables of tokens and positions outside attention."""
+    tables = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for parameter in module.parameters()
+    }
+    names = {
+        name
+        for name, parameter in model.named_parameters(remove_duplicate=False)
+        if id(parameter) in tables or (parameter.dim() > 1 and _POSITIONS.search(name))
+    }
+    return replace(
+        circuits,
+        slices=tuple(
+            replace(part, role="embedding")
+            if part.parameter in names and part.role == "rest" and part.decided_by != "label"
+            else part
+            for part in circuits
+        ),
+    )
+
+
+def _matrices(model: nn.Module) -> set[str]:
+    """The names of weight matrices: not of biases, norms or tables."""
+    return {
+        name
+        for prefix, module in model.named_modules()
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for name, parameter in module.named_parameters(prefix, recurse=False)
+        if parameter.dim() > 1
+    }
 
 
 def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[int, list[Slice]]:
@@ -270,10 +425,10 @@ def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[int, list[Slice]
     return found
 
 
-def _trained_slice(part: Slice, request: Request, decayed: bool) -> TrainedSlice:
-    settings = request.settings(part, decayed)
-    group = "base" if settings == request.settings(None, decayed) else part.circuit
-    exempt = not decayed and settings != request.settings(part, True)
+def _trained_slice(part: Slice, request: Request, decayed: bool, own: int) -> TrainedSlice:
+    settings = request.settings(part, decayed, own)
+    group = "base" if settings == request.settings(None, decayed, own) else request.name_of(part)
+    exempt = not decayed and settings != request.settings(part, True, own)
     return TrainedSlice(part.axis, part.start or 0, part.stop or 0, part.role, group, exempt, settings)
 
 
@@ -313,36 +468,52 @@ class Group:
         return self.key[1]
 
     def options(self, lr: float) -> dict[str, Any]:
-        """The group as an optimizer takes it."""
+        """The group as an optimizer takes it, without its names."""
         settings = self.settings
         found: dict[str, Any] = {"params": self.parameters, **dict(settings.options), "lr": settings.lr}
         if settings.lr is None:
+            base = lr if settings.base is None else settings.base
             # A product also where the ratio changes: a tensor rate must not be shared between groups.
-            found["lr"] = lr * (1.0 if callable(settings.ratio) else settings.ratio)
+            found["lr"] = base * (settings.ratio if isinstance(settings.ratio, float) else 1.0)
         if settings.weight_decay is not None:
             found["weight_decay"] = settings.weight_decay
-        return {**found, "name": self.name, "param_names": self.names}
+        return found
+
+    def named(self, lr: float) -> dict[str, Any]:
+        """The group with its names."""
+        return {**self.options(lr), "name": self.name, "param_names": self.names}
 
 
-def make_groups(leaves: Iterable[tuple[TrainedSlice, nn.Parameter, str]]) -> list[Group]:
-    """Collect ``(slice, parameter, name)`` into named groups: the base first, none empty."""
+def make_groups(
+    leaves: Iterable[tuple[TrainedSlice, nn.Parameter, str]], own: Sequence[OwnGroup] = ()
+) -> list[Group]:
+    """Collect ``(slice, parameter, name)`` into named groups: the base first, none empty.
+
+    ``own`` are the user's groups, of which each has its own base.
+    """
     groups = []
     for same in equal_together(leaves, lambda leaf: leaf[0].key):
         parts, parameters, names = zip(*same, strict=True)
         exempt = all(part.exempt for part in parts)
         groups.append(Group(parts[0].key, exempt, list(parameters), list(names)))
-    order = ("base", *CIRCUITS)
-    groups.sort(key=lambda group: (order.index(group.key[0]), group.exempt))
-    _name(groups)
+    order = ("base", *CIRCUITS, *ROLES)
+    groups.sort(key=lambda group: (group.settings.own, order.index(group.key[0]), group.exempt))
+    _name(groups, [str(each.options.get("name", f"group {i}")) for i, each in enumerate(own)])
     return groups
 
 
-def _name(groups: list[Group]) -> None:
-    """``qk``; ``qk x4`` where the circuit has several ratios; ``... no decay`` for biases and norms."""
+def _name(groups: list[Group], own: Sequence[str]) -> None:
+    """``qk``; ``qk x4`` where the circuit has several ratios; ``... no decay`` for biases and norms.
+
+    Before it the name of the user's own group, if there are such.
+    """
     for group in groups:
-        name, ratio = group.key[0], group.settings.ratio
-        if any(other.settings.ratio != ratio for other in groups if other.key[0] == name):
+        name, ratio, which = group.key[0], group.settings.ratio, group.settings.own
+        same = (other for other in groups if other.key[0] == name and other.settings.own == which)
+        if any(other.settings.ratio != ratio for other in same):
             name += f" x{ratio:g}" if isinstance(ratio, float) else " changing"
+        if own:
+            name = own[which] + ("" if name == "base" else f" {name}")
         name += " no decay" if group.exempt else ""
         taken = {other.name for other in groups}
         numbered = (f"{name} {number}" for number in range(2, len(groups) + 2))
@@ -370,6 +541,7 @@ def param_groups(
     qk_ratio: RatioLike = 1.0,
     weight_decay: float = 0.0,
     ov_ratio: RatioLike = 1.0,
+    ratios: Mapping[str, RatioLike] | None = None,
     rules: Rules | None = None,
     labels: Labels | None = None,
     circuits: Circuits | None = None,
@@ -389,11 +561,11 @@ def param_groups(
     >>> import torch
     >>> optimizer = torch.optim.AdamW(groups)
 
-    ``rules`` are optimizer options per circuit, ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``;
-    ``labels`` are your own roles, as in :func:`find_circuits`; ``only(name, parameter)`` selects
-    parameters.
+    ``ratios`` are rates by role, as in :func:`make_optimizer`; ``rules`` are optimizer options per circuit,
+    ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``; ``labels`` are your own roles, as in
+    :func:`find_circuits`; ``only(name, parameter)`` selects parameters.
     """
-    request = Request(lr, qk_ratio, ov_ratio, weight_decay, rules or {})
+    request = Request(lr, qk_ratio, ov_ratio, ratios, weight_decay, rules or {})
     if request.gradient_norms:
         raise InputError("rules with 'gradient_norm' act at every step: use make_optimizer")
     model = uncompiled(model)
@@ -405,6 +577,6 @@ def param_groups(
             "parameter groups cannot split: use make_optimizer, which takes the same arguments"
         )
     groups = make_groups((each.slices[0], each.parameter, each.name) for each in assigned)
-    if any(callable(group.settings.ratio) for group in groups):
+    if not all(isinstance(group.settings.ratio, float) for group in groups):
         raise InputError("parameter groups cannot hold a ratio that changes over time: use make_optimizer")
-    return [group.options(lr) for group in groups]
+    return [group.named(lr) for group in groups]

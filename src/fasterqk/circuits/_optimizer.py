@@ -5,10 +5,12 @@ leaves (``_fused``) and builds the optimizer from groups of these. ``StepHooks``
 it checks that optimizer and model still belong together, sets the rates, and passes gradients to the leaves.
 """
 
+import inspect
 import math
+import re
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -25,8 +27,20 @@ from fasterqk.circuits._fused import (
     zero_grad_with,
 )
 from fasterqk.circuits._gradients import normalizer
-from fasterqk.circuits._groups import Only, Request, Rules, assign, circuits_for, make_groups, members
-from fasterqk.circuits._ratio import Ratio, RatioLike, finite_number
+from fasterqk.circuits._groups import (
+    Group,
+    Only,
+    Request,
+    Rules,
+    assign,
+    circuits_for,
+    make_groups,
+    members,
+    own_groups,
+    plain_parameters,
+    with_embeddings,
+)
+from fasterqk.circuits._ratio import PartnerRatio, Ratio, RatioLike, finite_number
 from fasterqk.circuits._slices import Circuits, Slice
 from fasterqk.errors import InputError
 
@@ -42,12 +56,14 @@ def make_optimizer(
     lr: float,
     qk_ratio: RatioLike = 1.0,
     ov_ratio: RatioLike = 1.0,
+    ratios: Mapping[str, RatioLike] | None = None,
     decay: Decay = "coupled",
     rules: Rules | None = None,
     labels: Labels | None = None,
     circuits: Circuits | None = None,
     mechanism: Mechanism = "auto",
     only: Only | None = None,
+    groups: Sequence[Mapping[str, Any]] | None = None,
     **kwargs: Any,
 ) -> OptimizerT:
     """An ``optimizer_class`` for ``model`` whose query-key circuit learns ``qk_ratio`` times faster.
@@ -62,8 +78,10 @@ def make_optimizer(
     With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
 
     - ``qk_ratio``, ``ov_ratio``: a number; ``Ramp(1, 20, 1000)`` or any function of the step; one value
-      per layer (sequence, or mapping for some layers); nested, one per head; or a function of any of
-      ``layer``, ``head``, ``step`` by these names.
+      per layer (sequence, or mapping for some layers); nested, one per head; a function of any of
+      ``layer``, ``head``, ``step`` by these names; or ``PartnerNorm()``, which depends on the weights.
+    - ``ratios``: the same by role, ``{"q": 10, "k": 3, "v": 1, "o": 1, "embedding": 1}``, in place of the
+      two; ``qk_ratio`` is q and k, ``ov_ratio`` v and o, ``embedding`` the tables of tokens and positions.
     - ``weight_decay`` among ``kwargs``: biases and norms are then left out of decay, as the Hugging Face
       Trainer does. Without it the optimizer's default holds for everything, as in the plain optimizer.
     - ``decay="coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
@@ -77,52 +95,157 @@ def make_optimizer(
       not contiguous; ``view`` views only; ``copy`` copies always; ``parametrization`` makes the slices
       parameters of the module (which changes its state dict).
     - ``only(name, parameter)``: optimize some of the parameters, for example matrices with Muon.
+    - ``groups``: parameter groups of your own, as a torch optimizer takes them, with any keys. A rate is
+      that of the group times the ratio; what is in no group is not trained.
     """
     _check_choices(mechanism, decay, optimizer_class)
     model = uncompiled(model)
     _check_engine(model)
-    request = Request(lr, qk_ratio, ov_ratio, kwargs.get("weight_decay"), rules or {})
+    request = Request(
+        lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, own_groups(model, groups)
+    )
     if request.gradient_norms and mechanism == "parametrization":
         raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
+    if not request.same_everywhere:
+        _refuse_own_steps(optimizer_class)
     circuits = circuits_for(model, request, circuits, labels)
-    assigned = assign(model, request, circuits, only)
-    fused, leaves = split_leaves(model, assigned, mechanism, optimizer_class, kwargs)
-    groups = make_groups(leaves)
-    optimizer = optimizer_class([group.options(lr) for group in groups], lr=lr, **kwargs)
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise InputError(f"{optimizer_class!r} made a {type(optimizer).__name__}, not a torch optimizer")
+    recipe = Recipe(model, optimizer_class, kwargs, request, circuits, mechanism, decay, only)
+    parts = recipe.parts()
+    optimizer = _instance(optimizer_class, [group.options(lr) for group in parts.groups], lr, kwargs)
+    _give_names(optimizer, parts.groups)
     _check_options(optimizer, request)
     if request.same_everywhere:
+        _accept_plain_groups(optimizer, model)
         return optimizer
-    plans = [
-        GroupPlan(
-            group.name,
-            group.settings.ratio,
-            independent=decay == "independent" and group.settings.ratio != 1 and "weight_decay" in options,
-        )
-        for group, options in zip(groups, optimizer.param_groups, strict=True)
-    ]
-    trained = {id(parameter) for group in groups for parameter in group.parameters}
-    trained |= {id(each.parameter) for each in fused}
     StepHooks(
-        plans=plans,
-        fused=fused,
-        owners=[
-            (module, attribute, parameter)
-            for module in model.modules()
-            for attribute, parameter in module._parameters.items()
-            if parameter is not None and id(parameter) in trained and not isinstance(module, ScriptModule)
-        ],
+        plans=parts.plans(optimizer.param_groups, decay),
+        fused=parts.fused,
+        owners=parts.owners(model),
         model=weakref.ref(model),
-        members=members(circuits, assigned, groups),
+        members=parts.members,
+        by_role=ratios is not None,
         normalize=normalizer(model, circuits, request.gradient_norms),
         frozen=[
             (name, each)
             for name, each in model.named_parameters()
-            if not each.requires_grad and (only is None or only(name, each))
+            if not each.requires_grad and not request.groups and (only is None or only(name, each))
         ],
+        recipe=recipe,
     ).attach(optimizer)
     return optimizer
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What an optimizer is made of: groups, fused weights with their leaves, labelled slices by group."""
+
+    groups: list[Group]
+    fused: list[FusedWeight]
+    members: list[tuple[Slice, int]]
+
+    def plans(self, options: Sequence[Mapping[str, Any]], decay: str, first: int = 0) -> list["GroupPlan"]:
+        """The plans of the groups, the first of which has the index ``first`` in its optimizer."""
+        own = [group.settings.own for group in self.groups]
+        return [
+            GroupPlan(
+                group.name,
+                group.settings.ratio,
+                independent=decay == "independent" and group.settings.ratio != 1 and "weight_decay" in given,
+                anchor=first + own.index(group.settings.own),
+            )
+            for group, given in zip(self.groups, options, strict=True)
+        ]
+
+    def owners(self, model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
+        """(module, attribute, parameter) of everything that is optimized."""
+        trained = {id(parameter) for group in self.groups for parameter in group.parameters}
+        trained |= {id(each.parameter) for each in self.fused}
+        return [
+            (module, attribute, parameter)
+            for module in model.modules()
+            if not isinstance(module, ScriptModule)
+            for attribute, parameter in module._parameters.items()
+            if parameter is not None and id(parameter) in trained
+        ]
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """How the parts of an optimizer follow from a request."""
+
+    model: nn.Module
+    optimizer_class: Any
+    kwargs: dict[str, Any]
+    request: Request
+    circuits: Circuits
+    mechanism: str
+    decay: str
+    only: Only | None
+
+    def parts(self) -> Parts:
+        assigned = assign(self.model, self.request, self.circuits, self.only)
+        fused, leaves = split_leaves(self.model, assigned, self.mechanism, self.optimizer_class, self.kwargs)
+        groups = make_groups(leaves, self.request.groups)
+        circuits = with_embeddings(self.model, self.circuits) if self.request.ratios else self.circuits
+        return Parts(groups, fused, members(circuits, assigned, groups))
+
+    def added(self, group: Mapping[str, Any]) -> Parts:
+        """The parts of one more group of the user's: its parameters, split as the others are."""
+        request = replace(self.request, groups=own_groups(self.model, [group]))
+        return replace(self, request=request, only=None).parts()
+
+
+def _instance(optimizer_class: Any, groups: list[dict[str, Any]], lr: Any, kwargs: dict[str, Any]) -> Any:
+    """An optimizer of these groups; a class that takes only groups, with rates in them, gets only these."""
+    takes = _arguments(optimizer_class)
+    given = {"lr": lr, **kwargs} if takes is None or "lr" in takes else kwargs
+    optimizer = optimizer_class(groups, **given)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise InputError(f"{optimizer_class!r} made a {type(optimizer).__name__}, not a torch optimizer")
+    if len(optimizer.param_groups) != len(groups):
+        raise InputError(
+            f"{optimizer_class!r} made {len(optimizer.param_groups)} groups of the {len(groups)} it was "
+            "given, so rates per circuit cannot be kept"
+        )
+    return optimizer
+
+
+def _arguments(function: Any) -> set[str] | None:
+    """The names of the arguments of ``function``; None if it takes any, or cannot tell."""
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return None if any(each.kind is each.VAR_KEYWORD for each in found) else {each.name for each in found}
+
+
+def _give_names(optimizer: torch.optim.Optimizer, groups: Sequence[Group], first: int = 0) -> None:
+    """Names of groups and parameters; a class may have put its parameters in another order."""
+    for made, group in zip(optimizer.param_groups[first:], groups, strict=True):
+        names = {id(each): name for each, name in zip(group.parameters, group.names, strict=True)}
+        if {id(each) for each in made["params"]} != names.keys():
+            raise InputError(f"{type(optimizer).__name__} has exchanged the parameters of {group.name!r}")
+        made |= {"name": group.name, "param_names": [names[id(each)] for each in made["params"]]}
+
+
+def _accept_plain_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """Let ``add_param_group`` take parameters without names, which torch refuses beside named ones."""
+    reference = weakref.ref(optimizer)
+    names = {id(each): name for name, each in model.named_parameters()}
+
+    def add_param_group(group: dict[str, Any]) -> None:
+        found = reference()
+        assert found is not None  # it is being called
+        type(found).add_param_group(found, with_names(group, names))
+
+    setattr(optimizer, "add_param_group", add_param_group)  # noqa: B010
+
+
+def with_names(group: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
+    """A parameter group with the names of its parameters; strangers to the model are numbered."""
+    parameters = plain_parameters(group["params"])
+    known = [names.get(id(each), f"added {number}") for number, each in enumerate(parameters)]
+    return {"param_names": known, **group, "params": parameters}
 
 
 def _check_choices(mechanism: str, decay: str, optimizer_class: Any) -> None:
@@ -136,6 +259,20 @@ def _check_choices(mechanism: str, decay: str, optimizer_class: Any) -> None:
     wrapped = getattr(optimizer_class, "func", optimizer_class)
     if isinstance(wrapped, type) and issubclass(wrapped, torch.optim.LBFGS):
         raise InputError("LBFGS has one rate for all parameters and cannot train circuits apart; use AdamW")
+
+
+# Optimizers that estimate the size of their steps themselves: from the second step on they have one rate for
+# all groups, or none (Rprop: a size per entry that begins at the rate).
+_OWN_STEPS = re.compile(r"^(Prodigy|DAdapt|Rprop|A?d?a?Lomo|Cocob|ALIG|Mechanic|DoWG)", re.IGNORECASE)
+
+
+def _refuse_own_steps(optimizer_class: Any) -> None:
+    name = getattr(getattr(optimizer_class, "func", optimizer_class), "__name__", "")
+    if _OWN_STEPS.match(name):
+        raise InputError(
+            f"{name} estimates the size of its steps itself and does not keep the rates of its groups apart, "
+            "so a ratio would have no lasting effect; use AdamW, or qk_ratio=1"
+        )
 
 
 def _check_engine(model: nn.Module) -> None:
@@ -165,6 +302,8 @@ def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
 
 _ATTRIBUTE = "_fasterqk"
 _STEP = "ratio_step"  # key of a parameter group: steps taken under a ratio that changes
+_START = "partner_norm"  # key of a parameter group: the norm of its partners at the start
+_CONVERT = "; load_converted_state(model, optimizer, state) takes what fits from another optimizer's state"
 # Rates closer than this to their ratio are left as a scheduler made them, to the last bit.
 _CLOSE = 1e-6
 
@@ -173,12 +312,19 @@ _CLOSE = 1e-6
 class GroupPlan:
     """The ratio of one parameter group.
 
-    ``independent``: its weight decay is divided by the ratio during a step.
+    ``independent``: its weight decay is divided by the ratio during a step. ``anchor`` is the index of the
+    group that carries its base rate: the first, or the first of the user's own group.
     """
 
     name: str
     ratio: Ratio
     independent: bool = False
+    anchor: int = 0
+
+    @property
+    def changing(self) -> bool:
+        """Whether the ratio is computed at every step."""
+        return not isinstance(self.ratio, float)
 
 
 @dataclass
@@ -187,14 +333,17 @@ class StepHooks:
 
     ``owners`` are (module, attribute, parameter) of everything optimized; ``members`` are the labelled
     slices with the index of their group; ``normalize`` is called on the gradients before the step;
-    ``frozen`` are names and parameters that were not trainable and so are not optimized.
+    ``frozen`` are names and parameters that were not trainable and so are not optimized; ``by_role``: ratios
+    were given by role; ``recipe`` splits groups that are added later.
     """
 
-    plans: Sequence[GroupPlan]
-    fused: Sequence[FusedWeight]
-    owners: Sequence[tuple[nn.Module, str, nn.Parameter]]
+    plans: list[GroupPlan]
+    fused: list[FusedWeight]
+    owners: list[tuple[nn.Module, str, nn.Parameter]]
     model: "weakref.ref[nn.Module]"
-    members: Sequence[tuple[Slice, int]]
+    members: list[tuple[Slice, int]]
+    by_role: bool = False
+    recipe: Recipe | None = None
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
     frozen: Sequence[tuple[str, nn.Parameter]] = ()
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
@@ -213,15 +362,61 @@ class StepHooks:
         optimizer.register_step_post_hook(_uncompiled(self._after))
         optimizer.register_load_state_dict_pre_hook(self._check_state)
         self._check_kernels(optimizer)
-        # Torch has no hooks for these two; schedulers replace `step` on the object in the same way.
-        if self.fused:
-            setattr(optimizer, "zero_grad", zero_grad_with(optimizer, self.fused))  # noqa: B010
-        if self.fused or self.normalize:
-            setattr(optimizer, "register_step_pre_hook", self._registering(optimizer))  # noqa: B010
-            self._go_last(optimizer)
-        for group, plan in zip(optimizer.param_groups, self.plans, strict=True):
-            if callable(plan.ratio):
+        # Torch has no hooks for these three; schedulers replace `step` on the object in the same way.
+        setattr(optimizer, "zero_grad", zero_grad_with(optimizer, self.fused))  # noqa: B010
+        setattr(optimizer, "register_step_pre_hook", self._registering(optimizer))  # noqa: B010
+        setattr(optimizer, "add_param_group", self._adding(optimizer))  # noqa: B010
+        self._go_last(optimizer)
+        self._start(optimizer)
+
+    def _start(self, optimizer: torch.optim.Optimizer) -> None:
+        """What ratios that change keep in their groups, and so in the state dict."""
+        for group, plan in zip(optimizer.param_groups, self.plans, strict=False):
+            if plan.changing:
                 group.setdefault(_STEP, 0)
+            if isinstance(plan.ratio, PartnerRatio):
+                group.setdefault(_START, plan.ratio.norm(self._model()))
+
+    def _model(self) -> nn.Module:
+        model = self.model()
+        if model is None:
+            raise InputError("the model of this optimizer is gone, and its ratio depends on the weights")
+        return model
+
+    def _adding(self, optimizer: torch.optim.Optimizer) -> Callable[[dict[str, Any]], None]:
+        reference = weakref.ref(optimizer)
+
+        def add_param_group(group: dict[str, Any]) -> None:
+            found = reference()
+            assert found is not None  # it is being called
+            self._add(found, group)
+
+        return add_param_group
+
+    def _add(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        """Add a group: parameters of the model are split by circuit, others are taken as they are."""
+        names = {id(each): name for name, each in self._model().named_parameters()}
+        parameters = plain_parameters(group["params"])
+        inside = [each for each in parameters if id(each) in names]
+        outside = [each for each in parameters if id(each) not in names]
+        first, add = len(optimizer.param_groups), type(optimizer).add_param_group
+        if inside and self.recipe is not None:
+            given = {"lr": optimizer.defaults.get("lr"), **group, "params": inside}
+            parts = self.recipe.added(given)
+            for each in parts.groups:
+                add(optimizer, each.named(given["lr"]))
+            made = optimizer.param_groups[first:]
+            self.plans += parts.plans(made, self.recipe.decay, first)
+            self.fused += parts.fused
+            self.owners += parts.owners(self._model())
+            self.members += [(part, first + index) for part, index in parts.members]
+        if outside:
+            add(optimizer, with_names({**group, "params": outside}, {}))
+            self.plans.append(GroupPlan("added", 1.0, anchor=len(optimizer.param_groups) - 1))
+        for made_group in optimizer.param_groups[first:]:
+            self._parameters.append(list(made_group["params"]))
+            self._dtypes |= {id(each): each.dtype for each in made_group["params"]}
+        self._start(optimizer)
 
     def _go_last(self, optimizer: torch.optim.Optimizer) -> None:
         """Take gradients after every other hook, which may still clip them."""
@@ -282,7 +477,7 @@ class StepHooks:
         first = self._inside  # twice in a class whose step calls its parent's
         self._leave()
         for group, plan in zip(optimizer.param_groups, self.plans, strict=False):
-            if first and callable(plan.ratio):
+            if first and plan.changing:
                 group[_STEP] += 1
 
     @torch.no_grad()
@@ -323,6 +518,7 @@ class StepHooks:
         if not thawed:
             return
         known = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        known |= {id(fused.parameter) for fused in self.fused}
         for name, parameter in thawed:
             if id(parameter) not in known:
                 raise InputError(
@@ -355,17 +551,17 @@ class StepHooks:
     def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Every rate is its ratio times the base rate, whatever a scheduler did to the groups.
 
-        The first group carries the base rate. A constant ratio is restored in place where it is off (by a
-        scheduler with one absolute value for all groups); a ratio that changes is multiplied in for this
-        step only, because schedulers like CosineAnnealingLR compute each rate from the last. Independent
-        decay is divided for this step only, so that schedules of the decay and loaded states keep their
-        meaning.
+        The first group (of each of the user's own) carries the base rate. A constant ratio is restored in
+        place where it is off (by a scheduler with one absolute value for all groups); a ratio that changes
+        is multiplied in for this step only, because schedulers like CosineAnnealingLR compute each rate
+        from the last. Independent decay is divided for this step only, so that schedules of the decay and
+        loaded states keep their meaning.
         """
-        base = self.base_rate(optimizer)
-        groups = zip(optimizer.param_groups, self.plans, strict=False)  # later groups are the user's own
-        for index, (group, plan) in enumerate(groups):
+        bases = [self.base_rate(optimizer, index) for index in range(len(self.plans))]
+        groups = zip(optimizer.param_groups, self.plans, bases, strict=True)
+        for index, (group, plan, base) in enumerate(groups):
             ratio = self.ratio_now(optimizer, index)
-            if callable(plan.ratio):
+            if plan.changing:
                 self._saved.append((group, "lr", group["lr"]))
                 group["lr"] = base * ratio
             elif not math.isclose(float(group["lr"]), float(base) * ratio, rel_tol=_CLOSE):
@@ -374,41 +570,52 @@ class StepHooks:
                 self._saved.append((group, "weight_decay", group["weight_decay"]))
                 group["weight_decay"] = group["weight_decay"] / ratio
 
-    def base_rate(self, optimizer: torch.optim.Optimizer) -> Any:
-        """The rate of ratio 1, which the first group carries."""
-        first, lr = self.plans[0].ratio, optimizer.param_groups[0]["lr"]
-        return lr if callable(first) or first == 1 else lr / first
+    def base_rate(self, optimizer: torch.optim.Optimizer, index: int = 0) -> Any:
+        """The rate of ratio 1 for group ``index``; its anchor carries it."""
+        anchor = self.plans[index].anchor
+        first, lr = self.plans[anchor].ratio, optimizer.param_groups[anchor]["lr"]
+        return lr / first if isinstance(first, float) and first != 1 else lr
 
     def ratio_now(self, optimizer: torch.optim.Optimizer, index: int) -> float:
         """The ratio of group ``index`` at the step that comes next."""
-        plan = self.plans[index]
-        if not callable(plan.ratio):
+        plan, group = self.plans[index], optimizer.param_groups[index]
+        if isinstance(plan.ratio, float):
             return plan.ratio
-        step = optimizer.param_groups[index][_STEP]
-        return finite_number(plan.ratio(step), f"the ratio of group {plan.name!r} at step {step}")
+        step = group[_STEP]
+        if isinstance(plan.ratio, PartnerRatio):
+            value = plan.ratio.now(self._model(), step, group[_START])
+        else:
+            value = plan.ratio(step)
+        return finite_number(value, f"the ratio of group {plan.name!r} at step {step}")
 
     def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A saved state must belong to the same slices, and hold the step of a changing ratio."""
         saved = state.get("param_groups", ())
         for group, plan, other in zip(optimizer.param_groups, self.plans, saved, strict=False):
-            names, others = group["param_names"], other.get("param_names", group["param_names"])
+            names = group.get("param_names", ())
+            others = other.get("param_names", names)
             for name, its in zip(names, others, strict=False):
                 if not (name.endswith(its) or its.endswith(name)):
                     raise InputError(
                         f"the saved state has {its!r} where this optimizer has {name!r}; "
-                        "make it for the same model, with the same kind of ratios and mechanism"
+                        f"make it for the same model, with the same kind of ratios and mechanism{_CONVERT}"
                     )
-            if callable(plan.ratio) and _STEP not in other:
+            if plan.changing and _STEP not in other:
                 raise InputError(
                     f"the saved state does not say how many steps the ratio of group {plan.name!r} has "
-                    "seen; it was not saved with a ratio that changes"
+                    f"seen; it was not saved with a ratio that changes{_CONVERT}"
+                )
+            if isinstance(plan.ratio, PartnerRatio) and _START not in other:
+                raise InputError(
+                    f"the saved state does not have the norms at the start for group {plan.name!r}; it was "
+                    f"not saved with PartnerNorm{_CONVERT}"
                 )
         ours = [len(group["params"]) for group in optimizer.param_groups]
         theirs = [len(group["params"]) for group in saved]
         if ours != theirs:
             raise InputError(
                 f"the saved state has groups of {theirs} parameters, this optimizer has groups of {ours}; "
-                "it was saved by another optimizer, or for a model with other trainable parameters"
+                "it was saved by another optimizer, or for a model with other trainable parameters" + _CONVERT
             )
 
 

@@ -2,14 +2,18 @@
 
 A ratio may be a number, a function of the step (``Ramp``), one value per layer (sequence or mapping), one
 value per head (nested), or a function of any of ``layer``, ``head``, ``step``, recognised by the names of
-its arguments. ``Ratios`` resolves all of these for one circuit.
+its arguments. ``Ratios`` resolves all of these for one role. ``PartnerNorm`` is a ratio that depends on the
+weights.
 """
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
+
+import torch
+from torch import nn
 
 from fasterqk.circuits._slices import Slice
 from fasterqk.errors import InputError
@@ -31,12 +35,6 @@ def finite_number(value: Any, what: str, *, zero: bool = False) -> float:
         bound = "of at least 0" if zero else "above 0"
         raise InputError(f"{what} must be a finite number {bound}, not {value!r}")
     return number
-
-
-# What the user may write.
-RatioLike = float | Callable[..., float] | Sequence[Any] | Mapping[Any, Any]
-# The ratio of one slice: a number, or a function of the optimizer's step, counted from 0.
-Ratio = float | Callable[[int], float]
 
 
 @dataclass(frozen=True)
@@ -64,17 +62,88 @@ class Ramp:
         return float(self.start) * (1 - done) + float(self.stop) * done
 
 
+# --- A ratio that depends on the weights ---
+
+_PARTNERS = {"q": "k", "k": "q"}
+
+
+@dataclass(frozen=True)
+class PartnerNorm:
+    """Queries learn by the inverse norm of the keys, relative to its start, and keys by that of the queries.
+
+    ``make_optimizer(model, AdamW, lr=3e-3, qk_ratio=PartnerNorm())`` multiplies the rate of the queries by
+    |W_K at the start| / |W_K now| (Frobenius norm of the weight matrices), and the rate of the keys by the
+    same of W_Q, so that a change of the logits keeps its size while the weights grow (Anson & Aitchison,
+    arXiv 2511.21377). ``per`` is ``"layer"``, or ``"head"`` for one norm per head. ``ratio`` is a number or a
+    function of the step that is multiplied in; with 1 the first step is that of the plain optimizer.
+    The start is saved in the optimizer's state (``partner_norm``), so that a resumed training goes on.
+
+    >>> PartnerNorm(ratio=0.3, per="head")
+    PartnerNorm(ratio=0.3, per='head')
+    """
+
+    ratio: float | Callable[[int], float] = 1.0
+    per: Literal["layer", "head"] = "layer"
+
+    def __post_init__(self) -> None:
+        if self.per not in ("layer", "head"):
+            raise InputError(f"PartnerNorm(per={self.per!r}): per is 'layer' or 'head'")
+        finite_number(self.ratio(0) if callable(self.ratio) else self.ratio, f"{self!r}: the ratio")
+
+
+@dataclass(frozen=True)
+class PartnerRatio:
+    """The ratio of one slice under :class:`PartnerNorm`; ``partners`` are the slices whose norm counts."""
+
+    ratio: float | Callable[[int], float]
+    partners: tuple[Slice, ...]
+
+    @torch.no_grad()
+    def norm(self, model: nn.Module) -> float:
+        """The Frobenius norm of the partners in ``model`` as it is now."""
+        total = 0.0
+        for part in self.partners:
+            prefix, _, attribute = part.parameter.rpartition(".")
+            weight = part.view(getattr(model.get_submodule(prefix), attribute))
+            squares = weight.double().square().sum()
+            total += float(squares.full_tensor() if hasattr(squares, "full_tensor") else squares)
+        norm = math.sqrt(total)
+        if not norm > 0 or not math.isfinite(norm):
+            raise InputError(
+                f"PartnerNorm divides by the norm of {self.partners[0].parameter}, which is {norm:g}"
+            )
+        return norm
+
+    def now(self, model: nn.Module, step: int, start: float) -> float:
+        """The ratio at ``step``, where the norm was ``start`` at the beginning."""
+        ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
+        return ratio * start / self.norm(model)
+
+
+# What the user may write.
+RatioLike = float | Callable[..., float] | Sequence[Any] | Mapping[Any, Any] | PartnerNorm
+# The ratio of one slice: a number, a function of the optimizer's step, counted from 0, or one of the weights.
+Ratio = float | Callable[[int], float] | PartnerRatio
+
+
 _ARGUMENTS = ("layer", "head", "step")
 
 
 class Ratios:
-    """The ratio of every slice of one circuit.
+    """The ratio of every slice of one role.
 
-    ``name`` is the name of the argument (``qk_ratio``), for messages; ``slices`` are the circuit's
-    slices, from which layers and heads are counted.
+    ``name`` is the name of the argument (``qk_ratio``), for messages; ``slices`` are those of the role's
+    circuit, from which layers and heads are counted.
     """
 
-    def __init__(self, name: str, given: RatioLike, slices: Iterable[Slice] = ()) -> None:
+    def __init__(
+        self,
+        name: str,
+        given: RatioLike,
+        slices: Iterable[Slice] = (),
+        matrices: Collection[str] | None = None,
+    ) -> None:
+        self.matrices = matrices
         self.name = name
         self.given = given = given.tolist() if hasattr(given, "tolist") else given
         self.slices = list(slices)
@@ -102,6 +171,8 @@ class Ratios:
     @property
     def per_head(self) -> bool:
         """Whether slices per head are needed."""
+        if isinstance(self.given, PartnerNorm):
+            return self.given.per == "head"
         if self._arguments is not None:
             return "head" in self._arguments
         return any(isinstance(value, Sequence | Mapping) for value in _values(self.given))
@@ -109,10 +180,14 @@ class Ratios:
     @property
     def plain_one(self) -> bool:
         """Whether this is the number 1, which changes nothing."""
-        return not callable(self.given) and not _values(self.given) and self._number(self.given) == 1
+        if callable(self.given) or isinstance(self.given, PartnerNorm) or _values(self.given):
+            return False
+        return self._number(self.given) == 1
 
     def of(self, part: Slice) -> Ratio:
-        """The ratio of one slice: a number or a function of the step."""
+        """The ratio of one slice: a number, or a function of the step or of the weights."""
+        if isinstance(self.given, PartnerNorm):
+            return self._partner(part, self.given)
         if not self.per_head:
             return self._at(part.layer, None, part)
         heads = self._query_heads(part)
@@ -125,6 +200,32 @@ class Ratios:
                 + (", or a value under the key None" if part.head is None else "")
             )
         return found[0]
+
+    def _partner(self, part: Slice, given: PartnerNorm) -> PartnerRatio:
+        """Keys for queries and queries for keys: of the same layer, or of the heads that work together."""
+        role = _PARTNERS.get(part.role)
+        if role is None:
+            raise InputError(f"{self}: PartnerNorm is for q and k, not for {part.role}")
+        partners = [
+            each
+            for each in self.slices
+            if each.role == role and each.layer == part.layer and self._is_matrix(each)
+        ]
+        if given.per == "head" and part.head is not None:
+            served = set(self._query_heads(part))
+            own = [each for each in partners if served & set(self._query_heads(each))]
+            partners = [each for each in own if each.head is not None] or partners
+        if not partners:
+            raise InputError(f"{self}: layer {part.layer} has no {role} matrix whose norm could set the rate")
+        if any("lora_" in each.parameter for each in (part, *partners)):
+            raise InputError(
+                f"{self}: {part.parameter} is an adapter, whose product with its partner has no norm of "
+                "its own; give a number"
+            )
+        return PartnerRatio(given.ratio, tuple(partners))
+
+    def _is_matrix(self, part: Slice) -> bool:
+        return self.matrices is None or part.parameter in self.matrices
 
     def _query_heads(self, part: Slice) -> list[int | None]:
         """The heads a slice serves: a key head of grouped-query attention serves its whole group."""
@@ -232,7 +333,7 @@ def _values(given: Any) -> list[Any]:
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
 
 
-def _short(ratio: Ratio) -> str:
+def _short(ratio: Any) -> str:
     return f"{ratio:g}" if isinstance(ratio, float) else getattr(ratio, "__name__", repr(ratio))
 
 

@@ -16,12 +16,12 @@ from fasterqk import console
 from fasterqk.capture._modules import stack_of
 from fasterqk.files import canonical_json
 
-Role = Literal["q", "k", "v", "o", "shared", "rest"]
+Role = Literal["q", "k", "v", "o", "embedding", "shared", "rest"]
 Circuit = Literal["qk", "ov", "shared", "rest"]
 CIRCUITS: tuple[Circuit, ...] = get_args(Circuit)
 
 CIRCUIT_OF_ROLE: dict[Role, Circuit] = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
-CIRCUIT_OF_ROLE |= {"shared": "shared", "rest": "rest"}
+CIRCUIT_OF_ROLE |= {"embedding": "rest", "shared": "shared", "rest": "rest"}
 
 
 # What decided that a parameter is rest where it belongs to a block that mixes positions in another way.
