@@ -4,12 +4,14 @@ The chapters, from labels to a step: ``_slices`` labelled slices and their table
 and the registry (a new architecture goes here); ``_guess`` labels from registry and names; ``_inputs``,
 ``_from_config``, ``_signals``, ``_probe`` the autograd probe that verifies them; ``_find`` ``find_circuits``;
 ``_ratio``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused weight;
-``_optimizer`` ``make_optimizer`` and its hooks; ``_gradients`` scaling per circuit; ``_check`` ``describe``
-and ``check_circuits``. Beside them: ``_libraries``, ``_survey``, ``_survey_page`` every model of a library,
-with ``_perturbation``, a second opinion on labels.
+``_optimizer`` ``make_optimizer`` and its hooks; ``_convert`` states of other optimizers; ``_isolated`` a
+model runs and stays as it was; ``_gradients`` scaling per circuit; ``_check`` ``describe`` and
+``check_circuits``. Beside them: ``_libraries``, ``_survey``, ``_survey_page`` every model of a library, with
+``_perturbation``, a second opinion on labels.
 """
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
+from fasterqk.circuits._convert import load_converted_state
 from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._from_config import model_without_weights, read_model_config
 from fasterqk.circuits._gradients import normalize_gradients, scale_circuits
@@ -36,6 +38,7 @@ __all__ = [
     "check_circuits",
     "describe",
     "find_circuits",
+    "load_converted_state",
     "make_optimizer",
     "model_without_weights",
     "normalize_gradients",

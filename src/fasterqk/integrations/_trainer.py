@@ -21,20 +21,19 @@ class CircuitOptimizer:
     Only now are the arguments read: a search over hyperparameters changes them before each training.
     """
 
-    def __call__(
-        self, model: nn.Module, args: TrainingArguments, qk_ratio: RatioLike, **settings: Any
-    ) -> torch.optim.Optimizer:
-        return make_optimizer(model, qk_ratio=qk_ratio, **{**_settings_of(args), **settings})
+    def __call__(self, model: nn.Module, args: TrainingArguments, **settings: Any) -> torch.optim.Optimizer:
+        return make_optimizer(model, **{**_settings_of(args), **settings})
 
 
 def trainer_optimizer(
-    args: TrainingArguments, qk_ratio: RatioLike, **settings: Any
+    args: TrainingArguments, qk_ratio: RatioLike = 1.0, **settings: Any
 ) -> tuple[type[CircuitOptimizer], dict[str, Any]]:
     """For ``Trainer(..., optimizer_cls_and_kwargs=trainer_optimizer(args, qk_ratio=10))``.
 
     The optimizer is the one that ``args`` name (``optim``, learning rate, betas, decay) when training
     starts, and its query-key circuit learns ``qk_ratio`` times faster; ``settings`` are those of
-    :func:`fasterqk.make_optimizer` and come before ``args``. Warm-up, decay schedules, accumulation,
+    :func:`fasterqk.make_optimizer` (``ratios={"q": 10, "k": 3}`` in place of ``qk_ratio``) and come before
+    ``args``. Warm-up, decay schedules, accumulation,
     clipping, checkpoints and resuming are the Trainer's own.
     """
     _settings_of(args)  # what is wrong with them is told here

@@ -1,0 +1,170 @@
+"""``load_converted_state``: go on from the state of another optimizer for the same model.
+
+A training that began with a plain AdamW, or with another ratio, has one state per parameter, or per other
+slices. Here the states are put together per parameter of the model and cut again as this optimizer's leaves
+are. It is done on request only: ``optimizer.load_state_dict`` accepts nothing but its own kind of state.
+"""
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasterqk.capture._modules import uncompiled
+from fasterqk.circuits._groups import undecayed
+from fasterqk.circuits._optimizer import hooks_of, unwrapped
+from fasterqk.errors import InputError
+
+# ``weight[:, 0:64]``; ``weight[0:64, 192:256]`` where a leaf has several slices along one axis.
+_NAME = re.compile(r"^(?P<name>.*?)(\[(?P<colons>(:, )*)(?P<spans>\d+:\d+(, \d+:\d+)*)\])?$")
+
+
+def load_converted_state(
+    model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
+) -> None:
+    """Load ``state``, saved by another optimizer of the same class for the same model, into ``optimizer``.
+
+    It may come from a plain optimizer, also the Hugging Face Trainer's, or from :func:`make_optimizer` with
+    other ratios. What belongs to parameters (moments, step counts) is taken over, slice by slice. The base
+    rate is the one of the saved first group; ratios and all other options are those of ``optimizer``. A
+    ratio that changes begins now, unless the state says how many steps it has seen.
+
+    >>> from fasterqk.circuits import make_optimizer
+    >>> model = nn.MultiheadAttention(8, 2)
+    >>> plain = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    >>> faster = make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10)
+    >>> load_converted_state(model, faster, plain.state_dict())
+    >>> [group["lr"] for group in faster.param_groups]
+    [0.001, 0.01]
+    """
+    model, optimizer = uncompiled(model), unwrapped(optimizer)
+    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    whole = _whole_states(state, shapes, model)
+    target = copy.deepcopy(optimizer.state_dict())
+    target["state"] = {}
+    for group in target["param_groups"]:
+        for key, name in zip(group["params"], group.get("param_names", ()), strict=True):
+            place = _Place(name)
+            if place.name in whole:
+                target["state"][key] = {
+                    what: place.cut(value, shapes[place.name]) for what, value in whole[place.name].items()
+                }
+    _take_base_rate(optimizer, target, state)
+    optimizer.load_state_dict(target)
+
+
+def _whole_states(
+    state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], model: nn.Module
+) -> dict[str, dict[str, Any]]:
+    """The saved states by parameter of the model, put together where they are of slices."""
+    whole: dict[str, dict[str, Any]] = {}
+    for place, own in _saved(state, shapes, model):
+        for what, value in own.items():
+            size = shapes[place.name]
+            if isinstance(value, Tensor) and value.dim() > 0:
+                expected = place.shape(size)
+                if value.numel() != torch.Size(expected).numel():
+                    raise InputError(
+                        f"the saved {what!r} of {place.name!r} has shape {tuple(value.shape)}, the parameter "
+                        f"{size}: it was saved for another model, or keeps something else than one value per "
+                        "entry, which cannot be split"
+                    )
+                target = whole.setdefault(place.name, {}).setdefault(
+                    what, torch.zeros(size, dtype=value.dtype)
+                )
+                place.put(target, value)
+            else:
+                whole.setdefault(place.name, {})[what] = value
+    return whole
+
+
+def _saved(
+    state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], model: nn.Module
+) -> Iterator[tuple["_Place", Mapping[str, Any]]]:
+    groups = state.get("param_groups")
+    if not groups or "state" not in state:
+        raise InputError("the state to convert is what optimizer.state_dict() returns")
+    if all("param_names" in group for group in groups):
+        names = [name for group in groups for name in group["param_names"]]
+    else:
+        names = _names_in_order([len(group["params"]) for group in groups], model)
+    keys = [key for group in groups for key in group["params"]]
+    for key, name in zip(keys, names, strict=True):
+        place = _Place(name)
+        if place.name not in shapes:
+            raise InputError(f"the saved state has {place.name!r}, which the model does not have")
+        if key in state["state"]:
+            yield place, state["state"][key]
+
+
+def _names_in_order(sizes: list[int], model: nn.Module) -> list[str]:
+    """Names for a state without names: the order of the model, or the Trainer's two groups."""
+    names = [name for name, each in model.named_parameters() if each.requires_grad]
+    exempt = undecayed(model)
+    decayed = [name for name in names if name not in exempt]
+    for found in ([names], [decayed, [name for name in names if name in exempt]]):
+        if [len(each) for each in found] == sizes:
+            return [name for each in found for name in each]
+    raise InputError(
+        f"the saved state has groups of {sizes} parameters without names, the model has {len(names)} "
+        "trainable ones; it was saved for other parameters, or from groups whose order is not known"
+    )
+
+
+class _Place:
+    """A leaf's place in a parameter of the model, read from its name."""
+
+    def __init__(self, leaf: str) -> None:
+        found = _NAME.match(leaf)
+        assert found is not None  # the pattern matches every text
+        self.name: str = found["name"]
+        self.axis = len(found["colons"] or "") // len(":, ")
+        spans = found["spans"].split(", ") if found["spans"] else []
+        self.spans = [tuple(map(int, span.split(":"))) for span in spans]
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        if not self.spans:
+            return whole
+        length = sum(stop - start for start, stop in self.spans)
+        return (*whole[: self.axis], length, *whole[self.axis + 1 :])
+
+    def put(self, target: Tensor, value: Tensor) -> None:
+        """Write the state of this leaf into that of the whole parameter."""
+        if not self.spans:
+            target.copy_(value.view_as(target))
+            return
+        done, value = 0, value.reshape(self.shape(tuple(target.shape)))
+        for start, stop in self.spans:
+            target.narrow(self.axis, start, stop - start).copy_(value.narrow(self.axis, done, stop - start))
+            done += stop - start
+
+    def cut(self, value: Any, whole: tuple[int, ...]) -> Any:
+        """The part of a whole state that belongs to this leaf, in the leaf's shape."""
+        if not isinstance(value, Tensor) or value.dim() == 0:
+            return copy.deepcopy(value)
+        if not self.spans:
+            return value.clone()
+        pieces = [value.narrow(self.axis, start, stop - start) for start, stop in self.spans]
+        if len(pieces) == 1:
+            return pieces[0].clone()
+        return torch.stack(pieces, self.axis)  # a leaf of several slices has an axis for them
+
+
+def _take_base_rate(
+    optimizer: torch.optim.Optimizer, target: dict[str, Any], state: Mapping[str, Any]
+) -> None:
+    """The saved base rate, times the ratios of ``optimizer``; steps that a ratio has seen."""
+    hooks, saved = hooks_of(optimizer), state["param_groups"][0]
+    steps = [group["ratio_step"] for group in state["param_groups"] if "ratio_step" in group]
+    for index, group in enumerate(target["param_groups"]):
+        ratio = 1.0
+        if hooks is not None and index < len(hooks.plans) and hooks.plans[index].anchor == 0:
+            ratio = 1.0 if hooks.plans[index].changing else float(hooks.plans[index].ratio)  # type: ignore[arg-type]
+        for key in ("lr", "initial_lr"):
+            if key in saved:
+                group[key] = saved[key] * ratio
+        if "ratio_step" in group and steps:
+            group["ratio_step"] = steps[0]
