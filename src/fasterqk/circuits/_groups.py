@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 from torch import Tensor, nn
 
@@ -161,7 +161,8 @@ class Request:
         """
         rule = self.rules.get(part.circuit, {}) if part else {}
         group = self.groups[own] if self.groups else OwnGroup({})
-        decay = rule.get("weight_decay", self.weight_decay)
+        usual = self.weight_decay if group.weight_decay == "given" else group.weight_decay
+        decay = rule.get("weight_decay", usual)
         if decay is not None:
             decay = float(decay) if decayed else 0.0
         if "weight_decay" in group.options and "weight_decay" not in rule:
@@ -184,10 +185,14 @@ class Request:
 
 @dataclass(frozen=True)
 class OwnGroup:
-    """One of the user's parameter groups: its ``options`` and the identities of its parameters."""
+    """One of the user's parameter groups: its ``options`` and the identities of its parameters.
+
+    ``weight_decay`` takes the place of the request's, where the group is another optimizer's.
+    """
 
     options: Mapping[str, Any]
     parameters: frozenset[int] = frozenset()
+    weight_decay: float | Literal["given"] | None = "given"
 
 
 def own_groups(model: nn.Module, given: Any) -> list[OwnGroup]:
@@ -376,19 +381,24 @@ def _refuse_without_effect(request: Request, trained: Sequence[Slice]) -> None:
 _POSITIONS = re.compile(r"pos(ition(al)?)?_?(emb|enc|table)|(^|\.)wpe\b", re.IGNORECASE)
 
 
-def with_embeddings(model: nn.Module, circuits: Circuits) -> Circuits:
-    """``circuits`` with the role ``embedding`` for the tables of tokens and positions outside attention."""
-    tables = {
+def tables(model: nn.Module) -> set[str]:
+    """The names of the tables of tokens and positions, also where another module shares them."""
+    found = {
         id(parameter)
         for module in model.modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag)
         for parameter in module.parameters()
     }
-    names = {
+    return {
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if id(parameter) in tables or (parameter.dim() > 1 and _POSITIONS.search(name))
+        if id(parameter) in found or (parameter.dim() > 1 and _POSITIONS.search(name))
     }
+
+
+def with_embeddings(model: nn.Module, circuits: Circuits) -> Circuits:
+    """``circuits`` with the role ``embedding`` for the tables of tokens and positions outside attention."""
+    names = tables(model)
     return replace(
         circuits,
         slices=tuple(

@@ -21,6 +21,7 @@ from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels
 from fasterqk.circuits._fused import (
     FusedWeight,
+    Leaf,
     forbid_copies,
     memory_exchanged,
     split_leaves,
@@ -30,6 +31,7 @@ from fasterqk.circuits._gradients import normalizer
 from fasterqk.circuits._groups import (
     Group,
     Only,
+    OwnGroup,
     Request,
     Rules,
     assign,
@@ -40,6 +42,7 @@ from fasterqk.circuits._groups import (
     plain_parameters,
     with_embeddings,
 )
+from fasterqk.circuits._joint import JointOptimizer, hidden_matrices, two_groups
 from fasterqk.circuits._ratio import PartnerRatio, Ratio, RatioLike, finite_number
 from fasterqk.circuits._slices import Circuits, Slice
 from fasterqk.errors import InputError
@@ -64,6 +67,7 @@ def make_optimizer(
     mechanism: Mechanism = "auto",
     only: Only | None = None,
     groups: Sequence[Mapping[str, Any]] | None = None,
+    others: tuple[Any, dict[str, Any]] | None = None,
     **kwargs: Any,
 ) -> OptimizerT:
     """An ``optimizer_class`` for ``model`` whose query-key circuit learns ``qk_ratio`` times faster.
@@ -97,21 +101,26 @@ def make_optimizer(
     - ``only(name, parameter)``: optimize some of the parameters, for example matrices with Muon.
     - ``groups``: parameter groups of your own, as a torch optimizer takes them, with any keys. A rate is
       that of the group times the ratio; what is in no group is not trained.
+    - ``others``: a second optimizer for all that is no hidden matrix, ``(AdamW, {"lr": 3e-4})`` beside Muon;
+      ``only`` then chooses what the first one trains. Both step, save and resume as one optimizer.
     """
     _check_choices(mechanism, decay, optimizer_class)
     model = uncompiled(model)
     _check_engine(model)
-    request = Request(
-        lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, own_groups(model, groups)
-    )
+    own = own_groups(model, groups)
+    if others is not None:
+        own, only = _for_two(model, only, groups, others), None
+    request = Request(lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, own)
     if request.gradient_norms and mechanism == "parametrization":
         raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
+    kinds = [(optimizer_class, kwargs)] if others is None else [(optimizer_class, kwargs), others]
     if not request.same_everywhere:
-        _refuse_own_steps(optimizer_class)
+        for kind, _ in kinds:
+            _refuse_own_steps(kind)
     circuits = circuits_for(model, request, circuits, labels)
-    recipe = Recipe(model, optimizer_class, kwargs, request, circuits, mechanism, decay, only)
+    recipe = Recipe(model, kinds, request, circuits, mechanism, decay, only)
     parts = recipe.parts()
-    optimizer = _instance(optimizer_class, [group.options(lr) for group in parts.groups], lr, kwargs)
+    optimizer: Any = recipe.optimizer(parts.groups, lr)
     _give_names(optimizer, parts.groups)
     _check_options(optimizer, request)
     if request.same_everywhere:
@@ -174,8 +183,7 @@ class Recipe:
     """How the parts of an optimizer follow from a request."""
 
     model: nn.Module
-    optimizer_class: Any
-    kwargs: dict[str, Any]
+    kinds: Sequence[tuple[Any, dict[str, Any]]]  # optimizer classes with their arguments; two in a joint one
     request: Request
     circuits: Circuits
     mechanism: str
@@ -184,15 +192,44 @@ class Recipe:
 
     def parts(self) -> Parts:
         assigned = assign(self.model, self.request, self.circuits, self.only)
-        fused, leaves = split_leaves(self.model, assigned, self.mechanism, self.optimizer_class, self.kwargs)
+        fused: list[FusedWeight] = []
+        leaves: list[Leaf] = []
+        for index, (kind, kwargs) in enumerate(self.kinds):
+            own = [each for each in assigned if len(self.kinds) == 1 or each.slices[0].settings.own == index]
+            made = split_leaves(self.model, own, self.mechanism, kind, kwargs)
+            fused, leaves = fused + made[0], leaves + made[1]
         groups = make_groups(leaves, self.request.groups)
         circuits = with_embeddings(self.model, self.circuits) if self.request.ratios else self.circuits
         return Parts(groups, fused, members(circuits, assigned, groups))
+
+    def optimizer(self, groups: Sequence[Group], lr: Any) -> torch.optim.Optimizer:
+        """The optimizer of these groups, or two in one."""
+        if len(self.kinds) == 1:
+            kind, kwargs = self.kinds[0]
+            return _instance(kind, [group.options(lr) for group in groups], lr, kwargs)
+        return JointOptimizer(
+            [
+                _instance(
+                    kind, [group.options(lr) for group in groups if group.settings.own == index], lr, kwargs
+                )
+                for index, (kind, kwargs) in enumerate(self.kinds)
+            ]
+        )
 
     def added(self, group: Mapping[str, Any]) -> Parts:
         """The parts of one more group of the user's: its parameters, split as the others are."""
         request = replace(self.request, groups=own_groups(self.model, [group]))
         return replace(self, request=request, only=None).parts()
+
+
+def _for_two(model: nn.Module, only: Only | None, groups: Any, others: Any) -> list[OwnGroup]:
+    """The groups of ``others=``: what ``only`` chooses for the first optimizer, else hidden matrices."""
+    if groups is not None:
+        raise InputError("give groups= or others=, not both: others= makes the groups of both optimizers")
+    chosen = hidden_matrices(model)
+    if only is not None:
+        chosen = {id(each) for name, each in model.named_parameters() if only(name, each)}
+    return two_groups(model, chosen, others)
 
 
 def _instance(optimizer_class: Any, groups: list[dict[str, Any]], lr: Any, kwargs: dict[str, Any]) -> Any:

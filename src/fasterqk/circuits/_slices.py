@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fasterqk import console
 from fasterqk.capture._modules import stack_of
+from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
 
 Role = Literal["q", "k", "v", "o", "embedding", "shared", "rest"]
@@ -84,6 +85,39 @@ class Circuits(Sequence[Slice]):
     def numel(self, circuit: Circuit) -> int:
         """The number of entries of a circuit."""
         return sum(piece.numel for piece in self.slices if piece.circuit == circuit)
+
+    def splits(self, axis: int = 0) -> dict[str, list[int]]:
+        """``{parameter: sizes}`` of every fused weight, as Muon implementations and ``torch.split`` take it.
+
+        The sizes follow each other along ``axis``: 0 is that of ``nn.Linear``, 1 that of GPT-2's ``Conv1D``;
+        in an interleaved layout they repeat from head to head. A weight that only registry or names have
+        labelled is an ``InputError``, as is a weight that is fused along another axis.
+
+        >>> from torch import nn
+        >>> from fasterqk.circuits import find_circuits
+        >>> find_circuits(nn.MultiheadAttention(8, 2)).splits()
+        {'in_proj_weight': [8, 8, 8]}
+        """
+        found: dict[str, list[int]] = {}
+        for name, parts in groupby(self.slices, lambda piece: piece.parameter):
+            pieces = list(parts)
+            first = pieces[0]
+            if first.axis is None or len({piece.role for piece in pieces}) == 1:
+                continue
+            sizes = [(piece.stop or 0) - (piece.start or 0) for piece in pieces]
+            if first.numel == sizes[0]:
+                continue  # a bias
+            if first.axis != axis:
+                raise InputError(
+                    f"{name} is fused along axis {first.axis}, not {axis}: circuits.splits(axis={first.axis})"
+                )
+            if not all("probe" in piece.decided_by or piece.decided_by == "label" for piece in pieces):
+                raise InputError(
+                    f"the slices of {name} were decided by {first.decided_by} and not verified; let the "
+                    "probe see it: find_circuits(model, inputs=batch, verify=True)"
+                )
+            found[name] = sizes
+        return found
 
     def summary(self) -> str:
         """One line: parameters, tensors and split tensors of each circuit.
