@@ -218,13 +218,10 @@ def test_pictures_are_described_and_not_by_their_title(opened):
     assert labels and all(label and len(label) > 15 for label in labels)
 
 
-def test_what_scrolls_can_be_reached_and_scrolled_by_keyboard(opened):
-    page = opened("report", 390, "light")
-    places = page.locator(".scroll")
-    assert places.count() >= 3
-    for place in places.all():
-        assert place.get_attribute("tabindex") == "0"
-        assert place.get_attribute("aria-label")
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", ["report", "explorer"])
+def test_nothing_scrolls_that_the_keyboard_cannot_reach(opened, name, width):
+    page = opened(name, width, "light")
     unreachable = page.evaluate(
         """() => [...document.querySelectorAll("*")].filter((one) => {
           const style = getComputedStyle(one);
@@ -233,6 +230,15 @@ def test_what_scrolls_can_be_reached_and_scrolled_by_keyboard(opened):
         }).map((one) => one.outerHTML.slice(0, 80))"""
     )
     assert unreachable == []
+
+
+def test_what_scrolls_can_be_reached_and_scrolled_by_keyboard(opened):
+    page = opened("report", 390, "light")
+    places = page.locator(".scroll")
+    assert places.count() >= 3
+    for place in places.all():
+        assert place.get_attribute("tabindex") == "0"
+        assert place.get_attribute("aria-label")
     table = page.locator("#table-table-hatexplain-paper-end .scroll")
     table.focus()
     page.keyboard.press("ArrowRight")

@@ -197,6 +197,16 @@ def test_a_phone_does_not_scroll_sideways(open_page, explorer, phone):
     assert page.locator("#slider-r").is_visible()
 
 
+def test_the_four_names_are_explained_where_they_are_chosen(page):
+    choice = page.locator("fieldset.models").inner_text()
+    for word in ["Attention (query-key)", "Output (output-value)", "Factorized", "Collapsed"]:
+        assert word in choice
+    for name in ["FAFO", "FACO", "CAFO", "CACO"]:
+        label = page.locator(f"label.{name.lower()}").first.inner_text()
+        assert ("factorized" in label) == ("F" in name[::2])
+        assert ("collapsed" in label) == ("C" in name[::2])
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_stands_out_in_both_schemes(open_page, explorer, scheme):
     page = open_page(explorer, color_scheme=scheme)
