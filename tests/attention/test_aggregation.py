@@ -11,6 +11,7 @@ from fasterqk.attention import (
     aggregate,
     aggregate_null,
     allowed_pairs,
+    default_aggregation,
     find_pattern,
     null_row,
     relevant_mass,
@@ -301,3 +302,41 @@ def test_one_row_of_a_long_text_shows_its_window(pattern):
     real, read = torch.ones(1, 60).bool(), torch.tensor([30])
     row = attention(pattern.row(real, read))
     assert find_pattern(row, real, read) == pattern
+
+
+# --- Attention without its sink, and what is chosen by default ---
+
+
+@pytest.mark.parametrize("method", ["rollout", "mean", "last"])
+@pytest.mark.parametrize("first", [0, 2])
+def test_without_the_first_token(method, first):
+    torch.manual_seed(0)
+    real = torch.arange(7) >= first
+    allowed = allowed_pairs(real.unsqueeze(0), causal=True)
+    logits = torch.randn(3, 1, 2, 7, 7).double() + 5 * (torch.arange(7) == first)
+    layers = list(torch.where(allowed.unsqueeze(1), logits, -torch.inf).softmax(-1).nan_to_num(0))
+    read, place = torch.tensor([6]), torch.tensor([first])
+    found = aggregate(layers, read, allowed, Aggregation(method, without_first=True), place)
+    assert found.sum().item() == pytest.approx(1)
+    assert found[0, first] == 0
+    # The same on rows that were renormalised by hand; the first token's own row is all it has.
+    plain = []
+    for layer in layers:
+        mean = layer.mean(1)
+        rest = mean.clone()
+        rest[:, first + 1 :, first] = 0
+        plain.append((rest / rest.sum(-1, keepdim=True).clamp_min(1e-30)).unsqueeze(1))
+    expected = aggregate(plain, read, allowed, Aggregation(method))
+    assert found == pytest.approx(expected, abs=1e-12)
+
+
+def test_rollout_of_a_deep_decoder_ends_on_its_first_token():
+    patterns = (Pattern(causal=True),) * 30
+    shares = {
+        how: float(null_row(patterns, how, 40, 39)[0])
+        for how in (Aggregation(), default_aggregation(patterns), Aggregation("mean", without_first=True))
+    }
+    assert shares[Aggregation()] > 0.99
+    assert list(shares.values())[1:] == pytest.approx([1 / 40, 0])
+    assert default_aggregation((*patterns, Pattern(causal=False))) == Aggregation()
+    assert default_aggregation(patterns, head=1) == Aggregation("mean", head=1)

@@ -12,6 +12,8 @@ from fasterqk.attention import (
     SCORES,
     Aggregation,
     Answer,
+    HuggingFaceCausal,
+    HuggingFaceClassifier,
     Instance,
     Pattern,
     Reading,
@@ -21,6 +23,7 @@ from fasterqk.attention import (
     aggregate,
     allowed_pairs,
     collate,
+    first_token_note,
     measure,
     uniform_attention,
 )
@@ -119,7 +122,7 @@ def test_permuting_tokens_with_their_relevance_changes_nothing(small_model, some
 
 def test_mass_and_null_are_what_their_definitions_say(small_model, some_instances):
     model, instances = small_model(causal=True), some_instances()
-    found = measured(model, instances)
+    found = measured(model, instances, aggregation=Aggregation())
     batch = collate(instances)
     reading = model.read(batch)
     layers, read = reading.layers, reading.read
@@ -396,3 +399,28 @@ def _by_owner(rankings, singles, owner):
         (ranking, [single for single, of in zip(singles, owner, strict=True) if of == number])
         for number, ranking in enumerate(rankings)
     ]
+
+
+def test_a_deep_decoder_is_not_measured_by_its_first_token(make_model):
+    model = HuggingFaceCausal(make_model("LlamaForCausalLM", "LlamaConfig", num_hidden_layers=30))
+    instances = [
+        Instance(np.arange(5, 30), np.ones(25, dtype=bool), (np.arange(25) == 9) * 1.0, target=np.array([3]))
+    ]
+    rollout = measure(model, instances, percents=[], aggregation=Aggregation())
+    share = rollout.summary()["first_token_share"]
+    assert share > 0.99
+    assert first_token_note(rollout).startswith(
+        f"{share:.2%} of the aggregated attention is on the first token"
+    )
+    assert "rollout ends there whatever the model attends to" in first_token_note(rollout)
+    found = measure(model, instances, percents=[])
+    assert found.settings["aggregation"]["method"] == "mean"
+    assert found.summary()["first_token_share"] < 0.6
+    assert "whatever" not in first_token_note(found)
+    alone = measure(model, instances, percents=[], aggregation=Aggregation("mean", without_first=True))
+    assert alone.summary()["first_token_share"] == alone.summary().null["first_token_share"] == 0
+    assert alone.columns["mass"].sum() > 0
+    # An encoder keeps rollout.
+    bert = HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig"))
+    one = Instance(np.arange(5, 15), np.ones(10, dtype=bool), (np.arange(10) == 2) * 1.0, label=0)
+    assert measure(bert, [one], percents=[]).settings["aggregation"]["method"] == "rollout"

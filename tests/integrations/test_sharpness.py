@@ -7,6 +7,7 @@ import torch
 from torch import optim
 
 from fasterqk import Ramp, make_optimizer
+from fasterqk.attention import Aggregation
 from fasterqk.errors import InputError
 from fasterqk.integrations import Sharpness, rates
 
@@ -85,3 +86,17 @@ def test_rates_by_circuit(gpt2):
     for _ in range(5):
         optimizer.step()
     assert rates(optimizer)["lr/qk"] == pytest.approx(11e-3)
+
+
+def test_the_share_of_the_first_token_stands_beside_the_mass(gpt2):
+    batch, model = {"input_ids": IDS, "attention_mask": MASK}, blind(gpt2())
+    found = Sharpness(batch, RELEVANCE)(model)
+    # The default of a causal model is the mean over layers.
+    assert found == Sharpness(batch, RELEVANCE, aggregation=Aggregation("mean"))(model)
+    assert found["attention/first_token_share"] == pytest.approx((1 / 6 + 1 / 3) / 2, abs=1e-6)
+    assert found["attention/null_first_token_share"] == pytest.approx((1 / 6 + 1 / 3) / 2, abs=1e-6)
+    rollout = Sharpness(batch, RELEVANCE, aggregation=Aggregation())(model)
+    assert rollout["attention/first_token_share"] > found["attention/first_token_share"]
+    without = Sharpness(batch, RELEVANCE, aggregation=Aggregation("mean", without_first=True))(model)
+    assert without["attention/first_token_share"] == 0
+    assert without["attention/mass"] == pytest.approx(without["attention/null_mass"], abs=1e-6)

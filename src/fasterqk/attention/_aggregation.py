@@ -163,10 +163,12 @@ class Aggregation:
     renormalised), the ``last`` layer, or the ``layer`` of that number. ``head`` picks one head instead of
     the mean over heads. ``residual`` is the weight of the identity in rollout: .5 is the original (A+I)/2,
     0 is plain multiplication. ``discard`` percent of the weights a row may see, its lowest, are set to
-    zero first, and the row renormalised; weights equal to the smallest one kept stay.
+    zero first, and the row renormalised; weights equal to the smallest one kept stay. ``without_first`` takes
+    the first token, on which decoders rest their attention (the attention sink), out of every row of every
+    layer and renormalises; a row that has nothing else keeps it.
 
     >>> Aggregation.parse("layer:2")
-    Aggregation(method='layer', layer=2, head=None, residual=0.5, discard=0)
+    Aggregation(method='layer', layer=2, head=None, residual=0.5, discard=0, without_first=False)
     """
 
     method: Method = "rollout"
@@ -174,6 +176,7 @@ class Aggregation:
     head: int | None = None
     residual: float = 0.5
     discard: int = 0
+    without_first: bool = False
 
     def __post_init__(self) -> None:
         if self.method not in get_args(Method):
@@ -199,11 +202,24 @@ class Aggregation:
         raise InputError(f"unknown aggregation {text!r}; choose rollout, mean, max, last or layer:N")
 
 
+def default_aggregation(patterns: Iterable[Pattern], **options: Any) -> Aggregation:
+    """Rollout, or the mean over layers where all of them are causal.
+
+    Each layer of rollout carries attention further back, so that over the many layers of a decoder nearly
+    all of it ends on the first token, whatever the model attends to.
+
+    >>> default_aggregation([Pattern(causal=True)] * 30).method, default_aggregation([Pattern(False)]).method
+    ('mean', 'rollout')
+    """
+    return Aggregation("mean" if all(pattern.causal for pattern in patterns) else "rollout", **options)
+
+
 def aggregate(
     layers: Iterable[Tensor],
     read: Tensor,
     allowed: Allowed | None = None,
     how: Aggregation = Aggregation(),  # noqa: B008 - frozen
+    first: Tensor | None = None,
 ) -> Tensor:
     """The aggregated attention row at the read position, ``(batch, key)``.
 
@@ -212,23 +228,26 @@ def aggregate(
     ``(batch, query, key)``, one for all layers or one per layer, says what each row may see (everything, by
     default): nothing else receives weight. Only the read rows are computed: rollout multiplies them from the
     top layer down, the other methods take the rows of one layer after the other, so ``layers`` may be a
-    generator for them. The last layer may hold the read rows alone, ``(batch, head, row, key)``.
+    generator for them. The last layer may hold the read rows alone, ``(batch, head, row, key)``. ``first`` is
+    the position of each first token, ``(batch,)`` (0, by default), for ``how.without_first``.
 
     >>> quarter = torch.full((1, 1, 4, 4), 0.25)
     >>> aggregate([quarter], torch.tensor([3])).tolist()
     [[0.125, 0.125, 0.125, 0.625]]
     """
     if read.dim() == 1:
-        return aggregate(layers, read.unsqueeze(1), allowed, how).squeeze(1)
+        return aggregate(layers, read.unsqueeze(1), allowed, how, first).squeeze(1)
+    if first is None:
+        first = torch.zeros_like(read[:, 0])
     if how.method == "rollout":
-        return _rollout(list(layers), read, allowed, how)
+        return _rollout(list(layers), read, allowed, how, first)
     result: Tensor | None = None
     count = 0
     for number, layer in enumerate(layers):
         count += 1
         if how.method == "layer" and number != how.layer:
             continue
-        row = _aggregated_heads(layer, read, _allowed_in(allowed, number), how, number)
+        row = _aggregated_heads(layer, read, _allowed_in(allowed, number), how, number, first)
         if result is None or how.method == "last":
             result = row
         elif how.method == "max":
@@ -246,26 +265,28 @@ def relevant_mass(rows: Tensor, relevance: Tensor) -> Tensor:
     return (rows * relevance.to(rows)).sum(-1)
 
 
-def _rollout(layers: list[Tensor], read: Tensor, allowed: Allowed | None, how: Aggregation) -> Tensor:
+def _rollout(
+    layers: list[Tensor], read: Tensor, allowed: Allowed | None, how: Aggregation, first: Tensor
+) -> Tensor:
     if not layers:
         raise InputError("the model has 0 layers of attention")
     top = len(layers) - 1
-    passed = _aggregated_heads(layers[top], read, _allowed_in(allowed, top), how, top)
+    passed = _aggregated_heads(layers[top], read, _allowed_in(allowed, top), how, top, first)
     rows = torch.zeros_like(passed).scatter_(2, read.unsqueeze(2), how.residual)
     rows += (1 - how.residual) * passed
     for number in reversed(range(top)):
         matrix = _one_head(layers[number], how, number)
-        matrix = _clean(matrix, _allowed_in(allowed, number), how, number, layers[number].dtype)
+        matrix = _clean(matrix, _allowed_in(allowed, number), how, number, layers[number].dtype, first)
         rows = (1 - how.residual) * torch.bmm(rows, matrix) + how.residual * rows
     return rows
 
 
 def _aggregated_heads(
-    layer: Tensor, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int
+    layer: Tensor, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int, first: Tensor
 ) -> Tensor:
     rows = _one_head(read_rows(layer, read), how, number)
     seen = None if pairs is None else read_rows(pairs.unsqueeze(1), read).squeeze(1)
-    return _clean(rows, seen, how, number, layer.dtype)
+    return _clean(rows, seen, how, number, layer.dtype, first)
 
 
 def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
@@ -278,12 +299,27 @@ def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
 
 
 def _clean(
-    matrix: Tensor, allowed: Tensor | None, how: Aggregation, number: int, dtype: torch.dtype
+    matrix: Tensor,
+    allowed: Tensor | None,
+    how: Aggregation,
+    number: int,
+    dtype: torch.dtype,
+    first: Tensor,
 ) -> Tensor:
     seen = torch.ones_like(matrix, dtype=torch.bool) if allowed is None else allowed
     check_rows(matrix, seen, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
     matrix = torch.where(seen, matrix, 0)
+    if how.without_first:
+        matrix = _without_first(matrix, first)
     return _discard_lowest(matrix, seen, how.discard) if how.discard else matrix
+
+
+def _without_first(matrix: Tensor, first: Tensor) -> Tensor:
+    """The rows without the weight on the first token, renormalised; those with nothing else as they are."""
+    column = first[:, None, None].expand(-1, matrix.shape[1], 1).to(matrix.device)
+    rest = matrix.scatter(2, column, 0)
+    total = rest.sum(-1, keepdim=True)
+    return torch.where(total > 0, rest / total.clamp_min(torch.finfo(matrix.dtype).tiny), matrix)
 
 
 def _discard_lowest(matrix: Tensor, allowed: Tensor, percent: int) -> Tensor:
@@ -306,6 +342,7 @@ def aggregate_null(
     layers: int,
     read: Tensor,
     how: Aggregation = Aggregation(),  # noqa: B008
+    first: Tensor | None = None,
 ) -> Tensor:
     """The same aggregation of attention that is uniform over what each row may see: the null."""
     uniform = (
@@ -313,7 +350,7 @@ def aggregate_null(
         if isinstance(allowed, Tensor)
         else [uniform_attention(pairs) for pairs in allowed]
     )
-    return aggregate(uniform, read, allowed, replace(how, head=None))
+    return aggregate(uniform, read, allowed, replace(how, head=None), first)
 
 
 @lru_cache(maxsize=4096)

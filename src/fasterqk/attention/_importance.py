@@ -63,7 +63,10 @@ def importances(
     found = {first.name: first}
     for source in _listed(scores):
         for one in _found(source, instances, absolute):
-            if one.name in found:
+            same = found.get(one.name)
+            if same is not None and one.aggregation is not None and one.aggregation == same.aggregation:
+                continue  # what is measured anyway, by default
+            if same is not None:
                 raise InputError(f"two importances are called {one.name!r}; give each its own name")
             found[one.name] = one
     return found
@@ -76,22 +79,25 @@ def aggregation_name(how: Aggregation) -> str:
     ('layer:3/head:1', 'rollout')
     """
     name = how.method if how.layer is None else f"layer:{how.layer}"
-    return name if how.head is None else f"{name}/head:{how.head}"
+    name = name if how.head is None else f"{name}/head:{how.head}"
+    return f"{name}/without-first" if how.without_first else name
 
 
 def built_in(text: str) -> Importance | None:
     """What is built in under this name, None if nothing is.
 
     >>> built_in("layer:3/head:1").aggregation
-    Aggregation(method='layer', layer=3, head=1, residual=0.5, discard=0)
+    Aggregation(method='layer', layer=3, head=1, residual=0.5, discard=0, without_first=False)
     """
     if text in METHODS:
         return Importance(text, method=text)
+    text, without, rest = text.partition("/without-first")
     name, slash, head = text.partition("/head:")
-    if slash and not head.isdecimal():
+    if rest or (slash and not head.isdecimal()):
         return None
     try:
-        return Importance(text, Aggregation.parse(name, head=int(head) if slash else None))
+        how = Aggregation.parse(name, head=int(head) if slash else None, without_first=bool(without))
+        return Importance(aggregation_name(how), how)
     except InputError:
         return None
 

@@ -18,6 +18,7 @@ from fasterqk.attention._aggregation import (
     Aggregation,
     Pattern,
     aggregate,
+    default_aggregation,
     find_pattern,
     in_full_precision,
     null_row,
@@ -59,7 +60,7 @@ def measure(
     absolute: bool = False,
     percents: Sequence[int] = (5, 10, 20, 50),
     rounding: Rounding = "up",
-    aggregation: Aggregation = Aggregation(),  # noqa: B008 - frozen
+    aggregation: Aggregation | Callable[[Sequence[Pattern]], Aggregation] = default_aggregation,
     removal: Removal = Removal(),  # noqa: B008 - frozen
     rank_by: RankBy = "attention",
     batch_size: int = 32,
@@ -76,6 +77,9 @@ def measure(
 
     Nothing depends on how instances are batched. Long ones are taken fewer at a time, so that no more than
     ``max_weights`` attention weights are held at once (None: no limit).
+
+    ``aggregation`` says how layers and heads become one row, or chooses that from what the layers may see; by
+    default rollout, or the mean over layers of a causal model (:func:`default_aggregation` says why).
 
     Tokens are ranked by the aggregated attention, or by gradient x input with ``rank_by="gradient"``.
     ``scores`` adds importances from anywhere, which are measured beside it in one table: names of what is
@@ -104,22 +108,25 @@ def measure(
         raise InputError(f"unknown ranking {rank_by!r}; choose from {', '.join(get_args(RankBy))}")
     if type(draws) is not int or draws < 1:
         raise InputError(f"draws is {draws!r}; give a whole number of at least 1, or no generator")
+    # Neighbours in length share a batch, so that little is spent on padding.
+    order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
+    patterns, heads, guessed = _patterns(model, instances[order[-1]], max_weights)
+    if not isinstance(aggregation, Aggregation):
+        aggregation = aggregation(patterns)
     own = Importance(aggregation_name(aggregation), aggregation)
     first = own if rank_by == "attention" else Importance("gradient", method="gradient")
     asked = importances(scores, instances, first, absolute)
     random = [] if random_rankings is None else [random_rankings]
     if random_rankings is None and generator is not None:
         random = [[generator.random(len(x.tokens)) for x in instances] for _ in range(draws)]
-    # Neighbours in length share a batch, so that little is spent on padding.
-    order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
     hows = [aggregation, *(one.aggregation for one in asked.values() if one.aggregation)]
     # All but rollout look at the read rows alone, so that no more is kept of any layer.
     read_only = all(how.method != "rollout" for how in hows)
-    patterns, heads, guessed = _patterns(model, instances[order[-1]], read_only, max_weights)
+    held = max(heads) if read_only else sum(heads)
     lengths = np.array([len(instances[i].tokens) for i in order])
     columns, null_masses = [], []
     ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*asked, *random)]
-    for start, stop in batches(lengths, batch_size, heads, max_weights or np.inf):
+    for start, stop in batches(lengths, batch_size, held, max_weights or np.inf):
         chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen], side)
         rows = _ReadRows.of(model, batch, hows, patterns, read_only)
@@ -174,32 +181,31 @@ def batches(
 
 
 def _patterns(
-    model: Measurable, longest: Instance, read_only: bool, max_weights: int | None
-) -> tuple[tuple[Pattern, ...], int, bool]:
-    """What each layer lets a row see, found on the longest instance, how many heads are held at once, and
+    model: Measurable, longest: Instance, max_weights: int | None
+) -> tuple[tuple[Pattern, ...], list[int], bool]:
+    """What each layer lets a row see, found on the longest instance, how many heads each layer has, and
     whether some pattern is guessed from the weights.
 
     One pattern stands for all layers where the model states it.
     """
     if model.pattern is not None and max_weights is None:
-        return (model.pattern,), 0, False
+        return (model.pattern,), [0], False
     batch = collate([longest])
-    reading = model.read(batch, read_only=read_only)
+    reading = model.read(batch, read_only=True)
     heads = [layer.shape[1] for layer in reading.layers]
-    held = max(heads) if read_only else sum(heads)
     if model.pattern is not None:
-        return (model.pattern,), held, False
+        return (model.pattern,), heads, False
     stated: Sequence[Pattern | None] = model.patterns(batch) if hasattr(model, "patterns") else ()
     if len(stated) != len(heads):
         stated = [None] * len(heads)
     known = tuple(own for own in stated if own is not None)
     if len(known) == len(heads):
-        return known, held, False
-    if read_only and sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
+        return known, heads, False
+    if sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
         reading = model.read(batch)  # many rows tell more than one
     real = torch.from_numpy(batch.real).to(reading.read.device)
     layers = zip(stated, reading.layers, strict=True)
-    return tuple(own or find_pattern(layer, real, reading.read) for own, layer in layers), held, True
+    return tuple(own or find_pattern(layer, real, reading.read) for own, layer in layers), heads, True
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +251,8 @@ class _ReadRows:
         instance = np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
         chosen = torch.from_numpy(mask).to(read.device)
-        attention = {how: as_array(aggregate(layers, read, allowed, how)[chosen]) for how in hows}
+        first = keys.int().argmax(1)
+        attention = {how: as_array(aggregate(layers, read, allowed, how, first)[chosen]) for how in hows}
         return cls(
             batch=batch,
             reading=reading,

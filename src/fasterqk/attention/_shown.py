@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64]
 SHOWN = 5
 TOKENS_SHOWN = 200
+# From here on the first token has nearly all of a row.
+_COLLAPSED = 0.9
 _BINS = 20
 _SHADE, _AGAINST = "var(--shade, 0, 114, 178)", "var(--against, 213, 94, 0)"
 # Whose spread over the instances is drawn, in this order, where they were measured.
@@ -31,7 +33,7 @@ SPREAD = ("mrta", "aopc_comprehensiveness", "aopc_sufficiency", "auprc", "tau_le
 def measurement_html(measurement: "Measurement", intervals: Mapping[str, "Bounds"] | None = None) -> str:
     """Everything at once: scores, their spread, and the instances with most and least agreement."""
     parts = [
-        f"<p>{counts_text(measurement)}</p>",
+        f"<p>{counts_text(measurement)} {escape(first_token_note(measurement))}</p>",
         scores_html(measurement, intervals),
         rankings_html(measurement),
         f'<div style="{_GRID}">{spreads_html(measurement)}</div>',
@@ -40,6 +42,23 @@ def measurement_html(measurement: "Measurement", intervals: Mapping[str, "Bounds
         parts.append(f"<h4>{escape(title)}</h4>{legend_html(measurement)}")
         parts += [instance_html(measurement, number) for number in numbers]
     return "".join(parts)
+
+
+def first_token_note(measurement: "Measurement") -> str:
+    """How much of the aggregated attention lies on the first token, in one sentence, and what that means."""
+    if "first_token_share" not in measurement.columns:
+        return ""
+    own, null = (float(measurement.columns[f"{x}first_token_share"].mean()) for x in ("", "null_"))
+    note = f"{own:.2%} of the aggregated attention is on the first token (uniform attention: {null:.2%})"
+    how = measurement.settings["aggregation"]
+    if own < _COLLAPSED or how["without_first"]:
+        return note
+    if how["method"] == "rollout":
+        return note + (
+            "; over many causal layers rollout ends there whatever the model attends to:"
+            " the mean over layers (mean) or attention without the first token say more"
+        )
+    return note + "; attention without the first token says more about the others"
 
 
 def counts_text(measurement: "Measurement") -> str:

@@ -210,7 +210,8 @@ def mask_of(logits: Tensor) -> Mask | None:
     """What the mask in ``logits`` ``(..., query, key)`` lets queries see; None if that cannot be said."""
     if logits.shape[-2] != logits.shape[-1]:
         return None
-    seen = (logits > _HIDDEN).reshape(-1, *logits.shape[-2:]).any(0)
+    # What is not a number is not hidden either.
+    seen = (~(logits <= _HIDDEN)).reshape(-1, *logits.shape[-2:]).any(0)
     query, key = seen.nonzero(as_tuple=True)
     if not len(query):
         return None

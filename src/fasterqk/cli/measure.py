@@ -1,6 +1,7 @@
 """The `measure` command: attention and its faithfulness of a Hugging Face model on your own data."""
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,14 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument(
         "--aggregate",
-        default="rollout",
         metavar="HOW",
-        help="over layers: rollout, mean, max, last or layer:N from 0 (default: rollout)",
+        help="over layers: rollout, mean, max, last or layer:N from 0 (default: rollout, or mean for a causal"
+        " model, on whose first token rollout ends)",
+    )
+    parser.add_argument(
+        "--without-first-token",
+        action="store_true",
+        help="take the first token, where attention sinks gather, out of every row and renormalise",
     )
     parser.add_argument(
         "--residual",
@@ -156,11 +162,21 @@ def _draws(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     import numpy as np
 
-    from fasterqk.attention import Aggregation, nested, paired_scores, read_examples, score_intervals
-
-    aggregation = Aggregation.parse(
-        arguments.aggregate, residual=arguments.residual, head=arguments.head, discard=arguments.discard
+    from fasterqk.attention import (
+        Aggregation,
+        default_aggregation,
+        nested,
+        paired_scores,
+        read_examples,
+        score_intervals,
     )
+
+    options = {name: getattr(arguments, name) for name in ("residual", "head", "discard")}
+    options["without_first"] = arguments.without_first_token
+    Aggregation(**options)  # complains before anything is read
+    aggregation: Any = partial(default_aggregation, **options)
+    if arguments.aggregate is not None:
+        aggregation = Aggregation.parse(arguments.aggregate, **options)
     _check(arguments)
     data = read_examples(arguments.data)
     names = _names(arguments.model)
@@ -326,12 +342,13 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(measurement: Any, summary: dict[str, Any], intervals: Any, of: str) -> None:
-    from fasterqk.attention import counts_text, dtap_lines
+    from fasterqk.attention import counts_text, dtap_lines, first_token_note
 
     note = "null: uniform attention, or a random ranking"
     if "sharp" in summary:
         note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
     print_table(measurement.scores_table(intervals), f"{of}{counts_text(measurement)}\n({note})")
+    print("\n" + first_token_note(measurement))
     if len(measurement.rankings) > 1:
         title = "\nevery importance of the tokens (random: a random ranking)"
         print_table(measurement.rankings_table(), title)

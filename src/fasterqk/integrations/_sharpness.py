@@ -1,7 +1,7 @@
 """Sharpness: how sharply a model attends while it trains, measured on one held-out batch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from fasterqk.attention import (
     Aggregation,
+    Pattern,
     aggregate,
     aggregate_null,
+    default_aggregation,
     find_pattern,
     max_logit,
     pattern_of,
@@ -28,6 +30,9 @@ class Sharpness:
 
     With ``relevance``, 0/1 (or fractions) ``(batch, token)``, the attention on relevant tokens is measured
     at the read position ``read`` of each text, ``(batch,)``; by default the last token that is not padding.
+    ``aggregation`` says how layers and heads become one row: ``Aggregation("mean")``, ``Aggregation("layer",
+    3)``, ``Aggregation("mean", without_first=True)``, ...; by default rollout, or the mean over layers of a
+    causal model, on whose first token the rollout of many layers ends.
 
     >>> from torch import nn
     >>> class Tiny(nn.Module):
@@ -45,13 +50,14 @@ class Sharpness:
     batch: Mapping[str, Any]
     relevance: Tensor | None = None
     read: Tensor | None = None
-    aggregation: Aggregation = field(default_factory=Aggregation)
+    aggregation: Aggregation | Callable[[Sequence[Pattern]], Aggregation] = default_aggregation
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Measure ``model`` as it is now; it is left exactly as it was.
 
         ``attention/entropy`` in nats, the mean over rows, heads and layers; ``attention/max_logit``, the
-        largest logit relative to the mean of its row; with relevance ``attention/mass`` and its null.
+        largest logit relative to the mean of its row; with relevance ``attention/mass`` and its null, and
+        beside it ``attention/first_token_share``, how much of the same row lies on the first token, and its.
         """
         device = next((parameter.device for parameter in model.parameters()), None)
         inputs = {
@@ -74,10 +80,16 @@ class Sharpness:
         }
         if self.relevance is not None:
             relevance = self.relevance.to(real.device)
-            rows = aggregate(layers, read, allowed, self.aggregation)
-            null = aggregate_null(allowed, len(layers), read, self.aggregation)
-            found["mass"] = float(relevant_mass(rows, relevance).mean())
-            found["null_mass"] = float(relevant_mass(null, relevance).mean())
+            how = self.aggregation
+            if not isinstance(how, Aggregation):
+                how = how(patterns)
+            first = real.int().argmax(1)
+            rows = aggregate(layers, read, allowed, how, first)
+            null = aggregate_null(allowed, len(layers), read, how, first)
+            for prefix, own in (("", rows), ("null_", null)):
+                share = own.gather(1, first.unsqueeze(1)).squeeze(1) / own.sum(1)
+                found[f"{prefix}mass"] = float(relevant_mass(own, relevance).mean())
+                found[f"{prefix}first_token_share"] = float(share.mean())
         return {PREFIX + name: value for name, value in found.items()}
 
     def _real(self, layer: Tensor) -> Tensor:
