@@ -1,3 +1,6 @@
+import csv
+import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -115,3 +118,28 @@ def test_released_takes_the_notebooks_number_of_steps_whatever_the_data():
     assert released_epochs(157_721) == 15
     assert released_epochs(50_000) * 1563 == pytest.approx(73_935, rel=0.02)
     assert released_epochs(10**9) == 1
+
+
+def test_a_base_rate_that_is_given_is_not_searched_for():
+    runner = SimpleNamespace(run=lambda *_, **__: pytest.fail("searched"))
+    comparison, chosen = module.choose_arms(runner, "paper", "whole", 1, None, lr=1e-3)
+    assert chosen is None
+    assert {config.optimisation.lr for config in comparison.arms.values()} == {1e-3}
+    with pytest.raises(InputError, match=r"lr 0.001: the rates of protocol 'released' are the notebooks'"):
+        module.choose_arms(runner, "released", "whole", 1, None, lr=1e-3)
+
+
+def test_the_recorded_rates_are_what_the_rule_chooses_from_the_recorded_accuracies():
+    path = Path(__file__).parents[3] / "docs" / "results" / "sva-rates.csv"
+    with path.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    for form, rate in module.FOUND_RATES.items():
+        found = {
+            float(row["base_rate"]): float(row["validation_accuracy"]) for row in rows if row["form"] == form
+        }
+        assert tuple(found) == RATES
+        best = max(found.values())
+        error = math.sqrt(best * (1 - best) / 999)
+        assert found[rate] >= best - error
+        rounding = 0.001  # of the recorded accuracies
+        assert all(value < best - error + rounding for lr, value in found.items() if lr < rate)

@@ -43,6 +43,18 @@ def test_results_in_order_and_nothing_twice(tmp_path: Path, cells: ModuleType, w
     assert started(Store(tmp_path)) == [1, 1, 1, 1]
 
 
+def test_cells_of_one_sweep_may_have_functions_of_their_own(tmp_path: Path, cells: ModuleType) -> None:
+    functions = ["cells_of_tests:double", "cells_of_tests:no_such", "cells_of_tests:double"]
+    with pytest.raises(InputError, match="no function 'cells_of_tests:no_such'"):
+        sweep([cells.Cell(1), cells.Cell(2), cells.Cell(3)], functions, tmp_path, workers=0)
+    assert sweep([cells.Cell(1)], functions[:1], tmp_path, workers=0) == [{"doubled": 2.0}]
+    # A shard takes the functions of its cells.
+    rest = sweep([cells.Cell(2), cells.Cell(3)], functions[1:], tmp_path, workers=0, shard=(2, 2))
+    assert rest == [{"doubled": 6.0}]
+    with pytest.raises(ValueError, match="zip"):
+        sweep([cells.Cell(1)], functions, tmp_path, workers=0)
+
+
 def test_a_finished_cell_says_how_it_came_about(tmp_path: Path, cells: ModuleType) -> None:
     sweep([cells.Cell(1)], "cells_of_tests:double", tmp_path, workers=0)
     folder = Store(tmp_path).folder(cells.Cell(1))
