@@ -81,6 +81,10 @@ def make_optimizer(
     ``query_key_value``) are trained slice by slice without touching the module or its state dict.
     With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
 
+    ``qk_ratio=r`` multiplies the rates of W_Q *and* of W_K. Attention depends on their product W_Q W_K: with
+    SGD the product then learns about r times as fast relative to W_V W_O, with Adam, whose steps do not
+    depend on the size of gradients, about r^2 times ("the product law", docs/theory.md).
+
     - ``qk_ratio``, ``ov_ratio``: a number; ``Ramp(1, 20, 1000)`` or any function of the step; one value
       per layer (sequence, or mapping for some layers); nested, one per head; a function of any of
       ``layer``, ``head``, ``step`` by these names; or ``PartnerNorm()``, which depends on the weights.

@@ -47,12 +47,12 @@ def test_the_gain_has_the_limit_of_the_page():
 
 def test_separation_counts_errors():
     def row(gain, bits):
-        return {"part": "threshold", "gain": gain, "seed_size": math.exp(-5.0), "bits": bits}
+        return {"part": "threshold", "gain": gain, "bits": bits}
 
     rows = [row(1.0, 0.1), row(4.0, 0.0), row(5.5, 0.2), row(7.0, 1.9), row(9.0, 2.0)]
     found = separation(rows)
-    assert found["right"] == found["right_by_gain_alone"] == 1.0
-    assert found["threshold"] == pytest.approx(6.25 - 5)
+    assert found["right"] == 1.0
+    assert found["threshold"] == pytest.approx(6.25)
     assert found["right_by_constant"] == pytest.approx(0.6)
     assert separation([*rows, row(8.0, 0.0)])["right"] == pytest.approx(5 / 6)
     assert separation([]) is None
@@ -80,4 +80,4 @@ def test_the_command(tmp_path, monkeypatch, capsys):
         [row["attention"] for row in first["cells"]], rel=1e-5
     )
     assert main([*words[:-1], "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
-    assert "gain - ln(1/s)" in capsys.readouterr().out
+    assert "a gain above" in capsys.readouterr().out

@@ -72,7 +72,7 @@ def _threshold() -> list[SyntheticCell]:
     ]
     more = replace(base, language=replace(base.language, common=MANY_COMMON))
     cells += [_at(more, ratio, gamma) for gamma in (0.1, 0.2) for ratio in RATIOS]
-    # Is it the training sample that tells the classes apart? Four times as much of it, and ever new batches.
+    # Is it chance in the training sample that tells the classes apart? More of it, and ever new batches.
     tiny = with_scale(base, SCALES[0])
     for gamma in (0.15, 0.2):
         for ratio in RATIOS:
@@ -122,21 +122,6 @@ def covert_gain(language: Language, qk_ratio: float, loss: float) -> float:
     return language.distinct * qk_ratio**0.5 / language.common * area
 
 
-def seed_size(cell: SyntheticCell) -> float:
-    """How large the difference between classes is that training finds at the start and can amplify.
-
-    The scale of the init, and the chance by which a common token is more frequent in one class of the
-    training sample: relative standard deviation sqrt(M C / (N n)), nothing when batches are ever new.
-
-    >>> round(seed_size(SyntheticCell("CACO")), 4), seed_size(SyntheticCell("CACO", fresh=True))
-    (0.0124, 0.001)
-    """
-    language = cell.language
-    background = (1 - language.gamma) * language.context
-    chance = language.classes * language.common / (cell.batch * cell.batches * background)
-    return float(np.hypot(cell.ov_init.scale, 0.0 if cell.fresh else np.sqrt(chance)))
-
-
 def compute(runner: CellRunner, seeds: int, parts: list[str] | None = None) -> list[dict[str, Any]]:
     """One row per cell, with per-seed values."""
     chosen = arms(parts)
@@ -170,7 +155,7 @@ def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
         **{name: covert[name] for name in _COVERT},
     }
     gain = covert_gain(language, cell.qk_ratio, cell.target_loss) if arm.part == "threshold" else None
-    return row | {"gain": gain, "seed_size": seed_size(cell)}
+    return row | {"gain": gain}
 
 
 def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -179,7 +164,7 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    numbers = ("attention", "accuracy", *_COVERT, "gain", "seed_size")
+    numbers = ("attention", "accuracy", *_COVERT, "gain")
     return [
         dict(zip(keys, key, strict=True))
         | {name: interval(row[name] for row in own).mean for name in numbers}
@@ -189,30 +174,24 @@ def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def separation(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """How well gain - ln(1/seed) tells open channels (over half of all bits) from closed ones.
+    """How well the gain tells open channels (over half of all bits) from closed ones.
 
-    Linear theory says where a difference between classes stops growing, not how large it must be to take
-    over, so one number is fitted: the threshold that makes the fewest errors. The best constant answer and
-    the gain alone stand beside it.
+    Linear theory says by how much a difference between classes grows, not how large the first one is, so one
+    number is fitted: the threshold that makes the fewest errors. ``right`` is the share of cells on its right
+    side, ``right_by_constant`` that of the best constant answer.
     """
     own = [row for row in rows if row["part"] == "threshold" and row["bits"] is not None]
     if not own:
         return None
-    excess = np.array([_excess(row) for row in own])
     opened = np.array([row["bits"] > 1 for row in own])
-    threshold, right = _best_threshold(excess, opened)
+    threshold, right = _best_threshold(np.array([row["gain"] for row in own]), opened)
     return {
         "cells": len(own),
         "open": int(opened.sum()),
         "threshold": threshold,
         "right": right,
-        "right_by_gain_alone": _best_threshold(np.array([row["gain"] for row in own]), opened)[1],
         "right_by_constant": float(max(opened.mean(), 1 - opened.mean())),
     }
-
-
-def _excess(row: Mapping[str, Any]) -> float:
-    return float(row["gain"] + np.log(row["seed_size"]))
 
 
 def _best_threshold(values: np.ndarray, opened: np.ndarray) -> tuple[float, float]:
@@ -268,15 +247,15 @@ def _draw_threshold(axis: Any, rows: list[dict[str, Any]], key: str, label: str)
     for place, scale in enumerate(SCALES):
         points = [row for row in plain if row["init_scale"] == scale]
         style: dict[str, Any] = {"color": COLORS[place], "markersize": 3, "label": f"start {scale:g}"}
-        axis.plot([_excess(row) for row in points], [row[key] for row in points], "o", **style)
+        axis.plot([row["gain"] for row in points], [row[key] for row in points], "o", **style)
     for name, (mark, points) in groups.items():
         axis.plot(
-            [_excess(row) for row in points], [row[key] for row in points], mark, markersize=4, label=name
+            [row["gain"] for row in points], [row[key] for row in points], mark, markersize=4, label=name
         )
     found = separation(rows)
     if found:
         axis.axvline(found["threshold"], color="0.5", linestyle=":")
-    axis.set(xlabel=r"predicted gain $\Lambda - \ln(1/s)$", ylabel=label, title="four-tokens, CACO, SGD")
+    axis.set(xlabel=r"predicted gain $\Lambda$", ylabel=label, title="four-tokens, CACO, SGD")
     if key == "bits":
         axis.legend(fontsize=6)
 
@@ -290,8 +269,8 @@ def save(rows: list[dict[str, Any]], out: Path) -> dict[str, str]:
             "covert-channel",
             title="The covert channel: sharp is not the same as relevant",
             caption="Toy language. Left: one point per cell of the theory's setting (softmax over the four"
-            " next tokens, CACO, SGD); the channel is predicted to open where the gain of a difference of"
-            " size s between classes exceeds ln(1/s) by a constant, which is fitted (dotted). Right: the"
+            " next tokens, CACO, SGD); the channel opens where the predicted gain of a difference"
+            " between classes is large enough; the threshold is fitted (dotted). Right: the"
             " literal reading; mean over seeds of the mutual information between the class and the attended"
             " common token (two bits name the class) and of the attention on class tokens. Dotted lines: a"
             " query that is the same for all classes.",
@@ -315,15 +294,14 @@ def show(summary: dict[str, Any]) -> None:
     for part in PARTS:
         own = [arm for arm in summary["arms"] if arm["part"] == part]
         if own:
-            more = ("sample", "gain", "seed_size") if part == "threshold" else ()
+            more = ("sample", "gain") if part == "threshold" else ()
             print_table([{key: arm[key] for key in (*keys, *shown, *more)} for arm in own], title=f"{part}:")
             print()
     if summary["separation"]:
         found = summary["separation"]
         print(
-            f"gain - ln(1/s) > {found['threshold']:.1f} puts {found['right']:.0%} of {found['cells']} cells"
-            f" on the right side; the gain alone {found['right_by_gain_alone']:.0%}, always the same answer"
-            f" {found['right_by_constant']:.0%}"
+            f"a gain above {found['threshold']:.1f} puts {found['right']:.0%} of {found['cells']} cells on"
+            f" the right side, always the same answer {found['right_by_constant']:.0%}"
         )
     print(f"figure: {summary['files']['png']}")
 

@@ -285,6 +285,8 @@ def _draw_needed(axis: Any, varied: str, grown: Sequence[Mapping[str, Any]]) -> 
             axis.plot(at, line, style, color=color, linewidth=1)
     if any(one["varied"] == varied for one in grown):
         axis.set(xscale="log", yscale="log")
+        axis.set_xticks(VARIED[varied], [str(value) for value in VARIED[varied]])
+        axis.minorticks_off()
     axis.set(xlabel=varied, ylabel=f"ratio for α = {WANTED:g}")
     axis.set_title(f"needed ratio over {varied}")
 
