@@ -16,7 +16,8 @@ import numpy as np
 from fasterqk.attention import interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk.files import csv_text, write_text
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, rounded, seeds_option
 from fasterqk.lab.experiments._synthetic import attention_at, panels, run_cells, theory_setting
 from fasterqk.lab.report import PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import Language, SyntheticCell
@@ -293,8 +294,9 @@ def _draw_needed(axis: Any, varied: str, grown: Sequence[Mapping[str, Any]]) -> 
 
 def save(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
     """Draw and save the figure under ``out/figures``, and the needed ratios beside it."""
+    table = write_text(out / "tables" / "prediction-per-seed.csv", csv_text(rounded(per_seed(rows))))
     with plotting() as plt:
-        return save_figure(
+        files = save_figure(
             draw(plt, rows),
             out,
             "prediction",
@@ -307,6 +309,27 @@ def save(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
             " classes, and the length of the context at a fixed share of class tokens.",
             rows=[*rows, *({"part": "needed ratio", **row} for row in needed_ratios(rows))],
         )
+    return files | {"per_seed": str(table)}
+
+
+def per_seed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """All values of single seeds, one per row: arm, seed, at, score, value."""
+    found = []
+    for row in rows:
+        arm = f"{row['parameterization']}, QK x{row['qk_ratio']:g}"
+        if row["varied"] is not None:
+            arm += f", {row['varied']} = {row['value']}"
+        for score in ("attention", "gradient_flow", "sign", "bits"):
+            if row[score] is not None:
+                at = "end" if score == "bits" else f"loss {row['loss']:g}"
+                found.append((arm, row["seed"], at, score, row[score]))
+    for row in needed_ratios(rows):
+        arm = f"{row['parameterization']}, {row['varied']} = {row['value']}"
+        for score in ("needed", "gradient_flow", "sign"):
+            if row[score] is not None:
+                found.append((arm, row["seed"], "needed ratio", score, row[score]))
+    keys = ("arm", "seed", "at", "score", "value")
+    return [dict(zip(keys, values, strict=True)) for values in dict.fromkeys(found)]
 
 
 def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
