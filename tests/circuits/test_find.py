@@ -473,3 +473,51 @@ def test_packed_weights_are_told() -> None:
 def test_what_is_no_model_is_told() -> None:
     with pytest.raises(InputError, match=r"a model is a torch\.nn\.Module, not 'gpt2'"):
         find_circuits("gpt2")  # type: ignore[arg-type]
+
+
+# --- Models that give their parameters other names than their modules do (TransformerLens' bridge) ---
+
+
+class Renamed(nn.Module):
+    """The same modules under two paths, and parameters under a third, in another order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([SelfAttention(), SelfAttention()])
+        self.again = nn.ModuleList(self.blocks)
+
+    def named_parameters(self, *args: object, **options: object) -> object:  # type: ignore[override]
+        own = list(nn.Module.named_parameters(self))
+        return iter([(name.replace("blocks", "model.h"), value) for name, value in reversed(own)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.again[1](self.blocks[0](x))
+
+
+def test_parameters_keep_the_names_that_the_model_gives_them() -> None:
+    model = Renamed()
+    circuits = find_circuits(model, verify=True)
+    assert [piece.parameter for piece in circuits] == [name for name, _ in model.named_parameters()]
+    assert {(piece.parameter.split(".")[3][0], piece.role) for piece in circuits} == {(r, r) for r in "qkvo"}
+    assert [piece.layer for piece in circuits] == [1] * 8 + [0] * 8
+    # Labels are given under these names, or under those of the modules, which errors may show.
+    for pattern in ("model.h.0.q_proj.*", "blocks.0.q_proj.*"):
+        given = [piece.parameter for piece in find_circuits(model, {pattern: "rest"}) if piece.role == "rest"]
+        assert given == ["model.h.0.q_proj.bias", "model.h.0.q_proj.weight"]
+    optimizer = make_optimizer(model, torch.optim.AdamW, lr=1e-3, qk_ratio=10)
+    names = {group["circuit"]: group["param_names"] for group in optimizer.param_groups}
+    assert "model.h.1.k_proj.weight" in names["qk"]
+
+
+def test_a_fused_weight_without_effect_beside_separate_ones_is_noted() -> None:
+    class Both(SelfAttention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    circuits = find_circuits(nn.Sequential(Both(), Both()))
+    left = {piece.parameter: piece.role for piece in circuits if "qkv" in piece.parameter}
+    assert set(left.values()) == {"rest"} and len(left) == 4
+    assert circuits.notes == (
+        "without effect on the probe's inputs, at the base rate: *.qkv.weight, *.qkv.bias",
+    )

@@ -6,7 +6,7 @@ w, q; ``queryProj`` -> query, proj), of which a few carry the meaning.
 
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -173,7 +173,7 @@ def stack_of(name: str) -> str:
 
 def _held(module: nn.Module) -> list[str]:
     """The names of the projections and parameters that ``module`` holds directly."""
-    held = [name for name, _ in module.named_parameters(recurse=False)]
+    held = [name for name, _ in parameters_by_module(module, recurse=False)]
     for name, child in module.named_children():
         size = sum(1 for _ in child.modules())
         if size <= _SMALL and any(True for _ in child.parameters()):
@@ -191,6 +191,16 @@ def uncompiled(model: Any) -> nn.Module:
         raise InputError(f"a model is a torch.nn.Module, not {shown:.80}")
     inner = getattr(model, "_orig_mod", model)
     return inner if isinstance(inner, nn.Module) else model
+
+
+def parameters_by_module(
+    model: nn.Module, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+) -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters under names that lead to their modules.
+
+    A model may give them other names (TransformerLens' bridge: those of the model inside it).
+    """
+    return nn.Module.named_parameters(model, prefix, recurse, remove_duplicate)
 
 
 def nothing_compiled() -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from fasterqk.capture._modules import head_counts, meaning, stack_of, uncompiled
+from fasterqk.capture._modules import head_counts, meaning, parameters_by_module, stack_of, uncompiled
 from fasterqk.circuits._from_config import can_be_rebuilt, small_copies
 from fasterqk.circuits._guess import Scope, guess, layer_prefixes, nearest, slice_by_head
 from fasterqk.circuits._inputs import run_guessed, runner
@@ -80,7 +80,20 @@ def find_circuits(
     circuits = _assemble(model, judgement, given, heads)
     _refuse_without_attention(model, judgement, circuits)
     _refuse_without_queries(model, judgement, circuits)
-    return replace(circuits, notes=_notes(judgement, circuits, verify))
+    notes = _notes(judgement, circuits, verify)
+    return Circuits(_under_own_names(model, circuits), notes)
+
+
+def _under_own_names(model: nn.Module, circuits: Circuits) -> tuple[Slice, ...]:
+    """The slices under the names that the model gives its parameters, in its order."""
+    inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
+    own = [(inside[id(parameter)], name) for name, parameter in model.named_parameters()]
+    if all(before == after for before, after in own):
+        return circuits.slices
+    parts: dict[str, list[Slice]] = {}
+    for part in circuits:
+        parts.setdefault(part.parameter, []).append(part)
+    return tuple(replace(part, parameter=after) for before, after in own for part in parts[before])
 
 
 def given_or_found(
@@ -172,9 +185,10 @@ def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, Any]
     """
     if labels is None:
         return {}
-    parameters = dict(model.named_parameters())
+    parameters = dict(parameters_by_module(model))
+    own = {id(parameter): name for name, parameter in model.named_parameters()}
     if callable(labels):
-        answers = {name: labels(name, parameter) for name, parameter in parameters.items()}
+        answers = {name: labels(own[id(each)], each) for name, each in parameters.items()}
         given = {name: value for name, value in answers.items() if value is not None}
     elif isinstance(labels, Mapping):
         if any(isinstance(value, Mapping) for value in labels.values()):
@@ -185,7 +199,11 @@ def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, Any]
         for pattern, value in labels.items():
             classes = [each for each in model.modules() if fnmatchcase(type(each).__name__, pattern)]
             inside = {id(parameter) for module in classes for parameter in module.parameters()}
-            matched = [name for name in parameters if fnmatchcase(name, pattern)]
+            matched = [
+                name
+                for name, each in parameters.items()
+                if fnmatchcase(name, pattern) or fnmatchcase(own[id(each)], pattern)
+            ]
             matched = matched or [name for name, each in parameters.items() if id(each) in inside]
             if not matched:
                 raise InputError(
@@ -240,10 +258,12 @@ def _assemble(model: nn.Module, judgement: Judgement, given: Mapping[str, Any], 
     """The labels of all parameters of ``model``, in its order."""
     prefixes = layer_prefixes(judgement.scopes.values())
     names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
+    # Each module under one name: a parameter is tied where several modules hold it.
+    for path, module in model.named_modules():
+        for name, parameter in parameters_by_module(module, path, recurse=False, remove_duplicate=False):
+            names.setdefault(id(parameter), []).append(name)
     slices: list[Slice] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters_by_module(model):
         scope = judgement.scope_of(name)
         layer = scope.layer if scope is not None else nearest(name, prefixes)
         whole = Slice(name, None, None, None, "rest", layer, "name", parameter.numel())
@@ -353,6 +373,9 @@ def _notes(judgement: Judgement, circuits: Circuits, verify: bool | str) -> tupl
         )
     if not verify:
         return tuple(found)
+    if judgement.unused:
+        stacks = list(dict.fromkeys(map(stack_of, judgement.unused)))
+        found.append(f"without effect on the probe's inputs, at the base rate: {_some(stacks)}")
     labelled = {id(judgement.scope_of(part.parameter)) for part in circuits if part.circuit != "rest"}
     by_user = {id(judgement.scope_of(part.parameter)) for part in circuits if part.decided_by == "label"}
     unseen = [
@@ -403,7 +426,7 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
     own = type(model).__name__
     if judgement.linear:
         path, block = next(iter(judgement.linear.items()))
-        names = [name for name, parameter in block.named_parameters(path) if parameter.dim() > 1]
+        names = [name for name, parameter in parameters_by_module(block, path) if parameter.dim() > 1]
         raise InputError(
             f"{path or 'the model'} ({type(block).__name__}) forms no softmax over queries and keys, and "
             f"nothing in {own} does: it has no QK circuit"
@@ -417,7 +440,7 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
             f"the weights of {own} are packed for integer arithmetic and are no longer "
             "parameters; label and train the model before it is quantised"
         )
-    matrices = [name for name, parameter in model.named_parameters() if parameter.dim() > 1]
+    matrices = [name for name, parameter in parameters_by_module(model) if parameter.dim() > 1]
     example = dict(zip(matrices, ("q", "k"), strict=False))
     advice = f"; say which parameters form it, for example labels={example!r}" if example else ""
     raise InputError(f"no attention was found in {own}{advice}")
@@ -437,7 +460,7 @@ def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Ci
         and not found & {"qk", "shared"}
     ]
     if without:
-        weights = [next(model.get_submodule(path).named_parameters(path))[0] for path in without]
+        weights = [next(parameters_by_module(model.get_submodule(path), path))[0] for path in without]
         raise InputError(
             f"{without[0] or 'the model'} forms attention, but no parameter in it was found to make queries "
             f"or keys; say which does, for example {_labels_text(model, dict.fromkeys(weights, 'q'))}"
@@ -453,7 +476,7 @@ def _refuse_open(model: nn.Module, judgement: Judgement, given: Mapping[str, Any
             roles[name] = [(own.axis, *span) for span in spans_of(own.blocks)]
     if not roles:
         return
-    parameters = dict(model.named_parameters())
+    parameters = dict(parameters_by_module(model))
     shown = _some([f"{name} {tuple(parameters[name].shape)}" for name in roles])
     why = _why(judgement, "the probe could not run: ")
     raise InputError(
@@ -481,7 +504,7 @@ def _refuse_unverified(judgement: Judgement, given: Mapping[str, Any]) -> None:
 
 def _labels_text(model: nn.Module, roles: Mapping[str, Any]) -> str:
     """``labels={...}`` with these roles: one pattern per stack of layers where it matches nothing else."""
-    every = [name for name, _ in model.named_parameters()]
+    every = [name for name, _ in parameters_by_module(model)]
     found = {}
     for name, role in roles.items():
         pattern = stack_of(name)

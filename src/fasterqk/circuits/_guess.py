@@ -18,6 +18,7 @@ from fasterqk.capture._modules import (
     head_counts,
     layer_number,
     meaning,
+    parameters_by_module,
     says_attention,
     stack_of,
     words,
@@ -33,9 +34,9 @@ from fasterqk.circuits._layouts import (
 from fasterqk.circuits._slices import Role, Slice
 from fasterqk.errors import InputError
 
-# Modules that only wrap another one: PEFT, parametrizations, FSDP, torch.compile, checkpointing.
+# Modules that only wrap another one: PEFT, parametrizations, TransformerLens, torch.compile, FSDP, ...
 _WRAPPERS = {"base_layer", "parametrizations", "modules_to_save", "original_module"}
-_WRAPPERS |= {"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+_WRAPPERS |= {"_original_component", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 # Usual names of a projection's parameters; weight norm and spectral norm have names of their own.
 _PLAIN_LEAVES = {"weight", "bias", "original", "original0", "original1"}
 _PLAIN_LEAVES |= {"weight_g", "weight_v", "weight_orig", "weight_u"}
@@ -386,7 +387,7 @@ def _head_axis(
 def _width(model: nn.Module, scope: Scope, role: str) -> int:
     """The rows of the projection that makes these heads: the widest of that role in the block."""
     widest = 0
-    for name, parameter in scope.module.named_parameters(prefix=scope.core):
+    for name, parameter in parameters_by_module(scope.module, scope.core):
         if parameter.dim() == 2:
             location = locate(model, scope.core, name, parameter)
             said = [meaning(component) for component in location.components]
@@ -408,6 +409,6 @@ def _listed(model: nn.Module, scope: Scope) -> int:
     """The number of heads, from a list with one module per head; 0 if there is none."""
     found = {
         _single_head(locate(model, scope.path, name, parameter))
-        for name, parameter in scope.module.named_parameters(prefix=scope.core)
+        for name, parameter in parameters_by_module(scope.module, scope.core)
     }
     return len(found - {None})

@@ -39,7 +39,9 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
 def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
     """Inputs worth trying on ``model``, the likeliest first."""
     config = getattr(model, "config", None)
-    if hasattr(model, "main_input_name") and config is not None:
+    main = getattr(model, "main_input_name", None)
+    # A wrapper may pass on the attributes of a model, with a forward of its own.
+    if main is not None and config is not None and main in inspect.signature(model.forward).parameters:
         yield from huggingface_inputs(model, config)
     else:
         yield from _for_module(model)

@@ -13,7 +13,7 @@ from itertools import groupby
 
 from torch import nn
 
-from fasterqk.capture._modules import meaning
+from fasterqk.capture._modules import meaning, parameters_by_module
 from fasterqk.circuits._slices import Role
 
 
@@ -272,6 +272,6 @@ _STATE_SPACE = {"A_log", "time_decay", "time_first", "time_mix_key"}
 def refused(module: nn.Module) -> bool:
     """Whether ``module`` is known to mix positions without softmax attention."""
     name = type(module).__name__
-    if _STATE_SPACE & {own for own, _ in module.named_parameters(recurse=False)}:
+    if _STATE_SPACE & {own for own, _ in parameters_by_module(module, recurse=False)}:
         return True
     return bool(_NO_SOFTMAX.search(name)) and not _NOT_A_MIXER.search(name)

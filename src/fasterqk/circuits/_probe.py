@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from fasterqk.capture._modules import nothing_compiled, says_attention, stack_of
+from fasterqk.capture._modules import nothing_compiled, parameters_by_module, says_attention, stack_of
 from fasterqk.capture._recorder import Recorder
 from fasterqk.circuits._guess import Guess, Scope, find_scopes, guess, layer_numbers, nearest
 from fasterqk.circuits._isolated import isolated, nothing_checkpointed
@@ -87,7 +87,7 @@ def add_noise(model: nn.Module) -> nn.Module:
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.float()
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in parameters_by_module(module, recurse=False):
             if parameter.is_floating_point() and id(parameter) not in done:
                 done.add(id(parameter))
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
@@ -141,7 +141,7 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     held = {
         path: {
             name: parameter
-            for name, parameter in model.get_submodule(path).named_parameters(path)
+            for name, parameter in parameters_by_module(model.get_submodule(path), path)
             if parameter.is_floating_point()
         }
         for path in scopes
@@ -285,6 +285,7 @@ class Judgement(Evidence):
 
     ``guesses`` has every parameter in a scope; ``confirmed`` those the probe agrees with; ``found`` what
     the probe decides otherwise. ``linear``: the blocks that mix positions without a softmax.
+    ``unused``: fused weights beside which all of q, k and v were seen, and that reach nothing.
     """
 
     scopes: dict[str, Scope]
@@ -292,6 +293,7 @@ class Judgement(Evidence):
     confirmed: set[str] = field(default_factory=set)
     found: dict[str, Finding] = field(default_factory=dict)
     linear: dict[str, nn.Module] = field(default_factory=dict)
+    unused: list[str] = field(default_factory=list)
 
     def is_linear(self, parameter: str) -> bool:
         """Whether the parameter belongs to a block without a softmax over queries and keys."""
@@ -316,7 +318,7 @@ class Judgement(Evidence):
 def first_guesses(model: nn.Module, scopes: dict[str, Scope] | None = None) -> Judgement:
     """Scopes and guesses, before any probe."""
     judgement = Judgement(find_scopes(model) if scopes is None else scopes, {})
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters_by_module(model):
         scope = judgement.scope_of(name)
         if scope is not None:
             judgement.guesses[name] = guess(model, scope, name, parameter)
@@ -332,7 +334,7 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
         judgement = first_guesses(model, scopes)
         evidence = probe(model, run, list(judgement.scopes))
     judgement = Judgement(judgement.scopes, judgement.guesses, **vars(evidence))
-    parameters = dict(model.named_parameters())
+    parameters = dict(parameters_by_module(model))
     meeting = {path: _meet(judgement, path) for path in judgement.reached}
     judgement.complete |= {path for path, meet in meeting.items() if meet}
     judgement.silent |= {path for path, meet in meeting.items() if meet is False}
@@ -350,7 +352,19 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
             judgement.found[name] = finding if scope.named else _attention_only(finding)
     judgement.ran -= judgement.silent
     _biases_follow(judgement, parameters)
+    for name in judgement.open():
+        scope = judgement.scope_of(name)
+        if scope is not None and name not in judgement.findings and _has_all(judgement, scope):
+            judgement.found[name] = Finding(None, ((0, 0, "rest"),))
+            judgement.unused.append(name)
     return judgement
+
+
+def _has_all(judgement: Judgement, scope: Scope) -> bool:
+    """Whether queries, keys and values of a block that attends come from parameters that were seen."""
+    seen = (name for name in judgement.findings if judgement.scope_of(name) is scope)
+    roles = {role for name in seen for _, _, role in judgement.findings[name].spans}
+    return scope.path in judgement.complete and {"q", "k", "v"} <= roles
 
 
 def _meet(judgement: Judgement, path: str) -> bool | None:
