@@ -48,6 +48,15 @@ def few_questions(monkeypatch):
     _registry._load.cache_clear()
 
 
+def test_ratios_by_role_train_and_are_kept(capsys, data, tmp_path):
+    words = ("jsonl", "--data", data, "--epochs", "1", "--json", "--out", str(tmp_path / "out"))
+    equal = json.loads(run(capsys, *words, "--qk-ratio", "5")[1])
+    by_role = json.loads(run(capsys, *words, "--ratios", "q=5,k=5")[1])
+    other = json.loads(run(capsys, *words, "--ratios", "q=5,k=1")[1])
+    assert by_role["loss"] == equal["loss"] != other["loss"]
+    assert len(list((tmp_path / "out" / "runs").iterdir())) == 3
+
+
 def test_a_task_of_answers_is_trained_by_the_same_command(capsys, few_questions, tmp_path):
     words = ("kvqa", "--epochs", "2", "--qk-ratio", "5", "--out", str(tmp_path), "--json")
     code, out, err = run(capsys, *words)
@@ -98,6 +107,11 @@ def test_a_diverged_run_says_so(capsys, data):
         (["agreement", "--form", "whole"], "no form 'whole'"),
         (["agreement", "--seed", "-1"], "seed -1"),
         (["agreement", "--weight-decay", "-1"], "weight_decay -1"),
+        (
+            ["agreement", "--ratios", "x=3"],
+            "ratios 'x=3': 'x=3' is not a role and a number above 0; write q=10",
+        ),
+        (["agreement", "--ratios", "q=3", "--qk-ratio", "2"], "qk_ratio 2.0 and ratios 'q=3' both set rates"),
         (["hatexplain", "--data-dir", "/nonexistent"], "/nonexistent"),
         (["squad", "--data-dir", "/nonexistent"], "/nonexistent"),
         (["kvqa", "--form", "whole"], "no form 'whole'"),

@@ -377,8 +377,8 @@ def _refuse_without_effect(request: Request, trained: Sequence[Slice]) -> None:
             )
 
 
-# Tables of positions that are parameters of their own.
-_POSITIONS = re.compile(r"pos(ition(al)?)?_?(emb|enc|table)|(^|\.)wpe\b", re.IGNORECASE)
+# Tables that are parameters of their own, by name: pos_embed, positional_encoding, W_E, W_pos.
+_TABLE = re.compile(r"pos(ition(al)?)?_?(emb|enc|table)|(^|\.)(wte|wpe|W_E|W_pos|positions)$", re.IGNORECASE)
 
 
 def tables(model: nn.Module) -> set[str]:
@@ -386,13 +386,13 @@ def tables(model: nn.Module) -> set[str]:
     found = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for parameter in module.parameters()
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) or type(module).__name__.endswith("Embedding")
+        for parameter in module.parameters(recurse=False)
     }
     return {
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if id(parameter) in found or (parameter.dim() > 1 and _POSITIONS.search(name))
+        if id(parameter) in found or (parameter.dim() > 1 and _TABLE.search(name))
     }
 
 

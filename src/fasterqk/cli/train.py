@@ -20,7 +20,18 @@ if TYPE_CHECKING:
     from fasterqk.lab.training import TrainResult
 
 # Options that set a field of the configuration of the same name; others have the task's own setting.
-FIELDS = ("qk_ratio", "lr", "seed", "epochs", "batch_size", "weight_decay", "optimizer", "layers", "form")
+FIELDS = (
+    "qk_ratio",
+    "ratios",
+    "lr",
+    "seed",
+    "epochs",
+    "batch_size",
+    "weight_decay",
+    "optimizer",
+    "layers",
+    "form",
+)
 
 
 def configure(parser: Parser) -> None:
@@ -28,12 +39,16 @@ def configure(parser: Parser) -> None:
         "fasterqk train agreement --qk-ratio 30",
         "fasterqk train hatexplain --qk-ratio 30 --lr 5e-5 --seed 0 --epochs 30 --out out --json",
         "fasterqk train sva --form prefix --qk-ratio 100 --out out",
+        "fasterqk train agreement --ratios q=30,k=10,embedding=0.5    # one ratio per role",
         "fasterqk train jsonl --data mine.jsonl --qk-ratio 10 --out out",
         "fasterqk train kvqa --qk-ratio 5                           # answers are generated",
         "torchrun --nproc-per-node 2 -m fasterqk train agreement --qk-ratio 30    # two processes, one model",
     )
     add_task_options(parser)
     parser.add_option("--qk-ratio", positive_float, "R", "QK learning rate times R (1)")
+    parser.add_option(
+        "--ratios", str, "q=R,k=R", "ratios by role (q, k, v, o, embedding), without --qk-ratio"
+    )
     parser.add_option("--lr", positive_float, "RATE", "base learning rate")
     parser.add_option("--epochs", positive_int, "N", "passes over the training data")
     parser.add_option("--out", str, "DIR", "results folder; a killed training goes on from its checkpoint")

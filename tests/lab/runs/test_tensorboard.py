@@ -102,6 +102,18 @@ def test_learning_rates_of_the_circuits() -> None:
     assert named.keys() == {"epoch", "learning_rate/chosen", "learning_rate/others"}
 
 
+def test_learning_rates_of_other_circuits_and_roles() -> None:
+    config = TrainConfig("agreement", lr=1e-3, epochs=1, schedule="constant", warmup=0.0)
+    record = [{"step": 10, "epoch": 1.0}]
+    slower = scalars(record, config.replace(ov_ratio=0.5))[0][1]
+    assert slower["learning_rate/ov"] == pytest.approx(5e-4)
+    roles = scalars(record, config.replace(ratios="q=10,k=3"))[0][1]
+    told = {name: value for name, value in roles.items() if name.startswith("learning_rate")}
+    assert told == pytest.approx(
+        {"learning_rate/q": 1e-2, "learning_rate/k": 3e-3, "learning_rate/others": 1e-3}
+    )
+
+
 def test_the_rates_are_those_of_the_optimizer() -> None:
     """The curve is computed from the schedule; the loop sets an optimizer's rates to the same numbers."""
     config = TrainConfig("agreement", lr=1e-3, qk_ratio=30, epochs=1)

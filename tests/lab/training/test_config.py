@@ -85,6 +85,13 @@ def test_every_field_survives_a_round_trip_through_plain_values():
         ("lr", float("nan")),
         ("lr", "fast"),
         ("qk_ratio", -1),
+        ("ratios", "q"),
+        ("ratios", "q=fast"),
+        ("ratios", "q=0"),
+        ("ratios", "q=inf"),
+        ("ratios", "q=2,q=3"),
+        ("ratios", "qk=2"),
+        ("ratios", 3),
         ("epochs", 0),
         ("epochs", 1.5),
         ("seed", -1),
@@ -109,6 +116,18 @@ def test_bad_values_are_quoted(field, value):
     with pytest.raises(InputError) as error:
         TrainConfig("agreement", **{field: value})
     assert field in str(error.value)
+
+
+def test_ratios_by_role_are_one_configuration_however_written(tmp_path):
+    one = TrainConfig("agreement", ratios="k=3, q=10.0,embedding=.5")
+    assert one.optimisation.ratios == "q=10,k=3,embedding=0.5"
+    assert one.optimisation.by_role() == {"q": 10.0, "k": 3.0, "embedding": 0.5}
+    assert content_hash(one) == content_hash(TrainConfig("agreement", ratios="q=10,k=3.0,embedding=0.50"))
+    assert content_hash(TrainConfig("agreement", ratios="")) == content_hash(TrainConfig("agreement"))
+    assert TrainConfig(**plain(one)) == one
+    for other in ({"qk_ratio": 2}, {"ov_ratio": 2}, {"embedding_ratio": 2}, {"faster": ("a.*",)}):
+        with pytest.raises(InputError, match="and ratios 'q=10' both set rates; give one of them"):
+            TrainConfig("agreement", ratios="q=10", **other)
 
 
 def test_unknown_field_is_named():

@@ -180,6 +180,15 @@ def test_output_value_can_learn_slower(config):
     assert found["blocks.0.attention.W_V"] == pytest.approx((0.25, 0.4))
 
 
+def test_every_role_can_have_its_own_rate(config):
+    config = config.replace(lr=1.0, weight_decay=0.0, qk_ratio=1, ratios="q=8,k=4,v=2,o=0.5,embedding=0.25")
+    found = groups(build_optimizer(build_trainable(config).model, config))
+    rates = {name.rpartition(".")[2]: lr for name, (lr, _) in found.items() if "attention" in name}
+    assert [rates[f"W_{role}"] for role in "QKVO"] == [8, 4, 2, 0.5]
+    assert [rates[f"b_{role}"] for role in "QKVO"] == [8, 4, 2, 0.5]
+    assert {name for name, (lr, _) in found.items() if lr == 0.25} == {"embedding.weight", "positions"}
+
+
 def test_an_imbalance_between_queries_and_keys_leaves_the_function_as_it_was(config):
     even, uneven = (build_trainable(config.replace(qk_imbalance=factor)) for factor in (1, 4))
     here, there = even.model.blocks[0].attention, uneven.model.blocks[0].attention

@@ -126,15 +126,16 @@ def _learning_rates(history: list[dict[str, Any]], config: Any) -> Any:
         return lambda step: {}
     from fasterqk.lab.training._steps import factor
 
-    total = round(measured[-1] * config.optimisation.epochs)
-    faster, others = ("chosen", "others") if config.optimisation.faster else ("qk", "ov")
+    options = config.optimisation
+    total = round(measured[-1] * options.epochs)
+    ratios = options.by_role() | {"others": 1.0}
+    if not options.ratios:
+        names = ("chosen", "others") if options.faster else ("qk", "ov")
+        ratios = dict(zip(names, (options.qk_ratio, options.ov_ratio), strict=True))
 
     def rates(step: int) -> dict[str, float]:
         share = factor(config, step, total)
-        return {
-            f"learning_rate/{faster}": config.optimisation.lr * config.optimisation.qk_ratio * share,
-            f"learning_rate/{others}": config.optimisation.lr * share,
-        }
+        return {f"learning_rate/{name}": options.lr * ratio * share for name, ratio in ratios.items()}
 
     return rates
 

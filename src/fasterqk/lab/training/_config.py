@@ -62,12 +62,16 @@ TASK_SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+RATIO_ROLES = ("q", "k", "v", "o", "embedding")
+
+
 @dataclass(frozen=True)
 class Optimisation:
     """How the weights change.
 
     ``qk_ratio`` multiplies the learning rate of the query-key circuit, ``ov_ratio`` that of the output-value
-    circuit, ``embedding_ratio`` that of the token embedding, which then does not decay.
+    circuit, ``embedding_ratio`` that of the token embedding, which then does not decay. ``ratios`` sets them
+    by role instead, written ``"q=10,k=3"``; roles are q, k, v, o and embedding.
     """
 
     qk_ratio: float = 1.0
@@ -90,6 +94,7 @@ class Optimisation:
     # Largest joint norm of the gradients.
     clip: float | None = 1.0
     ov_ratio: float = 1.0
+    ratios: str = ""
     embedding_ratio: float = 1.0
     # Multiplies the queries and divides the keys at the start, which leaves the function as it is.
     qk_imbalance: float = 1.0
@@ -109,12 +114,40 @@ class Optimisation:
         _set_types(self)
         _one_of(self, optimizer=OPTIMIZERS, decay=DECAYS, schedule=SCHEDULES)
         _above_zero(self, "qk_ratio", "ov_ratio", "embedding_ratio", "qk_imbalance", "lr")
+        object.__setattr__(self, "ratios", _written(self.by_role()))
+        for name in ("qk_ratio", "ov_ratio", "embedding_ratio", "faster"):
+            if self.ratios and getattr(self, name) not in (1.0, ()):
+                raise InputError(
+                    f"{name} {getattr(self, name)} and ratios {self.ratios!r} both set rates; "
+                    "give one of them"
+                )
         _above_zero(self, "clip", "gradient_norm")
         _at_least(self, 1, "epochs", "batch_size", "accumulate", "bucket")
         _at_least(self, 0, "weight_decay", "momentum", "warmup", "label_smoothing")
         _below_one(self, "label_smoothing")
         if self.warmup > 1:
             raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
+
+    def by_role(self) -> dict[str, float]:
+        """``ratios`` as numbers by role; empty if there are none.
+
+        >>> Optimisation(ratios="k=3, q=10").by_role()
+        {'q': 10.0, 'k': 3.0}
+        """
+        found: dict[str, float] = {}
+        for item in filter(None, (item.strip() for item in self.ratios.split(","))):
+            role, _, number = (part.strip() for part in item.partition("="))
+            try:
+                ratio = float(number)
+            except ValueError:
+                ratio = math.nan
+            if role not in RATIO_ROLES or role in found or not 0 < ratio < math.inf:
+                raise InputError(
+                    f"ratios {self.ratios!r}: {item!r} is not a role and a number above 0; write q=10,k=3 "
+                    f"with the roles {', '.join(RATIO_ROLES)}, each once"
+                )
+            found[role] = ratio
+        return {role: found[role] for role in RATIO_ROLES if role in found}
 
 
 @dataclass(frozen=True)
@@ -272,6 +305,11 @@ PARTS: dict[str, Any] = {
     "data": Data,
     "evaluation": Evaluation,
 }
+
+
+def _written(ratios: dict[str, float]) -> str:
+    """One way to write ratios, so that equal ones are one configuration."""
+    return ",".join(f"{role}={repr(ratio).removesuffix('.0')}" for role, ratio in ratios.items())
 
 
 def _set_types(config: Any, *names: str) -> None:

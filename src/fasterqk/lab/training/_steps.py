@@ -147,7 +147,7 @@ class Steps:
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW or SGD over all parameters that are not frozen, the chosen ones ``qk_ratio`` times faster."""
+    """AdamW or SGD over all parameters that are not frozen, with the ratios of circuits or roles."""
     options = config.optimisation
     given: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay, "fused": True}
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW
@@ -162,6 +162,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         kind,
         qk_ratio=options.qk_ratio,
         ov_ratio=options.ov_ratio,
+        ratios=options.by_role() or None,
         rules=_rules(config),
         decay=cast(Any, options.decay),
         circuits=chosen_circuits(model, config),
