@@ -102,7 +102,7 @@ def effects(comparison: Mapping[str, Any], task: str = "") -> list[Effect]:
         values = lowest.get("arms") or {}
         found.append(
             Effect(
-                task=task or title,
+                task=(task or title) if len(others) == 1 else f"{task or title} ({arm['arm']})",
                 title=title if len(others) == 1 else f"{title}: {arm['arm']}",
                 arm=arm["arm"],
                 loss=lowest["loss"],
