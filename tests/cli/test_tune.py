@@ -1,9 +1,13 @@
 import json
+import shlex
+from pathlib import Path
 
 import pytest
 
 import fasterqk.lab.training
+from fasterqk.cli.common import Parser
 from fasterqk.cli.main import main
+from fasterqk.cli.train import configure
 from fasterqk.lab.experiments import _registry
 from fasterqk.lab.runs import sweep
 
@@ -59,6 +63,43 @@ def test_people_read_what_was_chosen_and_why(capsys, data, tmp_path):
     assert "Chosen: base rate 0.005, the highest validation accuracy (0.6000, mean of 2 seeds)." in out
     assert "no attention was measured" in out
     assert "fasterqk train jsonl --lr 0.005 --qk-ratio 5" in out
+
+
+def printed_command(out):
+    (line,) = [line.strip() for line in out.splitlines() if line.startswith("  fasterqk train ")]
+    return shlex.split(line)[1:]
+
+
+def test_the_printed_command_works_when_it_is_pasted(capsys, data, tmp_path, monkeypatch):
+    """In the same folder, with all that was given: data, form, depth, batches, decay, optimizer and seed."""
+    (tmp_path / "my data.jsonl").write_bytes(Path(data).read_bytes())
+    monkeypatch.chdir(tmp_path)
+    options = "--layers 2 --batch-size 16 --weight-decay 0.5 --optimizer sgd --seed 3"
+    with monkeypatch.context() as patch:
+        in_this_process.__wrapped__(patch)
+        assert main([*words("my data.jsonl", "out"), *options.split()]) == 0
+    command = printed_command(capsys.readouterr().out)
+    assert main([*command, "--epochs", "1", "--json"]) == 0
+    trained = json.loads(capsys.readouterr().out)
+    assert (trained["seed"], trained["qk_ratio"]) == (3, 5)
+    arguments = configured(command)
+    assert (arguments.data, arguments.layers, arguments.batch_size) == ("my data.jsonl", 2, 16)
+    assert (arguments.weight_decay, arguments.optimizer) == (0.5, "sgd")
+
+
+def configured(command):
+    parser = Parser(prog="train")
+    configure(parser)
+    return parser.parse_args(command[1:])
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_the_printed_command_names_form_and_data_folder(capsys, tmp_path):
+    data_dir = str(Path(__file__).parents[2] / "data")
+    given = ["tune", "sva", "--form", "prefix", "--data-dir", data_dir, "--rates", "1e-4", "--ratios", "5"]
+    assert main([*given, "--seeds", "1", "--out", str(tmp_path / "out")]) == 0
+    arguments = configured(printed_command(capsys.readouterr().out))
+    assert (arguments.task, arguments.form, arguments.data_dir) == ("sva", "prefix", data_dir)
 
 
 @pytest.mark.parametrize(

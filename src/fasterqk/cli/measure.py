@@ -336,9 +336,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError("--eraser-out takes the predictions of one model; give --model once")
     if arguments.eraser_out is not None:
         for path in eraser_paths(arguments.eraser_out):
-            check_output(path, reads=[arguments.data, *arguments.model])
+            check_output(path, reads=[arguments.data, *arguments.model, *(arguments.scores or ())])
     if arguments.out is not None:
-        check_out(arguments.out, arguments.data, *arguments.model)
+        check_out(arguments.out, arguments.data, *arguments.model, *(arguments.scores or ()))
 
 
 def _print(measurement: Any, summary: dict[str, Any], intervals: Any, of: str) -> None:

@@ -71,6 +71,13 @@ def add_task_options(parser: Parser) -> None:
     add_data_dir(parser)
 
 
+def task_options() -> list[str]:
+    """The names of the options that :func:`add_task_options` adds."""
+    parser = Parser()
+    add_task_options(parser)
+    return [action.dest for action in parser._actions if action.option_strings and action.dest != "help"]
+
+
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk.lab.training._loop import dismiss, follow
     from fasterqk.lab.training._processes import joined

@@ -1,12 +1,13 @@
 """The `tune` command: the base rate by validation accuracy, then the multiplier of the query-key rate."""
 
 import argparse
+import shlex
 import time
 from typing import Any
 
 from fasterqk.cli.common import Parser, add_json, check_out, examples
 from fasterqk.cli.reproduce import add_option
-from fasterqk.cli.train import add_task_options, task_config
+from fasterqk.cli.train import add_task_options, task_config, task_options
 from fasterqk.console import print_json, print_table
 
 
@@ -68,11 +69,21 @@ def run(arguments: argparse.Namespace) -> int:
         found = tune(search, CellRunner(arguments.out, workers=arguments.workers, force=arguments.force))
     found = {**found, "files": save_tuning(found, Path(arguments.out))}
     found["seconds"] = round(time.perf_counter() - start, 2)
+    found["command"] = train_command(arguments, found["lr"], found["qk_ratio"])
     if arguments.json:
         print_json(found)
     else:
         _show(found)
     return 0
+
+
+def train_command(arguments: argparse.Namespace, lr: float, qk_ratio: float) -> str:
+    """The command that trains with these rates what the options describe; it works when it is pasted."""
+    words = ["fasterqk", "train", arguments.task, "--lr", f"{lr:g}", "--qk-ratio", f"{qk_ratio:g}"]
+    for name in task_options():
+        if (value := getattr(arguments, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -88,7 +99,6 @@ def _show(found: dict[str, Any]) -> None:
         print(reason(found, stage) + "\n")
     print(
         f"{found['runs']} runs of at most {found['epochs']} epochs; no attention was measured. To train with "
-        f"what was chosen:\n  fasterqk train {found['task']} --lr {found['lr']:g} "
-        f"--qk-ratio {found['qk_ratio']:g}"
+        f"what was chosen:\n  {found['command']}"
     )
     print(f"figure: {found['files']['figure']['png']}")
