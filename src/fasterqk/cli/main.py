@@ -17,6 +17,7 @@ from fasterqk.errors import InputError, needs_extra
 # Each command is a module of this folder with `configure(parser)` and `run(arguments)`. It is imported
 # only when asked for, and imports numpy, scipy and torch only inside `run`.
 COMMANDS = {
+    "demo": "small classifiers with data, to try the other commands on",
     "theory": "the dynamics solved exactly: attention at a loss, the ratio for a wanted attention",
     "circuits": "which parameters of an architecture are query-key, which output-value",
     "measure": "attention and its faithfulness of a Hugging Face model on your own data",
@@ -34,7 +35,7 @@ COMMANDS = {
 }
 
 # The commands of the library; all others are of the lab and need its extra.
-_LIBRARY = ("theory", "circuits", "measure")
+_LIBRARY = ("demo", "theory", "circuits", "measure")
 
 # Errors of the operating system that a wrong path in the command line causes.
 _WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -55,6 +56,7 @@ Try first:
   fasterqk theory solve --qk-ratio 10 --loss 1e-4     attention at a loss, exactly
   fasterqk theory ratio --alpha 0.9 --loss 1e-3       the ratio you need
   fasterqk reproduce fig4                             a figure of the paper
+  fasterqk demo                                       small models to try every command on
   fasterqk --help                                     every command"""
 
 
