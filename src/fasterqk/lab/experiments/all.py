@@ -26,19 +26,23 @@ from fasterqk.lab.runs import Spec, SpecCell, Store, SweepError, plan, sweep
 
 WORKERS = 2
 MINUTE, HOUR = 60, 3600
+# Seconds of one core that cells take for which nothing was recorded, by the class of their configuration.
+USUAL = {"SyntheticCell": 2, "FixedAttentionCell": 45}
+USUAL_TRAINING = 2 * MINUTE
 
 
 @dataclass(frozen=True)
 class Part:
     """One experiment with its options.
 
-    ``seconds`` is what a cell took on one core when it was measured; ``later`` counts the cells that become
-    known only when the first ones are done (the arms after a search for their rate).
+    ``seconds`` is what a cell took on one core when it was measured (None: what such cells usually take);
+    ``later`` counts the cells that become known only when the first ones are done (the arms after a search
+    for their rate).
     """
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    seconds: float = 2 * MINUTE
+    seconds: float | None = None
     later: int = 0
 
     @property
@@ -180,12 +184,14 @@ def make_plan(parts: Sequence[Part], out: Path) -> list[dict[str, Any]]:
         found = plan(Spec(Path(part.name), "", cells), out)
         later = 0 if complete else part.later
         comparable = found.left and found.seconds and not found.basis["store"]
-        seconds = found.seconds / found.left if comparable and found.seconds else part.seconds
+        kind = type(cells[0].config).__name__ if cells else ""
+        recorded = part.seconds or USUAL.get(kind, USUAL_TRAINING)
+        seconds = found.seconds / found.left if comparable and found.seconds else recorded
         row |= {
             "cells": len(cells) + later,
             "done": len(cells) - found.left,
             "hours": (found.left + later) * seconds / HOUR,
-            "note": f"{later} cells become known on the way" if later else "",
+            "note": "" if complete else f"{later or 'more'} cells become known on the way",
         }
     return rows
 

@@ -1,0 +1,60 @@
+"""Rebuild `docs/results` from its cells, and `docs/claims.md` from that; nothing is trained.
+
+    python tools/rebuild_results.py            # all files of cells
+    python tools/rebuild_results.py table-kvqa # those of one experiment
+
+For every file, the tables (CSV) of its experiment and the values of every seed are written. Add a file of
+cells with `fasterqk reproduce NAME --export docs/results/cells/NAME.jsonl.xz`, run this, and look at
+`git diff`.
+"""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fasterqk.lab.experiments import claims, find_experiment, reproduce
+from fasterqk.lab.experiments._registry import read_cells
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def parts(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The experiments and options that the cells of ``file`` are from: seeds and protocol."""
+    lines = [line for line in read_cells(file) if "result" in line]
+    for name in dict.fromkeys(line["experiment"] for line in lines):
+        known = find_experiment(name).all_options
+        own = [line for line in lines if line["experiment"] == name]
+        for protocol in dict.fromkeys(line.get("protocol", "") for line in own):
+            seeds = {line["seed"] for line in own if line.get("protocol", "") == protocol}
+            options: dict[str, Any] = {"seeds": len(seeds)} if "seeds" in known else {}
+            if "protocol" in known and protocol:
+                options["protocol"] = protocol
+            yield name, options
+
+
+def rebuild(file: Path, out: Path) -> list[Path]:
+    """Write the tables of the cells in ``file`` under ``out``; returns the paths of the CSV files."""
+    for name, options in parts(file):
+        reproduce(name, out, cells=[str(file)], **options)
+    return sorted((out / "tables").glob("*.csv"))
+
+
+def main(names: list[str]) -> None:
+    for file in sorted((DOCS / "results" / "cells").glob("*.jsonl*")):
+        if names and not any(file.name.startswith(name) for name in names):
+            continue
+        with tempfile.TemporaryDirectory() as out:
+            for table in rebuild(file, Path(out)):
+                shutil.copyfile(table, DOCS / "results" / table.name)
+                print(f"docs/results/{table.name}")
+    with tempfile.TemporaryDirectory() as out:
+        document = claims.document(claims.write_claims(Path(out)) or [])
+        (DOCS / "claims.md").write_text(document + "\n", encoding="utf-8")
+    print("docs/claims.md")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
