@@ -3,11 +3,11 @@
 The chapters, from labels to a step: ``_slices`` labelled slices and their table; ``_layouts`` fused layouts
 and the registry (a new architecture goes here); ``_guess`` labels from registry and names; ``_inputs``,
 ``_from_config``, ``_signals``, ``_probe`` the autograd probe that verifies them; ``_find`` ``find_circuits``;
-``_ratio``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused weight;
-``_optimizer`` ``make_optimizer`` and its hooks; ``_convert`` states of other optimizers; ``_isolated`` a
-model runs and stays as it was; ``_gradients`` scaling per circuit; ``_check`` ``describe`` and
-``check_circuits``. Beside them: ``_libraries``, ``_survey``, ``_survey_page`` every model of a library, with
-``_perturbation``, a second opinion on labels.
+``_ratio``, ``_request``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused
+weight; ``_optimizer`` ``make_optimizer``; ``_hooks`` what it does around a step; ``_joint`` two optimizers as
+one; ``_convert`` states of other optimizers; ``_isolated`` a model runs and stays as it was; ``_gradients``
+scaling per circuit; ``_check`` ``describe`` and ``check_circuits``. Beside them: ``_libraries``, ``_survey``,
+``_survey_page`` every model of a library, with ``_perturbation``, a second opinion on labels.
 """
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
@@ -15,9 +15,10 @@ from fasterqk.circuits._convert import load_converted_state
 from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._from_config import model_without_weights, read_model_config
 from fasterqk.circuits._gradients import normalize_gradients, scale_circuits
-from fasterqk.circuits._groups import Rules, param_groups
+from fasterqk.circuits._groups import param_groups
 from fasterqk.circuits._optimizer import make_optimizer
 from fasterqk.circuits._ratio import PartnerNorm, Ramp, RatioLike
+from fasterqk.circuits._request import Rules
 from fasterqk.circuits._slices import Circuit, Circuits, Role, Slice
 from fasterqk.circuits._survey import survey
 from fasterqk.circuits._survey_page import summary as survey_summary

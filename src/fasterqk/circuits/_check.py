@@ -19,8 +19,8 @@ import fasterqk
 from fasterqk.capture._modules import nothing_compiled, stack_of, uncompiled
 from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._fused import COPYING
+from fasterqk.circuits._hooks import GroupPlan, StepHooks, hooks_of, unwrapped
 from fasterqk.circuits._isolated import copied, isolated
-from fasterqk.circuits._optimizer import GroupPlan, StepHooks, hooks_of, unwrapped
 from fasterqk.circuits._slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
 from fasterqk.errors import InputError
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._groups import undecayed
-from fasterqk.circuits._optimizer import hooks_of, unwrapped
+from fasterqk.circuits._hooks import hooks_of, unwrapped
 from fasterqk.errors import InputError
 
 # ``weight[:, 0:64]``; ``weight[0:64, 192:256]`` where a leaf has several slices along one axis.

@@ -5,7 +5,7 @@ and whose gradient is that slice of the fused gradient. The optimizer sees only 
 the fused weight, and no key of a state dict changes. Slices of whole rows share the memory of the fused
 weight; other slices (the columns of GPT-2's ``c_attn.weight``) are copies while the optimizer steps.
 
-A step of a fused weight, called by the hooks in ``_optimizer``:
+A step of a fused weight, called by the hooks in ``_hooks``:
 
 1. The backward pass fills the gradient of the fused weight; a hook makes the leaves' gradients views of it.
 2. ``FusedWeight.check``: do leaves and fused weight still share their memory? If not, an ``InputError``.

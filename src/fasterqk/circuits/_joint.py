@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fasterqk.circuits._groups import OwnGroup, tables
+from fasterqk.circuits._groups import tables
+from fasterqk.circuits._request import OwnGroup
 from fasterqk.errors import InputError
 
 
