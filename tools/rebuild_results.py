@@ -22,9 +22,15 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def parts(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The experiments and options that the cells of ``file`` are from: seeds and protocol."""
-    lines = [line for line in read_cells(file) if "result" in line]
-    for name in dict.fromkeys(line["experiment"] for line in lines):
+    """The experiments and options that the cells of ``file`` are from.
+
+    Options are those that the file has, else the seeds and the protocol of its cells.
+    """
+    every = read_cells(file)
+    kept = {line["experiment"]: line["value"] for line in every if line.get("fact") == "options"}
+    yield from kept.items()
+    lines = [line for line in every if "result" in line]
+    for name in dict.fromkeys(line["experiment"] for line in lines if line["experiment"] not in kept):
         known = find_experiment(name).all_options
         own = [line for line in lines if line["experiment"] == name]
         for protocol in dict.fromkeys(line.get("protocol", "") for line in own):

@@ -24,6 +24,7 @@ from fasterqk.lab.experiments import (
 from fasterqk.lab.experiments import all as everything
 from fasterqk.lab.experiments import table_agreement as agreement
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, show_arms
+from fasterqk.lab.experiments._registry import read_cells
 from fasterqk.lab.experiments.all import Part
 from fasterqk.lab.runs import sweep
 from fasterqk.lab.training import TrainConfig
@@ -156,6 +157,9 @@ def test_tables_are_rebuilt_from_exported_cells_without_training(capsys, tmp_pat
     file = tmp_path / "cells.jsonl.xz"
     code, out, _ = run(capsys, *words, "--out", str(tmp_path / "out"), "--export", str(file), "--json")
     assert (code, json.loads(out)["exported"]) == (0, str(file))
+    # The options are kept with the cells, for whoever rebuilds the tables.
+    options = [line["value"] for line in read_cells(file) if line.get("fact") == "options"]
+    assert options == [{"seeds": 2, "epochs": 1}]
     Path(little).unlink()  # neither data nor a store is needed
     again = tmp_path / "again"
     code, out, err = run(capsys, *words, "--out", str(again), "--cells", str(file))

@@ -214,6 +214,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     if per_seed := runner.write_per_seed():
         summary["per_seed"] = per_seed
     if shared["export"]:
+        own = {option.name: option for option in experiment.options}
+        runner.keep("options", {key: value for key, value in chosen.items() if value != own[key].default})
         summary["exported"] = str(runner.export(shared["export"]))
     return summary | ({"rebuilt_from": shared["cells"]} if shared["cells"] else {})
 
@@ -223,8 +225,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
 # A file of cells has one JSON object per line, {experiment, protocol, arm, seed, settings, result}.
 # `settings` are the fields of the configuration that differ from their defaults; numbers of the `result`
 # (scores at the end and at the best epoch, DTAP, history) keep six significant digits. A line
-# {experiment, fact, value} is a number that the experiment needs beside its cells. The suffix of the file
-# says how it is compressed: .jsonl, .jsonl.gz or .jsonl.xz.
+# {experiment, fact, value} is a number that the experiment needs beside its cells, or its options. The suffix
+# of the file says how it is compressed: .jsonl, .jsonl.gz or .jsonl.xz.
 
 DIGITS = 6
 
@@ -307,9 +309,13 @@ class CellRunner:
             self._facts[name] = plain(compute())
         elif name not in self._facts:
             raise InputError(f"{self._named()} has no fact {name!r}; export its cells again")
-        if not any(line.get("fact") == name for line in self._lines):
-            self._lines.append({"experiment": self.experiment, "fact": name, "value": self._facts[name]})
+        self.keep(name, self._facts[name])
         return self._facts[name]
+
+    def keep(self, name: str, value: Any) -> None:
+        """Remember a value that is no cell for :meth:`export`."""
+        if not any(line.get("fact") == name for line in self._lines):
+            self._lines.append({"experiment": self.experiment, "fact": name, "value": plain(value)})
 
     def export(self, path: str | os.PathLike[str]) -> Path:
         """Write every cell that was asked for to ``path``, one line each; returns the path."""
