@@ -194,6 +194,15 @@ def test_a_function_a_mapping_and_a_file_give_the_same(classifier, instances, tm
     assert list(named.rankings) == ["rollout", "a", "b", "c", "d"]
 
 
+def test_instances_without_ids_keep_their_own_importances(classifier, instances):
+    nameless = [replace(x, id="") for x in instances]
+    found = measure(classifier, nameless, scores=lambda x: np.arange(len(x.tokens)) * x.rankable, percents=())
+    for instance, own in zip(nameless, found.rankings["scores"].importance, strict=True):
+        assert own == pytest.approx(np.arange(len(instance.tokens)) * instance.rankable)
+    with pytest.raises(InputError, match="2 instances have 1 ids, so scores cannot be told apart"):
+        measure(classifier, nameless, scores={"": [1.0] * len(instances[0].tokens)})
+
+
 def test_faithfulness_of_given_importances_is_that_of_the_same_ranking(classifier, instances):
     by_gradient = measure(classifier, instances, rank_by="gradient", percents=[20, 50])
     given = dict(zip((x.id for x in instances), by_gradient.importance, strict=True))

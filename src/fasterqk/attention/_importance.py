@@ -123,8 +123,8 @@ def _found(source: Source, instances: Sequence[Instance], absolute: bool) -> lis
         return [_given(name, lines, instances, absolute) for name, lines in read_scores(source).items()]
     if callable(source):
         name = getattr(source, "__name__", type(source).__name__)
-        own = {x.id: (f"{name} of instance {x.id!r}", source(x)) for x in instances}
-        return [_given("scores" if name == "<lambda>" else name, own, instances, absolute)]
+        values = tuple(align(source(x), x, f"{name} of instance {x.id!r}") for x in instances)
+        return [Importance("scores" if name == "<lambda>" else name, values=values, absolute=absolute)]
     if not isinstance(source, Mapping):
         raise InputError(f"scores cannot be read from {source!r}; give a function, a mapping or a file")
     if source and all(_is_source(value) for value in source.values()):
@@ -152,6 +152,11 @@ def _given(
     name: str, lines: Mapping[str, tuple[str, Given]], instances: Sequence[Instance], absolute: bool
 ) -> Importance:
     ids = {instance.id for instance in instances}
+    if len(ids) < len(instances):
+        raise InputError(
+            f"{name}: {len(instances)} instances have {len(ids)} ids, so scores cannot be told apart; give"
+            " each its own: Instance(..., id='1')"
+        )
     missing = [instance.id for instance in instances if instance.id not in lines]
     unknown = [(where, key) for key, (where, _) in lines.items() if key not in ids]
     if unknown:
