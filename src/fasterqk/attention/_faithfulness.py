@@ -5,7 +5,7 @@ First how tokens are ranked and removed, then sufficiency and comprehensiveness,
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -145,8 +145,33 @@ def faithfulness(
 
     ``predict`` is asked once for each variant of the whole batch; ``whole`` saves asking it for the
     unchanged one. Special tokens are always kept. An input that removal would leave empty keeps its least
-    important token.
+    important token. :func:`fasterqk.attention.measure` asks for the variants of all batches together.
     """
+    perturbed = perturb(batch, importance, percents, removal, rounding)
+    whole = checked_outcomes(predict(batch) if whole is None else whole, batch)
+    alone, without = ([checked_outcomes(predict(one), one) for one in some] for some in perturbed[:2])
+    return faithfulness_of(batch, percents, whole, alone, without, perturbed.skipped)
+
+
+class Perturbed(NamedTuple):
+    """A batch with tokens removed: for each k its top tokens ``alone`` and the batch ``without`` them.
+
+    ``skipped`` ``(instance, k)`` marks the k that add no token to the one before, where k is rounded down.
+    """
+
+    alone: list[Batch]
+    without: list[Batch]
+    skipped: NDArray[np.bool_] | None
+
+
+def perturb(
+    batch: Batch,
+    importance: NDArray[np.float64],
+    percents: Sequence[int],
+    removal: Removal,
+    rounding: Rounding,
+) -> Perturbed:
+    """What is asked for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``."""
     if rounding not in get_args(Rounding):
         raise InputError(f"unknown rounding {rounding!r}; choose from {', '.join(get_args(Rounding))}")
     importance = np.asarray(importance, dtype=float)
@@ -155,19 +180,28 @@ def faithfulness(
             f"importance has shape {importance.shape}, but the batch {batch.tokens.shape}; give one number"
             " per token"
         )
-    whole = _asked(predict, batch) if whole is None else _checked(np.asarray(whole, dtype=float), batch)
-    sufficient, comprehensive, counts = [], [], [np.zeros(len(batch), dtype=np.int64)]
+    alone, without, counts = [], [], [np.zeros(len(batch), dtype=np.int64)]
     for percent in percents:
         top = top_percent(importance, batch.rankable, percent, rounding)
-        rest = batch.rankable & ~top
         counts.append(top.sum(1))
-        sufficient.append(_asked(predict, remove(batch, rest, removal)))
-        comprehensive.append(_asked(predict, remove(batch, _not_all(top, importance, batch), removal)))
-    nothing = np.zeros((*whole.shape[:1], 0, *whole.shape[1:]))
-    alone, without = (np.stack(each, 1) if each else nothing for each in (sufficient, comprehensive))
+        alone.append(remove(batch, batch.rankable & ~top, removal))
+        without.append(remove(batch, _not_all(top, importance, batch), removal))
     same = np.diff(np.stack(counts, 1), axis=1) == 0
-    skipped = same if rounding == "down" else None
-    return Faithfulness(tuple(percents), whole, batch.follow(whole), alone, without, skipped)
+    return Perturbed(alone, without, same if rounding == "down" else None)
+
+
+def faithfulness_of(
+    batch: Batch,
+    percents: Sequence[int],
+    whole: NDArray[np.float64],
+    alone: Sequence[NDArray[np.float64]],
+    without: Sequence[NDArray[np.float64]],
+    skipped: NDArray[np.bool_] | None,
+) -> Faithfulness:
+    """The scores from outcomes ``(batch, outcome)``: of the whole texts, and for each k of both variants."""
+    nothing = np.zeros((*whole.shape[:1], 0, *whole.shape[1:]))
+    kept, rest = (np.stack(list(each), 1) if len(each) else nothing for each in (alone, without))
+    return Faithfulness(tuple(percents), whole, batch.follow(whole), kept, rest, skipped)
 
 
 def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness:
@@ -179,11 +213,9 @@ def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness
     return Faithfulness(parts[0].percents, **joined)
 
 
-def _asked(predict: Predict, batch: Batch) -> NDArray[np.float64]:
-    return _checked(np.asarray(predict(batch), dtype=float), batch)
-
-
-def _checked(probabilities: NDArray[np.float64], batch: Batch) -> NDArray[np.float64]:
+def checked_outcomes(probabilities: ArrayLike, batch: Batch) -> NDArray[np.float64]:
+    """What a model said of ``batch``, ``(batch, outcome)``, all finite numbers."""
+    probabilities = np.asarray(probabilities, dtype=float)
     if probabilities.ndim != 2 or len(probabilities) != len(batch):
         raise InputError(
             f"predict returned shape {probabilities.shape} for {len(batch)} instances; give (batch, outcome)"

@@ -137,14 +137,14 @@ class Batch:
 
 def collate(instances: Sequence[Instance], side: Side = "right") -> Batch:
     """Pad ``instances`` to one length (token 0 stands on padding; no model may look at it)."""
-    real, tokens = _padded([x.tokens for x in instances], side)
+    real, tokens = pad_side([x.tokens for x in instances], side)
     targets = [np.zeros(0, dtype=np.int64) if x.target is None else x.target for x in instances]
-    target_real, target = _padded(targets, "right")
+    target_real, target = pad_side(targets, "right")
     return Batch(
         tokens=tokens.astype(np.int64),
         real=real,
-        rankable=_padded([x.rankable for x in instances], side)[1].astype(bool),
-        relevance=_padded([x.relevance for x in instances], side)[1].astype(float),
+        rankable=pad_side([x.rankable for x in instances], side)[1].astype(bool),
+        relevance=pad_side([x.relevance for x in instances], side)[1].astype(float),
         hidden=np.zeros_like(real),
         label=np.array([-1 if x.label is None else x.label for x in instances], dtype=np.int64),
         target=target.astype(np.int64),
@@ -159,7 +159,7 @@ def _types(instances: Sequence[Instance], side: Side) -> NDArray[np.int64] | Non
     if all(x.types is None for x in instances):
         return None
     own = [np.zeros(len(x.tokens), dtype=np.int64) if x.types is None else x.types for x in instances]
-    return _padded(own, side)[1].astype(np.int64)
+    return pad_side(own, side)[1].astype(np.int64)
 
 
 def pad_rows(rows: Sequence[NDArray[np.float64]], real: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -174,7 +174,10 @@ def unpad_rows(rows: NDArray[np.float64], real: NDArray[np.bool_]) -> list[NDArr
     return [row[there] for row, there in zip(rows, real, strict=True)]
 
 
-def _padded(rows: Sequence[NDArray[np.generic]], side: Side) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
+def pad_side(
+    rows: Sequence[NDArray[np.generic]], side: Side
+) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
+    """Rows of different lengths padded with zeros on one side: what is real, and the values."""
     lengths = np.array([len(row) for row in rows])
     width = int(lengths.max())
     position = np.arange(width)

@@ -7,7 +7,7 @@ every instance; its :class:`Summary` has the scores, as JSON or as tables for pe
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -25,7 +25,16 @@ from fasterqk.attention._aggregation import (
     read_rows,
     uniform_attention,
 )
-from fasterqk.attention._faithfulness import Faithfulness, Removal, Rounding, faithfulness, join
+from fasterqk.attention._faithfulness import (
+    Faithfulness,
+    Removal,
+    Rounding,
+    checked_outcomes,
+    faithfulness,
+    faithfulness_of,
+    join,
+    perturb,
+)
 from fasterqk.attention._importance import (
     METHODS,
     Importance,
@@ -39,6 +48,7 @@ from fasterqk.attention._measurement import Measurement, Ranking
 from fasterqk.attention._models import Measurable, Reading, as_array
 from fasterqk.attention._nulls import NullMass, permuted_mass, sharp_mass
 from fasterqk.attention._scores import DTAP_EDGES, SCORES, Rows, entropy
+from fasterqk.attention._variants import Variants
 from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
@@ -48,6 +58,8 @@ WEIGHTS_IN_MEMORY = 2**27
 # Where instances have several read rows: how many rows are predicted at once with tokens removed. Each has
 # one outcome per token of the vocabulary, so more would fill the memory.
 ROWS_AT_ONCE = 256
+# Texts without some tokens that wait to be predicted together.
+VARIANTS_IN_MEMORY = 50_000
 
 
 def measure(
@@ -126,6 +138,9 @@ def measure(
     lengths = np.array([len(instances[i].tokens) for i in order])
     columns, null_masses = [], []
     ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*asked, *random)]
+    waiting = _Waiting(model, side, batch_size, int(lengths[-1]), tuple(percents), removal, rounding)
+    # The share of all predictions that reading the whole texts is.
+    reading = 1 / (1 + 2 * len(percents) * len(ranked))
     for start, stop in batches(lengths, batch_size, held, max_weights or np.inf):
         chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen], side)
@@ -137,9 +152,23 @@ def measure(
         rankings += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
         for (values, faithful), importance in zip(ranked, rankings, strict=True):
             values += unpad_rows(rows.mean(importance), batch.real)
-            faithful.append(rows.faithfulness(model, importance, percents, removal, rounding))
+            if rows.reading.read.dim() == 1:
+                waiting.add(faithful, batch, importance, rows.reading.answer.outcomes)
+            else:
+                faithful.append(rows.faithfulness(model, importance, percents, removal, rounding))
+        asked_before = waiting.start
+        if len(waiting) > VARIANTS_IN_MEMORY or stop == len(order):
+
+            def tell(share: float, stop: int = stop, before: int = asked_before) -> None:
+                if progress:
+                    done = before + share * (stop - before)
+                    progress(reading * stop + (1 - reading) * done, len(order))
+
+            waiting.ask(tell)
+            waiting.start = stop
         if progress:
-            progress(stop, len(order))
+            done = reading * stop + (1 - reading) * waiting.start
+            progress(len(order) if stop == len(order) else done, len(order))
     place = np.argsort(order)
     found = [Ranking(tuple(values[i] for i in place), join(faithful, order)) for values, faithful in ranked]
     return Measurement(
@@ -206,6 +235,54 @@ def _patterns(
     real = torch.from_numpy(batch.real).to(reading.read.device)
     layers = zip(stated, reading.layers, strict=True)
     return tuple(own or find_pattern(layer, real, reading.read) for own, layer in layers), heads, True
+
+
+class _Waiting:
+    """Rankings whose faithfulness waits until the variants of many batches are predicted together.
+
+    A text that was read is known, so that no variant equal to it is predicted. As many tokens are predicted
+    at a time as ``batch_size`` of the longest text have.
+    """
+
+    def __init__(
+        self,
+        model: Measurable,
+        side: Side,
+        batch_size: int,
+        longest: int,
+        percents: tuple[int, ...],
+        removal: Removal,
+        rounding: Rounding,
+    ) -> None:
+        self.model, self.side, self.percents = model, side, percents
+        self.removal, self.rounding = removal, rounding
+        self.tokens, self.single = batch_size * longest, batch_size == 1
+        self.start = 0
+        self._empty()
+
+    def __len__(self) -> int:
+        return len(self.variants)
+
+    def add(self, results: list[Faithfulness], batch: Batch, importance: Numbers, whole: Numbers) -> None:
+        """Put the faithfulness of ``importance`` ``(batch, token)`` into ``results`` at the next ``ask``."""
+        perturbed = perturb(batch, importance, self.percents, self.removal, self.rounding)
+        whole = checked_outcomes(whole, batch)
+        self.variants.add(batch, whole)
+        numbers = [[self.variants.add(one) for one in some] for some in perturbed[:2]]
+        self.rankings.append((results, batch, whole, numbers, perturbed.skipped))
+
+    def ask(self, progress: Callable[[float], None]) -> None:
+        """Predict all variants, each distinct one once, and score the rankings that wait for them."""
+        if self.rankings:
+            outcomes = self.variants.ask(self.model.predict, self.tokens, self.single, progress)
+        for results, batch, whole, numbers, skipped in self.rankings:
+            alone, without = ([outcomes[own] for own in some] for some in numbers)
+            results.append(faithfulness_of(batch, self.percents, whole, alone, without, skipped))
+        self._empty()
+
+    def _empty(self) -> None:
+        self.variants = Variants(self.side)
+        self.rankings: list[tuple[Any, ...]] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,13 +428,10 @@ class _ReadRows:
         removal: Removal,
         rounding: Rounding = "up",
     ) -> Faithfulness:
-        """Of each instance, from the ``importance`` ``(row, token)`` of its tokens to each of its rows."""
-        whole = self.reading.answer.outcomes
-        if self.reading.read.dim() == 1:
-            return faithfulness(model.predict, self.batch, importance, percents, removal, whole, rounding)
+        """Of instances of several rows, from the ``importance`` ``(row, token)`` of tokens to each row."""
         if rounding == "down":
             raise InputError("rounding 'down' is not defined for a model that reads several rows")
-        whole = whole[self.batch.target_real]
+        whole = self.reading.answer.outcomes[self.batch.target_real]
         parts = []
         for start in range(0, len(whole), ROWS_AT_ONCE):
             some = slice(start, start + ROWS_AT_ONCE)

@@ -138,11 +138,21 @@ class TorchClassifier:
         read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
         captured = capture(self.model, self.inputs(batch), rows=read if read_only else None)
         check_layers(captured.select("self"), batch, self.model)
-        # Kernels that show attention round differently, so that the answer is that of a plain pass, as it is
-        # for texts that lost tokens: differences between the two are small.
-        return Reading(
-            captured.select("self"), read, class_answer(self.predict(batch), batch, self.multi_label)
-        )
+        outcomes = self._outcomes(batch, captured.outputs)
+        return Reading(captured.select("self"), read, class_answer(outcomes, batch, self.multi_label))
+
+    def _outcomes(self, batch: Batch, outputs: Any) -> NDArray[np.float64]:
+        """Probabilities of a batch that was just run with ``outputs``: it need not run again.
+
+        Kernels that show attention round differently. In half precision that is more than a small difference
+        between texts, so that the answer is that of a plain pass, as it is for texts that lost tokens.
+        """
+        logits = self.logits(outputs)
+        return self.predict(batch) if logits.dtype in HALF else self._probabilities(logits)
+
+    def _probabilities(self, logits: Tensor) -> NDArray[np.float64]:
+        logits = logits.detach().cpu().double()
+        return (logits.sigmoid() if self.multi_label else logits.softmax(-1)).numpy()
 
     def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
         """What the model's own masks let each layer see, found on one text; None where they do not show."""
@@ -152,8 +162,7 @@ class TorchClassifier:
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
-            logits = self._logits(batch).cpu().double()
-            return (logits.sigmoid() if self.multi_label else logits.softmax(-1)).numpy()
+            return self._probabilities(self._logits(batch))
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         return self._gradient(batch, batch.follow(self.predict(batch)))
@@ -322,6 +331,10 @@ class HuggingFaceClassifier(TorchClassifier):
             for layer in reading.layers
         ]
         return replace(reading, layers=moved, read=on_device_of(self.model, batch.first))
+
+    def _outcomes(self, batch: Batch, outputs: Any) -> NDArray[np.float64]:
+        # Without an id to pad with, texts are predicted one by one.
+        return self.predict(batch) if self._marker(batch) is None else super()._outcomes(batch, outputs)
 
     def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
         with self._padding(batch):

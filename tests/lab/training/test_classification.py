@@ -179,10 +179,12 @@ def test_every_text_runs_once_and_then_without_some_tokens(config, layers):
     fits = len(trainable.along["train"].by_length(EVALUATION_BATCH)) + batches("validation") + batches("test")
     once = 1 + 2 * len(percents)  # the whole text, and with the top k% alone and without them
     trainable.evaluate()
-    assert len(ran) == fits + once * batches("test")
+    # Texts without some tokens are short, so that fewer passes hold them all than one per batch and k.
+    assert fits + batches("test") < len(ran) <= fits + once * batches("test")
     ran.clear()
     trainable.results()
     fits = sum(map(batches, trainable.splits)) + batches("test")  # by group
     # At the end random rankings are asked too; before, that took another pass over the whole texts.
     chance = 2 * len(percents) * batches("test")
-    assert len(ran) == fits + once * (batches("validation") + batches("test")) + chance
+    whole = batches("validation") + batches("test")
+    assert fits + whole < len(ran) <= fits + once * whole + chance

@@ -1,0 +1,98 @@
+"""Texts that lost tokens, predicted together: every distinct one once, similar lengths side by side."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.attention._faithfulness import Predict, checked_outcomes
+from fasterqk.attention._instances import Batch, Side, pad_side
+
+# What a prediction may depend on, so that inputs which agree in it are one.
+_TOKENS = ("tokens", "hidden", "types")
+
+
+class Variants:
+    """Inputs that are waiting for their prediction.
+
+    :meth:`add` takes those of a batch and returns the number of each; equal ones have one number.
+    :meth:`ask` predicts all, in order of their length and as many at a time as ``tokens`` allow, padding
+    included, and returns the outcomes by number.
+    """
+
+    def __init__(self, side: Side = "right") -> None:
+        self.side = side
+        self._numbers: dict[Any, int] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._known: dict[int, NDArray[np.float64]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, batch: Batch, outcomes: NDArray[np.float64] | None = None) -> NDArray[np.intp]:
+        """The number of each input of ``batch``; ``outcomes`` ``(batch, outcome)``, if they are known."""
+        names = [name for name in _TOKENS if getattr(batch, name) is not None]
+        numbers = np.empty(len(batch), dtype=np.intp)
+        for place, real in enumerate(batch.real):
+            row = {name: getattr(batch, name)[place][real] for name in names}
+            row |= {"target": batch.target[place][batch.target_real[place]], "label": int(batch.label[place])}
+            key = tuple(value if isinstance(value, int) else value.tobytes() for value in row.values())
+            number = self._numbers.setdefault(key, len(self._rows))
+            if number == len(self._rows):
+                self._rows.append(row)
+            if outcomes is not None:
+                self._known[number] = outcomes[place]
+            numbers[place] = number
+        return numbers
+
+    def ask(
+        self,
+        predict: Predict,
+        tokens: int,
+        single: bool = False,
+        progress: Callable[[float], None] | None = None,
+    ) -> NDArray[np.float64]:
+        """Outcomes ``(number, outcome)``; with ``single`` one at a time. ``progress`` gets the share."""
+        wanted = [number for number in range(len(self)) if number not in self._known]
+        lengths = np.array([len(self._rows[number]["tokens"]) for number in wanted], dtype=np.int64)
+        order = np.argsort(lengths, kind="stable")
+        found = dict(self._known)
+        for start, stop in _chunks(lengths[order], tokens, single):
+            numbers = [wanted[place] for place in order[start:stop]]
+            batch = self._batch(numbers)
+            found |= dict(zip(numbers, checked_outcomes(predict(batch), batch), strict=True))
+            if progress:
+                progress(stop / len(order))
+        return np.stack([found[number] for number in range(len(self))])
+
+    def _batch(self, numbers: list[int]) -> Batch:
+        rows = [self._rows[number] for number in numbers]
+        real, tokens = pad_side([row["tokens"] for row in rows], self.side)
+        target_real, target = pad_side([row["target"] for row in rows], "right")
+        # Not every text of a measurement is a pair.
+        typed = any("types" in row for row in rows)
+        types = [row.get("types", np.zeros(len(row["tokens"]), dtype=np.int64)) for row in rows]
+        return Batch(
+            tokens=tokens.astype(np.int64),
+            real=real,
+            rankable=np.zeros_like(real),
+            relevance=np.zeros(real.shape),
+            hidden=pad_side([row["hidden"] for row in rows], self.side)[1].astype(bool),
+            label=np.array([row["label"] for row in rows], dtype=np.int64),
+            target=target.astype(np.int64),
+            target_real=target_real,
+            side=self.side,
+            types=pad_side(types, self.side)[1].astype(np.int64) if typed else None,
+        )
+
+
+def _chunks(lengths: NDArray[np.int64], tokens: int, single: bool) -> Iterator[tuple[int, int]]:
+    """Slices of ascending ``lengths`` that hold at most ``tokens``, padded to their longest."""
+    start = 0
+    while start < len(lengths):
+        stop = start + 1
+        while not single and stop < len(lengths) and (stop + 1 - start) * int(lengths[stop]) <= tokens:
+            stop += 1
+        yield start, stop
+        start = stop

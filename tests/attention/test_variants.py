@@ -1,0 +1,105 @@
+"""Variants of many texts predicted together are what they are one by one."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import transformers
+
+from fasterqk.attention import HuggingFaceClassifier, Removal, collate, faithfulness, measure
+from fasterqk.attention import _measure as measuring
+from fasterqk.attention._variants import Variants, _chunks
+
+
+def counted(model):
+    """The model, and a list to which every batch that it predicts is added."""
+    asked, predict = [], model.predict
+    model.predict = lambda batch: asked.append(batch) or predict(batch)
+    return asked
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("removal", [Removal(), Removal("mask", 3), Removal("attention")])
+@pytest.mark.parametrize("causal", [False, True])
+def test_together_equals_each_batch_alone(small_model, some_instances, side, removal, causal, monkeypatch):
+    model, instances = small_model(causal=causal), some_instances(9)
+    instances.append(replace(instances[2], id="again"))
+    options = {"percents": [10, 50, 100], "removal": removal, "batch_size": 3, "side": side}
+    found = measure(model, instances, generator=np.random.default_rng(0), **options)
+    for ranking in (found.rankings[next(iter(found.rankings))], *found.random):
+        for number, instance in enumerate(instances):
+            batch = collate([instance], side)
+            plain = faithfulness(
+                model.predict, batch, ranking.importance[number][None], options["percents"], removal
+            )
+            own = ranking.faithfulness
+            assert own.sufficiency[number] == pytest.approx(plain.sufficiency[0], abs=1e-12)
+            assert own.comprehensiveness[number] == pytest.approx(plain.comprehensiveness[0], abs=1e-12)
+            assert own.whole[number] == pytest.approx(plain.whole[0], abs=1e-12)
+    # Few at a time is the same as all together.
+    monkeypatch.setattr(measuring, "VARIANTS_IN_MEMORY", 4)
+    again = measure(model, instances, generator=np.random.default_rng(0), **options)
+    assert again.faithfulness.sufficiency == pytest.approx(found.faithfulness.sufficiency, abs=1e-12)
+
+
+def test_each_distinct_variant_runs_once_and_the_whole_text_never_again(small_model, some_instances):
+    model, instances = small_model(), some_instances(6)
+    asked = counted(model)
+    # The same text three times; at 100% the top tokens alone are the whole text.
+    data = [replace(instances[0], id=str(number)) for number in range(3)]
+    data = [replace(one, relevance=one.rankable * 1.0) for one in data]
+    measure(model, data, percents=[50, 100])
+    # Top half, without the top half, and without everything; the whole text is known from its attention.
+    assert sum(len(batch) for batch in asked) == 3
+    texts = {row.tobytes() for batch in asked for row in batch.tokens}
+    assert len(texts) == 3
+
+
+def test_variants_of_all_posts_are_sorted_by_length(small_model, some_instances):
+    model, instances = small_model(), some_instances(20)
+    asked = counted(model)
+    measure(model, instances, percents=[20, 50], batch_size=4)
+    longest = max(len(one.tokens) for one in instances)
+    lengths = [batch.real.sum(1) for batch in asked]
+    flat = np.concatenate(lengths)
+    assert (np.diff(flat) >= 0).all()
+    for batch in asked:
+        assert batch.tokens.size <= 4 * longest
+    # Full batches: a batch and the first text of the next one would be too much.
+    for one, other in pairwise(asked):
+        assert (len(one) + 1) * other.real.sum(1)[0] > 4 * longest
+
+
+def test_labels_hidden_tokens_and_targets_tell_variants_apart(some_instances):
+    one = some_instances(1)[0]
+    batch = collate([one, replace(one, label=(one.label + 1) % 3), one])
+    variants = Variants()
+    assert variants.add(batch).tolist() == [0, 1, 0]
+    hidden = batch.hidden.copy()
+    hidden[0, 1] = True
+    assert variants.add(replace(batch, hidden=hidden)).tolist() == [2, 1, 0]
+    known = Variants()
+    known.add(batch, np.array([[0.1, 0.9], [0.2, 0.8], [0.1, 0.9]]))
+    assert known.ask(lambda batch: 1 / 0, 100).tolist() == [[0.1, 0.9], [0.2, 0.8]]
+
+
+def test_chunks_hold_as_many_tokens_as_they_may():
+    lengths = np.array([1, 2, 2, 3, 9, 30])
+    assert list(_chunks(lengths, 9, single=False)) == [(0, 3), (3, 4), (4, 5), (5, 6)]
+    assert list(_chunks(lengths, 9, single=True)) == [(n, n + 1) for n in range(6)]
+
+
+def test_the_answer_of_the_capture_is_that_of_a_plain_pass(make_model, some_instances):
+    for head, config in (
+        ("BertForSequenceClassification", "BertConfig"),
+        ("GPT2ForSequenceClassification", "GPT2Config"),
+    ):
+        own = make_model(head, config, num_labels=3)
+        assert isinstance(own, transformers.PreTrainedModel)
+        model, batch = HuggingFaceClassifier(own), collate(some_instances(5))
+        found, plain = model.read(batch).answer.outcomes, model.predict(batch)
+        assert found == pytest.approx(plain, abs=1e-6)
+        # Kernels of half precision round differently, so that there it is the plain pass itself.
+        half = HuggingFaceClassifier(own.bfloat16())
+        assert (half.read(batch).answer.outcomes == half.predict(batch)).all()
