@@ -18,7 +18,7 @@ from fasterqk.attention._instances import (
     encode_for_classifier,
 )
 from fasterqk.attention._models import HuggingFaceCausal, HuggingFaceClassifier, Measurable
-from fasterqk.circuits import read_model_config
+from fasterqk.circuits import gguf_file, gguf_recipe, read_model_config
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json
 
@@ -72,6 +72,12 @@ def load_model(
         import transformers
     path = Path(folder)
     adapter = (path / "adapter_config.json").is_file()
+    gguf = gguf_file(path)
+    if gguf is not None:
+        raise InputError(
+            f"{str(folder)!r} is a GGUF model; save it as a model folder, {str(gguf.with_suffix(''))!r}, and "
+            f"give that: {gguf_recipe(gguf)}"
+        )
     if not adapter and not (path / "config.json").is_file():
         raise InputError(f"{str(folder)!r} is no model folder: it has no config.json")
     where, kind = _device(device), _precision(precision)

@@ -13,7 +13,12 @@ scaling per circuit; ``_check`` ``describe`` and ``check_circuits``. Beside them
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
 from fasterqk.circuits._convert import load_converted_state
 from fasterqk.circuits._find import Labels, find_circuits
-from fasterqk.circuits._from_config import model_without_weights, read_model_config
+from fasterqk.circuits._from_config import (
+    gguf_file,
+    gguf_recipe,
+    model_without_weights,
+    read_model_config,
+)
 from fasterqk.circuits._gradients import normalize_gradients, scale_circuits
 from fasterqk.circuits._groups import param_groups
 from fasterqk.circuits._optimizer import make_optimizer
@@ -39,6 +44,8 @@ __all__ = [
     "check_circuits",
     "describe",
     "find_circuits",
+    "gguf_file",
+    "gguf_recipe",
     "load_converted_state",
     "make_optimizer",
     "model_without_weights",

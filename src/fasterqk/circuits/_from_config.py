@@ -7,6 +7,7 @@ and narrow heads runs in a moment, and its labels hold for the large one.
 
 import copy
 import re
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
         config, source = _from_file(config_file), f"configuration in {config_file!r}"
     elif name is None:
         raise InputError("name a model type, a model directory or a model on the hub, or give --config FILE")
+    elif (gguf := gguf_file(name)) is not None:
+        config, source = _from_gguf(gguf), f"GGUF file {str(gguf)!r}"
     elif Path(name).is_dir():
         config, source = _from_file(str(Path(name) / "config.json")), f"directory {name!r}"
     elif name in transformers.CONFIG_MAPPING:
@@ -75,6 +78,40 @@ def _refused(message: str) -> Iterator[None]:
     except Exception as error:
         lines = str(error).strip().splitlines()
         raise InputError(f"{message}: {lines[0][:160] if lines else type(error).__name__}") from None
+
+
+def gguf_file(path: str | PathLike[str]) -> Path | None:
+    """The GGUF file that ``path`` is, or that lies alone in a folder without a configuration; else None."""
+    own = Path(path)
+    if own.is_file():
+        return own if own.suffix.lower() == ".gguf" else None
+    if not own.is_dir() or any((own / name).exists() for name in ("config.json", "adapter_config.json")):
+        return None
+    found = sorted(file for file in own.iterdir() if file.suffix.lower() == ".gguf")
+    if len(found) > 1:
+        raise InputError(f"{str(path)!r} has {len(found)} GGUF files; name one: {str(found[0])!r}")
+    return found[0] if found else None
+
+
+def gguf_recipe(file: Path) -> str:
+    """A command that saves the model and the tokenizer of a GGUF file as a model folder beside it."""
+    given, folder = (str(file.parent), file.name), str(file.with_suffix(""))
+    code = (
+        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        f"[kind.from_pretrained({given[0]!r}, gguf_file={given[1]!r}).save_pretrained({folder!r}) "
+        "for kind in (M, T)]"
+    )
+    return f"python -c {shlex.quote(code)}"
+
+
+def _from_gguf(file: Path) -> Any:
+    from transformers import AutoConfig
+
+    with _refused(
+        f"transformers cannot read the configuration in {str(file)!r} (it needs the package gguf, and not "
+        "every architecture is known to it); give --config FILE with the config.json of the original model"
+    ):
+        return AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
 
 
 def _from_file(path: str) -> Any:
