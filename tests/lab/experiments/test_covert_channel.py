@@ -64,14 +64,15 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "SCALES", (1e-3,))
     monkeypatch.setattr(module, "RATIOS", (1.0,))
     monkeypatch.setattr(module, "LITERAL_GAMMAS", (0.355,))
-    monkeypatch.setattr(module, "MOST_STEPS", 400)
+    monkeypatch.setattr(module, "LITERAL_MODELS", (("CACO", "adam"),))
+    monkeypatch.setattr(module, "MOST_STEPS", 200)
     file = tmp_path / "cells.jsonl"
     words = ["reproduce", "covert-channel", "--parts", "threshold,blind", "--seeds", "1", "--json"]
     assert main([*words, "--out", str(tmp_path / "a"), "--workers", "1", "--export", str(file)]) == 0
     first = json.loads(capsys.readouterr().out)
     with Path(first["files"]["csv"]).open(encoding="utf-8") as stream:
         rows = list(csv.DictReader(stream))
-    assert len(rows) == len(first["cells"]) == 3 + 4 + 9
+    assert len(rows) == len(first["cells"]) == 3 + 4 + 3
     assert {row["blind"] for row in rows} == {"True", "False"}
     assert all(row["null_bits"] for row in rows)
     assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
