@@ -453,6 +453,18 @@ def test_plain_parameters_of_another_module_are_added(qk_ratio, net, label, trai
     made.load_state_dict(made.state_dict())
 
 
+def test_what_is_trained_already_cannot_be_added(net, label):
+    """The leaves of a fused weight are not the weight: torch itself would not notice."""
+    model = net("rows")
+    made = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=6, circuits=label(model))
+    for parameter, name in ((model.layers[0].qkv, r"layers\.0\.qkv"), (model.head.weight, r"head\.weight")):
+        with raises(f"{name} is trained by this optimizer already and cannot be added"):
+            made.add_param_group({"params": [parameter]})
+    with raises("has no 'params'"):
+        made.add_param_group({"lr": 1.0})
+    assert len(made.param_groups) == 2
+
+
 # --- Optimizers that set the size of their steps themselves ---
 
 

@@ -7,7 +7,7 @@ import torch
 from transformers import Trainer, TrainingArguments
 from transformers.trainer_utils import HPSearchBackend
 
-from fasterqk import Ramp
+from fasterqk import Ramp, make_optimizer
 from fasterqk.errors import InputError
 from fasterqk.integrations import Sharpness, SharpnessCallback, trainer_optimizer
 
@@ -111,6 +111,32 @@ def test_a_ramp_is_logged_with_the_step_it_was_used_in(tmp_path, gpt2, texts):
     trainer = trained(gpt2(), texts, args, Ramp(1, 5, steps=4), callbacks=[watch])
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert [entry["lr/qk"] for entry in entries] == pytest.approx([1e-2, 2e-2, 3e-2, 4e-2])
+
+
+def test_muon_and_adamw_as_one_resume_bit_for_bit(tmp_path, gpt2, texts):
+    def run(folder, model, resume=None, **changes):
+        optimizer = make_optimizer(
+            model,
+            torch.optim.Muon,
+            lr=1e-2,
+            ratios={"q": 3, "k": 2},
+            others=(torch.optim.AdamW, {"lr": 1e-3}),
+        )
+        args = arguments(tmp_path / folder, **changes)
+        watch = SharpnessCallback(Sharpness({"input_ids": texts[0]["input_ids"][None]}), every=100)
+        trainer = Trainer(
+            model=model, args=args, train_dataset=texts, optimizers=(optimizer, None), callbacks=[watch]
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        return trainer
+
+    whole = run("whole", gpt2())
+    run("parts", gpt2(), save_strategy="steps", save_steps=5)
+    resumed = run("parts", gpt2(seed=3), str(tmp_path / "parts/checkpoint-5"))
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    entry = next(entry for entry in whole.state.log_history if entry.get("lr/q"))
+    assert entry["lr/q"] == pytest.approx(1.5 * entry["lr/k"])
 
 
 # --- The arguments are read when the optimizer is made ---

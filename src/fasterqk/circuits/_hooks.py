@@ -117,7 +117,15 @@ class StepHooks:
     def _add(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
         """Add a group: parameters of the model are split by circuit, others are taken as they are."""
         names = {id(each): name for name, each in self._model().named_parameters()}
+        if "params" not in group:
+            raise InputError(f"the group {group!r} has no 'params', the parameters to add")
         parameters = plain_parameters(group["params"])
+        known = {id(each) for own in optimizer.param_groups for each in own["params"]}
+        known |= {id(fused.parameter) for fused in self.fused}
+        for each in parameters:
+            if id(each) in known:
+                name = names.get(id(each), "a parameter that was added before")
+                raise InputError(f"{name} is trained by this optimizer already and cannot be added")
         inside = [each for each in parameters if id(each) in names]
         outside = [each for each in parameters if id(each) not in names]
         first, add = len(optimizer.param_groups), type(optimizer).add_param_group
@@ -279,7 +287,7 @@ class StepHooks:
         loaded states keep their meaning.
         """
         bases = [self.base_rate(optimizer, index) for index in range(len(self.plans))]
-        groups = zip(optimizer.param_groups, self.plans, bases, strict=True)
+        groups = zip(optimizer.param_groups, self.plans, bases, strict=False)  # a library may append others
         for index, (group, plan, base) in enumerate(groups):
             ratio = self.ratio_now(optimizer, index)
             if plan.changing:
