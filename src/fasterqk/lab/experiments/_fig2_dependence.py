@@ -173,7 +173,8 @@ def write_dependence(pairs: list[Pair], out: Path) -> dict[str, str]:
 
 def draw_dependence(plt: Any, pairs: list[Pair]) -> Any:
     """A row per setting, a plot per parameterization."""
-    figure, axes = plt.subplots(1, 1 + len(PARAMETERIZATIONS), figsize=(11.5, 4.2), sharey=True)
+    widths = [1.75, *[1] * len(PARAMETERIZATIONS)]
+    figure, axes = plt.subplots(1, len(widths), figsize=(11.5, 4.2), sharey=True, width_ratios=widths)
     names = list(READINGS[0].columns)
     for place, reading in enumerate(READINGS):
         for column, (name, value) in enumerate(reading.columns.items()):

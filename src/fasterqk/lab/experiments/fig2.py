@@ -201,14 +201,16 @@ def _see(data: Fig2) -> str:
 def draw_heat_maps(plt: Any, data: Fig2) -> Any:
     """One heat map per panel, four in a row."""
     rows = -(-len(data.panels) // _COLUMNS)
-    figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11.5, 3.15 * rows), squeeze=False)
+    figure, axes = plt.subplots(rows, _COLUMNS, figsize=(11.5, 3.35 * rows), squeeze=False)
     for axis in axes.flat[len(data.panels) :]:
         axis.set_visible(False)
     image = None
     for place, panel in enumerate(data.panels):
         axis = axes.flat[place]
         summary = data.summaries[panel.name]
-        title = f"({panel.name}) {panel.title}\n{_headline(summary)}"
+        # Two lines: one is wider than its panel.
+        headline = _headline(summary).replace("), ", ")\n", 1)
+        title = f"({panel.name}) {panel.title}\n{headline}"
         if summary["dtap"] is None:
             axis.set_title(title)
             axis.set_axis_off()

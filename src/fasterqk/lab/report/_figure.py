@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 PARAMETERIZATION_COLORS = {"FAFO": COLORS[0], "FACO": COLORS[1], "CAFO": COLORS[2], "CACO": COLORS[3]}
 HEATMAP = "cividis"
-DTAP_COLOURS = "% of instances (colours on a square-root scale)"
+DTAP_COLOURS = "% of instances (square-root scale)"
 INK, QUIET, PAPER = "#1f2228", "#666666", "#fefefe"
 # What a colour becomes on a dark page.
 _DARK = {
