@@ -250,6 +250,8 @@ def test_words_characters_and_spans_are_carried_over_to_tokens(instances):
         ),
         ({"spans": [[0, 20, 1]]}, r"the span \[0, 20, 1\] does not lie in the text of 12 characters"),
         ({"spans": [[0, 2]]}, r"the span \[0, 2\] is not \[start, end, number\]"),
+        ({"spans": 5}, "'spans' is 5; give a list of"),
+        ({"scores": {"a": 1}}, "are no numbers"),
         ({"scores": [1], "spans": []}, "give one of 'scores', 'characters', 'spans'"),
         ({"text": "the cats sat"}, "give one of"),
     ],

@@ -314,6 +314,10 @@ def _of_characters(given: Mapping[str, Any], instance: Instance, where: str) -> 
         raise InputError(f"{where}: the instance has no text; give 'scores', one number per token")
     characters = [np.zeros(len(text)) for text in instance.texts]
     if "spans" in given:
+        if not isinstance(given["spans"], list | tuple):
+            raise InputError(
+                f"{where}: 'spans' is {_short(given['spans'])}; give a list of [start, end, number]"
+            )
         for span in given["spans"]:
             if not (isinstance(span, list | tuple) and len(span) == 3):
                 raise InputError(f"{where}: the span {span!r} is not [start, end, number]")

@@ -284,7 +284,7 @@ class Measurement:
         ``token_texts``, ``relevance`` and the importances, one per ranking, are lists in JSON.
         """
         rankings = {name: self.instance_ranking_scores(name) for name in self.rankings}
-        first = next(iter(rankings))
+        first, whole = next(iter(rankings)), self.instance_scores()
         outcomes = self.outcomes()
         rows = []
         for number, instance in enumerate(self.instances):
@@ -296,6 +296,7 @@ class Measurement:
                 "predicted": outcomes[int(self.faithfulness.whole[number].argmax())],
             }
             row |= {name: float(values[number]) for name, values in self.columns.items()}
+            row |= {name: _defined(whole[name][number]) for name in ("ac", "acmc") if name in whole}
             for ranking, scores in rankings.items():
                 prefix = "" if ranking == first else f"{ranking} "
                 row |= {prefix + name: _defined(values[number]) for name, values in scores.items()}
