@@ -142,8 +142,7 @@ class Experiment:
 
     ``run(runner, **options)`` computes it, writes its files under ``runner.out`` and returns the summary that
     ``--json`` prints; ``show(summary)`` prints it for people. ``chapter`` is its place in the page and in the
-    documentation. ``trains`` says that it is made of cells, ``needs_data`` that it reads data files,
-    ``quick`` that ``reproduce all`` runs it.
+    documentation. ``trains`` says that it is made of cells, ``needs_data`` that it reads data files.
     """
 
     name: str
@@ -155,7 +154,6 @@ class Experiment:
     details: str = ""
     trains: bool = True
     needs_data: bool = False
-    quick: bool = False
 
     @property
     def summary(self) -> str:

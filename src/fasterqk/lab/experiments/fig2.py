@@ -390,5 +390,4 @@ EXPERIMENT = Experiment(
     details="Protocol published (default): the notebooks' settings, as in the published figure, and beside "
     "it what the result depends on; literal: the paper's text word for word; scaled-scores and four-tokens: "
     "the same with one change.",
-    quick=True,
 )

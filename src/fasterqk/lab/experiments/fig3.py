@@ -209,5 +209,4 @@ EXPERIMENT = Experiment(
     examples=("fasterqk reproduce fig3 --out out", "fasterqk reproduce fig3 --protocol both --json"),
     details="Protocol published (default): linear layers with biases, which made the published curves; "
     "no-biases: without, as in the paper's model; both: a row of each.",
-    quick=True,
 )

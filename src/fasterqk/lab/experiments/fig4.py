@@ -313,5 +313,4 @@ EXPERIMENT = Experiment(
         "fasterqk reproduce fig4 --optimizer sign",
     ),
     trains=False,
-    quick=True,
 )

@@ -34,5 +34,4 @@ EXPERIMENT = Experiment(
         "fasterqk reproduce table-agreement",
         "fasterqk reproduce table-agreement --seeds 5 --out out --json",
     ),
-    quick=True,
 )

@@ -35,5 +35,4 @@ EXPERIMENT = Experiment(
         "fasterqk reproduce table-kvqa",
         "fasterqk reproduce table-kvqa --seeds 3 --out out --json",
     ),
-    quick=True,
 )
