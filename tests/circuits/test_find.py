@@ -523,3 +523,20 @@ def test_a_fused_weight_without_effect_beside_separate_ones_is_noted() -> None:
     assert circuits.notes == (
         "without effect on the probe's inputs, at the base rate: *.qkv.weight, *.qkv.bias",
     )
+
+
+def test_what_is_called_v_and_acts_beside_attention_is_output() -> None:
+    """EfficientFormer's: a convolution of the values that is added to the context."""
+
+    class Local(SelfAttention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v_local = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            v = self.v_proj(x)
+            context = (self.q_proj(x) @ self.k_proj(x).mT).softmax(-1) @ v
+            return self.o_proj(context + self.v_local(v))
+
+    found = roles(find_circuits(nn.Sequential(Local(), Local())))
+    assert found["1.v_local.weight"] == ["o"] and found["1.v_proj.weight"] == ["v"]

@@ -95,11 +95,13 @@ def gguf_file(path: str | PathLike[str]) -> Path | None:
 
 def gguf_recipe(file: Path) -> str:
     """A command that saves the model and the tokenizer of a GGUF file as a model folder beside it."""
-    given, folder = (str(file.parent), file.name), str(file.with_suffix(""))
+    given = f"{str(file.parent)!r}, gguf_file={file.name!r}"
+    folder = repr(str(file.with_suffix("")))
     code = (
         "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"[kind.from_pretrained({given[0]!r}, gguf_file={given[1]!r}).save_pretrained({folder!r}) "
-        "for kind in (M, T)]"
+        f"m = M.from_pretrained({given}); m.hf_quantizer = None; "
+        "vars(m.config).pop('quantization_config', None); "
+        f"m.save_pretrained({folder}); T.from_pretrained({given}).save_pretrained({folder})"
     )
     return f"python -c {shlex.quote(code)}"
 
