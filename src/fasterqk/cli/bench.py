@@ -17,6 +17,7 @@ from fasterqk.errors import InputError
 BENCHMARKS = {
     "circuits": "AdamW by circuit inside fused weights against the plain optimizer, at the size of GPT-2",
     "attention": "attention and faithfulness in batches against one instance at a time",
+    "measure": "measure on HateXplain posts against one text at a time, the passes it needs, and ferret",
     "training": "HateXplain training steps against a plain padded full-sequence module",
     "squad": "SQuAD training steps of the paper's answer generator against texts padded to 256 tokens",
     "theory": "closed form against a plain RK4 time-stepping loop",
