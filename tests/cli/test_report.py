@@ -6,6 +6,8 @@ import pytest
 
 from fasterqk.cli.main import main
 from fasterqk.lab.report import save_table
+from fasterqk.lab.runs import SweepError, sweep
+from fasterqk.lab.training import TrainConfig
 
 
 @pytest.fixture
@@ -47,3 +49,25 @@ def test_a_damaged_file_is_one_line(results, capsys):
     assert main(["report", str(results)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "table1.json" in error
+
+
+def test_a_finished_sweep_is_a_page_with_a_title(tmp_path, capsys):
+    """A real sweep in this process, a cell that fails among its cells."""
+    data = tmp_path / "mine.jsonl"
+    lines = [
+        {"id": str(k), "tokens": ["it", "is", "x" if k % 2 else "y"], "relevance": [0, 0, 1], "label": k % 2}
+        for k in range(40)
+    ]
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    base = TrainConfig("jsonl", file=str(data), epochs=2, rationale_k=(50,), width=8, head_width=4)
+    cells = [base.replace(qk_ratio=ratio, seed=seed) for ratio in (1, 30) for seed in (0, 1)]
+    out = str(tmp_path / "out")
+    with pytest.raises(SweepError):
+        sweep([*cells, base.replace(file="nowhere.jsonl")], "fasterqk.lab.training:train", out, workers=0)
+    assert main(["report", out, "--title", "Is <x> found?"]) == 0
+    text = (tmp_path / "out" / "report.html").read_text()
+    assert "<h1>Is &lt;x&gt; found?</h1>" in text
+    assert "Of 5 cells, 4 are done; not on this page: 1 failed." in text
+    assert "cannot read &#39;nowhere.jsonl&#39;" in text
+    assert 'data-against="loss"' in text
+    assert not (tmp_path / "out" / "explorer.html").exists()
