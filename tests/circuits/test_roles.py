@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 from torch import nn, optim
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from fasterqk.circuits import PartnerNorm, Ramp, check_circuits, describe, make_optimizer, param_groups
 from fasterqk.errors import InputError
@@ -230,6 +237,24 @@ def test_grouped_queries_have_the_norm_of_the_head_they_share():
     starts = sorted(group["partner_norm"] for group in made.param_groups if "partner_norm" in group)
     expected = {float(k[0].norm()), float(k[1].norm()), float(q[:2].norm()), float(q[2:].norm())}
     assert starts == pytest.approx(sorted(expected))
+
+
+def test_blocks_of_one_layer_do_not_mix():
+    """Layer 0 of T5 has three blocks: of the encoder, of the decoder, and across."""
+    torch.manual_seed(0)
+    size = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=12, decoder_start_token_id=0, **size))
+    made = make_optimizer(model, optim.SGD, lr=1.0, ratios={"q": PartnerNorm()})
+    starts = {
+        name: group["partner_norm"]
+        for group in made.param_groups
+        for name in group["param_names"]
+        if "partner_norm" in group
+    }
+    keys = {name.replace(".q.", ".k."): start for name, start in starts.items()}
+    assert len(keys) == 3 and len(set(keys.values())) == 3
+    for name, start in keys.items():
+        assert start == pytest.approx(float(model.get_parameter(name).detach().double().norm()))
 
 
 @pytest.mark.parametrize("ratio", [1.0, Ramp(1, 0.3, 6)])

@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 import torch
@@ -211,6 +212,9 @@ class Ratios:
             for each in self.slices
             if each.role == role and each.layer == part.layer and self._is_matrix(each)
         ]
+        # A layer may have several blocks, of a decoder and across: the nearest by name is its own.
+        near = [_modules_in_common(part.parameter, each.parameter) for each in partners]
+        partners = [each for each, one in zip(partners, near, strict=True) if one == max(near)]
         if given.per == "head" and part.head is not None:
             served = set(self._query_heads(part))
             own = [each for each in partners if served & set(self._query_heads(each))]
@@ -331,6 +335,16 @@ def _values(given: Any) -> list[Any]:
     if isinstance(given, Mapping):
         return list(given.values())
     return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+
+
+def _modules_in_common(one: str, other: str) -> int:
+    """How many modules, from the outermost, two parameters have in common.
+
+    >>> _modules_in_common("h.0.attn.q.weight", "h.0.attn.k.weight")
+    3
+    """
+    paths = zip(one.split(".")[:-1], other.split(".")[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], paths))
 
 
 def _short(ratio: Any) -> str:
