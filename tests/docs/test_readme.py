@@ -65,6 +65,16 @@ def test_block_runs(language, block, workplace):
     assert run(language, block, workplace)
 
 
+def test_the_first_code_prints_one_table_and_no_warning(workplace):
+    """In a process of its own, as a reader would paste it; installed is what the README names."""
+    _, block = next(item for item in BLOCKS if item[0] == "python")
+    assert "After `pip install '.[hf]'`:" in README[: README.index(block)]
+    done = subprocess.run([sys.executable, "-c", block], cwd=workplace, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["circuit", "qk", "ov", "rest"]
+
+
 def test_the_ratio_in_the_text_is_the_ratio_that_is_printed(workplace):
     block = next(block for _, block in BLOCKS if "theory ratio" in block)
     printed = run("bash", block, workplace).strip()
