@@ -239,3 +239,19 @@ def test_rows_that_are_masked_out_do_not_poison_the_rest() -> None:
         "c": "v",
         "d": "o",
     }
+
+
+def test_keys_lie_along_the_axis_of_the_softmax() -> None:
+    """As generators of images write it: a softmax over the rows, then values times probabilities."""
+
+    class OverRows(Attention):
+        def forward(self, x: Tensor) -> Tensor:
+            probabilities = (self.a(x) @ self.b(x).transpose(1, 2)).softmax(1)
+            return self.d((self.c(x).transpose(1, 2) @ probabilities).transpose(1, 2))
+
+    assert {name.split(".")[0]: role for name, role in seen(OverRows()).items()} == {
+        "a": "k",
+        "b": "q",
+        "c": "v",
+        "d": "o",
+    }

@@ -70,8 +70,10 @@ class _Log(TorchFunctionMode):
         if func in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT[func](*args, **kwargs)
-        tensors = tensors_in(args, kwargs)[-2:] if func in PRODUCTS else []
-        activations = len(tensors) == 2 and not any(_is_weight(tensor) for tensor in tensors)
+        tensors = tensors_in(args, kwargs) if func in PRODUCTS else []
+        tensors = tensors[-2:] if func in (torch.baddbmm, Tensor.baddbmm) else tensors
+        tensors = [tensor for tensor in tensors if not _is_weight(tensor)]  # einsum takes several
+        activations = len(tensors) == 2
         output = func(*args, **kwargs)
         if isinstance(output, Tensor) and output.numel() > LARGEST:
             raise MemoryError(f"a tensor of shape {tuple(output.shape)}")

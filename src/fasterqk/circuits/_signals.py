@@ -110,8 +110,10 @@ class SignalTrace(TorchFunctionMode):
         if func in SOFTMAXES or (func in _EXPONENTIALS and _are_scores(tensors[0])):
             signals = Signals(output, tuple(self.recorder.frames))
             for query, key in getattr(tensors[0], _SCORES, ()):
-                signals.queries.append(query)
-                signals.keys.append(key)
+                # Keys lie along the axis of the softmax.
+                pair = (key, query) if _over_rows(output, args, kwargs) else (query, key)
+                signals.queries.append(pair[0])
+                signals.keys.append(pair[1])
             self.found.append(signals)
             setattr(output, _PROBABILITIES, [signals])
             return output
@@ -153,6 +155,12 @@ def _without_empty_rows(func: Callable[..., Any], args: tuple[Any, ...], kwargs:
         return output
     rest = {name: value for name, value in kwargs.items() if name != "input"}
     return cast(Tensor, func(scores.masked_fill(empty, 0.0), *args[1:], **rest)).masked_fill(empty, 0.0)
+
+
+def _over_rows(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a softmax runs over the last axis but one."""
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return output.dim() > 2 and axis in (-2, output.dim() - 2)
 
 
 def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
