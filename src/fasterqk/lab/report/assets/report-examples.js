@@ -86,7 +86,7 @@ function showGlance(place, set, { index, arms, titles, note }) {
   const layers = [...new Set(arms.flatMap((arm) => Object.keys(example.arms[arm].layers)))];
   const name = layers.includes("rollout") ? "rollout" : layers[0];
   const panes = textElement("div", "panes", "");
-  const key = textElement("p", "key", `The darker, the more attention; underlined: relevant. ${factsOf(example)} ${note}`);
+  const key = textElement("p", "key", `The stronger the colour, the more attention; underlined: relevant. ${factsOf(example)} ${note}`);
   const draw = (masked) => {
     panes.replaceChildren(...attentionPanes(example, arms, name, -1, "h3", masked));
     panes.querySelectorAll("h3").forEach((heading, k) => {
