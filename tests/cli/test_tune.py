@@ -93,6 +93,7 @@ def configured(command):
     return parser.parse_args(command[1:])
 
 
+@pytest.mark.slow  # it reads the sentences
 @pytest.mark.usefixtures("in_this_process")
 def test_the_printed_command_names_form_and_data_folder(capsys, tmp_path):
     data_dir = str(Path(__file__).parents[2] / "data")
