@@ -3,7 +3,7 @@
 import pytest
 from torch import nn
 
-from fasterqk.circuits import find_circuits
+from fasterqk.circuits import find_circuits, model_without_weights
 from fasterqk.circuits._from_config import can_be_rebuilt, model_class, shrink, small_copies
 
 
@@ -71,3 +71,11 @@ def test_kinds_of_layers_that_are_counted_or_listed_stay_consistent(kind: str) -
         model = model_class(found)(found)  # some models write their lists into the configuration
     names = [name for name, _ in next(small_copies(type(model), model.config)).named_modules()]
     assert any("att" in name for name in names)
+
+
+def test_a_hybrid_with_two_mixers_under_one_name() -> None:
+    """MiniMax: softmax attention and lightning attention are both called self_attn."""
+    circuits = find_circuits(model_without_weights("minimax")[0])
+    found = {(piece.layer, piece.role) for piece in circuits if piece.parameter.endswith("q_proj.weight")}
+    assert found and {role for _, role in found} == {"q"}
+    assert "(MiniMaxLightningAttention): at the base rate" in circuits.notes[0]

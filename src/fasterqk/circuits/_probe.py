@@ -430,8 +430,9 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
             judgement.confirmed.add(name)
 
     def corresponding(paths: set[str]) -> set[str]:
-        stacks = {stack_of(path) for path in paths}
-        return {path for path in scopes if stack_of(path) in stacks}
+        # A hybrid may keep attention and another mixer under one name.
+        kinds = {(stack_of(path), type(small.scopes[path].module).__name__) for path in paths}
+        return {p for p, own in scopes.items() if (stack_of(p), type(own.module).__name__) in kinds}
 
     judgement.ran = corresponding(small.ran)
     judgement.complete = corresponding(small.complete)
