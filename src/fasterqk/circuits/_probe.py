@@ -343,10 +343,9 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
         scope = judgement.scope_of(name)
         if finding is None or scope is None or scope.path not in judgement.ran:
             continue
-        local = (
-            own is not None and own.role == "v" and finding.role == "o" and scope.path in judgement.complete
-        )
-        if own is not None and agree(own, finding) and not local:
+        # What is called a value beside the values that attention weights is a part of the output.
+        beside = own is not None and own.role == "v" and finding.role == "o" and _has_all(judgement, scope)
+        if own is not None and agree(own, finding) and not beside:
             judgement.confirmed.add(name)
         elif scope.path not in judgement.complete and own is not None and own.role in ("q", "k"):
             # A softmax that does not depend on what is called queries and keys is not over their scores.
