@@ -98,14 +98,17 @@ def run(arguments: argparse.Namespace) -> int:
     return print_result(arguments.json, document, lambda _: _show(result, seconds))
 
 
-def task_config(arguments: argparse.Namespace) -> Any:
-    """The configuration that the options describe; fields without an option have the task's own setting."""
+def task_config(arguments: argparse.Namespace, without: str = "") -> Any:
+    """The configuration that the options describe; fields without an option have the task's own setting.
+
+    ``without`` is an option that means something else in a command than the field of its name.
+    """
     from pathlib import Path
 
     from fasterqk.lab.tasks import checksum
     from fasterqk.lab.training import TrainConfig
 
-    given = {name: getattr(arguments, name, None) for name in FIELDS}
+    given = {name: getattr(arguments, name, None) for name in FIELDS if name != without}
     fields = {name: value for name, value in given.items() if value is not None}
     if arguments.data:
         # The checksum is part of the configuration: a file that changed is another cell.

@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     check_out(arguments.out, arguments.data)
     given = {"rates": arguments.rates, "ratios": arguments.ratios}
     search = search_of(
-        task_config(arguments),
+        task_config(arguments, without="ratios"),  # here they are the multipliers to try
         arguments.epochs,
         arguments.patience,
         seeds=arguments.seeds,
