@@ -196,7 +196,7 @@ def test_effects_are_those_at_the_lowest_common_loss():
     assert effects(comparison()) == []  # nothing was compared at equal loss
 
 
-def test_the_chart_has_room_for_everything_but_intervals_of_two_seeds():
+def test_the_chart_has_room_for_everything_but_intervals_that_dwarf_the_effects():
     chart = forest([effect("A", 0.3, 0.1), effect("B", -0.2, 9.0, 2)])
     assert chart is not None
     for value in (0.0, 0.2, 0.4, -0.2):
@@ -206,6 +206,12 @@ def test_the_chart_has_room_for_everything_but_intervals_of_two_seeds():
     assert all(chart.low <= tick <= chart.high for tick in chart.ticks)
     assert 0 in chart.ticks
     assert forest([]) is None
+
+
+def test_the_chart_has_room_for_an_interval_that_is_narrower_than_the_largest_effect():
+    chart = forest([effect("A", 0.57, 0.26, 2), effect("B", 0.24, 0.06, 2)])
+    assert chart.ends(chart.rows[0]) == pytest.approx((0.31, 0.83))
+    assert chart.high > 0.83
 
 
 def test_what_to_see_is_computed():

@@ -237,17 +237,18 @@ class Forest:
 
 
 def forest(found: Sequence[Effect]) -> Forest | None:
-    """The chart of all effects; an interval that is far wider than the effects is cut at its edge."""
+    """The chart of all effects; an interval that is wider than every effect is large is cut at its edge."""
     if not found:
         return None
     chart = Forest(tuple(found), 0, 1)
+    largest = max(abs(mean_of(one.difference) or 0.0) for one in found)
     values = [0.0]
     for one in found:
         mean = mean_of(one.difference) or 0.0
         null = chart.null(one)
         values += [mean, *([] if null is None else [null])]
         half_width = one.difference.get("half_width") if is_interval(one.difference) else None
-        if half_width is not None and one.seeds > 2:
+        if half_width is not None and half_width <= largest:
             values += [mean - half_width, mean + half_width]
     low, high = min(values), max(values)
     margin = 0.06 * (high - low) or 0.1
