@@ -163,7 +163,7 @@ def fixed_attention_claims(results: Results) -> list[Claim]:
             experiment="fig3",
             link=link,
         ),
-        Claim(
+        read(
             "Factorized: the incentive to attend more is positive for up to 100 epochs, then fades quickly "
             "from 0.4 on",
             "Section 5; Figure 3c",

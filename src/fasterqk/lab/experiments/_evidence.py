@@ -33,8 +33,9 @@ seed points the claimed way and nothing is against it; **does not hold** if none
 includes claims that the evidence is too weak to show; **not tested** if there is no measurement, with
 the reason. An identity of the theory holds if both of its sides, computed independently, agree to the
 stated tolerance. Verdicts marked † are not computed: they rest on reading the paper beside its released
-notebooks. Many effects are compared and none is corrected for that: single intervals just off zero are
-weak evidence."""
+notebooks, or a curve. Three claims about curves of Figures 3 and 4 and where attention settles use
+thresholds that we chose. Many effects are compared and none is corrected for that: single intervals
+just off zero are weak evidence."""
 
 Claimed = Literal["more", "less", "equal", "not less"]
 
@@ -117,7 +118,7 @@ def measured(
         evidence,
         effect=first.value if first.value.n > 1 else first.value.mean,
         null=first.null,
-        seeds=min(effect.value.n for effect in effects),
+        seeds=first.value.n,
         experiment=experiment,
         link=link,
     )
