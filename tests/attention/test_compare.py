@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fasterqk.attention import Interval, common_levels, interval, matched_loss, paired_difference
+from fasterqk.attention import Interval, common_levels, holm, interval, matched_loss, paired_difference
 from fasterqk.errors import InputError
 
 numbers = st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=12)
@@ -61,6 +61,32 @@ def test_unpaired_or_empty_is_refused():
 
 def test_text_shows_the_width():
     assert str(Interval(0.5, 0.25, 3)) == "0.5 ± 0.25"
+
+
+@settings(deadline=None)
+@given(st.lists(numbers, min_size=1, max_size=6))
+def test_holm_is_the_step_down_of_the_t_tests(families):
+    found = {place: interval(values) for place, values in enumerate(families)}
+    plain = {place: one.p_value for place, one in found.items()}
+    for place, values in enumerate(families):
+        if np.std(values) > 1e-6:
+            assert plain[place] == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-6, abs=1e-12)
+            assert (plain[place] < 0.05) == (abs(found[place].mean) > found[place].half_width)
+    corrected = holm(found)
+    for place, value in corrected.items():
+        # Holm by its definition: the largest of all that come before it in order, each times those left.
+        before = sorted(other for other in plain.values() if other <= plain[place])
+        expected = max(min(1, other * (len(plain) - k)) for k, other in enumerate(before))
+        assert value == pytest.approx(expected)
+        assert plain[place] <= value <= 1
+
+
+def test_a_difference_of_one_seed_counts_among_the_many_and_stays_unknown():
+    found = holm({"a": interval([0.9, 1.0, 1.1]), "b": interval([1.0]), "c": interval([1.0, None])})
+    assert found["a"] == pytest.approx(3 * interval([0.9, 1.0, 1.1]).p_value)
+    assert isnan(found["b"]) and isnan(found["c"])
+    assert holm({}) == {}
+    assert (Interval(0.0, 0.0, 3).p_value, Interval(0.1, 0.0, 3).p_value) == (1, 0)
 
 
 def history(losses, slope=1.0, offset=0.0):

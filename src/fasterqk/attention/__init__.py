@@ -101,6 +101,7 @@ __all__ = [
     "first_token_note",
     "first_token_share",
     "format_score",
+    "holm",
     "instance_html",
     "interval",
     "kendall_tau",

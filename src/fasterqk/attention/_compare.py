@@ -1,9 +1,9 @@
-"""Arms compared over seeds: 95% t-intervals, paired differences, and scores at equal training loss."""
+"""Arms compared over seeds: 95% t-intervals, paired differences, Holm, and scores at equal training loss."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, log, nan, sqrt
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,23 @@ class Interval:
         """The upper end."""
         return self.mean + self.half_width
 
+    @property
+    def p_value(self) -> float:
+        """Of the two-sided t-test that the mean is zero: below .05 where the interval leaves zero out.
+
+        It is nan for a single seed and for a missing value.
+
+        >>> f"{Interval(2.0, 2.48, 3).p_value:.3f}", Interval(0.1, 0.0, 3).p_value
+        ('0.074', 0.0)
+        """
+        if self.n < 2 or not isfinite(self.mean + self.half_width):
+            return nan
+        if self.half_width == 0:
+            return float(self.mean == 0)
+        stdtr, stdtrit = _student()
+        t = abs(self.mean) / self.half_width * stdtrit(self.n - 1, 0.975)
+        return 2 * float(stdtr(self.n - 1, -t))
+
     def __str__(self) -> str:
         return f"{self.mean:.4g} ± {self.half_width:.2g}" if self.n > 1 else f"{self.mean:.4g}"
 
@@ -46,11 +63,16 @@ def interval(values: Iterable[float | None]) -> Interval:
         raise InputError("an interval needs at least one value")
     if array.size == 1:
         return Interval(float(array[0]), nan, 1)
-    with needs_extra("theory"):  # scipy.stats has the t quantile too, and takes half a second to import
-        from scipy.special import stdtrit
-
+    _, stdtrit = _student()
     half_width = float(stdtrit(array.size - 1, 0.975)) * float(array.std(ddof=1)) / sqrt(array.size)
     return Interval(float(array.mean()), half_width, array.size)
+
+
+def _student() -> tuple[Any, Any]:
+    """The distribution function of Student's t, and its inverse."""
+    with needs_extra("theory"):  # scipy.stats has them too, and takes half a second to import
+        from scipy.special import stdtr, stdtrit
+    return stdtr, stdtrit
 
 
 def paired_difference(a: Sequence[float | None], b: Sequence[float | None]) -> Interval:
@@ -63,6 +85,31 @@ def paired_difference(a: Sequence[float | None], b: Sequence[float | None]) -> I
         raise InputError(f"{len(a)} values against {len(b)}; paired differences need the same seeds in both")
     pairs = zip(a, b, strict=True)
     return interval(None if x is None or y is None else x - y for x, y in pairs)
+
+
+Name = TypeVar("Name", bound=Hashable)
+
+
+def holm(differences: Mapping[Name, Interval]) -> dict[Name, float]:
+    """The p-value of every difference, corrected for how many there are (Holm 1979).
+
+    The smallest of m is multiplied by m, the next by m - 1, and so on; none is below the one before it.
+    Where all that are below .05 are called real, the chance that one or more of them is zero is at most
+    5%, however the differences depend on each other. A difference without a p-value (one seed, a missing
+    value) stays nan, and still counts as one of the m.
+
+    >>> found = {"a": Interval(0.5, 0.1, 5), "b": Interval(0.2, 0.19, 5), "c": Interval(0.0, 0.1, 5)}
+    >>> {name: f"{value:.3f}" for name, value in holm(found).items()}
+    {'a': '0.000', 'b': '0.086', 'c': '1.000'}
+    """
+    values = {name: one.p_value for name, one in differences.items()}
+    ordered = sorted((name for name in values if isfinite(values[name])), key=lambda name: values[name])
+    corrected = dict.fromkeys(values, nan)
+    highest = 0.0
+    for place, name in enumerate(ordered):
+        highest = max(highest, min(1.0, values[name] * (len(values) - place)))
+        corrected[name] = highest
+    return corrected
 
 
 # --- Compare arms at equal training loss, so that a better fit is not mistaken for sharper attention ---
