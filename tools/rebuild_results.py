@@ -3,9 +3,9 @@
     python tools/rebuild_results.py            # all files of cells
     python tools/rebuild_results.py table-kvqa # those of one experiment
 
-For every file, the tables (CSV) of its experiment and the values of every seed are written. Add a file of
-cells with `fasterqk reproduce NAME --export docs/results/cells/NAME.jsonl.xz`, run this, and look at
-`git diff`.
+For every file, the tables (CSV) of its experiment and the values of every seed are written, and those of its
+figures that `docs/images` has. Add a file of cells with `fasterqk reproduce NAME --export
+docs/results/cells/NAME.jsonl.xz`, run this, and look at `git diff`.
 """
 
 import shutil
@@ -56,6 +56,10 @@ def main(names: list[str]) -> None:
             for table in rebuild(file, Path(out)):
                 shutil.copyfile(table, DOCS / "results" / table.name)
                 print(f"docs/results/{table.name}")
+            for figure in sorted((Path(out) / "figures").glob("*.svg")):
+                if (image := DOCS / "images" / figure.name).exists():
+                    shutil.copyfile(figure, image)
+                    print(f"docs/images/{figure.name}")
     with tempfile.TemporaryDirectory() as out:
         document = claims.document(claims.write_claims(Path(out)) or [])
         (DOCS / "claims.md").write_text(document + "\n", encoding="utf-8")

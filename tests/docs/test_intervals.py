@@ -66,7 +66,8 @@ def tabled(path):
 
 @cache
 def belongs(table):
-    return max((name for name in PER_SEED if table.name.startswith(name)), key=len, default=None)
+    own = [name for name in PER_SEED if table.name.startswith(name) or f"{table.stem}-paper" == name]
+    return max(own, key=len, default=None)
 
 
 TABLES = [path for path in sorted(RESULTS.glob("*.csv")) if not path.name.endswith(SUFFIX) and belongs(path)]
@@ -89,10 +90,12 @@ def test_every_interval_of_a_table_follows_from_the_values_of_its_seeds(table):
 @pytest.mark.parametrize("file", sorted((RESULTS / "cells").glob("*.jsonl*")), ids=lambda path: path.name)
 def test_the_cells_of_an_experiment_are_published_seed_by_seed(file):
     """The file of per-seed values exists, and its values at the end are those of the cells."""
-    lines = [line for line in read_cells(file) if "result" in line]
-    for protocol in {line.get("protocol", "") for line in lines}:
-        own = [line for line in lines if line.get("protocol", "") == protocol]
-        name = "-".join(part for part in (own[0]["experiment"], protocol) if part)
+    tables = {}
+    for line in read_cells(file):
+        if "result" in line:
+            parts = line.get("table", line["experiment"]), line.get("protocol", "")
+            tables.setdefault("-".join(part for part in parts if part), []).append(line)
+    for name, own in tables.items():
         assert name in PER_SEED, (
             f"fasterqk reproduce {own[0]['experiment']} --cells {file.name} writes {name}{SUFFIX}"
         )

@@ -1,9 +1,14 @@
 """Per-seed values: what every interval of an experiment can be recomputed from."""
 
+import csv
+from pathlib import Path
+
 import pytest
 
 from fasterqk.attention import matched_loss
 from fasterqk.lab.experiments._per_seed import BEST, END, per_seed_rows
+from fasterqk.lab.experiments._registry import CellRunner, read_cells, settings_of, write_cells
+from fasterqk.lab.training import TrainConfig
 
 
 def result(mrta, diverged=False):
@@ -41,3 +46,27 @@ def test_cells_of_the_toy_language_have_rows_too():
     }
     scores = {row["score"]: row["value"] for row in per_seed_rows(cells)}
     assert scores == {"loss": 0.001, "mrta": 0.4, "null_mrta": 0.35}
+
+
+def test_every_table_of_an_experiment_has_a_file_with_what_was_computed_from_its_cells(
+    tmp_path,
+):
+    """Two depths of one experiment have the same arms: in one file their values could not be told apart."""
+    configs = {depth: TrainConfig("hatexplain", layers=depth) for depth in (2, 4)}
+    lines = [
+        {"arm": "baseline", "seed": 0, "settings": settings_of(config), "result": result(depth / 10)}
+        for depth, config in configs.items()
+    ]
+    file = write_cells(tmp_path / "cells.jsonl", [{"experiment": "table-layers", **line} for line in lines])
+    runner = CellRunner(tmp_path, experiment="table-layers", files=[str(file)])
+    for depth, config in configs.items():
+        cells = {("baseline", 0): config}
+        runner.run(cells, "no:function", title="", protocol="paper", table=f"table-layers-{depth}")
+    own = {"arm": "baseline", "seed": 0, "at": "equal entropy", "score": "mrta", "value": 0.25}
+    runner.add_per_seed([own], protocol="paper", table="table-layers-2")
+    texts = [Path(path).read_text() for path in runner.write_per_seed()]
+    two, four = (list(csv.DictReader(text.splitlines())) for text in texts)
+    assert {row["value"] for row in four if (row["at"], row["score"]) == (END, "mrta")} == {"0.4"}
+    assert two[-1] == {name: str(value) for name, value in own.items()}
+    exported = read_cells(runner.export(tmp_path / "again.jsonl"))
+    assert [line["table"] for line in exported] == ["table-layers-2", "table-layers-4"]

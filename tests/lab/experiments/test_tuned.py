@@ -12,7 +12,7 @@ class MadeUp:
     def __init__(self, judge, value, diverged=()):
         self.judge, self.value, self.diverged = judge, value, diverged
 
-    def run(self, cells, function, *, title):
+    def run(self, cells, function, *, title, table):
         found = {}
         for key, config in cells.items():
             point = config.optimisation.lr, config.optimisation.qk_ratio

@@ -110,7 +110,8 @@ def run_arms(comparison: Comparison, runner: CellRunner) -> dict[tuple[str, int]
     """The result of every cell; those that are done already are read, not trained again."""
     if not runner.rebuilds:
         _task(comparison)  # missing or damaged data is an error before any worker starts
-    results = runner.run(comparison.cells(), TRAIN, title=comparison.name, protocol=comparison.protocol)
+    name = comparison.name
+    results = runner.run(comparison.cells(), TRAIN, title=name, protocol=comparison.protocol, table=name)
     return {cell: TrainResult.from_json(result) for cell, result in results.items()}
 
 

@@ -256,8 +256,9 @@ class CellRunner:
         self._stored: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._lines: list[Line] = []
-        # Cells that were asked for together, and so are compared with each other, with their protocol.
+        # Cells that were asked for together, and so are compared with each other, by the name of their table.
         self._compared: list[tuple[str, dict[tuple[str, int], Any]]] = []
+        self._derived: dict[str, list[Line]] = {}
         for line in (line for file in self._files for line in read_cells(file)):
             if "fact" in line:
                 self._facts[line["fact"]] = line["value"]
@@ -276,6 +277,7 @@ class CellRunner:
         *,
         title: str,
         protocol: str = "",
+        table: str = "",
         arm: Callable[[Any], str] = lambda key: str(key[0]),
         force: bool | None = None,
     ) -> dict[Key, dict[str, Any]]:
@@ -283,23 +285,29 @@ class CellRunner:
 
         ``cells`` maps a key, whose last entry is the seed, to a configuration; ``function`` computes one cell
         (see :func:`fasterqk.lab.runs.sweep`); ``title`` stands beside the progress bar; ``arm`` says which
-        arm a key belongs to.
+        arm a key belongs to; ``table`` names its tables, where an experiment has several of them.
         """
         again = self.force if force is None else force
         results = self._find_all(cells, arm) if self.rebuilds else self._sweep(cells, function, title, again)
         found = dict(zip(cells, results, strict=True))
-        self._remember(cells, found, protocol, arm)
+        self._remember(cells, found, protocol, table, arm)
         return found
 
     def _remember(
-        self, cells: Mapping[Any, Any], found: Mapping[Any, Any], protocol: str, arm: Callable[[Any], str]
+        self,
+        cells: Mapping[Any, Any],
+        found: Mapping[Any, Any],
+        protocol: str,
+        table: str,
+        arm: Callable[[Any], str],
     ) -> None:
         for key, config in cells.items():
             about: Line = {"experiment": self.experiment} | ({"protocol": protocol} if protocol else {})
+            about |= {"table": table} if table not in ("", self.experiment) else {}
             about |= {"arm": arm(key), "seed": config.seed, "settings": settings_of(config)}
             self._lines.append(about | {"result": found[key]})
         own = {(arm(key), config.seed): found[key] for key, config in cells.items()}
-        self._compared.append((protocol, own))
+        self._compared.append((self._table(table, protocol), own))
 
     def fact(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value that the experiment needs beside its cells, such as the size of a split."""
@@ -319,19 +327,28 @@ class CellRunner:
         """Write every cell that was asked for to ``path``, one line each; returns the path."""
         return write_cells(path, self._lines)
 
+    def _table(self, table: str, protocol: str) -> str:
+        return "-".join(part for part in (table or self.experiment, protocol) if part)
+
+    def add_per_seed(self, rows: Sequence[Line], *, protocol: str = "", table: str = "") -> None:
+        """Numbers of single seeds that were computed from cells, for :meth:`write_per_seed`."""
+        self._derived.setdefault(self._table(table, protocol), []).extend(rows)
+
     def write_per_seed(self) -> list[str]:
         """Write ``tables/NAME-PROTOCOL-per-seed.csv`` under ``out``; returns the paths.
 
-        It has one row per arm, seed and score, at the end of training and at equal training loss.
+        It has one row per arm, seed and score, at the end of training and at equal training loss, and those
+        of :meth:`add_per_seed`.
         """
         from fasterqk.lab.experiments._per_seed import per_seed_rows
 
         files: dict[str, list[Line]] = {}
-        for protocol, cells in self._compared:
-            name = "-".join(part for part in (self.experiment, protocol, "per-seed") if part)
+        for name, cells in self._compared:
             files.setdefault(name, []).extend(rounded(per_seed_rows(cells)))
+        for name, rows in self._derived.items():
+            files.setdefault(name, []).extend(rounded(plain(rows)))
         tables = self.out / "tables"
-        return [str(write_csv(tables / f"{name}.csv", rows)) for name, rows in files.items()]
+        return [str(write_csv(tables / f"{name}-per-seed.csv", rows)) for name, rows in files.items()]
 
     def _sweep(self, cells: Mapping[Any, Any], function: str, title: str, force: bool) -> list[Any]:
         with progress_bar(title) as progress:

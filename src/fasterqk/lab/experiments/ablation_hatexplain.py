@@ -5,7 +5,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import SCORES, interval, matched_loss, title_of
+from fasterqk.attention import SCORES, holm, interval, matched_loss, title_of
 from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arm_tables import UNIFORM
@@ -84,13 +84,16 @@ def summarize_ablation(comparison: Comparison, results: Results) -> dict[str, An
     """Every arm at the end of training and at equal loss, as plain JSON data.
 
     ``arms`` maps an arm to ``end`` (metrics as ``{mean, half_width, n}``), ``diverged`` seeds and what its
-    configuration changes; ``matched`` is what `matched_loss` returns, differences against equal rates.
+    configuration changes; ``matched`` is what `matched_loss` returns, differences against equal rates;
+    ``corrected`` has the p-values of the differences in attention at its lowest loss, by Holm.
     """
     histories: dict[tuple[Any, Any], Sequence[Mapping[str, Any]]] = {
         cell: [] if result.diverged else result.history for cell, result in results.items()
     }
     # What uniform attention scores is the same number in every cell, at every evaluation.
     last = next((history[-1] for history in histories.values() if history), {})
+    matched = matched_loss(histories, METRICS)
+    lowest = matched[0]["difference"] if matched else {}
     return plain(
         {
             "experiment": comparison.name,
@@ -99,7 +102,8 @@ def summarize_ablation(comparison: Comparison, results: Results) -> dict[str, An
             "epochs": comparison.arms[EQUAL].optimisation.epochs,
             "null": {name: last.get(f"null_{name}") for name in UNIFORM},
             "arms": {arm: _arm(comparison, results, arm) for arm in comparison.arms},
-            "matched": matched_loss(histories, METRICS),
+            "matched": matched,
+            "corrected": holm({arm: found["mrta"] for arm, found in lowest.items()}),
         }
     )
 
@@ -115,7 +119,7 @@ def _arm(comparison: Comparison, results: Results, arm: str) -> dict[str, Any]:
     }
 
 
-LABELS = {"arm": "arm"} | {
+LABELS = {"arm": "arm", "p": "p, corrected"} | {
     name: title_of(name)
     for name in ("test_accuracy", "mrta", "ac", "acmc", "aopc_sufficiency", "aopc_comprehensiveness")
 }
@@ -139,6 +143,10 @@ def save_ablation(summary: Summary, out: Path, *, title: str) -> dict[str, dict[
     columns = [{"key": key, "label": key} for key in ("arm", "at", "loss")] + [
         {"key": key, "label": title_of(key)} for key in METRICS
     ]
+    columns += [
+        {"key": "difference", "label": "MRTA, minus equal rates"},
+        {"key": "p", "label": "p, corrected (Holm)"},
+    ]
     caption = (
         "Test split, mean and 95% interval over seeds; at equal loss where the training loss first falls "
         f"to the level, and at the end of training. {setting}."
@@ -160,6 +168,8 @@ def ablation_rows(summary: Summary) -> list[dict[str, Any]]:
     """One row for every arm at every loss level, and at the end."""
     rows = [
         {"arm": arm, "at": "equal loss", "loss": level["loss"], **metrics}
+        | {"difference": level["difference"].get(arm, {}).get("mrta")}
+        | {"p": summary["corrected"].get(arm) if level is summary["matched"][0] else None}
         for level in summary["matched"]
         for arm, metrics in level["arms"].items()
     ]

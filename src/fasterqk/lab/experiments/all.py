@@ -133,6 +133,7 @@ class Planner(CellRunner):
         function: str,
         *,
         protocol: str = "",
+        table: str = "",
         arm: Callable[[Any], str] = lambda key: str(key[0]),
         **_: Any,
     ) -> dict[Any, dict[str, Any]]:
@@ -140,7 +141,7 @@ class Planner(CellRunner):
         found = {key: self._store.result(config) for key, config in cells.items()}
         if None in found.values():
             raise Unfinished
-        self._remember(cells, found, protocol, arm)
+        self._remember(cells, found, protocol, table, arm)
         return {key: result for key, result in found.items() if result is not None}
 
     def fact(self, name: str, compute: Callable[[], Any]) -> Any:

@@ -16,8 +16,7 @@ import numpy as np
 from fasterqk.attention import interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.files import csv_text, write_text
-from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, rounded, seeds_option
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import attention_at, panels, run_cells, theory_setting
 from fasterqk.lab.report import PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk.lab.synthetic import Language, SyntheticCell
@@ -292,11 +291,10 @@ def _draw_needed(axis: Any, varied: str, grown: Sequence[Mapping[str, Any]]) -> 
     axis.set_title(f"needed ratio over {varied}")
 
 
-def save(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
-    """Draw and save the figure under ``out/figures``, and the needed ratios beside it."""
-    table = write_text(out / "tables" / "prediction-per-seed.csv", csv_text(rounded(per_seed(rows))))
+def save(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, str]:
+    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
     with plotting() as plt:
-        files = save_figure(
+        return save_figure(
             draw(plt, rows),
             out,
             "prediction",
@@ -309,7 +307,6 @@ def save(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, Any]:
             " classes, and the length of the context at a fixed share of class tokens.",
             rows=[*rows, *({"part": "needed ratio", **row} for row in needed_ratios(rows))],
         )
-    return files | {"per_seed": str(table)}
 
 
 def per_seed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -334,6 +331,7 @@ def per_seed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
     rows = compute(runner, seeds, parts)
+    runner.add_per_seed(per_seed(rows))
     return {**summarize(rows), "cells": rows, "files": save(rows, runner.out)}
 
 

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import interval, matched_loss
+from fasterqk.attention import holm, interval, matched_loss, paired_difference
 from fasterqk.console import Progress, print_table
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arms import Comparison, run_arms
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import attention_at, panels, run_cells, theory_setting
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED
-from fasterqk.lab.report import COLORS, plotting, save_figure
+from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
 from fasterqk.lab.training import TrainConfig
 from fasterqk.theory import Population, Setting, descend, product_law, small_start, solve
 
@@ -204,6 +204,7 @@ def toy_rows(runner: CellRunner, seeds: int) -> list[dict[str, Any]]:
 # --- HateXplain ---
 
 R_HATEXPLAIN = 30.0
+REFERENCE = "Q and K"  # the arm to which the others are compared
 # All that is not in the query-key circuit: shell-style patterns of parameter names.
 NOT_QUERY_KEY = ("*.W_V", "*.b_V", "*.W_O", "*.b_O", "embedding.*", "positions", "*.mlp.*", "W_U", "b_U")
 
@@ -235,7 +236,7 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
     }
     chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
     title = f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways"
-    return Comparison("product-law", title, "paper", arms, chosen)
+    return Comparison("product-law-hatexplain", title, "paper", arms, chosen)
 
 
 def hatexplain_rows(runner: CellRunner, seeds: int) -> list[dict[str, Any]]:
@@ -355,19 +356,57 @@ def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, An
             raise InputError(f"product-law has no part {part!r}; choose from {', '.join(PARTS)}")
     makers = {"population": population_rows, "toy": toy_rows, "hatexplain": hatexplain_rows}
     rows = [row for part in chosen for row in makers[part](runner, seeds)]
-    arms = [
-        {"split": split, "R": product, "attention": interval(values)}
-        for (split, product), values in _by_arm(rows).items()
-    ]
-    return {"summary": summarize(rows), "hatexplain": arms, "cells": rows, "files": save(rows, runner.out)}
+    runner.add_per_seed(
+        [
+            {"arm": f"{row['condition']}, R = {row['R']:.3g} by {row['split']}", "seed": row["seed"]}
+            | {"at": f"loss {row['loss']:.6g}", "score": "attention", "value": row["attention"]}
+            for row in rows
+            if row["part"] != "hatexplain" and row["attention"] is not None
+        ]
+    )
+    arms = compare_hatexplain(rows)
+    files = save(rows, runner.out)
+    return {"summary": summarize(rows), "hatexplain": arms, "cells": rows, "files": files} | (
+        {"table": save_hatexplain(arms, runner.out)} if arms else {}
+    )
 
 
-def _by_arm(rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, float], list[float | None]]:
-    groups: dict[tuple[str, float], list[float | None]] = {}
+def compare_hatexplain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One entry per arm: attention, and how far it is from `REFERENCE`, paired by seed.
+
+    Where the law holds, every arm but the one with equal rates is at a distance of zero. ``p`` is corrected
+    for the number of arms (Holm).
+    """
+    groups: dict[tuple[str, float, float], list[float | None]] = {}
     for row in rows:
         if row["part"] == "hatexplain":
-            groups.setdefault((row["split"], row["R"]), []).append(row["attention"])
-    return groups
+            groups.setdefault((row["split"], row["R"], row["loss"]), []).append(row["attention"])
+    reference = next((values for (split, _, _), values in groups.items() if split == REFERENCE), None)
+    apart = {
+        split: paired_difference(values, reference)
+        for (split, _, _), values in groups.items()
+        if reference and split != REFERENCE
+    }
+    corrected = holm(apart)
+    return [
+        {"arm": split, "R": product, "loss": loss, "mrta": interval(values)}
+        | {"difference": apart.get(split), "p": corrected.get(split)}
+        for (split, product, loss), values in groups.items()
+    ]
+
+
+def save_hatexplain(arms: Sequence[Mapping[str, Any]], out: Path) -> dict[str, str]:
+    labels = {"arm": "R made by", "R": "R", "loss": "training loss", "mrta": "attention on relevant tokens"}
+    labels |= {"difference": f"minus {REFERENCE}", "p": "p, corrected (Holm)"}
+    return save_table(
+        out,
+        "product-law-hatexplain",
+        title=f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways",
+        caption="Test split, mean and 95% interval over seeds at equal training loss. Where the product law "
+        f"holds, all arms but equal rates are alike; differences to {REFERENCE} are paired by seed.",
+        columns=[{"key": key, "label": label} for key, label in labels.items()],
+        rows=arms,
+    )
 
 
 def show(summary: dict[str, Any]) -> None:

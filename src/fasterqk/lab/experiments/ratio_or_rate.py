@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import interval, matched_loss, paired_difference, title_of
+from fasterqk.attention import holm, interval, matched_loss, paired_difference, title_of
 from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arms import Comparison, Results, print_diverged, run_arms
@@ -31,6 +31,8 @@ SLOWED_ARM = f"all but QK ÷{SLOWED}"
 # As many evaluations of the slowed arm as the others make at the ends of their epochs, and those on the way.
 SLOWED_EVALUATIONS = 12
 DECIDES = "mrta"
+# The name under which the slopes of the whole map stand in the per-seed values.
+MAP = "the map"
 
 
 def ratio_or_rate(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
@@ -64,6 +66,7 @@ def arm_name(rate: float, ratio: float) -> str:
 def summarize_map(comparison: Comparison, results: Results) -> dict[str, Any]:
     """Every arm at equal loss, how `DECIDES` grows per decade of ratio and of base rate, and two questions.
 
+    ``corrected`` has the p-value of every arm's difference to the first, corrected for their number (Holm).
     ``slopes`` fits ``mrta = c + a log10(ratio) + b log10(base rate)`` to the map of every seed. If the ratio
     alone decided, b would be 0; if the QK rate alone did, a and b would be equal. ``same_qk_rate`` and
     ``same_ratio`` are the differences that ask the same of single arms, paired by seed.
@@ -73,6 +76,7 @@ def summarize_map(comparison: Comparison, results: Results) -> dict[str, Any]:
     }
     matched = matched_loss(histories, METRICS)
     value = _values(histories, comparison, matched[0]["loss"]) if matched else {}
+    fits = _slopes(value, comparison.seeds)
 
     def difference(one: str, other: str) -> Any:
         ones, others = ([value.get((arm, seed)) for seed in comparison.seeds] for arm in (one, other))
@@ -94,7 +98,14 @@ def summarize_map(comparison: Comparison, results: Results) -> dict[str, Any]:
             "decides": DECIDES,
             "null": {name: number for name, number in last.items() if name.startswith("null_")},
             "matched": matched,
-            "slopes": _slopes(value, comparison.seeds),
+            "corrected": holm({arm: found[DECIDES] for arm, found in matched[0]["difference"].items()})
+            if matched
+            else {},
+            "slopes": {
+                name: interval(fit[name] for fit in fits.values())
+                for name in ("per_decade_of_ratio", "per_decade_of_base_rate", "ratio_minus_base_rate")
+            },
+            "slopes_per_seed": fits,
             "same_qk_rate": {
                 f"{qk_rate[0]} minus {qk_rate[1]}": difference(*qk_rate),
                 f"{SLOWED_ARM} minus {arm_name(slowest, 1)}": difference(SLOWED_ARM, arm_name(slowest, 1)),
@@ -132,9 +143,14 @@ def _best_validation(result: Any) -> float | None:
     return None if result.diverged else max(record["validation_accuracy"] for record in result.history)
 
 
-def _slopes(value: Mapping[tuple[str, int], float | None], seeds: Sequence[int]) -> dict[str, Any]:
-    """The slopes of the plane through the map, per decade; cells that never reached the loss are left out."""
-    fits = []
+def _slopes(
+    value: Mapping[tuple[str, int], float | None], seeds: Sequence[int]
+) -> dict[int, dict[str, float]]:
+    """The slopes of the plane through the map of every seed, per decade.
+
+    Cells that never reached the loss are left out.
+    """
+    fits = {}
     for seed in seeds:
         points = [
             (1.0, np.log10(ratio), np.log10(rate), value.get((arm_name(rate, ratio), seed)))
@@ -144,12 +160,13 @@ def _slopes(value: Mapping[tuple[str, int], float | None], seeds: Sequence[int])
         known = [point for point in points if point[-1] is not None and np.isfinite(point[-1])]
         table = np.array(known, dtype=float).reshape(-1, 4)
         enough = len(table) > 3
-        fits.append(np.linalg.lstsq(table[:, :3], table[:, 3])[0] if enough else np.full(3, np.nan))
-    return {
-        "per_decade_of_ratio": interval(fit[1] for fit in fits),
-        "per_decade_of_base_rate": interval(fit[2] for fit in fits),
-        "ratio_minus_base_rate": interval(fit[1] - fit[2] for fit in fits),
-    }
+        fit = np.linalg.lstsq(table[:, :3], table[:, 3])[0] if enough else np.full(3, np.nan)
+        fits[seed] = {
+            "per_decade_of_ratio": float(fit[1]),
+            "per_decade_of_base_rate": float(fit[2]),
+            "ratio_minus_base_rate": float(fit[1] - fit[2]),
+        }
+    return fits
 
 
 def save_map(summary: Mapping[str, Any], runner: CellRunner, *, title: str) -> dict[str, dict[str, str]]:
@@ -157,11 +174,17 @@ def save_map(summary: Mapping[str, Any], runner: CellRunner, *, title: str) -> d
     name, setting = summary["experiment"], describe(summary)
     rows = [
         {"arm": arm, "loss": level["loss"], **scores}
+        | {"difference": level["difference"].get(arm, {}).get(DECIDES)}
+        | {"p": summary["corrected"].get(arm) if level is summary["matched"][0] else None}
         for level in summary["matched"]
         for arm, scores in level["arms"].items()
     ]
     columns = [{"key": key, "label": key} for key in ("arm", "loss")] + [
         {"key": key, "label": title_of(key)} for key in METRICS
+    ]
+    columns += [
+        {"key": "difference", "label": f"{title_of(DECIDES)}, minus the first arm"},
+        {"key": "p", "label": "p, corrected (Holm)"},
     ]
     caption = f"Test split, mean and 95% interval over seeds, at equal training loss. {setting}."
     table = save_table(runner.out, name, title=title, caption=caption, columns=columns, rows=rows)
@@ -228,6 +251,13 @@ def describe(summary: Mapping[str, Any]) -> str:
 def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
     comparison = ratio_or_rate(seeds, epochs or EPOCHS)
     summary = summarize_map(comparison, run_arms(comparison, runner))
+    at = f"training loss {summary['matched'][0]['loss']:.6g}" if summary["matched"] else ""
+    slopes = [
+        {"arm": MAP, "seed": seed, "at": at, "score": name, "value": value}
+        for seed, fit in summary.pop("slopes_per_seed").items()
+        for name, value in fit.items()
+    ]
+    runner.add_per_seed(slopes, protocol=comparison.protocol)
     return {**summary, "files": save_map(summary, runner, title=comparison.title)}
 
 
@@ -236,7 +266,9 @@ def show(summary: dict[str, Any]) -> None:
     if summary["matched"]:
         level = summary["matched"][0]
         rows = [
-            {"arm": arm} | {title_of(key): scores[key] for key in ("test_accuracy", DECIDES, "ac")}
+            {"arm": arm}
+            | {title_of(key): scores[key] for key in ("test_accuracy", DECIDES, "ac")}
+            | {"p, corrected (Holm)": summary["corrected"].get(arm)}
             for arm, scores in level["arms"].items()
         ]
         print_table(rows, title=f"\nat equal training loss {level['loss']:.3f} (test split)")

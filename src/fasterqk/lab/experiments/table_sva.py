@@ -103,7 +103,9 @@ def choose_rate(form: str, runner: CellRunner, epochs: int | None = None) -> dic
     base = _paper(form, epochs).replace(seed=FIRST_SEED)
     cells = {(f"base rate {rate:g}", rate, FIRST_SEED): base.replace(lr=rate) for rate in RATES}
     # Not by force: the arms that follow are.
-    results = runner.run(cells, TRAIN, title=f"table-sva-{form}: base rate", force=False)
+    results = runner.run(
+        cells, TRAIN, title=f"table-sva-{form}: base rate", table=f"table-sva-{form}-rates", force=False
+    )
     accuracy = {
         rate: None if result["diverged"] else float(result["validation"]["accuracy"])
         for (_, rate, _), result in results.items()

@@ -143,11 +143,10 @@ def at_entropy(curve: Curve, entropy: float) -> dict[str, float] | None:
     return None
 
 
-def summarize_temperature(comparison: Comparison, curves: Mapping[str, Any]) -> dict[str, Any]:
-    """Four readings per seed, their means, and the paired differences to the faster arm, as plain JSON data.
-
-    ``curves`` maps ``ARM SEED`` to ``{"read": curve, "model": curve}``.
-    """
+def readings_of(
+    comparison: Comparison, curves: Mapping[str, Any]
+) -> dict[str, dict[int, Mapping[str, float]]]:
+    """Four readings per seed; ``curves`` maps ``ARM SEED`` to ``{"read": curve, "model": curve}``."""
     readings: dict[str, dict[int, Mapping[str, float]]] = {name: {} for name in READINGS}
     for seed in comparison.seeds:
         baseline, faster = (curves[f"{arm} {seed}"] for arm in (BASELINE, FASTER))
@@ -156,6 +155,12 @@ def summarize_temperature(comparison: Comparison, curves: Mapping[str, Any]) -> 
         readings["faster_qk"][seed] = faster["model"][0]
         readings["as_read"][seed] = at_entropy(baseline["read"], target) or {}
         readings["in_the_model"][seed] = at_entropy(baseline["model"], target) or {}
+    return readings
+
+
+def summarize_temperature(comparison: Comparison, curves: Mapping[str, Any]) -> dict[str, Any]:
+    """The means of four readings, and the paired differences to the faster arm, as plain JSON data."""
+    readings = readings_of(comparison, curves)
 
     def of_reading(reading: str, name: str) -> list[float | None]:
         return [readings[reading][seed].get(name) for seed in comparison.seeds]
@@ -188,6 +193,8 @@ def summarize_temperature(comparison: Comparison, curves: Mapping[str, Any]) -> 
     )
 
 
+# Where the readings stand in the per-seed values.
+AT = "equal entropy"
 READINGS = {
     "baseline": "baseline",
     "as_read": "baseline, sharpened as read",
@@ -276,6 +283,13 @@ def run(runner: CellRunner, seeds: int, ratio: float, loss: float) -> dict[str, 
     cells = {f"{arm} {seed}": cell for (arm, seed), cell in comparison.cells().items()}
     curves = {name: runner.fact(name, partial(curves_of, cell)) for name, cell in cells.items()}
     summary = summarize_temperature(comparison, curves)
+    per_seed = [
+        {"arm": READINGS[reading], "seed": seed, "at": AT, "score": score, "value": value}
+        for reading, seeds_of in readings_of(comparison, curves).items()
+        for seed, record in seeds_of.items()
+        for score, value in record.items()
+    ]
+    runner.add_per_seed(per_seed, protocol=comparison.protocol)
     reached = {arm: [results[arm, seed].loss for seed in comparison.seeds] for arm in comparison.arms}
     return {
         **summary,

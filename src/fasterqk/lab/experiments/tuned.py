@@ -102,7 +102,7 @@ def choose(tuning: Tuning, name: str, runner: CellRunner) -> dict[str, Any]:
         for seed in seeds
         for (rate, ratio), config in grid.items()
     }
-    found = runner.run(cells, TRAIN, title=f"tuned {name}: search")
+    found = runner.run(cells, TRAIN, title=f"tuned {name}: search", table=f"tuned-{name}-search")
     results = {key: TrainResult.from_json(result) for key, result in found.items()}
     table: list[dict[str, Any]] = [
         {"lr": rate, "qk_ratio": ratio}
