@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         make_optimizer,
         normalize_gradients,
         param_groups,
+        qk_clip,
         scale_circuits,
     )
     from fasterqk.errors import InputError
@@ -47,6 +48,7 @@ __all__ = [
     "measure",
     "normalize_gradients",
     "param_groups",
+    "qk_clip",
     "scale_circuits",
     "theory",
 ]

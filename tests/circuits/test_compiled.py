@@ -5,7 +5,8 @@ import torch
 from torch import optim
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fasterqk.circuits import Ramp, make_optimizer
+from fasterqk.circuits import Ramp, make_optimizer, qk_clip
+from fasterqk.errors import InputError
 
 # Torch's compiled AdamW rounds differently from its loop, with and without us; these do not.
 LAYOUTS = [("rows", optim.SGD, {"momentum": 0.9}), ("columns", optim.AdamW, {"fused": True})]
@@ -55,3 +56,13 @@ def test_gpt2_with_ahead_of_time_graphs():
     """Its columns are copies during a step, with another stride than between steps."""
     for plain, compiled in zip(gpt2_trained(None), gpt2_trained("aot_eager"), strict=True):
         assert torch.equal(plain, compiled)
+
+
+def test_qk_clip_refuses_a_compiled_model(net):
+    model = net("rows")
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="the model is compiled"):
+        qk_clip(torch.compile(model), optimizer)
+    model.layers[0].compile()
+    with pytest.raises(InputError, match=r"layers\.0 is compiled"):
+        qk_clip(model, optimizer)

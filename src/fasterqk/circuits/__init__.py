@@ -6,11 +6,13 @@ and the registry (a new architecture goes here); ``_guess`` labels from registry
 ``_ratio``, ``_request``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused
 weight; ``_optimizer`` ``make_optimizer``; ``_hooks`` what it does around a step; ``_joint`` two optimizers as
 one; ``_convert`` states of other optimizers; ``_isolated`` a model runs and stays as it was; ``_gradients``
-scaling per circuit; ``_check`` ``describe`` and ``check_circuits``. Beside them: ``_libraries``, ``_survey``,
+scaling per circuit; ``_logits`` attention logits in training, ``_clip`` ``qk_clip``; ``_check`` ``describe``
+and ``check_circuits``. Beside them: ``_libraries``, ``_survey``,
 ``_survey_page`` every model of a library, with ``_perturbation``, a second opinion on labels.
 """
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
+from fasterqk.circuits._clip import Clipped, QKClip, qk_clip
 from fasterqk.circuits._convert import load_converted_state
 from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._from_config import (
@@ -34,8 +36,10 @@ __all__ = [
     "CircuitCheck",
     "CircuitUpdate",
     "Circuits",
+    "Clipped",
     "Labels",
     "PartnerNorm",
+    "QKClip",
     "Ramp",
     "RatioLike",
     "Role",
@@ -51,6 +55,7 @@ __all__ = [
     "model_without_weights",
     "normalize_gradients",
     "param_groups",
+    "qk_clip",
     "rates",
     "read_model_config",
     "scale_circuits",

@@ -1,0 +1,477 @@
+"""``qk_clip``: after every step, heads whose attention logits passed a threshold are scaled back.
+
+The steps, for an attention block (QK-Clip, Kimi K2):
+
+1. While the model trains, ``Watch`` (``_logits``) shows the scores of every attention call. Where the longest
+   query times the longest key stays below the threshold, no product can exceed it and none is formed.
+2. The largest product of each head is kept until the optimizer has stepped: over micro-batches, over calls of
+   a block that is used several times, and over processes.
+3. ``factor = threshold / max(largest, threshold)``; queries are multiplied by ``factor ** alpha`` and keys by
+   ``factor ** (1 - alpha)``, weights and biases alike (``ScaledHeads``).
+
+At the first call of each block ``_rehearse`` scales copies of the weights and looks whether the scores follow
+head by head. A block where they do not (a norm on queries or keys, say) is refused.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fasterqk.capture._modules import meaning, words
+from fasterqk.circuits._find import Labels, given_or_found
+from fasterqk.circuits._hooks import hooks_of, unwrapped
+from fasterqk.circuits._logits import AttentionBlock, LogitTrace, Scores, Watch, attention_blocks
+from fasterqk.circuits._ratio import finite_number
+from fasterqk.circuits._slices import Circuits
+from fasterqk.errors import InputError
+
+_ROWS = 16  # of the scores that a rehearsal compares
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """One head that passed the threshold: its largest logit, and the factor for its logits."""
+
+    block: str
+    layer: int | None
+    head: int
+    logit: float
+    factor: float
+
+
+def qk_clip(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    threshold: float = 100.0,
+    alpha: float = 0.5,
+    *,
+    log_only: bool = False,
+    labels: Labels | None = None,
+    circuits: Circuits | None = None,
+    group: Any = None,
+) -> "QKClip":
+    """After each step of ``optimizer``, scale back the heads whose attention logits passed ``threshold``.
+
+    The largest logit of a head is that of query times key, with its scale and rotary positions, over the
+    pairs that the mask lets a query see, in the training passes since the last step. Where it is above the
+    threshold, the head's query weights are multiplied by ``factor ** alpha`` and its key weights by
+    ``factor ** (1 - alpha)``, ``factor = threshold / largest``; biases go with their weights. Query heads
+    that share a key: the key takes the strictest factor of its group, each query the rest of its own. In
+    latent attention the part of the query that meets the shared rotary key takes the whole factor.
+    Additive biases and soft caps stay as they are: what is clipped is the product below them.
+
+    Returns a :class:`QKClip`, which holds what was clipped (``last``, ``log()``) and can be taken off
+    (``remove()``). ``log_only`` changes no weight. Any optimizer, with accumulation, with DDP or FSDP2 (one
+    maximum over the processes of ``group``, by default all). Passes in evaluation mode or without gradients
+    do not count. It has no state to save: call it again when training resumes. ``labels`` and ``circuits``
+    are as in :func:`make_optimizer`. A model with norms on queries or keys is an ``InputError``, as is one
+    with adapters, or one that is compiled.
+
+    >>> model = nn.TransformerEncoderLayer(8, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    >>> clip = qk_clip(model, optimizer, threshold=0.01)
+    >>> model(torch.randn(3, 1, 8)).sum().backward()
+    >>> optimizer.step()
+    >>> clip.last[0].block, clip.last[0].head, clip.last[0].logit > 0.01
+    ('self_attn', 0, True)
+    """
+    finite_number(threshold, "threshold")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+        raise InputError(f"alpha={alpha!r} is not a number between 0 and 1")
+    if not isinstance(unwrapped(optimizer), torch.optim.Optimizer):
+        raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
+    refuse_compiled(model, "qk_clip")
+    hooks = hooks_of(optimizer)
+    if hooks is not None and hooks.recipe is not None and hooks.recipe.mechanism == "parametrization":
+        raise InputError("qk_clip scales fused weights, not their parametrizations: use mechanism='auto'")
+    found = given_or_found(model, circuits, labels, heads=True)
+    if all(part.head is None for part in found if part.role in ("q", "k")):
+        raise InputError("qk_clip needs labels per head: circuits=find_circuits(model, heads=True)")
+    blocks = _clippable(model, attention_blocks(model, found), unwrapped(optimizer))
+    return QKClip(model, unwrapped(optimizer), blocks, float(threshold), float(alpha), log_only, group)
+
+
+class QKClip:
+    """The clip of one model and its optimizer, as :func:`qk_clip` makes it.
+
+    ``last``: the heads that passed the threshold in the last step. ``total``: how often a head did since the
+    start. ``steps``: steps since the start. A context manager: its end takes the clip off.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        blocks: "list[ScaledHeads]",
+        threshold: float,
+        alpha: float,
+        log_only: bool,
+        group: Any,
+    ) -> None:
+        self.model, self.blocks = model, blocks
+        self.threshold, self.alpha, self.log_only = threshold, alpha, log_only
+        self.last: list[Clipped] = []
+        self.total, self.steps = 0, 0
+        self._group = group
+        self._by_path = {each.block.path: each for each in blocks}
+        self._unverified = set(self._by_path)
+        self._warned = False
+        self._watch = Watch([each.block for each in blocks], self._see, after=self._verify)
+        self._step_hook = optimizer.register_step_post_hook(self._after_step)
+
+    def __repr__(self) -> str:
+        heads = sum(each.heads for each in self.blocks)
+        said = f"{len(self.blocks)} blocks, {heads} heads, threshold {self.threshold:g}, alpha {self.alpha:g}"
+        return f"QKClip({said}{', log only' if self.log_only else ''})"
+
+    def log(self) -> dict[str, float]:
+        """Numbers of the last step for a log: heads above the threshold, and the largest logit if any is."""
+        found = {"logits/clipped_heads": float(len(self.last))}
+        if self.last:
+            found["logits/largest_clipped"] = max(each.logit for each in self.last)
+        return found
+
+    def remove(self) -> None:
+        """Take all hooks off model and optimizer."""
+        self._watch.remove()
+        self._step_hook.remove()
+
+    def __enter__(self) -> "QKClip":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _see(self, block: AttentionBlock, scores: Scores) -> None:
+        own = self._by_path[block.path]
+        own.largest = torch.maximum(own.largest, scores.largest_products(self.threshold))
+
+    def _verify(self, block: AttentionBlock, args: Any, kwargs: Any) -> None:
+        if block.path in self._unverified:
+            self._unverified.remove(block.path)
+            _rehearse(self._by_path[block.path], self.alpha, args, kwargs)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._watch.entered:
+            raise InputError(
+                "no training pass was seen before this step of qk_clip; call model.train(), and run the "
+                "model that was given to it"
+            )
+        largest = torch.cat([each.largest for each in self.blocks])
+        for each in self.blocks:
+            each.largest = torch.full_like(each.largest, -math.inf)
+        if bool((largest == -math.inf).all()) and not _in_processes():
+            self._finish([])
+            return
+        largest = _over_processes(largest, next(self.model.parameters()).device, self._group)
+        self._warn(largest)
+        found = []
+        parameters: dict[str, nn.Parameter] = {}
+        for each, own in zip(self.blocks, largest.split([each.heads for each in self.blocks]), strict=True):
+            # Neither a negative maximum nor one that is not finite gives a factor.
+            factors = self.threshold / own.clamp(min=self.threshold)
+            factors = torch.where(own.isfinite(), factors, 1.0)
+            if not bool((factors < 1).any()):
+                continue
+            found += each.clipped(own, factors)
+            if not self.log_only:
+                parameters = parameters or dict(self.model.named_parameters(remove_duplicate=False))
+                each.scale(parameters, factors, self.alpha)
+        self._finish(found)
+
+    def _finish(self, found: list[Clipped]) -> None:
+        self.last = found
+        self.total += len(found)
+        self.steps += 1
+
+    def _warn(self, largest: Tensor) -> None:
+        if not self._warned and bool((largest.isnan() | (largest == math.inf)).any()):
+            self._warned = True
+            warnings.warn(
+                f"attention logits are not finite after {self.steps} steps, and qk_clip leaves these heads "
+                "alone; go back to a checkpoint, with a lower learning rate or threshold",
+                stacklevel=2,
+            )
+
+
+def refuse_compiled(model: nn.Module, name: str) -> None:
+    """A compiled model runs code that no hook sees."""
+    compiled = next(
+        (
+            path
+            for path, module in model.named_modules()
+            if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        ),
+        None,
+    )
+    if compiled is not None:
+        raise InputError(
+            f"{compiled or 'the model'} is compiled, so {name} cannot see its queries and keys; train the "
+            "model uncompiled, or compile only its other parts (block.mlp.compile())"
+        )
+
+
+def _in_processes() -> bool:
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def _over_processes(largest: Tensor, device: torch.device, group: Any) -> Tensor:
+    """One maximum over all processes; NaN, which a maximum may drop, counts as infinite."""
+    if not _in_processes():
+        return largest
+    shared = torch.nan_to_num(largest, nan=math.inf, neginf=-math.inf, posinf=math.inf).to(device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    return shared.cpu()
+
+
+# --- Which weights belong to which head ---
+
+# By parameter its axis, and by (start, stop) along it the number to multiply with.
+Multipliers = dict[str, tuple[int, dict[tuple[int, int], float]]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Entries of one parameter that make the queries or keys of one head.
+
+    ``whole``: queries that meet a key which all heads share and that is not scaled.
+    """
+
+    name: str
+    axis: int
+    start: int
+    stop: int
+    role: str
+    head: int
+    whole: bool = False
+
+
+@dataclass(eq=False)
+class ScaledHeads:
+    """The queries and keys of one block by head, and the largest product of each head since the last step."""
+
+    block: AttentionBlock
+    heads: int
+    keys: int
+    parts: list[Part]
+    largest: Tensor
+
+    def multipliers(
+        self, factors: Tensor, alpha: float
+    ) -> dict[str, tuple[int, dict[tuple[int, int], float]]]:
+        """By parameter the axis, and for each span along it the number to multiply with."""
+        strictest = factors.reshape(self.keys, -1).amin(1)
+        roles = {part.role for part in self.parts}
+        share = 1.0 - alpha if roles == {"q", "k"} else 0.0 if roles == {"q"} else 1.0
+        keys = strictest.double() ** share
+        queries = factors.double() / keys.repeat_interleave(self.heads // self.keys)
+        found: Multipliers = {}
+        for part in self.parts:
+            number = keys[part.head] if part.role == "k" else queries[part.head]
+            number = factors[part.head] if part.whole else number
+            found.setdefault(part.name, (part.axis, {}))[1][part.start, part.stop] = float(number)
+        return found
+
+    def scale(self, parameters: dict[str, nn.Parameter], factors: Tensor, alpha: float) -> None:
+        """Multiply the weights in place; what is multiplied by one keeps its bits."""
+        for name, (axis, spans) in self.multipliers(factors, alpha).items():
+            if any(number != 1 for number in spans.values()):
+                parameter = parameters[name]
+                _local(parameter).mul_(_local_vector(parameter, axis, spans))
+
+    def clipped(self, largest: Tensor, factors: Tensor) -> list[Clipped]:
+        """The heads above the threshold."""
+        block = self.block
+        return [
+            Clipped(block.path, block.layer, head, float(largest[head]), float(factors[head]))
+            for head in (factors < 1).nonzero().squeeze(1).tolist()
+        ]
+
+
+def _vector(shape: Sequence[int], axis: int, spans: dict[tuple[int, int], float]) -> Tensor:
+    """The numbers along ``axis`` of a tensor of this shape, 1 outside of the spans."""
+    found = torch.ones(shape[axis], dtype=torch.float64)
+    for (start, stop), number in spans.items():
+        found[start:stop] = number
+    return found.reshape([-1 if own == axis else 1 for own in range(len(shape))])
+
+
+def _local(parameter: Any) -> Tensor:
+    """The memory of a parameter; of a sharded one that of this process."""
+    own: Tensor = parameter.to_local() if hasattr(parameter, "placements") else parameter
+    return own.detach()
+
+
+def _local_vector(parameter: Any, axis: int, spans: dict[tuple[int, int], float]) -> Tensor:
+    numbers = _vector(parameter.shape, axis, spans)
+    if hasattr(parameter, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh, axes = parameter.device_mesh, parameter.placements
+        whole = numbers.to(parameter.device).expand(parameter.shape).contiguous()
+        numbers = distribute_tensor(whole, mesh, axes).to_local()
+    own = _local(parameter)
+    return numbers.to(own.device, torch.promote_types(own.dtype, torch.float32))
+
+
+def _clippable(
+    model: nn.Module, blocks: Sequence[AttentionBlock], optimizer: torch.optim.Optimizer
+) -> list[ScaledHeads]:
+    """The blocks with the parts of their heads; an ``InputError`` for those that cannot be clipped."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    hooks = hooks_of(optimizer)
+    trained = {id(each) for options in optimizer.param_groups for each in options["params"]}
+    trained |= {id(each.parameter) for each in hooks.fused} if hooks is not None else set()
+    owners: dict[int, str] = {}
+    found = []
+    for block in blocks:
+        own = _scaled_heads(model, block)
+        weights = {part.name: parameters[part.name] for part in own.parts if parameters[part.name].dim() > 1}
+        frozen = [name for name, each in weights.items() if not each.requires_grad]
+        if len(frozen) == len(weights):
+            continue
+        if frozen:
+            raise InputError(f"{frozen[0]} is frozen, but other queries or keys of {block.path} are trained")
+        for name, each in weights.items():
+            if id(each) not in trained:
+                raise InputError(
+                    f"{name} is not trained by this optimizer, which would undo or miss the clip; give "
+                    "qk_clip the optimizer that trains the queries and keys of this model"
+                )
+            if owners.setdefault(id(each), block.path) != block.path:
+                raise InputError(f"{name} also makes the queries or keys of {owners[id(each)]}: it is tied")
+        found.append(own)
+    if not found:
+        raise InputError("the queries and keys of this model are frozen: there is nothing to clip")
+    return found
+
+
+def _scaled_heads(model: nn.Module, block: AttentionBlock) -> ScaledHeads:
+    parts: list[Part] = []
+    shared = False
+    for piece in block.slices:
+        if _acts_on_scores(model, piece.parameter):
+            continue
+        _refuse_norm(model, piece.parameter)
+        if "lora_" in piece.parameter or ".base_layer." in piece.parameter:
+            raise InputError(f"{piece.parameter} is in an adapter: merge adapters before qk_clip")
+        if piece.head is None:
+            shared |= piece.role == "k" and piece.axis is not None
+            continue  # a factor in front of the heads, or a key that all of them share
+        shape = model.get_parameter(piece.parameter).shape
+        stop = shape[0] if piece.stop is None else piece.stop
+        parts.append(Part(piece.parameter, piece.axis or 0, piece.start or 0, stop, piece.role, piece.head))
+    counts = {role: {part.head for part in parts if part.role == role} for role in ("q", "k")}
+    heads, keys = len(counts["q"]) or len(counts["k"]), len(counts["k"]) or len(counts["q"])
+    if not parts or heads % keys or any(own and own != set(range(len(own))) for own in counts.values()):
+        raise InputError(
+            f"it is not known which rows of {block.path or 'the model'} make the queries and keys of which "
+            "head; leave it out with labels= that call its queries and keys rest"
+        )
+    if shared:
+        parts = _with_rotary(block, parts)
+    block.heads = heads
+    return ScaledHeads(block, heads, keys, parts, torch.full((heads,), -math.inf))
+
+
+def _with_rotary(block: AttentionBlock, parts: list[Part]) -> list[Part]:
+    """Queries of latent attention in two parts; the last rows of a head meet the shared rotary key."""
+    rotary = getattr(block.module, "qk_rope_head_dim", None)
+    if not isinstance(rotary, int):
+        raise InputError(f"{block.path} has a key that all heads share, in a form qk_clip does not know")
+    found = []
+    for part in parts:
+        if part.role == "k":
+            found.append(part)
+            continue
+        middle = part.stop - rotary
+        found.append(Part(part.name, part.axis, part.start, middle, "q", part.head))
+        found.append(Part(part.name, part.axis, middle, part.stop, "q", part.head, whole=True))
+    return [part for part in found if part.start < part.stop]
+
+
+def _acts_on_scores(model: nn.Module, name: str) -> bool:
+    """Whether a parameter is added to the scores or scales them, and is no factor of the product."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return isinstance(owner, nn.Embedding) or any(meaning(one).score for one in name.split("."))
+
+
+def _refuse_norm(model: nn.Module, name: str) -> None:
+    """Refuse norms on queries or keys; ``q_a_layernorm``, between two factors of a projection, is none."""
+    prefix = name.rpartition(".")[0]
+    norm = "norm" in type(model.get_submodule(prefix)).__name__.lower()
+    if norm and "a" not in words(prefix.rpartition(".")[2]):
+        raise InputError(
+            f"{name} normalises queries or keys, so scaling their weights changes nothing: this model bounds "
+            "its logits itself; watch them with LogitMonitor"
+        )
+
+
+# --- The rehearsal: do the scores follow the weights? ---
+
+
+def _rehearse(own: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None:
+    """Raise unless scaling copies of the weights of a block scales its scores head by head."""
+    module, block = own.block.module, own.block
+    prefix = f"{block.path}." if block.path else ""
+    tensors = {name: each.detach() for name, each in module.named_parameters()}
+    if any(hasattr(each, "placements") for each in tensors.values()):
+        return  # sharded over processes, and not gathered here
+    factors = torch.linspace(0.5, 0.9, own.heads)
+    scaled = dict(tensors)
+    for name, (axis, spans) in own.multipliers(factors, alpha).items():
+        before = tensors[name.removeprefix(prefix)]
+        scaled[name.removeprefix(prefix)] = before * _vector(before.shape, axis, spans).to(before)
+    args, kwargs = [_without_cache(each) for each in args], {k: _without_cache(v) for k, v in kwargs.items()}
+    try:
+        plain = _scores(module, own.heads, tensors, args, kwargs)
+        changed = _scores(module, own.heads, scaled, args, kwargs)
+    except Exception as error:
+        line = str(error).partition("\n")[0]
+        warnings.warn(
+            f"qk_clip could not verify {block.path}, whose forward pass did not run again: {line}",
+            stacklevel=2,
+        )
+        return
+    for one, other in zip(plain, changed, strict=True):
+        expected = one * factors.to(one.device).view(1, -1, 1, 1)
+        size = one.abs().amax()
+        tolerance = 1e-3 if next(iter(tensors.values())).dtype == torch.float32 else 5e-2
+        if torch.is_autocast_enabled(one.device.type):
+            tolerance = 5e-2
+        if bool(size.isfinite()) and not bool((other - expected).abs().amax() <= tolerance * size):
+            raise InputError(
+                f"the scores of {block.path or 'the model'} ({type(module).__name__}) do not follow the "
+                "weights of its queries and keys head by head (a norm on them bounds the logits, or another "
+                "term is in the scores): qk_clip cannot clip it; watch it with LogitMonitor"
+            )
+
+
+def _scores(
+    module: nn.Module, heads: int, tensors: dict[str, Tensor], args: Any, kwargs: Any
+) -> list[Tensor]:
+    """Some rows of the products of every attention call of one more forward pass."""
+    found: list[Tensor] = []
+
+    def see(scores: Scores) -> None:
+        rows = torch.arange(min(_ROWS, scores.length))
+        found.extend(products[:1].clone() for products, _, _ in scores.parts(None, rows))
+
+    buffers = {name: each.clone() for name, each in module.named_buffers()}
+    devices = {each.device.index or 0 for each in tensors.values() if each.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)), LogitTrace(heads, see):
+        functional_call(module, {**tensors, **buffers}, tuple(args), kwargs)
+    return found
+
+
+def _without_cache(value: Any) -> Any:
+    """A cache of keys and values would take the same keys twice."""
+    return None if "Cache" in type(value).__name__ and hasattr(value, "update") else value
