@@ -1,4 +1,4 @@
-"""Rebuild `docs/results` from its cells, and `docs/claims.md` from that; nothing is trained.
+"""Rebuild `docs/results` from its cells, `docs/claims.md` and `docs/questions.md` from it, without training.
 
     python tools/rebuild_results.py            # all files of cells
     python tools/rebuild_results.py table-kvqa # those of one experiment
@@ -15,7 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fasterqk.lab.experiments import claims, find_experiment, reproduce
+from fasterqk.lab.experiments import claims, find_experiment, questions, reproduce
+from fasterqk.lab.experiments._evidence import Results
 from fasterqk.lab.experiments._registry import read_cells
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -62,8 +63,10 @@ def main(names: list[str]) -> None:
                     print(f"docs/images/{figure.name}")
     with tempfile.TemporaryDirectory() as out:
         document = claims.document(claims.write_claims(Path(out)) or [])
-        (DOCS / "claims.md").write_text(document + "\n", encoding="utf-8")
-    print("docs/claims.md")
+    (DOCS / "claims.md").write_text(document + "\n", encoding="utf-8")
+    document = questions.document(Results(DOCS / "results"))
+    (DOCS / "questions.md").write_text(document + "\n", encoding="utf-8")
+    print("docs/claims.md\ndocs/questions.md")
 
 
 if __name__ == "__main__":

@@ -86,6 +86,7 @@ def test_a_difference_of_one_seed_counts_among_the_many_and_stays_unknown():
     assert found["a"] == pytest.approx(3 * interval([0.9, 1.0, 1.1]).p_value)
     assert isnan(found["b"]) and isnan(found["c"])
     assert holm({}) == {}
+    assert holm({"a": 0.04, "b": 0.01}) == {"a": 0.04, "b": 0.02}
     assert (Interval(0.0, 0.0, 3).p_value, Interval(0.1, 0.0, 3).p_value) == (1, 0)
 
 

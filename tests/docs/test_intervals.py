@@ -38,6 +38,17 @@ def recomputed(path):
     for row in read_csv(path):
         place = row["at"], row["score"]
         values.setdefault(place, {}).setdefault(row["arm"], {})[row["seed"]] = float(row["value"])
+    # What a score is above its null, arm by arm.
+    for (at, score), arms in list(values.items()):
+        for null in ("null", "sharp", "permuted"):
+            if nulls := values.get((at, f"{null}_{score}")):
+                values[at, f"{score} above {null}"] = {
+                    arm: {
+                        seed: value - nulls[arm][seed] for seed, value in seeds.items() if seed in nulls[arm]
+                    }
+                    for arm, seeds in arms.items()
+                    if arm in nulls
+                }
     found = []
     for arms in values.values():
         found += [interval(seeds.values()) for seeds in arms.values()]

@@ -90,8 +90,10 @@ def paired_difference(a: Sequence[float | None], b: Sequence[float | None]) -> I
 Name = TypeVar("Name", bound=Hashable)
 
 
-def holm(differences: Mapping[Name, Interval]) -> dict[Name, float]:
+def holm(differences: Mapping[Name, Interval | float]) -> dict[Name, float]:
     """The p-value of every difference, corrected for how many there are (Holm 1979).
+
+    A difference is an interval, tested against zero, or its p-value from elsewhere.
 
     The smallest of m is multiplied by m, the next by m - 1, and so on; none is below the one before it.
     Where all that are below .05 are called real, the chance that one or more of them is zero is at most
@@ -102,7 +104,9 @@ def holm(differences: Mapping[Name, Interval]) -> dict[Name, float]:
     >>> {name: f"{value:.3f}" for name, value in holm(found).items()}
     {'a': '0.000', 'b': '0.086', 'c': '1.000'}
     """
-    values = {name: one.p_value for name, one in differences.items()}
+    values = {
+        name: one.p_value if isinstance(one, Interval) else float(one) for name, one in differences.items()
+    }
     ordered = sorted((name for name in values if isfinite(values[name])), key=lambda name: values[name])
     corrected = dict.fromkeys(values, nan)
     highest = 0.0

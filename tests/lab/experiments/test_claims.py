@@ -9,7 +9,7 @@ import pytest
 from fasterqk.attention import Interval
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments import claims, reproduce
-from fasterqk.lab.experiments._evidence import COMPARABLE, Effect, Results, apart, verdict
+from fasterqk.lab.experiments._evidence import COMPARABLE, Effect, Results, apart, measured, verdict
 from fasterqk.theory import Identity
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -48,7 +48,9 @@ def effect(mean, half, n=5, claimed="more"):
 )
 def test_an_effect_stands_to_its_claim_as_its_interval_does(one, standing):
     assert one.standing == standing
-    assert one.text.endswith(f": {standing}")
+    assert one.text().endswith(f": {standing}")
+    if one.value.n > 1 and one.value.mean == one.value.mean:
+        assert (one.p_value < 0.05) == (standing == "supports")
 
 
 def test_one_seed_never_makes_a_claim_hold():
@@ -56,6 +58,15 @@ def test_one_seed_never_makes_a_claim_hold():
     assert verdict([effect(0.3, nan, 1), effect(-0.3, 0.1)]) == "does not hold"
     assert verdict([effect(0.3, 0.1), effect(0.3, nan, 1)]) == "holds in part"
     assert verdict([effect(0.3, 0.4)]) == "does not hold"
+
+
+def test_some_of_many_effects_count_after_correction_for_their_number():
+    barely, open_, clear = effect(0.3, 0.29), effect(0.3, 0.4), effect(0.3, 0.1)
+    assert barely.standing == "supports"
+    assert verdict([barely, barely]) == "holds"  # all must support: nothing to correct
+    assert verdict([barely, open_]) == "does not hold"
+    assert verdict([clear, open_]) == "holds in part"
+    assert "supports alone" in measured("c", "", [barely, open_], "x", "").evidence
 
 
 def test_half_widths_of_arms_that_are_not_paired_add_up():

@@ -1,14 +1,14 @@
 """Evidence for claims: effects read from published results, and the rule that turns them into a verdict."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, nan
 from pathlib import Path
 from typing import Literal
 
-from fasterqk.attention import Interval, title_of
+from fasterqk.attention import Interval, holm, interval, paired_difference, title_of
 from fasterqk.errors import InputError
 from fasterqk.lab.report import Claim
 
@@ -28,14 +28,16 @@ half widths, which is wider.
   otherwise.
 - One seed has no interval: it *points* the claimed way, or is open.
 
-The verdict is **holds** if every effect supports the claim; **holds in part** if some do, or if one
-seed points the claimed way and nothing is against it; **does not hold** if none supports it, which
-includes claims that the evidence is too weak to show; **not tested** if there is no measurement, with
-the reason. An identity of the theory holds if both of its sides, computed independently, agree to the
-stated tolerance. Verdicts marked † are not computed: they rest on reading the paper beside its released
+The verdict is **holds** if every effect supports the claim; **holds in part** if some do after correction
+for the number of effects of that claim (Holm, 5%; those that do not are marked *alone*: they support it
+only if looked at alone), or if one seed points the claimed way and nothing is against it; **does not
+hold** if none supports it, which includes claims that the evidence is too weak to show; **not tested** if
+there is no measurement, with the reason. Where all effects must support a claim no correction is needed.
+An identity of the theory holds if both of its sides, computed independently, agree to the stated
+tolerance. Verdicts marked † are not computed: they rest on reading the paper beside its released
 notebooks, or a curve. Three claims about curves of Figures 3 and 4 and where attention settles use
-thresholds that we chose. Many effects are compared and none is corrected for that: single intervals
-just off zero are weak evidence."""
+thresholds that we chose. Nothing is corrected across claims: single intervals just off zero are weak
+evidence."""
 
 Claimed = Literal["more", "less", "equal", "not less"]
 
@@ -71,14 +73,32 @@ class Effect:
         return "supports" if signed - half > 0 else "against" if signed + half < 0 else "open"
 
     @property
-    def text(self) -> str:
+    def p_value(self) -> float:
+        """Of the test that the claim does not hold: below .05 where the effect supports it."""
+        mean, half, n = self.value.mean, self.value.half_width, self.value.n
+        if self.claimed == "equal":  # both ends of the interval lie within the margin
+            ends = [Interval(COMPARABLE - mean, half, n), Interval(COMPARABLE + mean, half, n)]
+        else:
+            more = COMPARABLE if self.claimed == "not less" else 0.0
+            ends = [Interval(more + (-mean if self.claimed == "less" else mean), half, n)]
+        return max(1.0 if end.mean <= 0 else end.p_value for end in ends)
+
+    def text(self, alone: bool = False) -> str:
         """The effect as a clause: what, how much, how sure, and how it stands to the claim."""
         size = f"{self.value.mean:+.{self.digits}f}"
         if self.value.n > 1:
             size += f" ± {self.value.half_width:.{self.digits}f}"
         about = [f"n = {self.value.n}"] + ([self.at] if self.at else [])
         about += [] if self.null is None else [f"null {self.null:.{self.digits}f}"]
-        return f"{self.label} {size} ({', '.join(about)}): {self.standing}"
+        return f"{self.label} {size} ({', '.join(about)}): {self.standing}{' alone' if alone else ''}"
+
+
+def supports_alone(effects: Sequence[Effect]) -> list[bool]:
+    """Of each effect, whether it supports its claim, but not after correction for their number (Holm)."""
+    corrected = holm({place: effect.p_value for place, effect in enumerate(effects)})
+    return [
+        effect.standing == "supports" and not corrected[place] < 0.05 for place, effect in enumerate(effects)
+    ]
 
 
 def verdict(effects: Sequence[Effect]) -> str:
@@ -95,7 +115,8 @@ def verdict(effects: Sequence[Effect]) -> str:
         return "not tested"
     if all(standing == "supports" for standing in found):
         return "holds"
-    if "supports" in found or ("points" in found and "against" not in found):
+    corrected = [s for s, alone in zip(found, supports_alone(effects), strict=True) if not alone]
+    if "supports" in corrected or ("points" in found and "against" not in found):
         return "holds in part"
     return "does not hold"
 
@@ -109,7 +130,10 @@ def measured(
     claim: str, where: str, effects: Sequence[Effect], experiment: str, link: str, note: str = ""
 ) -> Claim:
     """A claim decided by effects; the first one stands for it in the table."""
-    evidence = "; ".join(effect.text for effect in effects) + (f". {note}" if note else ".")
+    every = all(effect.standing == "supports" for effect in effects)
+    alone = [False] * len(effects) if every else supports_alone(effects)
+    texts = [effect.text(mark) for effect, mark in zip(effects, alone, strict=True)]
+    evidence = "; ".join(texts) + (f". {note}" if note else ".")
     first = effects[0]
     return Claim(
         claim,
@@ -136,6 +160,16 @@ def untested(claim: str, where: str, why: str, experiment: str = "", link: str =
 # --- Reading the tables of docs/results ---
 
 
+def results_folder(given: str | None = None) -> Path | None:
+    """The folder of published results: the given one, or `docs/results` of the checkout, if this is one."""
+    if given is not None:
+        if not Path(given).is_dir():
+            raise InputError(f"--results {given!r} is no folder; name docs/results of a checkout")
+        return Path(given)
+    folder = Path(__file__).parents[4] / "docs" / "results"
+    return folder if folder.is_dir() else None
+
+
 class Results:
     """The tables of a folder such as `docs/results`."""
 
@@ -145,6 +179,49 @@ class Results:
     def rows(self, name: str) -> list[dict[str, str]]:
         """The rows of ``NAME.csv``."""
         return _rows(self.folder / f"{name}.csv")
+
+    def per_seed(self, name: str) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
+        """The values of single seeds in ``NAME-per-seed.csv``: by moment and score, then arm, then seed."""
+        return _per_seed(self.folder / f"{name}-per-seed.csv")
+
+    def has(self, name: str) -> bool:
+        """Whether the values of single seeds of the table ``NAME`` are published."""
+        return (self.folder / f"{name}-per-seed.csv").is_file()
+
+    def paired(
+        self,
+        label: str,
+        name: str,
+        arms: tuple[str, str] | str,
+        claimed: Claimed,
+        *,
+        score: str = "mrta",
+        at: str = "training loss",
+        digits: int = 3,
+    ) -> Effect:
+        """The difference of two arms (first minus second), or the value of one, from ``NAME-per-seed.csv``.
+
+        ``at`` is the moment; ``training loss`` is the lowest at which the cells are compared.
+        """
+        values = self.per_seed(name)
+        moment = _lowest(values, score) if at == "training loss" else at
+        of_arm = values[moment, score]
+        if isinstance(arms, str):
+            found = interval(of_arm[arms].values())
+        else:
+            one, other = (of_arm[arm] for arm in arms)
+            seeds = [seed for seed in one if seed in other]
+            found = paired_difference([one[seed] for seed in seeds], [other[seed] for seed in seeds])
+        nulls = values.get((moment, f"null_{score}"), {})
+        null = next((next(iter(seeds.values())) for seeds in nulls.values()), None)
+        return Effect(label, found, claimed, f"at {_short(moment)}", null, digits)
+
+    def above_null(self, label: str, name: str, arm: str, score: str, null: str, claimed: Claimed) -> Effect:
+        """What ``arm`` scores above a null of the same cells (``sharp``, say), from ``NAME-per-seed.csv``."""
+        values = self.per_seed(name)
+        moment = _lowest(values, score)
+        pair = [values[moment, each][arm].values() for each in (score, f"{null}_{score}")]
+        return Effect(label, paired_difference(*map(list, pair)), claimed, f"at {_short(moment)}", digits=1)
 
     def compared(
         self,
@@ -164,11 +241,11 @@ class Results:
         own = [row for row in self.rows(f"{name}-end") if row["metric"] == title_of(score)]
         null = float(own[0]["null, baseline"]) if own and own[0].get("null, baseline") else None
         if at_end:
-            return Effect(label, _interval(own[0], "difference"), claimed, "at the end", null, digits)
+            return Effect(label, read_interval(own[0], "difference"), claimed, "at the end", null, digits)
         rows = [row for row in self.rows(f"{name}-matched") if row["metric"] == title_of(score)]
         row = sorted(rows, key=lambda row: float(row["at loss"]))[level]
         at = f"at training loss {float(row['at loss']):.3g}"
-        return Effect(label, _interval(row, "difference"), claimed, at, null, digits)
+        return Effect(label, read_interval(row, "difference"), claimed, at, null, digits)
 
     def by_layer(self, label: str, name: str, attention: str, claimed: Claimed) -> Effect:
         """The difference in MRTA of one layer, or of their average, of the table ``NAME-by-layer``."""
@@ -178,16 +255,18 @@ class Results:
             if (row["attention"], row["metric"], row["at"]) == (attention, "MRTA", "equal loss")
         )
         at = f"at training loss {float(row['loss']):.3g}"
-        return Effect(label, _interval(row, "difference"), claimed, at, float(row["null"]))
+        return Effect(label, read_interval(row, "difference"), claimed, at, float(row["null"]))
 
     def arms(
         self, label: str, arm: str, other: str, claimed: Claimed, *, name: str = "ablation-hatexplain"
     ) -> Effect:
-        """The difference in MRTA of two arms of a table that has one row per arm."""
+        """The difference in MRTA of two arms of a table that has one row per arm: paired where it can be."""
+        if self.has(f"{name}-paper"):
+            return self.paired(label, f"{name}-paper", (arm, other), claimed)
         rows = [row for row in self.rows(name) if row["at"] == "equal loss"]
         lowest = min(float(row["loss"]) for row in rows)
         found = {row["arm"]: row for row in rows if float(row["loss"]) == lowest}
-        value = apart(_interval(found[arm], "mrta"), _interval(found[other], "mrta"))
+        value = apart(read_interval(found[arm], "mrta"), read_interval(found[other], "mrta"))
         return Effect(label, value, claimed, f"at training loss {lowest:.3g}")
 
     def panel(self, protocol: str, name: str) -> tuple[Interval, dict[str, str]]:
@@ -215,9 +294,33 @@ def apart(one: Interval, other: Interval) -> Interval:
     return Interval(one.mean - other.mean, half, n)
 
 
-def _interval(row: dict[str, str], name: str) -> Interval:
+def read_interval(row: dict[str, str], name: str) -> Interval:
+    """The interval ``NAME, NAME_half_width, NAME_n`` of a row of a table."""
     half, n = row.get(f"{name}_half_width"), row.get(f"{name}_n")
     return Interval(float(row[name]), float(half) if half else nan, int(float(n)) if n else 1)
+
+
+def _lowest(values: Iterable[tuple[str, str]], score: str) -> str:
+    """The moment of the per-seed values with the lowest training loss."""
+    moments = [at for at, each in values if each == score and at.startswith("training loss")]
+    return min(moments, key=lambda at: float(at.rpartition(" ")[2]))
+
+
+def _short(moment: str) -> str:
+    """A moment of the per-seed values with its loss at three digits."""
+    words = moment.split()
+    return (
+        " ".join([*words[:-1], f"{float(words[-1]):.3g}"]) if moment.startswith("training loss") else moment
+    )
+
+
+@cache
+def _per_seed(path: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
+    values: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+    for row in _rows(path):
+        place = values.setdefault((row["at"], row["score"]), {})
+        place.setdefault(row["arm"], {})[row["seed"]] = float(row["value"])
+    return values
 
 
 @cache

@@ -11,8 +11,17 @@ from typing import Any
 from fasterqk.attention import Interval, title_of
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._claims_toy import fixed_attention_claims, theory_claims, toy_language_claims
-from fasterqk.lab.experiments._evidence import RULE, Effect, Results, measured, read, untested
+from fasterqk.lab.experiments._evidence import (
+    RULE,
+    Effect,
+    Results,
+    measured,
+    read,
+    results_folder,
+    untested,
+)
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
+from fasterqk.lab.experiments.questions import QUESTIONS, place_of
 from fasterqk.lab.report import Claim, count_verdicts, save_claims
 from fasterqk.theory import Identity, check_identities
 
@@ -34,6 +43,7 @@ def all_claims(results: Results, identities: Sequence[Identity] | None = None) -
         *_depth(results),
         *_protocol(results),
         *_future(results),
+        *_beyond(results),
     ]
 
 
@@ -134,6 +144,7 @@ def _real_data(results: Results) -> list[Claim]:
             "The relative learning rate of the circuits governs how attention concentrates",
             "Abstract; Sections 1 and 7; Conclusion",
             [
+                *QUESTIONS[0].effects(results),
                 results.arms("QK x30 minus equal rates", "QK ×30", "equal rates", "more"),
                 results.arms("OV / 30 minus equal rates", "OV ÷30", "equal rates", "more"),
                 results.arms("OV / 30 minus QK x30, the same ratio", "OV ÷30", "QK ×30", "equal"),
@@ -468,6 +479,20 @@ def _future(results: Results) -> list[Claim]:
     ]
 
 
+# --- Controls that the paper has not ---
+
+
+def _beyond(results: Results) -> list[Claim]:
+    """The open questions that published results answer; the first is part of a claim of the paper."""
+    found = []
+    for number, question in enumerate(QUESTIONS[1:], 2):
+        if effects := question.effects(results):
+            name = question.asked[0].split()[0]
+            text = f"{question.title.rstrip('?')}: {question.hypothesis}"
+            found.append(measured(text, "beyond the paper", effects, name, place_of(number, question)))
+    return found
+
+
 # --- The document ---
 
 
@@ -504,16 +529,6 @@ def _links(claim: Claim) -> str:
     command = f"`fasterqk reproduce {claim.experiment}`" if claim.experiment else ""
     page = f"[{claim.link.partition('#')[0]}]({claim.link})" if claim.link else ""
     return ", ".join(text for text in (page, command) if text)
-
-
-def results_folder(given: str | None = None) -> Path | None:
-    """The folder of published results: the given one, or `docs/results` of the checkout, if this is one."""
-    if given is not None:
-        if not Path(given).is_dir():
-            raise InputError(f"--results {given!r} is no folder; name docs/results of a checkout")
-        return Path(given)
-    folder = Path(__file__).parents[4] / "docs" / "results"
-    return folder if folder.is_dir() else None
 
 
 def write_claims(

@@ -1,0 +1,500 @@
+"""The open questions: what was believed, what was run, what came out, and what the paper's claim becomes.
+
+Like `claims`, the page is computed from the tables in `docs/results`. A question whose experiment is not
+published there says so, with the command that answers it and its cost.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments._evidence import (
+    Effect,
+    Results,
+    read_interval,
+    results_folder,
+    supports_alone,
+)
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
+from fasterqk.lab.experiments.ratio_or_rate import MAP, RATES, SLOWED, SLOWED_ARM, arm_name
+from fasterqk.lab.experiments.temperature_hatexplain import AT as EQUAL_ENTROPY
+from fasterqk.lab.experiments.temperature_hatexplain import FAITHFUL, READINGS
+
+TITLE = "What holds: nine open questions"
+INTRODUCTION = """\
+For each question the score that decides was named before anything was run; other scores are exploratory.
+Arms are compared at equal training loss unless it says otherwise, differences are paired by seed, ± is a 95%
+t-interval over n seeds, and *null* is what uniform attention or a random ranking scores. How an effect stands
+to the hypothesis (*supports*, *against*, *open*, of one seed *points*) is decided by its whole interval, as
+in [claims.md](claims.md#how-a-verdict-is-reached). Where there are several effects, *alone* marks those that
+support the hypothesis only if they are not corrected for their number (Holm). All values of single seeds are
+in [results](results), tables in [results.md](results.md)."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question. ``effects`` reads what is published, nothing where the experiment has not been run.
+
+    ``becomes`` says what is left of the paper's claim, given the effects. ``asked`` are the experiments that
+    answer it, ``cost`` what they take.
+    """
+
+    title: str
+    believed: str
+    hypothesis: str
+    asked: tuple[str, ...]
+    design: str
+    decides: str
+    cost: str
+    effects: Callable[[Results], list[Effect]]
+    becomes: Callable[[Sequence[Effect]], str]
+    so_far: str = ""
+
+
+# --- Reading published results ---
+
+
+def _paired(results: Results, name: str, *arms: tuple[Any, ...], **options: Any) -> list[Effect]:
+    """Effects ``(label, arms, claimed)`` of the table ``name``; none where it is not published."""
+    if not results.has(name):
+        return []
+    return [results.paired(label, name, pair, claimed, **options) for label, pair, claimed in arms]
+
+
+def _decided(results: Results, name: str, claimed: Any, label: str = "") -> list[Effect]:
+    """The differences to the first arm of the scores that decide, from a table with a column `kind`."""
+    if not (results.folder / f"{name}.csv").is_file():
+        return []
+    rows = [row for row in results.rows(name) if row.get("kind") == "decides"]
+    found = []
+    for score in dict.fromkeys(row["score"] for row in rows):
+        own = [row for row in rows if row["score"] == score and row["difference"]]
+        lowest = min((float(row["loss"]) for row in own if row["loss"]), default=None)
+        for row in own:
+            if row["loss"] and float(row["loss"]) != lowest:
+                continue
+            at = f"at training loss {lowest:.3g}" if row["loss"] else ""
+            null = float(row["null"]) if row.get("null") else None
+            text = ", ".join(part for part in (label, row["score"], row["arm"]) if part)
+            found.append(Effect(text, read_interval(row, "difference"), claimed, at, null))
+    return found
+
+
+def _stand(effects: Sequence[Effect]) -> dict[str, list[str]]:
+    """Labels of the effects by how they stand after correction for their number."""
+    found: dict[str, list[str]] = {"supports": [], "against": [], "open": []}
+    for effect, alone in zip(effects, supports_alone(effects), strict=True):
+        standing = "open" if alone or effect.standing == "points" else effect.standing
+        found[standing].append(effect.label)
+    return found
+
+
+def _says(yes: str, no: str, part: str, unclear: str) -> Callable[[Sequence[Effect]], str]:
+    """A sentence by how the effects stand: all support the hypothesis, none does, some do, or all are "
+    "open."""
+
+    def becomes(effects: Sequence[Effect]) -> str:
+        stand = _stand(effects)
+        if not stand["open"] and not stand["against"]:
+            return yes
+        if stand["supports"]:
+            return f"{part} Supported: {'; '.join(stand['supports'])}. " + "".join(
+                f"{title}: {'; '.join(stand[key])}. "
+                for key, title in (("against", "Against"), ("open", "Open"))
+                if stand[key]
+            )
+        return no if stand["against"] else unclear
+
+    return becomes
+
+
+# --- The questions ---
+
+_SLOW, _FAST = RATES[0], RATES[-1]
+_BASE, _FASTER = arm_name(_SLOW, 1), arm_name(_SLOW, 30)
+_MAP_NAME = "ratio-or-rate-paper"
+
+
+def _ratio_or_rate(results: Results) -> list[Effect]:
+    slopes = [
+        _paired(results, _MAP_NAME, (label, MAP, claimed), score=score)
+        for label, score, claimed in (
+            ("growth per decade of the ratio", "per_decade_of_ratio", "more"),
+            ("growth per decade of the base rate", "per_decade_of_base_rate", "equal"),
+        )
+    ]
+    return [effect for found in slopes for effect in found] + _paired(
+        results,
+        _MAP_NAME,
+        ("QK rate 1.5e-3: ratio 30 minus ratio 1", (_FASTER, arm_name(_FAST, 1)), "more"),
+        (f"QK rate 5e-5: ratio {SLOWED} (all else slowed) minus ratio 1", (SLOWED_ARM, _BASE), "more"),
+        ("ratio 1: base rate 1.5e-3 minus 5e-5", (arm_name(_FAST, 1), _BASE), "equal"),
+        ("ratio 30: QK fast minus all else slow", (_FASTER, SLOWED_ARM), "equal"),
+    )
+
+
+def _ratio_or_rate_becomes(effects: Sequence[Effect]) -> str:
+    ratio, rate = (effect.standing for effect in effects[:2])
+    if ratio == "supports" and rate == "supports":
+        return "The ratio decides: at one ratio the base rate makes no difference."
+    if ratio == "supports" and rate == "against":
+        way = "more" if effects[1].value.mean > 0 else "less"
+        return (
+            "Not the ratio alone. Attention on relevant tokens grows with the ratio, but at one ratio "
+            "a higher "
+            f"base rate gives {way} of it: the ratio is one of two knobs."
+        )
+    if ratio == "supports":
+        return "Attention grows with the ratio; whether the base rate matters at one ratio stays open."
+    return "The growth with the ratio is not beyond the noise of these seeds."
+
+
+def _tuned(results: Results) -> list[Effect]:
+    found = []
+    data = {
+        "hatexplain": "HateXplain",
+        "sva-whole": "SVA, whole sentences",
+        "sva-prefix": "SVA up to the verb",
+    }
+    for name, label in (data | {"squad": "SQuAD, small"}).items():
+        table, best = f"tuned-{name}-paper", "best validation epoch"
+        both = ("faster_qk", "baseline")
+        found += _paired(results, table, (f"{label}, MRTA", both, "more"), at=best)
+    return found
+
+
+def _nulls(results: Results) -> list[Effect]:
+    if not results.has(_MAP_NAME):
+        return []
+    return [
+        results.above_null(
+            f"{score.upper()}, % {'faster QK' if arm == _FASTER else 'equal rates'}, minus {title}",
+            _MAP_NAME,
+            arm,
+            score,
+            null,
+            "more",
+        )
+        for arm in (_FASTER, _BASE)
+        for score in ("ac", "acmc")
+        for null, title in (("sharp", "one random token"), ("permuted", "its own rows permuted"))
+    ]
+
+
+def _temperature(results: Results) -> list[Effect]:
+    name, faster = "temperature-hatexplain-paper", READINGS["faster_qk"]
+    found = _paired(
+        results,
+        name,
+        ("MRTA, minus the baseline sharpened as read", (faster, READINGS["as_read"]), "more"),
+        at=EQUAL_ENTROPY,
+    )
+    return found + _paired(
+        results,
+        name,
+        (
+            "comprehensiveness above random, minus the baseline sharpened in the model",
+            (faster, READINGS["in_the_model"]),
+            "more",
+        ),
+        score=FAITHFUL,
+        at=EQUAL_ENTROPY,
+    )
+
+
+QUESTIONS = (
+    Question(
+        "Ratio or rate?",
+        "The paper: the ratio of the two learning rates governs how attention concentrates. Our "
+        "ablation did not "
+        "fit: with QK times 30 attention on relevant tokens was .679, with OV slowed by 30, the same "
+        "ratio, .448.",
+        "the ratio alone decides",
+        ("ratio-or-rate",),
+        "One-layer HateXplain, 4 base rates x 5 ratios, and one arm in which everything but QK is "
+        "slowed by 30 "
+        "(30 times the epochs, no decay); 3 seeds, constant rate.",
+        "attention on relevant tokens (MRTA) at the lowest training loss that all arms reach",
+        "63 cells: 60 of about 40 seconds and 3 of about 20 minutes of one core",
+        _ratio_or_rate,
+        _ratio_or_rate_becomes,
+    ),
+    Question(
+        "Tuned against tuned",
+        "The paper multiplies the query-key rate of a baseline whose base rate was tuned for it. On "
+        "HateXplain "
+        "validation prefers a base rate forty times the paper's.",
+        "with base rate and ratio chosen for each arm, the faster arm attends more to relevant tokens",
+        (
+            "tuned --data hatexplain",
+            "tuned --data sva-whole",
+            "tuned --data sva-prefix",
+            "tuned --data squad",
+        ),
+        "Base rate and ratio of each arm by validation (HateXplain 4 x 5, three seeds; SVA 2 x 4, one seed; "
+        "SQuAD small 3 x 4 on a quarter of an epoch), then 5 seeds (SQuAD: 2) of the two winners.",
+        "MRTA on the test split at the best validation epoch",
+        "HateXplain 4 cells more than ratio-or-rate; SVA 16 cells of about 90 seconds each way; SQuAD "
+        "12 cells of "
+        "about 5 minutes and 4 of 33",
+        _tuned,
+        _says(
+            "It holds where each arm has the rates that are best for it.",
+            "It does not hold where each arm has the rates that are best for it.",
+            "It holds in part where each arm has the rates that are best for it.",
+            "Open: the intervals are too wide to tell.",
+        ),
+    ),
+    Question(
+        "Stronger nulls",
+        "Against uniform attention, an AC of 71% on HateXplain looks high (null 31%). But attention on one "
+        "random token has an AC of 100 times the uniform MRTA: 40%.",
+        "the faster arm is above the stronger nulls, too",
+        ("ratio-or-rate",),
+        "All attention on one random visible token (*sharp*), and the model's own rows dealt out anew to the "
+        "tokens (*permuted*), measured along every training; every table of experiments shows them.",
+        "AC and ACMC minus both nulls at the lowest common training loss",
+        "no more than ratio-or-rate",
+        _nulls,
+        _says(
+            "Both arms are above what sharpness alone would score.",
+            "AC of the faster arm is no more than sharpness alone would score.",
+            "Read AC beside the sharp null, not beside the uniform one.",
+            "Open: the intervals are too wide to tell.",
+        ),
+    ),
+    Question(
+        "Only temperature?",
+        "Faster QK could merely sharpen the softmax: the same ranking of tokens with more contrast.",
+        "the faster arm is more than the baseline with a sharper softmax",
+        ("temperature-hatexplain",),
+        "One-layer HateXplain, both arms stopped at training loss .6, 5 seeds. The baseline is "
+        "sharpened to the "
+        "mean entropy of the faster arm: as read (its rows raised to a power) and in the model (its scores "
+        "multiplied).",
+        "MRTA of the faster arm minus that of the baseline sharpened as read; AOPC comprehensiveness "
+        "above random "
+        "rankings, minus that of the baseline sharpened in the model",
+        "10 cells of 1 to 3 minutes of one core, and as much for the readings",
+        _temperature,
+        _says(
+            "Faster QK is more than a sharper softmax: at equal loss and entropy it attends more to "
+            "relevant tokens "
+            "and is more faithful than its baseline sharpened to match.",
+            "Faster QK is no more than a sharper softmax: its baseline, sharpened to the same entropy, "
+            "does as well "
+            "or better.",
+            "Faster QK is more than a sharper softmax in one of the two scores that decide.",
+            "Open: the intervals are too wide to tell.",
+        ),
+    ),
+    Question(
+        "Depth",
+        "The paper: the effect persists with two and four layers. In our tables it was a third as "
+        "large with two "
+        "layers, and with four one seed of three fell.",
+        "with QK rates that are stable, attention rises in deeper models",
+        ("table-layers",),
+        "2 and 4 layers, 5 seeds, the multiplied rate below what hardens attention; rollout with "
+        "residual 0 and .5, "
+        "every layer and head.",
+        "MRTA of rollout at equal loss",
+        "20 cells of 2 to 5 minutes of one core",
+        lambda results: [
+            effect
+            for depth in (2, 4)
+            for effect in _decided(results, f"depth-{depth}", "more", f"{depth} layers")
+        ],
+        _says(
+            "It persists with two and four layers.",
+            "It does not persist in deeper models.",
+            "It persists in part.",
+            "Open: the intervals are too wide to tell.",
+        ),
+        so_far="`fasterqk reproduce table-layers`, at the paper's ratio of 30: two layers, rollout, +.090 ± "
+        ".021 (5 "
+        "seeds); four layers +.063 ± .266 (3 seeds).",
+    ),
+    Question(
+        "Faithfulness against its own chance",
+        "Comprehensiveness rises with faster QK. So does that of a random ranking: a model that relies "
+        "on few words "
+        "loses more whatever is removed.",
+        "comprehensiveness above that of random rankings rises",
+        ("faithfulness",),
+        "Both arms as in the tables, random rankings measured along training, 5 seeds.",
+        "AOPC comprehensiveness minus that of random rankings, at the lowest common training loss",
+        "10 cells of about 2 minutes of one core for HateXplain",
+        lambda results: (
+            _decided(results, "faithfulness-hatexplain", "more", "HateXplain")
+            + _decided(results, "faithfulness-sva-whole", "more", "SVA, whole sentences")
+        ),
+        _says(
+            "It holds above chance.",
+            "It does not hold above chance: what rises is chance.",
+            "It holds above chance in part.",
+            "Not shown above chance: the interval includes zero.",
+        ),
+        so_far="`fasterqk reproduce table-hatexplain`, at the end of training, where the losses differ: .242 "
+        "above random rankings with equal rates, .257 with faster QK, a difference of .015 ± .037 (5 seeds).",
+    ),
+    Question(
+        "Pretrained models",
+        "The paper trains from scratch. In MiniLM, two seeds, attention on the marked words rose with "
+        "the ratio, but "
+        "most of it is on `[CLS]` and `[SEP]`.",
+        "fine-tuned with a faster QK circuit, a pretrained encoder attends more to the marked words",
+        ("finetune-hatexplain",),
+        "all-MiniLM-L6-v2 on HateXplain, ratios 1, 5 and 20, 5 seeds; the share on special tokens as a "
+        "number of its "
+        "own, the mass renormalised over words.",
+        "attention on the marked words, among words, at equal training loss",
+        "15 cells of about 12 minutes of one core",
+        lambda results: _decided(results, "finetune-hatexplain", "more"),
+        _says(
+            "It holds for this pretrained encoder.",
+            "It does not hold for this pretrained encoder.",
+            "It holds in part for this pretrained encoder.",
+            "Open: the intervals are too wide to tell.",
+        ),
+        so_far="Two seeds of the first version of the experiment: "
+        "[results.md](results.md#a-pretrained-model-minilm-on-hatexplain).",
+    ),
+    Question(
+        "Key-value questions: is the pair found sooner?",
+        "With two layers, attention on the asked pairs fell rather than rose with a faster QK circuit.",
+        "with relevance that includes where the pair was carried to, attention rises",
+        ("carried-kvqa",),
+        "Ratios 1, 2 and 5, 10 seeds; relevance of the pair and of the token behind it; every head; "
+        "steps until the "
+        "task is learnt.",
+        "MRTA of rollout with either relevance at equal loss, and the steps until learnt",
+        "30 cells of about 100 seconds of one core",
+        lambda results: _decided(results, "carried-kvqa", "more"),
+        _says(
+            "It holds on this task.",
+            "It does not hold on this task.",
+            "It holds in part on this task.",
+            "Open: the intervals are too wide to tell.",
+        ),
+        so_far="`fasterqk reproduce table-kvqa`, 3 seeds: -.059 ± .085 of rollout on the asked pairs, at "
+        "equal loss.",
+    ),
+    Question(
+        "The paper's future work",
+        "The paper expects an initial imbalance, decay by circuit and normalised gradients to act like "
+        "a ratio.",
+        "each acts like a faster QK circuit at ratio 1",
+        ("future-work",),
+        "Initial imbalance between QK and OV, decay by circuit, gradient normalisation, under plain "
+        "SGD and AdamW: toy "
+        "language over seeds, one arm each on HateXplain.",
+        "attention on relevant tokens at equal loss",
+        "minutes for the toy language; HateXplain cells of about a minute",
+        lambda results: [
+            effect
+            for name in ("future-work-toy", "future-work-hatexplain", "future-work")
+            for effect in _decided(results, name, "more")
+        ],
+        _says(
+            "They act like a ratio.",
+            "They do not act like a ratio.",
+            "Some act like a ratio.",
+            "Open: the intervals are too wide to tell.",
+        ),
+        so_far="`fasterqk reproduce ablation-hatexplain`, AdamW, 3 seeds, attention on relevant tokens at "
+        "equal loss: imbalance between W_Q and W_K .405, normalised gradients .402, equal rates .405.",
+    ),
+)
+
+
+# --- The page ---
+
+
+def heading(number: int, question: Question) -> str:
+    return f"{number}. {question.title}"
+
+
+def place_of(number: int, question: Question) -> str:
+    """Where a question stands in the documentation.
+
+    >>> place_of(4, QUESTIONS[3])
+    'questions.md#4-only-temperature'
+    """
+    words = "".join(
+        letter for letter in heading(number, question).lower() if letter.isalnum() or letter in " -"
+    )
+    return f"questions.md#{words.replace(' ', '-')}"
+
+
+def document(results: Results) -> str:
+    """`docs/questions.md`."""
+    found = {question.title: question.effects(results) for question in QUESTIONS}
+    open_ = [title for title, effects in found.items() if not effects]
+    lines = [
+        f"# {TITLE}",
+        "",
+        "<!-- Generated by `fasterqk reproduce questions > docs/questions.md`; do not edit. -->",
+        "",
+        INTRODUCTION,
+        "",
+        f"{len(found) - len(open_)} of {len(found)} are answered by published cells."
+        + (
+            f" Not run to the end: {', '.join(title[0].lower() + title[1:] for title in open_)}."
+            if open_
+            else ""
+        ),
+    ]
+    for number, question in enumerate(QUESTIONS, 1):
+        lines += ["", f"## {heading(number, question)}", "", *_section(question, found[question.title])]
+    return "\n".join(lines)
+
+
+def _section(question: Question, effects: Sequence[Effect]) -> list[str]:
+    commands = ", ".join(f"`fasterqk reproduce {name}`" for name in question.asked)
+    lines = [
+        f"**Believed.** {question.believed}",
+        "",
+        f"**{'Run' if effects else 'To run'}.** {commands}. {question.design}",
+        "",
+        f"**Decides.** {question.decides[0].upper()}{question.decides[1:]}. Hypothesis: "
+        f"{question.hypothesis}.",
+        "",
+    ]
+    if not effects:
+        lines += [f"**Not run to the end yet.** Cost: {question.cost}."]
+        return lines + (["", f"**So far.** {question.so_far}"] if question.so_far else [])
+    lines += ["**Came out.**", ""]
+    alone = supports_alone(effects)
+    lines += [f"- {effect.text(mark)}" for effect, mark in zip(effects, alone, strict=True)]
+    return [*lines, "", f"**The claim becomes.** {question.becomes(effects).strip()}"]
+
+
+def run(runner: CellRunner, results: str | None) -> dict[str, Any]:
+    folder = results_folder(results)
+    if folder is None:
+        raise InputError("no docs/results beside this installation; name the folder with --results DIR")
+    return {"document": document(Results(Path(folder)))}
+
+
+def show(summary: dict[str, Any]) -> None:
+    print(summary["document"])
+
+
+EXPERIMENT = Experiment(
+    name="questions",
+    chapter="Questions",
+    options=(
+        Option("results", str, "published results (default: docs/results of the checkout)", metavar="DIR"),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce questions --out out",
+        "fasterqk reproduce questions > docs/questions.md     # after docs/results has changed",
+    ),
+    details="Reads docs/results; nothing is trained.",
+    trains=False,
+)

@@ -1,0 +1,77 @@
+"""The open questions: answered from published results, and plainly not run where there are none."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fasterqk.lab.experiments import find_experiment
+from fasterqk.lab.experiments._evidence import Results
+from fasterqk.lab.experiments.questions import QUESTIONS, document
+from fasterqk.lab.experiments.ratio_or_rate import MAP, SLOWED_ARM, arm_name
+
+DOCS = Path(__file__).parents[3] / "docs"
+
+
+def test_the_page_is_what_the_command_prints(capsys):
+    find_experiment("questions").show({"document": document(Results(DOCS / "results"))})
+    assert capsys.readouterr().out == (DOCS / "questions.md").read_text(encoding="utf-8"), (
+        "run: fasterqk reproduce questions > docs/questions.md"
+    )
+
+
+def write(folder, name, rows):
+    with (folder / name).open("w", encoding="utf-8", newline="") as stream:
+        table = csv.DictWriter(stream, rows[0].keys())
+        table.writeheader()
+        table.writerows(rows)
+
+
+def the_map(ratio_slope, rate_slope):
+    """Made-up per-seed values of the map."""
+    arms = {arm_name(5e-5, 1): 0.4, arm_name(5e-5, 30): 0.6, arm_name(1.5e-3, 1): 0.5, SLOWED_ARM: 0.55}
+    rows = [(arm, "mrta", value) for arm, value in arms.items()]
+    rows += [(MAP, "per_decade_of_ratio", ratio_slope), (MAP, "per_decade_of_base_rate", rate_slope)]
+    for arm in arms:
+        rows += [(arm, score, 70.0) for score in ("ac", "acmc")]
+        rows += [(arm, f"{null}_{score}", 40.0) for null in ("sharp", "permuted") for score in ("ac", "acmc")]
+    return [
+        {"arm": arm, "seed": seed, "at": at, "score": score, "value": value + (0.001 + place / 1e4) * seed}
+        for place, (arm, score, value) in enumerate(rows)
+        for seed in (1, 2, 3)
+        for at in ("training loss 0.7", "training loss 0.9")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slopes", "sentence"),
+    [
+        ((0.1, 0.0), "The ratio decides"),
+        ((0.1, 0.1), "Not the ratio alone"),
+        ((-0.1, 0.1), "not beyond the noise"),
+    ],
+)
+def test_a_question_is_answered_once_its_values_are_published(slopes, sentence, tmp_path):
+    nothing = document(Results(tmp_path))
+    assert "0 of 9 are answered" in nothing
+    assert nothing.count("Not run to the end yet") == len(QUESTIONS)
+    write(tmp_path, "ratio-or-rate-paper-per-seed.csv", the_map(*slopes))
+    page = document(Results(tmp_path))
+    assert "2 of 9 are answered" in page  # with the stronger nulls
+    first = page.split("## 2.")[0].split("## 1.")[1]
+    assert sentence in first and "n = 3, at training loss 0.7" in first
+    assert "minus one random token" in page
+
+
+def test_tables_that_name_what_decides_are_read_at_their_lowest_loss(tmp_path):
+    row = {"score": "comprehensiveness", "kind": "decides", "loss": 0.5, "arm": "faster QK", "null": 0.1}
+    row |= {"difference": 0.2, "difference_half_width": 0.1, "difference_n": 5, "p": 0.01}
+    others = [row | {"kind": "exploratory"}, row | {"loss": 0.9, "difference": 0.7}]
+    write(
+        tmp_path,
+        "faithfulness-hatexplain.csv",
+        [row, *others, row | {"arm": "equal rates", "difference": ""}],
+    )
+    page = document(Results(tmp_path))
+    assert "+0.200 ± 0.100 (n = 5, at training loss 0.5, null 0.100): supports" in page
+    assert "0.700" not in page
