@@ -43,6 +43,8 @@ class GeneratorConfig:
     position_scale: float | None = None
     # Whether positions start as waves, of that spread or else of the tokens'.
     waves: bool = False
+    # Whether queries and keys are normalised, each head by itself (root mean square, with a learned gain).
+    qk_norm: bool = False
 
 
 class Cache:
@@ -92,6 +94,9 @@ class Attention(nn.Module):
         self.key = nn.Linear(config.width, inner)
         self.value = nn.Linear(config.width, inner)
         self.out = nn.Linear(inner, config.width)
+        normed = config.qk_norm
+        self.query_norm = nn.RMSNorm(config.head_width) if normed else nn.Identity()
+        self.key_norm = nn.RMSNorm(config.head_width) if normed else nn.Identity()
 
     def forward(
         self,
@@ -108,8 +113,8 @@ class Attention(nn.Module):
         what comes after its content, at ``position``, and is added to it. ``explicit`` forms the
         probabilities, for a capture to see, where torch's kernel would do without.
         """
-        query = self._by_head(self.query(stream if rows is None else rows))
-        key, value = self._by_head(self.key(stream)), self._by_head(self.value(stream))
+        query = self.query_norm(self._by_head(self.query(stream if rows is None else rows)))
+        key, value = self.key_norm(self._by_head(self.key(stream))), self._by_head(self.value(stream))
         if cache is not None:
             key, value = cache.extend(self, key, value, position)
         if position is None and drop is None and not explicit:

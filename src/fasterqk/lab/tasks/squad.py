@@ -311,22 +311,33 @@ def read_squad(path: Path, skipped: Counter[str]) -> list[SquadQuestion]:
     position is certain: it stands in the context where it says, and nothing marks the place as a guess
     (``n_occurrences`` above 1, in copies of the data that lost the original positions).
     """
+    return [found for found in _questions(path, skipped) if found is not None]
+
+
+def read_paragraphs(path: Path) -> list[str]:
+    """The paragraphs of a file, in its order."""
+    return [_field(paragraph, "context", str, where) for _, paragraph, where in _paragraphs(path)]
+
+
+def _questions(path: Path, skipped: Counter[str]) -> Iterator[SquadQuestion | None]:
+    for title, paragraph, where in _paragraphs(path):
+        context = _field(paragraph, "context", str, where)
+        for record in _field(paragraph, "qas", list, where):
+            if not isinstance(record, dict) or record.get("is_impossible") or not record.get("answers"):
+                continue
+            yield _question(record, title, context, where, skipped)
+
+
+def _paragraphs(path: Path) -> Iterator[tuple[str, Any, str]]:
+    """Every paragraph with the title of its article, and where it stands, for messages."""
     document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("data"), list):
         raise InputError(f"{str(path)!r} is not SQuAD: it has no list 'data'; {DOWNLOAD}")
-    return [found for found in _questions(document["data"], path, skipped) if found is not None]
-
-
-def _questions(articles: list[Any], path: Path, skipped: Counter[str]) -> Iterator[SquadQuestion | None]:
-    for number, article in enumerate(articles):
+    for number, article in enumerate(document["data"]):
         where = f"{str(path)!r} article {number + 1}"
         title = _field(article, "title", str, where)
         for paragraph in _field(article, "paragraphs", list, where):
-            context = _field(paragraph, "context", str, where)
-            for record in _field(paragraph, "qas", list, where):
-                if not isinstance(record, dict) or record.get("is_impossible") or not record.get("answers"):
-                    continue
-                yield _question(record, title, context, where, skipped)
+            yield title, paragraph, where
 
 
 def _question(
