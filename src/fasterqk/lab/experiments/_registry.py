@@ -52,6 +52,7 @@ EXPERIMENTS = {
     "prediction": "beyond the paper: the toy language with Adam beside both theories, and the ratio it needs",
     "product-law": "beyond the paper: rates of Q, K, V and O count only as r_Q r_K / (r_V r_O)",
     "covert-channel": "beyond the paper: right answers while attending to tokens that say nothing",
+    "stability": "beyond the paper: loss, logits and sharpness in pretraining, QK slowed, bounded or faster",
     "claims": "every claim of the paper with its evidence and verdict, computed from published results",
     "questions": "the open questions: what was believed, run and found, computed from published results",
     "all": "the paper in a few minutes, or with --full every table, ending with a page to open",

@@ -91,6 +91,7 @@ _FULL = (
     Part("table-sva", {"protocol": "released"}, seconds=20 * MINUTE),
     Part("finetune-hatexplain", seconds=12 * MINUTE),
     Part("table-squad", {"size": "small", "seeds": 2}, seconds=33 * MINUTE),
+    Part("stability", seconds=30),
     Part("table-main", {"squad": "small", "squad_seeds": 2}, seconds=90),
 )
 _LAST = (Part("table-squad", {"size": "paper", "arms": ("same", "faster_qk")}, seconds=110 * HOUR),)

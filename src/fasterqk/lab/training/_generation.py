@@ -144,7 +144,9 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
     scale = config.model.start_scale
     scales: Any = {} if scale is None else {"embedding_scale": scale, "position_scale": scale}
     waves = config.model.position_start == "waves"
-    sizes = GeneratorConfig(task.vocabulary_size, **config.model.sizes(), **scales, waves=waves)
+    sizes = GeneratorConfig(
+        task.vocabulary_size, **config.model.sizes(), **scales, waves=waves, qk_norm=False
+    )
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
     if config.optimisation.qk_imbalance != 1:
         scale_circuits(model, qk=config.optimisation.qk_imbalance)

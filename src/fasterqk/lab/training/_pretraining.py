@@ -28,9 +28,8 @@ from fasterqk.lab.tasks.squad import read_paragraphs, require_squad
 from fasterqk.lab.training._processes import one_thread
 from fasterqk.lab.training._steps import clip_gradients, set_rates
 
-PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
-METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO)
-CLIP_THRESHOLD = 100.0
+PLAIN, QK_NORM, PARTNER_NORM, RATIO = "plain", "qk_norm", "partner_norm", "qk_ratio"
+METHODS = (PLAIN, QK_NORM, PARTNER_NORM, RATIO)
 # Windows of held-out text on which the trained model is measured, and of these those whose entropy is
 # followed along training.
 VALIDATION_WINDOWS = 256
@@ -120,7 +119,7 @@ class Pretraining:
         cell = self.cell
         ratio: Any = {PARTNER_NORM: fasterqk.PartnerNorm(), RATIO: cell.qk_ratio}.get(cell.method, 1.0)
         # Independent decay: the product of rate and decay is the same for all weights and methods.
-        optimizer = fasterqk.make_optimizer(
+        return fasterqk.make_optimizer(
             self.model,
             torch.optim.AdamW,
             lr=cell.lr,
@@ -130,9 +129,6 @@ class Pretraining:
             weight_decay=cell.weight_decay,
             fused=True,
         )
-        if cell.method == QK_CLIP:
-            fasterqk.qk_clip(self.model, optimizer, threshold=CLIP_THRESHOLD)
-        return optimizer
 
     def run(self, progress: Progress | None = None) -> dict[str, Any]:
         """All steps, then the numbers of the trained model."""
