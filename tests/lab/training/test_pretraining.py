@@ -110,6 +110,17 @@ def test_a_cell_that_diverges_says_so():
     json.dumps(result, allow_nan=False)
 
 
+def test_the_clip_holds_logits_at_its_threshold(monkeypatch):
+    monkeypatch.setattr(module, "CLIP_THRESHOLD", 1.0)
+    plain, clipped = (training(method=method, lr=0.1, steps=20) for method in ("plain", "qk_clip"))
+    results = [state.run() for state in (plain, clipped)]
+    assert results[0]["initial_loss"] == results[1]["initial_loss"]
+    assert results[1]["clipped_heads"] > 0
+    assert results[1]["largest_logit"] < results[0]["largest_logit"]
+    # One step later, a logit may pass the threshold again, but not by much.
+    assert results[1]["along"][-1]["largest_logit"] < 1.5
+
+
 def test_cells_read_the_paragraphs(tmp_path, monkeypatch):
     for part in ("train", "dev"):
         paragraphs = [{"context": f"{part} Ærø {number}", "qas": []} for number in range(3)]

@@ -1,8 +1,8 @@
 """Stability: what a slower or bounded query-key circuit does to pretraining, and a faster one beside it.
 
 A small byte-level decoder on the text of SQuAD's paragraphs, trained from five base rates with every method:
-nothing (plain), normalised queries and keys, rates by the partner's norm, and ratios from .03 to 10. Loss,
-largest attention logit and entropy of attention are read from the same cells.
+nothing (plain), normalised queries and keys, logits clipped at 100, rates by the partner's norm, and ratios
+from .03 to 10. Loss, largest attention logit and entropy of attention are read from the same cells.
 
 Learning-rate sensitivity (Wortsman et al. 2023, "Small-scale proxies for large-scale Transformer training
 instabilities") is one number per method and seed:
@@ -22,10 +22,16 @@ from typing import Any
 from fasterqk.attention import Interval, holm, interval, paired_difference
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.files import plain, write_csv
-from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, rounded, seeds_option
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.report import COLORS, INK, plotting, save_figure, save_table
-from fasterqk.lab.training._pretraining import PARTNER_NORM, PLAIN, QK_NORM, RATIO, PretrainingCell
+from fasterqk.lab.training._pretraining import (
+    PARTNER_NORM,
+    PLAIN,
+    QK_CLIP,
+    QK_NORM,
+    RATIO,
+    PretrainingCell,
+)
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2, 1e-1)
 RATIOS = (0.03, 0.1, 0.3, 3.0, 10.0)
@@ -33,6 +39,7 @@ RATIOS = (0.03, 0.1, 0.3, 3.0, 10.0)
 METHODS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     QK_NORM: {"method": QK_NORM},
+    QK_CLIP: {"method": QK_CLIP},
     PARTNER_NORM: {"method": PARTNER_NORM},
     **{f"{RATIO}={ratio:g}": {"method": RATIO, "qk_ratio": ratio} for ratio in RATIOS},
 }
@@ -61,7 +68,7 @@ def stability_cells(
 
     >>> cells = stability_cells()
     >>> len(cells), next(iter(cells))
-    (156, ('qk_ratio=0.1', 96, 0.001, 0))
+    (171, ('qk_ratio=0.1', 96, 0.001, 0))
     """
     for name in methods:
         if name not in METHODS:
@@ -93,8 +100,12 @@ def sensitivity(losses: Sequence[float | None], initial: float) -> float:
     >>> round(sensitivity([2.5, 2.4, 2.6], 5.5), 4), round(sensitivity([2.5, 2.4, None], 5.5), 4)
     (0.1, 1.0667)
     """
-    capped = [initial if loss is None else min(loss, initial) for loss in losses]
+    capped = [_capped(loss, initial) for loss in losses]
     return sum(capped) / len(capped) - min(capped)
+
+
+def _capped(loss: float | None, initial: float) -> float:
+    return initial if loss is None else min(loss, initial)
 
 
 def method_values(results: Results) -> list[dict[str, Any]]:
@@ -120,7 +131,8 @@ def _over_rates(own: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
     initial = own[0]["initial_loss"]
     found = [(name, sensitivity([one[loss] for one in own], initial)) for name, loss in LOSSES.items()]
     for loss in LOSSES.values():
-        found.append((f"best_{loss}", min(initial if one[loss] is None else one[loss] for one in own)))
+        capped = [_capped(one[loss], initial) for one in own]
+        found += [(f"best_{loss}", min(capped)), (f"mean_{loss}", sum(capped) / len(capped))]
     return found
 
 
@@ -218,6 +230,7 @@ _STYLES: dict[str, dict[str, Any]] = {
     f"{RATIO}=3": {"color": COLORS[4], "marker": "^"},
     f"{RATIO}=10": {"color": COLORS[1], "marker": "^"},
     QK_NORM: {"color": COLORS[2], "marker": "s"},
+    QK_CLIP: {"color": COLORS[1], "marker": "P"},
     PARTNER_NORM: {"color": COLORS[3], "marker": "D"},
 }
 _NAMES = {QK_NORM: "QK-norm", PARTNER_NORM: "partner norm", PLAIN: "plain (ratio 1)"}
@@ -388,7 +401,7 @@ def run(
         "exploratory_seeds": exploratory_seeds or seeds,
     }
     files = save(rates, by_method, runner, describe(about))
-    write_csv(runner.out / "tables" / "stability-methods-per-seed.csv", rounded(plain(per_seed)))
+    runner.add_per_seed(per_seed, table="stability-methods")
     found = {"decides": decision(by_method), "methods": by_method, "rates": rates, "files": files}
     return about | found
 

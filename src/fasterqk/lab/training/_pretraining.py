@@ -28,8 +28,9 @@ from fasterqk.lab.tasks.squad import read_paragraphs, require_squad
 from fasterqk.lab.training._processes import one_thread
 from fasterqk.lab.training._steps import clip_gradients, set_rates
 
-PLAIN, QK_NORM, PARTNER_NORM, RATIO = "plain", "qk_norm", "partner_norm", "qk_ratio"
-METHODS = (PLAIN, QK_NORM, PARTNER_NORM, RATIO)
+PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
+METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO)
+CLIP_THRESHOLD = 100.0
 # Windows of held-out text on which the trained model is measured, and of these those whose entropy is
 # followed along training.
 VALIDATION_WINDOWS = 256
@@ -72,7 +73,8 @@ def pretrain(
 
     ``loss`` is the mean over the last tenth of the steps, ``validation_loss`` that of the trained model on
     held-out text and ``initial_loss`` that of the untrained one. ``entropy`` is the mean over rows and heads
-    in nats, per layer, ``null_entropy`` that of uniform attention. ``along`` has ten records on the way.
+    in nats, per layer, ``null_entropy`` that of uniform attention. ``along`` has ten records on the way;
+    ``clipped_heads`` counts the heads that `qk_clip` scaled back, in all steps.
     A cell whose loss is not finite stops there: ``diverged`` is true and its numbers are None. Made to be
     called by a sweep.
     """
@@ -109,6 +111,8 @@ class Pretraining:
         self.model = GPTAnswerGenerator(sizes, torch.Generator().manual_seed(cell.seed))
         self.batches = torch.Generator().manual_seed(1_000_003 + cell.seed)
         self.optimizer = self._make_optimizer()
+        clipped = cell.method == QK_CLIP
+        self.clip = fasterqk.qk_clip(self.model, self.optimizer, CLIP_THRESHOLD) if clipped else None
         self.parameters = list(self.model.parameters())
         # Evenly over the held-out text, so that all cells see the same.
         starts = torch.linspace(0, len(held_out) - cell.context - 1, VALIDATION_WINDOWS).long()
@@ -150,6 +154,8 @@ class Pretraining:
         seen = torch.maximum(seen, self.largest)
         result |= {"steps": len(losses), "largest_logit": _finite(seen.max())}
         result["largest_logit_by_layer"] = _by_layer(seen)
+        if self.clip is not None:
+            result["clipped_heads"] = self.clip.total
         validation = self.validation_loss()
         diverged = not (math.isfinite(losses[-1]) and math.isfinite(validation))
         entropy = None if diverged else self.entropy(ENTROPY_WINDOWS)
