@@ -82,6 +82,7 @@ def measure(
     random_rankings: Sequence[Numbers] | None = None,
     only: Sequence[str] | None = None,
     by_layer: bool = False,
+    stronger_nulls: bool = True,
     need_relevance: bool = True,
     max_weights: int | None = WEIGHTS_IN_MEMORY,
 ) -> "Measurement":
@@ -104,7 +105,8 @@ def measure(
     and token, where the model reads several rows); with neither there is no such comparison. ``percents`` may
     be empty: then nothing is removed. A percentage of tokens is rounded ``up``, or ``down`` as ferret does.
     ``only`` names the scores that are computed from attention (all, by default); ``by_layer`` adds those of
-    each layer alone. Without ``need_relevance`` data where no token is relevant is no error.
+    each layer alone. ``stronger_nulls`` are sharp and permuted attention, which take most of the time where
+    instances are short. Without ``need_relevance`` data where no token is relevant is no error.
     ``progress(done, total)`` is called after each batch.
     """
     if not instances:
@@ -146,7 +148,7 @@ def measure(
         batch = collate([instances[i] for i in chosen], side)
         rows = _ReadRows.of(model, batch, hows, patterns, read_only)
         columns.append(rows.columns(only, by_layer))
-        if only is None or "mrta" in only:
+        if stronger_nulls and (only is None or "mrta" in only):
             null_masses += rows.null_masses(chosen, by_layer)
         rankings = [rows.importance(model, one, chosen, removal) for one in asked.values()]
         rankings += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]

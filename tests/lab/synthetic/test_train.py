@@ -108,3 +108,31 @@ def test_identity_init_at_a_millionth_keeps_attention_uniform_for_long():
     tiny = Init("identity", 1e-6)
     result = train(replace(QUICK, qk_init=tiny, max_steps=2000, stop="never", closed=False, lr=0.05))
     assert result["mrta"] == pytest.approx(result["null"]["mrta"], abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["FAFO", "CACO"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_decay_takes_its_share_of_one_circuit_off_before_the_step(name, optimizer):
+    cell = SyntheticCell(name, lr=0.1, batches=1, evaluated=50, optimizer=optimizer)
+    start = Trainer(cell)
+    before = [part.copy() for part in start.weights]
+    start.advance(1)
+    decayed = Trainer(replace(cell, qk_decay=0.5, ov_decay=0.25))
+    decayed.advance(1)
+    # Scores of factorized attention are no weights, and are computed anew in every step.
+    first = 0 if name == "CACO" else 1
+    shares = (0.5, 0.5, 0.5, 0.25, 0.25)
+    for part, plain, weights, share in list(zip(before, start.weights, decayed.weights, shares, strict=True))[
+        first:
+    ]:
+        np.testing.assert_allclose(weights, plain - 0.1 * share * part, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["FAFO", "CACO"])
+def test_gradients_of_both_circuits_get_one_norm(name):
+    trainer = Trainer(SyntheticCell(name, lr=0.1, batches=1, evaluated=50, gradient_norm=0.5))
+    trainer.advance(1)
+    gradients = trainer.gradients
+    qk = (gradients.scores,) if name == "CACO" else (gradients.keys, gradients.queries)
+    for parts in (qk, (gradients.table, gradients.output)):
+        assert np.sqrt(sum((part**2).sum() for part in parts)) == pytest.approx(0.5)

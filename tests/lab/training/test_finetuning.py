@@ -58,6 +58,11 @@ def test_trained_measured_and_resumed(tmp_path, pretrained):
     for key in ("mrta", "ac", "acmc", "entropy", "dtap", "sufficiency", "plausibility", "majority_accuracy"):
         assert key in whole.test
     assert 0 < whole.test["null"]["mrta"] < 1
+    assert 0 < whole.test["special_share"] < 1
+    # Two of its tokens are special; among words the relevant one has at least what it has among all.
+    assert 2 / 10 < whole.test["special_null_share"] < 2 / 6
+    assert whole.test["mrta"] < whole.test["words_mrta"] < 1
+    assert whole.history[-1]["words_null_mrta"] > whole.history[-1]["null_mrta"]
     assert "20" in whole.test["null"]["sufficiency"]
     assert set(whole.data_checksums) == {"words", "model.safetensors"}
 

@@ -202,6 +202,20 @@ def test_an_imbalance_between_queries_and_keys_leaves_the_function_as_it_was(con
     assert torch.allclose(even.model(tokens, read), uneven.model(tokens, read), atol=1e-6)
 
 
+def test_one_circuit_can_start_larger_than_the_other(config):
+    even, uneven = (build_trainable(config.replace(circuit_imbalance=factor)) for factor in (1, 4))
+    here, there = even.model.blocks[0].attention, uneven.model.blocks[0].attention
+    for larger, smaller in (("W_Q", "W_V"), ("W_K", "W_O")):
+        assert torch.equal(getattr(there, larger), 2 * getattr(here, larger))
+        assert torch.equal(getattr(there, smaller), getattr(here, smaller) / 2)
+
+
+def test_one_circuit_can_decay_alone(config):
+    config = config.replace(qk_ratio=1, weight_decay=0.0, ov_decay=0.5, gradient_norm=1.0)
+    found = groups(build_optimizer(build_trainable(config).model, config))
+    assert {name[-3:] for name, (_, decay) in found.items() if decay} == {"W_V", "W_O", "b_V", "b_O"}
+
+
 def test_gradients_of_both_circuits_get_the_norm_that_was_asked_for(config):
     config = config.replace(qk_ratio=1, gradient_norm=0.5)
     trainable = build_trainable(config)

@@ -4,7 +4,7 @@ Like `claims`, the page is computed from the tables in `docs/results`. A questio
 published there says so, with the command that answers it and its cost.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from fasterqk.lab.experiments._evidence import (
     supports_alone,
 )
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
+from fasterqk.lab.experiments.carried_kvqa import STEPS
+from fasterqk.lab.experiments.future_work import favour_qk
 from fasterqk.lab.experiments.ratio_or_rate import MAP, RATES, SLOWED, SLOWED_ARM, arm_name
 from fasterqk.lab.experiments.temperature_hatexplain import AT as EQUAL_ENTROPY
 from fasterqk.lab.experiments.temperature_hatexplain import FAITHFUL, READINGS
@@ -63,11 +65,20 @@ def _paired(results: Results, name: str, *arms: tuple[Any, ...], **options: Any)
     return [results.paired(label, name, pair, claimed, **options) for label, pair, claimed in arms]
 
 
-def _decided(results: Results, name: str, claimed: Any, label: str = "") -> list[Effect]:
-    """The differences to the first arm of the scores that decide, from a table with a column `kind`."""
+def _decided(
+    results: Results,
+    name: str,
+    claimed: Any,
+    label: str = "",
+    where: Callable[[Mapping[str, str]], bool] = lambda row: True,
+) -> list[Effect]:
+    """The differences to the first arm of the scores that decide, from a table with a column `kind`.
+
+    ``where`` chooses among its rows.
+    """
     if not (results.folder / f"{name}.csv").is_file():
         return []
-    rows = [row for row in results.rows(name) if row.get("kind") == "decides"]
+    rows = [row for row in results.rows(name) if row.get("kind") == "decides" and where(row)]
     found = []
     for score in dict.fromkeys(row["score"] for row in rows):
         own = [row for row in rows if row["score"] == score and row["difference"]]
@@ -204,6 +215,15 @@ def _temperature(results: Results) -> list[Effect]:
     )
 
 
+# Tables of the future work with what they are about, and the arms that favour QK.
+FUTURE_WORK = {
+    "future-work-toy-sgd-one-query": "toy language, SGD",
+    "future-work-toy-adam-one-query": "toy language, Adam",
+    "future-work-hatexplain-adamw": "HateXplain, AdamW",
+    "future-work-hatexplain-sgd": "HateXplain, SGD",
+}
+FAVOUR_QK = favour_qk()
+
 QUESTIONS = (
     Question(
         "Ratio or rate?",
@@ -296,7 +316,7 @@ QUESTIONS = (
         "large with two "
         "layers, and with four one seed of three fell.",
         "with QK rates that are stable, attention rises in deeper models",
-        ("table-layers",),
+        ("depth-hatexplain",),
         "2 and 4 layers, 5 seeds, the multiplied rate below what hardens attention; rollout with "
         "residual 0 and .5, "
         "every layer and head.",
@@ -305,7 +325,7 @@ QUESTIONS = (
         lambda results: [
             effect
             for depth in (2, 4)
-            for effect in _decided(results, f"depth-{depth}", "more", f"{depth} layers")
+            for effect in _decided(results, f"depth-hatexplain-{depth}", "more", f"{depth} layers")
         ],
         _says(
             "It persists with two and four layers.",
@@ -352,7 +372,7 @@ QUESTIONS = (
         "own, the mass renormalised over words.",
         "attention on the marked words, among words, at equal training loss",
         "15 cells of about 12 minutes of one core",
-        lambda results: _decided(results, "finetune-hatexplain", "more"),
+        lambda results: _decided(results, "finetune-hatexplain-words", "more"),
         _says(
             "It holds for this pretrained encoder.",
             "It does not hold for this pretrained encoder.",
@@ -365,14 +385,18 @@ QUESTIONS = (
     Question(
         "Key-value questions: is the pair found sooner?",
         "With two layers, attention on the asked pairs fell rather than rose with a faster QK circuit.",
-        "with relevance that includes where the pair was carried to, attention rises",
+        "with relevance that includes where the pair was carried to, attention rises, and the task is learnt "
+        "in fewer steps",
         ("carried-kvqa",),
         "Ratios 1, 2 and 5, 10 seeds; relevance of the pair and of the token behind it; every head; "
         "steps until the "
         "task is learnt.",
         "MRTA of rollout with either relevance at equal loss, and the steps until learnt",
         "30 cells of about 100 seconds of one core",
-        lambda results: _decided(results, "carried-kvqa", "more"),
+        lambda results: (
+            _decided(results, "carried-kvqa", "more", where=lambda row: row["score"] != STEPS)
+            + _decided(results, "carried-kvqa", "less", where=lambda row: row["score"] == STEPS)
+        ),
         _says(
             "It holds on this task.",
             "It does not hold on this task.",
@@ -395,8 +419,8 @@ QUESTIONS = (
         "minutes for the toy language; HateXplain cells of about a minute",
         lambda results: [
             effect
-            for name in ("future-work-toy", "future-work-hatexplain", "future-work")
-            for effect in _decided(results, name, "more")
+            for name, label in FUTURE_WORK.items()
+            for effect in _decided(results, name, "more", label, lambda row: row["arm"] in FAVOUR_QK)
         ],
         _says(
             "They act like a ratio.",

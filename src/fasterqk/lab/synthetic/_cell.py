@@ -77,6 +77,9 @@ class SyntheticCell:
     qk_ratio: float = 1.0
     ramp_steps: int = 0
     role_ratios: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)  # of q, k, v and o
+    qk_decay: float = 0.0  # weight decay of each circuit; a step takes lr times as much off
+    ov_decay: float = 0.0
+    gradient_norm: float | None = None  # given to the gradient of each circuit at every step
     lr: float = 0.2  # the scan that chose it and the scale of the init: docs/synthetic.md
     optimizer: str = "sgd"
     language: Language = field(default_factory=Language)
@@ -100,7 +103,9 @@ class SyntheticCell:
         for name in ("qk_ratio", "lr", "batch", "batches", "max_steps", "evaluated"):
             if not 0 < getattr(self, name) < inf:
                 raise InputError(f"{name} {getattr(self, name)} is not a finite number above 0")
-        for name in ("seed", "ramp_steps"):
+        if self.gradient_norm is not None and not 0 < self.gradient_norm < inf:
+            raise InputError(f"gradient_norm {self.gradient_norm} is not a finite number above 0")
+        for name in ("seed", "ramp_steps", "qk_decay", "ov_decay"):
             if getattr(self, name) < 0:
                 raise InputError(f"{name} {getattr(self, name)} must not be negative")
         object.__setattr__(self, "role_ratios", tuple(float(ratio) for ratio in self.role_ratios))

@@ -345,6 +345,7 @@ class Schedule(NamedTuple):
     """OV learns at ``lr``; QK at ``lr`` times ``qk_ratio``, which a ramp reaches linearly from 1.
 
     ``roles`` multiplies that for the factors q, k, v and o; those of a collapsed circuit are one.
+    ``decays`` are the weight decays of QK and OV, ``gradient_norm`` that of either circuit (0: as it is).
     """
 
     lr: float
@@ -352,6 +353,8 @@ class Schedule(NamedTuple):
     roles: tuple[float, float, float, float]
     ramp_steps: int  # 0: the ratio holds from the first step
     adam: bool
+    decays: tuple[float, float]
+    gradient_norm: float
 
 
 @compiled
@@ -390,6 +393,10 @@ def train_epoch(
         )
         if task.blind:
             _share_rows(gradients.scores if weights.keys.shape[0] == 0 else gradients.queries)
+        if schedule.gradient_norm > 0:
+            _normalize(schedule.gradient_norm, weights, gradients)
+        if schedule.decays[0] > 0 or schedule.decays[1] > 0:
+            _decay(schedule, weights)
         step = first_step + i
         qk_lr = schedule.lr * ratio_at(step, schedule.qk_ratio, schedule.ramp_steps)
         if schedule.adam:
@@ -416,6 +423,38 @@ def _share_rows(gradient: np.ndarray) -> None:
             whole += gradient[c, o]
         for c in range(gradient.shape[0]):
             gradient[c, o] = whole
+
+
+@compiled
+def _normalize(norm: float, weights: Weights, gradients: Weights) -> None:
+    """Scale the gradients of each circuit to ``norm``; one of zero stays."""
+    if weights.keys.shape[0] > 0:
+        _scale_to(norm, gradients.keys, gradients.queries)
+    else:
+        _scale_to(norm, gradients.scores, gradients.queries)  # of which there are none
+    _scale_to(norm, gradients.table, gradients.output)
+
+
+@compiled
+def _scale_to(norm: float, one: np.ndarray, other: np.ndarray) -> None:
+    first, second = one.reshape(one.size), other.reshape(other.size)
+    size = np.sqrt(dot(first, first) + dot(second, second))
+    if size > 0:
+        one[:] *= norm / size
+        other[:] *= norm / size
+
+
+@compiled
+def _decay(schedule: Schedule, weights: Weights) -> None:
+    """Decoupled weight decay, before the step; for SGD it is the same as a decay in the gradient."""
+    qk, ov = 1.0 - schedule.lr * schedule.decays[0], 1.0 - schedule.lr * schedule.decays[1]
+    if weights.keys.shape[0] > 0:
+        weights.keys[:] *= qk
+        weights.queries[:] *= qk
+    else:
+        weights.scores[:] *= qk
+    weights.table[:] *= ov
+    weights.output[:] *= ov
 
 
 @compiled

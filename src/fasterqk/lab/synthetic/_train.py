@@ -60,7 +60,13 @@ class Trainer:
         self.work = make_scratch(cell.batch, support, self.weights)
         self.task = Task(support, np.array(cell.labels), cell.score_scale, language.blind)
         self.schedule = Schedule(
-            cell.lr, cell.qk_ratio, cell.role_ratios, cell.ramp_steps, cell.optimizer == "adam"
+            lr=cell.lr,
+            qk_ratio=cell.qk_ratio,
+            roles=cell.role_ratios,
+            ramp_steps=cell.ramp_steps,
+            adam=cell.optimizer == "adam",
+            decays=(cell.qk_decay, cell.ov_decay),
+            gradient_norm=cell.gradient_norm or 0.0,
         )
         self.stream = make_stream(language, cell.seed) if cell.fresh else no_stream()
         self.sample, self.matched = _training_data(cell)

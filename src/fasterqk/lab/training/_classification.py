@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
 from fasterqk.attention import SCORES, Batch, Instance, Pattern, Reading, Summary, class_answer, measure
@@ -30,6 +30,7 @@ from fasterqk.lab.training._batches import (
     pad_instances,
 )
 from fasterqk.lab.training._config import TrainConfig
+from fasterqk.lab.training._readings import more_readings
 from fasterqk.lab.training._released import measure_released, measure_released_sva
 
 # Along training plausibility is scored on so many instances, evenly over all lengths: it goes one by one.
@@ -82,7 +83,7 @@ class Classification:
             record |= {f"{name}_{key}": value for key, value in self._fit(split).items()}
         seed = self.config.seed if self.config.evaluation.random_along else None
         scores = flat(self._attention("test", quick=True, seed=seed))
-        return {"loss": record.pop("train_loss"), **record, **scores}
+        return {"loss": record.pop("train_loss"), **record, **scores, **self._readings("test")}
 
     def results(self) -> dict[str, Any]:
         results: dict[str, Any] = {name: self._fit(split) for name, split in self.splits.items()}
@@ -107,6 +108,21 @@ class Classification:
             del layer["entropy"], layer["null"]["entropy"]
         scores.pop("average", None)
         return scores
+
+    def _readings(self, split: str) -> dict[str, float | None]:
+        """What is read of attention beside the scores, where it is asked for."""
+        asked, sizes = self.config.evaluation.readings, self.config.model
+        if not asked:
+            return {}
+        return more_readings(
+            MeasuredClassifier(self.model, self.splits[split]),
+            instances_of(self.splits[split]),
+            asked,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            aggregation=aggregation_of(self.model),
+            batch_size=EVALUATION_BATCH,
+        )
 
     def _by_group(self) -> dict[str, Any]:
         """Test accuracy, and that of always saying the most frequent class: in all and group by group."""
@@ -138,9 +154,17 @@ def build_classifier(config: TrainConfig, task: ClassificationTask, train: Label
     )
     seen = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
     model = Classifier(sizes, generator(config.seed, "weights"), seen)
-    if config.optimisation.qk_imbalance != 1:
-        scale_circuits(model, qk=config.optimisation.qk_imbalance)
+    scale_at_start(model, config)
     return model
+
+
+def scale_at_start(model: nn.Module, config: TrainConfig) -> None:
+    """Make one factor of QK, or one of the two circuits, larger than the other, as the configuration says."""
+    options = config.optimisation
+    if options.qk_imbalance != 1:
+        scale_circuits(model, qk=options.qk_imbalance)
+    if (factor := options.circuit_imbalance) != 1:
+        scale_circuits(model, qk=factor, ov=1 / factor, keep_product=False)
 
 
 # --- How it is measured ---

@@ -17,6 +17,8 @@ DECAYS = ("coupled", "independent")
 SCHEDULES = ("cosine", "half-cosine", "constant")
 READ_POSITIONS = ("after", "last")
 POSITION_STARTS = ("random", "waves")
+# What they are: `fasterqk.lab.training._readings`.
+READINGS = ("heads", "plain", "residual", "carried")
 
 # The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
@@ -98,8 +100,13 @@ class Optimisation:
     embedding_ratio: float = 1.0
     # Multiplies the queries and divides the keys at the start, which leaves the function as it is.
     qk_imbalance: float = 1.0
+    # Multiplies the product of queries and keys and divides that of values and outputs at the start.
+    circuit_imbalance: float = 1.0
     # The norm given to the gradient of each circuit at every step.
     gradient_norm: float | None = None
+    # Weight decay of one circuit, in place of that of all parameters.
+    qk_decay: float | None = None
+    ov_decay: float | None = None
     # Answer generators only; `autocast` computes in bfloat16 where the device has it.
     label_smoothing: float = 0.0
     autocast: bool = False
@@ -113,7 +120,9 @@ class Optimisation:
     def __post_init__(self) -> None:
         _set_types(self)
         _one_of(self, optimizer=OPTIMIZERS, decay=DECAYS, schedule=SCHEDULES)
-        _above_zero(self, "qk_ratio", "ov_ratio", "embedding_ratio", "qk_imbalance", "lr")
+        _above_zero(
+            self, "qk_ratio", "ov_ratio", "embedding_ratio", "qk_imbalance", "circuit_imbalance", "lr"
+        )
         object.__setattr__(self, "ratios", _written(self.by_role()))
         for name in ("qk_ratio", "ov_ratio", "embedding_ratio", "faster"):
             if self.ratios and getattr(self, name) not in (1.0, ()):
@@ -123,7 +132,7 @@ class Optimisation:
                 )
         _above_zero(self, "clip", "gradient_norm")
         _at_least(self, 1, "epochs", "batch_size", "accumulate", "bucket")
-        _at_least(self, 0, "weight_decay", "momentum", "warmup", "label_smoothing")
+        _at_least(self, 0, "weight_decay", "qk_decay", "ov_decay", "momentum", "warmup", "label_smoothing")
         _below_one(self, "label_smoothing")
         if self.warmup > 1:
             raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
@@ -227,6 +236,8 @@ class Evaluation:
     stop_at_loss: float | None = None
     # Classifiers only: measure random rankings along training too, not at the end alone.
     random_along: bool = False
+    # More readings of attention along training, see `fasterqk.lab.training._readings`.
+    readings: tuple[str, ...] = ()
     # Training examples on which the training loss is measured.
     train_subset: int = 2048
     # Percentages of tokens that faithfulness keeps or removes.
@@ -245,6 +256,9 @@ class Evaluation:
         fall = self.evaluate_at_fall
         if fall is not None and not 0 < fall < 1:
             raise InputError(f"evaluate_at_fall {fall} is a share of the loss, between 0 and 1")
+        for reading in self.readings:
+            if reading not in READINGS:
+                raise InputError(f"readings {reading!r} is not one of {', '.join(READINGS)}")
         if any(not 0 < k <= 100 for k in self.rationale_k):
             raise InputError(f"rationale_k {list(self.rationale_k)}: give percentages from 1 to 100")
 

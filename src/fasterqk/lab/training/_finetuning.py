@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fasterqk.attention import HuggingFaceClassifier, Instance, measure
+from fasterqk.attention import HuggingFaceClassifier, Instance, Measurement, measure
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
 from fasterqk.lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances, checksum
@@ -33,6 +33,8 @@ class FineTuning(Classification):
     def __init__(self, config: TrainConfig, task: ClassificationTask) -> None:
         folder = pretrained_folder(config.model.pretrained)
         _check_vocabulary(task, folder)
+        if config.evaluation.readings:
+            raise InputError(f"readings {list(config.evaluation.readings)} are for the paper's models only")
         self.config = config
         self.files = {**task.files, "model.safetensors": checksum(folder / "model.safetensors")}
         train = fixed_sample(task.splits["train"], config.data.train_limit, "limit")
@@ -98,7 +100,25 @@ class FineTuning(Classification):
             batch_size=EVALUATION_BATCH,
             only=TABLE_SCORES,
         )
-        return scores_json(found.summary())
+        return scores_json(found.summary()) | words_alone(found)
+
+
+def words_alone(found: Measurement) -> dict[str, float]:
+    """Attention on special tokens (``special_share``), and that on relevant words among all words.
+
+    Encoders rest much of their attention on ``[CLS]`` and ``[SEP]``. ``words_mrta`` leaves that out: of the
+    attention on words the share that is on relevant ones. The nulls are those of uniform attention.
+    """
+    pairs = list(zip(found.instances, found.importance, strict=True))
+    relevant = [(x, weights) for x, weights in pairs if x.relevant]
+    words = np.array([weights[x.rankable].sum() / weights.sum() for x, weights in pairs])
+    own = [weights @ x.relevance / max(weights[x.rankable].sum(), 1e-12) for x, weights in relevant]
+    return {
+        "special_share": float(1 - words.mean()),
+        "special_null_share": float(np.mean([1 - x.rankable.mean() for x, _ in pairs])),
+        "words_mrta": float(np.mean(own)),
+        "words_null_mrta": float(np.mean([x.relevance.sum() / x.rankable.sum() for x, _ in relevant])),
+    }
 
 
 def pretrained_folder(name: str) -> Path:

@@ -32,7 +32,6 @@ from fasterqk.attention import (
     measure,
 )
 from fasterqk.capture import capture
-from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError
 from fasterqk.lab.models._generator import Cache, Dropout, GeneratorConfig, GPTAnswerGenerator, head_loss
 from fasterqk.lab.tasks import AnswerTask, Questions
@@ -45,8 +44,15 @@ from fasterqk.lab.training._batches import (
     generator,
     pack_questions,
 )
-from fasterqk.lab.training._classification import TABLE_SCORES, flat, random_rankings, scores_json
+from fasterqk.lab.training._classification import (
+    TABLE_SCORES,
+    flat,
+    random_rankings,
+    scale_at_start,
+    scores_json,
+)
 from fasterqk.lab.training._config import TrainConfig
+from fasterqk.lab.training._readings import more_readings
 
 EVALUATION_BATCH = 64
 ROLLOUT = Aggregation("rollout", residual=0.5)
@@ -148,8 +154,7 @@ def build_generator(config: TrainConfig, task: AnswerTask) -> GPTAnswerGenerator
         task.vocabulary_size, **config.model.sizes(), **scales, waves=waves, qk_norm=False
     )
     model = GPTAnswerGenerator(sizes, generator(config.seed, "weights"), vectors)
-    if config.optimisation.qk_imbalance != 1:
-        scale_circuits(model, qk=config.optimisation.qk_imbalance)
+    scale_at_start(model, config)
     return model
 
 
@@ -259,14 +264,15 @@ def measure_answers(
     best over all gold answers. With ``attention`` also mass, AC, ACMC and DTAP of rollout, of the layer
     average (``average``) and of each layer (``layer``, from 1, with the mean entropy of its heads), the nulls
     of uniform attention beside, and sufficiency and comprehensiveness (of the first ``sample`` questions, if
-    given); with a ``seed`` their nulls too, from random rankings.
+    given); with a ``seed`` their nulls too, from random rankings. Along training, where there is
+    a ``sample``, also the readings that the configuration asks for.
     """
     expected = measure_fit(model, split)
     written = generate(model, split, task.end, config.evaluation.answer_tokens)
     texts = [task.text([token for token in answer if token != task.end]) for answer in written]
     pairs = list(zip(texts, split.questions.gold, strict=True))
     matches = np.array([exact_match(text, gold) for text, gold in pairs])
-    fit = {
+    fit: dict[str, Any] = {
         "loss": expected.loss,
         "accuracy": float(matches.mean()),
         "f1": float(np.mean([token_f1(text, gold) for text, gold in pairs])),
@@ -277,6 +283,10 @@ def measure_answers(
         return fit
     generator = MeasuredGenerator(model, expected.mean, matches > 0)
     instances = answered_instances(split.questions, written)
+    readings = config.evaluation.readings if sample is not None else ()
+    if readings:
+        sizes = {"layers": config.model.layers, "heads": config.model.heads, "batch_size": EVALUATION_BATCH}
+        fit |= more_readings(generator, instances, readings, aggregation=ROLLOUT, **sizes)
     percents = config.evaluation.rationale_k
     edges, mass, probability = SCALES.get(task.name, (DTAP_EDGES, 0.5, 0.5))
     rankings = None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)
@@ -289,7 +299,7 @@ def measure_answers(
         edges=edges,
     )
     scores = scores_json(found.summary(mass, probability, plausibility_sample=0))
-    if sample is not None:
+    if sample is not None and percents:
         some = measure_steps(generator, instances[:sample], percents=percents, need_relevance=False)
         asked = scores_json(some.summary(plausibility_sample=0))
         scores |= {name: asked[name] for name in ("sufficiency", "comprehensiveness")}

@@ -172,11 +172,14 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 
 def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
-    """The same gradient norm for both circuits of attention, and a rate of its own for the embedding."""
+    """One gradient norm for both circuits, a decay for either, and a rate of its own for the embedding."""
     options = config.optimisation
     rules: dict[str, dict[str, float]] = {}
+    decays = {"qk": options.qk_decay, "ov": options.ov_decay}
+    rules |= {circuit: {"weight_decay": decay} for circuit, decay in decays.items() if decay is not None}
     if options.gradient_norm is not None:
-        rules |= {circuit: {"gradient_norm": options.gradient_norm} for circuit in ("qk", "ov")}
+        for circuit in ("qk", "ov"):
+            rules[circuit] = rules.get(circuit, {}) | {"gradient_norm": options.gradient_norm}
     if options.embedding_ratio != 1:
         rules["shared"] = {"lr": options.embedding_ratio * options.lr, "weight_decay": 0.0}
     return rules

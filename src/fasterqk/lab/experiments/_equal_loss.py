@@ -1,0 +1,170 @@
+"""Arms at equal training loss, score by score: value, null, difference to the first arm, and corrected p.
+
+Some scores *decide*: an experiment names them before it is run. All others are exploratory. The p-values of
+either kind are corrected for how many comparisons there are of it (:func:`fasterqk.attention.holm`).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fasterqk.attention import Interval, holm, interval, matched_loss, paired_difference
+from fasterqk.console import mean_of, print_table
+from fasterqk.files import plain
+from fasterqk.lab.experiments._arms import Results
+from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
+
+Histories = Mapping[tuple[Any, Any], Sequence[Mapping[str, Any]]]
+Rows = Sequence[Mapping[str, Any]]
+COLUMNS = {
+    "score": "score",
+    "kind": "kind",
+    "loss": "training loss",
+    "arm": "arm",
+    "value": "value",
+    "null": "null",
+    "difference": "difference",
+    "p": "p (Holm)",
+}
+DECIDES, EXPLORATORY = "decides", "exploratory"
+
+
+def histories_of(results: Results) -> dict[tuple[Any, Any], Sequence[Mapping[str, Any]]]:
+    """The histories of all cells; a diverged one has none, so that it is listed as missing."""
+    return {cell: [] if result.diverged else result.history for cell, result in results.items()}
+
+
+def compare_at_equal_loss(
+    histories: Histories,
+    scores: Mapping[str, str],
+    *,
+    decides: Sequence[str],
+    nulls: Mapping[str, str] | None = None,
+    levels: int | Sequence[float] = 3,
+) -> dict[str, Any]:
+    """Every score of every arm at the losses that all cells reach, as plain JSON data.
+
+    ``scores`` maps names in the histories to titles, ``nulls`` some of them to the names of their nulls.
+    ``rows`` has one row for each loss, score and arm; the first loss is the lowest, and p-values are those
+    at it. ``missing`` lists the cells that never came there.
+    """
+    nulls = {name: null for name, null in (nulls or {}).items() if name in scores}
+    matched = matched_loss(histories, [*scores, *nulls.values()], levels)
+    p_values = _corrected(matched[0]["difference"], scores, decides) if matched else {}
+    rows: list[dict[str, Any]] = []
+    for number, level in enumerate(matched):
+        for name, title in scores.items():
+            for arm, values in level["arms"].items():
+                difference = level["difference"].get(arm, {}).get(name)
+                row: dict[str, Any] = {"score": title, "kind": DECIDES if name in decides else EXPLORATORY}
+                row |= {"loss": level["loss"], "arm": arm, "value": values[name]}
+                row["null"] = values[nulls[name]].mean if name in nulls else None
+                row |= {"difference": difference, "p": None if number else p_values.get((arm, name))}
+                rows.append(row)
+    return plain(
+        {
+            "loss": matched[0]["loss"] if matched else None,
+            "decides": list(decides),
+            "rows": rows,
+            "missing": matched[0]["missing"] if matched else [],
+        }
+    )
+
+
+def _corrected(
+    differences: Mapping[Any, Mapping[str, Interval]], scores: Mapping[str, str], decides: Sequence[str]
+) -> dict[tuple[Any, str], float]:
+    families: dict[bool, dict[tuple[Any, str], Interval]] = {True: {}, False: {}}
+    for arm, found in differences.items():
+        for name in scores:
+            families[name in decides][arm, name] = found[name]
+    return {key: value for family in families.values() for key, value in holm(family).items()}
+
+
+def save_rows(rows: Rows, out: Path, name: str, *, title: str, caption: str) -> dict[str, str]:
+    """Write ``rows`` as a table; returns its paths."""
+    columns = [{"key": key, "label": label} for key, label in COLUMNS.items()]
+    columns[list(COLUMNS).index("null")]["source"] = "null"
+    return save_table(out, name, title=title, caption=caption, columns=columns, rows=rows)
+
+
+def save_panels(
+    rows: Rows, titles: Sequence[str], out: Path, name: str, *, title: str, caption: str, see: str
+) -> dict[str, str]:
+    """Draw the scores with these ``titles`` at the lowest loss, one panel each; returns the paths."""
+    lowest = min((row["loss"] for row in rows), default=None)
+    shown = [row for row in rows if row["loss"] == lowest and row["score"] in titles]
+    with plotting() as plt:
+        figure, axes = plt.subplots(1, len(titles), figsize=(2.6 * len(titles), 3.4), squeeze=False)
+        for axis, score in zip(axes[0], titles, strict=True):
+            _draw(axis, [row for row in shown if row["score"] == score], score)
+        points = [
+            {key: row[key] for key in ("score", "arm", "loss", "null")}
+            | {"value": mean_of(row["value"]), "half_width": (row["value"] or {}).get("half_width")}
+            for row in shown
+        ]
+        return save_figure(figure, out, name, title=title, caption=caption, rows=points, see=see)
+
+
+def _draw(axis: Any, rows: Rows, title: str) -> None:
+    for place, row in enumerate(rows):
+        axis.errorbar(
+            place, mean_of(row["value"]) or 0.0, row["value"]["half_width"] or 0.0, fmt="o", color=COLORS[1]
+        )
+        if row["null"] is not None:
+            axis.plot([place - 0.3, place + 0.3], [row["null"]] * 2, color="0.4", linestyle="--", linewidth=1)
+    axis.set_xticks(range(len(rows)), [row["arm"] for row in rows], rotation=30, ha="right", fontsize=8)
+    axis.set_xlim(-0.6, len(rows) - 0.4)
+    axis.set_title(title, fontsize=9)
+    axis.grid(axis="x", visible=False)
+
+
+def show_rows(found: Mapping[str, Any], kind: str | None = None) -> None:
+    """Print the rows at the lowest loss, of one kind or of both."""
+    rows = [
+        {COLUMNS[key]: row[key] for key in COLUMNS if key != "loss"}
+        for row in found["rows"]
+        if row["loss"] == found["loss"] and kind in (None, row["kind"])
+    ]
+    at = "no loss that all cells reach" if found["loss"] is None else f"training loss {found['loss']:.4g}"
+    print_table(rows, title=f"\nat {at}; differences to the first arm, paired by seed")
+    if found["missing"]:
+        cells = ", ".join(f"{arm} (seed {seed})" for arm, seed in found["missing"])
+        print(f"never at this loss: {cells}")
+
+
+def paired_rows(
+    values: Mapping[str, Mapping[int, float | None]], title: str, kind: str = DECIDES
+) -> list[dict[str, Any]]:
+    """One number per arm and seed as such rows, p-values corrected over the arms.
+
+    A difference is over the seeds that have a number in both arms; ``missing`` lists the others.
+    """
+    first, *others = values
+    differences: dict[str, Interval] = {}
+    for arm in others:
+        both = [seed for seed, value in values[arm].items() if None not in (value, values[first].get(seed))]
+        if both:
+            pair = ([values[name][seed] for seed in both] for name in (arm, first))
+            differences[arm] = paired_difference(*pair)
+    p_values = holm(differences)
+    rows = []
+    for arm, own in values.items():
+        known = [value for value in own.values() if value is not None]
+        row: dict[str, Any] = {"score": title, "kind": kind, "loss": None, "arm": arm, "null": None}
+        row |= {"value": interval(known) if known else None, "difference": differences.get(arm)}
+        missing = [seed for seed, value in own.items() if value is None]
+        rows.append(plain(row | {"p": p_values.get(arm), "missing": missing}))
+    return rows
+
+
+def per_seed_at(histories: Histories, names: Sequence[str], levels: Sequence[float]) -> list[dict[str, Any]]:
+    """``names`` of every cell at every loss of ``levels`` as rows for :meth:`CellRunner.add_per_seed`."""
+    rows = []
+    for level in levels:
+        for (arm, seed), history in histories.items():
+            [found] = matched_loss({(arm, seed): history}, names, [level])
+            for name, value in found["arms"].get(arm, {}).items():
+                row = {"arm": arm, "seed": seed, "at": f"training loss {level:.6g}", "score": name}
+                rows.append(row | {"value": value.mean})
+    return rows

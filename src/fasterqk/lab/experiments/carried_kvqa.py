@@ -1,0 +1,168 @@
+"""Key-value questions: is the pair found sooner with a faster QK, and is it looked for where it was carried?
+
+`table-kvqa` found less attention of rollout on the asked pairs with a faster query-key circuit, at equal
+loss. A decoder of two layers may carry a pair to the position behind it and look for it there. So relevance
+is read twice: the asked pairs, and the pairs with the token behind each (*carried*). Heads are read by
+themselves too: a mean over heads hides one that looks.
+
+The scores that decide, named before any run: attention of rollout on relevant tokens (MRTA) at equal training
+loss, with either relevance, and the steps until the task is learnt (validation exact match of at least .95,
+interpolated between evaluations; a cell that never learns is listed). Layers and heads are exploratory.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fasterqk.console import print_table
+from fasterqk.lab.experiments._arms import Comparison, run_arms
+from fasterqk.lab.experiments._equal_loss import (
+    COLUMNS,
+    compare_at_equal_loss,
+    histories_of,
+    paired_rows,
+    save_panels,
+    save_rows,
+    show_rows,
+)
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
+from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm
+from fasterqk.lab.training import TrainConfig
+
+RATIOS = (2.0, 5.0)
+LEARNT = 0.95
+# Training ends at this loss: all that is asked happens before.
+LOSS = 0.01
+EVALUATE_AT_FALL = 0.6
+DECIDES = ("mrta", "carried_mrta")
+STEPS = "steps until learnt"
+LAYERS = (1, 2)
+SCORES = (
+    {"mrta": "rollout", "carried_mrta": "rollout, carried"}
+    | {f"layer_{n}_mrta": f"layer {n}" for n in LAYERS}
+    | {f"carried_layer_{n}_mrta": f"layer {n}, carried" for n in LAYERS}
+    | {f"layer_{n}_best_head_mrta": f"layer {n}, best head" for n in LAYERS}
+    | {f"carried_layer_{n}_best_head_mrta": f"layer {n}, best head, carried" for n in LAYERS}
+    | {"validation_accuracy": "validation exact match"}
+)
+# What is drawn.
+PANELS = ("rollout", "rollout, carried", "layer 2, best head", "layer 2, best head, carried")
+
+
+def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Comparison:
+    """Equal rates, and the query-key circuit alone faster by each of ``ratios``.
+
+    >>> list(carried_kvqa().arms)
+    ['equal rates', 'QK ×2', 'QK ×5']
+    """
+    base = TrainConfig(
+        "kvqa",
+        evaluate_at_fall=EVALUATE_AT_FALL,
+        stop_at_loss=LOSS,
+        along_subset=128,
+        test_subset=128,
+        rationale_k=(),
+        readings=("heads", "carried"),
+    )
+    arms = {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios}
+    title = "Generated key-value questions: when the pairs are found, and where"
+    return Comparison("carried-kvqa", title, "paper", arms, tuple(range(seeds)))
+
+
+def steps_until_learnt(
+    history: Sequence[Mapping[str, Any]], level: float = LEARNT, score: str = "validation_accuracy"
+) -> float | None:
+    """The step at which a score first reaches ``level``, interpolated; None if it never does.
+
+    >>> steps_until_learnt([{"step": 0, "f1": 0.0}, {"step": 100, "f1": 1.0}], score="f1")
+    95.0
+    """
+    before: Mapping[str, Any] | None = None
+    for record in history:
+        value = record.get(score)
+        if value is not None and value >= level:
+            if before is None:
+                return float(record["step"])
+            share = (level - before[score]) / (value - before[score])
+            return float(before["step"] + share * (record["step"] - before["step"]))
+        before = record if value is not None else before
+    return None
+
+
+def null_name(name: str) -> str:
+    """The name of the null of a score.
+
+    >>> null_name("carried_layer_2_best_head_mrta"), null_name("mrta")
+    ('carried_layer_2_best_head_null_mrta', 'null_mrta')
+    """
+    return f"{name.removesuffix('mrta')}null_mrta"
+
+
+def run(runner: CellRunner, seeds: int, ratios: list[float]) -> dict[str, Any]:
+    comparison = carried_kvqa(seeds, ratios)
+    histories = histories_of(run_arms(comparison, runner))
+    nulls = {name: null_name(name) for name in SCORES if name.endswith("mrta")}
+    found = compare_at_equal_loss(histories, SCORES, decides=DECIDES, nulls=nulls)
+    steps = {
+        arm: {seed: steps_until_learnt(histories[arm, seed]) for seed in comparison.seeds}
+        for arm in comparison.arms
+    }
+    learnt = paired_rows(steps, STEPS)
+    per_seed = [
+        {"arm": arm, "seed": seed, "at": f"exact match {LEARNT:g}", "score": STEPS, "value": value}
+        for arm, own in steps.items()
+        for seed, value in own.items()
+        if value is not None
+    ]
+    runner.add_per_seed(per_seed, protocol=comparison.protocol, table=comparison.name)
+    setting = f"carried-kvqa: {len(comparison.arms)} arms, {seeds} seeds, until the training loss is {LOSS:g}"
+    caption = f"Mean and 95% interval over seeds; differences to equal rates, paired by seed. {setting}."
+    table = save_rows(
+        [*learnt, *found["rows"]], runner.out, comparison.name, title=comparison.title, caption=caption
+    )
+    figure = save_panels(
+        found["rows"],
+        PANELS,
+        runner.out,
+        comparison.name,
+        title=comparison.title,
+        caption=f"Attention on the asked pairs at equal training loss. {caption}",
+        see="Each dot is an arm; the dashed mark is uniform attention.",
+    )
+    return {
+        "experiment": comparison.name,
+        "protocol": comparison.protocol,
+        "seeds": list(comparison.seeds),
+        **found,
+        "steps": steps,
+        "learnt": learnt,
+        "files": {"table": table, "figure": figure},
+    }
+
+
+def show(summary: dict[str, Any]) -> None:
+    print(f"{summary['experiment']}: {len(summary['seeds'])} seeds")
+    shown = [
+        {COLUMNS[key]: row[key] for key in COLUMNS if key not in ("loss", "null")}
+        | {"never learnt": ", ".join(map(str, row["missing"])) or "none"}
+        for row in summary["learnt"]
+    ]
+    print_table(shown, title=f"\n{STEPS} (validation exact match of {LEARNT:g})")
+    show_rows(summary)
+    print(f"\nfigure: {summary['files']['figure']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="carried-kvqa",
+    chapter="Carried",
+    options=(
+        seeds_option(10),
+        Option("ratios", float, "multipliers of the QK rate, beside equal rates", default=RATIOS, many=True),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce carried-kvqa --out out",
+        "fasterqk reproduce carried-kvqa --seeds 1 --ratios 5       # a quick look",
+        "fasterqk reproduce carried-kvqa --cells docs/results/cells/carried-kvqa.jsonl.xz",
+    ),
+)

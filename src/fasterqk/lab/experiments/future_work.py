@@ -1,0 +1,233 @@
+"""The paper's future work: other ways than a learning rate to let one circuit grow before the other.
+
+At equal rates of both circuits, under plain SGD and Adam: an imbalance between QK and OV at the start (their
+product as before), weight decay of one circuit alone, and gradients of both circuits with one norm. Beside
+them stands the paper's own way, a faster QK. Parts:
+
+- ``toy``: the toy language (protocol `literal`, FAFO). With its four queries right answers need no attention
+  on distinct tokens (`covert-channel`), so it is trained twice: as it is, and with one query for all classes.
+- ``hatexplain``: one-layer HateXplain with AdamW, one arm each, and with SGD.
+
+The score that decides, named before any run: attention on relevant tokens (MRTA) at equal loss; in the toy
+language that with one query, at a training loss of .02. The toy with four queries is exploratory.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fasterqk.errors import InputError
+from fasterqk.lab.experiments._arms import Comparison, run_arms
+from fasterqk.lab.experiments._equal_loss import (
+    compare_at_equal_loss,
+    histories_of,
+    per_seed_at,
+    save_panels,
+    save_rows,
+    show_rows,
+)
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
+from fasterqk.lab.experiments._synthetic import panels, run_cells
+from fasterqk.lab.experiments.ablation_hatexplain import EPOCHS, EQUAL, EVALUATE_AT_FALL, qk_arm
+from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
+from fasterqk.lab.synthetic import Init, SyntheticCell
+from fasterqk.lab.training import TrainConfig
+
+PARTS = ("toy", "hatexplain")
+SEEDS = {"toy": 10, "hatexplain": 3}
+DECIDES = ("mrta",)
+NORMALISED = "gradients normalised"
+
+DECAY_OF_OV = "decay of OV"
+
+
+def imbalanced(factor: float) -> str:
+    """The name of the arm that starts with a larger W_QK.
+
+    >>> imbalanced(10)
+    'W_QK ×10, W_OV ÷10 at the start'
+    """
+    return f"W_QK ×{factor:g}, W_OV ÷{factor:g} at the start"
+
+
+def favour_qk() -> tuple[str, ...]:
+    """The arms that favour QK at equal rates."""
+    return (imbalanced(TOY_IMBALANCE), imbalanced(IMBALANCE), DECAY_OF_OV, NORMALISED)
+
+
+# --- The toy language ---
+
+QUERIES = {"one query": 1, "four queries": 4}
+TOY_LEVELS = (0.02, 0.1, 0.5)
+TOY_RATIO = 10.0
+TOY_IMBALANCE = 10.0
+# A step takes 2e-4 of a weight off under either optimizer.
+TOY_OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": {}, "Adam": {"optimizer": "adam", "lr": 1e-3}}
+TOY_DECAY = {"SGD": 1e-3, "Adam": 0.2}
+# Of those tried with one seed (.003 to .1) none let SGD learn with one query; Adam learns with all.
+TOY_NORM = 0.03
+TOY_STEPS = 60_000
+
+
+def toy_arms(queries: str, optimizer: str) -> dict[str, SyntheticCell]:
+    """The arms of one language and optimizer, equal rates first.
+
+    >>> list(toy_arms("one query", "SGD"))[:3]
+    ['equal rates', 'QK ×10', 'W_QK ×10, W_OV ÷10 at the start']
+    """
+    base = panels("literal", ["a"])[0].cell
+    if QUERIES[queries] == 1:
+        base = replace(base, language=replace(base.language, queries=base.language.queries[:1] * 4))
+    base = replace(base, target_loss=TOY_LEVELS[0] / 2, max_steps=TOY_STEPS, **TOY_OPTIMIZERS[optimizer])
+    decay, scale = TOY_DECAY[optimizer], base.ov_init.scale
+
+    def starting(qk: float) -> SyntheticCell:
+        kind = base.qk_init.kind
+        return replace(base, qk_init=Init(kind, scale * qk), ov_init=Init(kind, scale / qk))
+
+    times = f"{TOY_IMBALANCE:g}"
+    return {
+        EQUAL: base,
+        qk_arm(TOY_RATIO): replace(base, qk_ratio=TOY_RATIO),
+        imbalanced(TOY_IMBALANCE): starting(TOY_IMBALANCE),
+        f"W_QK ÷{times}, W_OV ×{times} at the start": starting(1 / TOY_IMBALANCE),
+        DECAY_OF_OV: replace(base, ov_decay=decay),
+        "decay of QK": replace(base, qk_decay=decay),
+        "decay of both": replace(base, qk_decay=decay, ov_decay=decay),
+        NORMALISED: replace(base, gradient_norm=TOY_NORM),
+    }
+
+
+def run_toy(runner: CellRunner, seeds: int) -> dict[str, Any]:
+    """Every language with every optimizer; each is compared with its own equal rates."""
+    found = {}
+    for queries in QUERIES:
+        for optimizer in TOY_OPTIMIZERS:
+            name = f"{optimizer}, {queries}"
+            arms = toy_arms(queries, optimizer)
+            cells = {(arm, seed): replace(arms[arm], seed=seed) for seed in range(seeds) for arm in arms}
+            table = f"future-work-toy-{optimizer}-{queries}".lower().replace(" ", "-")
+            results = run_cells(cells, runner, title=name, table=table)
+            histories = {
+                key: [] if result["diverged"] else result["history"] for key, result in results.items()
+            }
+            runner.add_per_seed(per_seed_at(histories, DECIDES, TOY_LEVELS), table=table)
+            decides = DECIDES if QUERIES[queries] == 1 else ()
+            title = f"Toy language, {name}: other ways to favour a circuit"
+            one = compare_at_equal_loss(histories, {"mrta": "MRTA"}, decides=decides, levels=TOY_LEVELS)
+            one["title"], one["null"] = title, next(iter(arms.values())).language.gamma
+            found[name] = _saved(one, runner, table, f"{title}; {seeds} seeds")
+    return found
+
+
+# --- HateXplain ---
+
+RATIO = QK_RATIO
+IMBALANCE = 30.0
+# Under AdamW a weight grows no further than about one over its decay.
+ADAMW_DECAY = 10.0
+# From the usual start (.02) plain SGD stays on the plateau of the most frequent classes at rates .3 and 1
+# (one seed, three epochs), so it starts five times larger. A step decays a weight as much as with AdamW.
+SGD: dict[str, Any] = {"optimizer": "sgd", "lr": 1.0, "init_scale": 0.1, "weight_decay": 0.0}
+SGD_RATIO, SGD_DECAY = 10.0, 5e-4
+SCORES = {
+    "mrta": "MRTA",
+    "ac": "AC, %",
+    "aopc_comprehensiveness": "comprehensiveness (AOPC)",
+    "test_accuracy": "test accuracy",
+    "entropy": "attention entropy, nats",
+}
+NULLS = {"mrta": "null_mrta", "ac": "null_ac", "entropy": "null_entropy"}
+OPTIMIZERS = ("AdamW", "SGD")
+
+
+def hatexplain_arms(optimizer: str, seeds: int = 3) -> Comparison:
+    """The arms with one optimizer; those of AdamW are trained as in `ablation-hatexplain`.
+
+    >>> list(hatexplain_arms("SGD").arms)[-1]
+    'gradients normalised'
+    """
+    base = TrainConfig("hatexplain", epochs=EPOCHS, schedule="constant", evaluate_at_fall=EVALUATE_AT_FALL)
+    decay, ratio = ADAMW_DECAY, float(RATIO)
+    if optimizer == "SGD":
+        base, decay, ratio = base.replace(**SGD), SGD_DECAY, SGD_RATIO
+    arms = {
+        EQUAL: base,
+        qk_arm(ratio): base.replace(qk_ratio=ratio),
+        imbalanced(IMBALANCE): base.replace(circuit_imbalance=IMBALANCE),
+        DECAY_OF_OV: base.replace(ov_decay=decay),
+        "decay of QK": base.replace(qk_decay=decay),
+        NORMALISED: base.replace(gradient_norm=1.0),
+    }
+    name = f"future-work-hatexplain-{optimizer.lower()}"
+    title = f"HateXplain, one layer, {optimizer}: other ways to favour a circuit"
+    return Comparison(name, title, "paper", arms, tuple(range(FIRST_SEED, FIRST_SEED + seeds)))
+
+
+def run_hatexplain(runner: CellRunner, seeds: int, optimizers: Sequence[str]) -> dict[str, Any]:
+    """Every optimizer, each compared with its own equal rates."""
+    found = {}
+    for optimizer in optimizers:
+        comparison = hatexplain_arms(optimizer, seeds)
+        histories = histories_of(run_arms(comparison, runner))
+        one = compare_at_equal_loss(histories, SCORES, decides=DECIDES, nulls=NULLS)
+        one["title"] = comparison.title
+        found[optimizer] = _saved(one, runner, comparison.name, f"{comparison.name}: {seeds} seeds")
+    return found
+
+
+def _saved(found: Mapping[str, Any], runner: CellRunner, name: str, setting: str) -> dict[str, Any]:
+    caption = f"Mean and 95% interval over seeds; differences to equal rates, paired by seed. {setting}."
+    shared = {"title": found["title"], "caption": caption}
+    see = "Each dot is one way; the dashed mark is uniform attention."
+    table = save_rows(found["rows"], runner.out, name, **shared)
+    figure = save_panels(found["rows"], ["MRTA"], runner.out, name, **shared, see=see)
+    return {**found, "files": {"table": table, "figure": figure}}
+
+
+def run(
+    runner: CellRunner, parts: list[str] | None, optimizers: list[str] | None, seeds: int | None
+) -> dict[str, Any]:
+    parts, optimizers = parts or list(PARTS), optimizers or list(OPTIMIZERS)
+    for given, option, known in ((parts, "parts", PARTS), (optimizers, "optimizers", OPTIMIZERS)):
+        for one in given:
+            if one not in known:
+                raise InputError(f"--{option} {one}: choose from {', '.join(known)}")
+    summary: dict[str, Any] = {"experiment": "future-work"}
+    if "toy" in parts:
+        summary["toy"] = run_toy(runner, seeds or SEEDS["toy"])
+    if "hatexplain" in parts:
+        summary["hatexplain"] = run_hatexplain(runner, seeds or SEEDS["hatexplain"], optimizers)
+    return summary
+
+
+def show(summary: dict[str, Any]) -> None:
+    for part in PARTS:
+        for found in summary.get(part, {}).values():
+            print(f"\n{found['title']}")
+            show_rows(found)
+            print(f"figure: {found['files']['figure']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="future-work",
+    chapter="Future",
+    options=(
+        Option("parts", str, "toy, hatexplain (default: both)", many=True),
+        Option(
+            "optimizers",
+            str,
+            "on HateXplain: AdamW, SGD (default: both)",
+            many=True,
+        ),
+        Option("seeds", int, "how many (default: 10 for the toy language, 3 for HateXplain)"),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk reproduce future-work --out out",
+        "fasterqk reproduce future-work --parts toy --seeds 3 --json",
+        "fasterqk reproduce future-work --parts toy --cells docs/results/cells/future-work-toy.jsonl.xz",
+    ),
+    needs_data=True,
+)
