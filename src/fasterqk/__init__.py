@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fasterqk import attention, capture, circuits, console, errors, files, integrations, lab, theory
     from fasterqk.attention import matched_loss, measure
     from fasterqk.circuits import (
+        LogitMonitor,
         PartnerNorm,
         Ramp,
         check_circuits,
@@ -29,6 +30,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "InputError",
+    "LogitMonitor",
     "PartnerNorm",
     "Ramp",
     "__version__",

@@ -6,9 +6,9 @@ and the registry (a new architecture goes here); ``_guess`` labels from registry
 ``_ratio``, ``_request``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused
 weight; ``_optimizer`` ``make_optimizer``; ``_hooks`` what it does around a step; ``_joint`` two optimizers as
 one; ``_convert`` states of other optimizers; ``_isolated`` a model runs and stays as it was; ``_gradients``
-scaling per circuit; ``_logits`` attention logits in training, ``_clip`` ``qk_clip``; ``_check`` ``describe``
-and ``check_circuits``. Beside them: ``_libraries``, ``_survey``,
-``_survey_page`` every model of a library, with ``_perturbation``, a second opinion on labels.
+scaling per circuit; ``_scores``, ``_logits`` attention logits in training, ``_monitor`` ``LogitMonitor``,
+``_clip`` ``qk_clip``; ``_check`` ``describe`` and ``check_circuits``. Beside them: ``_libraries``,
+``_survey``, ``_survey_page`` every model of a library, with ``_perturbation``, a second opinion on labels.
 """
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
@@ -23,9 +23,11 @@ from fasterqk.circuits._from_config import (
 )
 from fasterqk.circuits._gradients import normalize_gradients, scale_circuits
 from fasterqk.circuits._groups import param_groups
+from fasterqk.circuits._monitor import LogitMonitor, Logits
 from fasterqk.circuits._optimizer import make_optimizer
 from fasterqk.circuits._ratio import PartnerNorm, Ramp, RatioLike
 from fasterqk.circuits._request import Rules
+from fasterqk.circuits._scores import Reading
 from fasterqk.circuits._slices import Circuit, Circuits, Role, Slice
 from fasterqk.circuits._survey import survey
 from fasterqk.circuits._survey_page import summary as survey_summary
@@ -38,10 +40,13 @@ __all__ = [
     "Circuits",
     "Clipped",
     "Labels",
+    "LogitMonitor",
+    "Logits",
     "PartnerNorm",
     "QKClip",
     "Ramp",
     "RatioLike",
+    "Reading",
     "Role",
     "Rules",
     "Slice",

@@ -20,15 +20,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fasterqk.capture._modules import meaning, words
 from fasterqk.circuits._find import Labels, given_or_found
 from fasterqk.circuits._hooks import hooks_of, unwrapped
-from fasterqk.circuits._logits import AttentionBlock, LogitTrace, Scores, Watch, attention_blocks
+from fasterqk.circuits._logits import (
+    AttentionBlock,
+    LogitTrace,
+    Watch,
+    attention_blocks,
+    in_processes,
+    over_processes,
+)
 from fasterqk.circuits._ratio import finite_number
+from fasterqk.circuits._scores import Scores
 from fasterqk.circuits._slices import Circuits
 from fasterqk.errors import InputError
 
@@ -168,10 +175,10 @@ class QKClip:
         largest = torch.cat([each.largest for each in self.blocks])
         for each in self.blocks:
             each.largest = torch.full_like(each.largest, -math.inf)
-        if bool((largest == -math.inf).all()) and not _in_processes():
+        if bool((largest == -math.inf).all()) and not in_processes():
             self._finish([])
             return
-        largest = _over_processes(largest, next(self.model.parameters()).device, self._group)
+        largest = over_processes(largest, next(self.model.parameters()).device, self._group)
         self._warn(largest)
         found = []
         parameters: dict[str, nn.Parameter] = {}
@@ -217,19 +224,6 @@ def refuse_compiled(model: nn.Module, name: str) -> None:
             f"{compiled or 'the model'} is compiled, so {name} cannot see its queries and keys; train the "
             "model uncompiled, or compile only its other parts (block.mlp.compile())"
         )
-
-
-def _in_processes() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _over_processes(largest: Tensor, device: torch.device, group: Any) -> Tensor:
-    """One maximum over all processes; NaN, which a maximum may drop, counts as infinite."""
-    if not _in_processes():
-        return largest
-    shared = torch.nan_to_num(largest, nan=math.inf, neginf=-math.inf, posinf=math.inf).to(device)
-    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-    return shared.cpu()
 
 
 # --- Which weights belong to which head ---

@@ -1,24 +1,22 @@
-"""The attention logits of a model while it trains: which attention calls are made, and their largest scores.
+"""The attention logits of a model while it trains: which attention calls its blocks make.
 
 ``Watch`` puts hooks on the attention blocks of a model. While a block runs in training, ``LogitTrace`` sees
-the torch functions it calls and turns each attention call into ``Scores``, however it is written: torch's
-kernel, ``nn.MultiheadAttention``, FlexAttention, or a product and a softmax. Nothing is replaced, so the
-training is the same to the last bit.
-
-A *product* is a query times a key with the scale, rotary positions included. A *logit* is what enters the
-softmax: the product, after a soft cap and with additive biases where the model has these. Only pairs that the
-mask lets a query see count.
+the torch functions it calls and turns each attention call into ``Scores`` (``_scores``), however it is
+written: torch's kernel, ``nn.MultiheadAttention``, FlexAttention, or a product and a softmax. Nothing is
+replaced, so the training is the same to the last bit.
 """
 
 import math
+import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -26,233 +24,9 @@ from torch.overrides import TorchFunctionMode
 from fasterqk.capture._modules import head_counts
 from fasterqk.capture._trace import PRODUCTS, SOFTMAXES, carries, tensors_in
 from fasterqk.circuits._guess import find_scopes, nearest
+from fasterqk.circuits._scores import KernelScores, Scores, WrittenScores
 from fasterqk.circuits._slices import Circuits, Slice
 from fasterqk.errors import InputError
-
-# Masks add at least -10000 to a score, or put the smallest number there.
-_HIDDEN = -5000.0
-_CHUNK = 2**24  # entries of scores that are formed at a time
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What was read of one attention call, each number by head.
-
-    ``logit``: the largest logit; ``product``: the largest product; ``entropy``: of the rows in nats, the mean
-    over rows. ``biased`` and ``capped``: logits are more than products. ``exact``: False where only some rows
-    were read, which makes the two maxima lower bounds.
-    """
-
-    logit: Tensor
-    product: Tensor
-    entropy: Tensor
-    biased: bool = False
-    capped: bool = False
-    exact: bool = True
-
-
-# --- Scores of one attention call ---
-
-
-class Scores:
-    """The scores of one attention call, with four axes (batch, head, query, key)."""
-
-    heads: int
-    length: int
-    capped = False
-
-    def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(products, logits, whether a query sees the key) of these heads and rows, part by part."""
-        raise NotImplementedError
-
-    def bounds(self) -> Tensor | None:
-        """By head a number that no product exceeds; None where the products are at hand."""
-        return None
-
-    @torch.no_grad()
-    def largest_products(self, below: float) -> Tensor:
-        """The largest product of each head; -inf for heads that surely have none above ``below``."""
-        bounds = self.bounds()
-        chosen = None
-        found = torch.full((self.heads,), -math.inf)
-        if bounds is not None:
-            above = ~(bounds <= below)  # also where it is not a number
-            chosen = above.nonzero().squeeze(1)
-            if not len(chosen):
-                return found
-        own = None
-        for products, _, seen in self.parts(chosen, None):
-            most = _masked(products, seen).amax((0, 2, 3))
-            own = most if own is None else torch.maximum(own, most)
-        if own is None:
-            return found
-        if chosen is None:
-            return own.cpu()
-        found[chosen.cpu()] = own.cpu()
-        return found
-
-    @torch.no_grad()
-    def reading(self, rows: int | None, turn: int = 0) -> Reading:
-        """Everything that ``Reading`` holds, from all rows or from ``rows`` of them, others at each turn."""
-        chosen = None
-        if rows is not None and rows < self.length:
-            apart = self.length / rows
-            first = turn % max(1, int(apart))
-            chosen = (torch.arange(rows) * apart).long().add(first).clamp(max=self.length - 1)
-        logit = product = None
-        entropy, counted, difference = torch.zeros(self.heads), torch.zeros(self.heads), 0.0
-        for products, logits, seen in self.parts(None, chosen):
-            shown = _masked(logits, seen)
-            most = [shown.amax((0, 2, 3)).cpu(), _masked(products, seen).amax((0, 2, 3)).cpu()]
-            logit = most[0] if logit is None else torch.maximum(logit, most[0])
-            product = most[1] if product is None else torch.maximum(product, most[1])
-            rows_seen = seen.expand(shown.shape).any(-1)
-            weights = shown.softmax(-1).masked_fill(~rows_seen.unsqueeze(-1), 0.0)
-            entropy += -torch.xlogy(weights, weights).sum((0, 2, 3)).cpu()
-            counted += rows_seen.sum((0, 2)).cpu()
-            apart_from = (logits - products).masked_fill(~seen, 0.0).abs().amax()
-            difference = max(difference, float(apart_from / products.abs().amax().clamp(min=1.0)))
-        assert logit is not None and product is not None
-        return Reading(
-            logit,
-            product,
-            entropy / counted,
-            biased=difference > 1e-4 and not self.capped,
-            capped=self.capped,
-            exact=chosen is None,
-        )
-
-
-def _masked(scores: Tensor, seen: Tensor) -> Tensor:
-    return scores.masked_fill(~seen, -math.inf)
-
-
-class KernelScores(Scores):
-    """The scores of a kernel that does not show them, from its queries, keys and mask."""
-
-    def __init__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        scale: float | None,
-        heads: int | None,
-        causal: bool = False,
-        mask: Tensor | None = None,
-        score_mod: Callable[..., Tensor] | None = None,
-        mask_mod: Callable[..., Tensor] | None = None,
-    ) -> None:
-        self.query = four_axes(query.detach(), heads)
-        self.heads, self.length = self.query.shape[1], self.query.shape[2]
-        self.key = _key_axes(key.detach(), self.query)
-        self.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-        self.causal = causal
-        self.mask = None if mask is None else _mask_axes(mask.detach(), self.query, self.heads)
-        self.score_mod, self.mask_mod = score_mod, mask_mod
-
-    def bounds(self) -> Tensor:
-        """|q| |k| of the longest query and the longest key (Cauchy and Schwarz)."""
-        query, key = (_lengths(each) for each in (self.query, self.key))
-        return query * key.repeat_interleave(self.heads // len(key)) * abs(self.scale)
-
-    def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        device = self.query.device
-        chosen = torch.arange(self.heads, device=device) if heads is None else heads.to(device)
-        rows = torch.arange(self.length, device=device) if rows is None else rows.to(device)
-        key = self.key[:, chosen // (self.heads // self.key.shape[1])].float()
-        batch, positions = self.query.shape[0], key.shape[2]
-        size = max(1, _CHUNK // (batch * len(chosen) * positions))
-        with torch.autocast(device.type, enabled=False):
-            for some in rows.split(size):
-                query = self.query[:, chosen][:, :, some].float()
-                products = query @ key.transpose(-2, -1) * self.scale
-                yield self._seen(products, chosen, some)
-
-    def _seen(self, products: Tensor, heads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        keys = torch.arange(products.shape[-1], device=products.device)
-        seen = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool, device=products.device)
-        logits = products
-        if self.causal:
-            seen = (keys <= rows.unsqueeze(1)).expand(1, 1, -1, -1)
-        if self.mask is not None:
-            own = self.mask if self.mask.shape[1] == 1 else self.mask[:, heads]
-            own = own if own.shape[2] == 1 else own[:, :, rows]
-            if own.dtype == torch.bool:
-                seen = seen & own
-            else:
-                logits, seen = logits + own, seen & (own > _HIDDEN)
-        if self.score_mod is not None or self.mask_mod is not None:
-            batch = torch.arange(len(products), device=products.device).view(-1, 1, 1, 1)
-            where = (batch, heads.view(1, -1, 1, 1), rows.view(1, 1, -1, 1), keys.view(1, 1, 1, -1))
-            if self.mask_mod is not None:
-                seen = seen & self.mask_mod(*where)
-            if self.score_mod is not None:
-                logits = self.score_mod(logits, *where)
-        return products, logits, seen
-
-
-class WrittenScores(Scores):
-    """The scores of attention that is written out: the products, and the logits that entered the softmax."""
-
-    def __init__(self, products: Tensor, logits: Tensor, heads: int | None, capped: bool) -> None:
-        logits = logits[..., : products.shape[-1]]  # beyond the keys: a sink
-        if products.shape != logits.shape:
-            products = products.expand(logits.shape)
-        self.products, self.logits = four_axes(products, heads), four_axes(logits, heads)
-        self.heads, self.length = self.products.shape[1], self.products.shape[2]
-        self.capped = capped
-
-    def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        products, logits = self.products, self.logits
-        if rows is not None:
-            rows = rows.to(products.device)
-            products, logits = products.index_select(2, rows), logits.index_select(2, rows)
-        yield products.float(), logits.float(), logits > _HIDDEN
-
-
-def _lengths(vectors: Tensor) -> Tensor:
-    """By head the length of the longest vector."""
-    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).amax((0, 2))
-
-
-def four_axes(tensor: Tensor, heads: int | None) -> Tensor:
-    """``tensor`` as (batch, head, ...): code may keep (batch * head, ...), or groups of heads apart."""
-    shape = tensor.shape
-    if len(shape) == 4 and heads in (None, shape[1]):
-        return tensor
-    if len(shape) == 2:
-        return tensor[None, None]
-    if len(shape) == 3 and heads in (None, 1):
-        return tensor.unsqueeze(1)
-    if len(shape) == 3 and heads is not None and shape[0] % heads == 0:
-        return tensor.reshape(-1, heads, *shape[1:])
-    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
-        return tensor.flatten(1, 2)
-    if len(shape) > 4 and heads in (None, shape[-3]):
-        return tensor.flatten(0, -4)
-    raise ValueError(f"attention of shape {tuple(shape)} with {heads} heads")
-
-
-def _key_axes(key: Tensor, query: Tensor) -> Tensor:
-    """The keys of a kernel with four axes; they may have fewer heads than the queries."""
-    if key.dim() == 4:
-        return key
-    if key.dim() > 4 and key.shape[:-3].numel() == len(query):
-        return key.flatten(0, -4)
-    return key.reshape(len(query), -1, *key.shape[-2:])
-
-
-def _mask_axes(mask: Tensor, query: Tensor, heads: int) -> Tensor:
-    """A mask with four axes that are those of the scores, or 1."""
-    if mask.dim() == 4 or mask.dim() == 2:
-        return mask if mask.dim() == 4 else mask[None, None]
-    if mask.dim() == 3:
-        return (
-            mask.reshape(len(query), -1, *mask.shape[1:])
-            if len(mask) == len(query) * heads
-            else mask[:, None]
-        )
-    return mask.flatten(0, -4)
-
 
 # --- The trace: which scores a block forms ---
 
@@ -287,6 +61,24 @@ class LogitTrace(TorchFunctionMode):
         super().__init__()
         self.heads = heads
         self.see = see
+
+    def flex_attention(self, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call FlexAttention; on a GPU it says the largest score of each row itself."""
+        named = {**dict(zip(_FLEX_ARGUMENTS, args, strict=False)), **kwargs}
+        own, mask = named.get("return_aux"), named.get("block_mask")
+        request = _aux_request()
+        asks = request is not None and named["query"].is_cuda and not named.get("return_lse")
+        if asks:
+            kwargs["return_aux"] = request(lse=bool(own and own.lse), max_scores=True)
+        self.__exit__(None, None, None)  # it may be compiled, which a mode would change
+        try:
+            output = kernel(*args, **kwargs)
+        finally:
+            self.__enter__()
+        arguments = (named["query"], named["key"], named.get("scale"), self.heads, False, None)
+        mask_mod = None if mask is None else mask.mask_mod
+        self._saw(KernelScores, *arguments, named.get("score_mod"), mask_mod, output[1] if asks else None)
+        return output[0] if asks and own is None else output
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -408,6 +200,42 @@ def _seen_inside(func: Any) -> Callable[..., Any]:
     return copy
 
 
+# --- FlexAttention: no torch function, so its name is exchanged where a block calls it ---
+
+_FLEX = "torch.nn.attention.flex_attention"
+_FLEX_ARGUMENTS = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa", "return_lse")
+
+
+def _aux_request() -> Any:
+    try:
+        from torch.nn.attention.flex_attention import AuxRequest
+    except ImportError:
+        return None  # before torch 2.9
+    return AuxRequest
+
+
+def flex_names(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Where the code of ``module`` has FlexAttention, plain or compiled: namespaces and names."""
+    if _FLEX not in sys.modules:
+        return []
+    plain = sys.modules[_FLEX].flex_attention
+    files = {owner.__module__ for each in module.modules() for owner in type(each).__mro__}
+    spaces = [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules and name != _FLEX]
+    found = [
+        (space, name)
+        for space in spaces
+        for name, value in list(space.items())
+        if value is plain or getattr(value, "_torchdynamo_orig_callable", None) is plain
+    ]
+    hugging_face = sys.modules.get("transformers.integrations.flex_attention")
+    if hugging_face is not None and hasattr(hugging_face, _WRAPPED):
+        found.append((vars(hugging_face), _WRAPPED))
+    return found
+
+
+_WRAPPED = "compile_friendly_flex_attention"
+
+
 # --- Blocks, and the hooks on them ---
 
 
@@ -478,24 +306,34 @@ class Watch:
         after: Callable[[AttentionBlock, Any, Any], None] = lambda *_: None,
     ) -> None:
         self._see, self._due, self._after = see, due, after
-        self._running: list[tuple[AttentionBlock, LogitTrace]] = []
+        self._running: list[tuple[AttentionBlock, ExitStack]] = []
+        self._flex: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._seen: set[str] = set()
         self._hooks = ExitStack()
         self.entered = False
         for block in blocks:
-            enter, leave = partial(self._enter, block), partial(self._leave, block)
+            enter, leave = partial(self.enter, block), partial(self._leave, block)
             self._hooks.enter_context(block.module.register_forward_pre_hook(enter))
             self._hooks.enter_context(
                 block.module.register_forward_hook(leave, with_kwargs=True, always_call=True)
             )
 
-    def _enter(self, block: AttentionBlock, module: nn.Module, args: Any) -> None:
+    def enter(self, block: AttentionBlock, module: nn.Module, args: Any) -> None:
+        """Before the forward pass of a block."""
         if not (module.training and torch.is_grad_enabled() and self._due()):
             return
         self.entered = True
-        trace = LogitTrace(block.heads, partial(self._saw, block))
-        trace.__enter__()
-        self._running.append((block, trace))
+        trace, running = LogitTrace(block.heads, partial(self._saw, block)), ExitStack()
+        running.enter_context(trace)
+        for space, name in self._flex_names(block):
+            running.callback(space.__setitem__, name, space[name])
+            space[name] = partial(trace.flex_attention, space[name])
+        self._running.append((block, running))
+
+    def _flex_names(self, block: AttentionBlock) -> list[tuple[dict[str, Any], str]]:
+        if block.path not in self._flex:
+            self._flex[block.path] = flex_names(block.module)
+        return self._flex[block.path]
 
     def _saw(self, block: AttentionBlock, scores: Scores) -> None:
         self._seen.add(block.path)
@@ -504,7 +342,7 @@ class Watch:
     def _leave(self, block: AttentionBlock, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not self._running or self._running[-1][0] is not block:
             return
-        self._running.pop()[1].__exit__(None, None, None)
+        self._running.pop()[1].close()
         if output is None:
             return  # it raised
         if block.path not in self._seen:
@@ -518,3 +356,20 @@ class Watch:
     def remove(self) -> None:
         """Take the hooks off."""
         self._hooks.close()
+
+
+# --- Several processes ---
+
+
+def in_processes() -> bool:
+    """Whether several processes train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def over_processes(largest: Tensor, device: torch.device, group: Any = None) -> Tensor:
+    """One maximum over all processes; NaN, which a maximum may drop, counts as infinite."""
+    if not in_processes():
+        return largest
+    shared = torch.nan_to_num(largest, nan=math.inf, neginf=-math.inf, posinf=math.inf).to(device)
+    dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
+    return shared.cpu()

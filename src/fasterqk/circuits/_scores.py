@@ -1,0 +1,264 @@
+"""``Scores``: queries times keys of one attention call, and what is read of them by head: maxima, entropies.
+
+A *product* is a query times a key with the scale, rotary positions included. A *logit* is what enters the
+softmax: the product, after a soft cap and with additive biases where the model has these. Only pairs that the
+mask lets a query see count.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Masks add at least -10000 to a score, or put the smallest number there.
+_HIDDEN = -5000.0
+_CHUNK = 2**24  # entries of scores that are formed at a time
+_ROWS = 64  # rows of which the entropy is taken where a kernel says the maximum itself
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was read of one attention call, each number by head.
+
+    ``logit``: the largest logit; ``product``: the largest product; ``entropy``: of the rows in nats, the mean
+    over rows. ``biased`` and ``capped``: logits are products with an additive bias (or FlexAttention's
+    ``score_mod``), or after a soft cap. ``exact``: False where only some rows were read, which makes the
+    maxima lower bounds.
+    """
+
+    logit: Tensor
+    product: Tensor
+    entropy: Tensor
+    biased: bool = False
+    capped: bool = False
+    exact: bool = True
+
+
+# --- Scores of one attention call ---
+
+
+class Scores:
+    """The scores of one attention call, with four axes (batch, head, query, key)."""
+
+    heads: int
+    length: int
+    capped = False
+    maxima: Tensor | None = None  # by head the largest logit, where a kernel says it
+
+    def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(products, logits, whether a query sees the key) of these heads and rows, part by part."""
+        raise NotImplementedError
+
+    def bounds(self) -> Tensor | None:
+        """By head a number that no product exceeds; None where the products are at hand."""
+        return None
+
+    @torch.no_grad()
+    def largest_products(self, below: float) -> Tensor:
+        """The largest product of each head; -inf for heads that surely have none above ``below``."""
+        bounds = self.bounds()
+        chosen = None
+        found = torch.full((self.heads,), -math.inf)
+        if bounds is not None:
+            above = ~(bounds <= below)  # also where it is not a number
+            chosen = above.nonzero().squeeze(1)
+            if not len(chosen):
+                return found
+        own = None
+        for products, _, seen in self.parts(chosen, None):
+            most = _masked(products, seen).amax((0, 2, 3))
+            own = most if own is None else torch.maximum(own, most)
+        if own is None:
+            return found
+        if chosen is None:
+            return own.cpu()
+        found[chosen.cpu()] = own.cpu()
+        return found
+
+    @torch.no_grad()
+    def reading(self, rows: int | None, turn: int = 0) -> Reading:
+        """Everything that ``Reading`` holds, from all rows or from ``rows`` of them, others at each turn."""
+        chosen = None
+        if rows is None and self.maxima is not None:
+            rows = _ROWS
+        if rows is not None and rows < self.length:
+            apart = self.length / rows
+            first = turn % max(1, int(apart))
+            chosen = (torch.arange(rows) * apart).long().add(first).clamp(max=self.length - 1)
+        logit = product = None
+        entropy, counted, difference = torch.zeros(self.heads), torch.zeros(self.heads), 0.0
+        for products, logits, seen in self.parts(None, chosen):
+            shown = _masked(logits, seen)
+            most = [shown.amax((0, 2, 3)).cpu(), _masked(products, seen).amax((0, 2, 3)).cpu()]
+            logit = most[0] if logit is None else torch.maximum(logit, most[0])
+            product = most[1] if product is None else torch.maximum(product, most[1])
+            rows_seen = seen.expand(shown.shape).any(-1)
+            weights = shown.softmax(-1).masked_fill(~rows_seen.unsqueeze(-1), 0.0)
+            entropy += -torch.xlogy(weights, weights).sum((0, 2, 3)).cpu()
+            counted += rows_seen.sum((0, 2)).cpu()
+            apart_from = (logits - products).masked_fill(~seen, 0.0).abs().amax()
+            difference = max(difference, float(apart_from / products.abs().amax().clamp(min=1.0)))
+        assert logit is not None and product is not None
+        return Reading(
+            logit if self.maxima is None else self.maxima.cpu(),
+            product,
+            entropy / counted,
+            biased=difference > 1e-4 and not self.capped,
+            capped=self.capped,
+            exact=chosen is None or self.maxima is not None,
+        )
+
+
+def _masked(scores: Tensor, seen: Tensor) -> Tensor:
+    return scores.masked_fill(~seen, -math.inf)
+
+
+class KernelScores(Scores):
+    """The scores of a kernel that does not show them, from its queries, keys and mask."""
+
+    def __init__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        scale: float | None,
+        heads: int | None,
+        causal: bool = False,
+        mask: Tensor | None = None,
+        score_mod: Callable[..., Tensor] | None = None,
+        mask_mod: Callable[..., Tensor] | None = None,
+        said: Any = None,
+    ) -> None:
+        self.query = four_axes(query.detach(), heads)
+        self.heads, self.length = self.query.shape[1], self.query.shape[2]
+        self.key = _key_axes(key.detach(), self.query)
+        self.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        self.causal = causal
+        self.mask = None if mask is None else _mask_axes(mask.detach(), self.query, self.heads)
+        self.score_mod, self.mask_mod = score_mod, mask_mod
+        self.maxima = None if said is None else said.max_scores.detach().amax((0, 2)).float()
+
+    def bounds(self) -> Tensor:
+        """|q| |k| of the longest query and the longest key (Cauchy and Schwarz)."""
+        query, key = (_lengths(each) for each in (self.query, self.key))
+        return query * key.repeat_interleave(self.heads // len(key)) * abs(self.scale)
+
+    def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        device = self.query.device
+        chosen = torch.arange(self.heads, device=device) if heads is None else heads.to(device)
+        rows = torch.arange(self.length, device=device) if rows is None else rows.to(device)
+        key = self.key[:, chosen // (self.heads // self.key.shape[1])].float()
+        batch, positions = self.query.shape[0], key.shape[2]
+        size = max(1, _CHUNK // (batch * len(chosen) * positions))
+        with torch.autocast(device.type, enabled=False):
+            for some in rows.split(size):
+                query = self.query[:, chosen][:, :, some].float()
+                products = query @ key.transpose(-2, -1) * self.scale
+                yield self._seen(products, chosen, some)
+
+    def _seen(self, products: Tensor, heads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        keys = torch.arange(products.shape[-1], device=products.device)
+        seen = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool, device=products.device)
+        logits = products
+        if self.causal:
+            seen = (keys <= rows.unsqueeze(1)).expand(1, 1, -1, -1)
+        if self.mask is not None:
+            own = self.mask if self.mask.shape[1] == 1 else self.mask[:, heads]
+            own = own if own.shape[2] == 1 else own[:, :, rows]
+            if own.dtype == torch.bool:
+                seen = seen & own
+            else:
+                logits, seen = logits + own, seen & (own > _HIDDEN)
+        where = (torch.arange(len(products), device=products.device), heads, rows, keys)
+        if self.mask_mod is None and self.score_mod is None:
+            return products, logits, seen
+        with _indexed_by_tensors():
+            if self.mask_mod is not None:
+                seen = seen & _for_all_pairs(self.mask_mod, 0)(*where)
+            if self.score_mod is not None:
+                logits = _for_all_pairs(self.score_mod, 1)(logits, *where)
+        return products, logits, seen
+
+
+def _indexed_by_tensors() -> AbstractContextManager[Any]:
+    """Functions of FlexAttention index tensors by tensors, which it allows in this way."""
+    try:
+        from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+    except ImportError:
+        return nullcontext()
+    return TransformGetItemToIndex()
+
+
+def _for_all_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
+    """FlexAttention's function of (scores, batch, head, query, key) numbers as one of whole axes."""
+    for axis in reversed(range(4)):
+        axes = [0 if own == axis else None for own in range(4)]
+        function = torch.vmap(function, in_dims=tuple([0] * scores + axes))
+    return function
+
+
+class WrittenScores(Scores):
+    """The scores of attention that is written out: the products, and the logits that entered the softmax."""
+
+    def __init__(self, products: Tensor, logits: Tensor, heads: int | None, capped: bool) -> None:
+        logits = logits[..., : products.shape[-1]]  # beyond the keys: a sink
+        if products.shape != logits.shape:
+            products = products.expand(logits.shape)
+        self.products, self.logits = four_axes(products, heads), four_axes(logits, heads)
+        self.heads, self.length = self.products.shape[1], self.products.shape[2]
+        self.capped = capped
+
+    def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        products, logits = self.products, self.logits
+        if rows is not None:
+            rows = rows.to(products.device)
+            products, logits = products.index_select(2, rows), logits.index_select(2, rows)
+        yield products.float(), logits.float(), logits > _HIDDEN
+
+
+def _lengths(vectors: Tensor) -> Tensor:
+    """By head the length of the longest vector."""
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).amax((0, 2))
+
+
+def four_axes(tensor: Tensor, heads: int | None) -> Tensor:
+    """``tensor`` as (batch, head, ...): code may keep (batch * head, ...), or groups of heads apart."""
+    shape = tensor.shape
+    if len(shape) == 4 and heads in (None, shape[1]):
+        return tensor
+    if len(shape) == 2:
+        return tensor[None, None]
+    if len(shape) == 3 and heads in (None, 1):
+        return tensor.unsqueeze(1)
+    if len(shape) == 3 and heads is not None and shape[0] % heads == 0:
+        return tensor.reshape(-1, heads, *shape[1:])
+    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
+        return tensor.flatten(1, 2)
+    if len(shape) > 4 and heads in (None, shape[-3]):
+        return tensor.flatten(0, -4)
+    raise ValueError(f"attention of shape {tuple(shape)} with {heads} heads")
+
+
+def _key_axes(key: Tensor, query: Tensor) -> Tensor:
+    """The keys of a kernel with four axes; they may have fewer heads than the queries."""
+    if key.dim() == 4:
+        return key
+    if key.dim() > 4 and key.shape[:-3].numel() == len(query):
+        return key.flatten(0, -4)
+    return key.reshape(len(query), -1, *key.shape[-2:])
+
+
+def _mask_axes(mask: Tensor, query: Tensor, heads: int) -> Tensor:
+    """A mask with four axes that are those of the scores, or 1."""
+    if mask.dim() == 4 or mask.dim() == 2:
+        return mask if mask.dim() == 4 else mask[None, None]
+    if mask.dim() == 3:
+        return (
+            mask.reshape(len(query), -1, *mask.shape[1:])
+            if len(mask) == len(query) * heads
+            else mask[:, None]
+        )
+    return mask.flatten(0, -4)
