@@ -183,9 +183,9 @@ class QKClip:
         found = []
         parameters: dict[str, nn.Parameter] = {}
         for each, own in zip(self.blocks, largest.split([each.heads for each in self.blocks]), strict=True):
-            # Neither a negative maximum nor one that is not finite gives a factor.
-            factors = self.threshold / own.clamp(min=self.threshold)
-            factors = torch.where(own.isfinite(), factors, 1.0)
+            # Neither a maximum below the threshold nor one that is not finite gives a factor.
+            above = own.isfinite() & (own.double() > self.threshold)
+            factors = torch.where(above, self.threshold / own.double(), 1.0)
             if not bool((factors < 1).any()):
                 continue
             found += each.clipped(own, factors)

@@ -140,9 +140,7 @@ class LogitTrace(TorchFunctionMode):
         if _in_place(func) and not keeps_pure and own.products.data_ptr() == source.data_ptr():
             own.products = own.products.clone()
         output = func(*args, **kwargs)
-        if not isinstance(output, Tensor):
-            return output
-        if not (carries(func, source, output) or (func is torch.cat and output.dim() == source.dim())):
+        if not isinstance(output, Tensor) or not _holds(func, source, output):
             return output
         if func in _RESHAPED and args[0] is source:
             moved = output.detach() if own.pure else func(own.products, *args[1:], **kwargs)
@@ -151,7 +149,7 @@ class LogitTrace(TorchFunctionMode):
             setattr(output, _TAG, _scaled(own, func, args, output))
         elif several and own.pure and all(each.pure for each in several):
             setattr(output, _TAG, Products(output.detach()))  # a sum of products
-        elif not several:
+        elif all(each.products is own.products for each in several):
             before = own.logits
             if before is None and func in _SUBTRACTED and _is_row_value(args[-1]):
                 before = source.detach()
@@ -175,6 +173,13 @@ def _scaled(own: Products, func: Any, args: Any, output: Tensor) -> Products:
     if number is None or not own.capped:
         return own
     return replace(own, factor=own.factor * number if func in _MULTIPLIED else own.factor / number)
+
+
+def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
+    """Whether ``output`` still holds the scores in ``source``; a mask of their shape does not."""
+    if getattr(func, "__name__", "").endswith("_like") or not output.is_floating_point():
+        return False
+    return carries(func, source, output) or (func is torch.cat and output.dim() == source.dim())
 
 
 def _is_row_value(value: Any) -> bool:
