@@ -25,6 +25,7 @@ from fasterqk.errors import InputError
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.report import COLORS, INK, plotting, save_figure, save_table
 from fasterqk.lab.training._pretraining import (
+    CLIP_THRESHOLD,
     PARTNER_NORM,
     PLAIN,
     QK_CLIP,
@@ -59,7 +60,7 @@ Results = Mapping[Key, Mapping[str, Any]]
 
 def stability_cells(
     methods: Sequence[str] = tuple(METHODS),
-    widths: Sequence[int] = (WIDTH, *WIDTHS),
+    widths: Sequence[int] = WIDTHS,
     seeds: int = 3,
     exploratory_seeds: int | None = None,
     steps: int = STEPS,
@@ -75,10 +76,10 @@ def stability_cells(
             raise InputError(f"stability has no method {name!r}; choose from {', '.join(METHODS)}")
     deciding = [name for name in DECIDING if name in methods]
     others = [name for name in methods if name not in DECIDING]
-    groups: list[tuple[list[str], int, tuple[float, ...], int]] = []
-    if WIDTH in widths:
-        groups.append((deciding, WIDTH, RATES, seeds))
-        groups.append((others, WIDTH, RATES, exploratory_seeds or seeds))
+    groups: list[tuple[list[str], int, tuple[float, ...], int]] = [
+        (deciding, WIDTH, RATES, seeds),
+        (others, WIDTH, RATES, exploratory_seeds or seeds),
+    ]
     groups += [(deciding, width, WIDTH_RATES, seeds) for width in widths if width != WIDTH]
     return {
         (name, width, rate, seed): PretrainingCell(
@@ -221,12 +222,12 @@ def decision(methods: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 # --- Drawing ---
 
-# Slower ratios blue, faster ones red-orange, stronger the further from 1.
+# Slower ratios blue, faster ones orange; from the slowest to the fastest, then the other remedies.
 _STYLES: dict[str, dict[str, Any]] = {
-    PLAIN: {"color": INK, "marker": "o", "linewidth": 2.2, "zorder": 4},
     f"{RATIO}=0.03": {"color": COLORS[0], "marker": "v", "linestyle": ":"},
     f"{RATIO}=0.1": {"color": COLORS[0], "marker": "v"},
     f"{RATIO}=0.3": {"color": COLORS[5], "marker": "v"},
+    PLAIN: {"color": INK, "marker": "o", "linewidth": 2.2, "zorder": 4},
     f"{RATIO}=3": {"color": COLORS[4], "marker": "^"},
     f"{RATIO}=10": {"color": COLORS[1], "marker": "^"},
     QK_NORM: {"color": COLORS[2], "marker": "s"},
@@ -248,35 +249,44 @@ def shown_name(method: str) -> str:
 def draw(plt: Any, rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> Any:
     """Loss, largest logit and entropy against the base rate, ratios and remedies apart; sensitivity below."""
     own = [row for row in rates if row["width"] == WIDTH]
-    layers = [key for key in own[0] if key.startswith("entropy_")] if own else []
-    figure = plt.figure(figsize=(8.6, 4.2 + 2.3 * len(layers) + 3.2))
-    grid = figure.add_gridspec(3 + len(layers), 2, height_ratios=[1.2, 1, *[1] * len(layers), 1.35])
-    named = list(dict.fromkeys(row["method"] for row in own))
-    columns = (
-        ("the ratio, both ways", [name for name in _STYLES if name in named and _is_ratio(name)]),
-        ("other remedies", [name for name in _STYLES if name in named and not _is_ratio(name)]),
-    )
-    quantities = [("loss", "training loss, end"), ("largest_logit", "largest logit")]
-    quantities += [(key, f"entropy ÷ uniform,\nlayer {key.removeprefix('entropy_')}") for key in layers]
+    layers = [key for key in own[0] if key.startswith("entropy_")]
+    quantities = [("loss", "training loss"), ("largest_logit", "largest logit")]
+    quantities += [(key, f"entropy, layer {key.removeprefix('entropy_')}\n(uniform: 1)") for key in layers]
+    figure = plt.figure(figsize=(8.6, 4.2 + 1.7 * len(quantities)))
+    grid = figure.add_gridspec(1 + len(quantities), 2, height_ratios=[1.5, *[1] * (len(quantities) - 1), 1.7])
+    named = {row["method"] for row in own}
+    columns = {
+        "ratio of the query-key rate": [name for name in _STYLES if name in named and _is_ratio(name)],
+        "other remedies": [name for name in _STYLES if name in named and not _is_ratio(name)],
+    }
     for line, (key, label) in enumerate(quantities):
-        beside = None
-        for column, (title, chosen) in enumerate(columns):
-            axis = figure.add_subplot(grid[line, column], sharey=beside)
-            beside = axis
-            for name in dict.fromkeys((PLAIN, *chosen)):
-                _draw_line(axis, [row for row in own if row["method"] == name], key, name)
-            axis.set(xscale="log", ylabel="" if column else label)
+        left = None
+        for column, (title, chosen) in enumerate(columns.items()):
+            axis = figure.add_subplot(grid[line, column], sharey=left)
+            last = line == len(quantities) - 1
+            axis.tick_params(labelbottom=last, labelleft=left is None)
+            axis.set(xscale="log", ylabel="" if left else label, xlabel="base rate" if last else "")
             if key == "largest_logit":
                 axis.set_yscale("log")
+            for name in chosen if PLAIN in chosen else (PLAIN, *chosen):
+                _draw_line(axis, [row for row in own if row["method"] == name], key, name)
             if line == 0:
                 axis.set_title(title)
-            if line == len(quantities) - 1:
-                axis.set_xlabel("base rate")
-            if column:
-                axis.tick_params(labelleft=False)
-            if line == 0:
-                axis.legend(fontsize=8.5, ncols=2, loc="upper left", handlelength=1.6, columnspacing=1)
-    _draw_sensitivity(figure.add_subplot(grid[-1, :]), methods)
+                axis.legend(fontsize=9, ncols=2, loc="upper left", handlelength=1.7, columnspacing=1.2)
+            if key in layers:
+                axis.set_ylim(0, 1.06)
+            if key == "largest_logit" and QK_CLIP in chosen:
+                axis.axhline(CLIP_THRESHOLD, color=COLORS[1], linewidth=0.8, linestyle=":")
+            left = axis
+    left = None
+    for column, (key, label) in enumerate(
+        {"sensitivity": "loss above the best, mean over rates", "mean_loss": "loss, mean over rates"}.items()
+    ):
+        axis = figure.add_subplot(grid[-1, column], sharey=left)
+        _draw_methods(axis, methods, key)
+        axis.set(xlabel=label, title="sensitivity to the rate" if column == 0 else "and the loss itself")
+        axis.tick_params(labelleft=left is None)
+        left = axis
     return figure
 
 
@@ -302,21 +312,20 @@ def _mean(value: Any) -> float | None:
     return value.mean if isinstance(value, Interval) else value
 
 
-def _draw_sensitivity(axis: Any, methods: Sequence[Mapping[str, Any]]) -> None:
-    own = {row["method"]: row for row in methods if row["rates"] == f"{len(RATES)} rates"}
-    names = [name for name in (f"{RATIO}=0.03", SLOWER, f"{RATIO}=0.3", PLAIN) if name in own]
-    names += [name for name in own if name not in names]
+def _draw_methods(axis: Any, methods: Sequence[Mapping[str, Any]], key: str) -> None:
+    """One number per method with its interval, plain as a line."""
+    own = {row["method"]: row[key] for row in methods if row["rates"] == f"{len(RATES)} rates"}
+    names = [name for name in _STYLES if name in own]
     for place, name in enumerate(names):
-        found = own[name]["sensitivity"]
-        error = found.half_width if found.n > 1 else 0
-        color = _STYLES[name]["color"]
-        axis.errorbar(place, found.mean, yerr=error, fmt=_STYLES[name]["marker"], color=color, capsize=3)
+        found, style = own[name], _STYLES[name]
+        error = found.half_width if found.n > 1 else None
+        axis.errorbar(found.mean, place, xerr=error, fmt=style["marker"], color=style["color"], capsize=3)
     if PLAIN in own:
-        axis.axhline(own[PLAIN]["sensitivity"].mean, color=INK, linewidth=0.8, linestyle=":")
-    axis.set_xticks(range(len(names)), [shown_name(name).replace(" (", "\n(") for name in names])
-    axis.set(ylabel="sensitivity to the rate", title="mean over the five rates of the loss above the best")
-    axis.set_ylim(bottom=0)
-    axis.grid(axis="x", visible=False)
+        axis.axvline(own[PLAIN].mean, color=INK, linewidth=0.8, linestyle=":")
+    axis.set_yticks(range(len(names)), [shown_name(name) for name in names])
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.locator_params(axis="x", nbins=5)
+    axis.grid(axis="y", visible=False)
 
 
 # --- The experiment ---
@@ -383,9 +392,7 @@ def run(
     steps: int,
 ) -> dict[str, Any]:
     chosen = methods or list(METHODS)
-    cells = stability_cells(chosen, widths or (WIDTH, *WIDTHS), seeds, exploratory_seeds, steps)
-    if not cells:
-        raise InputError("no cells: widths other than 96 are those of plain and qk_ratio=0.1")
+    cells = stability_cells(chosen, widths or WIDTHS, seeds, exploratory_seeds, steps)
     results = runner.run(
         cells,
         "fasterqk.lab.training._pretraining:pretrain",
@@ -430,7 +437,7 @@ EXPERIMENT = Experiment(
         seeds_option(3, "of the methods that decide: plain and qk_ratio=0.1"),
         Option("exploratory_seeds", int, "of all other methods (default: as many)"),
         Option("methods", str, "only these, by commas (default: all)", many=True, metavar="NAME"),
-        Option("widths", int, "only these widths (default: 96,64,128)", many=True),
+        Option("widths", int, "of plain and qk_ratio=0.1, beside 96 (default: 64,128)", many=True),
         Option("steps", int, "of every training", default=STEPS),
     ),
     run=run,
