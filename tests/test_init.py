@@ -11,16 +11,8 @@ import pytest
 import fasterqk
 
 NAMES = ["find_circuits", "make_optimizer", "param_groups", "check_circuits", "scale_circuits"]
-NAMES += [
-    "normalize_gradients",
-    "describe",
-    "Ramp",
-    "PartnerNorm",
-    "qk_clip",
-    "measure",
-    "matched_loss",
-    "InputError",
-]
+NAMES += ["normalize_gradients", "describe", "Ramp", "PartnerNorm", "LogitMonitor", "qk_clip"]
+NAMES += ["measure", "matched_loss", "InputError"]
 PACKAGES = ["circuits", "capture", "attention", "theory", "integrations", "lab"]
 PACKAGES += ["errors", "files", "console"]
 
