@@ -57,6 +57,7 @@ EXPERIMENTS = {
     "covert-channel": "beyond the paper: right answers while attending to tokens that say nothing",
     "stability": "beyond the paper: loss, logits and sharpness in pretraining, QK slowed, bounded or faster",
     "future-work": "beyond the paper: imbalance at the start, decay or normalised gradients by circuit",
+    "covert-hatexplain": "beyond the paper: does attention on unmarked words of HateXplain carry the label?",
     "claims": "every claim of the paper with its evidence and verdict, computed from published results",
     "questions": "the open questions: what was believed, run and found, computed from published results",
     "all": "the paper in a few minutes, or with --full every table, ending with a page to open",
