@@ -280,7 +280,7 @@ def _print(arms: Sequence[Mapping[str, Any]], scores: Sequence[str]) -> None:
 
 EXPERIMENT = Experiment(
     name="covert-hatexplain",
-    chapter="Covert, HateXplain",
+    chapter="Covert",
     options=(seeds_option(3),),
     run=run,
     show=show,
