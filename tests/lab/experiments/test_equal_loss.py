@@ -16,7 +16,7 @@ from fasterqk.lab.experiments._equal_loss import (
 from fasterqk.lab.experiments.carried_kvqa import carried_kvqa, steps_until_learnt
 from fasterqk.lab.experiments.depth_hatexplain import depth_hatexplain
 from fasterqk.lab.experiments.faithfulness import DATA, faithfulness
-from fasterqk.lab.experiments.future_work import OPTIMIZERS, hatexplain_arms, toy_arms
+from fasterqk.lab.experiments.future_work import OPTIMIZERS, PROTOCOLS, hatexplain_arms, toy_arms
 
 
 def history(end, null=0.3):
@@ -101,8 +101,8 @@ def test_arms_change_what_their_names_say():
     ways = [{"qk_ratio"}, {"circuit_imbalance"}, {"ov_decay"}, {"qk_decay"}, {"gradient_norm"}]
     for optimizer in OPTIMIZERS:
         assert changed(hatexplain_arms(optimizer).arms) == ways
-    for queries in ("one query", "four queries"):
+    for protocol in PROTOCOLS:
         for optimizer in ("SGD", "Adam"):
-            arms = list(toy_arms(queries, optimizer).values())
+            arms = list(toy_arms(protocol, optimizer).values())
             assert len({replace(arm, seed=1) for arm in arms}) == len(arms) == 8
             assert [arm.qk_init.scale * arm.ov_init.scale for arm in arms] == pytest.approx([1e-6] * 8)

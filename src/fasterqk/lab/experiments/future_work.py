@@ -4,12 +4,14 @@ At equal rates of both circuits, under plain SGD and Adam: an imbalance between 
 product as before), weight decay of one circuit alone, and gradients of both circuits with one norm. Beside
 them stands the paper's own way, a faster QK. Parts:
 
-- ``toy``: the toy language (protocol `literal`, FAFO). With its four queries right answers need no attention
-  on distinct tokens (`covert-channel`), so it is trained twice: as it is, and with one query for all classes.
+- ``toy``: the toy language (FAFO) in two protocols: `four-tokens`, the theory's setting, in which a faster QK
+  raises attention under either optimizer (`phase`), and `literal`, in which right answers need no attention
+  on distinct tokens (`covert-channel`) and a faster QK does not raise it.
 - ``hatexplain``: one-layer HateXplain with AdamW, one arm each, and with SGD.
 
-The score that decides, named before any run: attention on relevant tokens (MRTA) at equal loss; in the toy
-language that with one query, at a training loss of .02. The toy with four queries is exploratory.
+The score that decides, named before any run of more than one seed: attention on relevant tokens (MRTA) at
+equal loss; in the toy language that of `four-tokens` at a training loss of .5, as under Adam attention is
+complete at low losses at any ratio from 1. Lower losses and the protocol `literal` are exploratory.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,28 +59,27 @@ def favour_qk() -> tuple[str, ...]:
 
 # --- The toy language ---
 
-QUERIES = {"one query": 1, "four queries": 4}
-TOY_LEVELS = (0.02, 0.1, 0.5)
+PROTOCOLS = ("four-tokens", "literal")
+# The training loss at which is decided, and those at which is looked as well.
+TOY_LEVEL, LOWER_LEVELS = 0.5, (0.1, 0.02)
 TOY_RATIO = 10.0
 TOY_IMBALANCE = 10.0
 # A step takes 2e-4 of a weight off under either optimizer.
 TOY_OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": {}, "Adam": {"optimizer": "adam", "lr": 1e-3}}
 TOY_DECAY = {"SGD": 1e-3, "Adam": 0.2}
-# Of those tried with one seed (.003 to .1) none let SGD learn with one query; Adam learns with all.
 TOY_NORM = 0.03
 TOY_STEPS = 60_000
 
 
-def toy_arms(queries: str, optimizer: str) -> dict[str, SyntheticCell]:
-    """The arms of one language and optimizer, equal rates first.
+def toy_arms(protocol: str, optimizer: str) -> dict[str, SyntheticCell]:
+    """The arms of one protocol and optimizer, equal rates first.
 
-    >>> list(toy_arms("one query", "SGD"))[:3]
+    >>> list(toy_arms("four-tokens", "SGD"))[:3]
     ['equal rates', 'QK ×10', 'W_QK ×10, W_OV ÷10 at the start']
     """
-    base = panels("literal", ["a"])[0].cell
-    if QUERIES[queries] == 1:
-        base = replace(base, language=replace(base.language, queries=base.language.queries[:1] * 4))
-    base = replace(base, target_loss=TOY_LEVELS[0] / 2, max_steps=TOY_STEPS, **TOY_OPTIMIZERS[optimizer])
+    base = replace(panels(protocol, ["a"])[0].cell, max_steps=TOY_STEPS, **TOY_OPTIMIZERS[optimizer])
+    # Adam passes all losses within a few hundred steps: short epochs of fresh batches show more of the way.
+    base = replace(base, target_loss=LOWER_LEVELS[-1] / 2, fresh=True, batches=10)
     decay, scale = TOY_DECAY[optimizer], base.ov_init.scale
 
     def starting(qk: float) -> SyntheticCell:
@@ -99,25 +100,33 @@ def toy_arms(queries: str, optimizer: str) -> dict[str, SyntheticCell]:
 
 
 def run_toy(runner: CellRunner, seeds: int) -> dict[str, Any]:
-    """Every language with every optimizer; each is compared with its own equal rates."""
+    """Every protocol with every optimizer; each is compared with its own equal rates."""
     found = {}
-    for queries in QUERIES:
+    for protocol in PROTOCOLS:
         for optimizer in TOY_OPTIMIZERS:
-            name = f"{optimizer}, {queries}"
-            arms = toy_arms(queries, optimizer)
+            arms = toy_arms(protocol, optimizer)
             cells = {(arm, seed): replace(arms[arm], seed=seed) for seed in range(seeds) for arm in arms}
-            table = f"future-work-toy-{optimizer}-{queries}".lower().replace(" ", "-")
+            name, table = f"{optimizer}, {protocol}", f"future-work-toy-{optimizer.lower()}-{protocol}"
             results = run_cells(cells, runner, title=name, table=table)
-            histories = {
-                key: [] if result["diverged"] else result["history"] for key, result in results.items()
-            }
-            runner.add_per_seed(per_seed_at(histories, DECIDES, TOY_LEVELS), table=table)
-            decides = DECIDES if QUERIES[queries] == 1 else ()
+            histories = {key: _with_null(result) for key, result in results.items()}
+            levels = (TOY_LEVEL, *LOWER_LEVELS)
+            runner.add_per_seed(per_seed_at(histories, DECIDES, levels), table=table)
+            decides = DECIDES if protocol == PROTOCOLS[0] else ()
+            scores = {"mrta": "MRTA"}
+            nulls = {"mrta": "null_mrta"}
+            one = compare_at_equal_loss(histories, scores, decides=decides, nulls=nulls, levels=[TOY_LEVEL])
+            lower = compare_at_equal_loss(histories, scores, decides=(), nulls=nulls, levels=LOWER_LEVELS)
             title = f"Toy language, {name}: other ways to favour a circuit"
-            one = compare_at_equal_loss(histories, {"mrta": "MRTA"}, decides=decides, levels=TOY_LEVELS)
-            one["title"], one["null"] = title, next(iter(arms.values())).language.gamma
-            found[name] = _saved(one, runner, table, f"{title}; {seeds} seeds")
+            one["title"] = title
+            found[name] = _saved(one, runner, table, f"{title}; {seeds} seeds", lower["rows"])
     return found
+
+
+def _with_null(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The history of a cell, with what uniform attention scores; empty if it diverged."""
+    if result["diverged"]:
+        return []
+    return [{**record, "null_mrta": result["null"]["mrta"]} for record in result["history"]]
 
 
 # --- HateXplain ---
@@ -176,13 +185,16 @@ def run_hatexplain(runner: CellRunner, seeds: int, optimizers: Sequence[str]) ->
     return found
 
 
-def _saved(found: Mapping[str, Any], runner: CellRunner, name: str, setting: str) -> dict[str, Any]:
+def _saved(
+    found: Mapping[str, Any], runner: CellRunner, name: str, setting: str, more: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """``found`` with the paths of its table, to which the rows ``more`` are added, and of its figure."""
     caption = f"Mean and 95% interval over seeds; differences to equal rates, paired by seed. {setting}."
     shared = {"title": found["title"], "caption": caption}
     see = "Each dot is one way; the dashed mark is uniform attention."
-    table = save_rows(found["rows"], runner.out, name, **shared)
+    table = save_rows([*found["rows"], *more], runner.out, name, **shared)
     figure = save_panels(found["rows"], ["MRTA"], runner.out, name, **shared, see=see)
-    return {**found, "files": {"table": table, "figure": figure}}
+    return {**found, "lower": list(more), "files": {"table": table, "figure": figure}}
 
 
 def run(

@@ -217,8 +217,8 @@ def _temperature(results: Results) -> list[Effect]:
 
 # Tables of the future work with what they are about, and the arms that favour QK.
 FUTURE_WORK = {
-    "future-work-toy-sgd-one-query": "toy language, SGD",
-    "future-work-toy-adam-one-query": "toy language, Adam",
+    "future-work-toy-sgd-four-tokens": "toy language, SGD",
+    "future-work-toy-adam-four-tokens": "toy language, Adam",
     "future-work-hatexplain-adamw": "HateXplain, AdamW",
     "future-work-hatexplain-sgd": "HateXplain, SGD",
 }
