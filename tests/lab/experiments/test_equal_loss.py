@@ -1,11 +1,14 @@
 """Arms at equal loss, score by score, by hand; and the experiments that are made of them."""
 
+import csv
 import math
+import sys
 from dataclasses import replace
 
 import pytest
 
 from fasterqk.files import config_values
+from fasterqk.lab.experiments import find_experiment, reproduce
 from fasterqk.lab.experiments._equal_loss import (
     compare_at_equal_loss,
     paired_rows,
@@ -17,6 +20,7 @@ from fasterqk.lab.experiments.carried_kvqa import carried_kvqa, steps_until_lear
 from fasterqk.lab.experiments.depth_hatexplain import depth_hatexplain
 from fasterqk.lab.experiments.faithfulness import DATA, faithfulness
 from fasterqk.lab.experiments.future_work import OPTIMIZERS, PROTOCOLS, hatexplain_arms, toy_arms
+from fasterqk.lab.training import TrainResult
 
 
 def history(end, null=0.3):
@@ -106,3 +110,58 @@ def test_arms_change_what_their_names_say():
             arms = list(toy_arms(protocol, optimizer).values())
             assert len({replace(arm, seed=1) for arm in arms}) == len(arms) == 8
             assert [arm.qk_init.scale * arm.ov_init.scale for arm in arms] == pytest.approx([1e-6] * 8)
+
+
+class EveryScore(dict):
+    """A record that has any score that is asked for."""
+
+    def get(self, name, default=None):
+        return self[name] if name in self else self["mrta"]
+
+    def __contains__(self, name):
+        return super().__contains__(name) or name.endswith(("comprehensiveness", "sufficiency"))
+
+    def __missing__(self, name):
+        return self["mrta"]
+
+
+def made_up(comparison, runner):
+    def records(ratio, seed):
+        return [
+            EveryScore(step=100 * n, loss=math.exp(-n), mrta=0.1 * n * ratio**0.1 + 0.01 * seed % 1)
+            for n in range(1, 11)
+        ]
+
+    return {
+        (arm, seed): TrainResult(
+            "kvqa", seed, 1.0, False, 10, 0.1, history=records(config.optimisation.qk_ratio, seed)
+        )
+        for (arm, seed), config in comparison.cells().items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "files"),
+    [
+        ("carried-kvqa", {"seeds": 2}, ["carried-kvqa"]),
+        ("faithfulness", {"seeds": 2}, ["faithfulness-hatexplain"]),
+        ("depth-hatexplain", {"seeds": 2}, ["depth-hatexplain-2", "depth-hatexplain-4"]),
+        (
+            "future-work",
+            {"seeds": 2, "parts": ["hatexplain"]},
+            ["future-work-hatexplain-adamw", "future-work-hatexplain-sgd"],
+        ),
+    ],
+)
+def test_from_results_to_tables(name, options, files, tmp_path, monkeypatch, capsys):
+    experiment = find_experiment(name)
+    monkeypatch.setattr(sys.modules[experiment.run.__module__], "run_arms", made_up)
+    summary = reproduce(name, out=tmp_path, workers=1, **options)
+    for file in files:
+        with (tmp_path / "tables" / f"{file}.csv").open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+        decided = [row for row in rows if row["kind"] == "decides" and row["difference"]]
+        assert decided
+        assert all(float(row["difference_n"]) == 2 for row in decided)
+    experiment.show(summary)
+    assert "differences to the first arm, paired by seed" in capsys.readouterr().out

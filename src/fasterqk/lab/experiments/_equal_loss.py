@@ -85,7 +85,8 @@ def save_rows(rows: Rows, out: Path, name: str, *, title: str, caption: str) -> 
     """Write ``rows`` as a table; returns its paths."""
     columns = [{"key": key, "label": label} for key, label in COLUMNS.items()]
     columns[list(COLUMNS).index("null")]["source"] = "null"
-    return save_table(out, name, title=title, caption=caption, columns=columns, rows=rows)
+    shown = [{key: row[key] for key in COLUMNS} for row in rows]
+    return save_table(out, name, title=title, caption=caption, columns=columns, rows=shown)
 
 
 def save_panels(
