@@ -26,8 +26,9 @@ from torch import Tensor
 
 from fasterqk.attention import interval
 from fasterqk.console import print_table
+from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms
-from fasterqk.lab.experiments._registry import CellRunner, Experiment, seeds_option
+from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.ratio_or_rate import RATES, arm_name, ratio_or_rate
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk.lab.experiments.table_layers import table_layers
@@ -62,17 +63,18 @@ SCORES = {
 }
 
 
-def covert_hatexplain(seeds: int = 3) -> Comparison:
+def covert_hatexplain(seeds: int = 3, layers: Sequence[int] = (1, 2)) -> Comparison:
     """One layer at three ratios (cells of `ratio-or-rate`), two layers in both arms (of `table-layers`).
 
     >>> list(covert_hatexplain().arms)[2:]
     ['one layer, ratio 100', 'two layers', 'two layers, faster QK']
     """
     one, two = ratio_or_rate().arms, table_layers(2).arms
-    arms: dict[str, TrainConfig] = {
-        f"one layer, ratio {ratio}": one[arm_name(RATES[0], ratio)] for ratio in RATIOS
-    }
-    arms |= {"two layers": two[BASELINE], "two layers, faster QK": two[FASTER]}
+    arms: dict[str, TrainConfig] = {}
+    if 1 in layers:
+        arms |= {f"one layer, ratio {ratio}": one[arm_name(RATES[0], ratio)] for ratio in RATIOS}
+    if 2 in layers:
+        arms |= {"two layers": two[BASELINE], "two layers, faster QK": two[FASTER]}
     chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
     return Comparison("covert-hatexplain", "HateXplain: a covert channel?", "paper", arms, chosen)
 
@@ -234,8 +236,11 @@ def summarize_covert(
     ]
 
 
-def run(runner: CellRunner, seeds: int) -> dict[str, Any]:
-    comparison = covert_hatexplain(seeds)
+def run(runner: CellRunner, seeds: int, layers: Sequence[int]) -> dict[str, Any]:
+    for depth in layers:
+        if depth not in (1, 2):
+            raise InputError(f"--layers {depth}: covert-hatexplain has models of 1 and 2 layers")
+    comparison = covert_hatexplain(seeds, layers)
     run_arms(comparison, runner)
     store = Store(runner.out)
 
@@ -281,12 +286,15 @@ def _print(arms: Sequence[Mapping[str, Any]], scores: Sequence[str]) -> None:
 EXPERIMENT = Experiment(
     name="covert-hatexplain",
     chapter="Covert",
-    options=(seeds_option(3),),
+    options=(
+        seeds_option(3),
+        Option("layers", int, "which depths, of 1 and 2", default=(1, 2), many=True),
+    ),
     run=run,
     show=show,
     examples=(
         "fasterqk reproduce covert-hatexplain --out out",
-        "fasterqk reproduce covert-hatexplain --seeds 1 --json",
+        "fasterqk reproduce covert-hatexplain --layers 1 --seeds 1 --json",
     ),
     needs_data=True,
 )

@@ -103,8 +103,7 @@ def _stand(effects: Sequence[Effect]) -> dict[str, list[str]]:
 
 
 def _says(yes: str, no: str, part: str, unclear: str) -> Callable[[Sequence[Effect]], str]:
-    """A sentence by how the effects stand: all support the hypothesis, none does, some do, or all are "
-    "open."""
+    """A sentence by how the effects stand: all support the hypothesis, none does, some do, all are open."""
 
     def becomes(effects: Sequence[Effect]) -> str:
         stand = _stand(effects)
