@@ -59,6 +59,17 @@ def test_two_processes_equal_one(both, results, way, model):
     assert_equal(results[way], both.weights(both.trained(getattr(both, model)())))
 
 
+@pytest.mark.parametrize(
+    ("way", "model"), [("clip, ddp", "gpt2"), ("clip, fsdp2", "llama"), ("clip, fused, fsdp2", "gpt2")]
+)
+def test_a_clip_takes_one_maximum_over_all_processes(both, results, way, model):
+    found = dict(results[way])
+    alone, clip, largest = both.clipped(getattr(both, model)())
+    assert found.pop("total") == clip.total > 0
+    torch.testing.assert_close(found.pop("largest"), largest, rtol=1e-5, atol=1e-6)
+    assert_equal(found, both.weights(alone))
+
+
 def test_accelerate_equals_one_process(both, accelerated):
     assert_equal(accelerated, both.weights(both.trained(both.gpt2())))
 

@@ -14,10 +14,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from fasterqk import make_optimizer
+from fasterqk import LogitMonitor, make_optimizer, qk_clip
 from fasterqk.errors import InputError
 
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 6, 8, 20
+THRESHOLD = 2.0  # of qk_clip
 
 
 def gpt2():
@@ -74,6 +75,23 @@ def trained(model, wrap=None, rank=0, processes=1):
     return model
 
 
+def clipped(model, wrap=None, rank=0, processes=1):
+    """The same with large logits and qk_clip; returns the model, the clip and the monitor's maxima."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight", "c_attn.weight")):
+                parameter *= 20
+    wrapped = model if wrap is None else wrap(model)
+    optimizer = optim.SGD(wrapped.parameters(), lr=0.1)
+    clip = qk_clip(wrapped, optimizer, THRESHOLD)
+    monitor = LogitMonitor(wrapped, optimizer, every=STEPS, limit=1e6)
+    for ids, _ in batches():
+        wrapped(input_ids=ids[rank::processes]).logits.square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, clip, torch.cat([each.logit for each in monitor.last.readings.values()])
+
+
 def weights(model):
     """Whole tensors, also of a sharded model."""
     return {
@@ -84,7 +102,7 @@ def weights(model):
 
 def sharded(model):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model.model.layers:
+    for layer in model.model.layers if hasattr(model, "model") else model.transformer.h:
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
@@ -110,6 +128,13 @@ def main():
         "fsdp2": trained(llama(), sharded, rank, processes),
     }
     result = {name: weights(model) for name, model in found.items()} | {"refusal": refusal(gpt2())}
+    for name, model, wrap in (
+        ("clip, ddp", gpt2(), DistributedDataParallel),
+        ("clip, fsdp2", llama(), sharded),
+        ("clip, fused, fsdp2", gpt2(), sharded),
+    ):
+        clipped_model, clip, largest = clipped(model, wrap, rank, processes)
+        result[name] = {**weights(clipped_model), "total": torch.tensor(clip.total), "largest": largest}
     if rank == 0:
         torch.save(result, sys.argv[1])
     leave()

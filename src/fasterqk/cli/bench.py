@@ -21,6 +21,7 @@ BENCHMARKS = {
     "training": "HateXplain training steps against a plain padded full-sequence module",
     "squad": "SQuAD training steps of the paper's answer generator against texts padded to 256 tokens",
     "theory": "closed form against a plain RK4 time-stepping loop",
+    "stability": "training steps with qk_clip and LogitMonitor against none, at the size of GPT-2",
     "synthetic": "toy-language training against a plain PyTorch loop, per run and step",
 }
 
