@@ -9,10 +9,11 @@ from torch import nn
 
 from fasterqk.circuits import RatioLike, make_optimizer, rates
 from fasterqk.errors import InputError, needs_extra
+from fasterqk.integrations._logits import LogCallback
 from fasterqk.integrations._sharpness import PREFIX, Sharpness
 
 with needs_extra("hf"):
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 
 class CircuitOptimizer:
@@ -57,12 +58,13 @@ def _settings_of(args: TrainingArguments) -> dict[str, Any]:
     return {"optimizer_class": found, "weight_decay": args.weight_decay, **options}
 
 
-class SharpnessCallback(TrainerCallback):
+class SharpnessCallback(LogCallback):
     """Logs learning rates per circuit and, on a held-out batch, how sharply the model attends.
 
-    Values appear in the Trainer's own log entries (and so in every tracker): ``lr/qk``, ``lr/ov``, ...
-    in each of them, ``attention/...`` (see :class:`Sharpness`) at the first, and then whenever ``every``
-    steps have passed since the last measurement, which costs about one forward pass on the batch.
+    Values appear in the Trainer's own log entries (and, with ``callback.add_to(trainer)`` in place of
+    ``callbacks=[callback]``, in every tracker): ``lr/qk``, ``lr/ov``, ... in each of them, ``attention/...``
+    (see :class:`Sharpness`) at the first, and then whenever ``every`` steps have passed since the last
+    measurement, which costs about one forward pass on the batch.
 
     The guard: when the largest logit exceeds ``limit``, or attention is NaN, it warns once or, with
     ``when_exploding="stop"``, ends the training. At a logit of 50 over the mean of its row, all other
@@ -118,9 +120,7 @@ class SharpnessCallback(TrainerCallback):
             self._looked = state.global_step
             found |= self.look(model)
             self._guard(found[f"{PREFIX}max_logit"], state, control)
-        logs.update(found)
-        if state.log_history:
-            state.log_history[-1].update(found)  # its entry was written before the callbacks run
+        self.write(found, state, logs)
 
     def _guard(self, logit: float, state: TrainerState, control: TrainerControl) -> None:
         if math.isfinite(logit) and logit <= self.limit:
