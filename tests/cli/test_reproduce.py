@@ -27,7 +27,7 @@ from fasterqk.lab.experiments._arms import BASELINE, FASTER, Comparison, show_ar
 from fasterqk.lab.experiments._registry import read_cells
 from fasterqk.lab.experiments.all import Part
 from fasterqk.lab.runs import sweep
-from fasterqk.lab.training import TrainConfig
+from fasterqk.lab.training import TrainConfig, TrainResult
 
 TWO_LAYERS = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "context": 48, "layers": 2}
 FEW = {"train_limit": 96, "train_subset": 16, "along_subset": 8, "test_subset": 10, "epochs": 1}
@@ -290,13 +290,23 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
 
 
 def test_table_kvqa_is_a_table_of_a_deep_model(capsys, tmp_path, monkeypatch):
-    asked = []
+    history = [{"step": 10 * n, "validation_accuracy": 0.5 * n} for n in range(3)]
+
+    def results_of(comparison, runner):
+        return {cell: TrainResult("kvqa", cell[1], 1.0, False, 20, 0.1, history=history) for cell in cells}
+
+    cells = [(arm, seed) for arm in (BASELINE, FASTER) for seed in (0, 1)]
+    monkeypatch.setattr(table_kvqa, "run_arms", results_of)
     monkeypatch.setattr(
-        table_kvqa, "run_with_layers", lambda comparison, runner: asked.append(comparison) or {}
+        table_kvqa,
+        "save_with_layers",
+        lambda comparison, results, runner: {"seeds": comparison.seeds, "files": {}},
     )
     code, out, _ = run(capsys, "table-kvqa", "--seeds", "2", "--out", str(tmp_path), "--json")
-    assert (code, json.loads(out)) == (0, {})
-    assert asked[0].seeds == (0, 1)
+    found = json.loads(out)
+    assert (code, found["seeds"]) == (0, [0, 1])
+    assert [row["value"]["mean"] for row in found["learnt"]] == [19, 19]  # of exact match .95
+    assert (tmp_path / "tables" / "table-kvqa-paper-learnt.csv").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,11 @@ from fasterqk.lab.experiments._equal_loss import (
     save_panels,
     save_rows,
 )
-from fasterqk.lab.experiments.carried_kvqa import carried_kvqa, steps_until_learnt
+from fasterqk.lab.experiments.carried_kvqa import carried_kvqa
 from fasterqk.lab.experiments.depth_hatexplain import depth_hatexplain
 from fasterqk.lab.experiments.faithfulness import DATA, faithfulness
 from fasterqk.lab.experiments.future_work import OPTIMIZERS, PROTOCOLS, hatexplain_arms, toy_arms
+from fasterqk.lab.experiments.table_kvqa import steps_until_learnt
 from fasterqk.lab.training import TrainResult
 
 
@@ -74,7 +75,9 @@ def test_a_cell_without_a_loss_is_listed_and_files_are_written(tmp_path):
 
 
 def test_paired_rows_leave_out_and_list_what_never_came():
-    rows = paired_rows({"equal": {0: 100.0, 1: 200.0, 2: None}, "QK": {0: 50.0, 1: 120.0, 2: 70.0}}, "steps")
+    rows = paired_rows(
+        {"equal": {0: 100.0, 1: 200.0, 2: None}, "QK": {0: 50.0, 1: 120.0, 2: 70.0}}, "steps", "decides"
+    )
     assert rows[0]["missing"] == [2]
     assert rows[1]["difference"]["mean"] == pytest.approx(-65)
     assert rows[1]["difference"]["n"] == 2

@@ -135,7 +135,7 @@ def show_rows(found: Mapping[str, Any], kind: str | None = None) -> None:
 
 
 def paired_rows(
-    values: Mapping[str, Mapping[int, float | None]], title: str, kind: str = DECIDES
+    values: Mapping[str, Mapping[int, float | None]], title: str, kind: str
 ) -> list[dict[str, Any]]:
     """One number per arm and seed as such rows, p-values corrected over the arms.
 

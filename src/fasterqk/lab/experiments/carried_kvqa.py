@@ -10,31 +10,28 @@ loss, with either relevance, and the steps until the task is learnt (validation 
 interpolated between evaluations; a cell that never learns is listed). Layers and heads are exploratory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from fasterqk.console import print_table
+from fasterqk.lab.experiments import _equal_loss as equal_loss
 from fasterqk.lab.experiments._arms import Comparison, run_arms
 from fasterqk.lab.experiments._equal_loss import (
-    COLUMNS,
     compare_at_equal_loss,
     histories_of,
-    paired_rows,
     save_panels,
     save_rows,
     show_rows,
 )
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm
+from fasterqk.lab.experiments.table_kvqa import learnt_rows, show_learnt
 from fasterqk.lab.training import TrainConfig
 
 RATIOS = (2.0, 5.0)
-LEARNT = 0.95
 # Training ends at this loss: all that is asked happens before.
 LOSS = 0.01
 EVALUATE_AT_FALL = 0.6
 DECIDES = ("mrta", "carried_mrta")
-STEPS = "steps until learnt"
 LAYERS = (1, 2)
 SCORES = (
     {"mrta": "rollout", "carried_mrta": "rollout, carried"}
@@ -68,26 +65,6 @@ def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Compariso
     return Comparison("carried-kvqa", title, "paper", arms, tuple(range(seeds)))
 
 
-def steps_until_learnt(
-    history: Sequence[Mapping[str, Any]], level: float = LEARNT, score: str = "validation_accuracy"
-) -> float | None:
-    """The step at which a score first reaches ``level``, interpolated; None if it never does.
-
-    >>> steps_until_learnt([{"step": 0, "f1": 0.0}, {"step": 100, "f1": 1.0}], score="f1")
-    95.0
-    """
-    before: Mapping[str, Any] | None = None
-    for record in history:
-        value = record.get(score)
-        if value is not None and value >= level:
-            if before is None:
-                return float(record["step"])
-            share = (level - before[score]) / (value - before[score])
-            return float(before["step"] + share * (record["step"] - before["step"]))
-        before = record if value is not None else before
-    return None
-
-
 def null_name(name: str) -> str:
     """The name of the null of a score.
 
@@ -102,18 +79,7 @@ def run(runner: CellRunner, seeds: int, ratios: list[float]) -> dict[str, Any]:
     histories = histories_of(run_arms(comparison, runner))
     nulls = {name: null_name(name) for name in SCORES if name.endswith("mrta")}
     found = compare_at_equal_loss(histories, SCORES, decides=DECIDES, nulls=nulls)
-    steps = {
-        arm: {seed: steps_until_learnt(histories[arm, seed]) for seed in comparison.seeds}
-        for arm in comparison.arms
-    }
-    learnt = paired_rows(steps, STEPS)
-    per_seed = [
-        {"arm": arm, "seed": seed, "at": f"exact match {LEARNT:g}", "score": STEPS, "value": value}
-        for arm, own in steps.items()
-        for seed, value in own.items()
-        if value is not None
-    ]
-    runner.add_per_seed(per_seed, protocol=comparison.protocol, table=comparison.name)
+    learnt = learnt_rows(comparison, histories, runner, equal_loss.DECIDES)
     setting = f"carried-kvqa: {len(comparison.arms)} arms, {seeds} seeds, until the training loss is {LOSS:g}"
     caption = f"Mean and 95% interval over seeds; differences to equal rates, paired by seed. {setting}."
     table = save_rows(
@@ -133,7 +99,6 @@ def run(runner: CellRunner, seeds: int, ratios: list[float]) -> dict[str, Any]:
         "protocol": comparison.protocol,
         "seeds": list(comparison.seeds),
         **found,
-        "steps": steps,
         "learnt": learnt,
         "files": {"table": table, "figure": figure},
     }
@@ -141,12 +106,7 @@ def run(runner: CellRunner, seeds: int, ratios: list[float]) -> dict[str, Any]:
 
 def show(summary: dict[str, Any]) -> None:
     print(f"{summary['experiment']}: {len(summary['seeds'])} seeds")
-    shown = [
-        {COLUMNS[key]: row[key] for key in COLUMNS if key not in ("loss", "null")}
-        | {"never learnt": ", ".join(map(str, row["missing"])) or "none"}
-        for row in summary["learnt"]
-    ]
-    print_table(shown, title=f"\n{STEPS} (validation exact match of {LEARNT:g})")
+    show_learnt(summary["learnt"])
     show_rows(summary)
     print(f"\nfigure: {summary['files']['figure']['png']}")
 

@@ -36,7 +36,7 @@ from fasterqk.lab.synthetic import Init, SyntheticCell
 from fasterqk.lab.training import TrainConfig
 
 PARTS = ("toy", "hatexplain")
-SEEDS = {"toy": 10, "hatexplain": 3}
+SEEDS = {"toy": 5, "hatexplain": 3}
 DECIDES = ("mrta",)
 NORMALISED = "gradients normalised"
 
@@ -232,7 +232,7 @@ EXPERIMENT = Experiment(
             "on HateXplain: AdamW, SGD (default: both)",
             many=True,
         ),
-        Option("seeds", int, "how many (default: 10 for the toy language, 3 for HateXplain)"),
+        Option("seeds", int, "how many (default: 5 for the toy language, 3 for HateXplain)"),
     ),
     run=run,
     show=show,

@@ -18,9 +18,9 @@ from fasterqk.lab.experiments._evidence import (
     supports_alone,
 )
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
-from fasterqk.lab.experiments.carried_kvqa import STEPS
 from fasterqk.lab.experiments.future_work import favour_qk
 from fasterqk.lab.experiments.ratio_or_rate import MAP, RATES, SLOWED, SLOWED_ARM, arm_name
+from fasterqk.lab.experiments.table_kvqa import STEPS
 from fasterqk.lab.experiments.temperature_hatexplain import AT as EQUAL_ENTROPY
 from fasterqk.lab.experiments.temperature_hatexplain import FAITHFUL, READINGS
 
