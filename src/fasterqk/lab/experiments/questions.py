@@ -411,9 +411,9 @@ QUESTIONS = (
         "a ratio.",
         "each acts like a faster QK circuit at ratio 1",
         ("future-work",),
-        "Initial imbalance between QK and OV, decay by circuit, gradient normalisation, under plain "
-        "SGD and AdamW: toy "
-        "language over seeds, one arm each on HateXplain.",
+        "Initial imbalance between QK and OV, decay by circuit, gradient normalisation, at ratio 1, under "
+        "plain SGD and Adam: toy language (protocol `four-tokens`), 5 seeds. One arm each on HateXplain, "
+        "3 seeds, stands below once its cells are published.",
         "attention on relevant tokens at equal loss",
         "minutes for the toy language; HateXplain cells of about a minute",
         lambda results: [
