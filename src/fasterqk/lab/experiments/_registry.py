@@ -339,7 +339,8 @@ class CellRunner:
 
     def add_per_seed(self, rows: Sequence[Line], *, protocol: str = "", table: str = "") -> None:
         """Numbers of single seeds that were computed from cells, for :meth:`write_per_seed`."""
-        self._derived.setdefault(self._table(table, protocol), []).extend(rows)
+        if rows:
+            self._derived.setdefault(self._table(table, protocol), []).extend(rows)
 
     def write_per_seed(self) -> list[str]:
         """Write ``tables/NAME-PROTOCOL-per-seed.csv`` under ``out``; returns the paths.
