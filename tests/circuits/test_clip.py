@@ -495,3 +495,16 @@ def test_what_cannot_be_clipped_is_refused():
     optimizer = make_optimizer(model, optim.SGD, lr=0.1, qk_ratio=2, mechanism="parametrization")
     with pytest.raises(InputError, match="mechanism='auto'"):
         qk_clip(model, optimizer)
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
+def test_heads_that_no_attribute_states(layout, net, label):
+    """The probe has seen how many heads a fused weight of unknown code has."""
+    ours, by_hand = net(layout, layers=1), net(layout, layers=1)
+    for model, circuits in ((ours, None), (by_hand, label(by_hand, heads=True))):
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        clip = qk_clip(model, optimizer, threshold=0.5, circuits=circuits)
+        model.loss().backward()
+        optimizer.step()
+        assert clip.last
+    assert torch.equal(ours.qkv(), by_hand.qkv())

@@ -5,7 +5,7 @@ import torch
 from torch import optim
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fasterqk.circuits import Ramp, make_optimizer, qk_clip
+from fasterqk.circuits import LogitMonitor, Ramp, make_optimizer, qk_clip
 from fasterqk.errors import InputError
 
 # Torch's compiled AdamW rounds differently from its loop, with and without us; these do not.
@@ -66,3 +66,24 @@ def test_qk_clip_refuses_a_compiled_model(net):
     model.layers[0].compile()
     with pytest.raises(InputError, match=r"layers\.0 is compiled"):
         qk_clip(model, optimizer)
+
+
+def test_the_monitor_reads_a_compiled_model_uncompiled(net):
+    model, plain = net("rows"), net("rows")
+    compiled = torch.compile(model, backend="eager")
+    monitor, expected = LogitMonitor(compiled, every=2), LogitMonitor(plain)
+    plain(plain.inputs)
+    for _ in range(3):
+        compiled(model.inputs)
+    assert monitor.last.step == 2
+    for path, reading in expected.last.readings.items():
+        assert torch.equal(monitor.last.readings[path].logit, reading.logit)
+
+
+def test_a_model_compiled_after_qk_clip_is_told(net):
+    model = net("rows")
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    qk_clip(model, optimizer)
+    torch.compile(model, backend="eager")(model.inputs).sum().backward()
+    with pytest.raises(InputError, match="uncompiled"):
+        optimizer.step()

@@ -100,7 +100,11 @@ def qk_clip(
         raise InputError("qk_clip scales fused weights, not their parametrizations: use mechanism='auto'")
     found = given_or_found(model, circuits, labels, heads=True)
     if all(part.head is None for part in found if part.role in ("q", "k")):
-        raise InputError("qk_clip needs labels per head: circuits=find_circuits(model, heads=True)")
+        raise InputError(
+            "qk_clip needs labels per head: set num_heads on the attention modules"
+            if circuits is None
+            else "qk_clip needs labels per head: circuits=find_circuits(model, heads=True)"
+        )
     blocks = _clippable(model, attention_blocks(model, found), unwrapped(optimizer))
     return QKClip(model, unwrapped(optimizer), blocks, float(threshold), float(alpha), log_only, group)
 
@@ -170,7 +174,7 @@ class QKClip:
         if not self._watch.entered:
             raise InputError(
                 "no training pass was seen before this step of qk_clip; call model.train(), and run the "
-                "model that was given to it"
+                "model that was given to it, uncompiled"
             )
         largest = torch.cat([each.largest for each in self.blocks])
         for each in self.blocks:

@@ -310,6 +310,9 @@ def _from_judgement(
     assert axis is not None
     if not heads:
         blocks = [replace(block, head=None) for block in blocks]
+    elif all(block.head is None for block in blocks) and (seen := judgement.heads.get(scope.path)):
+        # The module does not state how many heads it has; the probe has seen it.
+        blocks = matching(spans_of(blocks), seen, seen) or blocks
     return _cut(whole, parameter, axis, blocks, by)
 
 
