@@ -78,12 +78,3 @@ def test_the_monitor_reads_a_compiled_model_uncompiled(net):
     assert monitor.last.step == 2
     for path, reading in expected.last.readings.items():
         assert torch.equal(monitor.last.readings[path].logit, reading.logit)
-
-
-def test_a_model_compiled_after_qk_clip_is_told(net):
-    model = net("rows")
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    qk_clip(model, optimizer)
-    torch.compile(model, backend="eager")(model.inputs).sum().backward()
-    with pytest.raises(InputError, match="uncompiled"):
-        optimizer.step()
