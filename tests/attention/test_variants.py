@@ -1,15 +1,16 @@
 """Variants of many texts predicted together are what they are one by one."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fasterqk.attention import HuggingFaceClassifier, Removal, collate, faithfulness, measure
 from fasterqk.attention import _measure as measuring
-from fasterqk.attention._variants import Variants, _chunks
+from fasterqk.attention._variants import _PASS, Variants, _chunks
 
 
 def counted(model):
@@ -66,9 +67,6 @@ def test_variants_of_all_posts_are_sorted_by_length(small_model, some_instances)
     assert (np.diff(flat) >= 0).all()
     for batch in asked:
         assert batch.tokens.size <= 4 * longest
-    # Full batches: a batch and the first text of the next one would be too much.
-    for one, other in pairwise(asked):
-        assert (len(one) + 1) * other.real.sum(1)[0] > 4 * longest
 
 
 def test_labels_hidden_tokens_and_targets_tell_variants_apart(some_instances):
@@ -88,6 +86,33 @@ def test_chunks_hold_as_many_tokens_as_they_may():
     lengths = np.array([1, 2, 2, 3, 9, 30])
     assert list(_chunks(lengths, 9, single=False)) == [(0, 3), (3, 4), (4, 5), (5, 6)]
     assert list(_chunks(lengths, 9, single=True)) == [(n, n + 1) for n in range(6)]
+    assert list(_chunks(lengths[:0], 9, single=False)) == []
+
+
+@given(st.lists(st.integers(1, 60), max_size=60), st.integers(1, 300))
+def test_chunks_pad_only_where_that_is_cheaper_than_another_pass(drawn, tokens):
+    lengths = np.sort(np.array(drawn, dtype=np.int64))
+    found = list(_chunks(lengths, tokens, single=False))
+    assert [n for start, stop in found for n in range(start, stop)] == list(range(len(drawn)))
+    assert all(stop == start + 1 or (stop - start) * lengths[stop - 1] <= tokens for start, stop in found)
+
+    def cost(chunks):
+        return sum(_PASS + (stop - start) * lengths[stop - 1] for start, stop in chunks)
+
+    def full(lengths, start=0):
+        """Each chunk as full as it may be, whatever is padded."""
+        while start < len(lengths):
+            stop = start + 1
+            while stop < len(lengths) and (stop + 1 - start) * lengths[stop] <= tokens:
+                stop += 1
+            yield start, stop
+            start = stop
+
+    same = [np.flatnonzero(lengths == length) for length in np.unique(lengths)]
+    unpadded = [(own[0] + a, own[0] + b) for own in same for a, b in full(lengths[own])]
+    assert cost(found) <= cost(unpadded)
+    if len(lengths) and len(lengths) * lengths[-1] <= tokens:
+        assert cost(found) <= _PASS + len(lengths) * lengths[-1]
 
 
 def test_the_answer_of_the_capture_is_that_of_a_plain_pass(make_model, some_instances):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from fasterqk.attention._aggregation import HALF, Pattern, pattern_of
+from fasterqk.attention._first_token import find_first_token_end, first_token_from
 from fasterqk.attention._instances import (
     Batch,
     Instance,
@@ -283,6 +284,7 @@ class HuggingFaceClassifier(TorchClassifier):
     Its read position is not assumed but found: the one final hidden state from which a gradient reaches
     the logits, the first token in encoders, the last in decoders. Models that pool several are refused.
     Where padding changes the answer (ConvBERT's convolutions reach into it), texts are run without any.
+    Where that changes nothing, the first token alone goes through the end of the last layer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -313,12 +315,13 @@ class HuggingFaceClassifier(TorchClassifier):
         )
         self._unpadded = False
         self.reads = self._find_read()
+        self._end = self._find_end()
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         if self._unpadded and not batch.real.all():
             return _side_by_side(batch, [self.read(one, read_only=read_only) for one in _one_by_one(batch)])
         ours = self._laid_out(batch)
-        with self._padding(ours):
+        with self._padding(ours), first_token_from(self._end):
             reading = super().read(ours, read_only=read_only)
         if ours is batch:
             return reading
@@ -331,6 +334,10 @@ class HuggingFaceClassifier(TorchClassifier):
             for layer in reading.layers
         ]
         return replace(reading, layers=moved, read=on_device_of(self.model, batch.first))
+
+    def predict(self, batch: Batch) -> NDArray[np.float64]:
+        with first_token_from(self._end):
+            return super().predict(batch)
 
     def _outcomes(self, batch: Batch, outputs: Any) -> NDArray[np.float64]:
         # Without an id to pad with, texts are predicted one by one.
@@ -380,11 +387,29 @@ class HuggingFaceClassifier(TorchClassifier):
             return int(own)
         return next((number for number in range(self._text_config.vocab_size) if number not in ends), None)
 
-    def _find_read(self) -> Literal["first", "last"]:
+    def _probe(self) -> Batch:
+        """Two texts of different length."""
         tokens = np.arange(_PROBE_LENGTH) % self._text_config.vocab_size
         whole, none = np.ones(_PROBE_LENGTH, dtype=bool), np.zeros(_PROBE_LENGTH)
         lengths = (_PROBE_LENGTH - 2, _PROBE_LENGTH)
-        batch = collate([Instance(tokens[:n], whole[:n], none[:n]) for n in lengths])
+        return collate([Instance(tokens[:n], whole[:n], none[:n]) for n in lengths])
+
+    def _find_end(self) -> nn.Module | None:
+        # In half precision rounding is too coarse to tell whether something changes.
+        half = any(parameter.dtype in HALF for parameter in self.model.parameters())
+        if self.reads != "first" or self._unpadded or half or hasattr(self.model, "_orig_mod"):
+            return None
+        batch = self._probe()
+        try:
+            with self._padding(batch):
+                names = capture(self.model, self._keywords(batch)).names
+        except InputError:
+            return None  # `read` says so, once attention is asked for
+        attention = [self.model.get_submodule(name) for name in names]
+        return find_first_token_end(self.model, attention, lambda: self._logits(batch), _PROBE_LENGTH)
+
+    def _find_read(self) -> Literal["first", "last"]:
+        batch = self._probe()
         name = type(self.model).__name__
         try:
             # Gradients start at the embedding, so that those of a frozen model flow too.

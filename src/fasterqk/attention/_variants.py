@@ -11,6 +11,9 @@ from fasterqk.attention._instances import Batch, Side, pad_side
 
 # What a prediction may depend on, so that inputs which agree in it are one.
 _TOKENS = ("tokens", "hidden", "types")
+# What one more pass costs, whatever it holds, in tokens of a small BERT on a processor; larger models have
+# more to do per token, so that passes cost them less.
+_PASS = 40
 
 
 class Variants:
@@ -88,11 +91,39 @@ class Variants:
 
 
 def _chunks(lengths: NDArray[np.int64], tokens: int, single: bool) -> Iterator[tuple[int, int]]:
-    """Slices of ascending ``lengths`` that hold at most ``tokens``, padded to their longest."""
+    """Slices of ascending ``lengths`` that hold at most ``tokens``, padded to their longest.
+
+    A text is padded only where that costs less than one pass more.
+    """
+    stops = range(1, len(lengths) + 1) if single else _stops(lengths, tokens)
     start = 0
-    while start < len(lengths):
-        stop = start + 1
-        while not single and stop < len(lengths) and (stop + 1 - start) * int(lengths[stop]) <= tokens:
-            stop += 1
-        yield start, stop
+    for stop in stops:
+        most = 1 if single else max(1, tokens // int(lengths[stop - 1]))
+        passes = -(-(stop - start) // most)
+        for part in range(passes):
+            begin, end = (start + (stop - start) * place // passes for place in (part, part + 1))
+            yield begin, end
         start = stop
+
+
+def _stops(lengths: NDArray[np.int64], tokens: int) -> list[int]:
+    """Where to cut ascending ``lengths``, so that padding and passes together cost least."""
+    if not len(lengths):
+        return []
+    ends = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
+    # The cost of everything before each end, and the end before it in the cheapest way there.
+    cost, before = [0.0], [0]
+    for place, stop in enumerate(ends[1:], 1):
+        longest = int(lengths[stop - 1])
+        ways = []
+        for earlier in range(place):
+            count = stop - ends[earlier]
+            passes = -(-count // max(1, tokens // longest))
+            ways.append(cost[earlier] + count * longest + passes * _PASS)
+        cost.append(min(ways))
+        before.append(ways.index(cost[-1]))
+    place, stops = len(ends) - 1, []
+    while place:
+        stops.append(ends[place])
+        place = before[place]
+    return stops[::-1]

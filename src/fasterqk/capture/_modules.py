@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -63,6 +64,7 @@ def is_fused(name: str) -> bool:
     return bool(_FUSED.fullmatch(name))
 
 
+@lru_cache(maxsize=4096)
 def meaning(name: str) -> Meaning:
     """The meaning of ``name`` (one component of a path).
 

@@ -192,4 +192,4 @@ def _other_source(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[
     if isinstance(module, nn.MultiheadAttention):
         query, key = (*arguments, keywords.get("query"), keywords.get("key"))[:2]
         return query is not key
-    return is_attention(module) and any(keywords.get(name) is not None for name in _OTHER_SOURCES)
+    return any(keywords.get(name) is not None for name in _OTHER_SOURCES) and is_attention(module)

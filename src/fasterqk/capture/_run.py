@@ -6,7 +6,7 @@ attention backend of ours. Then the calls get names, four axes and kinds.
 
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, get_args, overload
@@ -182,6 +182,7 @@ def capture(
     (3, torch.Size([1, 2, 5, 5]))
     """
     model = uncompiled(model)
+    attention = attention_modules(model)
     tries: list[str | None] = [None]
     if "transformers" in sys.modules and configurations(model):
         tries = [BACKEND, "eager"] if register_backend() else ["eager"]
@@ -196,20 +197,19 @@ def capture(
                 raise
             continue
         calls = recorder.chosen()
-        missing = missing_modules(model, recorder)
+        missing = missing_modules(attention, recorder)
         if last or (calls and not missing):
             break
     if missing or not calls:
         raise InputError(_error_text(model, missing, len(calls), partly=recorder.lost() >= set(missing)))
-    return _captured(model, calls, outputs, inputs, differentiable, masks)
+    return _captured(model, attention, calls, outputs, inputs, differentiable, masks)
 
 
-def missing_modules(model: nn.Module, recorder: Recorder) -> list[str]:
-    """Attention modules that ran without visible probabilities, or did not run although their stack did.
+def missing_modules(attention: Mapping[str, nn.Module], recorder: Recorder) -> list[str]:
+    """The names of ``attention`` modules without visible probabilities, or left out while their stack ran.
 
     A whole stack that did not run (the vision tower of a model that was given only text) is not missing.
     """
-    attention = attention_modules(model)
     entered = {frame.name for frame in recorder.entered}
     stacks = {stack_of(name) for name in attention if name in entered}
     silent = {frame.name for frame in recorder.entered if frame.name in attention and not frame.recorded}
@@ -269,13 +269,13 @@ def _error_text(model: nn.Module, missing: list[str], captured: int, partly: boo
 
 def _captured(
     model: nn.Module,
+    attention: Mapping[str, nn.Module],
     calls: list[AttentionCall],
     outputs: Any,
     inputs: Any,
     differentiable: bool,
     masks: bool,
 ) -> Captured:
-    attention = attention_modules(model)
     known = {id(module): name for name, module in model.named_modules()}
     names = tuple(_name(call, known, attention) for call in calls)
     batch = _batch(inputs)
@@ -299,7 +299,7 @@ def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:
     return keep
 
 
-def _name(call: AttentionCall, known: dict[int, str], attention: dict[str, nn.Module]) -> str:
+def _name(call: AttentionCall, known: dict[int, str], attention: Mapping[str, nn.Module]) -> str:
     """The module of this call: the one that recorded it, else the nearest attention module."""
     if call.module is not None:
         return known.get(id(call.module), "")

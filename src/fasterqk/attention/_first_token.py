@@ -1,0 +1,103 @@
+"""Only the first token through the end of an encoder that predicts from it.
+
+Behind the last attention every token goes its own way: output projection, norms and feed-forward part mix no
+tokens. A classifier that reads the first token needs them there alone, which saves most of the last layer.
+Where that can begin is found by running the model: a module that comes after the last attention, and whose
+inputs can be cut to their first token without a change of the logits.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Cut inputs make other matrix products, which round differently: what is allowed, of the largest logit.
+_ROUNDING = 1e-5
+# Less than this share of the work saved is not worth two ways to predict.
+_WORTH = 0.01
+
+
+@contextmanager
+def first_token_from(module: nn.Module | None) -> Iterator[None]:
+    """Inside, the inputs ``(batch, token, width)`` of ``module`` are cut to their first token."""
+    if module is None:
+        yield
+        return
+
+    def cut(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        shortened = {name: _first(value) for name, value in keywords.items()}
+        return tuple(_first(value) for value in arguments), shortened
+
+    with module.register_forward_pre_hook(cut, with_kwargs=True):
+        yield
+
+
+def _first(value: Any) -> Any:
+    return value[:, :1] if isinstance(value, Tensor) and value.dim() == 3 else value
+
+
+def find_first_token_end(
+    model: nn.Module, attention: Sequence[nn.Module], logits: Callable[[], Tensor], length: int
+) -> nn.Module | None:
+    """The module from which on the first token suffices: None if there is none, or if nothing is saved.
+
+    ``attention`` are the modules that form attention; ``logits()`` runs ``model`` on texts of ``length``
+    tokens.
+    """
+    with torch.no_grad(), _watched(model) as plain:
+        expected = logits()
+    mixing = {id(module) for module in attention}
+    ends = [place for place, (module, entered, _) in enumerate(plain) if not entered and id(module) in mixing]
+    if not ends:
+        return None
+    calls = Counter(id(module) for module, entered, _ in plain if entered)
+    best, least = None, (1 - _WORTH) * _work(plain)
+    for place in range(ends[-1], len(plain)):
+        module, entered, _ = plain[place]
+        if not entered or calls[id(module)] > 1:
+            continue
+        if _work(plain[:place]) + _work(plain[place:]) / length >= least:
+            break  # no later beginning saves more
+        try:
+            with torch.no_grad(), _watched(model) as cut, first_token_from(module):
+                found = logits()
+        except Exception:  # what a model does with inputs of another length may raise anything
+            continue
+        away = (found - expected).abs().max() if found.shape == expected.shape else torch.inf
+        if _work(cut) < least and away <= _ROUNDING * expected.abs().max():
+            best, least = module, _work(cut)
+    return best
+
+
+# A module that is entered (True) or left, and then the number of products with its own weights.
+_Call = tuple[nn.Module, bool, int]
+
+
+def _work(calls: list[_Call]) -> int:
+    return sum(work for _, _, work in calls)
+
+
+@contextmanager
+def _watched(model: nn.Module) -> Iterator[list[_Call]]:
+    """Inside, every call of a module of ``model`` is put into the list yielded."""
+    calls: list[_Call] = []
+
+    def enter(module: nn.Module, arguments: Any) -> None:
+        calls.append((module, True, 0))
+
+    def leave(module: nn.Module, arguments: Any, output: Any) -> None:
+        own = sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() == 2)
+        own = 0 if isinstance(module, nn.Embedding) else own
+        rows = (
+            output.numel() // max(1, output.shape[-1]) if isinstance(output, Tensor) and output.dim() else 0
+        )
+        calls.append((module, False, own * rows))
+
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(enter))
+            hooks.enter_context(module.register_forward_hook(leave))
+        yield calls
