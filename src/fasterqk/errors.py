@@ -1,4 +1,4 @@
-"""Errors that are the caller's to mend: bad input, and a package that an extra would install."""
+"""Errors in one line: bad input, a package that an extra would install, and work that failed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +9,13 @@ class InputError(ValueError):
 
     The command line prints the message and exits with code 2; library users catch it as the
     ``ValueError`` it is. Any other exception is a bug in fasterqk.
+    """
+
+
+class WorkError(RuntimeError):
+    """Work that failed for a reason that no input mends (a worker that was killed, no memory), in one line.
+
+    The command line prints the message and exits with code 1.
     """
 
 

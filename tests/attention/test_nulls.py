@@ -18,7 +18,20 @@ from fasterqk.attention import (
     table_scores,
     title_of,
 )
+from fasterqk.attention._aggregation import null_row
 from fasterqk.attention._nulls import DRAWS
+
+
+@pytest.mark.parametrize("residual", [0.5, 0.0])
+@pytest.mark.parametrize("layers", [1, 2, 4])
+def test_the_permuted_null_of_rollout_deals_out_what_the_residuals_leave_on_the_read_position(
+    residual, layers
+):
+    row = null_row((Pattern(causal=False),) * layers, Aggregation(residual=residual), 20, 0).double().numpy()
+    relevance = (np.arange(20) % 4 == 3) * 1.0
+    assert row @ relevance == pytest.approx((1 - residual**layers) / 4, abs=1e-6)
+    permuted = permuted_mass(row[None], relevance[None], np.ones((1, 20), bool), 0)
+    assert permuted.expected == pytest.approx(1 / 4, abs=1e-6)
 
 
 def test_ac_of_sharp_attention_is_100_times_the_mrta_of_uniform_attention():

@@ -12,6 +12,7 @@ import pytest
 from fasterqk import __version__
 from fasterqk.cli.common import Parser
 from fasterqk.cli.main import COMMANDS, main
+from fasterqk.errors import WorkError
 from fasterqk.lab.runs import Store
 from fasterqk.lab.runs._store import state
 
@@ -198,6 +199,7 @@ sys.exit(main())
     ("error", "code"),
     [
         (MemoryError(), 1),
+        (WorkError("1 of 2 cells failed"), 1),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), 1),
         (OSError(errno.ENOSPC, "No space left on device", "a"), 1),
         (OSError(errno.ENAMETOOLONG, "File name too long", "a"), 2),

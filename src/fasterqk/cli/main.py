@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from fasterqk import __version__
 from fasterqk.cli.common import Parser
-from fasterqk.errors import InputError, needs_extra
+from fasterqk.errors import InputError, WorkError, needs_extra
 
 # Each command is a module of this folder with `configure(parser)` and `run(arguments)`. It is imported
 # only when asked for, and imports numpy, scipy and torch only inside `run`.
@@ -87,6 +87,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InputError as error:
         print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
         return _INPUT
+    except WorkError as error:
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        return _MACHINE
     except KeyboardInterrupt as stop:
         print(f"{name}: stopped; what was finished is kept", file=sys.stderr)
         _drop_unwritten_output()

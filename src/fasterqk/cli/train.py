@@ -14,7 +14,6 @@ from fasterqk.cli.common import (
     positive_int,
 )
 from fasterqk.console import duration_text, print_result, print_table, progress_bar
-from fasterqk.errors import InputError
 
 if TYPE_CHECKING:
     from fasterqk.lab.training import TrainResult
@@ -133,7 +132,7 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "Train
                 [config], function, arguments.out, workers=0, force=arguments.force, progress=progress
             )
         except SweepError as error:
-            raise InputError(f"{error} (its traceback is in error.json of that cell)") from None
+            raise error.told() from None
     return TrainResult.from_json(result)
 
 

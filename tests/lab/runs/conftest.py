@@ -13,6 +13,8 @@ import os
 import signal
 from dataclasses import dataclass
 
+from fasterqk.errors import InputError
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -31,6 +33,14 @@ def odd_ones_fail(config, *, folder, progress):
     if config.seed % 2:
         raise ArithmeticError(f"{config.seed} is odd\\nvery odd")
     return {"seed": config.seed}
+
+
+def inputs_are_bad(config, *, folder, progress):
+    raise InputError(f"seed {config.seed} is bad")
+
+
+def bad_input_or_no_memory(config, *, folder, progress):
+    raise InputError("bad") if config.seed == 1 else MemoryError
 
 
 def die_once(config, *, folder, progress):

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, WorkError
 from fasterqk.files import content_hash
 from fasterqk.lab.runs import Store, SweepError, sweep
 from fasterqk.lab.runs._execute import Event, read_journal
@@ -95,6 +95,20 @@ def test_a_failed_cell_keeps_its_traceback_and_stops_nobody(
     # Mended, it runs again and the error goes away.
     sweep(configs, "cells_of_tests:double", tmp_path, workers=0)
     assert [state(store.folder(config)) for config in configs] == ["done"] * 4
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [("inputs_are_bad", InputError), ("odd_ones_fail", WorkError), ("bad_input_or_no_memory", WorkError)],
+)
+def test_only_failures_by_input_are_told_as_such(
+    tmp_path: Path, cells: ModuleType, function: str, kind: type[Exception]
+) -> None:
+    with pytest.raises(SweepError) as caught:
+        sweep([cells.Cell(1), cells.Cell(2)], f"cells_of_tests:{function}", tmp_path, workers=0)
+    told = caught.value.told()
+    assert type(told) is kind
+    assert "traceback is in error.json" in str(told)
 
 
 def test_what_a_cell_prints_is_kept_with_it(

@@ -370,7 +370,7 @@ class CellRunner:
                     progress=progress,
                 )
             except SweepError as error:
-                raise InputError(f"{error} (its traceback is in error.json of that cell)") from None
+                raise error.told() from None
 
     def _find_all(self, cells: Mapping[Any, Any], arm: Callable[[Any], str]) -> list[Any]:
         found = []

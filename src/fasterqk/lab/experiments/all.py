@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.console import duration_text, print_table, progress_bar, text_table
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, WorkError
 from fasterqk.files import content_hash
 from fasterqk.files import plain as plain_data
 from fasterqk.lab.experiments._registry import (
@@ -255,7 +255,7 @@ def run_together(parts: Sequence[Part], out: Path, go_on: bool = False) -> list[
                 if not planner.finish(part):
                     asked |= planner.asked
                     continue
-            except InputError as error:
+            except (InputError, WorkError) as error:
                 if not go_on:
                     raise
                 row["error"] = str(error)
@@ -265,7 +265,7 @@ def run_together(parts: Sequence[Part], out: Path, go_on: bool = False) -> list[
         if asked:
             try:
                 _sweep(asked, out, ", ".join(part.name for part in waiting))
-            except InputError as error:
+            except (InputError, WorkError) as error:
                 if not go_on:
                     raise
                 rows += [{"experiment": part.name, "error": str(error)} for part in waiting]
@@ -279,7 +279,7 @@ def _sweep(asked: Mapping[str, tuple[str, Any]], out: Path, title: str) -> None:
         try:
             sweep(configs, functions, out, workers=WORKERS, progress=progress)
         except SweepError as error:
-            raise InputError(f"{error} (its traceback is in error.json of that cell)") from None
+            raise error.told() from None
 
 
 def _tell(row: Mapping[str, Any]) -> None:

@@ -23,7 +23,7 @@ from fasterqk.lab.training import TrainConfig
 FIRST_SEED = 1234
 QK_RATIO = 30
 
-# The paper's Table 2; its k is not stated, the notebooks use 5 (and 20 for one baseline).
+# The paper's Table 1; its k is not stated, the notebooks use 5 (and 20 for one baseline).
 PAPER = {
     BASELINE: printed_row(0.8875, 0.5574, 0.0, 0.0, 0.027, 0.41, 0.40),
     FASTER: printed_row(0.8972, 0.5690, 43.5, 30.29, 0.31, 0.32, 0.48),

@@ -22,7 +22,7 @@ from fasterqk.lab.experiments.table_squad import SIZES, table_squad
 from fasterqk.lab.experiments.table_sva import choose_arms
 from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
 
-# The columns of the paper's Table 2, as the summaries of two-arm experiments name them.
+# The columns of the paper's Table 1, as the summaries of two-arm experiments name them.
 METRICS = (
     "train_accuracy",
     "test_accuracy",

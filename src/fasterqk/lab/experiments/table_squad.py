@@ -92,7 +92,7 @@ ARMS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
-# The paper's Table 2, and what the notebooks print (means over five seeds; F1 of 40,000 train and 5,000
+# The paper's Table 1, and what the notebooks print (means over five seeds; F1 of 40,000 train and 5,000
 # dev questions).
 PAPER = {
     BASELINE: printed_row(0.7030, 0.5611, 12.65, 12.60, 0.06, 0.69, 0.38, fit="f1"),

@@ -42,7 +42,7 @@ TITLES = {
     "prefix": "Subject-verb agreement, up to the verb",
 }
 
-# The paper's Table 2: whole sentences; attention as the notebooks measure it.
+# The paper's Table 1: whole sentences; attention as the notebooks measure it.
 PAPER = {
     BASELINE: printed_row(0.9502, 0.92434, 41.67, 40.4, 0.1, 0.24, 0.24),
     FASTER: printed_row(0.95938, 0.93412, 76.85, 74.47, 0.19, 0.15, 0.30),

@@ -54,9 +54,9 @@ class Event:
     """Something that happened to a cell.
 
     ``kind`` is ``started``, ``progress`` (``done`` of ``total``), ``saved``, ``found`` (it had a result
-    already), ``busy`` (another process has it), ``failed`` (``note`` says why, in one line), ``lost`` (the
-    worker died) or ``fatal`` (no cell can go on; ``error`` is the reason). The sweep itself adds ``skipped``
-    and ``retried``.
+    already), ``busy`` (another process has it), ``failed`` (``note`` says why, in one line;
+    ``by_input``: the input is at fault), ``lost`` (the worker died) or ``fatal`` (no cell can go on;
+    ``error`` is the reason). The sweep itself adds ``skipped`` and ``retried``.
     """
 
     kind: str
@@ -66,6 +66,7 @@ class Event:
     total: float = 0.0
     seconds: float | None = None
     error: BaseException | None = None
+    by_input: bool = False
 
     @property
     def last(self) -> bool:
@@ -189,7 +190,7 @@ def prepare(task: CellTask, folder: Path) -> Event | None:
     try:
         return Event("found", task.cell) if has_result(folder, task.config) else None
     except InputError as error:
-        return Event("failed", task.cell, note=str(error))
+        return Event("failed", task.cell, note=str(error), by_input=True)
 
 
 def _attempt(
@@ -222,7 +223,7 @@ def _attempt(
         save_error(folder, attempt, line, traceback.format_exc())
         if isinstance(error, OSError) and error.errno in NO_PLACE_TO_WRITE:
             raise
-        return Event("failed", task.cell, note=line)
+        return Event("failed", task.cell, note=line, by_input=isinstance(error, InputError))
     except BaseException:
         with suppress(OSError):
             write_journal(folder, "stopped", attempt)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fasterqk.console import Progress
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, WorkError
 from fasterqk.files import content_hash
 from fasterqk.lab.runs._execute import (
     Backend,
@@ -26,19 +26,25 @@ RETRIES = 2
 
 @dataclass(frozen=True)
 class Failure:
-    """A cell that has no result, and why, in one line."""
+    """A cell that has no result, and why, in one line; ``by_input``: the input is at fault."""
 
     cell: str
     line: str
+    by_input: bool = False
 
 
-class SweepError(RuntimeError):
+class SweepError(WorkError):
     """Some cells failed; the others are done and kept. ``failures`` says which and why."""
 
     def __init__(self, failures: list[Failure], total: int) -> None:
         first = failures[0]
         super().__init__(f"{len(failures)} of {total} cells failed; cell {first.cell}: {first.line}")
         self.failures = failures
+
+    def told(self) -> Exception:
+        """The error for the command line, with where to look: one of the input where every failure is."""
+        kind = InputError if all(failure.by_input for failure in self.failures) else WorkError
+        return kind(f"{self} (its traceback is in error.json of that cell)")
 
 
 def sweep(
@@ -163,7 +169,7 @@ class RunningSweep:
         elif event.kind == "busy":
             self._elsewhere.append(replace(task, wait=True))
         elif event.kind == "failed":
-            self.failures.append(Failure(event.cell, event.note))
+            self.failures.append(Failure(event.cell, event.note, event.by_input))
         elif self._retried[event.cell] < self.retries:
             self._retried[event.cell] += 1
             # Without force: the next attempt goes on from the checkpoint of this one.
@@ -184,7 +190,7 @@ class RunningSweep:
             if not has_result(self.store.root / cell, self.configs[cell]):
                 return False
         except InputError as error:
-            self.failures.append(Failure(cell, str(error)))
+            self.failures.append(Failure(cell, str(error), by_input=True))
             return True
         self.done.add(cell)
         return True
