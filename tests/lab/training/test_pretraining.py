@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fasterqk import LogitMonitor
 from fasterqk.capture import capture
 from fasterqk.errors import InputError
 from fasterqk.lab.training import _pretraining as module
@@ -31,14 +32,16 @@ def test_scores_and_entropy_are_those_of_the_attention(method):
     state.run()
     tokens = state.windows[:8, :-1]
     weights = [each.double() for each in capture(state.model, {"tokens": tokens})]
-    found = {}
-    with torch.no_grad(), watch_scores(state.model, found.__setitem__):
-        state.model.hidden(tokens)
+    found, monitor = {}, LogitMonitor(state.model)
+    with watch_scores(state.model, found.__setitem__):
+        state.model(tokens)
     for layer, expected in enumerate(weights):
         scores = found[layer].double().unflatten(0, (8, TINY.heads))
         torch.testing.assert_close(scores.softmax(3), expected, atol=1e-6, rtol=1e-5)
         entropy = -torch.special.xlogy(expected, expected).sum(3).mean()
         assert float(state.entropy(8)[layer]) == pytest.approx(float(entropy), rel=1e-4)
+        by_head = monitor.last.readings[f"blocks.{layer}.attention"].logit
+        torch.testing.assert_close(by_head.double(), scores.amax((0, 2, 3)))
 
 
 def test_the_largest_logit_is_that_of_all_steps_and_visible_pairs():
