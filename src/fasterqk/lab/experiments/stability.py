@@ -272,7 +272,8 @@ def draw(plt: Any, rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping
                 _draw_line(axis, [row for row in own if row["method"] == name], key, name)
             if line == 0:
                 axis.set_title(title)
-                axis.legend(fontsize=9, ncols=2, loc="upper left", handlelength=1.7, columnspacing=1.2)
+                if axis.lines:
+                    axis.legend(fontsize=9, ncols=2, loc="upper left", handlelength=1.7, columnspacing=1.2)
             if key in layers:
                 axis.set_ylim(0, 1.06)
             if key == "largest_logit" and QK_CLIP in chosen:
