@@ -151,14 +151,14 @@ def summarize_methods(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
     """One row per method and set of rates: intervals, paired differences to plain, and their p-values.
 
     ``p`` is corrected by Holm over all rows that are compared with plain, but for the difference that
-    decides, whose p-value is its own.
+    decides, whose p-value is its own; ``mean_loss_p`` is that of the mean loss, over all of them.
     """
     values: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
     for row in rows:
         values.setdefault((row["at"], row["arm"]), {}).setdefault(row["score"], {})[row["seed"]] = row[
             "value"
         ]
-    found, differences = [], {}
+    found, differences, of_losses = [], {}, {}
     for (at, arm), scores in values.items():
         method, _, width = arm.partition(",")
         row = {"method": arm, "rates": at, "seeds": len(scores["sensitivity"])}
@@ -171,12 +171,17 @@ def summarize_methods(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
                     [scores[score][seed] for seed in shared], [base[score][seed] for seed in shared]
                 )
             differences[at, arm] = row["sensitivity_minus_plain"]
+            of_losses[at, arm] = row["mean_loss_minus_plain"]
         found.append(row)
     decides = (f"{len(RATES)} rates", SLOWER)
     corrected = holm({name: one for name, one in differences.items() if name != decides})
     if decides in differences:
         corrected[decides] = differences[decides].p_value
-    return [row | {"p": corrected.get((row["rates"], row["method"]))} for row in found]
+    losses = holm(of_losses)
+    for row in found:
+        name = row["rates"], row["method"]
+        row |= {"p": corrected.get(name), "mean_loss_p": losses.get(name)}
+    return found
 
 
 def summarize_rates(results: Results) -> list[dict[str, Any]]:
@@ -420,7 +425,8 @@ def show(summary: dict[str, Any]) -> None:
     entropies = [key for key in summary["rates"][0] if key.startswith("entropy_")]
     rows = [{key: row[key] for key in (*keys, *entropies, "null_entropy")} for row in summary["rates"]]
     print_table([row | {"capped": len(row["capped"]) or None} for row in rows], title="\nby rate")
-    over_rates = ("method", "rates", "sensitivity", "best_loss", "sensitivity_minus_plain", "p")
+    over_rates = ["method", "rates", "sensitivity", "sensitivity_minus_plain", "p"]
+    over_rates += ["best_loss", "mean_loss", "mean_loss_minus_plain", "mean_loss_p"]
     print_table(
         [{key: row.get(key) for key in over_rates} for row in summary["methods"]],
         title="\nlearning-rate sensitivity (p: Holm, but for the difference that decides)",
