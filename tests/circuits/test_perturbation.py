@@ -48,3 +48,23 @@ def test_a_model_without_attention_is_not_judged() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     pieces = [Slice("0.weight", None, None, None, "q", None, "name", 16)]
     assert contradictions(model, pieces, lambda own: own(torch.ones(1, 4))) == (0, [])
+
+
+class Pooling(nn.Module):
+    """Attention of learned queries, which are no activation, on what an encoder layer made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(1, 1, 8))
+        self.k_proj, self.v_proj = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(self.query, self.k_proj(x), self.v_proj(x))
+
+
+def test_attention_further_out_says_nothing_about_a_block_that_is_not_understood() -> None:
+    model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), Pooling())
+    pieces = list(find_circuits(model, inputs=(torch.randn(1, 5, 8),)))
+    assert {piece.parameter: piece.role for piece in pieces}["1.v_proj.weight"] == "v"
+    judged, lines = contradictions(add_noise(model.eval()), pieces, lambda own: own(torch.ones(1, 5, 8)))
+    assert judged == 4 and lines == []  # those of the layer

@@ -10,6 +10,7 @@ from fasterqk.circuits import find_circuits
 from fasterqk.circuits._inputs import run_guessed
 from fasterqk.circuits._isolated import isolated
 from fasterqk.circuits._probe import add_noise, fan_in, probe
+from fasterqk.circuits._signals import _in_pairs
 from fasterqk.errors import InputError
 
 WIDTH = 6
@@ -255,3 +256,46 @@ def test_keys_lie_along_the_axis_of_the_softmax() -> None:
         "c": "v",
         "d": "o",
     }
+
+
+EQUATIONS = {
+    "values and output": ("bhts,bhse,hed->btd", "pvo"),
+    "output before the probabilities": ("bhse,hed,bhts->btd", "vop"),
+    "values made inside": ("bhts,bsd,hde,hef->btf", "pxco"),
+    "queries made inside": ("btd,hde,bhse->bhts", "xak"),
+    "queries and keys made inside": ("btd,hde,bsf,hfe->bhts", "xaxb"),
+    "keys first": ("bhse,btd,hde->bhts", "kxa"),
+    "weights first, any batch": ("hde,...td,...hse->...hts", "axk"),
+}
+
+
+class Einsum(nn.Module):
+    """Two heads; one of its products is an einsum of more than two operands. Names say nothing."""
+
+    def __init__(self, equation: str, operands: str) -> None:
+        super().__init__()
+        self.equation, self.operands = equation, operands
+        self.a, self.b, self.c = (nn.Parameter(torch.randn(2, WIDTH, WIDTH)) for _ in range(3))
+        self.o = nn.Parameter(torch.randn(2, WIDTH, WIDTH))
+        self.end = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("btd,hde->bhte", x, weight) for weight in (self.a, self.b, self.c))
+        known = {"x": x, "k": k, "v": v, "a": self.a, "b": self.b, "c": self.c, "o": self.o}
+        if "p" in self.operands:
+            known["p"] = (q @ k.mT).softmax(-1)
+            return self.end(torch.einsum(self.equation, *(known[one] for one in self.operands)))
+        scores = torch.einsum(self.equation, *(known[one] for one in self.operands))
+        return self.end(torch.einsum("bhts,bhse,hed->btd", scores.softmax(-1), v, self.o))
+
+
+@pytest.mark.parametrize("name", EQUATIONS)
+def test_an_einsum_of_several_operands_is_seen_in_pairs(name: str) -> None:
+    found = seen(Einsum(*EQUATIONS[name]))
+    assert {name: found[name] for name in "abco"} == {"a": "q", "b": "k", "c": "v", "o": "o"}
+
+
+def test_pairs_of_an_einsum_make_its_result() -> None:
+    tensors = [torch.randn(2, 3), torch.randn(3, 4), torch.randn(4, 5)]
+    for equation in ("ij,jk,kl", "ij,jk,kl->il", "ij, jk, kl -> li", "...j,jk,kl->...", "ij,jk,kl->"):
+        torch.testing.assert_close(_in_pairs(equation, tensors), torch.einsum(equation, *tensors))

@@ -115,7 +115,7 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
             yield (states,) * count
     video = next((module for module in model.modules() if isinstance(module, nn.Conv3d)), None)
     if video is not None:
-        for frames, size in ((16, 224), (16, 64), (8, 32)):
+        for frames, size in ((16, 64), (16, 224), (8, 32)):
             yield (torch.randn(1, video.in_channels, frames, size, size, generator=generator),)
     convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if convolution is not None:

@@ -191,7 +191,7 @@ def contradictions(
     parameters = dict(model.named_parameters())
     judged, lines = 0, []
     for piece in _chosen(slices, parameters):
-        own = _own_calls(calls, piece.parameter)
+        own = _own_calls(calls, events, piece.parameter)
         if not own:
             continue
         seen = _first_change(model, parameters[piece.parameter], piece, run, events, own)
@@ -215,14 +215,18 @@ def _chosen(slices: Sequence[Slice], parameters: dict[str, nn.Parameter]) -> lis
     return [piece for found in ends.values() for piece in found]
 
 
-def _own_calls(calls: Sequence[Call], parameter: str) -> list[Call]:
-    """The calls made in the innermost module that holds ``parameter`` and forms attention."""
-    depth: dict[int, list[Call]] = {}
-    for call in calls:
-        around = [name for name in call.modules if not name or parameter.startswith(name + ".")]
-        if around:
-            depth.setdefault(max(map(len, around)), []).append(call)
-    return depth[max(depth)] if depth and max(depth) > 0 else depth.get(0, [])
+def _own_calls(calls: Sequence[Call], events: Sequence[Event], parameter: str) -> list[Call]:
+    """The calls made in the innermost module that holds ``parameter`` and forms attention.
+
+    None where no softmax of that module is understood (its queries are a parameter): the calls of modules
+    further out say nothing about it.
+    """
+
+    def depth(modules: tuple[str, ...]) -> int:
+        return max((len(name) for name in modules if not name or parameter.startswith(name + ".")), default=-1)
+
+    innermost = max((depth(event.modules) for event in events if event.softmax), default=-1)
+    return [call for call in calls if depth(call.modules) == innermost >= 0]
 
 
 def _first_change(

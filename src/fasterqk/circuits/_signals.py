@@ -75,19 +75,22 @@ class SignalTrace(TorchFunctionMode):
         super().__init__()
         self.recorder = recorder
         self.seconds = seconds
-        self.deadline = time.monotonic() + seconds
+        self.deadline = time.thread_time() + seconds
         self.found: list[Signals] = []
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise TimeoutError(f"the probe took more than {self.seconds:g} seconds")
         if func in WRITTEN_OUT:
             with self:
                 return WRITTEN_OUT[func](*args, **kwargs)
         tensors = tensors_in(args, kwargs)
+        if func is torch.einsum and len(tensors) > 2 and isinstance(args[0], str):
+            with self:
+                return _in_pairs(args[0], tensors)
         if func in PRODUCTS and _entries(tensors) > _LARGEST:
             raise MemoryError(f"the probe came upon a product of {_entries(tensors)} entries")
         weighting = next((t for t in tensors if hasattr(t, _PROBABILITIES)), None)
@@ -136,6 +139,43 @@ class SignalTrace(TorchFunctionMode):
                 ends = func in _PROJECTIONS or (func in _SUMS and _joins_another_stream(tensors))
                 if not ends and carries(func, operand, output):
                     setattr(output, _CONTEXT, found)
+
+
+def _in_pairs(equation: str, tensors: list[Tensor]) -> Tensor:
+    """An einsum of several operands as products of two, in the order in which attention is meant.
+
+    Probabilities meet the values first, then the weights follow, as an output projection does; of several
+    weights after a raw input the first makes the values. Without probabilities every weight is applied to the
+    activation before it (or the next one); these then meet.
+    """
+    terms, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        letters = terms.replace("...", "").replace(",", "")
+        result = "..." * ("..." in terms) + "".join(sorted(x for x in letters if letters.count(x) == 1))
+    parts = list(zip(terms.split(","), tensors, strict=True))
+    while len(parts) > 1:
+        first, second = _next_pair([tensor for _, tensor in parts])
+        (left, one), (right, other) = parts[first], parts.pop(second)
+        later = result + "".join(term for i, (term, _) in enumerate(parts) if i != first - (second < first))
+        own = dict.fromkeys((left + right).replace(".", ""))
+        kept = "..." * ("..." in left + right) + "".join(letter for letter in own if letter in later)
+        kept = result if len(parts) == 1 else kept
+        parts[first - (second < first)] = kept, torch.einsum(f"{left},{right}->{kept}", one, other)
+    return parts[0][1]
+
+
+def _next_pair(tensors: list[Tensor]) -> tuple[int, int]:
+    """The numbers of the two operands of an einsum that meet next; the result takes the place of the first."""
+    weights = [i for i, one in enumerate(tensors) if isinstance(_source(one), nn.Parameter)]
+    others = [i for i in range(len(tensors)) if i not in weights]
+    looking = [i for i in others if hasattr(tensors[i], _PROBABILITIES)]
+    if looking and len(others) > 1:
+        value = next(i for i in others if i != looking[0])
+        made = tensors[value].requires_grad or len(weights) < 2
+        return (looking[0], value) if made else (value, weights[0])
+    if weights and others:
+        return max((i for i in others if i < weights[0]), default=others[0]), weights[0]
+    return 0, 1
 
 
 def _entries(tensors: list[Tensor]) -> int:
