@@ -223,7 +223,8 @@ def _own_calls(calls: Sequence[Call], events: Sequence[Event], parameter: str) -
     """
 
     def depth(modules: tuple[str, ...]) -> int:
-        return max((len(name) for name in modules if not name or parameter.startswith(name + ".")), default=-1)
+        around = (len(name) for name in modules if not name or parameter.startswith(name + "."))
+        return max(around, default=-1)
 
     innermost = max((depth(event.modules) for event in events if event.softmax), default=-1)
     return [call for call in calls if depth(call.modules) == innermost >= 0]

@@ -165,7 +165,7 @@ def _in_pairs(equation: str, tensors: list[Tensor]) -> Tensor:
 
 
 def _next_pair(tensors: list[Tensor]) -> tuple[int, int]:
-    """The numbers of the two operands of an einsum that meet next; the result takes the place of the first."""
+    """The two operands of an einsum that meet next; the result takes the place of the first."""
     weights = [i for i, one in enumerate(tensors) if isinstance(_source(one), nn.Parameter)]
     others = [i for i in range(len(tensors)) if i not in weights]
     looking = [i for i in others if hasattr(tensors[i], _PROBABILITIES)]
