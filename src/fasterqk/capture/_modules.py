@@ -132,8 +132,10 @@ def is_attention(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return True
     held = _held(module)
-    # Other modules have an ``in_proj`` too: such names count only in a class called attention.
-    letters = "".join(meaning(name).letters for name in held if not is_fused(name))
+    # Other modules have an ``in_proj`` too: such names count only in a class called attention. A norm of
+    # queries or keys may stand in front of the module that forms them.
+    said = [meaning(name) for name in held if not is_fused(name)]
+    letters = "".join(one.letters for one in said if not one.norm)
     if "q" in letters and "k" in letters:
         return True
     return says_attention(module) and ("k" in letters or any(is_fused(name) for name in held))

@@ -227,6 +227,8 @@ _SCALES = {"scale", "scaling", "temperature"}
 _OUTPUTS = {"to_out", "out_proj", "proj_out"}
 # Words in the name of a norm that acts on the output.
 _INNER = {"sub", "inner"}
+# A feed-forward network in a block that is called attention as a whole.
+_FEED_FORWARD = {"mlp", "ff", "ffn", "feed_forward", "feedforward", "feedForward"}
 # What a fused weight with these letters in its name most likely holds.
 _LAYOUTS: dict[str, Layout] = {"kv": keys_then_values, "qk": queries_then_keys}
 
@@ -237,7 +239,7 @@ class Guess:
 
     Either one ``role`` for the whole tensor, or ``blocks`` along ``axis``. ``certain`` is False for a
     fused weight whose layout only its name suggests: the probe has to confirm it. ``firm`` labels stay
-    whatever the probe sees.
+    whatever the probe sees. ``open``: rest, unless the probe sees queries, keys or values made there.
     """
 
     role: Role | None
@@ -246,6 +248,7 @@ class Guess:
     blocks: tuple[Block, ...] = ()
     certain: bool = True
     firm: bool = False
+    open: bool = False
 
 
 def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) -> Guess | None:
@@ -285,6 +288,8 @@ def _by_name(scope: Scope, location: Location, parameter: nn.Parameter) -> Guess
         layout, certain = _LAYOUTS.get(letters, concatenated), letters == "qk"
         own = _fused(location, parameter, scope.module, layout, "name", certain)
         return Guess("q", "name") if certain and not own.blocks else own
+    if _FEED_FORWARD & set(location.components):
+        return Guess("rest", "name", open=True)
     if norm:
         inside = {word for component in location.components for word in words(component)}
         on_output = inside & _INNER or any(one.output and one.norm for one in said)

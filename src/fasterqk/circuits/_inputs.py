@@ -43,6 +43,8 @@ def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...
     # A wrapper may pass on the attributes of a model, with a forward of its own.
     if main is not None and config is not None and main in inspect.signature(model.forward).parameters:
         yield from huggingface_inputs(model, config)
+    elif any(kind.__module__.startswith("diffusers.") for kind in type(model).__mro__):
+        yield from diffusers_inputs(model)
     else:
         yield from _for_module(model)
 
@@ -105,8 +107,14 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
         sizes = (model.embed_dim, model.kdim, model.vdim)
         yield tuple(torch.randn(LENGTH, 1, size, generator=generator) for size in sizes)
     embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    sides = dict.fromkeys((*_own_sides(model), *_sides(model)))
     if embedding is not None:
         tokens = torch.randint(0, embedding.num_embeddings, (1, LENGTH), generator=generator)
+        if convolution is not None:
+            # An image and a text: alone, either may leave one of two towers out.
+            side = next(iter(sides))
+            yield torch.randn(1, convolution.in_channels, side, side, generator=generator), tokens
         yield (tokens,)
         yield (tokens, tokens)
     for width in list(dict.fromkeys(_widths(model)))[:3]:
@@ -117,23 +125,23 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
     if video is not None:
         for frames, size in ((16, 64), (16, 224), (8, 32)):
             yield (torch.randn(1, video.in_channels, frames, size, size, generator=generator),)
-    convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
     if convolution is not None:
-        for size in dict.fromkeys((*_own_sides(model), *_sides(model))):
+        for size in sides:
             yield (torch.randn(1, convolution.in_channels, size, size, generator=generator),)
 
 
 def _own_sides(model: nn.Module) -> Iterator[int]:
-    """The side of the images that a model says it takes, as timm and torchvision write it."""
-    for name in ("image_size", "img_size"):
-        size = getattr(model, name, None)
-        size = size[0] if isinstance(size, tuple | list) and size else size
-        if isinstance(size, int) and size > 0:
-            yield size
-    settings = getattr(model, "default_cfg", None)
-    size = settings.get("input_size") if isinstance(settings, dict) else None
-    if isinstance(size, tuple | list) and len(size) == 3:
-        yield int(size[1])
+    """The side of the images that a model or a tower in it takes, as timm, torchvision and open_clip say."""
+    for module in model.modules():
+        for name in ("image_size", "img_size"):
+            size = getattr(module, name, None)
+            size = size[0] if isinstance(size, tuple | list) and size else size
+            if isinstance(size, int) and size > 0:
+                yield size
+        settings = getattr(module, "default_cfg", None)
+        size = settings.get("input_size") if isinstance(settings, dict) else None
+        if isinstance(size, tuple | list) and len(size) == 3:
+            yield int(size[1])
 
 
 def _sides(model: nn.Module) -> tuple[int, ...]:
@@ -261,3 +269,62 @@ def _generator() -> torch.Generator:
 
 def _number(owner: Any, *names: str) -> int | None:
     return first_number((owner,), names)
+
+
+# --- diffusers: latents, a time and a text ---
+
+
+def diffusers_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Latents, a time and a text, by the names of the arguments of ``forward``; several shapes of latents."""
+    config: Any = getattr(model, "config", {})
+    names = inspect.signature(model.forward).parameters
+    channels = config.get("in_channels") or 4
+    width = next((config.get(one) for one in _TEXT_WIDTHS if config.get(one)), 24)
+    width = width[0] if isinstance(width, tuple | list) else width
+    side = config.get("sample_size") or 16
+    side = side if isinstance(side, int) else 16
+    frames = config.get("sample_frames") or config.get("num_frames") or 4
+    shapes: list[tuple[int, ...]] = [
+        (1, channels, side, side),
+        (1, 16, channels),
+        (1, channels, frames, side, side),
+        (1, frames, channels, side, side),
+        (1, channels, 64),
+    ]
+    for shape in shapes:
+        known: dict[str, Any] = {
+            "hidden_states": _normal(*shape),
+            "sample": _normal(*shape),
+            "x": _normal(*shape),
+            "timestep": torch.tensor([3]),
+            "t": torch.tensor([3.0]),
+            "r": torch.tensor([1.0]),
+            "timestep_ratio": torch.tensor([0.5]),
+            "encoder_hidden_states": _normal(1, 5, width),
+            "encoder_attention_mask": torch.ones(1, 5, dtype=torch.bool),
+            "encoder_hidden_states_mask": torch.ones(1, 5, dtype=torch.bool),
+            "pooled_projections": _normal(1, config.get("pooled_projection_dim") or 20),
+            "class_labels": torch.tensor([1]),
+            "guidance": torch.tensor([1.0]),
+            "img_ids": torch.zeros(shape[1], 3),
+            "txt_ids": torch.zeros(5, 3),
+            "img_shapes": [[(1, 4, 4)]],
+            "txt_seq_lens": [5],
+        }
+        required = [
+            one
+            for one, parameter in names.items()
+            if parameter.default is inspect.Parameter.empty or one in _ALWAYS
+        ]
+        yield {one: known[one] for one in required if one in known}
+        yield {one: known[one] for one in names if one in known}
+
+
+_TEXT_WIDTHS = (
+    "joint_attention_dim",
+    "cross_attention_dim",
+    "caption_channels",
+    "text_embed_dim",
+    "text_dim",
+)
+_ALWAYS = {"hidden_states", "sample", "timestep", "encoder_hidden_states", "pooled_projections"}

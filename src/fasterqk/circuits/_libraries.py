@@ -14,8 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fasterqk.circuits._from_config import model_without_weights
 from fasterqk.errors import InputError
@@ -28,8 +27,6 @@ class Library:
     names: Callable[[], list[str]]
     build: Callable[[str], nn.Module]
     packages: tuple[str, ...]
-    # Inputs for the models that cannot be guessed from their layers.
-    inputs: Callable[[nn.Module], Iterator[Any]] | None = None
     # Whether a large model can be labelled without weights, on a small copy of its configuration.
     by_configuration: bool = False
 
@@ -183,71 +180,11 @@ def _small(name: str, default: Any) -> Any:
     return None
 
 
-def _diffusers_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Latents, a time and a text, by the names of the arguments of ``forward``; several shapes of latents."""
-    config: Any = getattr(model, "config", {})
-    names = inspect.signature(model.forward).parameters
-    channels = config.get("in_channels") or 4
-    width = next((config.get(one) for one in _TEXT_WIDTHS if config.get(one)), 24)
-    width = width[0] if isinstance(width, tuple | list) else width
-    side = config.get("sample_size") or 16
-    side = side if isinstance(side, int) else 16
-    frames = config.get("sample_frames") or config.get("num_frames") or 4
-    shapes: list[tuple[int, ...]] = [
-        (1, channels, side, side),
-        (1, 16, channels),
-        (1, channels, frames, side, side),
-        (1, frames, channels, side, side),
-        (1, channels, 64),
-    ]
-    for shape in shapes:
-        known: dict[str, Any] = {
-            "hidden_states": _normal(*shape),
-            "sample": _normal(*shape),
-            "x": _normal(*shape),
-            "timestep": torch.tensor([3]),
-            "t": torch.tensor([3.0]),
-            "r": torch.tensor([1.0]),
-            "timestep_ratio": torch.tensor([0.5]),
-            "encoder_hidden_states": _normal(1, 5, width),
-            "encoder_attention_mask": torch.ones(1, 5, dtype=torch.bool),
-            "encoder_hidden_states_mask": torch.ones(1, 5, dtype=torch.bool),
-            "pooled_projections": _normal(1, config.get("pooled_projection_dim") or 20),
-            "class_labels": torch.tensor([1]),
-            "guidance": torch.tensor([1.0]),
-            "img_ids": torch.zeros(shape[1], 3),
-            "txt_ids": torch.zeros(5, 3),
-            "img_shapes": [[(1, 4, 4)]],
-            "txt_seq_lens": [5],
-        }
-        required = [
-            one
-            for one, parameter in names.items()
-            if parameter.default is inspect.Parameter.empty or one in _ALWAYS
-        ]
-        yield {one: known[one] for one in required if one in known}
-        yield {one: known[one] for one in names if one in known}
-
-
-_TEXT_WIDTHS = (
-    "joint_attention_dim",
-    "cross_attention_dim",
-    "caption_channels",
-    "text_embed_dim",
-    "text_dim",
-)
-_ALWAYS = {"hidden_states", "sample", "timestep", "encoder_hidden_states", "pooled_projections"}
-
-
-def _normal(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
 LIBRARIES = {
     "transformers": Library(
         _transformers_names, _transformers_model, ("transformers",), by_configuration=True
     ),
     "timm": Library(_timm_names, _timm_model, ("timm",)),
     "torchvision": Library(_torchvision_names, _torchvision_model, ("torchvision",)),
-    "diffusers": Library(_diffusers_names, _diffusers_model, ("diffusers",), _diffusers_inputs),
+    "diffusers": Library(_diffusers_names, _diffusers_model, ("diffusers",)),
 }

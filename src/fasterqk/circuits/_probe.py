@@ -476,7 +476,7 @@ def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Pa
     if own.role == "rest":
         # A norm in front of attention is reached from both circuits without being part of them; a block
         # that is not called attention holds other things too. What acts on a context itself is output.
-        looks = any(role in ("q", "k", "v") for _, _, role in finding.spans) and not scope.named
+        looks = any(role in ("q", "k", "v") for _, _, role in finding.spans) and (own.open or not scope.named)
         return looks or (finding.direct and finding.role == "o")
     return True
 

@@ -75,8 +75,10 @@ def architecture(library: Library, name: str) -> Found:
         inside = any(path == outer or path.startswith(outer + ".") for outer in attention)
         settings = sorted((k, v) for k, v in vars(module).items() if inside and isinstance(v, bool | str))
         parts.add(repr((stack_of(path), type(module).__name__, held, settings)))
+    labels = ""
     try:
-        labels = repr(sorted(_labels(find_circuits(model, verify=False)).items()))
+        if attention:
+            labels = repr(sorted(_labels(find_circuits(model, verify=False)).items()))
     except InputError as error:
         labels = re.sub(r"\d+", "*", str(error)).partition(":")[0]
     size = sum(parameter.numel() for parameter in model.parameters())
@@ -90,9 +92,11 @@ class _WithoutValues(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         in_place = name.endswith("_") and not name.startswith("_") and name not in _KEPT
-        if in_place and args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
-            return args[0]
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        filled = args[0] if args else kwargs.get("tensor")  # torch.nn.init passes it by name
+        if in_place and isinstance(filled, torch.Tensor) and filled.is_meta:
+            return filled
+        return func(*args, **kwargs)
 
 
 # In place, but not of values.
@@ -107,9 +111,8 @@ def surveyed(library: Library, name: str) -> Found:
     except Exception as error:
         return {"outcome": "not built", "why": _line(error)}
     found: Found = {"class": type(model).__name__}
-    run = _own_inputs(library, model)
     try:
-        circuits = find_circuits(model, **({"inputs": run[1]} if run else {}))
+        circuits = find_circuits(model)
     except InputError as error:
         word = "no attention" if str(error).startswith("no attention was found") else "refused"
         return found | {"outcome": word, "why": str(error), "seconds": _since(started)}
@@ -120,36 +123,22 @@ def surveyed(library: Library, name: str) -> Found:
     seen = any("probe" in piece.decided_by for piece in circuits)
     found["outcome"] = "verified" if not unseen else "partly verified" if seen else "by name"
     found["hybrid"] = any(piece.decided_by == NO_SOFTMAX for piece in circuits)
-    found |= _second_opinion(model, circuits, run[0] if run else None)
+    found |= _second_opinion(model, circuits)
     return found | {"seconds": _since(started)}
 
 
-def _own_inputs(library: Library, model: nn.Module) -> tuple[Any, Any] | None:
-    from fasterqk.circuits._inputs import runner
-
-    for inputs in library.inputs(model) if library.inputs is not None else ():
-        run = runner(inputs)
-        try:
-            with torch.no_grad():
-                run(model)
-        except InputError:
-            continue
-        return run, inputs
-    return None
-
-
-def _second_opinion(model: nn.Module, circuits: Circuits, run: Any) -> Found:
+def _second_opinion(model: nn.Module, circuits: Circuits) -> Found:
     """The labels against perturbations, on a copy with noise; a large model's on its small copies."""
     candidates: Iterable[tuple[nn.Module, Circuits]] = [(model, circuits)]
     if can_be_rebuilt(model) and any(parameter.is_meta for parameter in model.parameters()):
         candidates = _labelled_small(model)
     for one, labels in candidates:
         copy = add_noise(one.eval())  # the last that is done with it
-        chosen = run or accepted(copy)
-        if chosen is None:
+        run = accepted(copy)
+        if run is None:
             continue
         try:
-            judged, lines = contradictions(copy, list(labels), chosen)
+            judged, lines = contradictions(copy, list(labels), run)
         except Exception as error:
             return {"judged": 0, "contradictions": [], "second opinion": _line(error)}
         if judged:
