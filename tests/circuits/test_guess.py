@@ -121,3 +121,33 @@ def test_lists_of_sublayers(kinds: str, expected: list[int]) -> None:
 def test_layers_of_lists_keep_their_numbers() -> None:
     nested = nn.ModuleList([nn.ModuleList([attention(), nn.Linear(8, 8)]) for _ in range(3)])
     assert layers_of(nested) == [0, 1, 2]
+
+
+class CrossAttentionBlock(nn.Module):
+    """A whole layer that is called attention, with a norm of keys and values in front (open_clip)."""
+
+    def __init__(self, inner: bool) -> None:
+        super().__init__()
+        self.ln_kv = nn.LayerNorm(8)
+        self.ff = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8))
+        if inner:
+            self.attn = nn.MultiheadAttention(8, 2, batch_first=True)
+        else:
+            self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = self.ln_kv(x)
+        if hasattr(self, "attn"):
+            x = x + self.attn(x, states, states)[0]
+        else:
+            scores = self.q_proj(x) @ self.k_proj(states).mT
+            x = x + self.o_proj(scores.softmax(-1) @ self.v_proj(states))
+        return x + self.ff(x)
+
+
+@pytest.mark.parametrize("inner", [True, False])
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_feed_forward_network_in_a_block_called_attention_is_rest(inner: bool, verify: bool) -> None:
+    circuits = find_circuits(CrossAttentionBlock(inner), verify=verify)
+    assert {piece.role for piece in circuits if piece.parameter.startswith("ff")} == {"rest"}
+    assert {piece.role for piece in circuits if "ff" not in piece.parameter} >= {"q", "k", "v", "o"}

@@ -1,5 +1,7 @@
 """Inputs for the probe: the user's own, and guessed ones."""
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -55,3 +57,51 @@ def test_guessed_inputs_fit_the_model() -> None:
     assert tokens.max() < 5 and not tokens.is_floating_point()
     with pytest.raises(RuntimeError, match="no inputs could be guessed that run it"):
         run_guessed(FusedAttention())
+
+
+class Towers(nn.Module):
+    """An image tower and a text tower; each runs only if it is given something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.image_size = 16
+        self.patches, self.tokens = nn.Conv2d(3, WIDTH, 4, 4), nn.Embedding(5, WIDTH)
+        self.visual, self.text = SelfAttention(), SelfAttention()
+
+    def forward(self, image: Tensor, text: Tensor | None = None) -> Tensor:
+        found: Tensor = self.visual(self.patches(image).flatten(2).mT).mean(1)
+        return found if text is None else found + self.text(self.tokens(text)).mean(1)
+
+
+class Patches(nn.Module):
+    """Patches of an image without a convolution, as many as there are positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.attention = nn.Linear(3 * 64, WIDTH), SelfAttention()
+        self.positions = nn.Parameter(torch.zeros(16, WIDTH))
+
+    def forward(self, image: Tensor) -> Tensor:
+        patches = image.unfold(2, 8, 8).unfold(3, 8, 8).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+        out: Tensor = self.attention(self.embed(patches) + self.positions)
+        return out
+
+
+@pytest.mark.parametrize("model", [Towers, Patches])
+def test_images_are_guessed_for_two_towers_and_without_a_convolution(model: type[nn.Module]) -> None:
+    assert find_circuits(model(), verify=True).notes == ()
+
+
+class Denoiser(SelfAttention):
+    """Takes what models of diffusers take, under their names."""
+
+    config: ClassVar[dict[str, int]] = {"in_channels": WIDTH, "cross_attention_dim": WIDTH}
+
+    def forward(self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor) -> Tensor:
+        assert timestep.shape == (1,) and hidden_states.dim() == 3
+        return super().forward(torch.cat([hidden_states, encoder_hidden_states], 1))
+
+
+def test_a_model_of_diffusers_is_given_latents_a_time_and_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Denoiser, "__module__", "diffusers.models.made_up")
+    assert find_circuits(Denoiser(), verify=True).notes == ()

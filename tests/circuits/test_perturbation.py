@@ -59,12 +59,34 @@ class Pooling(nn.Module):
         self.k_proj, self.v_proj = nn.Linear(8, 8), nn.Linear(8, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.scaled_dot_product_attention(self.query, self.k_proj(x), self.v_proj(x))
+        return (self.query @ self.k_proj(x).mT).softmax(-1) @ self.v_proj(x)
 
 
 def test_attention_further_out_says_nothing_about_a_block_that_is_not_understood() -> None:
     model = nn.Sequential(nn.TransformerEncoderLayer(8, 2, 8, batch_first=True), Pooling())
-    pieces = list(find_circuits(model, inputs=(torch.randn(1, 5, 8),)))
+    states = torch.randn(1, 5, 8)
+    pieces = list(find_circuits(model, inputs=(states,)))
     assert {piece.parameter: piece.role for piece in pieces}["1.v_proj.weight"] == "v"
-    judged, lines = contradictions(add_noise(model.eval()), pieces, lambda own: own(torch.ones(1, 5, 8)))
+    judged, lines = contradictions(add_noise(model.eval()), pieces, lambda own: own(states))
     assert judged == 4 and lines == []  # those of the layer
+
+
+class Landmarks(nn.Module):
+    """Two softmaxes of one size, four tokens on two landmarks and back (Nystromformer)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.to_q(x), self.to_k(x), self.to_v(x)
+        few_q, few_k = q.unflatten(1, (2, 2)).mean(2), k.unflatten(1, (2, 2)).mean(2)
+        to, among, back = ((a @ b.mT).softmax(-1) for a, b in ((q, few_k), (few_q, few_k), (few_q, k)))
+        return self.to_out((to @ among) @ (back @ v))
+
+
+def test_softmaxes_of_one_size_are_told_apart_by_their_numbers() -> None:
+    model = Landmarks()
+    states = torch.randn(1, 4, 8)
+    pieces = list(find_circuits(model, inputs=(states,)))
+    assert contradictions(add_noise(model.eval()), pieces, lambda own: own(states)) == (4, [])

@@ -295,7 +295,37 @@ def test_an_einsum_of_several_operands_is_seen_in_pairs(name: str) -> None:
     assert {name: found[name] for name in "abco"} == {"a": "q", "b": "k", "c": "v", "o": "o"}
 
 
+class Mixed(Einsum):
+    """The probabilities of the heads are mixed by a weight before they meet the values (DeepViT, CaiT)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (torch.einsum("btd,hde->bhte", x, weight) for weight in (self.a, self.b, self.c))
+        p = (q @ k.mT).softmax(-1)
+        if self.operands == "einsum":
+            p = torch.einsum(self.equation, p, self.mix)
+        else:
+            p = (p.permute(0, 2, 3, 1) @ self.mix).permute(0, 3, 1, 2)
+        return self.end(torch.einsum("bhts,bhse,hed->btd", p, v, self.o))
+
+
+@pytest.mark.parametrize(("equation", "operands"), [("bhts,hg->bgts", "einsum"), ("", "matmul")])
+def test_probabilities_that_a_weight_mixes_are_not_a_context(equation: str, operands: str) -> None:
+    model = Mixed(equation, operands)
+    model.mix = nn.Parameter(torch.randn(2, 2))
+    found = seen(model)
+    assert {name: found[name] for name in ("a", "b", "c", "o", "mix")} == {
+        "a": "q",
+        "b": "k",
+        "c": "v",
+        "o": "o",
+        "mix": "k",
+    }
+
+
 def test_pairs_of_an_einsum_make_its_result() -> None:
-    tensors = [torch.randn(2, 3), torch.randn(3, 4), torch.randn(4, 5)]
-    for equation in ("ij,jk,kl", "ij,jk,kl->il", "ij, jk, kl -> li", "...j,jk,kl->...", "ij,jk,kl->"):
-        torch.testing.assert_close(_in_pairs(equation, tensors), torch.einsum(equation, *tensors))
+    a, b, c = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4, 5)
+    plain = a @ b @ c
+    for equation in ("ij,jk,kl", "ij, jk, kl -> il", "...j,jk,kl->...l"):
+        torch.testing.assert_close(_in_pairs(equation, [a, b, c]), plain)
+    torch.testing.assert_close(_in_pairs("ij,jk,kl->li", [a, b, c]), plain.T)
+    torch.testing.assert_close(_in_pairs("ij,jk,kl->", [a, b, c]), plain.sum())

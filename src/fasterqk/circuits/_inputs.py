@@ -16,6 +16,7 @@ from fasterqk.capture._run import attention_implementation
 from fasterqk.errors import InputError
 
 LENGTH, IMAGE = 12, 128  # tokens; pixels of an image's side
+_LARGE_FIRST = (256, 224, 384, 128, 64, 32, 28)
 
 
 def runner(inputs: Any) -> Callable[[nn.Module], Any]:
@@ -123,11 +124,12 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
             yield (states,) * count
     video = next((module for module in model.modules() if isinstance(module, nn.Conv3d)), None)
     if video is not None:
-        for frames, size in ((16, 64), (16, 224), (8, 32)):
+        for frames, size in ((16, 64), (16, 224), (8, 32), (32, 32), (64, 64)):
             yield (torch.randn(1, video.in_channels, frames, size, size, generator=generator),)
-    if convolution is not None:
-        for size in sides:
-            yield (torch.randn(1, convolution.in_channels, size, size, generator=generator),)
+    # Some cut images into patches without a convolution; one patch alone would have nothing to look at.
+    channels, tried = (3, _LARGE_FIRST) if convolution is None else (convolution.in_channels, (*sides,))
+    for size in tried if video is None else ():
+        yield (torch.randn(1, channels, size, size, generator=generator),)
 
 
 def _own_sides(model: nn.Module) -> Iterator[int]:

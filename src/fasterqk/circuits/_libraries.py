@@ -88,9 +88,7 @@ def _torchvision_model(name: str) -> nn.Module:
     without = {
         one: None for one in ("weights", "weights_backbone") if one in inspect.signature(build).parameters
     }
-    # Its position tables fix the size of the video; a full one takes minutes on a processor.
-    small = {"spatial_size": (64, 64), "temporal_size": 16} if name.startswith("mvit") else {}
-    model: nn.Module = build(**without, **small)
+    model: nn.Module = build(**without)
     return model
 
 

@@ -3,9 +3,9 @@
 It shares nothing with the probe: no gradients, no names, no marks on tensors. A model runs once and the
 operands of every product of activations and the result of every softmax are noted, as two sums each. A
 softmax belongs to the product before it whose result has as many entries (its queries and keys), and to the
-product after it that takes as many (its values). Then one slice is changed and the model runs again, until
-the first noted number differs. Queries or keys: the slice is in the QK circuit. Values: in OV. Nothing of
-its own attention, but something later: it is an output projection.
+product after it that takes its result, or else as many entries (its values). Then one slice is changed and
+the model runs again, until the first noted number differs. Queries or keys: the slice is in the QK circuit.
+Values: in OV. Nothing of its own attention, but something later: it is an output projection.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -150,7 +150,7 @@ def _run(model: nn.Module, run: Callable[[nn.Module], Any], reference: list[Even
 
 
 def attention_calls(events: Sequence[Event]) -> list[Call]:
-    """The softmaxes with the products before and after them that their sizes fit."""
+    """The softmaxes with the products before and after them that their numbers or sizes fit."""
     calls = []
     for number, event in enumerate(events):
         if not event.softmax:
@@ -163,17 +163,14 @@ def attention_calls(events: Sequence[Event]) -> list[Call]:
             ),
             None,
         )
-        after = next(
-            (
-                i
-                for i in range(number + 1, len(events))
-                if not events[i].softmax and event.output in events[i].sizes
-            ),
-            None,
-        )
+        later = [i for i in range(number + 1, len(events)) if not events[i].softmax]
+        # The same numbers, or as many where dropout, a mask or a mixture of heads lies between.
+        same = next((i for i in later if event.sums[0] in events[i].sums), None)
+        after = next((i for i in later if event.output in events[i].sizes), None) if same is None else same
         if before is not None and after is not None:
-            value = 1 - events[after].sizes.index(event.output)
-            calls.append(Call(before, number, after, value, event.modules))
+            last = events[after]
+            own = last.sizes.index(event.output) if same is None else last.sums.index(event.sums[0])
+            calls.append(Call(before, number, after, 1 - own, event.modules))
     return calls
 
 

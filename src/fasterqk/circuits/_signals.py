@@ -94,7 +94,7 @@ class SignalTrace(TorchFunctionMode):
         if func in PRODUCTS and _entries(tensors) > _LARGEST:
             raise MemoryError(f"the probe came upon a product of {_entries(tensors)} entries")
         weighting = next((t for t in tensors if hasattr(t, _PROBABILITIES)), None)
-        if func in PRODUCTS and weighting is not None:
+        if func in PRODUCTS and weighting is not None and not _mixes_probabilities(args, tensors, weighting):
             output = func(*_cut(args), **kwargs)
             for signals in getattr(weighting, _PROBABILITIES):
                 signals.weights.append(weighting)
@@ -121,7 +121,7 @@ class SignalTrace(TorchFunctionMode):
             setattr(output, _PROBABILITIES, [signals])
             return output
         self._project(func, tensors, output)
-        if func in PRODUCTS and len(tensors) >= 2:
+        if func in PRODUCTS and len(tensors) >= 2 and weighting is None:
             pair = _query_and_key(func, args, tensors)
             # A product with a weight is a projection; scores come from two activations.
             if not any(isinstance(_source(one), nn.Parameter) for one in pair):
@@ -229,6 +229,22 @@ def _mixes_heads(tensors: list[Tensor]) -> bool:
     weights = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.dim() > 1]
     square = len(weights) == 1 and weights[0].shape[0] == weights[0].shape[1] <= _MANY_HEADS
     return square and tensors[0].dim() == 4
+
+
+def _mixes_probabilities(args: tuple[Any, ...], tensors: list[Tensor], weighting: Tensor) -> bool:
+    """Whether a product of probabilities with a weight mixes those of the heads, instead of weighting values.
+
+    An einsum then keeps the axis of the keys; another product takes a square weight of the size of the heads.
+    """
+    others = [tensor for tensor in tensors if tensor is not weighting]
+    if len(others) != 1 or not isinstance(_source(others[0]), nn.Parameter):
+        return False
+    if isinstance(args[0], str):
+        terms, arrow, result = args[0].replace(" ", "").partition("->")
+        place = next(i for i, tensor in enumerate(tensors) if tensor is weighting)
+        return bool(arrow) and terms.split(",")[place][-1] in result
+    formed = getattr(weighting, _PROBABILITIES)[0].probabilities
+    return formed.dim() == 4 and others[0].shape[-2:] == (formed.shape[1],) * 2 != (formed.shape[-1],) * 2
 
 
 def _joins_another_stream(tensors: list[Tensor]) -> bool:
