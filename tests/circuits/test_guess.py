@@ -151,3 +151,37 @@ def test_a_feed_forward_network_in_a_block_called_attention_is_rest(inner: bool,
     circuits = find_circuits(CrossAttentionBlock(inner), verify=verify)
     assert {piece.role for piece in circuits if piece.parameter.startswith("ff")} == {"rest"}
     assert {piece.role for piece in circuits if "ff" not in piece.parameter} >= {"q", "k", "v", "o"}
+
+
+class BorrowingAttention(nn.Module):
+    """Attention that may take keys and values of another layer and then has none of its own (Gemma 3n)."""
+
+    def __init__(self, own: bool) -> None:
+        super().__init__()
+        self.q_proj, self.o_proj = nn.Linear(8, 8), nn.Linear(8, 8)
+        if own:
+            self.k_proj, self.v_proj = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, kept: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        out: torch.Tensor = self.o_proj((self.q_proj(x) @ kept[0].mT).softmax(-1) @ kept[1])
+        return out
+
+
+class Borrowing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([BorrowingAttention(True), BorrowingAttention(False)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first: Any = self.layers[0]
+        kept = first.k_proj(x), first.v_proj(x)
+        for layer in self.layers:
+            x = x + layer(x, kept)
+        return x
+
+
+def test_a_layer_that_borrows_its_keys_is_attention() -> None:
+    circuits = find_circuits(Borrowing())
+    found = {piece.parameter: piece.role for piece in circuits}
+    assert found["layers.1.q_proj.weight"] == "q" and found["layers.1.o_proj.weight"] == "o"
+    assert {piece.layer for piece in circuits if piece.role == "q"} == {0, 1}

@@ -138,7 +138,11 @@ def is_attention(module: nn.Module) -> bool:
     letters = "".join(one.letters for one in said if not one.norm)
     if "q" in letters and "k" in letters:
         return True
-    return says_attention(module) and ("k" in letters or any(is_fused(name) for name in held))
+    if not says_attention(module):
+        return False
+    # Layers that take the keys of another one have queries and an output alone (Gemma 3n).
+    borrows = "q" in letters and any(one.output for one in said)
+    return borrows or "k" in letters or any(is_fused(name) for name in held)
 
 
 def says_attention(module: nn.Module) -> bool:
