@@ -277,49 +277,66 @@ def _number(owner: Any, *names: str) -> int | None:
 
 
 def diffusers_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """Latents, a time and a text, by the names of the arguments of ``forward``; several shapes of latents."""
+    """By the names of the arguments of ``forward``; several shapes of latents and widths of the text."""
     config: Any = getattr(model, "config", {})
     names = inspect.signature(model.forward).parameters
+    widths = [config.get(one) for one in _TEXT_WIDTHS if config.get(one)]
+    widths = [width[0] if isinstance(width, tuple | list) else width for width in widths]
+    for shape, width in product(_latents(config), dict.fromkeys(widths or [24])):
+        known = _conditions(config, shape, width)
+        every = {one: known[one] for one in names if one in known}
+        needed = {
+            one: value
+            for one, value in every.items()
+            if names[one].default is inspect.Parameter.empty or one in _ALWAYS
+        }
+        yield needed
+        yield {one: value for one, value in every.items() if one not in _OPTIONAL}
+        yield every
+
+
+def _latents(config: Any) -> list[tuple[int, ...]]:
+    """Shapes of images, sequences and videos."""
     channels = config.get("in_channels") or 4
-    width = next((config.get(one) for one in _TEXT_WIDTHS if config.get(one)), 24)
-    width = width[0] if isinstance(width, tuple | list) else width
-    side = config.get("sample_size") or 16
+    side = config.get("sample_size") or config.get("sample_height") or 16
     side = side if isinstance(side, int) else 16
     frames = config.get("sample_frames") or config.get("num_frames") or 4
-    shapes: list[tuple[int, ...]] = [
+    return [
         (1, channels, side, side),
         (1, 16, channels),
         (1, channels, frames, side, side),
         (1, frames, channels, side, side),
+        (1, 3, channels, side, side),  # nine frames that an encoder made three
         (1, channels, 64),
     ]
-    for shape in shapes:
-        known: dict[str, Any] = {
-            "hidden_states": _normal(*shape),
-            "sample": _normal(*shape),
-            "x": _normal(*shape),
-            "timestep": torch.tensor([3]),
-            "t": torch.tensor([3.0]),
-            "r": torch.tensor([1.0]),
-            "timestep_ratio": torch.tensor([0.5]),
-            "encoder_hidden_states": _normal(1, 5, width),
-            "encoder_attention_mask": torch.ones(1, 5, dtype=torch.bool),
-            "encoder_hidden_states_mask": torch.ones(1, 5, dtype=torch.bool),
-            "pooled_projections": _normal(1, config.get("pooled_projection_dim") or 20),
-            "class_labels": torch.tensor([1]),
-            "guidance": torch.tensor([1.0]),
-            "img_ids": torch.zeros(shape[1], 3),
-            "txt_ids": torch.zeros(5, 3),
-            "img_shapes": [[(1, 4, 4)]],
-            "txt_seq_lens": [5],
-        }
-        required = [
-            one
-            for one, parameter in names.items()
-            if parameter.default is inspect.Parameter.empty or one in _ALWAYS
-        ]
-        yield {one: known[one] for one in required if one in known}
-        yield {one: known[one] for one in names if one in known}
+
+
+def _conditions(config: Any, shape: tuple[int, ...], width: int) -> dict[str, Any]:
+    """Values by the name of an argument, for latents of ``shape`` and a text of ``width``."""
+    latents, axes = _normal(*shape), config.get("axes_dims_rope") or (0, 0, 0)
+    steps = ("t", "r", "timestep_ratio", "r_timestep", "timestep_r", "guidance", "sigma")
+    known: dict[str, Any] = dict.fromkeys(steps, torch.tensor([0.5]))
+    known |= dict.fromkeys(("original_size", "target_size", "crop_coords"), torch.tensor([[16.0, 16.0]]))
+    known |= dict.fromkeys(
+        ("encoder_attention_mask", "encoder_hidden_states_mask"), torch.ones(1, 5, dtype=torch.bool)
+    )
+    return known | {
+        "hidden_states": latents,
+        "sample": latents,
+        "x": latents,
+        "controlnet_cond": latents,
+        "timestep": torch.tensor([3]),
+        "encoder_hidden_states": _normal(1, 5, width),
+        "pooled_projections": _normal(1, config.get("pooled_projection_dim") or 20),
+        "class_labels": torch.tensor([1]),
+        "img_ids": torch.zeros(shape[1], len(axes)),
+        "txt_ids": torch.zeros(5, len(axes)),
+        "img_shapes": [[(1, 4, 4)]],
+        "txt_seq_lens": [5],
+        "num_frames": 1,
+        "height": 4,
+        "width": 4,
+    }
 
 
 _TEXT_WIDTHS = (
@@ -328,5 +345,9 @@ _TEXT_WIDTHS = (
     "caption_channels",
     "text_embed_dim",
     "text_dim",
+    "cap_feat_dim",
+    "embedding_dim",
 )
 _ALWAYS = {"hidden_states", "sample", "timestep", "encoder_hidden_states", "pooled_projections"}
+# Only for some configurations of a class.
+_OPTIONAL = {"guidance", "class_labels", "controlnet_cond"}
