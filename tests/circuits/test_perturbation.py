@@ -90,3 +90,13 @@ def test_softmaxes_of_one_size_are_told_apart_by_their_numbers() -> None:
     states = torch.randn(1, 4, 8)
     pieces = list(find_circuits(model, inputs=(states,)))
     assert contradictions(add_noise(model.eval()), pieces, lambda own: own(states)) == (4, [])
+
+
+def test_random_numbers_are_the_same_in_every_run() -> None:
+    model, states = Landmarks(), torch.randn(1, 4, 8)
+    pieces = list(find_circuits(model, inputs=(states,)))
+    before = torch.get_rng_state()
+    found = contradictions(
+        add_noise(model.eval()), pieces, lambda own: own(states + torch.randn(states.shape))
+    )
+    assert found == (4, []) and torch.equal(torch.get_rng_state(), before)
