@@ -329,3 +329,17 @@ def test_pairs_of_an_einsum_make_its_result() -> None:
         torch.testing.assert_close(_in_pairs(equation, [a, b, c]), plain)
     torch.testing.assert_close(_in_pairs("ij,jk,kl->li", [a, b, c]), plain.T)
     torch.testing.assert_close(_in_pairs("ij,jk,kl->", [a, b, c]), plain.sum())
+
+
+def test_what_is_added_to_a_context_in_place_makes_no_values() -> None:
+    class Residual(Attention):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mix = nn.Linear(WIDTH, WIDTH)
+
+        def end(self, context: Tensor, x: Tensor) -> Tensor:
+            context += self.mix(x)
+            return self.d(context)
+
+    found = seen(Residual())
+    assert (found["c.weight"], found["mix.weight"], found["d.weight"]) == ("v", "o", "o")

@@ -98,7 +98,7 @@ class SignalTrace(TorchFunctionMode):
             output = func(*_cut(args), **kwargs)
             for signals in getattr(weighting, _PROBABILITIES):
                 signals.weights.append(weighting)
-                signals.contexts.append(output)
+                signals.contexts.append(output.clone())  # what is added to it in place is not part of it
             setattr(output, _CONTEXT, getattr(weighting, _PROBABILITIES))
             return output
         output = _without_empty_rows(func, args, kwargs) if func in SOFTMAXES else func(*args, **kwargs)
