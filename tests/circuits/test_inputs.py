@@ -1,5 +1,6 @@
 """Inputs for the probe: the user's own, and guessed ones."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -105,3 +106,10 @@ class Denoiser(SelfAttention):
 def test_a_model_of_diffusers_is_given_latents_a_time_and_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Denoiser, "__module__", "diffusers.models.made_up")
     assert find_circuits(Denoiser(), verify=True).notes == ()
+
+
+def test_a_list_of_main_inputs_is_read() -> None:
+    class Listed(SelfAttention):
+        main_input_name, config = ("x", "task"), SimpleNamespace()
+
+    assert list(guessed_inputs(Listed())) == []  # nothing is known of an argument called x

@@ -40,7 +40,7 @@ def runner(inputs: Any) -> Callable[[nn.Module], Any]:
 def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
     """Inputs worth trying on ``model``, the likeliest first."""
     config = getattr(model, "config", None)
-    main = getattr(model, "main_input_name", None)
+    main = _main_input(model)
     # A wrapper may pass on the attributes of a model, with a forward of its own.
     if main is not None and config is not None and main in inspect.signature(model.forward).parameters:
         yield from huggingface_inputs(model, config)
@@ -48,6 +48,12 @@ def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...
         yield from diffusers_inputs(model)
     else:
         yield from _for_module(model)
+
+
+def _main_input(model: nn.Module) -> str | None:
+    """The name of the first main input of a Hugging Face model; OneFormer lists two."""
+    name: Any = getattr(model, "main_input_name", None)
+    return name[0] if isinstance(name, list | tuple) else name
 
 
 def run_guessed(model: nn.Module) -> list[str]:
@@ -173,7 +179,7 @@ def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]
     signature = inspect.signature(model.forward).parameters
     required = [name for name, one in signature.items() if one.default is inspect.Parameter.empty]
     made = {name: values for name in signature if (values := _inputs(name, config))}
-    main = str(getattr(model, "main_input_name", "input_ids"))
+    main = _main_input(model) or "input_ids"
     decoder = ["decoder_input_ids"] if "decoder_input_ids" in signature else []
     if "grid_thw" in signature:
         yield {next(iter(signature)): _patches(config), "grid_thw": torch.tensor([[1, 4, 4]])}
