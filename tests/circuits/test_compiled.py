@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import optim
+from torch import nn, optim
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fasterqk.circuits import LogitMonitor, Ramp, make_optimizer, qk_clip
@@ -78,3 +78,12 @@ def test_the_monitor_reads_a_compiled_model_uncompiled(net):
     assert monitor.last.step == 2
     for path, reading in expected.last.readings.items():
         assert torch.equal(monitor.last.readings[path].logit, reading.logit)
+
+
+def test_a_model_compiled_after_qk_clip_is_refused_at_its_step():
+    model = nn.TransformerEncoderLayer(8, 2)
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    qk_clip(model, optimizer)
+    torch.compile(model, backend="eager")(torch.randn(3, 1, 8)).sum().backward()
+    with pytest.raises(InputError, match="uncompiled"):
+        optimizer.step()

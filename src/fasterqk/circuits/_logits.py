@@ -325,6 +325,8 @@ class Watch:
 
     def enter(self, block: AttentionBlock, module: nn.Module, args: Any) -> None:
         """Before the forward pass of a block."""
+        if torch.compiler.is_compiling():
+            return  # a compiled pass shows nothing
         if not (module.training and torch.is_grad_enabled() and self._due()):
             return
         self.entered = True
