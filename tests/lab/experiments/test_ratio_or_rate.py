@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from fasterqk.files import config_values
-from fasterqk.lab.experiments._registry import CellRunner
+from fasterqk.lab.experiments import reproduce
+from fasterqk.lab.experiments._registry import CellRunner, settings_of, write_cells
 from fasterqk.lab.experiments.ablation_hatexplain import METRICS
 from fasterqk.lab.experiments.ratio_or_rate import (
+    MAP,
     RATES,
     RATIOS,
     SLOWED_ARM,
@@ -71,3 +73,22 @@ def test_the_slopes_tell_ratio_and_rate_apart(mass, ratio_slope, rate_slope, tmp
     files = save_map(summary, CellRunner(tmp_path), title="A title")
     assert all((tmp_path / "figures" / f"ratio-or-rate.{kind}").exists() for kind in ("svg", "png", "csv"))
     assert len(Path(files["figure"]["csv"]).read_text().splitlines()) == 1 + len(RATES) * len(RATIOS)
+
+
+def test_tables_are_rebuilt_from_cells_with_the_slopes_of_every_seed(tmp_path):
+    comparison = ratio_or_rate(seeds=2)
+    results = results_of(comparison, lambda rate, ratio: 0.4 + 0.1 * log10(ratio))
+    cells = comparison.cells()
+    lines = [
+        {"experiment": "ratio-or-rate", "arm": arm, "seed": seed, "settings": settings_of(cells[arm, seed])}
+        | {"result": result.to_json() | {"train": {}, "validation": {}, "test": {}}}
+        for (arm, seed), result in results.items()
+    ]
+    file = write_cells(tmp_path / "cells.jsonl", lines)
+    summary = reproduce("ratio-or-rate", tmp_path / "out", seeds=2, cells=[str(file)])
+    table = Path(summary["files"]["table"]["csv"]).read_text().splitlines()
+    assert {"difference", "difference_half_width", "p"} <= set(table[0].split(","))
+    [per_seed] = summary["per_seed"]
+    slopes = [line for line in Path(per_seed).read_text().splitlines() if "per_decade_of_ratio" in line]
+    assert [line.split(",")[:2] for line in slopes] == [[MAP, "1234"], [MAP, "1235"]]
+    assert all(float(line.split(",")[-1]) == pytest.approx(0.1) for line in slopes)

@@ -1,6 +1,10 @@
+from pathlib import Path
+
 import pytest
 import torch
 
+from fasterqk.lab.experiments import reproduce
+from fasterqk.lab.experiments._registry import settings_of, write_cells
 from fasterqk.lab.experiments.temperature_hatexplain import (
     FAITHFUL,
     MASS,
@@ -9,7 +13,7 @@ from fasterqk.lab.experiments.temperature_hatexplain import (
     summarize_temperature,
     temperature_hatexplain,
 )
-from fasterqk.lab.training import TrainConfig
+from fasterqk.lab.training import TrainConfig, TrainResult
 from fasterqk.lab.training._classification import Classification
 from fasterqk.lab.training._loop import build_trainable
 
@@ -67,3 +71,27 @@ def test_an_entropy_that_is_never_reached_has_no_number():
     seed = comparison.seeds[0]
     summary = summarize_temperature(comparison, {f"baseline {seed}": flat, f"faster_qk {seed}": sharp})
     assert MASS not in summary["difference"]["as_read"]
+
+
+def test_tables_are_rebuilt_from_cells_with_the_readings_of_every_seed(tmp_path):
+    comparison = temperature_hatexplain(seeds=2)
+    lines = []
+    for (arm, seed), config in comparison.cells().items():
+        result = TrainResult("hatexplain", seed, 1.0, False, 3, 0.6, history=[{"loss": 0.6, MASS: 0.4}])
+        about = {"experiment": "temperature-hatexplain", "protocol": "paper"}
+        splits = {"train": {}, "validation": {}, "test": {}}
+        cell = {
+            "arm": arm,
+            "seed": seed,
+            "settings": settings_of(config),
+            "result": result.to_json() | splits,
+        }
+        points = ([3.0, 2.0, 1.0], [0.4, 0.5, 0.6]) if arm == "baseline" else ([1.5], [0.7])
+        both = {"read": curve(*points), "model": curve(*points)}
+        lines += [about | cell, about | {"fact": f"{arm} {seed}", "value": both}]
+    file = write_cells(tmp_path / "cells.jsonl", lines)
+    summary = reproduce("temperature-hatexplain", tmp_path / "out", seeds=2, cells=[str(file)])
+    [path] = summary["per_seed"]
+    rows = [line for line in Path(path).read_text().splitlines() if f"equal entropy,{MASS}," in line]
+    assert len(rows) == 8  # four readings of two seeds
+    assert rows[-1] == f"faster QK,1235,equal entropy,{MASS},0.7"
