@@ -127,7 +127,7 @@ class LogitMonitor:
     ``rows=64`` reads as many rows of each call: the maxima are then lower bounds, and are called so.
     When a logit passes ``limit``, one warning says so, once. Nothing in the training changes.
 
-    A compiled model runs uncompiled in the steps that are read. ``remove()`` takes the monitor off.
+    In the steps that are read nothing runs compiled. ``remove()`` takes the monitor off.
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> monitor = LogitMonitor(model)
@@ -159,11 +159,12 @@ class LogitMonitor:
         self._found: dict[str, list[Reading]] = {}
         self._last: Logits | None = None
         self._warned = False
-        self._watching = ExitStack()
+        self._watching, self._eager = ExitStack(), ExitStack()
         self._hooks = ExitStack()
         self._by_steps = optimizer is not None
         if optimizer is None:
             self._hooks.enter_context(model.register_forward_pre_hook(self._before_pass))
+            self._hooks.enter_context(model.register_forward_hook(self._after_pass, always_call=True))
         else:
             own = unwrapped(optimizer)
             if not isinstance(own, torch.optim.Optimizer):
@@ -196,7 +197,8 @@ class LogitMonitor:
 
     def _begin(self) -> None:
         """Watch until ``_end``; between readings there are no hooks on the blocks."""
-        self._watching.enter_context(nothing_compiled())
+        self._eager.enter_context(nothing_compiled())
+        self._watching.callback(self._eager.close)
         self._watch = Watch(self._blocks, self._see)
         self._watching.callback(self._watch.remove)
 
@@ -213,6 +215,9 @@ class LogitMonitor:
                 if block.module is model:  # its own hook comes too late for this pass
                     self._watch.enter(block, model, args)
         self.steps += 1
+
+    def _after_pass(self, model: nn.Module, args: Any, output: Any) -> None:
+        self._eager.close()  # what else runs until the next pass may be compiled
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._end()
