@@ -75,3 +75,6 @@ def test_tables_that_name_what_decides_are_read_at_their_lowest_loss(tmp_path):
     page = document(Results(tmp_path))
     assert "+0.200 ± 0.100 (n = 5, at training loss 0.5, null 0.100): supports" in page
     assert "0.700" not in page
+    # One of the two experiments of this question.
+    assert "0 of 9 are answered by published cells. In part: faithfulness against its own chance." in page
+    assert "**Not run to the end yet.** `fasterqk reproduce faithfulness --data sva-whole`." in page

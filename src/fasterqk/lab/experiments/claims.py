@@ -487,7 +487,7 @@ def _beyond(results: Results) -> list[Claim]:
     found = []
     for number, question in enumerate(QUESTIONS[1:], 2):
         if effects := question.effects(results):
-            name = question.asked[0].split()[0]
+            name = next(iter(question.asked)).split()[0]
             text = f"{question.title.rstrip('?')}: {question.hypothesis}"
             found.append(measured(text, "beyond the paper", effects, name, place_of(number, question)))
     return found

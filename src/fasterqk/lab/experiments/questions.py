@@ -4,7 +4,7 @@ Like `claims`, the page is computed from the tables in `docs/results`. A questio
 published there says so, with the command that answers it and its cost.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,13 @@ class Question:
     """One question. ``effects`` reads what is published, nothing where the experiment has not been run.
 
     ``becomes`` says what is left of the paper's claim, given the effects. ``asked`` are the experiments that
-    answer it, ``cost`` what they take.
+    answer it, each with the table that it publishes, ``cost`` what they take.
     """
 
     title: str
     believed: str
     hypothesis: str
-    asked: tuple[str, ...]
+    asked: Mapping[str, str]
     design: str
     decides: str
     cost: str
@@ -161,14 +161,17 @@ def _ratio_or_rate_becomes(effects: Sequence[Effect]) -> str:
     return "The growth with the ratio is not beyond the noise of these seeds."
 
 
+TUNED = {
+    "hatexplain": "HateXplain",
+    "sva-whole": "SVA, whole sentences",
+    "sva-prefix": "SVA up to the verb",
+    "squad": "SQuAD, small",
+}
+
+
 def _tuned(results: Results) -> list[Effect]:
     found = []
-    data = {
-        "hatexplain": "HateXplain",
-        "sva-whole": "SVA, whole sentences",
-        "sva-prefix": "SVA up to the verb",
-    }
-    for name, label in (data | {"squad": "SQuAD, small"}).items():
+    for name, label in TUNED.items():
         table, best = f"tuned-{name}-paper", "best validation epoch"
         both = ("faster_qk", "baseline")
         found += _paired(results, table, (f"{label}, MRTA", both, "more"), at=best)
@@ -231,7 +234,7 @@ QUESTIONS = (
         "fit: with QK times 30 attention on relevant tokens was .679, with OV slowed by 30, the same "
         "ratio, .448.",
         "the ratio alone decides",
-        ("ratio-or-rate",),
+        {"ratio-or-rate": _MAP_NAME},
         "One-layer HateXplain, 4 base rates x 5 ratios, and one arm in which everything but QK is "
         "slowed by 30 "
         "(30 times the epochs, no decay); 3 seeds, constant rate.",
@@ -246,12 +249,7 @@ QUESTIONS = (
         "HateXplain "
         "validation prefers a base rate forty times the paper's.",
         "with base rate and ratio chosen for each arm, the faster arm attends more to relevant tokens",
-        (
-            "tuned --data hatexplain",
-            "tuned --data sva-whole",
-            "tuned --data sva-prefix",
-            "tuned --data squad",
-        ),
+        {f"tuned --data {name}": f"tuned-{name}-paper" for name in TUNED},
         "Base rate and ratio of each arm by validation (HateXplain 4 x 5, three seeds; SVA 2 x 4, one seed; "
         "SQuAD small 3 x 4 on a quarter of an epoch), then 5 seeds (SQuAD: 2) of the two winners.",
         "MRTA on the test split at the best validation epoch",
@@ -271,7 +269,7 @@ QUESTIONS = (
         "Against uniform attention, an AC of 71% on HateXplain looks high (null 31%). But attention on one "
         "random token has an AC of 100 times the uniform MRTA: 40%.",
         "the faster arm is above the stronger nulls, too",
-        ("ratio-or-rate",),
+        {"ratio-or-rate": _MAP_NAME},
         "All attention on one random visible token (*sharp*), and the model's own rows dealt out anew to the "
         "tokens (*permuted*), measured along every training; every table of experiments shows them.",
         "AC and ACMC minus both nulls at the lowest common training loss",
@@ -288,7 +286,7 @@ QUESTIONS = (
         "Only temperature?",
         "Faster QK could merely sharpen the softmax: the same ranking of tokens with more contrast.",
         "the faster arm is more than the baseline with a sharper softmax",
-        ("temperature-hatexplain",),
+        {"temperature-hatexplain": "temperature-hatexplain-paper"},
         "One-layer HateXplain, both arms stopped at training loss .6, 5 seeds. The baseline is "
         "sharpened to the "
         "mean entropy of the faster arm: as read (its rows raised to a power) and in the model (its scores "
@@ -315,7 +313,7 @@ QUESTIONS = (
         "large with two "
         "layers, and with four one seed of three fell.",
         "with QK rates that are stable, attention rises in deeper models",
-        ("depth-hatexplain",),
+        {f"depth-hatexplain --layers {depth}": f"depth-hatexplain-{depth}" for depth in (2, 4)},
         "2 and 4 layers, 5 seeds, the multiplied rate below what hardens attention; rollout with "
         "residual 0 and .5, "
         "every layer and head.",
@@ -342,7 +340,7 @@ QUESTIONS = (
         "on few words "
         "loses more whatever is removed.",
         "comprehensiveness above that of random rankings rises",
-        ("faithfulness",),
+        {f"faithfulness --data {name}": f"faithfulness-{name}" for name in ("hatexplain", "sva-whole")},
         "Both arms as in the tables, random rankings measured along training, 5 seeds.",
         "AOPC comprehensiveness minus that of random rankings, at the lowest common training loss",
         "10 cells of about 2 minutes of one core for HateXplain",
@@ -365,7 +363,7 @@ QUESTIONS = (
         "the ratio, but "
         "most of it is on `[CLS]` and `[SEP]`.",
         "fine-tuned with a faster QK circuit, a pretrained encoder attends more to the marked words",
-        ("finetune-hatexplain",),
+        {"finetune-hatexplain": "finetune-hatexplain-words"},
         "all-MiniLM-L6-v2 on HateXplain, ratios 1, 5 and 20, 5 seeds; the share on special tokens as a "
         "number of its "
         "own, the mass renormalised over words.",
@@ -386,7 +384,7 @@ QUESTIONS = (
         "With two layers, attention on the asked pairs fell rather than rose with a faster QK circuit.",
         "with relevance that includes where the pair was carried to, attention rises, and the task is learnt "
         "in fewer steps",
-        ("carried-kvqa",),
+        {"carried-kvqa": "carried-kvqa"},
         "Ratios 1, 2 and 5, 10 seeds; relevance of the pair and of the token behind it; every head; "
         "steps until the "
         "task is learnt.",
@@ -410,10 +408,13 @@ QUESTIONS = (
         "The paper expects an initial imbalance, decay by circuit and normalised gradients to act like "
         "a ratio.",
         "each acts like a faster QK circuit at ratio 1",
-        ("future-work",),
+        {
+            "future-work --parts toy": "future-work-toy-sgd-four-tokens",
+            "future-work --parts hatexplain": "future-work-hatexplain-adamw",
+        },
         "Initial imbalance between QK and OV, decay by circuit, gradient normalisation, at ratio 1, under "
-        "plain SGD and Adam: toy language (protocol `four-tokens`), 5 seeds. One arm each on HateXplain, "
-        "3 seeds, stands below once its cells are published.",
+        "plain SGD and Adam: toy language (protocol `four-tokens`), 5 seeds; one arm each on HateXplain, "
+        "3 seeds.",
         "attention on relevant tokens at equal loss",
         "minutes for the toy language; HateXplain cells of about a minute",
         lambda results: [
@@ -454,8 +455,12 @@ def place_of(number: int, question: Question) -> str:
 
 def document(results: Results) -> str:
     """`docs/questions.md`."""
-    found = {question.title: question.effects(results) for question in QUESTIONS}
-    open_ = [title for title, effects in found.items() if not effects]
+    missing = {question.title: _missing(question, results) for question in QUESTIONS}
+    whole = [question.title for question in QUESTIONS if not missing[question.title]]
+    part = [
+        question.title for question in QUESTIONS if 0 < len(missing[question.title]) < len(question.asked)
+    ]
+    none = [title for title in missing if title not in whole + part]
     lines = [
         f"# {TITLE}",
         "",
@@ -463,20 +468,38 @@ def document(results: Results) -> str:
         "",
         INTRODUCTION,
         "",
-        f"{len(found) - len(open_)} of {len(found)} are answered by published cells."
-        + (
-            f" Not run to the end: {', '.join(title[0].lower() + title[1:] for title in open_)}."
-            if open_
-            else ""
+        f"{len(whole)} of {len(QUESTIONS)} are answered by published cells."
+        + "".join(
+            f" {how}: {', '.join(title[0].lower() + title[1:] for title in titles)}."
+            for how, titles in (("In part", part), ("Not run to the end", none))
+            if titles
         ),
     ]
     for number, question in enumerate(QUESTIONS, 1):
-        lines += ["", f"## {heading(number, question)}", "", *_section(question, found[question.title])]
+        lines += [
+            "",
+            f"## {heading(number, question)}",
+            "",
+            *_section(question, question.effects(results), missing[question.title]),
+        ]
     return "\n".join(lines)
 
 
-def _section(question: Question, effects: Sequence[Effect]) -> list[str]:
-    commands = ", ".join(f"`fasterqk reproduce {name}`" for name in question.asked)
+def _missing(question: Question, results: Results) -> list[str]:
+    """The experiments of a question whose tables are not published."""
+    return [
+        name
+        for name, table in question.asked.items()
+        if not results.has(table) and not (results.folder / f"{table}.csv").is_file()
+    ]
+
+
+def _commands(names: Iterable[str]) -> str:
+    return ", ".join(f"`fasterqk reproduce {name}`" for name in names)
+
+
+def _section(question: Question, effects: Sequence[Effect], missing: Sequence[str]) -> list[str]:
+    commands = _commands(name for name in question.asked if not effects or name not in missing)
     lines = [
         f"**Believed.** {question.believed}",
         "",
@@ -492,7 +515,10 @@ def _section(question: Question, effects: Sequence[Effect]) -> list[str]:
     lines += ["**Came out.**", ""]
     alone = supports_alone(effects)
     lines += [f"- {effect.text(mark)}" for effect, mark in zip(effects, alone, strict=True)]
-    return [*lines, "", f"**The claim becomes.** {question.becomes(effects).strip()}"]
+    lines += ["", f"**The claim becomes.** {question.becomes(effects).strip()}"]
+    if missing:
+        lines += ["", f"**Not run to the end yet.** {_commands(missing)}. Cost of all: {question.cost}."]
+    return lines
 
 
 def run(runner: CellRunner, results: str | None) -> dict[str, Any]:
