@@ -10,11 +10,9 @@ import json
 import lzma
 import math
 import os
-import resource
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +20,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from tests.full_disk import file_size_limit
+from tokenizers import Tokenizer, models
 
 from fasterqk.errors import InputError
 from fasterqk.files import (
+    append_line,
     canonical_json,
     check_output,
     config_defaults,
@@ -41,17 +43,6 @@ from fasterqk.files import (
     write_folder,
     write_text,
 )
-
-
-@contextmanager
-def file_size_limit(limit: int) -> Iterator[None]:
-    """Writes beyond ``limit`` bytes fail, as they would on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @settings(max_examples=30, deadline=None)
@@ -243,6 +234,49 @@ def test_a_folder_that_fails_leaves_nothing(tmp_path: Path) -> None:
         (folder / "a.txt").write_text("hello")
         raise RuntimeError("half-way")
     assert not list(tmp_path.iterdir())
+
+
+def _by_open(path: Path) -> None:
+    path.write_text("x" * 1000)
+
+
+def _by_safetensors(path: Path) -> None:
+    save_file({"x": np.zeros(1000)}, path)
+
+
+def _by_tokenizers(path: Path) -> None:
+    Tokenizer(models.WordLevel({str(n): n for n in range(100)}, unk_token="0")).save(str(path))
+
+
+@pytest.mark.parametrize("write", [_by_open, _by_safetensors, _by_tokenizers])
+def test_a_folder_that_does_not_fit_is_named_and_leaves_nothing(
+    tmp_path: Path, write: Callable[[Path], None]
+) -> None:
+    """Libraries have exceptions of their own for a full disk."""
+    target = tmp_path / "folder"
+    full, told = file_size_limit(100), pytest.raises(OSError, match="File too large")
+    with full, told as caught, write_folder(target) as folder:
+        write(folder / "file")
+    assert (caught.value.errno, caught.value.filename) == (errno.EFBIG, str(target))
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_about_another_file_keeps_its_name(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught, write_folder(tmp_path / "folder"):
+        (tmp_path / "data").read_text()
+    assert caught.value.filename == str(tmp_path / "data")
+
+
+def test_a_line_that_does_not_fit_is_not_appended(tmp_path: Path) -> None:
+    path = tmp_path / "lines"
+    append_line(path, "one")
+    with file_size_limit(50), pytest.raises(OSError, match="File too large") as caught:
+        append_line(path, "x" * 100)
+    assert caught.value.filename == str(path)
+    assert path.read_bytes() == b"one\n"
+    path.write_bytes(b"one\ntw")
+    append_line(path, "three")
+    assert path.read_bytes() == b"one\ntw\nthree\n"
 
 
 def test_a_folder_is_not_replaced(tmp_path: Path) -> None:

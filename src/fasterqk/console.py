@@ -30,11 +30,22 @@ def print_json(value: Any) -> None:
 
 def print_result(as_json: bool, result: Any, show: Callable[[Any], None]) -> int:
     """Print the result of a command as JSON or by ``show(result)``; returns 0, the exit code of success."""
-    if as_json:
-        print_json(result)
-    else:
-        show(result)
+    with errors_name_standard_output():
+        if as_json:
+            print_json(result)
+        else:
+            show(result)
     return 0
+
+
+@contextmanager
+def errors_name_standard_output() -> Iterator[None]:
+    """Let an ``OSError`` that names no file name the standard output: those of ``print`` name nothing."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or "standard output"
+        raise
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:

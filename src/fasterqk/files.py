@@ -82,20 +82,19 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
     target = check_output(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_beside(target)
-    try:
-        with temporary.open("xb") as stream:
-            with suppress(FileNotFoundError):
-                os.fchmod(stream.fileno(), stat.S_IMODE(target.stat().st_mode))
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, target)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(temporary)
-        if isinstance(error, OSError):
-            error.filename, error.filename2 = os.fspath(path), None
-        raise
+    with _errors_name(path, temporary):
+        try:
+            with temporary.open("xb") as stream:
+                with suppress(FileNotFoundError):
+                    os.fchmod(stream.fileno(), stat.S_IMODE(target.stat().st_mode))
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            os.replace(temporary, target)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
     _sync(target.parent)
     return Path(path)
 
@@ -113,7 +112,8 @@ def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Fill a folder that appears under its name only when it is complete.
 
     Yields a temporary folder beside ``path``. On success its files are flushed and it is renamed to
-    ``path``; when the block raises it is removed. ``path`` must not exist.
+    ``path``; when the block raises it is removed, and an error of the disk names ``path``. ``path`` must
+    not exist.
 
     >>> with write_folder("results") as folder:
     ...     print((folder / "a.txt").write_text("hello"), Path("results").exists())
@@ -126,17 +126,70 @@ def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise FileExistsError(f"folder exists already: {str(target)!r}")
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = _temporary_beside(target)
-    temporary.mkdir()
-    try:
-        yield temporary
-        for folder, _, names in os.walk(temporary):
-            for name in (*names, ""):  # and the folder itself
-                _sync(Path(folder) / name)
-        os.rename(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    with _errors_name(path, temporary):
+        temporary.mkdir()
+        try:
+            yield temporary
+            for folder, _, names in os.walk(temporary):
+                for name in (*names, ""):  # and the folder itself
+                    _sync(Path(folder) / name)
+            os.rename(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
     _sync(target.parent)
+
+
+def append_line(path: str | os.PathLike[str], line: str) -> None:
+    """Append a line to a text file that others may read meanwhile, and that a crash may cut short.
+
+    After a line without its end it begins a new one. When the write fails the file is as it was, and the
+    ``OSError`` names ``path``.
+
+    >>> append_line("journal.jsonl", '{"step": 1}')
+    >>> append_line("journal.jsonl", '{"step": 2}')
+    >>> Path("journal.jsonl").read_text().splitlines()
+    ['{"step": 1}', '{"step": 2}']
+    """
+    data = f"{line}\n".encode("utf-8", "backslashreplace")
+    with suppress(FileNotFoundError), open(path, "rb") as stream:
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 1))
+        if stream.read() not in (b"", b"\n"):
+            data = b"\n" + data
+    append_bytes(path, data)
+
+
+def append_bytes(path: str | os.PathLike[str], data: bytes) -> None:
+    """Append ``data`` to a file; when that fails the file is as it was, and the ``OSError`` names it."""
+    with _errors_name(path), open(path, "ab", buffering=0) as stream:
+        size = stream.tell()
+        try:
+            while data:
+                data = data[stream.write(data) :]
+        except BaseException:
+            with suppress(OSError):
+                stream.truncate(size)
+            raise
+
+
+# How libraries written in Rust (safetensors, tokenizers) tell an error of the operating system.
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def _errors_name(path: str | os.PathLike[str], temporary: Path | None = None) -> Iterator[None]:
+    """Let an error of the disk be an ``OSError`` that names ``path``, not nothing and not ``temporary``."""
+    try:
+        yield
+    except OSError as error:
+        if not error.filename or str(error.filename).startswith(str(temporary)):
+            error.filename, error.filename2 = os.fspath(path), None
+        raise
+    except Exception as error:
+        if (found := _OS_ERROR.search(str(error))) is None:
+            raise
+        number = int(found[1])
+        raise OSError(number, os.strerror(number), os.fspath(path)) from error
 
 
 def _temporary_beside(target: Path) -> Path:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.full_disk import file_size_limit
 
 from fasterqk.cli.main import main
 
@@ -70,3 +71,12 @@ def test_a_folder_that_exists_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["demo", str(taken)]) == 2
         assert "exists already; name a new folder" in capsys.readouterr().err
     assert (tmp_path / "demo" / "mine").read_text() == "mine"
+
+
+def test_a_disk_that_is_full_is_one_line_with_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with file_size_limit(1000):
+        code = main(["demo", str(tmp_path / "demo")])
+    assert (code, capsys.readouterr().err) == (1, f"fasterqk demo: File too large: '{tmp_path / 'demo'}'\n")
+    assert not list(tmp_path.iterdir())

@@ -140,10 +140,16 @@ def test_a_reader_that_left_is_no_error(words):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-def test_output_that_cannot_be_written_is_one_line_and_no_success():
+@pytest.mark.parametrize(
+    "line",
+    ["theory ratio --alpha .9 --loss 1e-3", "theory table --qk-ratio 1,2,3,4,5,6,7,8,9 --json"],
+    ids=["little", "much"],
+)
+def test_output_that_cannot_be_written_is_one_line_and_no_success(line):
     with open("/dev/full", "w") as stream:
-        done = run_alone(["theory", "ratio", "--alpha", ".9", "--loss", "1e-3"], stream.fileno())
-    assert (done.returncode, done.stderr) == (1, "fasterqk theory: No space left on device\n")
+        done = run_alone(line.split(), stream.fileno())
+    told = "fasterqk theory: No space left on device: 'standard output'\n"
+    assert (done.returncode, done.stderr) == (1, told)
 
 
 def test_a_file_where_a_folder_should_be_is_bad_input(tmp_path, capsys):

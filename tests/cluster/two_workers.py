@@ -83,6 +83,8 @@ def test_ctrl_c_keeps_results_and_checkpoints(tmp_path: Path, cluster: tuple[Clu
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # What is started in the background ignores Ctrl-C, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (tmp_path / "pipe").read_text() == "running"
     # The checkpoint was written before the pipe; it has arrived when it is in the store.

@@ -41,6 +41,7 @@ from fasterqk.circuits._perturbation import contradictions
 from fasterqk.circuits._probe import add_noise
 from fasterqk.circuits._slices import NO_SOFTMAX, Circuits
 from fasterqk.errors import InputError
+from fasterqk.files import append_line, write_text
 
 OUTCOMES = {
     "verified": "labelled, and the probe saw every kind of attention block",
@@ -297,8 +298,7 @@ class _Teller:
         if like is not None:
             own["as"] = like
         if self.out is not None:
-            with Path(self.out).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(own) + "\n")
+            append_line(self.out, json.dumps(own))
         self.done += 1
         if self.progress is not None:
             self.progress(self.done, self.total, f"{name}: {found['outcome']}")
@@ -313,7 +313,7 @@ def read_survey(path: str | Path, library: str) -> list[Found]:
     lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
-        file.write_text("".join(lines), encoding="utf-8")
+        write_text(file, "".join(lines))
     found = []
     for number, line in enumerate(lines, 1):
         try:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from fasterqk import __version__
 from fasterqk.cli.common import Parser
+from fasterqk.console import errors_name_standard_output
 from fasterqk.errors import InputError, WorkError, needs_extra
 
 # Each command is a module of this folder with `configure(parser)` and `run(arguments)`. It is imported
@@ -83,7 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 return _run(words)
             finally:
-                sys.stdout.flush()  # here, where a reader that left or a full disk can still be dealt with
+                # Here, where a reader that left or a full disk can still be dealt with.
+                with errors_name_standard_output():
+                    sys.stdout.flush()
     except InputError as error:
         print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
         return _INPUT

@@ -9,6 +9,7 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.crash.cells import Walk
+from tests.full_disk import file_size_limit
 
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash, write_text
@@ -84,6 +85,15 @@ def test_done_cells_are_written_when_they_are_missing(tmp_path: Path) -> None:
     history(tmp_path, 3)
     TensorBoard(tmp_path, CELLS)(Event("skipped", FIRST))
     assert written(tmp_path) == [(0, 1.0), (10, 0.5)]
+
+
+def test_curves_that_do_not_fit_are_named_and_written_again(tmp_path: Path) -> None:
+    history(tmp_path, 20)
+    with file_size_limit(100), pytest.raises(OSError, match="File too large") as caught:
+        TensorBoard(tmp_path, CELLS)(Event("skipped", FIRST))
+    assert "events.out.tfevents" in str(caught.value.filename)
+    TensorBoard(tmp_path, CELLS)(Event("skipped", FIRST))
+    assert len(written(tmp_path)) == 20
 
 
 def test_without_the_package_a_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

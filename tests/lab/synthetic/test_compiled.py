@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tests.full_disk import file_size_limit
 
 from fasterqk.lab.synthetic import _compiled as compiled
 
@@ -47,3 +48,12 @@ def test_code_is_not_kept_when_nothing_can_be_written(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     assert compiled._cache_folder() is None
+
+
+def test_code_that_does_not_fit_on_the_disk_runs_all_the_same(monkeypatch, tmp_path):
+    monkeypatch.setattr(compiled, "_FOLDER", str(tmp_path))
+    double = compiled._compile(set())(lambda x: 2 * x)
+    assert double._cache.cache_path.startswith(str(tmp_path))
+    with file_size_limit(100):
+        assert double(21) == 42
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

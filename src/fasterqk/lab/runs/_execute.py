@@ -29,7 +29,7 @@ from types import FrameType
 from typing import Any, NoReturn, Protocol
 
 from fasterqk.errors import InputError
-from fasterqk.files import plain, read_json_lines
+from fasterqk.files import append_line, plain, read_json_lines
 from fasterqk.lab.runs._store import Store, claim, clear, clear_temporary, has_result, write_sealed
 
 # --- Messages between sweep and workers ---
@@ -111,11 +111,7 @@ def write_journal(folder: Path, event: str, attempt: int, **about: Any) -> None:
         "process": os.getpid(),
         "host": socket.gethostname(),
     }
-    with (folder / JOURNAL_NAME).open("a+b") as stream:
-        # After a line cut short, begin on a new one.
-        stream.seek(max(0, stream.tell() - 1))
-        start = b"" if stream.read() in (b"", b"\n") else b"\n"
-        stream.write(start + json.dumps(plain(line)).encode() + b"\n")
+    append_line(folder / JOURNAL_NAME, json.dumps(plain(line)))
 
 
 def read_journal(folder: Path) -> list[dict[str, Any]]:

@@ -3,9 +3,11 @@
 Trainings know nothing of it: they write ``history.jsonl``, and the sweep's events say when to read it again.
 """
 
+import io
 import os
 import re
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import needs_extra
-from fasterqk.files import plain, read_json_lines
+from fasterqk.files import append_bytes, plain, read_json_lines
 from fasterqk.lab.runs._execute import Event
 from fasterqk.lab.runs._spec import SpecCell
 from fasterqk.lab.runs._store import Store
@@ -44,10 +46,9 @@ class TensorBoard:
             name: Path(out) / FOLDER_NAME / _safe(cell.arm or "all") / _name(name, differences)
             for (name, cell), differences in zip(cells.items(), fields, strict=True)
         }
+        self._file = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
         self._written: dict[str, int] = {}
         self._seen: dict[str, int] = {}
-        # Of cells that run now: each writer has an open file and a thread.
-        self._writers: dict[str, Any] = {}
 
     def __call__(self, event: Event) -> None:
         if event.kind == "skipped" and self._folders[event.cell].exists():
@@ -56,30 +57,38 @@ class TensorBoard:
         if path.exists() and self._seen.get(event.cell) != (changed := path.stat().st_mtime_ns):
             self._seen[event.cell] = changed
             self._write(event.cell, [record for _, _, record in read_json_lines(path, skip_bad_lines=True)])
-        if event.last:
-            self._close(event.cell)
 
     def _write(self, cell: str, history: list[dict[str, Any]]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event as Written
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
         folder = self._folders[cell]
         if self._written.get(cell, len(history) + 1) > len(history):
-            self._close(cell)
             shutil.rmtree(folder, ignore_errors=True)
             self._written[cell] = 0
-        writer = self._writers.get(cell) or EventFileWriter(str(folder))
-        self._writers[cell] = writer
-        for step, numbers in scalars(history, self._configs[cell])[self._written[cell] :]:
-            values = [Summary.Value(tag=tag, simple_value=number) for tag, number in numbers.items()]
-            writer.add_event(Written(wall_time=time.time(), step=step, summary=Summary(value=values)))
-        writer.flush()
+        new = scalars(history, self._configs[cell])[self._written[cell] :]
+        if not new:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            append_bytes(folder / self._file, _records(new, first=not self._written[cell]))
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)  # what is there counts as whole
+            raise
         self._written[cell] = len(history)
 
-    def _close(self, cell: str) -> None:
-        if cell in self._writers:
-            self._writers.pop(cell).close()
+
+def _records(numbers: list[tuple[int, dict[str, float]]], *, first: bool) -> bytes:
+    """Numbers by step as TensorBoard reads them; its own writer has a thread, whose errors nobody sees."""
+    from tensorboard.compat.proto.event_pb2 import Event as Written
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    stream = io.BytesIO()
+    events = [Written(wall_time=time.time(), file_version="brain.Event:2")] if first else []
+    for step, values in numbers:
+        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+        events.append(Written(wall_time=time.time(), step=step, summary=summary))
+    for event in events:
+        RecordWriter(stream).write(event.SerializeToString())
+    return stream.getvalue()
 
 
 def scalars(history: list[dict[str, Any]], config: Any) -> list[tuple[int, dict[str, float]]]:

@@ -8,6 +8,7 @@ run in vector registers. Neither assumes that numbers are finite: a diverging ce
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,11 +55,26 @@ def _compile(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
         before, settings.CACHE_DIR = settings.CACHE_DIR, _FOLDER or settings.CACHE_DIR
         try:
             # Division by zero gives infinity, as everywhere in numpy.
-            return njit(nogil=True, error_model="numpy", fastmath=flags, cache=_FOLDER is not None)(function)
+            made: Any = njit(nogil=True, error_model="numpy", fastmath=flags, cache=_FOLDER is not None)(
+                function
+            )
         finally:
             settings.CACHE_DIR = before
+        if _FOLDER is not None:
+            made._cache.save_overload = _unless_the_disk_is_full(made._cache.save_overload)
+        return made
 
     return decorate
+
+
+def _unless_the_disk_is_full(save: Callable[..., None]) -> Callable[..., None]:
+    """Code that cannot be kept is compiled again by the next process; numba would raise."""
+
+    def save_or_not(*about: Any) -> None:
+        with suppress(OSError):
+            save(*about)
+
+    return save_or_not
 
 
 compiled = _compile({"contract"})
