@@ -540,3 +540,36 @@ def test_what_is_called_v_and_acts_beside_attention_is_output() -> None:
 
     found = roles(find_circuits(nn.Sequential(Local(), Local())))
     assert found["1.v_local.weight"] == ["o"] and found["1.v_proj.weight"] == ["v"]
+
+
+class NormedProbabilities(nn.Module):
+    """Norms on the states, on the scores of the heads, on the mixed probabilities (DeepViT) and on the context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = 2
+        self.norm, self.norm_context = nn.LayerNorm(8), nn.LayerNorm(4)
+        self.to_qkv, self.to_out = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.score_norm, self.reattn_norm = nn.LayerNorm(2), nn.LayerNorm(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.to_qkv(self.norm(x)).unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4)
+        scores = self.score_norm((q @ k.mT).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        mixed = self.reattn_norm(scores.softmax(-1).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        return self.to_out(self.norm_context(mixed @ v).transpose(1, 2).flatten(2))
+
+
+class NormedAttention(NormedProbabilities):
+    """The same, in a class whose name says what it is."""
+
+
+@pytest.mark.parametrize("kind", [NormedProbabilities, NormedAttention])
+def test_a_norm_on_scores_or_probabilities_is_in_the_qk_circuit(kind: type[nn.Module]) -> None:
+    roles = {piece.parameter: piece.role for piece in find_circuits(kind(), inputs=torch.randn(1, 5, 8))}
+    norms = {name.removesuffix(".weight"): role for name, role in roles.items() if "norm" in name}
+    assert {name: role for name, role in norms.items() if not name.endswith("bias")} == {
+        "norm": "rest",
+        "norm_context": "o",
+        "score_norm": "k",
+        "reattn_norm": "k",
+    }

@@ -100,3 +100,42 @@ def test_random_numbers_are_the_same_in_every_run() -> None:
         add_noise(model.eval()), pieces, lambda own: own(states + torch.randn(states.shape))
     )
     assert found == (4, []) and torch.equal(torch.get_rng_state(), before)
+
+
+class Einsum(nn.Module):
+    """Two heads; one product takes the probabilities, and makes the values or the output too."""
+
+    def __init__(self, equation: str, operands: str) -> None:
+        super().__init__()
+        self.equation, self.operands = equation, operands
+        self.q, self.k, self.v, self.o = (nn.Parameter(torch.randn(2, 8, 8)) for _ in range(4))
+        self.end = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (torch.einsum("btd,hde->bhte", x, weight) for weight in (self.q, self.k, self.v))
+        known = {"p": (q @ k.mT).softmax(-1), "x": x, "w": v, "v": self.v, "o": self.o, "g": v.sigmoid()}
+        made = torch.einsum(self.equation, *(known[one] for one in self.operands))
+        return self.end(made.sum(1) if made.dim() == 4 else made)
+
+
+@pytest.mark.parametrize(
+    ("equation", "operands", "judged"),
+    [
+        ("bhts,bsd,hde,hef->btf", "pxvo", "qk"),
+        ("bhts,bsd,hde->bhte", "pxv", "qk"),
+        ("bhts,bhse,hed->btd", "pwo", "qkv"),
+        ("bhts,bhse,bhte->bhte", "pwg", "qkv"),
+    ],
+)
+def test_weights_in_the_product_with_the_probabilities_are_not_judged(
+    equation: str, operands: str, judged: str
+) -> None:
+    model, states = Einsum(equation, operands), torch.randn(1, 4, 8)
+    given = {name: name for name in "qkv"} | {"end.*": "o", "o": "o" if "o" in operands else "rest"}
+    pieces = list(find_circuits(model, labels=given, inputs=(states,)))  # type: ignore[arg-type]
+    copy = add_noise(model.eval())
+    # The projection after the product is judged too.
+    assert contradictions(copy, pieces, lambda own: own(states)) == (len(judged) + 1, [])
+    wrong = [replace(piece, role="k" if piece.parameter == "v" else piece.role) for piece in pieces]
+    line = f"v is labelled k, and what changes first is {'v' if 'v' in judged else 'later'}"
+    assert contradictions(copy, wrong, lambda own: own(states))[1] == [line]

@@ -30,23 +30,27 @@ _EXPECTED = {"q": {"q", "k", _BOTH, _SCORE}, "k": {"q", "k", _BOTH, _SCORE}, "v"
 
 @dataclass
 class Event:
-    """One product of two activations, or one softmax: sizes and sums of what goes in and comes out."""
+    """One product of activations, or one softmax: sizes and sums of what goes in and comes out.
+
+    ``weights``: the identities of parameters that are multiplied in the same product (an einsum of several).
+    """
 
     softmax: bool
     sizes: tuple[int, ...]
     output: int
     sums: tuple[Any, ...]
     modules: tuple[str, ...]
+    weights: frozenset[int] = frozenset()
 
 
 @dataclass
 class Call:
-    """One attention call: the numbers of its events, and which operand of the last has the values."""
+    """One attention call: the numbers of its events, and which operand of the last has the probabilities."""
 
     product: int
     softmax: int
     context: int
-    value: int
+    probabilities: int
     modules: tuple[str, ...]
 
 
@@ -72,13 +76,13 @@ class _Log(TorchFunctionMode):
                 return WRITTEN_OUT[func](*args, **kwargs)
         tensors = tensors_in(args, kwargs) if func in PRODUCTS else []
         tensors = tensors[-2:] if func in (torch.baddbmm, Tensor.baddbmm) else tensors
+        weights = frozenset(id(_source(tensor)) for tensor in tensors if _is_weight(tensor))
         tensors = [tensor for tensor in tensors if not _is_weight(tensor)]  # einsum takes several
-        activations = len(tensors) == 2
         output = func(*args, **kwargs)
         if isinstance(output, Tensor) and output.numel() > LARGEST:
             raise MemoryError(f"a tensor of shape {tuple(output.shape)}")
-        if activations:
-            self._note(False, tensors, output)
+        if len(tensors) > 1:
+            self._note(False, tensors, output, weights)
         elif func in SOFTMAXES:
             self._note(True, [output], output)
         return output
@@ -87,10 +91,12 @@ class _Log(TorchFunctionMode):
         """Note the output of the model: what changes nothing else is the last output projection."""
         self._compare(Event(False, (), 0, tuple(_sums(tensor) for tensor in _tensors(output)), ()))
 
-    def _note(self, softmax: bool, tensors: Sequence[Tensor], output: Tensor) -> None:
+    def _note(
+        self, softmax: bool, tensors: Sequence[Tensor], output: Tensor, weights: frozenset[int] = frozenset()
+    ) -> None:
         sums = tuple(_sums(tensor) for tensor in tensors)
         sizes = tuple(tensor.numel() for tensor in tensors)
-        self._compare(Event(softmax, sizes, output.numel(), sums, tuple(self.running)))
+        self._compare(Event(softmax, sizes, output.numel(), sums, tuple(self.running), weights))
 
     def _compare(self, event: Event) -> None:
         if self.reference is not None:
@@ -104,8 +110,12 @@ class _Log(TorchFunctionMode):
         self.events.append(event)
 
 
+def _source(tensor: Tensor) -> Tensor:
+    return tensor if tensor._base is None else tensor._base
+
+
 def _is_weight(tensor: Tensor) -> bool:
-    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
+    return isinstance(_source(tensor), nn.Parameter)
 
 
 def _sums(tensor: Tensor) -> tuple[str, str]:
@@ -171,7 +181,7 @@ def attention_calls(events: Sequence[Event]) -> list[Call]:
         if before is not None and after is not None:
             last = events[after]
             own = last.sizes.index(event.output) if same is None else last.sums.index(event.sums[0])
-            calls.append(Call(before, number, after, 1 - own, event.modules))
+            calls.append(Call(before, number, after, own, event.modules))
     return calls
 
 
@@ -182,7 +192,8 @@ def contradictions(
 
     ``run`` runs the model, with the same random numbers each time. Of every stack of layers the first and the
     last are tried; biases and other vectors are not. The model is changed and changed back. A slice whose
-    attention is not found, or that changes nothing, is not judged.
+    attention is not found, or that changes nothing, is not judged, nor is whether a weight makes values or
+    output where one product takes it together with the probabilities.
     """
     events = _run(model, run).events
     calls = attention_calls(events)
@@ -193,11 +204,12 @@ def contradictions(
         if not own:
             continue
         seen = _first_change(model, parameters[piece.parameter], piece, run, events, own)
-        if seen is None:
-            continue
+        inside = any(id(parameters[piece.parameter]) in events[call.context].weights for call in own)
+        if seen is None or (inside and seen == _LATER and piece.role in ("v", "o")):
+            continue  # values and output in one product, which only the order of its factors would tell apart
         judged += 1
         if seen not in _EXPECTED[piece.role]:
-            place = f"{piece.parameter}[{piece.start}:{piece.stop}]"
+            place = piece.parameter if piece.axis is None else f"{piece.parameter}[{piece.start}:{piece.stop}]"
             lines.append(f"{place} is labelled {piece.role}, and what changes first is {seen}")
     return judged, lines
 
@@ -259,10 +271,10 @@ def _meaning(change: _Changed, own: list[Call], role: str) -> str | None:
     for call in own:
         if change.number == call.product:
             if change.operands:
-                return _BOTH if len(change.operands) == 2 else "qk"[change.operands[0]]
+                return _BOTH if len(change.operands) > 1 else "qk"[min(change.operands[0], 1)]
             return None
         if call.product < change.number <= call.softmax:
             return _SCORE
         if change.number == call.context:
-            return "v" if change.operands == (call.value,) else _SCORE
+            return _SCORE if call.probabilities in change.operands or not change.operands else "v"
     return _LATER if change.number > own[0].context else None

@@ -24,8 +24,10 @@ from fasterqk.circuits._guess import Guess, Scope, find_scopes, guess, layer_num
 from fasterqk.circuits._isolated import isolated, nothing_checkpointed
 from fasterqk.circuits._layouts import Span, spans_of
 from fasterqk.circuits._signals import (
+    CONTEXT,
     KEY,
     QUERY,
+    SCORE,
     UNKNOWN,
     Finding,
     Signals,
@@ -220,6 +222,7 @@ def _findings(
     parameters: dict[str, nn.Parameter], codes: dict[str, Tensor], signals_of: dict[str, list[Signals]]
 ) -> dict[str, Finding]:
     projections = set().union(*(one.output_parameters for found in signals_of.values() for one in found))
+    complete = {path: True for path, found in signals_of.items() if found[0].complete}
     findings = {}
     for name, code in codes.items():
         finding = roles_from_codes(code)
@@ -227,7 +230,10 @@ def _findings(
         if finding is None and direct:
             finding = Finding(None, ((0, 0, "o"),))
         if finding is not None:
-            findings[name] = replace(finding, direct=direct)
+            on_scores = bool((code & SCORE).any()) and not bool((code & (QUERY | KEY | CONTEXT)).any())
+            # Where queries were not seen, they are scores as far as the probe knows.
+            on_scores = on_scores and nearest(name, complete) is not None
+            findings[name] = replace(finding, direct=direct, on_scores=on_scores)
     return findings
 
 
@@ -475,9 +481,10 @@ def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Pa
         return False
     if own.role == "rest":
         # A norm in front of attention is reached from both circuits without being part of them; a block
-        # that is not called attention holds other things too. What acts on a context itself is output.
+        # that is not called attention holds other things too. What acts on a context itself is output, and
+        # what acts on scores or probabilities alone is part of where a model looks.
         looks = any(role in ("q", "k", "v") for _, _, role in finding.spans) and (own.open or not scope.named)
-        return looks or (finding.direct and finding.role == "o")
+        return looks or finding.on_scores or (finding.direct and finding.role == "o")
     return True
 
 

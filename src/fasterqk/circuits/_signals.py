@@ -364,12 +364,14 @@ class Finding:
     """What the probe saw of one parameter: ``spans`` (start, stop, role) along ``axis``.
 
     ``axis`` None means that the whole tensor has one role. ``direct``: the parameter acts on a context
-    itself, as an output projection does.
+    itself, as an output projection does. ``on_scores``: it acts on scores or probabilities, and makes neither
+    queries nor keys nor values.
     """
 
     axis: int | None
     spans: tuple[Span, ...]
     direct: bool = False
+    on_scores: bool = False
 
     @property
     def role(self) -> Role | None:
