@@ -1,6 +1,7 @@
 """Small copies keep what labels depend on: the types of layers and the structure of heads."""
 
 import pytest
+import torch
 from torch import nn
 
 from fasterqk.circuits import find_circuits, model_without_weights
@@ -27,6 +28,19 @@ def test_every_type_of_layer_stays() -> None:
     assert found.layer_types == ["linear_attention", "full_attention"] and found.num_hidden_layers == 2
 
 
+def test_layers_of_one_type_that_differ_in_another_list_stay() -> None:
+    """Mistral Large 4: every fourth layer has no rotary positions, and then no rows that make them."""
+    small = shrink(config("mistral_large4_text", num_hidden_layers=8))
+    assert small.no_rope_layers == [1, 0] and small.num_hidden_layers == 2
+    assert small.kv_source_layers == [0, 1]  # the places where the kept layers are now
+    with torch.device("meta"):
+        model = model_class(small)(config("mistral_large4_text", num_hidden_layers=4))
+    latent = [piece for piece in find_circuits(model) if "kv_a_proj_with_mqa" in piece.parameter]
+    roles = [(int(piece.parameter.split(".")[1]), piece.role) for piece in latent]
+    assert roles == [*((layer, role) for layer in range(3) for role in ("shared", "k")), (3, "shared")]
+    assert {piece.decided_by for piece in latent} == {"registry+probe"}
+
+
 def test_the_original_stays_as_it_was() -> None:
     original = config("llama")
     before = original.to_dict()
@@ -47,7 +61,6 @@ def test_only_models_with_a_configuration_have_small_copies() -> None:
 
 def test_large_models_are_verified_on_a_twin() -> None:
     """On the meta device nothing of the model itself can run."""
-    import torch
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):

@@ -253,6 +253,8 @@ def _shrink_part(part: Any, head_width: int | None) -> None:
             new = _narrower(name, value, heads, head_width)
         if kept and isinstance(value, list) and len(value) == len(values["layer_types"]):
             new = [value[i] for i in kept]
+            if name.endswith("source_layers"):  # numbers of layers themselves
+                new = [max((n for n, i in enumerate(kept) if i <= source), default=0) for source in new]
         elif name == "attention_window" and isinstance(value, list):
             new = value[:LAYERS]  # Longformer's windows, one per layer
         if new is not None:
@@ -310,12 +312,25 @@ def _shrink_sections(values: dict[str, Any], head_width: int) -> None:
                 holder["mrope_section"] = small
 
 
+# At most so many values in a list with one value per layer are kinds of layers; more are sizes or numbers.
+_KINDS = 4
+
+
 def _kept_layers(values: dict[str, Any]) -> list[int]:
-    """One layer of each type where a configuration lists the types of its layers, else nothing."""
+    """One layer of each kind where a configuration lists the types of its layers, else nothing.
+
+    Layers of one type may differ in other lists: those without rotary positions, those with fewer heads.
+    """
     types = values.get("layer_types")
     if not isinstance(types, list) or not types:
         return []
-    first = sorted({kind: i for i, kind in reversed(list(enumerate(types)))}.values())
+    lists = [
+        list(map(repr, value))
+        for name, value in values.items()
+        if isinstance(value, list) and len(value) == len(types) and not name.startswith("mlp")
+    ]
+    kinds = list(zip(*(own for own in lists if len(set(own)) <= _KINDS), strict=True)) or types
+    first = sorted({kind: i for i, kind in reversed(list(enumerate(kinds)))}.values())
     return first if len(first) > 1 else [0, min(1, len(types) - 1)]
 
 

@@ -320,6 +320,8 @@ def _fused(
         blocks = layout(rows, *(counts or (1, 1)))
     except ValueError:
         return Guess(None, by, certain=False)
+    if len({block.role for block in blocks}) == 1:
+        return Guess(blocks[0].role, by)  # nothing but the latent of keys and values (Mistral Large 4)
     if counts is None:
         blocks = [Block(block.role, block.size) for block in blocks]
     return Guess(None, by, axis, tuple(blocks), certain)

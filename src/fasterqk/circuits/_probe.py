@@ -412,8 +412,9 @@ def _of_role(own: Guess | None, entries: Tensor, role: Role) -> list[Tensor]:
 def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     """What a judgement of a small copy says about ``model``, and whether that settles everything.
 
-    Parameters correspond by name without the layer numbers. Slices that the probe found in the small copy
-    against its guess cannot be carried over: their rows are other rows.
+    Parameters correspond by name without the layer numbers and by their guess: layers of one stack may differ.
+    Slices that the probe found in the small copy against its guess cannot be carried over: their rows are
+    other rows.
     """
     scopes = find_scopes(model)
     discovered = {stack_of(path) for path in small.scopes} - {stack_of(path) for path in scopes}
@@ -421,17 +422,17 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
         model, scopes, [path for path, _ in model.named_modules() if stack_of(path) in discovered]
     )
     judgement = first_guesses(model, scopes)
-    confirmed = {stack_of(name) for name in small.confirmed}
-    found = {stack_of(name): finding for name, finding in small.found.items()}
+    confirmed = {_kind(small, name) for name in small.confirmed}
+    found = {_kind(small, name): finding for name, finding in small.found.items()}
     settled = True
     for name in judgement.guesses:
-        pattern = stack_of(name)
-        finding = found.get(pattern)
+        kind = _kind(judgement, name)
+        finding = found.get(kind)
         if finding is not None and finding.axis is None:
             judgement.found[name] = finding
         elif finding is not None:
             settled = False
-        elif pattern in confirmed:
+        elif kind in confirmed:
             judgement.confirmed.add(name)
 
     def corresponding(paths: set[str]) -> set[str]:
@@ -447,6 +448,13 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     judgement.foreign = {path: foreign[stack_of(path)] for path in scopes if stack_of(path) in foreign}
     judgement.failure = small.failure
     return judgement, settled and not judgement.open()
+
+
+def _kind(judgement: Judgement, name: str) -> tuple[str, tuple[Role | None, ...]]:
+    """The name without layer numbers, and the roles in the guess, repeated heads once."""
+    own = judgement.guesses[name]
+    roles = () if own is None else (own.role, *dict.fromkeys(block.role for block in own.blocks))
+    return stack_of(name), roles
 
 
 def agree(own: Guess, finding: Finding) -> bool:
