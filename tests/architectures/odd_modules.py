@@ -165,3 +165,15 @@ class WrittenOut(nn.Module):
         weights = (scores - scores.amax(-1, keepdim=True).detach()).exp()
         context = (weights @ v) / weights.sum(-1, keepdim=True)
         return self.proj(context.transpose(1, 2).flatten(2))
+
+
+class LSHSelfAttention(nn.Module):
+    """Reformer's: one projection makes queries and keys."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.toqk, self.tov, self.to_out = (nn.Linear(8, 8, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        qk = self.toqk(x)
+        return self.to_out((qk @ nn.functional.normalize(qk, dim=-1).mT).softmax(-1) @ self.tov(x))

@@ -1,10 +1,12 @@
 """find_circuits: labels, refusals, verification, notes, and that it leaves the model unchanged."""
 
+import ast
 import copy
 import json
 
 import pytest
 import torch
+from tests.architectures.odd_modules import LSHSelfAttention
 from torch import Tensor, nn
 
 from fasterqk.circuits import Circuits, Slice, describe, find_circuits, make_optimizer
@@ -543,7 +545,7 @@ def test_what_is_called_v_and_acts_beside_attention_is_output() -> None:
 
 
 class NormedProbabilities(nn.Module):
-    """Norms on the states, on the scores of the heads, on the mixed probabilities (DeepViT) and on the context."""
+    """Norms on the states, on the scores, on the mixed probabilities (DeepViT) and on the context."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -573,3 +575,44 @@ def test_a_norm_on_scores_or_probabilities_is_in_the_qk_circuit(kind: type[nn.Mo
         "score_norm": "k",
         "reattn_norm": "k",
     }
+
+
+class Reversible(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().forward(x)
+
+
+def test_one_projection_for_queries_and_keys_is_not_cut_in_halves() -> None:
+    model = Reversible(LSHSelfAttention(), LSHSelfAttention())
+    circuits = find_circuits(model, inputs=torch.randn(1, 5, 8))
+    assert [piece.role for piece in circuits] == ["q", "v", "o"] * 2
+    assert all(piece.axis is None for piece in circuits)
+    assert circuits.notes == (
+        "not seen by the probe, labelled by registry and names: * (its attention is formed without autograd, "
+        "which the probe needs)",
+    )
+
+
+def test_the_advice_of_a_refusal_names_queries_and_keys_and_works_when_pasted() -> None:
+    class PerformerBlock(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.to_q, self.to_k, self.to_v = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.to_q(x).relu() @ (self.to_k(x).relu().mT @ self.to_v(x))
+
+    def message(model: nn.Module) -> str:
+        with pytest.raises(InputError) as caught:
+            find_circuits(model, inputs=torch.arange(5)[None])
+        return str(caught.value)
+
+    linear = nn.Sequential(nn.Embedding(9, 8), PerformerBlock(), PerformerBlock())
+    asked = message(linear).partition("; to name one labels=")[2]
+    assert asked == "{'*.to_q.weight': 'q', '*.to_k.weight': 'k'}"
+    assert find_circuits(linear, labels=ast.literal_eval(asked), verify=False)
+    plain = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 8))
+    asked = message(plain).partition("in the form labels=")[2]
+    assert asked == "{'1.weight': 'q', '2.weight': 'k'}"  # never the table of tokens
+    assert {p.role for p in find_circuits(plain, labels=ast.literal_eval(asked), verify=False)} >= {"q", "k"}

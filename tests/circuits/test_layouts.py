@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.architectures.odd_modules import LSHSelfAttention
 from torch import nn
 
 from fasterqk.circuits._from_config import model_class, small_copies
@@ -121,6 +122,7 @@ USED_BY: dict[str, list[Model]] = {
     "GraniteSpeech": [(lambda: grown("granite_speech"), run_speech)],
     "DeepseekV4": of("deepseek_v4"),
     "AriaCrossAttention": [(lambda: grown("aria"), run_projector)],
+    "LSHSelfAttention": [(LSHSelfAttention, run_guessed)],
     "XLNetRelativeAttention": of("xlnet", "funnel"),
     r"\w*": [(conformer, run_guessed)],
     r"\w*(Attention|MLA)": of("deepseek_v3"),

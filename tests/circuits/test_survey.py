@@ -140,5 +140,23 @@ def crashing(library: Library, name: str) -> dict[str, Any]:
 def test_a_crash_a_hang_and_a_lack_of_memory_cost_one_model() -> None:
     names = ["fine", "dies", "also", "eats", "hangs"]
     found = list(chapter._each(crashing, "timm", names, 30.0, 16.0))
-    assert [one["outcome"] for one in found] == ["verified", "died", "verified", "error", "too slow"]
-    assert found[3]["why"] == "MemoryError"
+    assert [one["outcome"] for one in found] == ["verified", "died", "verified", "too large", "too slow"]
+    assert (found[1]["why"], found[3]["why"]) == ("its process ended with code 3", "MemoryError")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("a tensor of shape (1, 2)"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+        RuntimeError("std::bad_alloc"),
+        InputError("X cannot be built small: [enforce fail] DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+def test_a_model_that_exceeds_the_memory_is_too_large(error: Exception) -> None:
+    def build(name: str) -> nn.Module:
+        raise error
+
+    assert chapter._lacks_memory(error) and not chapter._lacks_memory(RuntimeError("no file"))
+    with pytest.raises(type(error)):  # not "not built": whoever calls it says "too large"
+        chapter.surveyed(Library(lambda: ["one"], build, ()), "one")

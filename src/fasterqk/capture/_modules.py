@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 
 _SPELLINGS = {"q": "q query queries wq", "k": "k key keys wk", "v": "v value values wv"}
-_SPELLINGS |= {"kv": "kv wkv", "qk": "qk wqk", "qv": "qv", "qkv": "qkv wqkv"}
+_SPELLINGS |= {"kv": "kv wkv tokv", "qk": "qk wqk toqk", "qv": "qv", "qkv": "qkv wqkv toqkv"}
 _LETTERS = {word: letters for letters, spelt in _SPELLINGS.items() for word in spelt.split()}
 _OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "g", "ov"}
 # A projection without another word is the output projection.

@@ -5,7 +5,7 @@ The sources of a label, first to last: the user's ``labels``, the registry of la
 brings them together, and refuses a model in which an attention parameter is left without a label.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import groupby
@@ -18,7 +18,7 @@ from fasterqk.circuits._from_config import can_be_rebuilt, small_copies
 from fasterqk.circuits._guess import Scope, guess, layer_prefixes, nearest, slice_by_head
 from fasterqk.circuits._inputs import run_guessed, runner
 from fasterqk.circuits._layouts import Block, matching, refused, spans_of
-from fasterqk.circuits._probe import Judgement, first_guesses, judge, transfer
+from fasterqk.circuits._probe import WITHOUT_AUTOGRAD, Judgement, first_guesses, judge, transfer
 from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, NO_SOFTMAX, Circuits, Role, Slice
 from fasterqk.errors import InputError
 
@@ -388,8 +388,8 @@ def _notes(judgement: Judgement, circuits: Circuits, verify: bool | str) -> tupl
     ]
     if unseen:
         found.append(
-            f"not seen by the probe, labelled by registry and names: {_stacks(unseen)}{_why(judgement)}; "
-            "to verify it, pass inputs= that run it"
+            f"not seen by the probe, labelled by registry and names: {_stacks(unseen)}{_why(judgement)}"
+            + ("" if judgement.failure == WITHOUT_AUTOGRAD else "; to verify it, pass inputs= that run it")
         )
     for word in ("queries", "keys"):
         paths = [path for path, made in judgement.foreign.items() if made == word]
@@ -429,12 +429,12 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
     own = type(model).__name__
     if judgement.linear:
         path, block = next(iter(judgement.linear.items()))
-        names = [name for name, parameter in parameters_by_module(block, path) if parameter.dim() > 1]
+        named = _likely(model, judgement.linear)
         raise InputError(
             f"{path or 'the model'} ({type(block).__name__}) forms no softmax over queries and keys, and "
             f"nothing in {own} does: it has no QK circuit"
             + (_OTHER_FORMS if path in judgement.silent else "")
-            + (f"; to name one {_labels_text(model, {names[0]: 'q'})}" if names else "")
+            + (f"; to name one {_labels_text(model, named)}" if named else "")
         )
     if any(part.circuit != "rest" for part in circuits):
         return
@@ -443,10 +443,27 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
             f"the weights of {own} are packed for integer arithmetic and are no longer "
             "parameters; label and train the model before it is quantised"
         )
-    matrices = [name for name, parameter in parameters_by_module(model) if parameter.dim() > 1]
-    example = dict(zip(matrices, ("q", "k"), strict=False))
-    advice = f"; say which parameters form it, for example labels={example!r}" if example else ""
+    named = _likely(model, [""])
+    text = _labels_text(model, named)
+    advice = f"; if there is, say which parameters make queries and keys, in the form {text}" if named else ""
     raise InputError(f"no attention was found in {own}{advice}")
+
+
+def _likely(model: nn.Module, paths: Iterable[str]) -> dict[str, Role]:
+    """Weights in ``paths`` for queries and keys: those called so, else the first two that are no tables."""
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
+    names = [
+        name
+        for name, parameter in parameters_by_module(model)
+        if parameter.dim() > 1 and id(parameter) not in tables and any(_inside(name, path) for path in paths)
+    ]
+    found: dict[str, Role] = {}
+    roles: tuple[Role, ...] = ("q", "k")
+    for role in roles:
+        called = (name for name in names if role in {meaning(part).letters for part in name.split(".")[-2:]})
+        if (first := next(called, None)) is not None:
+            found |= {name: role for name in names if stack_of(name) == stack_of(first)}
+    return found or dict(zip(names, roles, strict=False))
 
 
 def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Circuits) -> None:
@@ -501,7 +518,8 @@ def _refuse_unverified(judgement: Judgement, given: Mapping[str, Any]) -> None:
     if unseen:
         raise InputError(
             f"the probe did not reach {len(unseen)} attention blocks: {_some(unseen)}{_why(judgement)}; "
-            "pass inputs= that run them, or verify='auto'"
+            + ("" if judgement.failure == WITHOUT_AUTOGRAD else "pass inputs= that run them, or ")
+            + "verify='auto'"
         )
 
 

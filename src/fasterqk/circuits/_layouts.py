@@ -233,6 +233,8 @@ REGISTRY: dict[str, dict[str, Entry]] = {
     r"GraniteSpeech\w*Attention|EvollaSequenceCompressorAttention": {"to_kv": always(keys_then_values)},
     r"DeepseekV4\w*(Attention|Compressor)": {"kv_proj": always("shared"), "gate_proj": always("shared")},
     r"AriaCrossAttention": {"linear": always("o")},
+    # Reformer: one projection is both, so its rows are not halves.
+    r"LSHSelfAttention": {"query_key": always("q"), "toqk": always("q"), "tov": always("v")},
     r"XLNetRelativeAttention|FunnelRelMultiheadAttention": dict.fromkeys(
         ("r", "r_kernel", "seg_embed"), always("k")
     ),
@@ -264,7 +266,8 @@ _NO_SOFTMAX = re.compile(
     re.IGNORECASE,
 )
 _NOT_A_MIXER = re.compile(
-    r"norm|embed|position|model$|forcausallm|cache|head$|block$|(de|en)coderlayer$|^mambaout", re.IGNORECASE
+    r"norm|embed|position|model$|lm$|cache|head$|block$|(de|en)coderlayer$|^mambaout",
+    re.IGNORECASE,
 )
 _STATE_SPACE = {"A_log", "time_decay", "time_first", "time_mix_key"}
 

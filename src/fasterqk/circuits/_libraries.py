@@ -94,9 +94,7 @@ def _torchvision_model(name: str) -> nn.Module:
 
 # --- diffusers: classes, built small by the names of their arguments ---
 
-_FEW_LAYERS = re.compile(
-    r"^(num_layers|num_single_layers|num_double_layers|num_mid_layers|num_\w+_layers|depth|n_layers)$"
-)
+_FEW_LAYERS = re.compile(r"^((\w+_)?num_layers|num_\w+_(layers|blocks)|depth|n_layers)$")
 _SMALL = {
     "num_attention_heads": 2,
     "attention_head_dim": 16,
@@ -119,6 +117,11 @@ _SMALL = {
     "max_text_seq_length": 5,
     "cap_feat_dim": 24,
     "ffn_dim": 32,
+    "model_dim": 128,
+    "ff_dim": 64,
+    "in_text_dim": 24,
+    "in_text_dim2": 24,
+    "time_dim": 32,
     "inner_dim": 32,
     "hidden_size": 32,
     "freq_dim": 32,

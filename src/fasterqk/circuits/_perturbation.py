@@ -209,7 +209,9 @@ def contradictions(
             continue  # values and output in one product, which only the order of its factors would tell apart
         judged += 1
         if seen not in _EXPECTED[piece.role]:
-            place = piece.parameter if piece.axis is None else f"{piece.parameter}[{piece.start}:{piece.stop}]"
+            place = (
+                piece.parameter if piece.axis is None else f"{piece.parameter}[{piece.start}:{piece.stop}]"
+            )
             lines.append(f"{place} is labelled {piece.role}, and what changes first is {seen}")
     return judged, lines
 

@@ -41,6 +41,8 @@ from fasterqk.errors import InputError
 
 # States that enter a block with larger entries than this are replaced by noise.
 _MODERATE = 1e4
+# Reversible layers do so (Reformer); there is nothing to verify.
+WITHOUT_AUTOGRAD = "its attention is formed without autograd, which the probe needs"
 
 
 @dataclass(kw_only=True)
@@ -123,13 +125,14 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     trace = SignalTrace(recorder)
     outputs: list[Tensor] = []
     finished: set[str] = set()
+    without: set[str] = set()
     failure = ""
     try:
         with (
             nothing_compiled(),
             nothing_checkpointed(),
             recorder.watching(model),
-            _detaching(model, scopes, outputs, finished),
+            _detaching(model, scopes, outputs, finished, without),
             torch.enable_grad(),
             trace,
         ):
@@ -151,9 +154,9 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     inside: dict[str, list[Signals]] = {}
     elsewhere = []
     for signals in trace.found:
+        path = next((frame.name for frame in signals.frames if frame.name in held), None)
         if not signals.probabilities.requires_grad:
             continue  # formed without autograd
-        path = next((frame.name for frame in signals.frames if frame.name in held), None)
         if path is not None:
             inside.setdefault(path, []).append(signals)
         elif signals.complete:
@@ -170,6 +173,8 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     }
     if signals_of.keys() != inside.keys():
         failure = failure or "numbers that are not finite in the forward pass"
+    if without - finished:
+        failure = failure or WITHOUT_AUTOGRAD
     return Evidence(
         findings=_findings(parameters, codes, signals_of),
         ran=set(signals_of),
@@ -198,16 +203,18 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
 
 @contextmanager
 def _detaching(
-    model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], finished: set[str]
+    model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], finished: set[str], without: set[str]
 ) -> Iterator[None]:
-    """Detach what enters each scope from the graph, and keep what leaves it."""
+    """Detach what enters each scope from the graph, and keep what leaves it.
+
+    The names of scopes that ran are added to ``finished``, or to ``without`` where autograd was off.
+    """
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
         return _detached(args), _detached(kwargs)
 
     def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.is_grad_enabled():
-            finished.add(name)
+        (finished if torch.is_grad_enabled() else without).add(name)
         outputs.extend(_float_tensors(output))
 
     with ExitStack() as hooks:
@@ -412,7 +419,7 @@ def _of_role(own: Guess | None, entries: Tensor, role: Role) -> list[Tensor]:
 def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     """What a judgement of a small copy says about ``model``, and whether that settles everything.
 
-    Parameters correspond by name without the layer numbers and by their guess: layers of one stack may differ.
+    Parameters correspond by name without the layer numbers and by guess: layers of one stack may differ.
     Slices that the probe found in the small copy against its guess cannot be carried over: their rows are
     other rows.
     """

@@ -10,6 +10,7 @@ dictionary per name says how it ended:
 ``refused``          refused in one line
 ``no attention``     there is none in it
 ``not built``        no model of this name can be built here
+``too large``        it needs more memory than the survey gives it
 ``too slow``, ``died``, ``error``  the survey itself ended; a fault to look at
 
 Names whose models have the same modules, classes, layouts and first labels are one architecture: the smallest
@@ -50,6 +51,7 @@ OUTCOMES = {
     "refused": "refused in one line",
     "no attention": "no attention in it; refused",
     "not built": "no model of this name can be built without files from elsewhere",
+    "too large": "needs more memory than the survey gives a model",
     "too slow": "did not end in time",
     "died": "ended without an answer",
     "error": "ended in something else than a label or a refusal",
@@ -110,6 +112,8 @@ def surveyed(library: Library, name: str) -> Found:
     try:
         model = library.build(name)
     except Exception as error:
+        if _lacks_memory(error):
+            raise
         return {"outcome": "not built", "why": _line(error)}
     found: Found = {"class": type(model).__name__}
     try:
@@ -196,8 +200,14 @@ def _work(task: Any, library: str, names: list[str], gigabytes: float, connectio
         try:
             found = task(LIBRARIES[library], name)
         except Exception as error:
-            found = {"outcome": "error", "why": _line(error)}
+            found = {"outcome": "too large" if _lacks_memory(error) else "error", "why": _line(error)}
         connection.send(found)
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out: torch says so with a ``RuntimeError``, or with Python's own error."""
+    texts = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
+    return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
 
 def _limit_memory(gigabytes: float) -> None:
@@ -225,7 +235,8 @@ def _each(task: Any, library: str, names: list[str], seconds: float, gigabytes: 
                     # A new process first imports everything.
                     found = here.recv() if here.poll(seconds) else {"outcome": "too slow"}
                 except EOFError:
-                    found = {"outcome": "died"}
+                    process.join()
+                    found = {"outcome": "died", "why": f"its process ended with code {process.exitcode}"}
                 done += 1
                 yield found
                 if found.get("outcome") in ("too slow", "died"):

@@ -81,7 +81,7 @@ def section(library: str, lines: Sequence[Found]) -> str:
         "",
         " ".join(_opinions(counts)),
     ]
-    for outcome in ("partly verified", "by name", "too slow", "died", "error"):
+    for outcome in ("partly verified", "by name", "too large", "too slow", "died", "error"):
         if by[outcome]:
             parts += ["", f"**{outcome.capitalize()}**: {', '.join(_names(by[outcome]))}."]
     if by["refused"]:
