@@ -186,14 +186,18 @@ def test_sigterm_ends_like_ctrl_c_and_takes_the_workers_along(tmp_path):
     assert sorted(state(folder) for folder in Store(tmp_path).cells()) == ["done", "stopped"]
 
 
-def test_ctrl_c_while_the_command_line_is_imported_is_one_line():
-    code = """
-import sys
+@pytest.mark.parametrize("caught", ["", "except KeyboardInterrupt: raise ImportError('broken installation')"])
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line(caught):
+    """Where numpy is imported, the interrupt comes out as an ImportError."""
+    code = f"""
+import signal, sys
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "fasterqk.cli.main":
-            raise KeyboardInterrupt
+            try: signal.raise_signal(signal.SIGINT)
+            {caught or "finally: pass"}
 sys.meta_path.insert(0, Interrupt())
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from fasterqk.__main__ import main
 sys.exit(main())
 """

@@ -234,6 +234,7 @@ def test_a_module_beside_the_spec_is_planned_without_import_and_swept(tmp_path: 
     ("old", "new", "told"),
     [
         ("beside_a_spec:run", "beside_a_spec:rum", "beside_a_spec has no 'rum'; did you mean 'run'?"),
+        ("beside_a_spec:run", "beside_a_spec:scale", "beside_a_spec has no 'scale'"),
         ("beside_a_spec:Own", "beside_a_spec:Other", "beside_a_spec has no 'Other'"),
         ("beside_a_spec:Own", "beside_the_spec:Own", "there is no module 'beside_the_spec'"),
         ("scale = 3", "scal = 3", "Own has no field 'scal' (in [base]); did you mean 'scale'?"),

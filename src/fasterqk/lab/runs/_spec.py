@@ -288,11 +288,13 @@ def _find_module(name: str, places: list[str] | None) -> ModuleSpec | None:
     return None
 
 
-def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
-    """Every name that a module binds, anywhere: what is bound only in a branch may be there."""
-    for node in ast.walk(tree):
+def _bindings(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
+    """Every name that a module binds: what is bound only in a branch may be there, methods are not."""
+    for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name, node
+            for inner in ast.walk(node):
+                yield from ((name, inner) for name in inner.names) if isinstance(inner, ast.Global) else ()
         elif isinstance(node, ast.Import | ast.ImportFrom):
             for alias in node.names:
                 yield alias.asname or alias.name.partition(".")[0], node
@@ -301,6 +303,8 @@ def _bindings(tree: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
                 for part in ast.walk(target):
                     if isinstance(part, ast.Name):
                         yield part.id, node
+        else:
+            yield from _bindings(node)
 
 
 class _SourceClass:
