@@ -1,35 +1,33 @@
 """``python -m fasterqk`` and the installed command: the command line, and Ctrl-C while it is imported."""
 
-import signal
 import sys
-from typing import Any, NoReturn
 
 
 def main() -> int:
     """Run the command line of this process; returns the exit code."""
     interrupted = False
 
-    def stop(number: int, frame: Any) -> NoReturn:
+    def stop(number: int, frame: object) -> None:
         nonlocal interrupted
         interrupted = True
         raise KeyboardInterrupt
 
     try:
+        import signal  # here, where Ctrl-C is expected
+
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, stop)
         from fasterqk.cli.main import main as run
 
         return run()
-    except BaseException as error:
-        # Before `run` can say so itself, or while it does. Where an extension (numpy) is being imported, the
-        # interrupt comes out as another error, of a broken installation.
-        if not isinstance(error, KeyboardInterrupt) and not (interrupted and isinstance(error, ImportError)):
+    except KeyboardInterrupt:  # before `run` can say so itself, or while it does
+        pass
+    except ImportError:
+        # An interrupt while an extension (numpy) is imported comes out as this, and blames the installation.
+        if not interrupted:
             raise
-        print("fasterqk: stopped", file=sys.stderr)
-        return 130
-    finally:
-        if signal.getsignal(signal.SIGINT) is stop:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+    print("fasterqk: stopped", file=sys.stderr)
+    return 130
 
 
 if __name__ == "__main__":
