@@ -164,6 +164,9 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
             "'nope'; choose from hatexplain, sva, agreement, jsonl, squad, kvqa",
         ),
         ("[base]\ntask = 'sva'\nform = 'odd'\n", "task 'sva' has no form 'odd'; its forms are"),
+        ("[base]\ntask = 'jsonl'\n", "needs the file with your data; write file = 'FILE.jsonl' in [base]"),
+        ("[base]\ntask = 'sva'\nlayers = 1_000_000_000\n", "layers 1000000000: at most 2000 can be built"),
+        ("[base]\ntask = 'sva'\nlr = nan\n", "lr nan is not a finite number"),
         ("[base]\ntask = 'sva'\nfile = 'mine.jsonl'\n", "'mine.jsonl' belongs to task 'jsonl'"),
         (
             "[base]\ntask = 'sva'\n[grid]\n"

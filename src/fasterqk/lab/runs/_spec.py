@@ -176,6 +176,10 @@ def _config(kind: Any, fields: Mapping[str, Any], arm: str) -> Any:
         config = kind(**{name: _typed(name, value, hints[name]) for name, value in fields.items()})
         if f"{kind.__module__.rpartition('.')[0]}:{kind.__name__}" == DEFAULT_CONFIG:
             check_task(config.task, config.data.form, config.data.file)
+            if config.task == "jsonl" and not config.data.file:
+                raise InputError(
+                    "task 'jsonl' needs the file with your data; write file = 'FILE.jsonl' in [base]"
+                )
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"arm {arm!r}: {error}" if arm else str(error)) from None
     return config

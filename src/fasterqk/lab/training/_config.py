@@ -17,6 +17,7 @@ DECAYS = ("coupled", "independent")
 SCHEDULES = ("cosine", "half-cosine", "constant")
 READ_POSITIONS = ("after", "last")
 POSITION_STARTS = ("random", "waves")
+MOST_LAYERS = 2000
 # What they are: `fasterqk.lab.training._readings`.
 READINGS = ("heads", "plain", "residual", "carried")
 
@@ -192,6 +193,8 @@ class Model:
         _one_of(self, read=READ_POSITIONS, position_start=POSITION_STARTS)
         _above_zero(self, "init_scale", "start_scale")
         _at_least(self, 1, "layers", "width", "heads", "head_width", "context")
+        if self.layers > MOST_LAYERS:
+            raise InputError(f"layers {self.layers}: at most {MOST_LAYERS} can be built")
         _at_least(self, 0, "mlp_width", "dropout")
         _below_one(self, "dropout")
 
@@ -342,7 +345,9 @@ def _typed(field: "dataclasses.Field[Any]", value: Any) -> Any:
         if all(isinstance(entry, item) and not isinstance(entry, bool) for entry in value):
             return tuple(value)
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if declared.startswith("float") and number and math.isfinite(value):
+    if declared.startswith("float") and number:
+        if not math.isfinite(value):
+            raise InputError(f"{field.name} {value!r} is not a finite number")
         return float(value)
     if declared.startswith("int") and number and float(value).is_integer():
         return int(value)
