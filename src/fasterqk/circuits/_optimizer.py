@@ -63,7 +63,7 @@ def make_optimizer(
     others: tuple[Any, dict[str, Any]] | None = None,
     **kwargs: Any,
 ) -> OptimizerT:
-    """An ``optimizer_class`` for ``model`` whose query-key circuit learns ``qk_ratio`` times faster.
+    """An ``optimizer_class`` for ``model`` whose queries and keys learn at ``qk_ratio`` times the rate.
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)
@@ -74,9 +74,10 @@ def make_optimizer(
     ``query_key_value``) are trained slice by slice without touching the module or its state dict.
     With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
 
-    ``qk_ratio=r`` multiplies the rates of W_Q *and* of W_K. Attention depends on their product W_Q W_K: with
-    SGD the product then learns about r times as fast relative to W_V W_O, with Adam, whose steps do not
-    depend on the size of gradients, about r^2 times ("the product law", docs/theory.md).
+    ``qk_ratio=r`` multiplies the rates of W_Q *and* of W_K; attention depends on W_K W_Q^T. In the theory of
+    one layer that product then learns r times as fast relative to W_O W_V with SGD, and about r^2 times with
+    Adam, whose steps do not depend on the size of gradients ("the product law", docs/theory.md). In whole
+    models this is a rule of thumb: embedding, MLP and head count, too.
 
     - ``qk_ratio``, ``ov_ratio``: a number; ``Ramp(1, 20, 1000)`` or any function of the step; one value
       per layer (sequence, or mapping for some layers); nested, one per head; a function of any of

@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.integrate import quad
 
@@ -14,6 +15,8 @@ from fasterqk.errors import InputError
 from fasterqk.lab.experiments import covert_channel as module
 from fasterqk.lab.experiments.covert_channel import PARTS, arms, covert_gain, separation
 from fasterqk.lab.synthetic import Language
+from fasterqk.theory import Setting
+from fasterqk.theory._flow import Population
 
 
 def test_examples_in_docstrings():
@@ -30,7 +33,7 @@ def test_the_arms():
         arms(["wide"])
 
 
-def test_the_gain_has_the_limit_of_the_page():
+def test_the_gain_stays_below_the_bound_of_the_page():
     """Large ratios: b/(C rho) sqrt(M / (2 k (M-1))) integral (e^-q + rho) / sqrt(q + rho (e^q - 1)) dq."""
     for gamma in (0.1, 0.2, 0.5):
         m = round(63 * gamma)
@@ -40,9 +43,42 @@ def test_the_gain_has_the_limit_of_the_page():
             q = x * x
             return 2 * x * (math.exp(-q) + rho) / math.sqrt(q + rho * math.expm1(q))
 
-        limit = 10 / (10 * rho) * math.sqrt(4 / 6 / 2) * quad(slope, 0, 6)[0]
-        assert covert_gain(Language(gamma=gamma), 1e6, 1e-3) == pytest.approx(limit, rel=0.02)
+        bound = 10 / (10 * rho) * math.sqrt(4 / 6 / 2) * quad(slope, 0, 6)[0]
+        assert bound - 1.3 < covert_gain(Language(gamma=gamma), 1e6, 1e-3) < bound
     assert covert_gain(Language(common=40), 1.0, 1e-3) < covert_gain(Language(), 1.0, 1e-3) / 3
+
+
+def test_the_linear_equations_are_those_of_a_population():
+    """Derivatives of the flow against disturbances of common tokens that differ between classes."""
+    classes, own, common, n, mu, q = 2, 1, 2, 14, 5.0, 2.0
+    population = Population.of(Setting(classes, own, 2, n, "fixed", common))
+    alpha = 1 / (1 + n / 2 * math.exp(-q))
+    tokens = slice(classes * own, classes * own + common)
+    queries = slice(tokens.stop, tokens.stop + classes)
+    change = np.array([[1, -1], [-1, 1]]) / 2  # of a token for a class; sums to zero over both
+
+    def flow(score, value):
+        w_ov, w_qk = mu * population.ov_direction, q * population.qk_direction
+        w_qk[tokens, queries] += score * change
+        w_ov[:, tokens] += value * change.T
+        return [-gradient for gradient in population.gradients(w_ov, w_qk)]
+
+    def slope(score, value):
+        ahead, behind = flow(score, value), flow(-score, -value)
+        return [(one - other) / 2e-4 for one, other in zip(ahead, behind, strict=True)]
+
+    still = flow(0, 0)
+    clock = still[0][0, 0] / population.ov_direction[0, 0]  # dmu/dt
+    falls = still[1][tokens, queries].mean()  # the score of every common token, b/(b + C) of dq/dt
+    rises = still[1][population.qk_direction > 0].mean()
+    assert falls == pytest.approx(-own / (own + common) * (rises - falls))
+    by_score, by_value = slope(1e-4, 0), slope(0, 1e-4)
+    drive = clock * own * (1 - alpha) / (common * alpha)
+    # To order 1/n: n = 14 background tokens.
+    assert (by_score[0][:, tokens] * change.T).sum() == pytest.approx(drive, rel=1 / n)
+    assert (by_value[1][tokens, queries] * change).sum() == pytest.approx(drive, rel=1 / n)
+    assert (by_score[1][tokens, queries] * change).sum() == pytest.approx(falls, rel=1 / n)
+    assert abs((by_value[0][:, tokens] * change.T).sum()) < drive / n
 
 
 def test_separation_counts_errors():
