@@ -213,6 +213,7 @@ sys.exit(main())
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), 1),
         (OSError(errno.ENOSPC, "No space left on device", "a"), 1),
         (OSError(errno.ENAMETOOLONG, "File name too long", "a"), 2),
+        (OSError(errno.ENOTEMPTY, "Directory not empty", "a"), 2),  # another process was faster
         (PermissionError(errno.EACCES, "Permission denied", "a"), 2),
         (KeyboardInterrupt(), 130),
     ],

@@ -40,7 +40,7 @@ _LIBRARY = ("demo", "theory", "circuits", "measure")
 
 # Errors of the operating system that a wrong path in the command line causes.
 _WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
-_WRONG_NAME = (errno.ENAMETOOLONG, errno.ELOOP)
+_WRONG_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 
 # How every command ends; docs/runs.md has the same table.
 _MACHINE, _INPUT, _INTERRUPTED, _READER_LEFT, _TERMINATED = 1, 2, 130, 141, 143
