@@ -53,6 +53,7 @@ class Question:
     effects: Callable[[Results], list[Effect]]
     becomes: Callable[[Sequence[Effect]], str]
     so_far: str = ""
+    exploratory: Callable[[Results], list[Effect]] = lambda results: []
 
 
 # --- Reading published results ---
@@ -217,6 +218,12 @@ def _temperature(results: Results) -> list[Effect]:
     )
 
 
+def _temperature_explored(results: Results) -> list[Effect]:
+    pair = (READINGS["faster_qk"], READINGS["in_the_model"])
+    arms = ("test accuracy, minus the baseline sharpened in the model", pair, "more")
+    return _paired(results, "temperature-hatexplain-paper", arms, score="test_accuracy", at=EQUAL_ENTROPY)
+
+
 # Tables of the future work with what they are about, and the arms that favour QK.
 FUTURE_WORK = {
     "future-work-toy-sgd-four-tokens": "toy language, SGD",
@@ -300,12 +307,13 @@ QUESTIONS = (
             "Faster QK is more than a sharper softmax: at equal loss and entropy it attends more to "
             "relevant tokens "
             "and is more faithful than its baseline sharpened to match.",
-            "Faster QK is no more than a sharper softmax: its baseline, sharpened to the same entropy, "
-            "does as well "
-            "or better.",
+            "In the scores that decide faster QK is no more than a sharper softmax: its baseline, sharpened "
+            "to the same entropy, does as well or better. Whether a model that is sharpened so still "
+            "answers, its accuracy says.",
             "Faster QK is more than a sharper softmax in one of the two scores that decide.",
             "Open: the intervals are too wide to tell.",
         ),
+        exploratory=_temperature_explored,
     ),
     Question(
         "Depth",
@@ -480,7 +488,7 @@ def document(results: Results) -> str:
             "",
             f"## {heading(number, question)}",
             "",
-            *_section(question, question.effects(results), missing[question.title]),
+            *_section(question, results, missing[question.title]),
         ]
     return "\n".join(lines)
 
@@ -498,7 +506,8 @@ def _commands(names: Iterable[str]) -> str:
     return ", ".join(f"`fasterqk reproduce {name}`" for name in names)
 
 
-def _section(question: Question, effects: Sequence[Effect], missing: Sequence[str]) -> list[str]:
+def _section(question: Question, results: Results, missing: Sequence[str]) -> list[str]:
+    effects, explored = question.effects(results), question.exploratory(results)
     commands = _commands(name for name in question.asked if not effects or name not in missing)
     lines = [
         f"**Believed.** {question.believed}",
@@ -515,6 +524,8 @@ def _section(question: Question, effects: Sequence[Effect], missing: Sequence[st
     lines += ["**Came out.**", ""]
     alone = supports_alone(effects)
     lines += [f"- {effect.text(mark)}" for effect, mark in zip(effects, alone, strict=True)]
+    if explored:
+        lines += ["", "**Exploratory.**", "", *(f"- {effect.text(False)}" for effect in explored)]
     lines += ["", f"**The claim becomes.** {question.becomes(effects).strip()}"]
     if missing:
         lines += ["", f"**Not run to the end yet.** {_commands(missing)}. Cost of all: {question.cost}."]
