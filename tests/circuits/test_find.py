@@ -603,6 +603,15 @@ def test_the_advice_of_a_refusal_names_queries_and_keys_and_works_when_pasted() 
         def forward(self, x: Tensor) -> Tensor:
             return self.to_q(x).relu() @ (self.to_k(x).relu().mT @ self.to_v(x))
 
+    class SigmoidAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.o = nn.Linear(8, 24), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(x).chunk(3, -1)
+            return self.o((q @ k.mT).sigmoid() @ v)
+
     def message(model: nn.Module) -> str:
         with pytest.raises(InputError) as caught:
             find_circuits(model, inputs=torch.arange(5)[None])
@@ -612,6 +621,11 @@ def test_the_advice_of_a_refusal_names_queries_and_keys_and_works_when_pasted() 
     asked = message(linear).partition("; to name one labels=")[2]
     assert asked == "{'*.to_q.weight': 'q', '*.to_k.weight': 'k'}"
     assert find_circuits(linear, labels=ast.literal_eval(asked), verify=False)
+    fused = nn.Sequential(nn.Embedding(9, 8), SigmoidAttention())
+    asked = message(fused).partition("; to name one labels=")[2]
+    parts = [(0, 0, 8, "q"), (0, 8, 16, "k"), (0, 16, 24, "v")]
+    assert ast.literal_eval(asked) == {"*.qkv.weight": parts, "*.qkv.bias": parts}
+    assert [p.role for p in find_circuits(fused, labels=ast.literal_eval(asked), verify=False)][1:4] == [*"qkv"]
     plain = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 8))
     asked = message(plain).partition("in the form labels=")[2]
     assert asked == "{'1.weight': 'q', '2.weight': 'k'}"  # never the table of tokens

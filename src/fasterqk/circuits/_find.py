@@ -429,7 +429,7 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
     own = type(model).__name__
     if judgement.linear:
         path, block = next(iter(judgement.linear.items()))
-        named = _likely(model, judgement.linear)
+        named = _likely(model, judgement, judgement.linear)
         raise InputError(
             f"{path or 'the model'} ({type(block).__name__}) forms no softmax over queries and keys, and "
             f"nothing in {own} does: it has no QK circuit"
@@ -443,27 +443,31 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
             f"the weights of {own} are packed for integer arithmetic and are no longer "
             "parameters; label and train the model before it is quantised"
         )
-    named = _likely(model, [""])
+    named = _likely(model, judgement, [""])
     text = _labels_text(model, named)
     advice = f"; if there is, say which parameters make queries and keys, in the form {text}" if named else ""
     raise InputError(f"no attention was found in {own}{advice}")
 
 
-def _likely(model: nn.Module, paths: Iterable[str]) -> dict[str, Role]:
-    """Weights in ``paths`` for queries and keys: those called so, else the first two that are no tables."""
+def _likely(model: nn.Module, judgement: Judgement, paths: Iterable[str]) -> dict[str, Any]:
+    """Labels of weights in ``paths``: those called queries and keys, else the first two that are no tables."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
-    names = [
-        name
-        for name, parameter in parameters_by_module(model)
-        if parameter.dim() > 1 and id(parameter) not in tables and any(_inside(name, path) for path in paths)
-    ]
-    found: dict[str, Role] = {}
-    roles: tuple[Role, ...] = ("q", "k")
-    for role in roles:
-        called = (name for name in names if role in {meaning(part).letters for part in name.split(".")[-2:]})
-        if (first := next(called, None)) is not None:
-            found |= {name: role for name in names if stack_of(name) == stack_of(first)}
-    return found or dict(zip(names, roles, strict=False))
+    inside = {n: p for n, p in parameters_by_module(model) if any(_inside(n, path) for path in paths)}
+    names = [name for name, parameter in inside.items() if parameter.dim() > 1 and id(parameter) not in tables]
+    found: dict[str, Any] = {}
+    for name in names:
+        own = judgement.guesses.get(name)
+        said = {meaning(part).letters for part in name.split(".")[-2:]} & {"q", "k"}
+        if own is not None and own.role in ("q", "k"):
+            found[name] = own.role
+        elif own is not None and own.axis is not None:
+            found[name] = [(own.axis, *span) for span in spans_of(own.blocks)]
+            bias = name.removesuffix("weight") + "bias"
+            if bias in inside:  # open without a label of its own
+                found[bias] = [(0, *span) for span in spans_of(own.blocks)]
+        elif own is None and len(said) == 1:
+            found[name] = said.pop()
+    return found or dict(zip(names, ("q", "k"), strict=False))
 
 
 def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Circuits) -> None:
