@@ -625,7 +625,9 @@ def test_the_advice_of_a_refusal_names_queries_and_keys_and_works_when_pasted() 
     asked = message(fused).partition("; to name one labels=")[2]
     parts = [(0, 0, 8, "q"), (0, 8, 16, "k"), (0, 16, 24, "v")]
     assert ast.literal_eval(asked) == {"*.qkv.weight": parts, "*.qkv.bias": parts}
-    assert [p.role for p in find_circuits(fused, labels=ast.literal_eval(asked), verify=False)][1:4] == [*"qkv"]
+    assert [p.role for p in find_circuits(fused, labels=ast.literal_eval(asked), verify=False)][1:4] == [
+        *"qkv"
+    ]
     plain = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 8), nn.Linear(8, 8))
     asked = message(plain).partition("in the form labels=")[2]
     assert asked == "{'1.weight': 'q', '2.weight': 'k'}"  # never the table of tokens

@@ -2,8 +2,10 @@
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -160,3 +162,14 @@ def test_a_model_that_exceeds_the_memory_is_too_large(error: Exception) -> None:
     assert chapter._lacks_memory(error) and not chapter._lacks_memory(RuntimeError("no file"))
     with pytest.raises(type(error)):  # not "not built": whoever calls it says "too large"
         chapter.surveyed(Library(lambda: ["one"], build, ()), "one")
+
+
+def test_a_large_model_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wide(nn.Module):
+        def __init__(self, num_layers: int = 40, width: int = 40_000) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(num_layers))
+
+    monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(Wide=Wide))
+    with pytest.raises(MemoryError, match="3,200,000,000 parameters"):  # two layers; it takes no memory
+        chapter.surveyed(LIBRARIES["diffusers"], "Wide")

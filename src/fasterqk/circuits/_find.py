@@ -450,10 +450,12 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
 
 
 def _likely(model: nn.Module, judgement: Judgement, paths: Iterable[str]) -> dict[str, Any]:
-    """Labels of weights in ``paths``: those called queries and keys, else the first two that are no tables."""
+    """Labels of weights in ``paths``: those called queries and keys, else the first two but tables."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     inside = {n: p for n, p in parameters_by_module(model) if any(_inside(n, path) for path in paths)}
-    names = [name for name, parameter in inside.items() if parameter.dim() > 1 and id(parameter) not in tables]
+    names = [
+        name for name, parameter in inside.items() if parameter.dim() > 1 and id(parameter) not in tables
+    ]
     found: dict[str, Any] = {}
     for name in names:
         own = judgement.guesses.get(name)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from fasterqk.circuits._from_config import model_without_weights
@@ -158,6 +159,9 @@ def _diffusers_model(name: str) -> nn.Module:
     few = {one: value for one, value in smaller.items() if _FEW_LAYERS.match(one)}
     failure: Exception | None = None
     for given in (smaller, few):
+        size = _planned(kind, given)
+        if size > _LARGEST:
+            raise MemoryError(f"{size:,} parameters")
         try:
             model: nn.Module = kind(**given)
         except Exception as error:
@@ -167,6 +171,19 @@ def _diffusers_model(name: str) -> nn.Module:
     raise InputError(
         f"{name} cannot be built small: {(str(failure) or type(failure).__name__).splitlines()[0]}"
     )
+
+
+# Parameters of a model that can be built, copied for the probe and run in the memory of a survey.
+_LARGEST = 1_000_000_000
+
+
+def _planned(kind: Any, given: dict[str, Any]) -> int:
+    """How many parameters a model will have; 0 if it cannot be built without memory."""
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in kind(**given).parameters())
+    except Exception:
+        return 0
 
 
 def _small(name: str, default: Any) -> Any:
