@@ -418,7 +418,8 @@ QUESTIONS = (
         "each acts like a faster QK circuit at ratio 1",
         {
             "future-work --parts toy": "future-work-toy-sgd-four-tokens",
-            "future-work --parts hatexplain": "future-work-hatexplain-adamw",
+            "future-work --parts hatexplain --optimizers AdamW": "future-work-hatexplain-adamw",
+            "future-work --parts hatexplain --optimizers SGD": "future-work-hatexplain-sgd",
         },
         "Initial imbalance between QK and OV, decay by circuit, gradient normalisation, at ratio 1, under "
         "plain SGD and Adam: toy language (protocol `four-tokens`), 5 seeds; one arm each on HateXplain, "
