@@ -36,7 +36,7 @@ def read_csv(path):
 def recomputed(path):
     """All intervals that the per-seed values of ``path`` give: of every arm, and of paired differences.
 
-    Values have six digits. ``(interval, unit)``: by what rounding may have moved it, a unit of the last digit.
+    Values have six digits: ``(interval, unit)``, by what rounding may have moved it, a unit of the last.
     """
     values = {}
     for row in read_csv(path):
