@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.architectures.zoo import ZOO
-from torch import nn
+from torch import Tensor, nn
 
 from fasterqk.circuits import Slice, find_circuits
 from fasterqk.circuits._inputs import accepted
@@ -100,6 +100,35 @@ def test_random_numbers_are_the_same_in_every_run() -> None:
         add_noise(model.eval()), pieces, lambda own: own(states + torch.randn(states.shape))
     )
     assert found == (4, []) and torch.equal(torch.get_rng_state(), before)
+
+
+class RelativeValues(nn.Module):
+    """Values of the tokens and values of the distances, which the same probabilities weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(8, 8) for _ in range(3))
+        self.out_proj = nn.Linear(8, 8)
+        self.emb_rel_v = nn.Parameter(torch.randn(5, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        probabilities = torch.softmax(self.q_proj(x) @ self.k_proj(x).mT / 8**0.5, -1)
+        padded = nn.functional.pad(probabilities, (0, 2))
+        relative = nn.functional.pad(self.emb_rel_v, (0, 0, 1, 0))[: padded.shape[-1]]
+        return self.out_proj(probabilities @ self.v_proj(x) + padded @ relative)
+
+
+def test_values_of_relative_positions_are_values() -> None:
+    model = nn.ModuleDict({"attention": RelativeValues()})
+    pieces = [
+        Slice(f"attention.{name}", None, None, None, role, None, "name", 40)  # type: ignore[arg-type]
+        for name, role in (("emb_rel_v", "v"), ("v_proj.weight", "v"), ("out_proj.weight", "o"))
+    ]
+    x = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
+    assert contradictions(model, pieces, lambda own: own["attention"](x)) == (3, [])
+    wrong = [replace(pieces[0], role="o")]
+    _, lines = contradictions(model, wrong, lambda own: own["attention"](x))
+    assert lines == ["attention.emb_rel_v is labelled o, and what changes first is v"]
 
 
 class Einsum(nn.Module):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from math import isclose
 from typing import Any
 
 import torch
@@ -45,13 +46,18 @@ class Event:
 
 @dataclass
 class Call:
-    """One attention call: the numbers of its events, and which operand of the last has the probabilities."""
+    """One attention call: the numbers of its events, and which operand of the last has the probabilities.
+
+    ``more`` are further products of the same probabilities, as with values of relative positions: their
+    numbers, each with the operand that has the probabilities.
+    """
 
     product: int
     softmax: int
     context: int
     probabilities: int
     modules: tuple[str, ...]
+    more: dict[int, int]
 
 
 @dataclass(eq=False)
@@ -181,8 +187,20 @@ def attention_calls(events: Sequence[Event]) -> list[Call]:
         if before is not None and after is not None:
             last = events[after]
             own = last.sizes.index(event.output) if same is None else last.sums.index(event.sums[0])
-            calls.append(Call(before, number, after, own, event.modules))
+            more = {i: place for i in later if i > after for place in _places(event, events[i])}
+            calls.append(Call(before, number, after, own, event.modules, more))
     return calls
+
+
+def _places(softmax: Event, product: Event) -> list[int]:
+    """The operands of ``product`` that are the probabilities, perhaps padded or in another order."""
+    own = [float(part) for part in softmax.sums[0]]
+    return [
+        place
+        for place, sums in enumerate(product.sums)
+        if product.modules == softmax.modules
+        and all(isclose(float(part), one, rel_tol=1e-9) for part, one in zip(sums, own, strict=True))
+    ]
 
 
 def contradictions(
@@ -268,7 +286,7 @@ def _first_change(
 
 
 def _meaning(change: _Changed, own: list[Call], role: str) -> str | None:
-    if role == "o" and change.number > own[0].context:
+    if role == "o" and change.number > own[0].context and change.number not in own[0].more:
         return _LATER  # also where all layers are in one module
     for call in own:
         if change.number == call.product:
@@ -277,6 +295,7 @@ def _meaning(change: _Changed, own: list[Call], role: str) -> str | None:
             return None
         if call.product < change.number <= call.softmax:
             return _SCORE
-        if change.number == call.context:
-            return _SCORE if call.probabilities in change.operands or not change.operands else "v"
+        if change.number == call.context or change.number in call.more:
+            probabilities = call.more.get(change.number, call.probabilities)
+            return _SCORE if probabilities in change.operands or not change.operands else "v"
     return _LATER if change.number > own[0].context else None
