@@ -219,9 +219,10 @@ def _draw_map(axis: Any, points: Sequence[Mapping[str, Any]], key: str) -> None:
         grid[RATES.index(point["rate"]), RATIOS.index(point["ratio"])] = point[key]
     low, high = np.nanmin(grid), np.nanmax(grid)
     axis.imshow(grid, cmap=HEATMAP, origin="lower", aspect="auto", vmin=low, vmax=high)
+    axis.grid(visible=False)
     for row, column in np.ndindex(grid.shape):
         share = (grid[row, column] - low) / ((high - low) or 1)
-        color = "white" if share > 0.55 else "black"
+        color = "black" if share > 0.55 else "white"
         axis.text(column, row, f"{grid[row, column]:.3f}", ha="center", va="center", fontsize=8, color=color)
     for start in range(1, len(RATES) + len(RATIOS) - 2):
         axis.plot(
