@@ -152,9 +152,10 @@ def _real_data(results: Results) -> list[Claim]:
                     "everything x30 minus equal rates, ratio 1", "everything ×30", "equal rates", "equal"
                 ),
             ],
-            "ablation-hatexplain",
-            "results.md#which-change-carries-the-effect",
-            "Both ways to a ratio of 30 raise attention, but not equally: the ratio alone does not decide.",
+            "ratio-or-rate",
+            "results.md#ratio-or-rate",
+            "The rate of queries and keys against that of everything else does. OV alone slowed does little: "
+            "embedding, MLP and head go on at full speed.",
         ),
         measured(
             "Slower output-value learning is compensated by attending more strongly",
