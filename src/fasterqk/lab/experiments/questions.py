@@ -522,7 +522,10 @@ def _section(question: Question, results: Results, missing: Sequence[str]) -> li
     lines += [f"- {effect.text(mark)}" for effect, mark in zip(effects, alone, strict=True)]
     if explored:
         lines += ["", "**Exploratory.**", "", *(f"- {effect.text(False)}" for effect in explored)]
-    lines += ["", f"**The claim becomes.** {question.becomes(effects).strip()}"]
+    lines += [
+        "",
+        f"**The claim becomes{', so far' if missing else ''}.** {question.becomes(effects).strip()}",
+    ]
     if missing:
         lines += ["", f"**Not run to the end yet.** {_commands(missing)}. Cost of all: {question.cost}."]
     return lines
