@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any, Protocol
 
+from fasterqk.errors import errors_name_standard_output
 from fasterqk.files import plain
 
 # Signs that a terminal's reader may paste into a shell or a program.
@@ -36,16 +37,6 @@ def print_result(as_json: bool, result: Any, show: Callable[[Any], None]) -> int
         else:
             show(result)
     return 0
-
-
-@contextmanager
-def errors_name_standard_output() -> Iterator[None]:
-    """Let an ``OSError`` that names no file name the standard output: those of ``print`` name nothing."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or "standard output"
-        raise
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:

@@ -53,3 +53,13 @@ def needs_extra(extra: str) -> Iterator[None]:
         missing = MissingExtra(f"{package} is not installed; `pip install 'fasterqk[{extra}]'` installs it")
         missing.name = package
         raise missing from None
+
+
+@contextmanager
+def errors_name_standard_output() -> Iterator[None]:
+    """Let an ``OSError`` that names no file name the standard output: those of ``print`` name nothing."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or "standard output"
+        raise

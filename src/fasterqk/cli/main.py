@@ -12,8 +12,7 @@ from typing import Any, NoReturn
 
 from fasterqk import __version__
 from fasterqk.cli.common import Parser
-from fasterqk.console import errors_name_standard_output
-from fasterqk.errors import InputError, WorkError, needs_extra
+from fasterqk.errors import InputError, WorkError, errors_name_standard_output, needs_extra
 
 # Each command is a module of this folder with `configure(parser)` and `run(arguments)`. It is imported
 # only when asked for, and imports numpy, scipy and torch only inside `run`.
