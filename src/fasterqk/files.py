@@ -182,7 +182,8 @@ def _errors_name(path: str | os.PathLike[str], temporary: Path | None = None) ->
     try:
         yield
     except OSError as error:
-        if not error.filename or str(error.filename).startswith(str(temporary)):
+        own = temporary is not None and str(error.filename).startswith(str(temporary))
+        if own or not error.filename:
             error.filename, error.filename2 = os.fspath(path), None
         raise
     except Exception as error:

@@ -154,8 +154,8 @@ def _real_data(results: Results) -> list[Claim]:
             ],
             "ratio-or-rate",
             "results.md#ratio-or-rate",
-            "The rate of queries and keys against that of everything else does. OV alone slowed does little: "
-            "embedding, MLP and head go on at full speed.",
+            "Attention grows with the rate of queries and keys relative to everything else; slowing OV alone "
+            "does little. Whether the base rate matters as well is open.",
         ),
         measured(
             "Slower output-value learning is compensated by attending more strongly",
