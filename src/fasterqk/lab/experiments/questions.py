@@ -153,9 +153,8 @@ def _ratio_or_rate_becomes(effects: Sequence[Effect]) -> str:
     if ratio == "supports" and rate == "against":
         way = "more" if effects[1].value.mean > 0 else "less"
         return (
-            "Not the ratio alone. Attention on relevant tokens grows with the ratio, but at one ratio "
-            "a higher "
-            f"base rate gives {way} of it: the ratio is one of two knobs."
+            "Not the ratio alone. Attention on relevant tokens grows with the ratio, but at one ratio a "
+            f"higher base rate gives {way} of it: the ratio is one of two knobs."
         )
     if ratio == "supports":
         return "Attention grows with the ratio; whether the base rate matters at one ratio stays open."
@@ -229,15 +228,13 @@ FAVOUR_QK = favour_qk()
 QUESTIONS = (
     Question(
         "Ratio or rate?",
-        "The paper: the ratio of the two learning rates governs how attention concentrates. Our "
-        "ablation did not "
-        "fit: with QK times 30 attention on relevant tokens was .679, with OV slowed by 30, the same "
+        "The paper: the ratio of the two learning rates governs how attention concentrates. Our ablation did "
+        "not fit: with QK times 30 attention on relevant tokens was .679, with OV slowed by 30, the same "
         "ratio, .448.",
         "the ratio alone decides",
         {"ratio-or-rate": _MAP_NAME},
-        "One-layer HateXplain, 4 base rates x 5 ratios, and one arm in which everything but QK is "
-        "slowed by 30 "
-        "(30 times the epochs, no decay); 3 seeds, constant rate.",
+        "One-layer HateXplain, 4 base rates x 5 ratios, and one arm in which everything but QK is slowed by "
+        "30 (30 times the epochs, no decay); 3 seeds, constant rate.",
         "attention on relevant tokens (MRTA) at the lowest training loss that all arms reach",
         "63 cells: 60 of about 40 seconds and 3 of about 20 minutes of one core",
         _ratio_or_rate,
@@ -246,16 +243,14 @@ QUESTIONS = (
     Question(
         "Tuned against tuned",
         "The paper multiplies the query-key rate of a baseline whose base rate was tuned for it. On "
-        "HateXplain "
-        "validation prefers a base rate forty times the paper's.",
+        "HateXplain validation prefers a base rate forty times the paper's.",
         "with base rate and ratio chosen for each arm, the faster arm attends more to relevant tokens",
         {f"tuned --data {name}": f"tuned-{name}-paper" for name in TUNED},
         "Base rate and ratio of each arm by validation (HateXplain 4 x 5, three seeds; SVA 2 x 4, one seed; "
         "SQuAD small 3 x 4 on a quarter of an epoch), then 5 seeds (SQuAD: 2) of the two winners.",
         "MRTA on the test split at the best validation epoch",
-        "HateXplain 4 cells more than ratio-or-rate; SVA 16 cells of about 90 seconds each way; SQuAD "
-        "12 cells of "
-        "about 5 minutes and 4 of 33",
+        "HateXplain 4 cells more than ratio-or-rate; SVA 16 cells of about 90 seconds each way; SQuAD 12 "
+        "cells of about 5 minutes and 4 of 33",
         _tuned,
         _says(
             "It holds where each arm has the rates that are best for it.",
@@ -289,19 +284,16 @@ QUESTIONS = (
         "Faster QK could merely sharpen the softmax: the same ranking of tokens with more contrast.",
         "the faster arm is more than the baseline with a sharper softmax",
         {"temperature-hatexplain": "temperature-hatexplain-paper"},
-        "One-layer HateXplain, both arms stopped at training loss .6, 5 seeds. The baseline is "
-        "sharpened to the "
-        "mean entropy of the faster arm: as read (its rows raised to a power) and in the model (its scores "
-        "multiplied).",
-        "MRTA of the faster arm minus that of the baseline sharpened as read; AOPC comprehensiveness "
-        "above random "
-        "rankings, minus that of the baseline sharpened in the model",
+        "One-layer HateXplain, both arms stopped at training loss .6, 5 seeds. The baseline is sharpened to "
+        "the mean entropy of the faster arm: as read (its rows raised to a power) and in the model (its "
+        "scores multiplied).",
+        "MRTA of the faster arm minus that of the baseline sharpened as read; AOPC comprehensiveness above "
+        "random rankings, minus that of the baseline sharpened in the model",
         "10 cells of 1 to 3 minutes of one core, and as much for the readings",
         _temperature,
         _says(
-            "Faster QK is more than a sharper softmax: at equal loss and entropy it attends more to "
-            "relevant tokens "
-            "and is more faithful than its baseline sharpened to match.",
+            "Faster QK is more than a sharper softmax: at equal loss and entropy it attends more to relevant "
+            "tokens and is more faithful than its baseline sharpened to match.",
             "In the scores that decide faster QK is no more than a sharper softmax: its baseline, sharpened "
             "to the same entropy, does as well or better. Whether a model that is sharpened so still "
             "answers, its accuracy says.",
@@ -312,14 +304,12 @@ QUESTIONS = (
     ),
     Question(
         "Depth",
-        "The paper: the effect persists with two and four layers. In our tables it was a third as "
-        "large with two "
-        "layers, and with four one seed of three fell.",
+        "The paper: the effect persists with two and four layers. In our tables it was a third as large with "
+        "two layers, and with four one seed of three fell.",
         "with QK rates that are stable, attention rises in deeper models",
         {f"depth-hatexplain --layers {depth}": f"depth-hatexplain-{depth}" for depth in (2, 4)},
-        "2 and 4 layers, 5 seeds, the multiplied rate below what hardens attention; rollout with "
-        "residual 0 and .5, "
-        "every layer and head.",
+        "2 and 4 layers, 5 seeds, the multiplied rate below what hardens attention; rollout with residual 0 "
+        "and .5, every layer and head.",
         "MRTA of rollout at equal loss",
         "20 cells of 2 to 5 minutes of one core",
         lambda results: [
@@ -334,14 +324,12 @@ QUESTIONS = (
             "Open: the intervals are too wide to tell.",
         ),
         so_far="`fasterqk reproduce table-layers`, at the paper's ratio of 30: two layers, rollout, +.090 ± "
-        ".021 (5 "
-        "seeds); four layers +.063 ± .266 (3 seeds).",
+        ".021 (5 seeds); four layers +.063 ± .266 (3 seeds).",
     ),
     Question(
         "Faithfulness against its own chance",
-        "Comprehensiveness rises with faster QK. So does that of a random ranking: a model that relies "
-        "on few words "
-        "loses more whatever is removed.",
+        "Comprehensiveness rises with faster QK. So does that of a random ranking: a model that relies on "
+        "few words loses more whatever is removed.",
         "comprehensiveness above that of random rankings rises",
         {f"faithfulness --data {name}": f"faithfulness-{name}" for name in ("hatexplain", "sva-whole")},
         "Both arms as in the tables, random rankings measured along training, 5 seeds.",
@@ -362,14 +350,12 @@ QUESTIONS = (
     ),
     Question(
         "Pretrained models",
-        "The paper trains from scratch. In MiniLM, two seeds, attention on the marked words rose with "
-        "the ratio, but "
-        "most of it is on `[CLS]` and `[SEP]`.",
+        "The paper trains from scratch. In MiniLM, two seeds, attention on the marked words rose with the "
+        "ratio, but most of it is on `[CLS]` and `[SEP]`.",
         "fine-tuned with a faster QK circuit, a pretrained encoder attends more to the marked words",
         {"finetune-hatexplain": "finetune-hatexplain-words"},
         "all-MiniLM-L6-v2 on HateXplain, ratios 1, 5 and 20, 5 seeds; the share on special tokens as a "
-        "number of its "
-        "own, the mass renormalised over words.",
+        "number of its own, the mass renormalised over words.",
         "attention on the marked words, among words, at equal training loss",
         "15 cells of about 12 minutes of one core",
         lambda results: _decided(results, "finetune-hatexplain-words", "more"),
@@ -388,9 +374,8 @@ QUESTIONS = (
         "with relevance that includes where the pair was carried to, attention rises, and the task is learnt "
         "in fewer steps",
         {"carried-kvqa": "carried-kvqa"},
-        "Ratios 1, 2 and 5, 10 seeds; relevance of the pair and of the token behind it; every head; "
-        "steps until the "
-        "task is learnt.",
+        "Ratios 1, 2 and 5, 10 seeds; relevance of the pair and of the token behind it; every head; steps "
+        "until the task is learnt.",
         "MRTA of rollout with either relevance at equal loss, and the steps until learnt",
         "30 cells of about 100 seconds of one core",
         lambda results: (
@@ -408,8 +393,8 @@ QUESTIONS = (
     ),
     Question(
         "The paper's future work",
-        "The paper expects an initial imbalance, decay by circuit and normalised gradients to act like "
-        "a ratio.",
+        "The paper expects an initial imbalance, decay by circuit and normalised gradients to act like a "
+        "ratio.",
         "each acts like a faster QK circuit at ratio 1",
         {
             "future-work --parts toy": "future-work-toy-sgd-four-tokens",
@@ -417,8 +402,8 @@ QUESTIONS = (
             "future-work --parts hatexplain --optimizers SGD": "future-work-hatexplain-sgd",
         },
         "Initial imbalance between QK and OV, decay by circuit, gradient normalisation, at ratio 1, under "
-        "plain SGD and Adam: toy language (protocol `four-tokens`), 5 seeds; one arm each on HateXplain, "
-        "3 seeds.",
+        "plain SGD and Adam: toy language (protocol `four-tokens`), 5 seeds; one arm each on HateXplain, 3 "
+        "seeds.",
         "attention on relevant tokens at equal loss",
         "minutes for the toy language; HateXplain cells of about a minute",
         lambda results: [
