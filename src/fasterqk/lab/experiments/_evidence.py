@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from math import isfinite, nan
+from math import floor, isfinite, log10, nan
 from pathlib import Path
 from typing import Literal
 
@@ -84,10 +84,20 @@ class Effect:
         return max(1.0 if end.mean <= 0 else end.p_value for end in ends)
 
     def text(self, alone: bool = False) -> str:
-        """The effect as a clause: what, how much, how sure, and how it stands to the claim."""
-        size = f"{self.value.mean:+.{self.digits}f}"
+        """The effect as a clause: what, how much, how sure, and how it stands to the claim.
+
+        >>> Effect("steps", Interval(-206.004, 217.6, 10), "less").text()
+        'steps -206 ± 218 (n = 10): open'
+        >>> Effect("a", Interval(-0.00021, 0.00019, 3), "more").text()
+        'a -0.0002 ± 0.0002 (n = 3): against'
+        """
+        mean = abs(self.value.mean)
+        digits = self.digits
+        if isfinite(mean) and mean:  # a mean is never rounded to nothing, and a large one has no fraction
+            digits = 0 if mean >= 100 else max(digits, -floor(log10(mean)))
+        size = f"{self.value.mean:+.{digits}f}"
         if self.value.n > 1:
-            size += f" ± {self.value.half_width:.{self.digits}f}"
+            size += f" ± {self.value.half_width:.{digits}f}"
         about = [f"n = {self.value.n}"] + ([self.at] if self.at else [])
         about += [] if self.null is None else [f"null {self.null:.{self.digits}f}"]
         return f"{self.label} {size} ({', '.join(about)}): {self.standing}{' alone' if alone else ''}"
