@@ -346,9 +346,9 @@ QUESTIONS = (
             for effect in _decided(results, f"depth-hatexplain-{depth}", "more", f"{depth} layers")
         ],
         _says(
-            "It persists with two and four layers.",
+            "It persists in deeper models, at the small ratio that keeps the QK rate stable there.",
             "It does not persist in deeper models.",
-            "It persists in part.",
+            "It persists in part in deeper models.",
             "Open: the intervals are too wide to tell.",
         ),
         so_far="`fasterqk reproduce table-layers`, at the paper's ratio of 30: two layers, rollout, +.090 ± "
