@@ -11,6 +11,7 @@ from fasterqk.files import config_values
 from fasterqk.lab.experiments import find_experiment, reproduce
 from fasterqk.lab.experiments._equal_loss import (
     compare_at_equal_loss,
+    corrected,
     paired_rows,
     per_seed_at,
     save_panels,
@@ -74,11 +75,27 @@ def test_a_cell_without_a_loss_is_listed_and_files_are_written(tmp_path):
     assert [row["value"] for row in rows] == pytest.approx(list(ENDS.values()))
 
 
+def test_an_arm_that_never_came_has_a_row():
+    summary = found(HISTORIES | {("lost", seed): [] for seed in (0, 1)})
+    lost = next(row for row in summary["rows"] if row["arm"] == "lost")
+    assert (lost["value"], lost["difference"], lost["null"], lost["missing"]) == (None, None, None, 2)
+    assert {row["missing"] for row in summary["rows"] if row["arm"] != "lost"} == {0}
+
+
+def test_rows_of_two_tables_are_one_family():
+    steps = {"equal": {0: 100.0, 1: 200.0}, "QK": {0: 50.0, 1: 149.0}}
+    summary, learnt = found(), paired_rows(steps, "steps", "decides")
+    rows = corrected([*learnt, *summary["rows"]], summary["loss"])
+    deciding = [row["p"] for row in rows if row["p"] is not None and row["kind"] == "decides"]
+    before = [row["p"] for row in [*learnt, *summary["rows"]] if row["p"] and row["kind"] == "decides"]
+    assert sorted(deciding) == pytest.approx(sorted([min(before) * 2, max(before)]))
+
+
 def test_paired_rows_leave_out_and_list_what_never_came():
     rows = paired_rows(
         {"equal": {0: 100.0, 1: 200.0, 2: None}, "QK": {0: 50.0, 1: 120.0, 2: 70.0}}, "steps", "decides"
     )
-    assert rows[0]["missing"] == [2]
+    assert (rows[0]["missing"], rows[0]["never"]) == (1, [2])
     assert rows[1]["difference"]["mean"] == pytest.approx(-65)
     assert rows[1]["difference"]["n"] == 2
     assert rows[1]["value"]["mean"] == pytest.approx(80)

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fasterqk.attention import Interval
 from fasterqk.lab.experiments import find_experiment
-from fasterqk.lab.experiments._evidence import Results
-from fasterqk.lab.experiments.questions import QUESTIONS, document
+from fasterqk.lab.experiments._evidence import Effect, Results
+from fasterqk.lab.experiments.future_work import DECAY_OF_OV, NORMALISED
+from fasterqk.lab.experiments.questions import QUESTIONS, _says, document
 from fasterqk.lab.experiments.ratio_or_rate import MAP, SLOWED_ARM, arm_name
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -70,7 +72,7 @@ def test_tables_that_name_what_decides_are_read_at_their_lowest_loss(tmp_path):
     write(
         tmp_path,
         "faithfulness-hatexplain.csv",
-        [row, *others, row | {"arm": "equal rates", "difference": ""}],
+        [row | {"arm": "equal rates", "difference": ""}, row, *others],
     )
     page = document(Results(tmp_path))
     assert "+0.200 ± 0.100 (n = 5, at training loss 0.5, null 0.100): supports" in page
@@ -78,3 +80,35 @@ def test_tables_that_name_what_decides_are_read_at_their_lowest_loss(tmp_path):
     # One of the two experiments of this question.
     assert "0 of 9 are answered by published cells. In part: faithfulness against its own chance." in page
     assert "**Not run to the end yet.** `fasterqk reproduce faithfulness --data sva-whole`." in page
+
+
+def effects(*values, claimed="more"):
+    return [Effect(f"effect {n}", Interval(*value), claimed) for n, value in enumerate(values)]
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        # Each leaves zero out by a little: where all support, none needs a correction.
+        ([(0.05, 0.04, 5)] * 4, "yes"),
+        # One of twelve just leaves zero out on the wrong side: not beyond chance.
+        ([(-0.05, 0.0495, 5)] + [(0.0, 0.05, 5)] * 11, "unclear"),
+        ([(-0.05, 0.005, 5)] + [(0.0, 0.05, 5)] * 11, "no"),
+        ([(0.05, 0.005, 5), (0.0, 0.05, 5)], "part Supported: effect 0. Open: effect 1. "),
+    ],
+)
+def test_a_sentence_is_as_strong_as_its_effects(values, sentence):
+    assert _says("yes", "no", "part", "unclear")(effects(*values)) == sentence
+
+
+def test_an_arm_without_a_value_is_named(tmp_path):
+    empty = {"score": "MRTA", "kind": "decides", "loss": 0.5, "null": "", "missing": 0}
+    empty |= dict.fromkeys(("difference", "difference_half_width", "difference_n"), "")
+    rows = [empty | {"arm": arm} for arm in ("equal rates", DECAY_OF_OV, NORMALISED)]
+    rows[1] |= {"difference": 0.2, "difference_half_width": 0.1, "difference_n": 2, "missing": 1}
+    rows[2] |= {"missing": 3}
+    write(tmp_path, "future-work-hatexplain-sgd.csv", rows)
+    page = document(Results(tmp_path))
+    assert "decay of OV +0.200 ± 0.100 (n = 2, at training loss 0.5, 1 cells missing): supports" in page
+    assert "gradients normalised: no value (at training loss 0.5, 3 cells missing): open" in page
+    assert "Some raise attention" in page

@@ -36,6 +36,7 @@ def test_both_arms_get_the_best_point_of_their_own(name):
     ratios = sorted(tuning.ratios)
     assert found["chosen"]["baseline"]["lr"] == tuning.rates[-1]
     assert found["chosen"]["faster_qk"]["qk_ratio"] == ratios[1]
+    assert found["edges"]["baseline"] == ["base rate"]  # the highest one
     arms = tuned_arms(tuning, name, found["chosen"], seeds=2).arms
     assert arms["baseline"].optimisation.qk_ratio == 1
     assert arms["faster_qk"].optimisation.lr == tuning.rates[-1]
@@ -48,9 +49,10 @@ def test_the_search_of_hatexplain_is_made_of_the_cells_of_ratio_or_rate():
 
 def test_a_point_that_diverged_is_not_chosen_and_an_arm_without_any_is_an_error():
     tuning = tunings()["sva-whole"]
-    lost = {(3e-3, 1.0)}
-    found = choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: rate, lost))
-    assert found["chosen"]["baseline"]["lr"] == 1e-3
-    lost |= {(1e-3, 1.0)}
+    *others, highest = tuning.rates
+    lost = {(highest, 1.0)}
+    found = choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: 0.2 + rate, lost))
+    assert found["chosen"]["baseline"]["lr"] == others[-1]
+    lost |= {(rate, 1.0) for rate in others}
     with pytest.raises(InputError, match="diverged at every base rate"):
-        choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: rate, lost))
+        choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: 0.2 + rate, lost))

@@ -5,6 +5,7 @@ either kind are corrected for how many comparisons there are of it (:func:`faste
 """
 
 from collections.abc import Mapping, Sequence
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ COLUMNS = {
     "null": "null",
     "difference": "difference",
     "p": "p (Holm)",
+    "missing": "cells missing",
 }
 DECIDES, EXPLORATORY = "decides", "exploratory"
 
@@ -45,40 +47,53 @@ def compare_at_equal_loss(
     """Every score of every arm at the losses that all cells reach, as plain JSON data.
 
     ``scores`` maps names in the histories to titles, ``nulls`` some of them to the names of their nulls.
-    ``rows`` has one row for each loss, score and arm; the first loss is the lowest, and p-values are those
-    at it. ``missing`` lists the cells that never came there.
+    ``rows`` has one row for each loss, score and arm, also of an arm without any value; the first loss is
+    the lowest, and p-values are those at it. ``missing`` lists the cells that never came there.
     """
     nulls = {name: null for name, null in (nulls or {}).items() if name in scores}
     matched = matched_loss(histories, [*scores, *nulls.values()], levels)
-    p_values = _corrected(matched[0]["difference"], scores, decides) if matched else {}
+    arms = dict.fromkeys(arm for arm, _ in histories)
     rows: list[dict[str, Any]] = []
-    for number, level in enumerate(matched):
+    for level in matched:
         for name, title in scores.items():
-            for arm, values in level["arms"].items():
-                difference = level["difference"].get(arm, {}).get(name)
+            for arm in arms:
+                values = level["arms"].get(arm, {})
                 row: dict[str, Any] = {"score": title, "kind": DECIDES if name in decides else EXPLORATORY}
-                row |= {"loss": level["loss"], "arm": arm, "value": values[name]}
-                row["null"] = values[nulls[name]].mean if name in nulls else None
-                row |= {"difference": difference, "p": None if number else p_values.get((arm, name))}
+                row |= {"loss": level["loss"], "arm": arm, "value": values.get(name)}
+                row["null"] = values[nulls[name]].mean if values and name in nulls else None
+                row["difference"] = level["difference"].get(arm, {}).get(name)
+                row["missing"] = sum(lost == arm for lost, _ in level["missing"])
                 rows.append(row)
+    lowest = matched[0]["loss"] if matched else None
     return plain(
         {
-            "loss": matched[0]["loss"] if matched else None,
+            "loss": lowest,
             "decides": list(decides),
-            "rows": rows,
+            "rows": corrected(rows, lowest),
             "missing": matched[0]["missing"] if matched else [],
         }
     )
 
 
-def _corrected(
-    differences: Mapping[Any, Mapping[str, Interval]], scores: Mapping[str, str], decides: Sequence[str]
-) -> dict[tuple[Any, str], float]:
-    families: dict[bool, dict[tuple[Any, str], Interval]] = {True: {}, False: {}}
-    for arm, found in differences.items():
-        for name in scores:
-            families[name in decides][arm, name] = found[name]
-    return {key: value for family in families.values() for key, value in holm(family).items()}
+def corrected(rows: Rows, lowest: float | None) -> list[dict[str, Any]]:
+    """``rows`` with p-values, corrected over all differences of one kind.
+
+    These are the differences at the loss ``lowest`` and those without a loss; the others get none.
+    """
+    families: dict[str, dict[int, Interval]] = {}
+    for place, row in enumerate(rows):
+        if row["difference"] is not None and row["loss"] in (None, lowest):
+            families.setdefault(row["kind"], {})[place] = _interval(row["difference"])
+    p_values = {place: p for family in families.values() for place, p in holm(family).items()}
+    return [{**row, "p": p_values.get(place)} for place, row in enumerate(rows)]
+
+
+def _interval(found: Interval | Mapping[str, Any]) -> Interval:
+    """An interval, also of what :func:`fasterqk.files.plain` made of one."""
+    if isinstance(found, Interval):
+        return found
+    mean, half = (nan if found[name] is None else found[name] for name in ("mean", "half_width"))
+    return Interval(mean, half, found["n"])
 
 
 def save_rows(rows: Rows, out: Path, name: str, *, title: str, caption: str) -> dict[str, str]:
@@ -94,7 +109,7 @@ def save_panels(
 ) -> dict[str, str]:
     """Draw the scores with these ``titles`` at the lowest loss, one panel each; returns the paths."""
     lowest = min((row["loss"] for row in rows), default=None)
-    shown = [row for row in rows if row["loss"] == lowest and row["score"] in titles]
+    shown = [row for row in rows if row["loss"] == lowest and row["score"] in titles and row["value"]]
     with plotting() as plt:
         figure, axes = plt.subplots(1, len(titles), figsize=(2.6 * len(titles), 3.4), squeeze=False)
         for axis, score in zip(axes[0], titles, strict=True):
@@ -123,7 +138,7 @@ def _draw(axis: Any, rows: Rows, title: str) -> None:
 def show_rows(found: Mapping[str, Any], kind: str | None = None) -> None:
     """Print the rows at the lowest loss, of one kind or of both."""
     rows = [
-        {COLUMNS[key]: row[key] for key in COLUMNS if key != "loss"}
+        {COLUMNS[key]: row[key] for key in COLUMNS if key not in ("loss", "missing")}
         for row in found["rows"]
         if row["loss"] == found["loss"] and kind in (None, row["kind"])
     ]
@@ -139,7 +154,8 @@ def paired_rows(
 ) -> list[dict[str, Any]]:
     """One number per arm and seed as such rows, p-values corrected over the arms.
 
-    A difference is over the seeds that have a number in both arms; ``missing`` lists the others.
+    A difference is over the seeds that have a number in both arms; ``missing`` counts the others of an arm,
+    ``never`` lists them.
     """
     first, *others = values
     differences: dict[str, Interval] = {}
@@ -148,15 +164,14 @@ def paired_rows(
         if both:
             pair = ([values[name][seed] for seed in both] for name in (arm, first))
             differences[arm] = paired_difference(*pair)
-    p_values = holm(differences)
     rows = []
     for arm, own in values.items():
         known = [value for value in own.values() if value is not None]
         row: dict[str, Any] = {"score": title, "kind": kind, "loss": None, "arm": arm, "null": None}
         row |= {"value": interval(known) if known else None, "difference": differences.get(arm)}
-        missing = [seed for seed, value in own.items() if value is None]
-        rows.append(plain(row | {"p": p_values.get(arm), "missing": missing}))
-    return rows
+        never = [seed for seed, value in own.items() if value is None]
+        rows.append(row | {"missing": len(never), "never": never})
+    return plain(corrected(rows, None))
 
 
 def per_seed_at(histories: Histories, names: Sequence[str], levels: Sequence[float]) -> list[dict[str, Any]]:

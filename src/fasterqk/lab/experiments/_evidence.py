@@ -92,8 +92,10 @@ class Effect:
         'a -0.0002 ± 0.0002 (n = 3): against'
         """
         mean = abs(self.value.mean)
+        if not isfinite(mean):
+            return f"{self.label}: no value{f' ({self.at})' if self.at else ''}: open"
         digits = self.digits
-        if isfinite(mean) and mean:  # a mean is never rounded to nothing, and a large one has no fraction
+        if mean:  # a mean is never rounded to nothing, and a large one has no fraction
             digits = 0 if mean >= 100 else max(digits, -floor(log10(mean)))
         size = f"{self.value.mean:+.{digits}f}"
         if self.value.n > 1:

@@ -7,7 +7,8 @@ themselves too: a mean over heads hides one that looks.
 
 The scores that decide, named before any run: attention of rollout on relevant tokens (MRTA) at equal training
 loss, with either relevance, and the steps until the task is learnt (validation exact match of at least .95,
-interpolated between evaluations; a cell that never learns is listed). Layers and heads are exploratory.
+interpolated between evaluations; a cell that never learns is listed). Layers and heads are exploratory; the
+best head of a layer is that with the highest score, so that it is above the null by choice alone.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from fasterqk.lab.experiments import _equal_loss as equal_loss
 from fasterqk.lab.experiments._arms import Comparison, run_arms
 from fasterqk.lab.experiments._equal_loss import (
     compare_at_equal_loss,
+    corrected,
     histories_of,
     save_panels,
     save_rows,
@@ -28,6 +30,8 @@ from fasterqk.lab.experiments.table_kvqa import learnt_rows, show_learnt
 from fasterqk.lab.training import TrainConfig
 
 RATIOS = (2.0, 5.0)
+# The questions come from looking at `table-kvqa`, which has seeds 0 to 2; they are answered by others.
+FIRST_SEED = 3
 # Training ends at this loss: all that is asked happens before.
 LOSS = 0.01
 EVALUATE_AT_FALL = 0.6
@@ -62,7 +66,7 @@ def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Compariso
     )
     arms = {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios}
     title = "Generated key-value questions: when the pairs are found, and where"
-    return Comparison("carried-kvqa", title, "paper", arms, tuple(range(seeds)))
+    return Comparison("carried-kvqa", title, "paper", arms, tuple(range(FIRST_SEED, FIRST_SEED + seeds)))
 
 
 def null_name(name: str) -> str:
@@ -80,11 +84,15 @@ def run(runner: CellRunner, seeds: int, ratios: list[float]) -> dict[str, Any]:
     nulls = {name: null_name(name) for name in SCORES if name.endswith("mrta")}
     found = compare_at_equal_loss(histories, SCORES, decides=DECIDES, nulls=nulls)
     learnt = learnt_rows(comparison, histories, runner, equal_loss.DECIDES)
+    # Steps and attention decide together, so that they are corrected together.
+    rows = corrected([*learnt, *found["rows"]], found["loss"])
+    learnt, found["rows"] = rows[: len(learnt)], rows[len(learnt) :]
     setting = f"carried-kvqa: {len(comparison.arms)} arms, {seeds} seeds, until the training loss is {LOSS:g}"
-    caption = f"Mean and 95% interval over seeds; differences to equal rates, paired by seed. {setting}."
-    table = save_rows(
-        [*learnt, *found["rows"]], runner.out, comparison.name, title=comparison.title, caption=caption
+    caption = (
+        "Mean and 95% interval over seeds; differences to equal rates, paired by seed. The best head is the "
+        f"one with the highest score, so that it is above the null by choice alone. {setting}."
     )
+    table = save_rows(rows, runner.out, comparison.name, title=comparison.title, caption=caption)
     figure = save_panels(
         found["rows"],
         PANELS,

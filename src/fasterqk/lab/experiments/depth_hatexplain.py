@@ -71,7 +71,10 @@ def _run(comparison: Comparison, layers: int, runner: CellRunner) -> dict[str, A
     found = compare_at_equal_loss(histories, scores, decides=DECIDES, nulls=nulls)
     faster = list(comparison.arms.values())[-1].optimisation
     setting = f"{comparison.name}: {len(comparison.seeds)} seeds, QK rate {faster.lr * faster.qk_ratio:.2g}"
-    caption = f"Test split, mean and 95% interval over seeds; differences paired by seed. {setting}."
+    caption = (
+        "Test split, mean and 95% interval over seeds; differences paired by seed. The best head is the one "
+        f"with the highest score, so that it is above the null by choice alone. {setting}."
+    )
     shared = {"title": comparison.title, "caption": caption}
     shown = [scores[name] for name in (*DECIDES, f"layer_{layers}_mrta", f"layer_{layers}_best_head_mrta")]
     see = "Each dot is an arm; the dashed mark is uniform attention."

@@ -85,7 +85,7 @@ def run(runner: CellRunner, data: str, seeds: int) -> dict[str, Any]:
     levels = list(dict.fromkeys(row["loss"] for row in found["rows"]))
     own = {"protocol": comparison.protocol, "table": comparison.name}
     runner.add_per_seed(per_seed_at(histories, derived, levels), **own)
-    setting = f"{comparison.name}: both arms, {seeds} seeds, {EVALUATIONS} evaluations along training"
+    setting = f"{comparison.name}: both arms, {seeds} seeds, at least {EVALUATIONS} evaluations"
     caption = f"Test split, mean and 95% interval over seeds; differences paired by seed. {setting}."
     shared = {"title": comparison.title, "caption": caption}
     files = {
@@ -127,7 +127,7 @@ EXPERIMENT = Experiment(
     examples=(
         "fasterqk reproduce faithfulness --out out",
         "fasterqk reproduce faithfulness --data sva-whole --seeds 3 --json",
-        "fasterqk reproduce faithfulness --cells docs/results/cells/faithfulness.jsonl.xz",
+        "fasterqk reproduce faithfulness --cells docs/results/cells/faithfulness-hatexplain.jsonl.xz",
     ),
     needs_data=True,
 )

@@ -39,7 +39,7 @@ SCORES = {
     "null_aopc_comprehensiveness": "comprehensiveness (AOPC), random rankings",
     "test_accuracy": "test accuracy",
 }
-NULLS = {"words_mrta": "words_null_mrta", "special_share": "special_null_share", "mrta": "null_mrta"}
+NULLS = {"words_mrta": "words_null_mrta", "mrta": "null_mrta"}
 
 
 def finetune_hatexplain(

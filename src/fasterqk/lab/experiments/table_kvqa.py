@@ -76,7 +76,7 @@ def show_learnt(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print what :func:`learnt_rows` found."""
     shown = [
         {COLUMNS[key]: row[key] for key in ("arm", "value", "difference", "p")}
-        | {"never learnt": ", ".join(map(str, row["missing"])) or "none"}
+        | {"never learnt": ", ".join(map(str, row["never"])) or "none"}
         for row in rows
     ]
     print_table(shown, title=f"\n{STEPS} (validation exact match of {LEARNT:g})")

@@ -33,7 +33,7 @@ from fasterqk.lab.experiments.table_squad import table_squad
 from fasterqk.lab.experiments.table_sva import TITLES, table_sva
 from fasterqk.lab.training import TrainConfig, TrainResult
 
-SVA_RATES, SVA_RATIOS = (1e-3, 3e-3), (1, 10, 30, 100)
+SVA_RATES, SVA_RATIOS = (1e-3, 3e-3, 1e-2), (1, 10, 30, 100)
 SQUAD_RATES, SQUAD_RATIOS = (1e-4, 3e-4, 1e-3), (1, 3, 10, 20)
 # A quarter of the 76,410 questions, on which the rates of SQuAD are chosen.
 SQUAD_QUARTER = 19_100
@@ -70,7 +70,7 @@ def tunings() -> dict[str, Tuning]:
     """The search of every data set.
 
     >>> {name: len(tuning.grid()) for name, tuning in tunings().items()}
-    {'hatexplain': 20, 'sva-whole': 8, 'sva-prefix': 8, 'squad': 12}
+    {'hatexplain': 20, 'sva-whole': 12, 'sva-prefix': 12, 'squad': 12}
     """
     # The cells of ratio-or-rate, which are in the store already where it ran.
     hatexplain = ratio_or_rate().arms[arm_name(RATES[0], 1)]
@@ -121,7 +121,17 @@ def choose(tuning: Tuning, name: str, runner: CellRunner) -> dict[str, Any]:
         BASELINE: best([row for row in table if row["qk_ratio"] == 1]),
         FASTER: best([row for row in table if row["qk_ratio"] > 1]),
     }
-    return {"by": tuning.judge, "seeds": list(seeds), "tried": table, "chosen": chosen}
+    edges = _edges(tuning, chosen)
+    return {"by": tuning.judge, "seeds": list(seeds), "tried": table, "chosen": chosen, "edges": edges}
+
+
+def _edges(tuning: Tuning, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+    """What was chosen at the edge of the grid, by arm: a value beyond it may be better."""
+    return {
+        arm: ["base rate"] * (best["lr"] in (min(tuning.rates), max(tuning.rates)))
+        + ["ratio"] * (best["qk_ratio"] == max(tuning.ratios))
+        for arm, best in chosen.items()
+    }
 
 
 def _judged(result: TrainResult, tuning: Tuning) -> float | None:
@@ -162,6 +172,9 @@ def show(summary: dict[str, Any]) -> None:
             for row in search["tried"]
         ]
         print_table(rows, title=f"{table['experiment']}: the search, {len(search['seeds'])} seeds")
+        for arm, names in search["edges"].items():
+            for name in names:
+                print(f"{arm}: the {name} is at the edge of the grid; one beyond it may be better")
         show_arms(table)
 
 

@@ -107,7 +107,9 @@ def words_alone(found: Measurement) -> dict[str, float]:
     """Attention on special tokens (``special_share``), and that on relevant words among all words.
 
     Encoders rest much of their attention on ``[CLS]`` and ``[SEP]``. ``words_mrta`` leaves that out: of the
-    attention on words the share that is on relevant ones. The nulls are those of uniform attention.
+    attention on words the share that is on relevant ones; its null is that of uniform attention.
+    ``special_null_share`` is the share of special tokens among all, which uniform attention has in a single
+    layer; rollout with a residual keeps a little more on the row that is read.
     """
     pairs = list(zip(found.instances, found.importance, strict=True))
     relevant = [(x, weights) for x, weights in pairs if x.relevant]
