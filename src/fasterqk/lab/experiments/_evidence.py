@@ -94,9 +94,10 @@ class Effect:
         mean = abs(self.value.mean)
         if not isfinite(mean):
             return f"{self.label}: no value{f' ({self.at})' if self.at else ''}: open"
-        digits = self.digits
-        if mean:  # a mean is never rounded to nothing, and a large one has no fraction
-            digits = 0 if mean >= 100 else max(digits, -floor(log10(mean)))
+        # Neither the mean nor its half width is rounded to nothing, and a large mean has no fraction.
+        parts = [part for part in (mean, self.value.half_width) if isfinite(part) and part]
+        digits = max([self.digits, *(min(5, -floor(log10(part))) for part in parts)])
+        digits = 0 if mean >= 100 else digits
         size = f"{self.value.mean:+.{digits}f}"
         if self.value.n > 1:
             size += f" ± {self.value.half_width:.{digits}f}"

@@ -21,7 +21,15 @@ from fasterqk.lab.experiments._evidence import (
     untested,
 )
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
-from fasterqk.lab.experiments.questions import QUESTIONS, place_of
+from fasterqk.lab.experiments.future_work import (
+    DECAY_OF_OV,
+    DECAY_OF_QK,
+    IMBALANCE,
+    NORMALISED,
+    TOY_IMBALANCE,
+    imbalanced,
+)
+from fasterqk.lab.experiments.questions import QUESTIONS, future_work_effects, place_of
 from fasterqk.lab.report import Claim, count_verdicts, save_claims
 from fasterqk.theory import Identity, check_identities
 
@@ -427,47 +435,25 @@ def _protocol(results: Results) -> list[Claim]:
 
 
 def _future(results: Results) -> list[Claim]:
-    link = "results.md#which-change-carries-the-effect"
+    link = "results.md#the-papers-future-work"
+    imbalances = (imbalanced(TOY_IMBALANCE), imbalanced(IMBALANCE))
+    decays = future_work_effects(results, [DECAY_OF_OV]) + future_work_effects(results, [DECAY_OF_QK], "less")
+    ways = {
+        "initialization imbalance": future_work_effects(results, imbalances),
+        "weight decay by circuit": decays,
+        "gradient normalisation": future_work_effects(results, [NORMALISED]),
+    }
     return [
-        measured(
-            "Future work: initialization imbalance acts like a learning-rate ratio",
-            "Limitations",
-            [
-                results.arms(
-                    "W_Q x30, W_K / 30 at the start", "W_Q ×30, W_K ÷30 at the start", "equal rates", "more"
-                )
-            ],
-            "ablation-hatexplain",
-            link,
-            "Imbalance between Q and K only, under AdamW; between QK and OV it was not tested here.",
-        ),
-        measured(
-            "Future work: weight decay by circuit acts like a learning-rate ratio",
-            "Limitations",
-            [
-                results.arms(
-                    "QK x30 with decay .1 coupled, minus QK x30",
-                    "QK ×30, decay 0.1 coupled",
-                    "QK ×30",
-                    "more",
-                ),
-                results.arms("QK x30 with decay .1, minus QK x30", "QK ×30, decay 0.1", "QK ×30", "more"),
-            ],
-            "ablation-hatexplain",
-            link,
-            "Decay on top of a ratio of 30; by circuit at ratio 1 it was not tested here.",
-        ),
-        measured(
-            "Future work: gradient normalisation acts like a learning-rate ratio",
-            "Limitations",
-            [
-                results.arms(
-                    "normalised minus equal rates", "gradients of QK and OV normalised", "equal rates", "more"
-                )
-            ],
-            "ablation-hatexplain",
-            link,
-            "Under AdamW, whose steps do not depend on the size of the gradient.",
+        *(
+            measured(
+                f"Future work: {way} moves attention the way a learning-rate ratio does",
+                "Limitations",
+                effects,
+                "future-work",
+                link,
+                "Differences to equal rates. The direction is judged, not the size: see the link.",
+            )
+            for way, effects in ways.items()
         ),
         measured(
             "Sharper attention is not by itself a trustworthy explanation",
@@ -484,9 +470,9 @@ def _future(results: Results) -> list[Claim]:
 
 
 def _beyond(results: Results) -> list[Claim]:
-    """The open questions that published results answer; the first is part of a claim of the paper."""
+    """The open questions that published results answer; the first and the last are claims of the paper."""
     found = []
-    for number, question in enumerate(QUESTIONS[1:], 2):
+    for number, question in enumerate(QUESTIONS[1:-1], 2):
         if effects := question.effects(results):
             name = next(iter(question.asked)).split()[0]
             text = f"{question.title.rstrip('?')}: {question.hypothesis}"

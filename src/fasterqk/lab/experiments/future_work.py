@@ -39,8 +39,7 @@ PARTS = ("toy", "hatexplain")
 SEEDS = {"toy": 5, "hatexplain": 3}
 DECIDES = ("mrta",)
 NORMALISED = "gradients normalised"
-
-DECAY_OF_OV = "decay of OV"
+DECAY_OF_OV, DECAY_OF_QK = "decay of OV", "decay of QK"
 
 
 def imbalanced(factor: float) -> str:
@@ -93,7 +92,7 @@ def toy_arms(protocol: str, optimizer: str) -> dict[str, SyntheticCell]:
         imbalanced(TOY_IMBALANCE): starting(TOY_IMBALANCE),
         f"W_QK ÷{times}, W_OV ×{times} at the start": starting(1 / TOY_IMBALANCE),
         DECAY_OF_OV: replace(base, ov_decay=decay),
-        "decay of QK": replace(base, qk_decay=decay),
+        DECAY_OF_QK: replace(base, qk_decay=decay),
         "decay of both": replace(base, qk_decay=decay, ov_decay=decay),
         NORMALISED: replace(base, gradient_norm=TOY_NORM),
     }
@@ -165,7 +164,7 @@ def hatexplain_arms(optimizer: str, seeds: int = 3) -> Comparison:
         qk_arm(ratio): base.replace(qk_ratio=ratio),
         imbalanced(IMBALANCE): base.replace(circuit_imbalance=IMBALANCE),
         DECAY_OF_OV: base.replace(ov_decay=decay),
-        "decay of QK": base.replace(qk_decay=decay),
+        DECAY_OF_QK: base.replace(qk_decay=decay),
         NORMALISED: base.replace(gradient_norm=1.0),
     }
     name = f"future-work-hatexplain-{optimizer.lower()}"

@@ -13,6 +13,7 @@ from typing import Any
 from fasterqk.attention import Interval, holm
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._evidence import (
+    Claimed,
     Effect,
     Results,
     read_interval,
@@ -72,7 +73,7 @@ def _paired(results: Results, name: str, *arms: tuple[Any, ...], **options: Any)
 def _decided(
     results: Results,
     name: str,
-    claimed: Any,
+    claimed: Claimed,
     label: str = "",
     where: Callable[[Mapping[str, str]], bool] = lambda row: True,
 ) -> list[Effect]:
@@ -271,11 +272,14 @@ FAVOUR_QK = favour_qk()
 FASTER_QK = (qk_arm(TOY_RATIO), qk_arm(RATIO), qk_arm(SGD_RATIO))
 
 
-def _future_work(results: Results, arms: Sequence[str] = FAVOUR_QK) -> list[Effect]:
+def future_work_effects(
+    results: Results, arms: Sequence[str] = FAVOUR_QK, claimed: Claimed = "more"
+) -> list[Effect]:
+    """What ``arms`` of the future work do to attention, on all data and with all optimizers."""
     return [
         effect
         for name, label in FUTURE_WORK.items()
-        for effect in _decided(results, name, "more", label, lambda row: row["arm"] in (EQUAL, *arms))
+        for effect in _decided(results, name, claimed, label, lambda row: row["arm"] in (EQUAL, *arms))
     ]
 
 
@@ -452,14 +456,14 @@ QUESTIONS = (
         "seeds.",
         "attention on relevant tokens at equal loss",
         "minutes for the toy language; HateXplain cells of about a minute",
-        _future_work,
+        future_work_effects,
         _says(
             "All of them raise attention; how far, beside a faster QK circuit, the lines above say.",
             "They do not raise attention.",
             "Some raise attention; how far, beside a faster QK circuit, the lines above say.",
             "Open: the intervals are too wide to tell.",
         ),
-        exploratory=lambda results: _future_work(results, FASTER_QK),
+        exploratory=lambda results: future_work_effects(results, FASTER_QK),
         so_far="`fasterqk reproduce ablation-hatexplain`, AdamW, 3 seeds, attention on relevant tokens at "
         "equal loss: imbalance between W_Q and W_K .405, normalised gradients .402, equal rates .405.",
     ),
