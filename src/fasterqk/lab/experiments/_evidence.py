@@ -94,9 +94,9 @@ class Effect:
         mean = abs(self.value.mean)
         if not isfinite(mean):
             return f"{self.label}: no value{f' ({self.at})' if self.at else ''}: open"
-        # Neither the mean nor its half width is rounded to nothing, and a large mean has no fraction.
-        parts = [part for part in (mean, self.value.half_width) if isfinite(part) and part]
-        digits = max([self.digits, *(min(5, -floor(log10(part))) for part in parts)])
+        # What says how sure the mean is (of one seed the mean) is not rounded to nothing.
+        unsure = self.value.half_width if self.value.n > 1 else mean
+        digits = max(self.digits, min(5, -floor(log10(unsure)))) if unsure else self.digits
         digits = 0 if mean >= 100 else digits
         size = f"{self.value.mean:+.{digits}f}"
         if self.value.n > 1:
