@@ -36,7 +36,8 @@ from fasterqk.lab.synthetic import Init, SyntheticCell
 from fasterqk.lab.training import TrainConfig
 
 PARTS = ("toy", "hatexplain")
-SEEDS = {"toy": 5, "hatexplain": 3}
+# On HateXplain differences under SGD vary more from seed to seed than those under AdamW.
+SEEDS = {"toy": 5, "AdamW": 3, "SGD": 5}
 DECIDES = ("mrta",)
 NORMALISED = "gradients normalised"
 DECAY_OF_OV, DECAY_OF_QK = "decay of OV", "decay of QK"
@@ -172,15 +173,17 @@ def hatexplain_arms(optimizer: str, seeds: int = 3) -> Comparison:
     return Comparison(name, title, "paper", arms, tuple(range(FIRST_SEED, FIRST_SEED + seeds)))
 
 
-def run_hatexplain(runner: CellRunner, seeds: int, optimizers: Sequence[str]) -> dict[str, Any]:
+def run_hatexplain(runner: CellRunner, seeds: int | None, optimizers: Sequence[str]) -> dict[str, Any]:
     """Every optimizer, each compared with its own equal rates."""
     found = {}
     for optimizer in optimizers:
-        comparison = hatexplain_arms(optimizer, seeds)
+        comparison = hatexplain_arms(optimizer, seeds or SEEDS[optimizer])
         histories = histories_of(run_arms(comparison, runner))
         one = compare_at_equal_loss(histories, SCORES, decides=DECIDES, nulls=NULLS)
         one["title"] = comparison.title
-        found[optimizer] = _saved(one, runner, comparison.name, f"{comparison.name}: {seeds} seeds")
+        found[optimizer] = _saved(
+            one, runner, comparison.name, f"{comparison.name}: {len(comparison.seeds)} seeds"
+        )
     return found
 
 
@@ -208,7 +211,7 @@ def run(
     if "toy" in parts:
         summary["toy"] = run_toy(runner, seeds or SEEDS["toy"])
     if "hatexplain" in parts:
-        summary["hatexplain"] = run_hatexplain(runner, seeds or SEEDS["hatexplain"], optimizers)
+        summary["hatexplain"] = run_hatexplain(runner, seeds, optimizers)
     return summary
 
 
@@ -231,7 +234,7 @@ EXPERIMENT = Experiment(
             "on HateXplain: AdamW, SGD (default: both)",
             many=True,
         ),
-        Option("seeds", int, "how many (default: 5 for the toy language, 3 for HateXplain)"),
+        Option("seeds", int, "how many (default: 5; with AdamW on HateXplain 3)"),
     ),
     run=run,
     show=show,
