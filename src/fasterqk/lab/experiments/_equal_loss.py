@@ -110,10 +110,12 @@ def save_panels(
     """Draw the scores with these ``titles`` at the lowest loss, one panel each; returns the paths."""
     lowest = min((row["loss"] for row in rows), default=None)
     shown = [row for row in rows if row["loss"] == lowest and row["score"] in titles and row["value"]]
+    arms = list(dict.fromkeys(row["arm"] for row in shown))
+    size = 1.6 + 2.2 * len(titles), 1.1 + 0.32 * len(arms)
     with plotting() as plt:
-        figure, axes = plt.subplots(1, len(titles), figsize=(2.6 * len(titles), 3.4), squeeze=False)
+        figure, axes = plt.subplots(1, len(titles), figsize=size, squeeze=False, sharey=True)
         for axis, score in zip(axes[0], titles, strict=True):
-            _draw(axis, [row for row in shown if row["score"] == score], score)
+            _draw(axis, [row for row in shown if row["score"] == score], arms, score)
         points = [
             {key: row[key] for key in ("score", "arm", "loss", "null")}
             | {"value": mean_of(row["value"]), "half_width": (row["value"] or {}).get("half_width")}
@@ -122,17 +124,20 @@ def save_panels(
         return save_figure(figure, out, name, title=title, caption=caption, rows=points, see=see)
 
 
-def _draw(axis: Any, rows: Rows, title: str) -> None:
-    for place, row in enumerate(rows):
-        axis.errorbar(
-            place, mean_of(row["value"]) or 0.0, row["value"]["half_width"] or 0.0, fmt="o", color=COLORS[1]
-        )
+def _draw(axis: Any, rows: Rows, arms: Sequence[str], title: str) -> None:
+    """The arms from top to bottom: their values with intervals, and a mark at the null of each."""
+    for row in rows:
+        place = arms.index(row["arm"])
+        half = row["value"]["half_width"] or 0.0
+        axis.errorbar(mean_of(row["value"]) or 0.0, place, xerr=half, fmt="o", color=COLORS[1])
         if row["null"] is not None:
-            axis.plot([place - 0.3, place + 0.3], [row["null"]] * 2, color="0.4", linestyle="--", linewidth=1)
-    axis.set_xticks(range(len(rows)), [row["arm"] for row in rows], rotation=30, ha="right", fontsize=8)
-    axis.set_xlim(-0.6, len(rows) - 0.4)
+            axis.plot([row["null"]] * 2, [place - 0.3, place + 0.3], color="0.4", linestyle="--", linewidth=1)
+    axis.set_yticks(range(len(arms)), arms, fontsize=9)
+    axis.set_ylim(len(arms) - 0.4, -0.6)
+    axis.locator_params(axis="x", nbins=4)
     axis.set_title(title, fontsize=9)
-    axis.grid(axis="x", visible=False)
+    axis.grid(axis="y", visible=False)
+    axis.grid(axis="x", visible=True)
 
 
 def show_rows(found: Mapping[str, Any], kind: str | None = None) -> None:
