@@ -105,10 +105,10 @@ def test_an_arm_without_a_value_is_named(tmp_path):
     empty = {"score": "MRTA", "kind": "decides", "loss": 0.5, "null": "", "missing": 0}
     empty |= dict.fromkeys(("difference", "difference_half_width", "difference_n"), "")
     rows = [empty | {"arm": arm} for arm in ("equal rates", DECAY_OF_OV, NORMALISED)]
-    rows[1] |= {"difference": 0.2, "difference_half_width": 0.1, "difference_n": 2, "missing": 1}
+    rows[1] |= {"difference": 0.2, "difference_half_width": 0.01, "difference_n": 2, "missing": 1}
     rows[2] |= {"missing": 3}
     write(tmp_path, "future-work-hatexplain-sgd.csv", rows)
     page = document(Results(tmp_path))
-    assert "decay of OV +0.200 ± 0.100 (n = 2, at training loss 0.5, 1 cells missing): supports" in page
-    assert "gradients normalised: no value (at training loss 0.5, 3 cells missing): open" in page
+    assert "decay of OV +0.200 ± 0.010 (n = 2, at training loss 0.5, cells missing: 1): supports" in page
+    assert "gradients normalised: no value (at training loss 0.5, cells missing: 3): open" in page
     assert "Some raise attention" in page

@@ -93,7 +93,7 @@ def _decided(
             if row["arm"] == own[0]["arm"] or (row["loss"] and float(row["loss"]) != lowest):
                 continue
             at = [f"at training loss {lowest:.3g}"] if row["loss"] else []
-            at += [f"{row['missing']} cells missing"] if row.get("missing") not in (None, "", "0") else []
+            at += [f"cells missing: {row['missing']}"] if row.get("missing") not in (None, "", "0") else []
             null = float(row["null"]) if row.get("null") else None
             text = ", ".join(part for part in (label, row["score"], row["arm"]) if part)
             value = read_interval(row, "difference") if row["difference"] else Interval(nan, nan, 0)
