@@ -35,7 +35,7 @@ Arms are compared at equal training loss unless it says otherwise, differences a
 t-interval over n seeds, and *null* is what uniform attention or a random ranking scores. How an effect stands
 to the hypothesis (*supports*, *against*, *open*, of one seed *points*) is decided by its whole interval, as
 in [claims.md](claims.md#how-a-verdict-is-reached). Where there are several effects, *alone* marks those that
-support the hypothesis only if they are not corrected for their number (Holm). All values of single seeds are
+stand so only if they are not corrected for their number (Holm). All values of single seeds are
 in [results](results), tables in [results.md](results.md)."""
 
 
@@ -101,22 +101,27 @@ def _decided(
     return found
 
 
+def _alone(effects: Sequence[Effect]) -> list[bool]:
+    """Of each effect, whether it stands on its side of zero only if their number is not corrected for."""
+    against = holm({place: effect.value for place, effect in enumerate(effects)})
+    return [
+        supports
+        # What is against a claim of equality is against it by a margin, whose test is another.
+        or (effect.standing == "against" and effect.claimed in ("more", "less") and not against[place] < 0.05)
+        for place, (effect, supports) in enumerate(zip(effects, supports_alone(effects), strict=True))
+    ]
+
+
 def _stand(effects: Sequence[Effect]) -> dict[str, list[str]]:
-    """Labels of the effects by how they stand after correction for their number, on either side.
+    """Labels of the effects by how they stand after correction for their number.
 
     Where all support the hypothesis none needs a correction.
     """
-    if all(effect.standing == "supports" for effect in effects):
-        return {"supports": [effect.label for effect in effects], "against": [], "open": []}
-    p_values = holm({place: effect.value for place, effect in enumerate(effects)})
-    alone = supports_alone(effects)
+    every = all(effect.standing == "supports" for effect in effects)
     found: dict[str, list[str]] = {"supports": [], "against": [], "open": []}
-    for place, effect in enumerate(effects):
-        standing = "open" if alone[place] or effect.standing == "points" else effect.standing
-        # What is against a claim of equality is against it by a margin, whose test is another.
-        if standing == "against" and effect.claimed in ("more", "less") and not p_values[place] < 0.05:
-            standing = "open"
-        found[standing].append(effect.label)
+    for effect, alone in zip(effects, _alone(effects), strict=True):
+        weak = (alone and not every) or effect.standing == "points"
+        found["open" if weak else effect.standing].append(effect.label)
     return found
 
 
@@ -550,8 +555,7 @@ def _section(question: Question, results: Results, missing: Sequence[str]) -> li
         lines += [f"**Not run to the end yet.** Cost: {question.cost}."]
         return lines + (["", f"**So far.** {question.so_far}"] if question.so_far else [])
     lines += ["**Came out.**", ""]
-    alone = supports_alone(effects)
-    lines += [f"- {effect.text(mark)}" for effect, mark in zip(effects, alone, strict=True)]
+    lines += [f"- {effect.text(mark)}" for effect, mark in zip(effects, _alone(effects), strict=True)]
     if explored:
         lines += ["", "**Exploratory.**", "", *(f"- {effect.text(False)}" for effect in explored)]
     lines += [
