@@ -309,16 +309,16 @@ QUESTIONS = (
         "HateXplain validation prefers a base rate forty times the paper's.",
         "with base rate and ratio chosen for each arm, the faster arm attends more to relevant tokens",
         {f"tuned --data {name}": f"tuned-{name}-paper" for name in TUNED},
-        "Base rate and ratio of each arm by validation (HateXplain 4 x 5, three seeds; SVA 2 x 4, one seed; "
+        "Base rate and ratio of each arm by validation (HateXplain 4 x 5, three seeds; SVA 3 x 4, one seed; "
         "SQuAD small 3 x 4 on a quarter of an epoch), then 5 seeds (SQuAD: 2) of the two winners.",
         "MRTA on the test split at the best validation epoch",
-        "HateXplain 4 cells more than ratio-or-rate; SVA 16 cells of about 90 seconds each way; SQuAD 12 "
-        "cells of about 5 minutes and 4 of 33",
+        "HateXplain 4 cells more than ratio-or-rate; SVA about 20 cells of a minute each way; SQuAD 12 cells "
+        "of about 5 minutes and 4 of 33",
         _tuned,
         _says(
-            "It holds where each arm has the rates that are best for it.",
-            "It does not hold where each arm has the rates that are best for it.",
-            "It holds in part where each arm has the rates that are best for it.",
+            "It holds where each arm has the rates that validation prefers among those tried.",
+            "It does not hold where each arm has the rates that validation prefers among those tried.",
+            "It holds in part where each arm has the rates that validation prefers among those tried.",
             "Open: the intervals are too wide to tell.",
         ),
     ),

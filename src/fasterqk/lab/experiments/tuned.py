@@ -171,7 +171,8 @@ def show(summary: dict[str, Any]) -> None:
             | {"chosen": ", ".join(arm for arm, best in search["chosen"].items() if _same(row, best))}
             for row in search["tried"]
         ]
-        print_table(rows, title=f"{table['experiment']}: the search, {len(search['seeds'])} seeds")
+        seeds = len(search["seeds"])
+        print_table(rows, title=f"{table['experiment']}: the search, {seeds} seed{'s' * (seeds > 1)}")
         for arm, names in search["edges"].items():
             for name in names:
                 print(f"{arm}: the {name} is at the edge of the grid; one beyond it may be better")
