@@ -12,7 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from fasterqk.lab.experiments._arms import Comparison, run_arms
-from fasterqk.lab.experiments._equal_loss import compare_at_equal_loss, histories_of, save_rows, show_rows
+from fasterqk.lab.experiments._equal_loss import (
+    compare_at_equal_loss,
+    histories_of,
+    save_panels,
+    save_rows,
+    show_rows,
+)
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.ablation_hatexplain import (
     EQUAL,
@@ -84,6 +90,11 @@ def run(
     caption = "Some test posts, mean and 95% interval over seeds; differences to equal rates, paired by seed."
     name, title = f"{comparison.name}-words", f"{comparison.title}: among words alone"
     files["words"] = save_rows(words["rows"], runner.out, name, title=title, caption=caption)
+    panels = [SCORES[score] for score in ("words_mrta", "special_share", "test_accuracy")]
+    see = "The first panel decides; the dashed mark is uniform attention."
+    files["words figure"] = save_panels(
+        words["rows"], panels, runner.out, name, title=title, caption=caption, see=see
+    )
     return {**summary, "words": words, "files": files}
 
 
