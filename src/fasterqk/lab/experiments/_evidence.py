@@ -29,7 +29,7 @@ half widths, which is wider.
 - One seed has no interval: it *points* the claimed way, or is open.
 
 The verdict is **holds** if every effect supports the claim; **holds in part** if some do after correction
-for the number of effects of that claim (Holm, 5%; those that do not are marked *alone*: they support it
+for the number of effects of that claim (Holm, 5%; those that do not are marked *alone*: they stand so
 only if looked at alone), or if one seed points the claimed way and nothing is against it; **does not
 hold** if none supports it, which includes claims that the evidence is too weak to show; **not tested** if
 there is no measurement, with the reason. Where all effects must support a claim no correction is needed.
@@ -106,11 +106,17 @@ class Effect:
         return f"{self.label} {size} ({', '.join(about)}): {self.standing}{' alone' if alone else ''}"
 
 
-def supports_alone(effects: Sequence[Effect]) -> list[bool]:
-    """Of each effect, whether it supports its claim, but not after correction for their number (Holm)."""
-    corrected = holm({place: effect.p_value for place, effect in enumerate(effects)})
+def stands_alone(effects: Sequence[Effect]) -> list[bool]:
+    """Of each effect, whether it supports its claim, or is against it, only uncorrected for their number.
+
+    What is against a claim of equality is against it by a margin, which is not corrected.
+    """
+    for_it = holm({place: effect.p_value for place, effect in enumerate(effects)})
+    against = holm({place: effect.value for place, effect in enumerate(effects)})
     return [
-        effect.standing == "supports" and not corrected[place] < 0.05 for place, effect in enumerate(effects)
+        (effect.standing == "supports" and not for_it[place] < 0.05)
+        or (effect.standing == "against" and effect.claimed in ("more", "less") and not against[place] < 0.05)
+        for place, effect in enumerate(effects)
     ]
 
 
@@ -128,7 +134,7 @@ def verdict(effects: Sequence[Effect]) -> str:
         return "not tested"
     if all(standing == "supports" for standing in found):
         return "holds"
-    corrected = [s for s, alone in zip(found, supports_alone(effects), strict=True) if not alone]
+    corrected = [s for s, alone in zip(found, stands_alone(effects), strict=True) if not alone]
     if "supports" in corrected or ("points" in found and "against" not in found):
         return "holds in part"
     return "does not hold"
@@ -144,7 +150,7 @@ def measured(
 ) -> Claim:
     """A claim decided by effects; the first one stands for it in the table."""
     every = all(effect.standing == "supports" for effect in effects)
-    alone = [False] * len(effects) if every else supports_alone(effects)
+    alone = [False] * len(effects) if every else stands_alone(effects)
     texts = [effect.text(mark) for effect, mark in zip(effects, alone, strict=True)]
     evidence = "; ".join(texts) + (f". {note}" if note else ".")
     first = effects[0]

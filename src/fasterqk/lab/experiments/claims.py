@@ -29,7 +29,7 @@ from fasterqk.lab.experiments.future_work import (
     TOY_IMBALANCE,
     imbalanced,
 )
-from fasterqk.lab.experiments.questions import QUESTIONS, future_work_effects, place_of
+from fasterqk.lab.experiments.questions import QUESTIONS, future_work_effects, missing, place_of
 from fasterqk.lab.report import Claim, count_verdicts, save_claims
 from fasterqk.theory import Identity, check_identities
 
@@ -476,7 +476,9 @@ def _beyond(results: Results) -> list[Claim]:
         if effects := question.effects(results):
             name = next(iter(question.asked)).split()[0]
             text = f"{question.title.rstrip('?')}: {question.hypothesis}"
-            found.append(measured(text, "beyond the paper", effects, name, place_of(number, question)))
+            lacking = ", ".join(f"`{one}`" for one in missing(question, results))
+            note = f"Not run: {lacking}." if lacking else ""
+            found.append(measured(text, "beyond the paper", effects, name, place_of(number, question), note))
     return found
 
 
