@@ -375,8 +375,8 @@ QUESTIONS = (
             "It persists in part in deeper models.",
             "Open: the intervals are too wide to tell.",
         ),
-        so_far="`fasterqk reproduce table-layers`, at the paper's ratio of 30: two layers, rollout, +.090 ± "
-        ".021 (5 seeds); four layers +.063 ± .266 (3 seeds).",
+        so_far="`fasterqk reproduce table-layers`, at the paper's ratio of 30: two layers, rollout, +.081 ± "
+        ".018 (5 seeds); four layers +.063 ± .266 (3 seeds).",
     ),
     Question(
         "Faithfulness against its own chance",
@@ -447,8 +447,9 @@ QUESTIONS = (
             "future-work --parts hatexplain --optimizers SGD": "future-work-hatexplain-sgd",
         },
         "Initial imbalance between QK and OV, decay by circuit, gradient normalisation, at ratio 1, under "
-        "plain SGD and Adam: toy language (protocol `four-tokens`; protocol and loss chosen after one seed), 5 "
-        "seeds; one arm each on HateXplain, 3 seeds with AdamW and 5 with SGD (2 of them added after looking).",
+        "plain SGD and Adam: toy language (protocol `four-tokens`; protocol and loss chosen after one seed), "
+        "5 seeds; one arm each on HateXplain, 3 seeds with AdamW and 5 with SGD (2 of them added after "
+        "looking).",
         "attention on relevant tokens at equal loss",
         "minutes for the toy language; HateXplain cells of about a minute",
         future_work_effects,
