@@ -17,7 +17,7 @@ def per_seed_rows(cells: Cells) -> list[dict[str, Any]]:
     """
     rows = []
     for (arm, seed), result in cells.items():
-        for at, numbers in (_moments(result) if not result.get("diverged") else {}).items():
+        for at, numbers in (moments(result) if not result.get("diverged") else {}).items():
             rows += [_row(arm, seed, at, name, value) for name, value in numbers.items() if _is_number(value)]
     histories: dict[Any, Any] = {
         cell: [] if result.get("diverged") else result.get("history", []) for cell, result in cells.items()
@@ -35,7 +35,7 @@ def _row(arm: str, seed: int, at: str, score: str, value: float) -> dict[str, An
     return {"arm": arm, "seed": seed, "at": at, "score": score, "value": float(value)}
 
 
-def _moments(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def moments(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The numbers of a finished cell at the end, and where its validation accuracy was best."""
     from fasterqk.lab.training._classification import flat
 

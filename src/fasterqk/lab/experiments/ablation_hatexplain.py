@@ -10,6 +10,7 @@ from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk.lab.experiments._arm_tables import UNIFORM
 from fasterqk.lab.experiments._arms import Comparison, Results, print_diverged, run_arms
+from fasterqk.lab.experiments._per_seed import END, moments
 from fasterqk.lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
 from fasterqk.lab.report import COLORS, PAPER, plotting, save_figure, save_table
@@ -110,7 +111,7 @@ def summarize_ablation(comparison: Comparison, results: Results) -> dict[str, An
 
 def _arm(comparison: Comparison, results: Results, arm: str) -> dict[str, Any]:
     own = [results[arm, seed] for seed in comparison.seeds]
-    ends = [{} if result.diverged else result.history[-1] for result in own]
+    ends = [{} if result.diverged else moments(result.to_json())[END] for result in own]
     return {
         "end": {
             name: interval(end.get(name) for end in ends) for name in ("loss", "train_accuracy", *METRICS)
