@@ -96,7 +96,8 @@ class Effect:
             return f"{self.label}: no value{f' ({self.at})' if self.at else ''}: open"
         # What says how sure the mean is (of one seed the mean) is not rounded to nothing.
         unsure = self.value.half_width if self.value.n > 1 else mean
-        digits = max(self.digits, min(5, -floor(log10(unsure)))) if unsure else self.digits
+        known = unsure if isfinite(unsure) and unsure else 1.0
+        digits = max(self.digits, min(5, -floor(log10(known))))
         digits = 0 if mean >= 100 else digits
         size = f"{self.value.mean:+.{digits}f}"
         if self.value.n > 1:

@@ -138,8 +138,10 @@ LEADER: dict[str, Any] = {
 Summary = Mapping[str, Any]
 
 
-def save_ablation(summary: Summary, out: Path, *, title: str) -> dict[str, dict[str, str]]:
-    """Write the table and the figure of what :func:`summarize_ablation` found; returns their paths."""
+def save_ablation(
+    summary: Summary, out: Path, *, title: str, on: str = "Test split"
+) -> dict[str, dict[str, str]]:
+    """Write the table and the figure of what :func:`summarize_ablation` found ``on`` data; returns paths."""
     name, setting = summary["experiment"], describe(summary)
     columns = [{"key": key, "label": key} for key in ("arm", "at", "loss")] + [
         {"key": key, "label": title_of(key)} for key in METRICS
@@ -149,7 +151,7 @@ def save_ablation(summary: Summary, out: Path, *, title: str) -> dict[str, dict[
         {"key": "p", "label": "p, corrected (Holm)"},
     ]
     caption = (
-        "Test split, mean and 95% interval over seeds; at equal loss where the training loss first falls "
+        f"{on}, mean and 95% interval over seeds; at equal loss where the training loss first falls "
         f"to the level, and at the end of training. {setting}."
     )
     table = save_table(out, name, title=title, caption=caption, columns=columns, rows=ablation_rows(summary))

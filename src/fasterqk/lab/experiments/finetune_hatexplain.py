@@ -85,7 +85,7 @@ def run(
     comparison = finetune_hatexplain(pretrained, ratios, seeds, epochs or 1, posts)
     results = run_arms(comparison, runner)
     summary = summarize_ablation(comparison, results)
-    files = save_ablation(summary, runner.out, title=comparison.title)
+    files = save_ablation(summary, runner.out, title=comparison.title, on="Test split, along training a part")
     words = compare_at_equal_loss(histories_of(results), SCORES, decides=DECIDES, nulls=NULLS)
     caption = "Some test posts, mean and 95% interval over seeds; differences to equal rates, paired by seed."
     name, title = f"{comparison.name}-words", f"{comparison.title}: among words alone"

@@ -56,7 +56,6 @@ class Question:
     cost: str
     effects: Callable[[Results], list[Effect]]
     becomes: Callable[[Sequence[Effect]], str]
-    so_far: str = ""
     exploratory: Callable[[Results], list[Effect]] = lambda results: []
 
 
@@ -363,7 +362,7 @@ QUESTIONS = (
         "2 and 4 layers, 5 seeds, the multiplied rate below what hardens attention; rollout with residual 0 "
         "and .5, every layer and head.",
         "MRTA of rollout at equal loss",
-        "20 cells of 2 to 5 minutes of one core",
+        "20 cells of 1 to 4 minutes of one core",
         lambda results: [
             effect
             for depth in (2, 4)
@@ -375,8 +374,6 @@ QUESTIONS = (
             "It persists in part in deeper models.",
             "Open: the intervals are too wide to tell.",
         ),
-        so_far="`fasterqk reproduce table-layers`, at the paper's ratio of 30: two layers, rollout, +.081 ± "
-        ".018 (5 seeds); four layers +.063 ± .266 (3 seeds).",
     ),
     Question(
         "Faithfulness against its own chance",
@@ -398,8 +395,6 @@ QUESTIONS = (
             "It holds above chance in part.",
             "Not shown above chance: the interval includes zero.",
         ),
-        so_far="`fasterqk reproduce table-hatexplain`, at the end of training, where the losses differ: .242 "
-        "above random rankings with equal rates, .257 with faster QK, a difference of .015 ± .037 (5 seeds).",
     ),
     Question(
         "Pretrained models",
@@ -410,7 +405,7 @@ QUESTIONS = (
         "all-MiniLM-L6-v2 on HateXplain, ratios 1, 5 and 20, 5 seeds; the share on special tokens as a "
         "number of its own, the mass renormalised over words.",
         "attention on the marked words, among words, at equal training loss",
-        "15 cells of about 12 minutes of one core",
+        "15 cells of about 7 minutes of one core",
         lambda results: _decided(results, "finetune-hatexplain-words", "more"),
         _says(
             "It holds for this pretrained encoder, by little (two of its seeds had been looked at before).",
@@ -418,8 +413,6 @@ QUESTIONS = (
             "It holds in part for this pretrained encoder.",
             "Open: the intervals are too wide to tell.",
         ),
-        so_far="Two seeds of the first version of the experiment: "
-        "[results.md](results.md#a-pretrained-model-minilm-on-hatexplain).",
     ),
     Question(
         "Key-value questions: is the pair found sooner?",
@@ -430,11 +423,9 @@ QUESTIONS = (
         "Ratios 1, 2 and 5, 10 seeds; relevance of the pair and of the token behind it; every head; steps "
         "until the task is learnt.",
         "MRTA of rollout with either relevance at equal loss, and the steps until learnt",
-        "30 cells of about 100 seconds of one core",
+        "30 cells of about 50 seconds of one core",
         _carried,
         _carried_becomes,
-        so_far="`fasterqk reproduce table-kvqa`, 3 seeds: -.059 ± .085 of rollout on the asked pairs, at "
-        "equal loss.",
     ),
     Question(
         "The paper's future work",
@@ -460,8 +451,6 @@ QUESTIONS = (
             "Open: the intervals are too wide to tell.",
         ),
         exploratory=lambda results: future_work_effects(results, FASTER_QK),
-        so_far="`fasterqk reproduce ablation-hatexplain`, AdamW, 3 seeds, attention on relevant tokens at "
-        "equal loss: imbalance between W_Q and W_K .405, normalised gradients .402, equal rates .405.",
     ),
 )
 
@@ -543,8 +532,7 @@ def _section(question: Question, results: Results, missing: Sequence[str]) -> li
         "",
     ]
     if not effects:
-        lines += [f"**Not run to the end yet.** Cost: {question.cost}."]
-        return lines + (["", f"**So far.** {question.so_far}"] if question.so_far else [])
+        return [*lines, f"**Not run to the end yet.** Cost: {question.cost}."]
     lines += ["**Came out.**", ""]
     lines += [f"- {effect.text(mark)}" for effect, mark in zip(effects, stands_alone(effects), strict=True)]
     if explored:
