@@ -298,7 +298,7 @@ QUESTIONS = (
         "with base rate and ratio chosen for each arm, the faster arm attends more to relevant tokens",
         {f"tuned --data {name}": f"tuned-{name}-paper" for name in TUNED},
         "Base rate and ratio of each arm by validation (HateXplain 4 x 5, three seeds; SVA 3 x 4, one seed; "
-        "SQuAD small 3 x 4 on a quarter of an epoch), then 5 seeds (SQuAD: 2) of the two winners.",
+        "SQuAD small 4 x 4 on a quarter of an epoch), then 5 seeds (SQuAD: 2) of the two winners.",
         "MRTA on the test split at the best validation epoch",
         "HateXplain 4 cells more than ratio-or-rate; SVA about 20 cells of a minute each way; SQuAD 12 cells "
         "of about 5 minutes and 4 of 33",
