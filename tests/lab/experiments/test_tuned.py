@@ -56,3 +56,12 @@ def test_a_point_that_diverged_is_not_chosen_and_an_arm_without_any_is_an_error(
     lost |= {(rate, 1.0) for rate in others}
     with pytest.raises(InputError, match="diverged at every base rate"):
         choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: 0.2 + rate, lost))
+
+
+def test_squad_is_searched_with_less_and_chooses_its_epoch_by_what_chose_its_rates():
+    tuning = tunings()["squad"]
+    searched = tuning.grid()[1e-3, 10]
+    assert tuning.judge == tuning.base.evaluation.best_by == "validation_loss"
+    assert (searched.optimisation.lr, searched.optimisation.qk_ratio) == (1e-3, 10)
+    assert searched.optimisation.epochs < tuning.base.optimisation.epochs
+    assert (searched.evaluation.protocol, tuning.base.evaluation.protocol) == ("fit", "paper")

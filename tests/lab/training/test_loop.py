@@ -159,6 +159,17 @@ def test_a_run_judged_by_its_fit_measures_no_attention(config):
     assert not any("mrta" in record for record in result.history)
 
 
+def test_the_best_evaluation_is_that_of_accuracy_or_of_loss(config):
+    config = config.replace(epochs=25, lr=5e-3)
+    result, by_loss = train(config), train(config.replace(best_by="validation_loss"))
+    highest = max(record["validation_accuracy"] for record in result.history)
+    lowest = min(record["validation_loss"] for record in result.history)
+    assert (result.best["validation_accuracy"], by_loss.best["validation_loss"]) == (highest, lowest)
+    assert result.best["epoch"] != by_loss.best["epoch"]
+    with pytest.raises(InputError, match="best_by 'loss' is not one of validation_accuracy, "):
+        config.replace(best_by="loss")
+
+
 def test_the_little_task_is_learnt_and_attention_goes_to_the_reason(config):
     result = train(config.replace(epochs=25, lr=5e-3))
     assert result.train["accuracy"] > 0.95

@@ -221,6 +221,9 @@ class Data:
         _at_least(self, 1, "train_limit")
 
 
+BEST_BY = ("validation_accuracy", "validation_loss")
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What is measured, how often, and on how many examples."""
@@ -235,6 +238,8 @@ class Evaluation:
     # Training ends early when validation accuracy has not risen and validation loss has not fallen for this
     # many evaluations.
     patience: int | None = None
+    # The score of `BEST_BY` by which the best evaluation of a training is chosen.
+    best_by: str = "validation_accuracy"
     # Training ends at the first evaluation whose training loss is no higher.
     stop_at_loss: float | None = None
     # Classifiers only: measure random rankings along training too, not at the end alone.
@@ -256,6 +261,8 @@ class Evaluation:
         _at_least(self, 1, "evaluations_per_epoch", "evaluations", "patience", "train_subset", "along_subset")
         _at_least(self, 1, "test_subset", "answer_tokens")
         _above_zero(self, "stop_at_loss")
+        if self.best_by not in BEST_BY:
+            raise InputError(f"best_by {self.best_by!r} is not one of {', '.join(BEST_BY)}")
         fall = self.evaluate_at_fall
         if fall is not None and not 0 < fall < 1:
             raise InputError(f"evaluate_at_fall {fall} is a share of the loss, between 0 and 1")

@@ -36,8 +36,9 @@ class TrainResult:
 
     ``loss`` is that of the fixed part of the training data at the end. ``train``, ``validation`` and
     ``test`` hold everything measured at the end; ``best`` is the record of the history with the best
-    validation accuracy. A training that diverged ends where it diverged: these four are empty, and
-    ``loss`` is None. ``skipped`` counts what was left out of the data, by reason.
+    validation accuracy, or loss (``best_by`` of the configuration). A training that diverged ends where it
+    diverged: these four are empty, and ``loss`` is None. ``skipped`` counts what was left out of the data,
+    by reason.
 
     >>> result = TrainResult("sva", 0, 30.0, diverged=True, steps=7, loss=None)
     >>> TrainResult.from_json(result.to_json()) == result
@@ -247,7 +248,8 @@ class _Training:
         measured: dict[str, Any] = {}
         if self.processes.first and not self.diverged:
             measured = self.trainable.results()
-            measured["best"] = max(self.history, key=lambda record: record["validation_accuracy"])
+            by = self.config.evaluation.best_by
+            measured["best"] = (min if by.endswith("loss") else max)(self.history, key=lambda row: row[by])
         return TrainResult(
             task=self.config.task,
             seed=self.config.seed,
