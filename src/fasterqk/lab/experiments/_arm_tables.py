@@ -81,7 +81,7 @@ def end_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def best_rows(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The same where validation accuracy was best."""
+    """The same at the best validation epoch."""
     return _arm_rows({arm: entry["at_best_validation"] for arm, entry in summary["arms"].items()}, {})
 
 

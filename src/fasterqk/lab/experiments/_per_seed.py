@@ -36,7 +36,7 @@ def _row(arm: str, seed: int, at: str, score: str, value: float) -> dict[str, An
 
 
 def moments(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The numbers of a finished cell at the end, and where its validation accuracy was best."""
+    """The numbers of a finished cell at the end and at its best validation epoch."""
     from fasterqk.lab.training._classification import flat
 
     if "test" not in result:  # of the toy language
