@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fasterqk.lab.experiments import claims, find_experiment, questions, reproduce
-from fasterqk.lab.experiments._evidence import Results
+from fasterqk.lab.experiments import claims, find_experiment, reproduce
 from fasterqk.lab.experiments._registry import read_cells
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -64,9 +63,11 @@ def main(names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as out:
         document = claims.document(claims.write_claims(Path(out)) or [])
     (DOCS / "claims.md").write_text(document + "\n", encoding="utf-8")
-    document = questions.document(Results(DOCS / "results"))
-    (DOCS / "questions.md").write_text(document + "\n", encoding="utf-8")
-    print("docs/claims.md\ndocs/questions.md")
+    with tempfile.TemporaryDirectory() as out:
+        found = reproduce("questions", out)
+        shutil.copyfile(found["figure"]["svg"], DOCS / "images" / "questions.svg")
+    (DOCS / "questions.md").write_text(found["document"] + "\n", encoding="utf-8")
+    print("docs/claims.md\ndocs/questions.md\ndocs/images/questions.svg")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from fasterqk.lab.experiments._evidence import (
     stands_alone,
 )
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
+from fasterqk.lab.experiments._what_holds import comparisons, save_what_holds
 from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm
 from fasterqk.lab.experiments.future_work import RATIO, SGD_RATIO, TOY_RATIO, favour_qk
 from fasterqk.lab.experiments.ratio_or_rate import MAP, RATES, SLOWED, SLOWED_ARM, arm_name
@@ -36,7 +37,9 @@ t-interval over n seeds, and *null* is what uniform attention or a random rankin
 to the hypothesis (*supports*, *against*, *open*, of one seed *points*) is decided by its whole interval, as
 in [claims.md](claims.md#how-a-verdict-is-reached). Where there are several effects, *alone* marks those that
 stand so only if they are not corrected for their number (Holm). All values of single seeds are
-in [results](results), tables in [results.md](results.md)."""
+in [results](results), tables in [results.md](results.md).
+
+![attention with equal rates and with a faster query-key circuit, line by line](images/questions.svg)"""
 
 
 @dataclass(frozen=True)
@@ -550,7 +553,8 @@ def run(runner: CellRunner, results: str | None) -> dict[str, Any]:
     folder = results_folder(results)
     if folder is None:
         raise InputError("no docs/results beside this installation; name the folder with --results DIR")
-    return {"document": document(Results(Path(folder)))}
+    found = Results(Path(folder))
+    return {"document": document(found), "figure": save_what_holds(comparisons(found), runner.out)}
 
 
 def show(summary: dict[str, Any]) -> None:
