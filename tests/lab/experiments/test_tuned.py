@@ -36,7 +36,8 @@ def test_both_arms_get_the_best_point_of_their_own(name):
     ratios = sorted(tuning.ratios)
     assert found["chosen"]["baseline"]["lr"] == tuning.rates[-1]
     assert found["chosen"]["faster_qk"]["qk_ratio"] == ratios[1]
-    assert found["edges"]["baseline"] == ["base rate"]  # the highest one
+    # The highest base rate for both, and the smallest of the larger ratios.
+    assert found["edges"] == {"baseline": ["base rate"], "faster_qk": ["base rate", "ratio"]}
     arms = tuned_arms(tuning, name, found["chosen"], seeds=2).arms
     assert arms["baseline"].optimisation.qk_ratio == 1
     assert arms["faster_qk"].optimisation.lr == tuning.rates[-1]

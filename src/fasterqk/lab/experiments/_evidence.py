@@ -10,6 +10,7 @@ from typing import Literal
 
 from fasterqk.attention import Interval, holm, interval, paired_difference, title_of
 from fasterqk.errors import InputError
+from fasterqk.lab.experiments._per_seed import null_name
 from fasterqk.lab.report import Claim
 
 # Arms whose accuracies differ by less than this are comparable: two points.
@@ -232,7 +233,7 @@ class Results:
             one, other = (of_arm[arm] for arm in arms)
             seeds = [seed for seed in one if seed in other]
             found = paired_difference([one[seed] for seed in seeds], [other[seed] for seed in seeds])
-        nulls = values.get((moment, f"null_{score}"), {})
+        nulls = values.get((moment, null_name(score)), {})
         null = next((next(iter(seeds.values())) for seeds in nulls.values()), None)
         return Effect(label, found, claimed, f"at {_short(moment)}", null, digits)
 
@@ -269,13 +270,17 @@ class Results:
 
     def by_layer(self, label: str, name: str, attention: str, claimed: Claimed) -> Effect:
         """The difference in MRTA of one layer, or of their average, of the table ``NAME-by-layer``."""
-        row = next(
+        row = self.layer_row(name, attention)
+        at = f"at training loss {float(row['loss']):.3g}"
+        return Effect(label, read_interval(row, "difference"), claimed, at, float(row["null"]))
+
+    def layer_row(self, name: str, attention: str) -> dict[str, str]:
+        """The row of ``NAME-by-layer`` with the MRTA of one layer, of their average or of rollout."""
+        return next(
             row
             for row in self.rows(f"{name}-by-layer")
             if (row["attention"], row["metric"], row["at"]) == (attention, "MRTA", "equal loss")
         )
-        at = f"at training loss {float(row['loss']):.3g}"
-        return Effect(label, read_interval(row, "difference"), claimed, at, float(row["null"]))
 
     def arms(
         self, label: str, arm: str, other: str, claimed: Claimed, *, name: str = "ablation-hatexplain"

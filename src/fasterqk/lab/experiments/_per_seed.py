@@ -55,5 +55,15 @@ def moments(result: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {END: numbers} | ({BEST: dict(result["best"])} if result.get("best") else {})
 
 
+def null_name(name: str) -> str:
+    """The name of the null of a score, in the histories and in the values of single seeds.
+
+    >>> null_name("carried_layer_2_best_head_mrta"), null_name("mrta"), null_name("sufficiency_5")
+    ('carried_layer_2_best_head_null_mrta', 'null_mrta', 'null_sufficiency_5')
+    """
+    kind = "mrta" if name.endswith("mrta") else name
+    return f"{name.removesuffix(kind)}null_{kind}"
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,13 +4,15 @@ Like the page of questions, which shows it, it is read from the tables in `docs/
 is not published there is left out.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import Interval, title_of
-from fasterqk.lab.experiments._evidence import Effect, Results, read_interval, stands_alone
+from fasterqk.attention import Interval, holm
+from fasterqk.lab.experiments._arms import BASELINE, FASTER
+from fasterqk.lab.experiments._evidence import Results, read_interval
+from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm
 from fasterqk.lab.report import COLORS, INK, plotting, save_figure
 
 NAME = "questions"
@@ -18,66 +20,69 @@ TITLE = "What a faster query-key circuit does to attention"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """One comparison at equal training loss: both arms, their paired difference, and uniform attention."""
+class Line:
+    """A comparison that the picture shows: its table, the faster arm and the baseline, and the score."""
 
     group: str
     label: str
+    table: str
+    arms: tuple[str, str] = (FASTER, BASELINE)
+    score: str = "mrta"
+
+
+_LARGE, _TUNED, _DEEP = "one layer, a large ratio", "each arm with rates of its own", "deeper or pretrained"
+LINES = (
+    Line(_LARGE, "HateXplain, ratio 30", "table-hatexplain-paper"),
+    Line(_LARGE, "agreement, whole sentences, ratio 100", "table-sva-whole-paper"),
+    Line(_LARGE, "agreement, up to the verb, ratio 100", "table-sva-prefix-paper"),
+    Line(_LARGE, "agreement, made-up sentences, ratio 30", "table-agreement-paper"),
+    Line(_TUNED, "HateXplain, tuned", "tuned-hatexplain-paper"),
+    Line(_TUNED, "agreement, whole sentences, tuned", "tuned-sva-whole-paper"),
+    Line(_TUNED, "agreement, up to the verb, tuned", "tuned-sva-prefix-paper"),
+    Line(_TUNED, "SQuAD, small, 6 layers, tuned", "tuned-squad-paper"),
+    Line(_DEEP, "HateXplain, 2 layers, ratio 30", "table-layers-2-paper"),
+    Line(_DEEP, "HateXplain, 4 layers, ratio 30", "table-layers-4-paper"),
+    Line(_DEEP, "HateXplain, 2 layers, ratio 3", "depth-hatexplain-2-paper", (qk_arm(3), EQUAL)),
+    Line(_DEEP, "HateXplain, 4 layers, ratio 3", "depth-hatexplain-4-paper", (qk_arm(3), EQUAL)),
+    Line(_DEEP, "SQuAD, small, 6 layers, ratio 20", "table-squad-small-paper"),
+    Line(_DEEP, "key-value questions, 2 layers, ratio 5", "carried-kvqa-paper", (qk_arm(5), EQUAL)),
+    Line(
+        _DEEP, "MiniLM, among words, ratio 20", "finetune-hatexplain-paper", (qk_arm(20), EQUAL), "words_mrta"
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A line with its numbers at equal loss: both arms, their paired difference, and uniform attention."""
+
+    line: Line
     baseline: float
     faster: float
     difference: Interval
     null: float
 
 
-_LARGE, _TUNED, _DEEP = "one layer, a large ratio", "both arms tuned", "deeper or pretrained"
-# Tables of two arms.
-_PAIRS = {
-    "table-hatexplain-paper": (_LARGE, "HateXplain, ratio 30"),
-    "table-sva-whole-paper": (_LARGE, "agreement, whole sentences, ratio 100"),
-    "table-sva-prefix-paper": (_LARGE, "agreement, up to the verb, ratio 100"),
-    "table-agreement-paper": (_LARGE, "agreement, made-up sentences, ratio 30"),
-    "tuned-hatexplain-paper": (_TUNED, "HateXplain, ratio 10"),
-    "tuned-sva-whole-paper": (_TUNED, "agreement, whole sentences, ratio 10"),
-    "tuned-sva-prefix-paper": (_TUNED, "agreement, up to the verb, ratio 30"),
-    "tuned-squad-paper": (_TUNED, "SQuAD, 6 layers, ratio 3"),
-    "table-layers-2-paper": (_DEEP, "HateXplain, 2 layers, ratio 30"),
-    "table-layers-4-paper": (_DEEP, "HateXplain, 4 layers, ratio 30"),
-}
-# Tables of several arms: the score and the arm that are shown.
-_ARMS = {
-    "depth-hatexplain-2": (_DEEP, "HateXplain, 2 layers, ratio 3", "rollout, no residual", "QK ×3"),
-    "depth-hatexplain-4": (_DEEP, "HateXplain, 4 layers, ratio 3", "rollout, no residual", "QK ×3"),
-    "carried-kvqa": (_DEEP, "key-value questions, 2 layers, ratio 5", "rollout", "QK ×5"),
-    "finetune-hatexplain-words": (_DEEP, "MiniLM, pretrained, ratio 20", "MRTA among words", "QK ×20"),
-}
-_LAST = {"table-squad-small-paper": (_DEEP, "SQuAD, 6 layers, ratio 20")}
-
-
 def comparisons(results: Results) -> list[Shown]:
     """Every published comparison, from top to bottom."""
-    return [*_pairs(results, _PAIRS), *_arms(results), *_pairs(results, _LAST)]
+    return [found for line in LINES if (found := _read(results, line))]
 
 
-def _pairs(results: Results, tables: dict[str, tuple[str, str]]) -> Iterator[Shown]:
-    mrta = title_of("mrta")
-    for name, (group, label) in tables.items():
-        if (results.folder / f"{name}-matched.csv").is_file():
-            rows = [row for row in results.rows(f"{name}-matched") if row["metric"] == mrta]
-            lowest = min(rows, key=lambda row: float(row["at loss"]))
-            end = next(row for row in results.rows(f"{name}-end") if row["metric"] == mrta)
-            arms = float(lowest["baseline"]), float(lowest["faster_qk"])
-            null = float(end["null, baseline"])
-            yield Shown(group, label, *arms, read_interval(lowest, "difference"), null)
-
-
-def _arms(results: Results) -> Iterator[Shown]:
-    for name, (group, label, score, arm) in _ARMS.items():
-        if (results.folder / f"{name}.csv").is_file():
-            rows = [row for row in results.rows(name) if row["score"] == score]
-            first = min(rows, key=lambda row: float(row["loss"]))  # the arm with equal rates is the first
-            own = next(row for row in rows if (row["arm"], row["loss"]) == (arm, first["loss"]))
-            arms = float(first["value"]), float(own["value"])
-            yield Shown(group, label, *arms, read_interval(own, "difference"), float(first["null"]))
+def _read(results: Results, line: Line) -> Shown | None:
+    """From values of single seeds, else from the table by layer; nothing where neither is published."""
+    if results.has(line.table):
+        both = results.paired(line.label, line.table, line.arms, "more", score=line.score)
+        faster, baseline = (
+            results.paired(line.label, line.table, arm, "more", score=line.score).value.mean
+            for arm in line.arms
+        )
+        assert both.null is not None
+        return Shown(line, baseline, faster, both.value, both.null)
+    if (results.folder / f"{line.table}-by-layer.csv").is_file():
+        row = results.layer_row(line.table, "rollout")
+        arms = (float(row[arm]) for arm in (BASELINE, FASTER))
+        return Shown(line, *arms, read_interval(row, "difference"), float(row["null"]))
+    return None
 
 
 RISES, FALLS, OPEN = "rises", "falls", "not told apart"
@@ -86,23 +91,20 @@ _STYLE = {RISES: COLORS[0], OPEN: "#737373", FALLS: COLORS[1]}
 
 def outcomes(shown: Sequence[Shown]) -> list[str]:
     """What attention does in each comparison, corrected for their number (Holm)."""
-    effects = [Effect(each.label, each.difference, "more") for each in shown]
-    names = {"supports": RISES, "against": FALLS}
-    return [
-        OPEN if alone else names.get(effect.standing, OPEN)
-        for effect, alone in zip(effects, stands_alone(effects), strict=True)
-    ]
+    p_values = holm({place: each.difference for place, each in enumerate(shown)})
+    signs = [RISES if each.difference.mean > 0 else FALLS for each in shown]
+    return [sign if p_values[place] < 0.05 else OPEN for place, sign in enumerate(signs)]
 
 
 def save_what_holds(shown: Sequence[Shown], out: Path) -> dict[str, str]:
-    """Draw the comparisons, one line each; returns the paths of the figure."""
+    """Draw the comparisons, from top to bottom; returns the paths of the figure."""
     places, found = _places(shown), outcomes(shown)
     with plotting() as plt:
         figure, axis = plt.subplots(figsize=(8.6, 1.2 + 0.29 * (max(places) + 1)))
         for place, each, outcome in zip(places, shown, found, strict=True):
             _draw(axis, place, each, _STYLE[outcome])
-        for group in dict.fromkeys(each.group for each in shown):
-            first = next(place for place, each in zip(places, shown, strict=True) if each.group == group)
+        for group in dict.fromkeys(each.line.group for each in shown):
+            first = next(place for place, each in zip(places, shown, strict=True) if each.line.group == group)
             axis.annotate(
                 group,
                 (0, first - 1),
@@ -114,13 +116,13 @@ def save_what_holds(shown: Sequence[Shown], out: Path) -> dict[str, str]:
                 fontsize=10,
                 fontweight="bold",
             )
-        axis.set_yticks(places, [each.label for each in shown])
+        axis.set_yticks(places, [each.line.label for each in shown])
         axis.tick_params(axis="y", length=0)
         axis.set_ylim(max(places) + 0.7, -1.6)
         axis.set_xlim(0, 1)
         axis.set_xlabel("attention on the relevant tokens, at equal training loss")
         axis.grid(axis="y", visible=False)
-        _legend(axis)
+        _legend(axis, [outcome for outcome in _STYLE if outcome in found])
         return save_figure(
             figure,
             out,
@@ -139,16 +141,18 @@ def _places(shown: Sequence[Shown]) -> list[int]:
     """The line of every comparison: one is left free before each group."""
     places, group = [], None
     for each in shown:
-        places.append((places[-1] + 1 if places else 0) + (each.group != group and bool(places)))
-        group = each.group
+        places.append((places[-1] + 1 if places else 0) + (each.line.group != group and bool(places)))
+        group = each.line.group
     return places
 
 
 def _draw(axis: Any, place: int, each: Shown, colour: str) -> None:
     axis.plot([each.null] * 2, [place - 0.35, place + 0.35], color="#737373", linestyle=":", linewidth=1.4)
     axis.plot([each.baseline, each.faster], [place] * 2, color=colour, linewidth=2.2, alpha=0.55, zorder=2)
-    axis.plot(each.baseline, place, "o", markerfacecolor="white", markeredgecolor=colour, zorder=3)
-    axis.plot(each.faster, place, "o", color=colour, zorder=4)
+    axis.plot(
+        each.baseline, place, "o", markerfacecolor="white", markeredgecolor=colour, markersize=8, zorder=3
+    )
+    axis.plot(each.faster, place, "o", color=colour, markersize=5.5, zorder=4)
     axis.annotate(
         difference_text(each),
         (1.02, place),
@@ -165,7 +169,7 @@ def difference_text(each: Shown) -> str:
     return f"{value.mean:+.3f} ± {value.half_width:.3f}   n = {value.n}"
 
 
-def _legend(axis: Any) -> None:
+def _legend(axis: Any, outcomes: Sequence[str]) -> None:
     from matplotlib.lines import Line2D
 
     def dot(colour: str, face: str) -> Line2D:
@@ -175,12 +179,12 @@ def _legend(axis: Any) -> None:
         "equal rates": dot(INK, "white"),
         "faster QK": dot(INK, INK),
         "uniform attention": Line2D([], [], color="#737373", linestyle=":"),
-    } | {outcome: dot(colour, colour) for outcome, colour in _STYLE.items()}
+    } | {outcome: dot(_STYLE[outcome], _STYLE[outcome]) for outcome in outcomes}
     axis.figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=6, fontsize=9)
 
 
 def _row(each: Shown) -> dict[str, Any]:
     value = each.difference
-    about = {"group": each.group, "comparison": each.label, "equal_rates": each.baseline}
+    about = {"group": each.line.group, "comparison": each.line.label, "equal_rates": each.baseline}
     about |= {"faster_qk": each.faster, "null": each.null}
     return about | {"difference": value.mean, "half_width": value.half_width, "n": value.n}

@@ -24,6 +24,7 @@ from fasterqk.lab.experiments._equal_loss import (
     save_rows,
     show_rows,
 )
+from fasterqk.lab.experiments._per_seed import null_name
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm
 from fasterqk.lab.experiments.table_kvqa import learnt_rows, show_learnt
@@ -67,15 +68,6 @@ def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Compariso
     arms = {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios}
     title = "Generated key-value questions: when the pairs are found, and where"
     return Comparison("carried-kvqa", title, "paper", arms, tuple(range(FIRST_SEED, FIRST_SEED + seeds)))
-
-
-def null_name(name: str) -> str:
-    """The name of the null of a score.
-
-    >>> null_name("carried_layer_2_best_head_mrta"), null_name("mrta")
-    ('carried_layer_2_best_head_null_mrta', 'null_mrta')
-    """
-    return f"{name.removesuffix('mrta')}null_mrta"
 
 
 def run(runner: CellRunner, seeds: int, ratios: list[float]) -> dict[str, Any]:

@@ -20,9 +20,9 @@ from fasterqk.lab.experiments._equal_loss import (
     save_rows,
     show_rows,
 )
+from fasterqk.lab.experiments._per_seed import null_name
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm
-from fasterqk.lab.experiments.carried_kvqa import null_name
 from fasterqk.lab.experiments.table_layers import MODELS, table_layers
 
 # The QK rate is 5.6e-4 with two layers and 9e-4 with four.

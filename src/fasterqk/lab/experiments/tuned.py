@@ -139,9 +139,10 @@ def choose(tuning: Tuning, name: str, runner: CellRunner) -> dict[str, Any]:
 
 def _edges(tuning: Tuning, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
     """What was chosen at the edge of the grid, by arm: a value beyond it may be better."""
+    faster = sorted(ratio for ratio in tuning.ratios if ratio > 1)
     return {
         arm: ["base rate"] * (best["lr"] in (min(tuning.rates), max(tuning.rates)))
-        + ["ratio"] * (best["qk_ratio"] == max(tuning.ratios))
+        + ["ratio"] * (arm == FASTER and best["qk_ratio"] in (faster[0], faster[-1]))
         for arm, best in chosen.items()
     }
 
