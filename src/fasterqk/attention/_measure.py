@@ -325,11 +325,13 @@ class _ReadRows:
         read = reading.read if several else reading.read.unsqueeze(1)
         mask = batch.target_real if several else np.ones((len(batch), 1), dtype=bool)
         keys = torch.from_numpy(batch.real).to(read.device) if reading.keys is None else reading.keys
-        seen = {own: own.row(keys, read) if read_only else own.pairs(keys) for own in set(patterns)}
+        chosen = torch.from_numpy(mask).to(read.device)
+        # A row beyond the target of its instance stands on padding, which sees nothing.
+        rows = chosen.unsqueeze(2)
+        seen = {own: own.row(keys, read) & rows if read_only else own.pairs(keys) for own in set(patterns)}
         allowed = [seen[own] for own in patterns]
         instance = np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
-        chosen = torch.from_numpy(mask).to(read.device)
         first = keys.int().argmax(1)
         attention = {how: as_array(aggregate(layers, read, allowed, how, first)[chosen]) for how in hows}
         return cls(

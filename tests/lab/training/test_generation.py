@@ -7,11 +7,13 @@ from benchmarks._plain import PlainGenerator
 from benchmarks.squad import IGNORED, padded
 from torch.nn.functional import cross_entropy
 
+from fasterqk.attention import Aggregation
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
 from fasterqk.lab.tasks import AnswerTask, Questions
 from fasterqk.lab.training import TrainConfig, train
 from fasterqk.lab.training import _steps as module
+from fasterqk.lab.training._generation import MeasuredGenerator, answered_instances, measure_steps
 from fasterqk.lab.training._loop import load_trained
 from fasterqk.lab.training._steps import Steps, build_trainable
 
@@ -190,6 +192,26 @@ def test_a_run_judged_by_its_fit_measures_no_attention(config):
     assert not any("mrta" in record for record in result.history)
     with pytest.raises(InputError, match="answers have no evaluation 'mine'; choose from paper, fit"):
         build_trainable(config.replace(protocol="mine"))
+
+
+@pytest.mark.parametrize(
+    "aggregation", [Aggregation("layer", 0), Aggregation("layer", 1), Aggregation("mean")]
+)
+def test_steps_of_answers_of_different_lengths_are_read_together_as_alone(config, task, aggregation):
+    model = build_trainable(config).model
+    chosen = task.splits["test"].take(np.arange(4))
+    written = [[5], [7, 8, 0], [3, 4, 5, 6], [9, 0]]
+    instances = answered_instances(chosen, written)
+    generator = MeasuredGenerator(model, np.zeros(4), np.zeros(4, dtype=bool))
+
+    def importance(some):
+        options = {"aggregation": aggregation, "percents": (), "need_relevance": False}
+        return measure_steps(generator, some, **options).importance
+
+    for one, instance in zip(importance(instances), instances, strict=True):
+        [alone] = importance([instance])
+        np.testing.assert_allclose(one, alone, atol=1e-6)
+        assert one.sum() == pytest.approx(1, abs=1e-5)
 
 
 def test_prompts_too_long_are_left_out_and_counted(config, task):
