@@ -80,8 +80,8 @@ def _read(results: Results, line: Line) -> Shown | None:
         return Shown(line, baseline, faster, both.value, both.null)
     if (results.folder / f"{line.table}-by-layer.csv").is_file():
         row = results.layer_row(line.table, "rollout")
-        arms = (float(row[arm]) for arm in (BASELINE, FASTER))
-        return Shown(line, *arms, read_interval(row, "difference"), float(row["null"]))
+        baseline, faster = float(row[BASELINE]), float(row[FASTER])
+        return Shown(line, baseline, faster, read_interval(row, "difference"), float(row["null"]))
     return None
 
 
@@ -139,7 +139,8 @@ def save_what_holds(shown: Sequence[Shown], out: Path) -> dict[str, str]:
 
 def _places(shown: Sequence[Shown]) -> list[int]:
     """The line of every comparison: one is left free before each group."""
-    places, group = [], None
+    places: list[int] = []
+    group = None
     for each in shown:
         places.append((places[-1] + 1 if places else 0) + (each.line.group != group and bool(places)))
         group = each.line.group
