@@ -32,7 +32,7 @@ QK_RATIO = 100
 # Base rates from which validation accuracy chooses, with equal rates and the first seed, as the paper
 # does (its range is 1e-6 to 1e-2; the lower half does not get anywhere in six epochs).
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-# What the search found, recorded with its accuracies in docs/results/sva-rates.csv.
+# What the search found; its accuracies are in docs/results/table-sva-FORM-rates-per-seed.csv.
 FOUND_RATES = {"whole": 1e-3, "prefix": 1e-2}
 EVALUATE_AT_FALL = 0.8
 # The notebooks' 15 epochs over 157,721 sentences.
