@@ -266,6 +266,8 @@ class Results:
         rows = [row for row in self.rows(f"{name}-matched") if row["metric"] == title_of(score)]
         row = sorted(rows, key=lambda row: float(row["at loss"]))[level]
         at = f"at training loss {float(row['at loss']):.3g}"
+        if score == "mrta" and level == 0 and (self.folder / f"{name}-by-layer.csv").is_file():
+            null = float(self.layer_row(name, "rollout")["null"])  # of the questions looked at along training
         return Effect(label, read_interval(row, "difference"), claimed, at, null, digits)
 
     def by_layer(self, label: str, name: str, attention: str, claimed: Claimed) -> Effect:
