@@ -10,7 +10,7 @@ class MadeUp:
     """Stands in for the runner: the judge of a cell is a function of its base rate and ratio."""
 
     def __init__(self, judge, value, diverged=()):
-        self.judge, self.value, self.diverged = judge, value, diverged
+        self.judge, self.value, self.diverged, self.per_seed = judge, value, diverged, []
 
     def run(self, cells, function, *, title, table):
         found = {}
@@ -22,6 +22,9 @@ class MadeUp:
             found[key] = result.to_json()
         return found
 
+    def add_per_seed(self, rows, *, table):
+        self.per_seed += rows
+
 
 @pytest.mark.parametrize("name", tunings())
 def test_both_arms_get_the_best_point_of_their_own(name):
@@ -32,7 +35,10 @@ def test_both_arms_get_the_best_point_of_their_own(name):
     def value(rate, ratio):
         return sign * (best.get(rate, 0.3) - 0.001 * ratio)
 
-    found = choose(tuning, name, MadeUp(tuning.judge, value))
+    runner = MadeUp(tuning.judge, value)
+    found = choose(tuning, name, runner)
+    best = {row["arm"]: row["value"] for row in runner.per_seed}
+    assert [row["judge"].mean for row in found["tried"]] == pytest.approx(list(best.values()))
     ratios = sorted(tuning.ratios)
     assert found["chosen"]["baseline"]["lr"] == tuning.rates[-1]
     assert found["chosen"]["faster_qk"]["qk_ratio"] == ratios[1]

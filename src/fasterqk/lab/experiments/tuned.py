@@ -116,9 +116,16 @@ def choose(tuning: Tuning, name: str, runner: CellRunner) -> dict[str, Any]:
     }
     found = runner.run(cells, TRAIN, title=f"tuned {name}: search", table=f"tuned-{name}-search")
     results = {key: TrainResult.from_json(result) for key, result in found.items()}
+    judged = {key: _judged(result, tuning) for key, result in results.items()}
+    rows = [
+        {"arm": arm, "seed": seed, "at": "best along the search", "score": tuning.judge, "value": value}
+        for (arm, seed), value in judged.items()
+        if value is not None
+    ]
+    runner.add_per_seed(rows, table=f"tuned-{name}-search")
     table: list[dict[str, Any]] = [
         {"lr": rate, "qk_ratio": ratio}
-        | {"judge": interval(_judged(results[arm_name(rate, ratio), seed], tuning) for seed in seeds)}
+        | {"judge": interval(judged[arm_name(rate, ratio), seed] for seed in seeds)}
         for rate, ratio in grid
     ]
 
