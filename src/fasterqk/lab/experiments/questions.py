@@ -301,10 +301,11 @@ QUESTIONS = (
         "with base rate and ratio chosen for each arm, the faster arm attends more to relevant tokens",
         {f"tuned --data {name}": f"tuned-{name}-paper" for name in TUNED},
         "Base rate and ratio of each arm by validation (HateXplain 4 x 5, three seeds; SVA 3 x 4, one seed; "
-        "SQuAD small 4 x 4 on a quarter of an epoch), then 5 seeds (SQuAD: 2) of the two winners.",
+        "SQuAD small 4 x 4 on a quarter of an epoch), then 5 seeds of the two winners (SQuAD: 3, one of them "
+        "added after looking at two).",
         "MRTA on the test split at the best validation epoch",
         "HateXplain 4 cells more than ratio-or-rate; SVA about 20 cells of a minute each way; SQuAD 16 cells "
-        "of about 3 minutes and 4 of 29",
+        "of about 3 minutes and 6 of about 24",
         _tuned,
         _says(
             "It holds where each arm has the rates that validation prefers among those tried.",
