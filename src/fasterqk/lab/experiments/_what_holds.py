@@ -155,19 +155,13 @@ def _draw(axis: Any, place: int, each: Shown, colour: str) -> None:
     )
     axis.plot(each.faster, place, "o", color=colour, markersize=5.5, zorder=4)
     axis.annotate(
-        difference_text(each),
+        f"{each.difference.mean:+.3f} ± {each.difference.half_width:.3f}   n = {each.difference.n}",
         (1.02, place),
         xycoords=("axes fraction", "data"),
         va="center",
         fontsize=9,
         color=colour,
     )
-
-
-def difference_text(each: Shown) -> str:
-    """The difference as the picture prints it."""
-    value = each.difference
-    return f"{value.mean:+.3f} ± {value.half_width:.3f}   n = {value.n}"
 
 
 def _legend(axis: Any, outcomes: Sequence[str]) -> None:
