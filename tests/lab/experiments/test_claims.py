@@ -9,7 +9,7 @@ import pytest
 from fasterqk.attention import Interval
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments import claims, reproduce
-from fasterqk.lab.experiments._evidence import COMPARABLE, Effect, Results, apart, measured, verdict
+from fasterqk.lab.experiments._evidence import COMPARABLE, Effect, Results, measured, verdict
 from fasterqk.theory import Identity
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -67,10 +67,6 @@ def test_some_of_many_effects_count_after_correction_for_their_number():
     assert verdict([barely, open_]) == "does not hold"
     assert verdict([clear, open_]) == "holds in part"
     assert "supports alone" in measured("c", "", [barely, open_], "x", "").evidence
-
-
-def test_half_widths_of_arms_that_are_not_paired_add_up():
-    assert apart(Interval(0.5, 0.1, 5), Interval(0.2, 0.2, 3)) == Interval(0.3, pytest.approx(0.3), 3)
 
 
 def test_a_claim_turns_when_its_identity_breaks_or_its_numbers_do(tmp_path):

@@ -155,8 +155,8 @@ def test_figure_2_as_published_is_the_default_and_old_names_are_understood():
 
 
 def test_the_published_panels_of_the_documents_are_within_one_point_of_those_saved():
-    rows = read_csv(RESULTS / "synthetic-fig2.csv")
-    found = {row["panel"]: row["top_row"].split() for row in rows if row["protocol"] == "published"}
+    rows = read_csv(RESULTS / "fig2-published-panels.csv")
+    found = {row["panel"]: row["top_row"].split() for row in rows}
     for name, saved in RELEASED_TOP_ROWS.items():
         assert [float(value) for value in found[name]] == pytest.approx(saved, abs=1)
 
@@ -173,19 +173,31 @@ def test_both_cells_of_a_pair_are_read_at_one_loss(tmp_path, monkeypatch):
     readings = (Reading(four_tokens=True), Reading(query_attended=True))
     monkeypatch.setattr(dependence, "READINGS", readings)
     monkeypatch.setattr(dependence, "PARAMETERIZATIONS", ("FAFO",))
-    sharper, covert = compute_dependence(CellRunner(tmp_path, workers=0))
+    runner = CellRunner(tmp_path, workers=0)
+    sharper, covert = compute_dependence(runner)
     assert sharper.difference.mean > 0.05
     assert covert.difference.mean < -0.5
     assert covert.query_mass[FASTER] > 0.9 > covert.query_mass[EQUAL]
     assert max(sharper.loss, covert.loss) < 0.002
     files = write_dependence([sharper, covert], tmp_path)
-    row = read_csv(files["csv"])[1]
-    assert (row["query"], row["softmax"], row["seeds"]) == ("attended", "50 tokens", "1")
+    row = read_csv(files["table"]["csv"])[1]
+    assert (row["query"], row["softmax"], row["difference_n"]) == ("attended", "50 tokens", "1")
+    assert float(row["difference"]) == pytest.approx(covert.difference.mean)
+    of_seeds = {
+        (row["arm"], row["at"]): float(row["value"])
+        for row in read_csv(runner.write_per_seed()[0])
+        if row["score"] == "mrta"
+    }
+    for pair in (sharper, covert):
+        for arm in (EQUAL, FASTER):
+            name = ", ".join([*pair.reading.columns.values(), "FAFO", arm])
+            found = of_seeds[name, f"training loss {pair.loss:.6g}"]
+            assert found == pytest.approx(pair.attention[arm].mean, rel=1e-5)
 
 
 def test_what_the_text_beside_the_figure_says_is_in_its_numbers():
     """The sentences of `TEXT`, one after the other."""
-    rows = read_csv(RESULTS / "synthetic-fig2-dependence.csv")
+    rows = read_csv(RESULTS / "fig2-dependence.csv")
     assert len(rows) == len(READINGS) * 4
 
     def changes(names, **settings):
@@ -210,9 +222,5 @@ def test_what_the_text_beside_the_figure_says_is_in_its_numbers():
     assert all(after < before - 0.3 for before, after in changes(collapsed, start="0.1", **scaled))
     usual = changes(("CACO",), query="not", start="0.001", **scaled)
     assert all(before - 0.2 < after < before for before, after in usual)
-    panel = {
-        row["panel"]: row
-        for row in read_csv(RESULTS / "synthetic-fig2.csv")
-        if row["protocol"] == "scaled-scores"
-    }
-    assert float(panel["g"]["mrta_at_matched_loss"]) > float(panel["d"]["mrta_at_matched_loss"])
+    panel = {row["panel"]: row for row in read_csv(RESULTS / "fig2-scaled-scores-panels.csv")}
+    assert float(panel["g"]["matched"]) > float(panel["d"]["matched"])

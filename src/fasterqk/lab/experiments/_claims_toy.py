@@ -14,12 +14,8 @@ def toy_language_claims(results: Results) -> list[Claim]:
     ends = ", ".join(
         f"{name} {results.panel('published', panel)[0].mean:.3f}" for panel, name in names.items()
     )
-    uniform = float(results.panel("published", "a")[1]["uniform_mrta"])
-    capped = [
-        row["panel"]
-        for row in results.rows("synthetic-fig2")
-        if row["protocol"] == "published" and row["capped_seeds"]
-    ]
+    uniform = float(results.panel("published", "a")[1]["null"])
+    capped = [row["panel"] for row in results.rows("fig2-published-panels") if row["capped"]]
 
     def every(protocol: str) -> list[Effect]:
         return [
@@ -147,10 +143,9 @@ def fixed_attention_claims(results: Results) -> list[Claim]:
     lowest = float(curves["factorized", False, 0.2]["lowest_incentive"])
     fafo = results.panel("published", "a")[0].mean
     starts = [
-        float(row["alpha"])
-        for row in results.rows("synthetic-fig2-init")
-        if (row["protocol"], row["parameterization"], row["qk_ratio"]) == ("four-tokens", "FAFO", "1.0")
-        and float(row["init_scale"]) < 0.1
+        float(row["attention"])
+        for row in results.rows("fig2-init-four-tokens")
+        if (row["parameterization"], row["qk_ratio"]) == ("FAFO", "1.0") and float(row["init_scale"]) < 0.1
     ]
     longer = all(faded("collapsed", alpha) == "never" for alpha in (0.2, 0.4, 0.6))
     link = "synthetic.md#figure-3"

@@ -10,7 +10,7 @@ from typing import Literal
 
 from fasterqk.attention import Interval, holm, interval, paired_difference, title_of
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._per_seed import null_name
+from fasterqk.lab.experiments._per_seed import END, null_name
 from fasterqk.lab.report import Claim
 
 # Arms whose accuracies differ by less than this are comparable: two points.
@@ -19,8 +19,7 @@ COMPARABLE = 0.02
 RULE = f"""\
 An *effect* is the difference that the claim is about: faster QK minus equal rates, paired by seed, at
 the lowest training loss that all cells of the comparison reach (unless it says "at the end"). ± is its
-95% t-interval over n seeds. Where only the intervals of two arms are published, ± is the sum of their
-half widths, which is wider.
+95% t-interval over n seeds.
 
 - An effect *supports* a claim if its whole interval lies on the claimed side of zero. For a claim of
   equal performance the whole interval must lie within ±{COMPARABLE:g} (two points of accuracy), for one of
@@ -234,7 +233,8 @@ class Results:
             seeds = [seed for seed in one if seed in other]
             found = paired_difference([one[seed] for seed in seeds], [other[seed] for seed in seeds])
         nulls = values.get((moment, null_name(score)), {})
-        null = next((next(iter(seeds.values())) for seeds in nulls.values()), None)
+        own = nulls.get(arms if isinstance(arms, str) else arms[0]) or next(iter(nulls.values()), {})
+        null = next(iter(own.values()), None)
         return Effect(label, found, claimed, f"at {_short(moment)}", null, digits)
 
     def above_null(self, label: str, name: str, arm: str, score: str, null: str, claimed: Claimed) -> Effect:
@@ -284,41 +284,19 @@ class Results:
             if (row["attention"], row["metric"], row["at"]) == (attention, "MRTA", "equal loss")
         )
 
-    def arms(
-        self, label: str, arm: str, other: str, claimed: Claimed, *, name: str = "ablation-hatexplain"
-    ) -> Effect:
-        """The difference in MRTA of two arms of a table that has one row per arm: paired where it can be."""
-        if self.has(f"{name}-paper"):
-            return self.paired(label, f"{name}-paper", (arm, other), claimed)
-        rows = [row for row in self.rows(name) if row["at"] == "equal loss"]
-        lowest = min(float(row["loss"]) for row in rows)
-        found = {row["arm"]: row for row in rows if float(row["loss"]) == lowest}
-        value = apart(read_interval(found[arm], "mrta"), read_interval(found[other], "mrta"))
-        return Effect(label, value, claimed, f"at training loss {lowest:.3g}")
-
     def panel(self, protocol: str, name: str) -> tuple[Interval, dict[str, str]]:
         """MRTA of a panel of figure 2 at the end, over seeds, and its row."""
-        row = next(
-            row for row in self.rows("synthetic-fig2") if (row["protocol"], row["panel"]) == (protocol, name)
-        )
-        return Interval(float(row["mrta"]), float(row["mrta_half_width"]), int(row["seeds"])), row
+        row = next(row for row in self.rows(f"fig2-{protocol}-panels") if row["panel"] == name)
+        return read_interval(row, "mrta"), row
 
     def panels(self, label: str, protocol: str, name: str, other: str, claimed: Claimed) -> Effect:
         """The difference in MRTA of two panels of figure 2 at the end of training."""
-        (value, row), (against, _) = self.panel(protocol, name), self.panel(protocol, other)
-        return Effect(label, apart(value, against), claimed, "at the end", float(row["uniform_mrta"]))
+        return self.paired(label, f"fig2-{protocol}", (name, other), claimed, at=END)
 
 
 def above(value: Interval, level: float) -> Interval:
     """``value`` minus a fixed number."""
     return Interval(value.mean - level, value.half_width, value.n)
-
-
-def apart(one: Interval, other: Interval) -> Interval:
-    """``one`` minus ``other`` where their seeds are not paired: the half widths add up."""
-    n = min(one.n, other.n)
-    half = one.half_width + other.half_width if n > 1 else nan
-    return Interval(one.mean - other.mean, half, n)
 
 
 def read_interval(row: dict[str, str], name: str) -> Interval:
@@ -334,7 +312,9 @@ def _lowest(values: Iterable[tuple[str, str]], score: str) -> str:
 
 
 def _short(moment: str) -> str:
-    """A moment of the per-seed values with its loss at three digits."""
+    """A moment of the per-seed values in words, its loss with three digits."""
+    if moment == END:
+        return "the end"
     words = moment.split()
     return (
         " ".join([*words[:-1], f"{float(words[-1]):.3g}"]) if moment.startswith("training loss") else moment

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.attention import Interval, common_levels, matched_loss
+from fasterqk.lab.experiments._per_seed import rows_at
 from fasterqk.lab.experiments._registry import CellRunner
 from fasterqk.lab.experiments._synthetic import panels, run_cells, with_scale
-from fasterqk.lab.report import COLORS, INK, plotting, save_figure
+from fasterqk.lab.report import COLORS, INK, plotting, save_figure, save_table
 from fasterqk.lab.synthetic import PARAMETERIZATIONS, SyntheticCell
 
 EQUAL, FASTER = "equal rates", "QK 10x"
@@ -97,15 +98,13 @@ class Pair:
     query_mass: Mapping[str, float]  # at the end
 
     def record(self) -> dict[str, Any]:
-        """The pair as flat, plain data."""
+        """The pair as a row of a table."""
         return {
             **self.reading.columns,
             "parameterization": self.parameterization,
             "loss": self.loss,
-            **{name: found.mean for name, found in self.attention.items()},
-            "difference": self.difference.mean,
-            "half_width": self.difference.half_width,
-            "seeds": self.difference.n,
+            **self.attention,
+            "difference": self.difference,
             **{f"on the query token, {name}": mass for name, mass in self.query_mass.items()},
         }
 
@@ -119,20 +118,24 @@ def compute_dependence(runner: CellRunner, seeds: int = 1) -> list[Pair]:
         for name in PARAMETERIZATIONS
         for arm, ratio in RATIOS.items()
     }
-    results = run_cells(
-        cells,
-        runner,
-        title="fig2, what it depends on",
-        protocol="dependence",
-        arm=lambda key: f"{', '.join(key[0].columns.values())}, {key[1]}, {key[2]}",
-    )
-    return [
+    results = run_cells(cells, runner, title="fig2, what it depends on", protocol="dependence", arm=_arm_name)
+    pairs = [
         _pair(
             reading, name, {key[2:]: result for key, result in results.items() if key[:2] == (reading, name)}
         )
         for reading in READINGS
         for name in PARAMETERIZATIONS
     ]
+    losses = {(pair.reading, pair.parameterization): pair.loss for pair in pairs}
+    for key, result in results.items():
+        rows = rows_at(losses[key[:2]], _arm_name(key), key[3], result["history"])
+        runner.add_per_seed(rows, protocol="dependence")
+    return pairs
+
+
+def _arm_name(key: tuple[Reading, str, str, int]) -> str:
+    reading, parameterization, arm, _ = key
+    return ", ".join([*reading.columns.values(), parameterization, arm])
 
 
 def _pair(reading: Reading, name: str, results: Mapping[Any, Mapping[str, Any]]) -> Pair:
@@ -153,22 +156,33 @@ def _pair(reading: Reading, name: str, results: Mapping[Any, Mapping[str, Any]])
     )
 
 
-def write_dependence(pairs: list[Pair], out: Path) -> dict[str, str]:
-    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
+def write_dependence(pairs: list[Pair], out: Path) -> dict[str, Any]:
+    """Write the figure and its table under ``out``; returns the figure's paths and the table's."""
     seeds = max(pair.difference.n for pair in pairs)
+    title = "Figure 2: what the result depends on"
+    rows = [pair.record() for pair in pairs]
     with plotting() as plt:
-        return save_figure(
+        figure = save_figure(
             draw_dependence(plt, pairs),
             out,
             "fig2-dependence",
-            title="Figure 2: what the result depends on",
+            title=title,
             caption=f"{TEXT} Each line goes from equal rates (ring) to a query-key circuit that learns "
             "ten times faster (dot), both at the lowest training loss that both reach; the dotted line is "
             f"uniform attention. {seeds} seed{'s' if seeds > 1 else ''}.",
-            rows=[pair.record() for pair in pairs],
+            rows=[row | {key: row[key].mean for key in (*RATIOS, "difference")} for row in rows],
             see="A dot to the right of its ring: faster query-key learning gave more attention at equal loss."
             " To the left: less.",
         )
+    table = save_table(
+        out,
+        "fig2-dependence",
+        title=title,
+        caption="Attention on class tokens at the lowest training loss that both cells of a pair reach.",
+        columns=[{"key": key, "label": key} for key in rows[0]],
+        rows=rows,
+    )
+    return {**figure, "table": table}
 
 
 def draw_dependence(plt: Any, pairs: list[Pair]) -> Any:

@@ -1,6 +1,6 @@
 """One row per arm, seed and score: what every interval of an experiment can be recomputed from."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fasterqk.attention import common_levels, matched_loss
@@ -13,22 +13,35 @@ def per_seed_rows(cells: Cells) -> list[dict[str, Any]]:
     """Rows ``{arm, seed, at, score, value}`` of cells that are compared with each other.
 
     ``at`` is the end of training, the best validation epoch, or one of the three training losses at which
-    `matched_loss` compares them. A cell that did not reach a loss, or diverged, has no row there.
+    they are compared (`levels_for`). A cell that did not reach a loss, or diverged, has no row there.
     """
     rows = []
     for (arm, seed), result in cells.items():
         for at, numbers in (moments(result) if not result.get("diverged") else {}).items():
             rows += [_row(arm, seed, at, name, value) for name, value in numbers.items() if _is_number(value)]
-    histories: dict[Any, Any] = {
-        cell: [] if result.get("diverged") else result.get("history", []) for cell, result in cells.items()
-    }
-    for level in common_levels(histories, 3) if any(histories.values()) else []:
-        for (arm, seed), history in histories.items():
-            names = [name for name, value in history[-1].items() if _is_number(value)] if history else []
-            found = matched_loss({(arm, seed): history}, [name for name in names if name != "loss"], [level])
-            for name, value in found[0]["arms"].get(arm, {}).items():
-                rows.append(_row(arm, seed, f"training loss {level:.6g}", name, value.mean))
+    for level in levels_for(cells):
+        for (arm, seed), result in cells.items():
+            if not result.get("diverged"):
+                rows += rows_at(level, arm, seed, result.get("history", []))
     return rows
+
+
+def levels_for(cells: Cells, count: int = 3) -> list[float]:
+    """Losses at which cells are compared: decided by the cells that met their stop rule, if any did."""
+    finished = {cell: result for cell, result in cells.items() if not result.get("diverged")}
+    reached = {cell: result for cell, result in finished.items() if result.get("reached")}
+    histories: dict[Any, Any] = {
+        cell: result.get("history", []) for cell, result in (reached or finished).items()
+    }
+    return common_levels(histories, count) if any(histories.values()) else []
+
+
+def rows_at(level: float, arm: str, seed: int, history: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of one cell where its training loss first falls to ``level``; none if it does not."""
+    names = [name for name, value in history[-1].items() if _is_number(value)] if history else []
+    found = matched_loss({(arm, seed): history}, [name for name in names if name != "loss"], [level])
+    at = f"training loss {level:.6g}"
+    return [_row(arm, seed, at, name, value.mean) for name, value in found[0]["arms"].get(arm, {}).items()]
 
 
 def _row(arm: str, seed: int, at: str, score: str, value: float) -> dict[str, Any]:

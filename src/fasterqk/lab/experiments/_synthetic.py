@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from math import nan
 from typing import Any, TypeVar
 
-from fasterqk.attention import Interval, common_levels, dtap_over_seeds, interval, matched_loss
+from fasterqk.attention import Interval, dtap_over_seeds, interval, matched_loss
 from fasterqk.errors import InputError
+from fasterqk.lab.experiments._per_seed import levels_for, rows_at
 from fasterqk.lab.experiments._registry import CellRunner, Option
 from fasterqk.lab.synthetic import Init, Language, SyntheticCell, factorized_output
 from fasterqk.theory import Setting
@@ -175,13 +176,6 @@ def summarize_seeds(results: Mapping[int, Result], stop: str = "epoch") -> dict[
     }
 
 
-def levels_for(results: Mapping[tuple[str, int], Result], count: int = 3) -> list[float]:
-    """Losses at which cells are compared: decided by the cells that met their stop rule, if any did."""
-    reached = {key: result for key, result in results.items() if result["reached"]}
-    deciding = reached or {key: result for key, result in results.items() if not result["diverged"]}
-    return common_levels({key: result["history"] for key, result in deciding.items()}, count)
-
-
 @dataclass(frozen=True)
 class Point:
     """One arm of a grid: its cell (of seed 0), and what its seeds came to."""
@@ -238,7 +232,12 @@ def with_scale(cell: SyntheticCell, scale: float) -> SyntheticCell:
 
 
 def measure(
-    arms: Mapping[tuple[str, SyntheticCell], str], runner: CellRunner, *, seeds: int, title: str
+    arms: Mapping[tuple[str, SyntheticCell], str],
+    runner: CellRunner,
+    *,
+    seeds: int,
+    title: str,
+    protocol: str = "",
 ) -> list[Point]:
     """One point per arm ``(protocol, cell)``; arms with the same group name are compared at one loss.
 
@@ -249,7 +248,7 @@ def measure(
         for seed in range(seeds)  # seed by seed, so that a run stopped early has a whole grid
         for arm in arms
     }
-    results = run_cells(cells, runner, title=title, arm=lambda key: _arm_name(*key[0]))
+    results = run_cells(cells, runner, title=title, protocol=protocol, arm=lambda key: _arm_name(*key[0]))
     points: dict[tuple[str, SyntheticCell], Point] = {}
     for group in dict.fromkeys(arms.values()):
         own: dict[Any, Any] = {key: result for key, result in results.items() if arms[key[0]] == group}
@@ -257,6 +256,10 @@ def measure(
         found = matched_loss({key: result["history"] for key, result in own.items()}, ["mrta"], levels)
         for arm in (arm for arm, name in arms.items() if name == group):
             points[arm] = _point(arm, {s: own[arm, s] for s in range(seeds)}, found)
+        for level in levels:
+            for (arm, seed), result in own.items():
+                rows = rows_at(level, _arm_name(*arm), seed, result["history"])
+                runner.add_per_seed(rows, protocol=protocol)
     return [points[arm] for arm in arms]
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from fasterqk.attention import interval
 from fasterqk.console import mean_of
 from fasterqk.errors import InputError
-from fasterqk.files import plain
-from fasterqk.lab.experiments._registry import CellRunner
+from fasterqk.files import plain, write_csv
+from fasterqk.lab.experiments._per_seed import BEST
+from fasterqk.lab.experiments._registry import CellRunner, rounded
 from fasterqk.lab.report import COLORS, plotting, save_figure, save_table
 from fasterqk.lab.tasks import load_task
 from fasterqk.lab.training import TrainConfig
@@ -142,6 +143,11 @@ def _compared(
         {
             name: value,
             "accuracy": interval(_best(result) for result in own[value]),
+            "of_seeds": {
+                seed: _best(result)
+                for (at, seed), result in results.items()
+                if at == value and not result["diverged"]
+            },
             "epoch": [result["best"] and result["best"]["epoch"] for result in own[value]],
             "diverged": any(result["diverged"] for result in own[value]),
             "finalist": value in finalists,
@@ -173,7 +179,7 @@ Found = Mapping[str, Any]
 
 
 def save_tuning(found: Found, out: Path) -> dict[str, dict[str, str]]:
-    """Write the table and the figure of what :func:`tune` found; returns their paths."""
+    """Write the tables and the figure of what :func:`tune` found; returns their paths."""
     name, title = f"tune-{found['task']}", f"Search for rates: {found['task']}"
     why = " ".join(reason(found, stage) for stage in found["stages"].values())
     caption = (
@@ -183,7 +189,9 @@ def save_tuning(found: Found, out: Path) -> dict[str, dict[str, str]]:
     )
     columns = [{"key": key, "label": key} for key in COLUMNS]
     table = save_table(out, name, title=title, caption=caption, columns=columns, rows=tuning_rows(found))
-    return {"table": table, "figure": _save_figure(found, out, name, title, caption)}
+    per_seed = write_csv(out / "tables" / f"{name}-per-seed.csv", rounded(_per_seed_rows(found)))
+    figure = _save_figure(found, out, name, title, caption)
+    return {"table": table, "per_seed": {"csv": str(per_seed)}, "figure": figure}
 
 
 def tuning_rows(found: Found) -> list[dict[str, Any]]:
@@ -198,6 +206,21 @@ def tuning_rows(found: Found) -> list[dict[str, Any]]:
         }
         for name, stage in found["stages"].items()
         for row in stage["tried"]
+    ]
+
+
+def _per_seed_rows(found: Found) -> list[dict[str, Any]]:
+    return [
+        {
+            "arm": f"{TITLES[name]} {row[name]:g}",
+            "seed": seed,
+            "at": BEST,
+            "score": "validation_accuracy",
+            "value": value,
+        }
+        for name, stage in found["stages"].items()
+        for row in stage["tried"]
+        for seed, value in row["of_seeds"].items()
     ]
 
 

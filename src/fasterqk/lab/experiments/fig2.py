@@ -16,12 +16,12 @@ from fasterqk.lab.experiments._fig2_dependence import (
     compute_dependence,
     write_dependence,
 )
+from fasterqk.lab.experiments._per_seed import levels_for
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import (
     OLD_NAMES,
     PROTOCOL_OPTION,
     Panel,
-    levels_for,
     panels,
     run_cells,
     summarize_seeds,
@@ -178,7 +178,7 @@ def write_fig2(data: Fig2, out: Path) -> dict[str, Any]:
         )
     table = save_table(
         out,
-        f"{name}-panels",
+        f"fig2-{data.protocol}-panels",
         title=title,
         caption=f"Means over seeds with 95% intervals. {setting}",
         columns=[{"key": key, "label": label} for key, label in _LABELS.items()],
@@ -291,6 +291,8 @@ _LABELS = {
     "loss": "loss",
     "steps": "steps",
     "query_mass": "mass on the query token",
+    "top_row": "% of sequences with a probability above .8, by attention 0-.2 to .8-1",
+    "capped": "seeds that hit the cap of steps",
     "note": "",
 }
 
@@ -303,6 +305,8 @@ def _table_row(data: Fig2, name: str) -> dict[str, Any]:
     row["query_mass"] = intervals.get("query_mass") if summary["attend_query"] else None
     found = data.matched[0]["arms"].get(name) if data.matched else None
     row["matched"] = found["mrta"] if found else None
+    row["top_row"] = " ".join(f"{share:.1f}" for share in _table_of(data, name)[-1])
+    row["capped"] = " ".join(map(str, summary["capped"]))
     row["note"] = " ".join(_headline(summary).split("\n")[1:])
     return row
 

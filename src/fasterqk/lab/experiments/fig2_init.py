@@ -11,7 +11,7 @@ from fasterqk.attention import Interval
 from fasterqk.console import print_table
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk.lab.experiments._synthetic import OLD_NAMES, PROTOCOL_OPTION, Point, measure, panels, with_scale
-from fasterqk.lab.report import PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk.lab.report import PARAMETERIZATION_COLORS, plotting, save_figure, save_table
 from fasterqk.lab.synthetic import PARAMETERIZATIONS
 
 SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -42,30 +42,61 @@ def compute(
         for ratio in RATIOS
         for scale in scales
     }
-    points = measure(arms, runner, seeds=seeds, title=f"fig2-init, protocol {protocol}")
+    points = measure(arms, runner, seeds=seeds, title=f"fig2-init, protocol {protocol}", protocol=protocol)
     language = base.language
     null = language.gamma * language.context / language.positions
     return Fig2Init(protocol, points, null)
 
 
-def write_fig2_init(data: Fig2Init, out: Path) -> dict[str, str]:
-    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
+def write_fig2_init(data: Fig2Init, out: Path) -> dict[str, Any]:
+    """Write the figure and its table under ``out``; returns the figure's paths and the table's."""
     levels = {point.cell.parameterization: point.level for point in data.points}
     read = ", ".join(f"{name} {level:.2g}" for name, level in levels.items())
     init = data.points[0].cell.ov_init.kind
+    title = f"Figure 2 and its initialisation, {data.protocol}"
+    caption = (
+        f"Attention on distinct tokens against the scale of the init ({init}), read at one training loss for"
+        f" each parameterization ({read})"
+    )
     with plotting() as plt:
-        return save_figure(
+        figure = save_figure(
             draw_fig2_init(plt, data),
             out,
             "fig2-init" if data.protocol == "literal" else f"fig2-init-{data.protocol}",
-            title=f"Figure 2 and its initialisation, {data.protocol}",
-            caption="Attention on distinct tokens against the scale of the init"
-            f" ({init}), read at one training loss for each parameterization ({read}); bars are 95% intervals"
-            " over seeds, crosses did not reach the loss, the dotted line is uniform attention.",
+            title=title,
+            caption=f"{caption}; bars are 95% intervals over seeds, crosses did not reach the loss, the "
+            "dotted line is uniform attention.",
             rows=[point.record() for point in data.points],
             see="Above the dotted line: more attention on distinct tokens than uniform attention has, at one"
             " training loss.",
         )
+    table = save_table(
+        out,
+        f"fig2-init-{data.protocol}",
+        title=title,
+        caption=f"{caption}; means over the seeds that reached it, with 95% intervals.",
+        columns=[{"key": key, "label": label} for key, label in _LABELS.items()],
+        rows=[_table_row(point) for point in data.points],
+    )
+    return {**figure, "table": table}
+
+
+_LABELS = {
+    "init": "init",
+    "init_scale": "its scale",
+    "parameterization": "parameterization",
+    "qk_ratio": "QK ratio",
+    "loss": "training loss",
+    "attention": "attention on distinct tokens",
+    "steps": "steps",
+    "missing_seeds": "seeds that did not reach the loss",
+}
+
+
+def _table_row(point: Point) -> dict[str, Any]:
+    record = point.record()
+    row = {key: record[key] for key in _LABELS if key in record}
+    return row | {"attention": point.alpha, "missing_seeds": " ".join(map(str, point.missing))}
 
 
 def draw_fig2_init(plt: Any, data: Fig2Init) -> Any:
