@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from functools import cache
 from math import floor, isfinite, log10, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
-from fasterqk.attention import Interval, holm, interval, paired_difference, title_of
+from fasterqk.attention import Interval, holm, interval, paired_difference
 from fasterqk.errors import InputError
+from fasterqk.lab.experiments._arms import BASELINE, FASTER
 from fasterqk.lab.experiments._per_seed import END, null_name
 from fasterqk.lab.report import Claim
 
@@ -19,7 +21,8 @@ COMPARABLE = 0.02
 RULE = f"""\
 An *effect* is the difference that the claim is about: faster QK minus equal rates, paired by seed, at
 the lowest training loss that all cells of the comparison reach (unless it says "at the end"). ± is its
-95% t-interval over n seeds.
+95% t-interval over n seeds. A *null* is what uniform attention has, of sufficiency, comprehensiveness
+and plausibility what a ranking at random has; two of them belong to the two arms of the difference.
 
 - An effect *supports* a claim if its whole interval lies on the claimed side of zero. For a claim of
   equal performance the whole interval must lie within ±{COMPARABLE:g} (two points of accuracy), for one of
@@ -50,8 +53,9 @@ class Effect:
     value: Interval
     claimed: Claimed
     at: str = ""  # the training loss, or when
-    null: float | None = None
+    nulls: tuple[float, ...] = ()  # of the first arm and of the second, or one for both
     digits: int = 3
+    nulls_at: str = ""  # where the nulls were measured, if elsewhere
 
     @property
     def standing(self) -> str:
@@ -103,7 +107,10 @@ class Effect:
         if self.value.n > 1:
             size += f" ± {self.value.half_width:.{digits}f}"
         about = [f"n = {self.value.n}"] + ([self.at] if self.at else [])
-        about += [] if self.null is None else [f"null {self.null:.{self.digits}f}"]
+        nulls = dict.fromkeys(f"{null:.{self.digits}f}" for null in self.nulls)
+        about += (
+            [f"null{'s' if len(nulls) > 1 else ''} {' and '.join(nulls)}{self.nulls_at}"] if nulls else []
+        )
         return f"{self.label} {size} ({', '.join(about)}): {self.standing}{' alone' if alone else ''}"
 
 
@@ -161,7 +168,7 @@ def measured(
         verdict(effects),
         evidence,
         effect=first.value if first.value.n > 1 else first.value.mean,
-        null=first.null,
+        null=first.nulls[0] if first.nulls and not first.nulls_at else None,
         seeds=first.value.n,
         experiment=experiment,
         link=link,
@@ -190,6 +197,10 @@ def results_folder(given: str | None = None) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+# Values of single seeds: by moment and score, then arm, then seed.
+PerSeed = dict[tuple[str, str], dict[str, dict[str, float]]]
+
+
 class Results:
     """The tables of a folder such as `docs/results`."""
 
@@ -200,7 +211,7 @@ class Results:
         """The rows of ``NAME.csv``."""
         return _rows(self.folder / f"{name}.csv")
 
-    def per_seed(self, name: str) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
+    def per_seed(self, name: str) -> PerSeed:
         """The values of single seeds in ``NAME-per-seed.csv``: by moment and score, then arm, then seed."""
         return _per_seed(self.folder / f"{name}-per-seed.csv")
 
@@ -217,14 +228,16 @@ class Results:
         *,
         score: str = "mrta",
         at: str = "training loss",
+        level: int = 0,
         digits: int = 3,
     ) -> Effect:
         """The difference of two arms (first minus second), or the value of one, from ``NAME-per-seed.csv``.
 
-        ``at`` is the moment; ``training loss`` is the lowest at which the cells are compared.
+        ``at`` is the moment; ``training loss`` is one of those at which the cells are compared, the lowest
+        unless ``level`` says how many to skip.
         """
         values = self.per_seed(name)
-        moment = _lowest(values, score) if at == "training loss" else at
+        moment = _level(values, score, level) if at == "training loss" else at
         of_arm = values[moment, score]
         if isinstance(arms, str):
             found = interval(of_arm[arms].values())
@@ -232,17 +245,20 @@ class Results:
             one, other = (of_arm[arm] for arm in arms)
             seeds = [seed for seed in one if seed in other]
             found = paired_difference([one[seed] for seed in seeds], [other[seed] for seed in seeds])
-        nulls = values.get((moment, null_name(score)), {})
-        own = nulls.get(arms if isinstance(arms, str) else arms[0]) or next(iter(nulls.values()), {})
-        null = next(iter(own.values()), None)
-        return Effect(label, found, claimed, f"at {_short(moment)}", null, digits)
+        where = moment if (moment, null_name(score)) in values else END
+        nulls = _nulls(values.get((where, null_name(score)), {}), [arms] if isinstance(arms, str) else arms)
+        elsewhere = "" if where == moment else " at the end"  # where rankings at random are scored
+        return Effect(label, found, claimed, f"at {_short(moment)}", nulls, digits, elsewhere)
 
-    def above_null(self, label: str, name: str, arm: str, score: str, null: str, claimed: Claimed) -> Effect:
+    def above_null(
+        self, label: str, name: str, arm: str, score: str, null: str, claimed: Claimed, *, digits: int = 3
+    ) -> Effect:
         """What ``arm`` scores above a null of the same cells (``sharp``, say), from ``NAME-per-seed.csv``."""
         values = self.per_seed(name)
-        moment = _lowest(values, score)
+        moment = _level(values, score)
         pair = [values[moment, each][arm].values() for each in (score, f"{null}_{score}")]
-        return Effect(label, paired_difference(*map(list, pair)), claimed, f"at {_short(moment)}", digits=1)
+        found = paired_difference(*map(list, pair))
+        return Effect(label, found, claimed, f"at {_short(moment)}", digits=digits)
 
     def compared(
         self,
@@ -255,33 +271,10 @@ class Results:
         level: int = 0,
         digits: int = 3,
     ) -> Effect:
-        """The difference of two arms in ``score``, of the table ``NAME-matched`` or ``NAME-end``.
-
-        ``level`` counts the training losses at which they are compared, from the lowest.
-        """
-        own = [row for row in self.rows(f"{name}-end") if row["metric"] == title_of(score)]
-        null = float(own[0]["null, baseline"]) if own and own[0].get("null, baseline") else None
-        if at_end:
-            return Effect(label, read_interval(own[0], "difference"), claimed, "at the end", null, digits)
-        rows = [row for row in self.rows(f"{name}-matched") if row["metric"] == title_of(score)]
-        row = sorted(rows, key=lambda row: float(row["at loss"]))[level]
-        at = f"at training loss {float(row['at loss']):.3g}"
-        if score == "mrta" and level == 0 and (self.folder / f"{name}-by-layer.csv").is_file():
-            null = float(self.layer_row(name, "rollout")["null"])  # of the questions looked at along training
-        return Effect(label, read_interval(row, "difference"), claimed, at, null, digits)
-
-    def by_layer(self, label: str, name: str, attention: str, claimed: Claimed) -> Effect:
-        """The difference in MRTA of one layer, or of their average, of the table ``NAME-by-layer``."""
-        row = self.layer_row(name, attention)
-        at = f"at training loss {float(row['loss']):.3g}"
-        return Effect(label, read_interval(row, "difference"), claimed, at, float(row["null"]))
-
-    def layer_row(self, name: str, attention: str) -> dict[str, str]:
-        """The row of ``NAME-by-layer`` with the MRTA of one layer, of their average or of rollout."""
-        return next(
-            row
-            for row in self.rows(f"{name}-by-layer")
-            if (row["attention"], row["metric"], row["at"]) == (attention, "MRTA", "equal loss")
+        """The faster arm minus the baseline, the two arms of a table of the paper."""
+        at = END if at_end else "training loss"
+        return self.paired(
+            label, name, (FASTER, BASELINE), claimed, score=score, at=at, level=level, digits=digits
         )
 
     def panel(self, protocol: str, name: str) -> tuple[Interval, dict[str, str]]:
@@ -305,10 +298,16 @@ def read_interval(row: dict[str, str], name: str) -> Interval:
     return Interval(float(row[name]), float(half) if half else nan, int(float(n)) if n else 1)
 
 
-def _lowest(values: Iterable[tuple[str, str]], score: str) -> str:
-    """The moment of the per-seed values with the lowest training loss."""
+def _level(values: Iterable[tuple[str, str]], score: str, level: int = 0) -> str:
+    """A training loss among the moments of the per-seed values, counted from the lowest."""
     moments = [at for at, each in values if each == score and at.startswith("training loss")]
-    return min(moments, key=lambda at: float(at.rpartition(" ")[2]))
+    return sorted(moments, key=lambda at: float(at.rpartition(" ")[2]))[level]
+
+
+def _nulls(values: dict[str, dict[str, float]], arms: Iterable[str]) -> tuple[float, ...]:
+    """The null of each arm, its mean over seeds; that of another arm if none of these has one."""
+    found = [values[arm] for arm in arms if arm in values] or list(values.values())[:1]
+    return tuple(fmean(seeds.values()) for seeds in found)
 
 
 def _short(moment: str) -> str:
@@ -322,8 +321,8 @@ def _short(moment: str) -> str:
 
 
 @cache
-def _per_seed(path: Path) -> dict[tuple[str, str], dict[str, dict[str, float]]]:
-    values: dict[tuple[str, str], dict[str, dict[str, float]]] = {}
+def _per_seed(path: Path) -> PerSeed:
+    values: PerSeed = {}
     for row in _rows(path):
         place = values.setdefault((row["at"], row["score"]), {})
         place.setdefault(row["arm"], {})[row["seed"]] = float(row["value"])

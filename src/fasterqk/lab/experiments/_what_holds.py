@@ -11,7 +11,7 @@ from typing import Any
 
 from fasterqk.attention import Interval, holm
 from fasterqk.lab.experiments._arms import BASELINE, FASTER
-from fasterqk.lab.experiments._evidence import Results, read_interval
+from fasterqk.lab.experiments._evidence import Results
 from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm
 from fasterqk.lab.report import COLORS, INK, plotting, save_figure
 
@@ -64,25 +64,16 @@ class Shown:
 
 
 def comparisons(results: Results) -> list[Shown]:
-    """Every published comparison, from top to bottom."""
-    return [found for line in LINES if (found := _read(results, line))]
+    """Every comparison whose values of single seeds are published, from top to bottom."""
+    return [_read(results, line) for line in LINES if results.has(line.table)]
 
 
-def _read(results: Results, line: Line) -> Shown | None:
-    """From values of single seeds, else from the table by layer; nothing where neither is published."""
-    if results.has(line.table):
-        both = results.paired(line.label, line.table, line.arms, "more", score=line.score)
-        faster, baseline = (
-            results.paired(line.label, line.table, arm, "more", score=line.score).value.mean
-            for arm in line.arms
-        )
-        assert both.null is not None
-        return Shown(line, baseline, faster, both.value, both.null)
-    if (results.folder / f"{line.table}-by-layer.csv").is_file():
-        row = results.layer_row(line.table, "rollout")
-        baseline, faster = float(row[BASELINE]), float(row[FASTER])
-        return Shown(line, baseline, faster, read_interval(row, "difference"), float(row["null"]))
-    return None
+def _read(results: Results, line: Line) -> Shown:
+    both = results.paired(line.label, line.table, line.arms, "more", score=line.score)
+    faster, baseline = (
+        results.paired(line.label, line.table, arm, "more", score=line.score).value.mean for arm in line.arms
+    )
+    return Shown(line, baseline, faster, both.value, both.nulls[0])
 
 
 RISES, FALLS, OPEN = "rises", "falls", "not told apart"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import Interval, title_of
+from fasterqk.attention import Interval
 from fasterqk.errors import InputError
 from fasterqk.lab.experiments._arms import BASELINE, FASTER
 from fasterqk.lab.experiments._claims_toy import fixed_attention_claims, theory_claims, toy_language_claims
@@ -190,11 +190,13 @@ def _real_data(results: Results) -> list[Claim]:
             "Adaptive optimization alone does not induce this behaviour",
             "Section 7",
             [
-                Effect(
+                results.above_null(
                     "HateXplain, AdamW at equal rates minus uniform attention",
-                    _against_null(results, HX),
+                    HX,
+                    BASELINE,
+                    "mrta",
+                    "null",
                     "equal",
-                    "at the lowest common loss",
                 ),
                 _adam(results, "FAFO"),
                 _adam(results, "CAFO"),
@@ -205,17 +207,6 @@ def _real_data(results: Results) -> list[Claim]:
             "In the toy language (four-tokens, one seed) Adam at ratio 1 sharpens FAFO beyond SGD.",
         ),
     ]
-
-
-def _against_null(results: Results, name: str) -> Any:
-    rows = [row for row in results.rows(f"{name}-matched") if row["metric"] == title_of("mrta")]
-    row = min(rows, key=lambda row: float(row["at loss"]))
-    end = next(row for row in results.rows(f"{name}-end") if row["metric"] == title_of("mrta"))
-    return Interval(
-        float(row["baseline"]) - float(end["null, baseline"]),
-        float(row["baseline_half_width"]),
-        int(row["baseline_n"]),
-    )
 
 
 def _adam(results: Results, name: str) -> Effect:
@@ -239,11 +230,11 @@ def _depth(results: Results) -> list[Claim]:
             "Section 7; Table 5; Limitations",
             [
                 results.compared("two layers, rollout", TWO, "mrta", "more"),
-                results.by_layer("two layers, layer 1", TWO, "layer 1", "more"),
-                results.by_layer("two layers, layer 2", TWO, "layer 2", "more"),
+                results.compared("two layers, layer 1", TWO, "layer_1_mrta", "more"),
+                results.compared("two layers, layer 2", TWO, "layer_2_mrta", "more"),
                 results.compared("four layers, rollout", FOUR, "mrta", "more"),
                 *(
-                    results.by_layer(f"four layers, layer {n}", FOUR, f"layer {n}", "more")
+                    results.compared(f"four layers, layer {n}", FOUR, f"layer_{n}_mrta", "more")
                     for n in range(1, 5)
                 ),
             ],
@@ -271,8 +262,8 @@ def _depth(results: Results) -> list[Claim]:
             "Section 7; Table 1; Figure 5",
             [
                 results.compared("rollout", SQUAD, "mrta", "more"),
-                results.by_layer("average of the layers", SQUAD, "layer average", "more"),
-                results.paired("rollout, both arms tuned", "tuned-squad-paper", (FASTER, BASELINE), "more"),
+                results.compared("average of the layers", SQUAD, "average_mrta", "more"),
+                results.compared("rollout, both arms tuned", "tuned-squad-paper", "mrta", "more"),
             ],
             "table-squad",
             "results.md#squad-small-size",

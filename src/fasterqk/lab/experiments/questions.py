@@ -99,7 +99,7 @@ def _decided(
             null = float(row["null"]) if row.get("null") else None
             text = ", ".join(part for part in (label, row["score"], row["arm"]) if part)
             value = read_interval(row, "difference") if row["difference"] else Interval(nan, nan, 0)
-            found.append(Effect(text, value, claimed, ", ".join(at), null))
+            found.append(Effect(text, value, claimed, ", ".join(at), () if null is None else (null,)))
     return found
 
 
@@ -196,7 +196,9 @@ def _nulls(results: Results, arm: str = _FASTER) -> list[Effect]:
         return []
     title = "faster QK" if arm == _FASTER else "equal rates"
     return [
-        results.above_null(f"{score.upper()}, %, {title}, minus {of}", _MAP_NAME, arm, score, null, "more")
+        results.above_null(
+            f"{score.upper()}, %, {title}, minus {of}", _MAP_NAME, arm, score, null, "more", digits=1
+        )
         for score in ("ac", "acmc")
         for null, of in (("sharp", "one random token"), ("permuted", "its own rows permuted"))
     ]
