@@ -1,8 +1,11 @@
 """Every interval in the tables and documents is recomputed from per-seed values, where these are published.
 
 A table of `docs/results` belongs to the per-seed file with the longest common beginning of the name. A
-section of a document belongs to the experiments whose commands it names. What has no per-seed file yet is
-checked against the tables instead; once its cells are published it is checked against them, without a change.
+section of a document belongs to the experiments whose commands it names. What has no per-seed file is checked
+against the tables instead.
+
+What the documents' checks can see: that every interval is one of those experiments', and that the intervals
+of a row of a table are of one score, or of one arm, at one moment. They do not read the words beside it.
 """
 
 import csv
@@ -11,10 +14,12 @@ from functools import cache
 from itertools import combinations
 from math import floor, log10
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
-from fasterqk.attention import interval, paired_difference
+from fasterqk.attention import Interval, interval, paired_difference
 from fasterqk.lab.experiments import EXPERIMENTS, find_experiment
 from fasterqk.lab.experiments._per_seed import per_seed_rows
 from fasterqk.lab.experiments._registry import read_cells, rounded
@@ -54,16 +59,40 @@ def recomputed(path):
                     if arm in nulls
                 }
     found = []
-    for arms in values.values():
+    for (at, score), arms in values.items():
         largest = max(abs(value) for seeds in arms.values() for value in seeds.values())
         unit = 10 ** (floor(log10(largest)) - 5) if largest else 0.0
-        found += [(interval(seeds.values()), unit) for seeds in arms.values()]
+        found += [
+            Recomputed(interval(seeds.values()), unit, at, score, (arm,)) for arm, seeds in arms.items()
+        ]
         for one, other in combinations(arms, 2):
             shared = [seed for seed in arms[one] if seed in arms[other]]
             if shared:
                 pair = ([arms[name][seed] for seed in shared] for name in (other, one))
-                found.append((paired_difference(*pair), unit))
-    return found + [(type(one)(-one.mean, one.half_width, one.n), unit) for one, unit in found]
+                found.append(Recomputed(paired_difference(*pair), unit, at, score, (one, other)))
+    return found + [each.reversed() for each in found]
+
+
+class Recomputed(NamedTuple):
+    """An interval that values of single seeds give: of one arm, or of the difference of two."""
+
+    value: Interval
+    unit: float
+    at: str
+    score: str
+    arms: tuple[str, ...]
+
+    def reversed(self):
+        value = self.value
+        return self._replace(value=Interval(-value.mean, value.half_width, value.n))
+
+
+@cache
+def columns(path):
+    """The recomputed intervals of a file: means, half widths, seeds, units, and what each is about."""
+    known = recomputed(path)
+    numbers = np.array([(e.value.mean, e.value.half_width, e.value.n, e.unit) for e in known]).T
+    return *numbers, [{(e.at, e.score), *((e.at, arm) for arm in e.arms)} for e in known]
 
 
 @cache
@@ -87,26 +116,19 @@ def belongs(table):
     return max(own, key=len, default=None)
 
 
-def near(value, expected, relative, absolute):
-    """As ``pytest.approx``, which is too slow for millions of comparisons."""
-    return abs(value - expected) <= max(relative * abs(expected), absolute)
-
-
 TABLES = [path for path in sorted(RESULTS.glob("*.csv")) if not path.name.endswith(SUFFIX) and belongs(path)]
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda path: path.stem)
 def test_every_interval_of_a_table_follows_from_the_values_of_its_seeds(table):
-    known = recomputed(PER_SEED[belongs(table)])
+    means, widths, counts, units, _ = columns(PER_SEED[belongs(table)])
     intervals = tabled(table)
     assert intervals
     for where, mean, width, n in intervals:
-        assert any(
-            one.n == n
-            and near(one.mean, mean, relative=2e-4, absolute=max(2e-5, unit))
-            and (n == 1 or width is None or near(one.half_width, width, relative=2e-3, absolute=1e-4))
-            for one, unit in known
-        ), f"{table.name}, {where}: {mean} ± {width} (n = {n})"
+        same = (counts == n) & (abs(means - mean) <= np.maximum(2e-4 * abs(mean), np.maximum(2e-5, units)))
+        if n > 1 and width is not None:
+            same &= abs(widths - width) <= max(2e-3 * abs(width), 1e-4)
+        assert same.any(), f"{table.name}, {where}: {mean} ± {width} (n = {n})"
 
 
 @pytest.mark.parametrize("file", sorted((RESULTS / "cells").glob("*.jsonl*")), ids=lambda path: path.name)
@@ -164,16 +186,14 @@ def as_printed(text):
 
 
 def candidates(names):
-    """Intervals of the experiments: from per-seed values where there are any, else from their tables."""
-    found = []
+    """Means and half widths of experiments: from per-seed values where there are any, else from tables."""
+    own = [columns(PER_SEED[key])[:2] for key in PER_SEED if key.startswith(tuple(names))]
     for name in names:
-        own = [key for key in PER_SEED if key.startswith(name)]
-        found += [(one.mean, one.half_width) for key in own for one, _ in recomputed(PER_SEED[key])]
         for path in RESULTS.glob(f"*{name.removeprefix('table-')}*.csv"):
             if not path.name.endswith(SUFFIX) and not belongs(path):
-                found += [(mean, width) for _, mean, width, _ in tabled(path) if width is not None]
-                found += [(-mean, width) for _, mean, width, _ in tabled(path) if width is not None]
-    return found
+                found = [(mean, width) for _, mean, width, _ in tabled(path) if width is not None]
+                own += [np.array([*found, *((-mean, width) for mean, width in found)]).reshape(-1, 2).T]
+    return np.concatenate([np.array(each) for each in own], axis=1)
 
 
 SECTIONS = [
@@ -186,23 +206,59 @@ SECTIONS = [
 
 @pytest.mark.parametrize("text", SECTIONS)
 def test_every_interval_of_a_document_is_in_the_results(text):
-    names = set(re.findall(r"fasterqk reproduce ([a-z0-9-]+)", text)) & set(EXPERIMENTS)
+    names = experiments_of(text)
     assert names, "a section with intervals names the command that printed them"
-    known = candidates(names)
-    for (mean, mean_half), (width, width_half) in intervals_of(text):
-        scale = 1 + 1e-6
-        assert any(
-            abs(one - mean) <= scale * mean_half + 2e-5 * max(1, abs(mean))
-            and abs(half - width) <= scale * width_half + 1e-4 * max(1, width)
-            for one, half in known
-        ), f"{mean} ± {width} is not in the results of {', '.join(sorted(names))}"
+    means, widths = candidates(names)
+    for printed in intervals_of(text):
+        assert prints(printed, means, widths).any(), (
+            f"{printed[0][0]} ± {printed[1][0]} is not in the results of {', '.join(sorted(names))}"
+        )
+
+
+def experiments_of(text):
+    """The experiments whose commands a text names."""
+    return set(re.findall(r"fasterqk reproduce ([a-z0-9-]+)", text)) & set(EXPERIMENTS)
+
+
+def prints(printed, mean, width):
+    """Whether an interval rounds to what is printed; arrays are compared entry by entry."""
+    (shown, shown_half), (half, half_half) = printed
+    scale = 1 + 1e-6
+    return (abs(mean - shown) <= scale * shown_half + 2e-5 * max(1, abs(shown))) & (
+        abs(width - half) <= scale * half_half + 1e-4 * max(1, half)
+    )
+
+
+def belong_together(row, names):
+    """Whether the cells of a row that are an interval alone are of one score, or one arm, at one moment."""
+    shared = None
+    for cell in row.strip("|").split("|"):
+        if not (printed := re.fullmatch(rf"\W*{NUMBER}\s*±\s*{NUMBER}\W*", cell)):
+            continue
+        [shown] = intervals_of(printed[0])
+        places = set()
+        for path in (PER_SEED[key] for key in PER_SEED if key.startswith(tuple(names))):
+            means, widths, *_, about = columns(path)
+            for place in np.flatnonzero(prints(shown, means, widths)):
+                places |= about[place]
+        shared = places if shared is None else shared & places
+    return shared is None or bool(shared)
+
+
+@pytest.mark.parametrize("text", [section for section in SECTIONS if "\n|" in section.values[0]])
+def test_the_intervals_of_a_row_belong_together(text):
+    names = experiments_of(text)
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert [row for row in rows if not belong_together(row, names)] == []
 
 
 def test_the_check_can_fail():
-    assert not any(
-        abs(one - 0.123) < 0.0005 and abs(half - 0.456) < 0.0005
-        for one, half in candidates(["table-hatexplain"])
-    )
+    whole = "| HateXplain | .402 ± .000 | .666 ± .051 | .264 ± .051 |"
+    assert belong_together(whole, {"table-hatexplain"})
+    for wrong in (".264 ± .052", ".255 ± .057"):  # of no score; of the end of training, not of equal loss
+        assert not belong_together(whole.replace(".264 ± .051", wrong), {"table-hatexplain"})
+    [invented] = intervals_of(".123 ± .456")
+    assert not prints(invented, *candidates(["table-hatexplain"])).any()
     assert find_experiment("table-hatexplain").trains
     assert list(intervals_of("was .402 ± .000 and −1.5 ± 2e-3")) == [
         ((0.402, 0.0005), (0.0, 0.0005)),

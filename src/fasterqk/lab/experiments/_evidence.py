@@ -7,7 +7,7 @@ from functools import cache
 from math import floor, isfinite, log10, nan
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from fasterqk.attention import Interval, holm, interval, paired_difference
 from fasterqk.errors import InputError
@@ -25,8 +25,8 @@ the lowest training loss that all cells of the comparison reach (unless it says 
 and plausibility what a ranking at random has; two of them belong to the two arms of the difference.
 
 - An effect *supports* a claim if its whole interval lies on the claimed side of zero. For a claim of
-  equal performance the whole interval must lie within ±{COMPARABLE:g} (two points of accuracy), for one of
-  no loss above -{COMPARABLE:g}.
+  equality the whole interval must lie within ±{COMPARABLE:g} (two points of accuracy, or two hundredths of
+  the attention), for one of no loss above -{COMPARABLE:g}.
 - It is *against* the claim if its whole interval lies on the other side (beyond that margin), and *open*
   otherwise.
 - One seed has no interval: it *points* the claimed way, or is open.
@@ -229,22 +229,24 @@ class Results:
         score: str = "mrta",
         at: str = "training loss",
         level: int = 0,
+        seeds: int | None = None,
         digits: int = 3,
     ) -> Effect:
         """The difference of two arms (first minus second), or the value of one, from ``NAME-per-seed.csv``.
 
         ``at`` is the moment; ``training loss`` is one of those at which the cells are compared, the lowest
-        unless ``level`` says how many to skip.
+        unless ``level`` says how many to skip. ``seeds`` counts only the first so many, such as those that
+        were planned.
         """
         values = self.per_seed(name)
         moment = _level(values, score, level) if at == "training loss" else at
         of_arm = values[moment, score]
         if isinstance(arms, str):
-            found = interval(of_arm[arms].values())
+            found = interval(list(of_arm[arms].values())[:seeds])
         else:
             one, other = (of_arm[arm] for arm in arms)
-            seeds = [seed for seed in one if seed in other]
-            found = paired_difference([one[seed] for seed in seeds], [other[seed] for seed in seeds])
+            both = [seed for seed in one if seed in other][:seeds]
+            found = paired_difference([one[seed] for seed in both], [other[seed] for seed in both])
         where = moment if (moment, null_name(score)) in values else END
         nulls = _nulls(values.get((where, null_name(score)), {}), [arms] if isinstance(arms, str) else arms)
         elsewhere = "" if where == moment else " at the end"  # where rankings at random are scored
@@ -268,14 +270,11 @@ class Results:
         claimed: Claimed,
         *,
         at_end: bool = False,
-        level: int = 0,
-        digits: int = 3,
+        **options: Any,
     ) -> Effect:
-        """The faster arm minus the baseline, the two arms of a table of the paper."""
+        """The faster arm minus the baseline, the two arms of a table of the paper; see :meth:`paired`."""
         at = END if at_end else "training loss"
-        return self.paired(
-            label, name, (FASTER, BASELINE), claimed, score=score, at=at, level=level, digits=digits
-        )
+        return self.paired(label, name, (FASTER, BASELINE), claimed, score=score, at=at, **options)
 
     def panel(self, protocol: str, name: str) -> tuple[Interval, dict[str, str]]:
         """MRTA of a panel of figure 2 at the end, over seeds, and its row."""

@@ -142,6 +142,8 @@ SGD_RATIO, SGD_DECAY = 10.0, 5e-4
 SCORES = {
     "mrta": "MRTA",
     "ac": "AC, %",
+    "sharp_ac": "AC, %, one random token",
+    "permuted_ac": "AC, %, its own rows permuted",
     "aopc_comprehensiveness": "comprehensiveness (AOPC)",
     "test_accuracy": "test accuracy",
     "entropy": "attention entropy, nats",

@@ -146,27 +146,46 @@ def _best_validation(result: Any) -> float | None:
 def _slopes(
     value: Mapping[tuple[str, int], float | None], seeds: Sequence[int]
 ) -> dict[int, dict[str, float]]:
-    """The slopes of the plane through the map of every seed, per decade.
+    """The slopes of the plane through the map of every seed, per decade, and of its line at every ratio.
 
     Cells that never reached the loss are left out.
     """
     fits = {}
     for seed in seeds:
-        points = [
-            (1.0, np.log10(ratio), np.log10(rate), value.get((arm_name(rate, ratio), seed)))
+        points = {
+            (rate, ratio): found
             for rate in RATES
             for ratio in RATIOS
-        ]
-        known = [point for point in points if point[-1] is not None and np.isfinite(point[-1])]
-        table = np.array(known, dtype=float).reshape(-1, 4)
-        enough = len(table) > 3
-        fit = np.linalg.lstsq(table[:, :3], table[:, 3])[0] if enough else np.full(3, np.nan)
-        fits[seed] = {
-            "per_decade_of_ratio": float(fit[1]),
-            "per_decade_of_base_rate": float(fit[2]),
-            "ratio_minus_base_rate": float(fit[1] - fit[2]),
+            if (found := value.get((arm_name(rate, ratio), seed))) is not None and np.isfinite(found)
         }
+        plane = _fit([(np.log10(ratio), np.log10(rate), found) for (rate, ratio), found in points.items()], 2)
+        fits[seed] = {
+            "per_decade_of_ratio": plane[0],
+            "per_decade_of_base_rate": plane[1],
+            "ratio_minus_base_rate": plane[0] - plane[1],
+        }
+        for ratio in RATIOS:
+            line = [(np.log10(rate), found) for (rate, at), found in points.items() if at == ratio]
+            fits[seed][per_decade_at(ratio)] = _fit(line, 1)[0]
     return fits
+
+
+def per_decade_at(ratio: float) -> str:
+    """The name of the growth with the base rate at one ratio.
+
+    >>> per_decade_at(30)
+    'per_decade_of_base_rate_at_ratio_30'
+    """
+    return f"per_decade_of_base_rate_at_ratio_{ratio:g}"
+
+
+def _fit(points: Sequence[tuple[float, ...]], slopes: int) -> list[float]:
+    """The slopes of the plane through ``points`` by least squares, the last entry of each its height."""
+    table = np.array(points, dtype=float).reshape(-1, slopes + 1)
+    if len(table) <= slopes + 1:
+        return [np.nan] * slopes
+    terms = np.column_stack([np.ones(len(table)), table[:, :-1]])
+    return [float(slope) for slope in np.linalg.lstsq(terms, table[:, -1])[0][1:]]
 
 
 def save_map(summary: Mapping[str, Any], runner: CellRunner, *, title: str) -> dict[str, dict[str, str]]:
