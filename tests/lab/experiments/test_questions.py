@@ -10,7 +10,7 @@ from fasterqk.lab.experiments import find_experiment
 from fasterqk.lab.experiments._evidence import Effect, Results
 from fasterqk.lab.experiments.future_work import DECAY_OF_OV, NORMALISED
 from fasterqk.lab.experiments.questions import QUESTIONS, _says, document
-from fasterqk.lab.experiments.ratio_or_rate import MAP, SLOWED_ARM, arm_name
+from fasterqk.lab.experiments.ratio_or_rate import MAP, RATIOS, SLOWED_ARM, arm_name, per_decade_at
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -34,6 +34,7 @@ def the_map(ratio_slope, rate_slope):
     arms = {arm_name(5e-5, 1): 0.4, arm_name(5e-5, 30): 0.6, arm_name(1.5e-3, 1): 0.5, SLOWED_ARM: 0.55}
     rows = [(arm, "mrta", value) for arm, value in arms.items()]
     rows += [(MAP, "per_decade_of_ratio", ratio_slope), (MAP, "per_decade_of_base_rate", rate_slope)]
+    rows += [(MAP, per_decade_at(ratio), rate_slope) for ratio in RATIOS]
     for arm in arms:
         rows += [(arm, score, 70.0) for score in ("ac", "acmc")]
         rows += [(arm, f"{null}_{score}", 40.0) for null in ("sharp", "permuted") for score in ("ac", "acmc")]
@@ -63,6 +64,21 @@ def test_a_question_is_answered_once_its_values_are_published(slopes, sentence, 
     first = page.split("## 2.")[0].split("## 1.")[1]
     assert sentence in first and "n = 3, at training loss 0.7" in first
     assert "minus one random token" in page
+
+
+def test_seeds_that_were_added_after_looking_do_not_decide(tmp_path):
+    gains = {"1234": 0.05, "1235": 0.07, "1236": 0.06}  # open with two, beyond chance with three
+    rows = [
+        {"arm": arm, "seed": seed, "at": at, "score": score, "value": 0.1 + (arm == "faster_qk") * gain}
+        for arm in ("baseline", "faster_qk")
+        for seed, gain in gains.items()
+        for at, score in (("best validation epoch", "mrta"), ("end", "test_f1"))
+    ]
+    write(tmp_path, "tuned-squad-paper-per-seed.csv", rows)
+    page = document(Results(tmp_path))
+    decides, _, explored = page.split("## 2.")[1].split("## 3.")[0].partition("**Exploratory.**")
+    assert "+0.060 ± 0.127 (n = 2, at best validation epoch): open" in decides
+    assert "+0.060 ± 0.025 (n = 3, at best validation epoch): supports" in explored
 
 
 def test_tables_that_name_what_decides_are_read_at_their_lowest_loss(tmp_path):

@@ -14,6 +14,7 @@ from fasterqk.lab.experiments.ratio_or_rate import (
     RATIOS,
     SLOWED_ARM,
     arm_name,
+    per_decade_at,
     ratio_or_rate,
     save_map,
     summarize_map,
@@ -64,6 +65,8 @@ def test_the_slopes_tell_ratio_and_rate_apart(mass, ratio_slope, rate_slope, tmp
     slopes = summary["slopes"]
     assert slopes["per_decade_of_ratio"]["mean"] == pytest.approx(ratio_slope)
     assert slopes["per_decade_of_base_rate"]["mean"] == pytest.approx(rate_slope, abs=1e-9)
+    for of_seed in summary["slopes_per_seed"].values():
+        assert of_seed[per_decade_at(30)] == pytest.approx(rate_slope, abs=1e-9)
     same_rate, slowed = (found["mean"] for found in summary["same_qk_rate"].values())
     same_ratio, _ = (found["mean"] for found in summary["same_ratio"].values())
     expected = ratio_slope - rate_slope

@@ -447,9 +447,9 @@ QUESTIONS = (
         _says(
             "Faster QK is more than a sharper softmax: at equal loss and entropy it attends more to relevant "
             "tokens and is more faithful than its baseline sharpened to match.",
-            "In the scores that decide faster QK is not shown to be more than a sharper softmax: where a line "
-            "says *against*, its baseline, sharpened to the same entropy, is above it. Whether a model that "
-            "is sharpened so still answers, its accuracy says (exploratory).",
+            "In the scores that decide faster QK is not shown to be more than a sharper softmax: where a "
+            "line says *against*, its baseline, sharpened to the same entropy, is above it. Whether a model "
+            "that is sharpened so still answers, its accuracy says (exploratory).",
             "Faster QK is more than a sharper softmax in one of the two scores that decide.",
             "Open: the intervals are too wide to tell.",
         ),
