@@ -301,6 +301,22 @@ def _temperature_explored(results: Results) -> list[Effect]:
     return _paired(results, "temperature-hatexplain-paper", arms, score="test_accuracy", at=EQUAL_ENTROPY)
 
 
+def _depth_above_permuted(results: Results) -> list[Effect]:
+    """Rollout falls on the first words, and so does its uniform null: against the rolled-out row permuted."""
+    return [
+        results.above_null(
+            f"{depth} layers, rollout, no residual, {qk_arm(3)}, minus its own rows permuted",
+            name,
+            qk_arm(3),
+            "mrta",
+            "permuted",
+            "more",
+        )
+        for depth in (2, 4)
+        if results.has(name := f"depth-hatexplain-{depth}-paper")
+    ]
+
+
 def _faithful_elsewhere(results: Results) -> list[Effect]:
     """At the two higher losses at which the arms are compared."""
     pair = (ARM_NAMES[FASTER], ARM_NAMES[BASELINE])
@@ -476,6 +492,7 @@ QUESTIONS = (
             "It persists in part in deeper models.",
             "Open: the intervals are too wide to tell.",
         ),
+        exploratory=_depth_above_permuted,
     ),
     Question(
         "Faithfulness against its own chance",
