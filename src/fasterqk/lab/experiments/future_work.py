@@ -142,13 +142,12 @@ SGD_RATIO, SGD_DECAY = 10.0, 5e-4
 SCORES = {
     "mrta": "MRTA",
     "ac": "AC, %",
-    "sharp_ac": "AC, %, one random token",
-    "permuted_ac": "AC, %, its own rows permuted",
     "aopc_comprehensiveness": "comprehensiveness (AOPC)",
     "test_accuracy": "test accuracy",
     "entropy": "attention entropy, nats",
 }
-NULLS = {"mrta": "null_mrta", "ac": "null_ac", "entropy": "null_entropy"}
+# Of AC the stronger one: all attention on one random token.
+NULLS = {"mrta": "null_mrta", "ac": "sharp_ac", "entropy": "null_entropy"}
 OPTIMIZERS = ("AdamW", "SGD")
 
 

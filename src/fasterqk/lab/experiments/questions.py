@@ -146,6 +146,10 @@ def _says(yes: str, no: str, part: str, unclear: str) -> Callable[[Sequence[Effe
     return becomes
 
 
+def _commands(names: Iterable[str]) -> str:
+    return ", ".join(f"`fasterqk reproduce {name}`" for name in names)
+
+
 # --- The questions ---
 
 _SLOW, _FAST = RATES[0], RATES[-1]
@@ -208,6 +212,11 @@ def _ratio_or_rate_becomes(effects: Sequence[Effect]) -> str:
     return "The growth with the ratio is not beyond the noise of these seeds."
 
 
+# Experiments of the picture.
+SHOWN_BY = (
+    *(f"table-{name}" for name in ("hatexplain", "sva", "agreement", "layers", "squad")),
+    *("tuned", "depth-hatexplain", "carried-kvqa", "finetune-hatexplain"),
+)
 NULLS = {"sharp": "one random token", "permuted": "its own rows permuted"}
 TUNED = {
     "hatexplain": "HateXplain",
@@ -434,7 +443,8 @@ QUESTIONS = (
         "All attention on one random visible token (*sharp*), and the model's own rows dealt out anew to the "
         "tokens (*permuted*), measured along every training on real or generated text. Tables that have AC "
         "show both; values of single seeds have them for MRTA as well. Decided on one-layer HateXplain "
-        "(5e-5, ratio 30, 3 seeds), looked at in all other comparisons of the picture above.",
+        "(5e-5, ratio 30, 3 seeds), looked at in all other comparisons of the picture above: "
+        f"{_commands(SHOWN_BY)}.",
         "AC and ACMC minus both nulls on HateXplain at the lowest common training loss",
         "no more than ratio-or-rate",
         _nulls,
@@ -633,10 +643,6 @@ def missing(question: Question, results: Results) -> list[str]:
         for name, table in question.asked.items()
         if not results.has(table) and not (results.folder / f"{table}.csv").is_file()
     ]
-
-
-def _commands(names: Iterable[str]) -> str:
-    return ", ".join(f"`fasterqk reproduce {name}`" for name in names)
 
 
 def _section(question: Question, results: Results, missing: Sequence[str]) -> list[str]:
