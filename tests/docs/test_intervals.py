@@ -21,15 +21,14 @@ import pytest
 
 from fasterqk.attention import Interval, interval, paired_difference
 from fasterqk.lab.experiments import EXPERIMENTS, find_experiment
+from fasterqk.lab.experiments._evidence import PLANNED
 from fasterqk.lab.experiments._per_seed import per_seed_rows
 from fasterqk.lab.experiments._registry import read_cells, rounded
-from fasterqk.lab.experiments.questions import PLANNED
 
 DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = DOCS / "results"
 SUFFIX = "-per-seed.csv"
 PER_SEED = {path.name.removesuffix(SUFFIX): path for path in sorted(RESULTS.glob(f"*{SUFFIX}"))}
-PLANNED_SEEDS = {f"tuned-{name}-paper": seeds for name, seeds in PLANNED.items()}
 PAGES = [DOCS.parent / "README.md", *sorted(DOCS.glob("*.md"))]
 NUMBER = r"[-−+]?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?"
 
@@ -61,7 +60,7 @@ def recomputed(path):
                     if arm in nulls
                 }
     # Of experiments to which seeds were added, the intervals of those that were planned as well.
-    if planned := PLANNED_SEEDS.get(path.name.removesuffix(SUFFIX)):
+    if planned := PLANNED.get(path.name.removesuffix(SUFFIX)):
         values |= {
             (at, f"{score} of planned seeds"): {
                 arm: dict(list(seeds.items())[:planned]) for arm, seeds in arms.items()
@@ -80,7 +79,7 @@ def recomputed(path):
             if shared:
                 pair = ([arms[name][seed] for seed in shared] for name in (other, one))
                 found.append(Recomputed(paired_difference(*pair), unit, at, score, (one, other)))
-    return found + [each.reversed() for each in found]
+    return found + [each.reversed() for each in found if len(each.arms) == 2 or " above " in each.score]
 
 
 class Recomputed(NamedTuple):
@@ -93,6 +92,7 @@ class Recomputed(NamedTuple):
     arms: tuple[str, ...]
 
     def reversed(self):
+        """The same difference, the other arm minus the first."""
         value = self.value
         return self._replace(value=Interval(-value.mean, value.half_width, value.n))
 
@@ -102,7 +102,7 @@ def columns(path):
     """The recomputed intervals of a file: means, half widths, seeds, units, and what each is about."""
     known = recomputed(path)
     numbers = np.array([(e.value.mean, e.value.half_width, e.value.n, e.unit) for e in known]).T
-    return *numbers, [{(e.at, e.score), *((e.at, arm) for arm in e.arms)} for e in known]
+    return *numbers, [{(e.at, "score", e.score), *((e.at, "arm", arm) for arm in e.arms)} for e in known]
 
 
 @cache
@@ -124,6 +124,12 @@ def tabled(path):
 def belongs(table):
     own = [name for name in PER_SEED if table.name.startswith(name) or f"{table.stem}-paper" == name]
     return max(own, key=len, default=None)
+
+
+@pytest.mark.parametrize("path", PER_SEED.values(), ids=PER_SEED)
+def test_an_arm_has_one_value_of_a_score_at_a_moment_per_seed(path):
+    rows = [tuple(row[key] for key in ("arm", "seed", "at", "score")) for row in read_csv(path)]
+    assert len(set(rows)) == len(rows)
 
 
 TABLES = [path for path in sorted(RESULTS.glob("*.csv")) if not path.name.endswith(SUFFIX) and belongs(path)]
@@ -242,8 +248,11 @@ def prints(printed, mean, width):
 
 
 def belong_together(row, names):
-    """Whether the cells of a row that are an interval alone are of one score, or one arm, at one moment."""
-    shared = None
+    """Whether the cells of a row that are an interval alone are of one score, or one arm, at one moment.
+
+    Of two arms and their difference, the difference is the second minus the first.
+    """
+    shared, printed_means = None, []
     for cell in row.strip("|").split("|"):
         if not (printed := re.fullmatch(rf"\W*{NUMBER}\s*±\s*{NUMBER}\W*", cell)):
             continue
@@ -254,6 +263,11 @@ def belong_together(row, names):
             for place in np.flatnonzero(prints(shown, means, widths)):
                 places |= about[place]
         shared = places if shared is None else shared & places
+        printed_means.append(shown[0])
+    if len(printed_means) == 3 and shared and any(kind == "score" for _, kind, _ in shared):
+        (one, one_half), (other, other_half), (change, change_half) = printed_means
+        if abs(change) > change_half and (other - one) * change < 0:
+            return abs(other - one) <= one_half + other_half
     return shared is None or bool(shared)
 
 
@@ -267,7 +281,8 @@ def test_the_intervals_of_a_row_belong_together(text):
 def test_the_check_can_fail():
     whole = "| HateXplain | .402 ± .000 | .666 ± .051 | .264 ± .051 |"
     assert belong_together(whole, {"table-hatexplain"})
-    for wrong in (".264 ± .052", ".255 ± .057"):  # of no score; of the end of training, not of equal loss
+    # Of no score; of the end of training, not of equal loss; of the wrong sign.
+    for wrong in (".264 ± .052", ".255 ± .057", "-.264 ± .051"):
         assert not belong_together(whole.replace(".264 ± .051", wrong), {"table-hatexplain"})
     [invented] = intervals_of(".123 ± .456")
     assert not prints(invented, *candidates(["table-hatexplain"])).any()

@@ -123,7 +123,7 @@ def test_an_arm_without_a_value_is_named(tmp_path):
     rows = [empty | {"arm": arm} for arm in ("equal rates", DECAY_OF_OV, NORMALISED)]
     rows[1] |= {"difference": 0.2, "difference_half_width": 0.01, "difference_n": 2, "missing": 1}
     rows[2] |= {"missing": 3}
-    write(tmp_path, "future-work-hatexplain-sgd.csv", rows)
+    write(tmp_path, "future-work-hatexplain-adamw.csv", rows)
     page = document(Results(tmp_path))
     assert "decay of OV +0.200 ± 0.010 (n = 2, at training loss 0.5, cells missing: 1): supports" in page
     assert "gradients normalised: no value (at training loss 0.5, cells missing: 3): open" in page

@@ -78,8 +78,8 @@ def toy_language_claims(results: Results) -> list[Claim]:
             "fig2",
             "synthetic.md#what-the-result-depends-on",
             "FACO and CAFO were run by nobody; here at 10x. Read literally, attention turns to common "
-            "tokens: "
-            "the query names the class, a covert channel.",
+            "tokens: the query names the class, a covert channel; three seeds of FACO at 10x do not reach "
+            "the loss there.",
         ),
         measured(
             "With faster query-key learning FAFO and CACO resemble FACO",

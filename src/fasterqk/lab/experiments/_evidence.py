@@ -21,8 +21,10 @@ COMPARABLE = 0.02
 RULE = f"""\
 An *effect* is the difference that the claim is about: faster QK minus equal rates, paired by seed, at
 the lowest training loss that all cells of the comparison reach (unless it says "at the end"). ± is its
-95% t-interval over n seeds. A *null* is what uniform attention has, of sufficiency, comprehensiveness
-and plausibility what a ranking at random has; two of them belong to the two arms of the difference.
+95% t-interval over n seeds; where seeds were added after looking, those that were planned count. A *null*
+is what uniform attention has, of sufficiency, comprehensiveness and plausibility what a ranking at random
+has. Two nulls are those of the faster arm and of the other; *at the end* behind them says that they were
+measured only there.
 
 - An effect *supports* a claim if its whole interval lies on the claimed side of zero. For a claim of
   equality the whole interval must lie within ±{COMPARABLE:g} (two points of accuracy, or two hundredths of
@@ -197,6 +199,8 @@ def results_folder(given: str | None = None) -> Path | None:
     return folder if folder.is_dir() else None
 
 
+# How many seeds were planned, of tables to which more were added after looking. The first of them decide.
+PLANNED = {"tuned-squad-paper": 2, "future-work-hatexplain-sgd-paper": 3}
 # Values of single seeds: by moment and score, then arm, then seed.
 PerSeed = dict[tuple[str, str], dict[str, dict[str, float]]]
 
@@ -229,15 +233,16 @@ class Results:
         score: str = "mrta",
         at: str = "training loss",
         level: int = 0,
-        seeds: int | None = None,
+        every_seed: bool = False,
         digits: int = 3,
     ) -> Effect:
         """The difference of two arms (first minus second), or the value of one, from ``NAME-per-seed.csv``.
 
         ``at`` is the moment; ``training loss`` is one of those at which the cells are compared, the lowest
-        unless ``level`` says how many to skip. ``seeds`` counts only the first so many, such as those that
-        were planned.
+        unless ``level`` says how many to skip. Where seeds were added after looking, those that were planned
+        count, unless ``every_seed``.
         """
+        seeds = None if every_seed else PLANNED.get(name)
         values = self.per_seed(name)
         moment = _level(values, score, level) if at == "training loss" else at
         of_arm = values[moment, score]
@@ -258,8 +263,9 @@ class Results:
         """What ``arm`` scores above a null of the same cells (``sharp``, say), from ``NAME-per-seed.csv``."""
         values = self.per_seed(name)
         moment = _level(values, score)
-        pair = [values[moment, each][arm].values() for each in (score, f"{null}_{score}")]
-        found = paired_difference(*map(list, pair))
+        own, chance = (values[moment, each][arm] for each in (score, f"{null}_{score}"))
+        both = [seed for seed in own if seed in chance][: PLANNED.get(name)]
+        found = paired_difference([own[seed] for seed in both], [chance[seed] for seed in both])
         return Effect(label, found, claimed, f"at {_short(moment)}", digits=digits)
 
     def compared(

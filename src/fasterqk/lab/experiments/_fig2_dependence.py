@@ -128,6 +128,8 @@ def compute_dependence(runner: CellRunner, seeds: int = 1) -> list[Pair]:
     ]
     losses = {(pair.reading, pair.parameterization): pair.loss for pair in pairs}
     for key, result in results.items():
+        if result["diverged"]:
+            continue
         rows = rows_at(losses[key[:2]], _arm_name(key), key[3], result["history"])
         runner.add_per_seed(rows, protocol="dependence")
     return pairs

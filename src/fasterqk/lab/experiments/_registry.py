@@ -356,7 +356,11 @@ class CellRunner:
         for name, rows in self._derived.items():
             files.setdefault(name, []).extend(rounded(plain(rows)))
         tables = self.out / "tables"
-        return [str(write_csv(tables / f"{name}-per-seed.csv", rows)) for name, rows in files.items()]
+        return [
+            # A level at which cells are compared by more than one rule is written once.
+            str(write_csv(tables / f"{name}-per-seed.csv", {_place(row): row for row in rows}.values()))
+            for name, rows in files.items()
+        ]
 
     def _sweep(self, cells: Mapping[Any, Any], function: str, title: str, force: bool) -> list[Any]:
         with progress_bar(title) as progress:
@@ -386,6 +390,10 @@ class CellRunner:
 
     def _named(self) -> str:
         return ", ".join(repr(file) for file in self._files)
+
+
+def _place(row: Line) -> tuple[Any, ...]:
+    return row["arm"], row["seed"], row["at"], row["score"]
 
 
 def settings_of(config: Any) -> dict[str, Any]:

@@ -253,13 +253,13 @@ def measure(
     for group in dict.fromkeys(arms.values()):
         own: dict[Any, Any] = {key: result for key, result in results.items() if arms[key[0]] == group}
         levels = levels_for(own, 1)
-        found = matched_loss({key: result["history"] for key, result in own.items()}, ["mrta"], levels)
+        histories = {key: [] if result["diverged"] else result["history"] for key, result in own.items()}
+        found = matched_loss(histories, ["mrta"], levels)
         for arm in (arm for arm, name in arms.items() if name == group):
             points[arm] = _point(arm, {s: own[arm, s] for s in range(seeds)}, found)
         for level in levels:
-            for (arm, seed), result in own.items():
-                rows = rows_at(level, _arm_name(*arm), seed, result["history"])
-                runner.add_per_seed(rows, protocol=protocol)
+            for (arm, seed), history in histories.items():
+                runner.add_per_seed(rows_at(level, _arm_name(*arm), seed, history), protocol=protocol)
     return [points[arm] for arm in arms]
 
 
