@@ -371,8 +371,8 @@ def _protocol(results: Results) -> list[Claim]:
             "The SVA numbers of Table 1 come out again with the notebooks' recipe",
             "Table 1; Table 4; Figure 6",
             "holds in part",
-            "Their five seeds, on a third of their sentences: AC, ACMC and baseline accuracy are close, and so "
-            "is MRTA in four seeds (.19; one has .41); the faster arm ends 1.6 points lower on test.",
+            "Their five seeds, on a third of their sentences: AC, ACMC and baseline accuracy are close, and "
+            "so is MRTA in four seeds (.19; one has .41); the faster arm ends 1.6 points lower on test.",
             "table-sva",
             "results.md#subject-verb-agreement-as-the-notebooks-ran-it-released",
         ),
