@@ -474,8 +474,8 @@ QUESTIONS = (
         _nulls,
         _says(
             "It holds on one-layer HateXplain: the faster arm is above what sharpness alone would score. "
-            "Elsewhere it does not always: the exploratory lines. Read AC beside the sharp null, not beside "
-            "the uniform one.",
+            "Elsewhere it does not always hold: the exploratory lines. Read AC beside the sharp null, not "
+            "beside the uniform one.",
             "AC of the faster arm is no more than sharpness alone would score.",
             "Read AC beside the sharp null, not beside the uniform one.",
             "Open: the intervals are too wide to tell.",
