@@ -7,9 +7,10 @@ import pytest
 
 from fasterqk.attention import Interval
 from fasterqk.lab.experiments import find_experiment
+from fasterqk.lab.experiments._answers import says
 from fasterqk.lab.experiments._evidence import Effect, Results
 from fasterqk.lab.experiments.future_work import DECAY_OF_OV, NORMALISED
-from fasterqk.lab.experiments.questions import QUESTIONS, _says, document
+from fasterqk.lab.experiments.questions import QUESTIONS, document
 from fasterqk.lab.experiments.ratio_or_rate import MAP, RATIOS, SLOWED_ARM, arm_name, per_decade_at
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -114,7 +115,7 @@ def effects(*values, claimed="more"):
     ],
 )
 def test_a_sentence_is_as_strong_as_its_effects(values, sentence):
-    assert _says("yes", "no", "part", "unclear")(effects(*values)) == sentence
+    assert says("yes", "no", "part", "unclear")(effects(*values)) == sentence
 
 
 def test_an_arm_without_a_value_is_named(tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 
 from fasterqk.attention import Interval
 from fasterqk.errors import InputError
+from fasterqk.lab.experiments._answers import future_work_effects
 from fasterqk.lab.experiments._arms import BASELINE, FASTER
 from fasterqk.lab.experiments._claims_toy import fixed_attention_claims, theory_claims, toy_language_claims
 from fasterqk.lab.experiments._evidence import (
@@ -30,7 +31,7 @@ from fasterqk.lab.experiments.future_work import (
     TOY_IMBALANCE,
     imbalanced,
 )
-from fasterqk.lab.experiments.questions import QUESTIONS, future_work_effects, missing, place_of
+from fasterqk.lab.experiments.questions import QUESTIONS, missing, place_of
 from fasterqk.lab.report import Claim, count_verdicts, save_claims
 from fasterqk.theory import Identity, check_identities
 

@@ -6,41 +6,14 @@ published there says so, with the command that answers it and its cost.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import Interval
 from fasterqk.errors import InputError
-from fasterqk.lab.experiments._arms import BASELINE, FASTER
-from fasterqk.lab.experiments._evidence import (
-    PLANNED,
-    Claimed,
-    Effect,
-    Results,
-    read_interval,
-    results_folder,
-    stands_alone,
-)
-from fasterqk.lab.experiments._per_seed import BEST, END
+from fasterqk.lab.experiments import _answers as answers
+from fasterqk.lab.experiments._evidence import Effect, Results, results_folder, stands_alone
 from fasterqk.lab.experiments._registry import CellRunner, Experiment, Option
-from fasterqk.lab.experiments._what_holds import LINES, comparisons, save_what_holds
-from fasterqk.lab.experiments.ablation_hatexplain import EQUAL, qk_arm
-from fasterqk.lab.experiments.faithfulness import ABOVE, ARM_NAMES
-from fasterqk.lab.experiments.future_work import RATIO, SGD_RATIO, TOY_RATIO, favour_qk
-from fasterqk.lab.experiments.product_law import R_HATEXPLAIN
-from fasterqk.lab.experiments.ratio_or_rate import (
-    MAP,
-    RATES,
-    RATIOS,
-    SLOWED,
-    SLOWED_ARM,
-    arm_name,
-    per_decade_at,
-)
-from fasterqk.lab.experiments.table_kvqa import STEPS
-from fasterqk.lab.experiments.temperature_hatexplain import AT as EQUAL_ENTROPY
-from fasterqk.lab.experiments.temperature_hatexplain import FAITHFUL, READINGS
+from fasterqk.lab.experiments._what_holds import comparisons, save_what_holds
 
 TITLE = "What holds: nine open questions"
 INTRODUCTION = """\
@@ -75,142 +48,8 @@ class Question:
     exploratory: Callable[[Results], list[Effect]] = lambda results: []
 
 
-# --- Reading published results ---
-
-
-def _paired(results: Results, name: str, *arms: tuple[Any, ...], **options: Any) -> list[Effect]:
-    """Effects ``(label, arms, claimed)`` of the table ``name``; none where it is not published."""
-    if not results.has(name):
-        return []
-    return [results.paired(label, name, pair, claimed, **options) for label, pair, claimed in arms]
-
-
-def _decided(
-    results: Results,
-    name: str,
-    claimed: Claimed,
-    label: str = "",
-    where: Callable[[Mapping[str, str]], bool] = lambda row: True,
-) -> list[Effect]:
-    """The differences to the first arm of the scores that decide, from a table with a column `kind`.
-
-    ``where`` chooses among its rows.
-    """
-    if not (results.folder / f"{name}.csv").is_file():
-        return []
-    rows = [row for row in results.rows(name) if row.get("kind") == "decides" and where(row)]
-    found = []
-    for score in dict.fromkeys(row["score"] for row in rows):
-        own = [row for row in rows if row["score"] == score]
-        lowest = min((float(row["loss"]) for row in own if row["loss"]), default=None)
-        # The first arm is what the others are compared with.
-        for row in own[1:]:
-            if row["arm"] == own[0]["arm"] or (row["loss"] and float(row["loss"]) != lowest):
-                continue
-            at = [f"at training loss {lowest:.3g}"] if row["loss"] else []
-            at += [f"cells missing: {row['missing']}"] if row.get("missing") not in (None, "", "0") else []
-            null = float(row["null"]) if row.get("null") else None
-            text = ", ".join(part for part in (label, row["score"], row["arm"]) if part)
-            value = read_interval(row, "difference") if row["difference"] else Interval(nan, nan, 0)
-            found.append(Effect(text, value, claimed, ", ".join(at), () if null is None else (null,)))
-    return found
-
-
-def _stand(effects: Sequence[Effect]) -> dict[str, list[str]]:
-    """Labels of the effects by how they stand after correction for their number.
-
-    Where all support the hypothesis none needs a correction.
-    """
-    every = all(effect.standing == "supports" for effect in effects)
-    found: dict[str, list[str]] = {"supports": [], "against": [], "open": []}
-    for effect, alone in zip(effects, stands_alone(effects), strict=True):
-        weak = (alone and not every) or effect.standing == "points"
-        found["open" if weak else effect.standing].append(effect.label)
-    return found
-
-
-def _says(yes: str, no: str, part: str, unclear: str) -> Callable[[Sequence[Effect]], str]:
-    """A sentence by how the effects stand: all support the hypothesis, none does, some do, all are open."""
-
-    def becomes(effects: Sequence[Effect]) -> str:
-        stand = _stand(effects)
-        if not stand["open"] and not stand["against"]:
-            return yes
-        if stand["supports"]:
-            return f"{part} Supported: {'; '.join(stand['supports'])}. " + "".join(
-                f"{title}: {'; '.join(stand[key])}. "
-                for key, title in (("against", "Against"), ("open", "Open"))
-                if stand[key]
-            )
-        return no if stand["against"] else unclear
-
-    return becomes
-
-
 def _commands(names: Iterable[str]) -> str:
     return ", ".join(f"`fasterqk reproduce {name}`" for name in names)
-
-
-# --- The questions ---
-
-_SLOW, _FAST = RATES[0], RATES[-1]
-_BASE, _FASTER = arm_name(_SLOW, 1), arm_name(_SLOW, 30)
-_MAP_NAME = "ratio-or-rate-paper"
-
-
-def _ratio_or_rate(results: Results) -> list[Effect]:
-    slopes = [
-        _paired(results, _MAP_NAME, (label, MAP, claimed), score=score)
-        for label, score, claimed in (
-            ("growth per decade of the ratio", "per_decade_of_ratio", "more"),
-            ("growth per decade of the base rate", "per_decade_of_base_rate", "equal"),
-        )
-    ]
-    return [effect for found in slopes for effect in found] + _paired(
-        results,
-        _MAP_NAME,
-        ("QK rate 1.5e-3: ratio 30 minus ratio 1", (_FASTER, arm_name(_FAST, 1)), "more"),
-        (f"QK rate 5e-5: ratio {SLOWED} (all else slowed) minus ratio 1", (SLOWED_ARM, _BASE), "more"),
-        ("ratio 1: base rate 1.5e-3 minus 5e-5", (arm_name(_FAST, 1), _BASE), "equal"),
-        ("ratio 30: QK fast minus all else slow", (_FASTER, SLOWED_ARM), "equal"),
-    )
-
-
-def _by_ratio(results: Results) -> list[Effect]:
-    """How the map grows with the base rate at each ratio, and rates of single roles."""
-    slopes = [
-        _paired(
-            results,
-            _MAP_NAME,
-            (f"growth per decade of the base rate at ratio {ratio:g}", MAP, "equal"),
-            score=per_decade_at(ratio),
-        )
-        for ratio in RATIOS
-    ]
-    roles = ("Q", "K", "Q and K", "1/V", "1/O", "1/V and 1/O")
-    return [effect for found in slopes for effect in found] + _paired(
-        results,
-        "product-law-hatexplain-paper",
-        *((f"R = {R_HATEXPLAIN:g} by {arm}, minus equal rates", (arm, EQUAL), "more") for arm in roles),
-    )
-
-
-def _ratio_or_rate_becomes(effects: Sequence[Effect]) -> str:
-    ratio, rate = (effect.standing for effect in effects[:2])
-    if ratio == "supports" and rate == "supports":
-        return "The ratio decides: at one ratio the base rate makes no difference."
-    if ratio == "supports" and rate == "against":
-        way = "more" if effects[1].value.mean > 0 else "less"
-        return (
-            "Not the ratio alone. Attention on relevant tokens grows with the ratio, but at one ratio a "
-            f"higher base rate gives {way} of it: the ratio is one of two knobs."
-        )
-    if ratio == "supports":
-        return (
-            "Attention grows with the ratio; whether the base rate matters at one ratio stays open. Ratio by "
-            "ratio it was looked at afterwards: the exploratory lines."
-        )
-    return "The growth with the ratio is not beyond the noise of these seeds."
 
 
 # Experiments of the picture.
@@ -218,205 +57,6 @@ SHOWN_BY = (
     *(f"table-{name}" for name in ("hatexplain", "sva", "agreement", "layers", "squad")),
     *("tuned", "depth-hatexplain", "carried-kvqa", "finetune-hatexplain"),
 )
-NULLS = {"sharp": "one random token", "permuted": "its own rows permuted"}
-TUNED = {
-    "hatexplain": "HateXplain",
-    "sva-whole": "SVA, whole sentences",
-    "sva-prefix": "SVA up to the verb",
-    "squad": "SQuAD, small",
-}
-
-
-def _tuned(results: Results) -> list[Effect]:
-    found = []
-    for name, label in TUNED.items():
-        pair = (f"{label}, MRTA", (FASTER, BASELINE), "more")
-        found += _paired(results, f"tuned-{name}-paper", pair, at=BEST)
-    return found
-
-
-def _tuned_explored(results: Results) -> list[Effect]:
-    pair = (FASTER, BASELINE)
-    label = "SQuAD, small, every seed"
-    return [
-        effect
-        for score, title, claimed, at in (("mrta", "MRTA", "more", BEST), ("test_f1", "F1", "not less", END))
-        for effect in _paired(
-            results,
-            "tuned-squad-paper",
-            (f"{label}, {title}", pair, claimed),
-            score=score,
-            at=at,
-            every_seed=True,
-        )
-    ]
-
-
-def _nulls(results: Results, arm: str = _FASTER) -> list[Effect]:
-    """AC and ACMC on one-layer HateXplain minus both nulls."""
-    if not results.has(_MAP_NAME):
-        return []
-    title = "faster QK" if arm == _FASTER else "equal rates"
-    return [
-        results.above_null(
-            f"HateXplain, {score.upper()}, %, {title}, minus {of}",
-            _MAP_NAME,
-            arm,
-            score,
-            null,
-            "more",
-            digits=1,
-        )
-        for score in ("ac", "acmc")
-        for null, of in NULLS.items()
-    ]
-
-
-def _nulls_elsewhere(results: Results) -> list[Effect]:
-    """AC of the faster arm minus both nulls, in the comparisons of the picture; of MiniLM over all tokens."""
-    return [
-        results.above_null(
-            f"{line.label.replace('among words', 'all tokens')}, AC, %, minus {of}",
-            line.table,
-            line.arms[0],
-            "ac",
-            null,
-            "more",
-            digits=1,
-        )
-        for line in LINES
-        if results.has(line.table) and any(score == "sharp_ac" for _, score in results.per_seed(line.table))
-        for null, of in NULLS.items()
-    ]
-
-
-def _temperature(results: Results) -> list[Effect]:
-    name, faster = "temperature-hatexplain-paper", READINGS["faster_qk"]
-    found = _paired(
-        results,
-        name,
-        ("MRTA, minus the baseline sharpened as read", (faster, READINGS["as_read"]), "more"),
-        at=EQUAL_ENTROPY,
-    )
-    return found + _paired(
-        results,
-        name,
-        (
-            "comprehensiveness above random, minus the baseline sharpened in the model",
-            (faster, READINGS["in_the_model"]),
-            "more",
-        ),
-        score=FAITHFUL,
-        at=EQUAL_ENTROPY,
-    )
-
-
-def _temperature_explored(results: Results) -> list[Effect]:
-    pair = (READINGS["faster_qk"], READINGS["in_the_model"])
-    arms = ("test accuracy, minus the baseline sharpened in the model", pair, "more")
-    return _paired(results, "temperature-hatexplain-paper", arms, score="test_accuracy", at=EQUAL_ENTROPY)
-
-
-def _depth_above_permuted(results: Results) -> list[Effect]:
-    """Rollout falls on the first words, and so does its uniform null: against the rolled-out row permuted."""
-    return [
-        results.above_null(
-            f"{depth} layers, rollout, no residual, {qk_arm(3)}, minus its own rows permuted",
-            name,
-            qk_arm(3),
-            "mrta",
-            "permuted",
-            "more",
-        )
-        for depth in (2, 4)
-        if results.has(name := f"depth-hatexplain-{depth}-paper")
-    ]
-
-
-def _faithful_elsewhere(results: Results) -> list[Effect]:
-    """At the two higher losses at which the arms are compared."""
-    pair = (ARM_NAMES[FASTER], ARM_NAMES[BASELINE])
-    return [
-        effect
-        for name, label in (("hatexplain", "HateXplain"), ("sva-whole", "SVA, whole sentences"))
-        for level in (1, 2)
-        for effect in _paired(
-            results,
-            f"faithfulness-{name}-paper",
-            (f"{label}, comprehensiveness (AOPC) − random, {pair[0]}", pair, "more"),
-            score=f"aopc_comprehensiveness{ABOVE}",
-            level=level,
-        )
-    ]
-
-
-def _carried(results: Results) -> list[Effect]:
-    name = "carried-kvqa"
-    return _decided(results, name, "more", where=lambda row: row["score"] != STEPS) + _decided(
-        results, name, "less", where=lambda row: row["score"] == STEPS
-    )
-
-
-def _carried_becomes(effects: Sequence[Effect]) -> str:
-    stand = _stand(effects)
-
-    def says(begins: str, supports: str, against: str, unclear: str) -> str:
-        own = {way: [label for label in stand[way] if label.startswith(begins)] for way in stand}
-        told = [
-            f"{text} ({', '.join(label.rpartition(', ')[2] for label in own[way])})"
-            for way, text in (("supports", supports), ("against", against))
-            if own[way]
-        ]
-        return "; ".join(told) or unclear
-
-    pair = says("rollout, QK", "rises", "falls", "does not change beyond the noise")
-    carried = says("rollout, carried, QK", "rises", "falls", "does not change beyond the noise")
-    steps = says(f"{STEPS}, QK", "is learnt sooner", "is learnt later", "is not shown to be learnt sooner")
-    return (
-        f"Attention on the pairs alone {pair}; with the position that a pair was carried to, it {carried}. "
-        f"The task {steps}."
-    )
-
-
-# Tables of the future work with what they are about, and the arms that favour QK.
-FUTURE_WORK = {
-    "future-work-toy-sgd-four-tokens": "toy language, SGD",
-    "future-work-toy-adam-four-tokens": "toy language, Adam",
-    "future-work-hatexplain-adamw": "HateXplain, AdamW",
-    "future-work-hatexplain-sgd": "HateXplain, SGD",
-}
-FAVOUR_QK = favour_qk()
-FASTER_QK = (qk_arm(TOY_RATIO), qk_arm(RATIO), qk_arm(SGD_RATIO))
-
-
-def future_work_effects(
-    results: Results, arms: Sequence[str] = FAVOUR_QK, claimed: Claimed = "more"
-) -> list[Effect]:
-    """What ``arms`` of the future work do to attention, on all data and with all optimizers."""
-    found = []
-    for name, label in FUTURE_WORK.items():
-        if f"{name}-paper" in PLANNED:  # the planned seeds are in no table
-            known = results.per_seed(f"{name}-paper") if results.has(f"{name}-paper") else {}
-            own = [arm for arm in dict.fromkeys(arms) if any(arm in each for each in known.values())]
-            pairs = [(f"{label}, MRTA, {arm}", (arm, EQUAL), claimed) for arm in own]
-            found += _paired(results, f"{name}-paper", *pairs)
-        else:
-            found += _decided(results, name, claimed, label, lambda row: row["arm"] in (EQUAL, *arms))
-    return found
-
-
-def _future_work_explored(results: Results) -> list[Effect]:
-    """A faster QK circuit beside them, and every seed where some were added."""
-    every = _decided(
-        results,
-        "future-work-hatexplain-sgd",
-        "more",
-        "HateXplain, SGD, every seed",
-        lambda row: row["arm"] in (EQUAL, *FAVOUR_QK, *FASTER_QK),
-    )
-    return future_work_effects(results, FASTER_QK) + every
-
-
 QUESTIONS = (
     Question(
         "Ratio or rate?",
@@ -424,23 +64,23 @@ QUESTIONS = (
         "not fit: with QK times 30 attention on relevant tokens was .679, with OV slowed by 30, the same "
         "ratio, .448.",
         "the ratio alone decides",
-        {"ratio-or-rate": _MAP_NAME},
+        {"ratio-or-rate": answers.MAP_NAME},
         "One-layer HateXplain, 4 base rates x 5 ratios, and one arm in which everything but QK is slowed by "
         "30 (30 times the epochs, no decay); 3 seeds, constant rate. Rates of single roles, one product R of "
         "ratios made by one or two of them (exploratory), are those of "
         "`fasterqk reproduce product-law --parts hatexplain --seeds 3`.",
         "attention on relevant tokens (MRTA) at the lowest training loss that all arms reach",
         "63 cells: 60 of about 40 seconds and 3 of about 20 minutes of one core",
-        _ratio_or_rate,
-        _ratio_or_rate_becomes,
-        exploratory=_by_ratio,
+        answers.ratio_or_rate,
+        answers.ratio_or_rate_becomes,
+        exploratory=answers.by_ratio,
     ),
     Question(
         "Tuned against tuned",
         "The paper multiplies the query-key rate of a baseline whose base rate was tuned for it. On "
         "HateXplain validation prefers a base rate forty times the paper's.",
         "with base rate and ratio chosen for each arm, the faster arm attends more to relevant tokens",
-        {f"tuned --data {name}": f"tuned-{name}-paper" for name in TUNED},
+        {f"tuned --data {name}": f"tuned-{name}-paper" for name in answers.TUNED},
         "Base rate and ratio of each arm by validation (HateXplain 4 x 5, three seeds; SVA 3 x 4, one seed; "
         "SQuAD small 4 x 4 on a quarter of an epoch), then 5 seeds of the two winners (SQuAD: 2; a third was "
         "added after looking at them, and is exploratory). On HateXplain and in both forms of SVA the chosen "
@@ -449,21 +89,21 @@ QUESTIONS = (
         "MRTA on the test split at the best validation epoch",
         "HateXplain 4 cells more than ratio-or-rate; SVA about 20 cells of a minute each way; SQuAD 16 cells "
         "of about 3 minutes and 6 of about 24",
-        _tuned,
-        _says(
+        answers.tuned,
+        answers.says(
             "It holds where each arm has the rates that validation prefers among those tried.",
             "It does not hold where each arm has the rates that validation prefers among those tried.",
             "It holds in part where each arm has the rates that validation prefers among those tried.",
             "Open: the intervals are too wide to tell.",
         ),
-        exploratory=_tuned_explored,
+        exploratory=answers.tuned_every_seed,
     ),
     Question(
         "Stronger nulls",
         "Against uniform attention, an AC of 71% on HateXplain looks high (null 31%). But attention on one "
         "random token has an AC of 100 times the uniform MRTA: 40%.",
         "on one-layer HateXplain the faster arm is above the stronger nulls, too",
-        {"ratio-or-rate": _MAP_NAME},
+        {"ratio-or-rate": answers.MAP_NAME},
         "All attention on one random visible token (*sharp*), and the model's own rows dealt out anew to the "
         "tokens (*permuted*), measured along every training on real or generated text that does not read "
         "attention as the notebooks did; in tables and in the values of single seeds. Decided on one-layer "
@@ -471,8 +111,8 @@ QUESTIONS = (
         f"{_commands(SHOWN_BY)}.",
         "AC and ACMC minus both nulls on HateXplain at the lowest common training loss",
         "no more than ratio-or-rate",
-        _nulls,
-        _says(
+        answers.above_nulls,
+        answers.says(
             "It holds on one-layer HateXplain: the faster arm is above what sharpness alone would score. "
             "Elsewhere it does not always hold: the exploratory lines. Read AC beside the sharp null, not "
             "beside the uniform one.",
@@ -480,7 +120,9 @@ QUESTIONS = (
             "Read AC beside the sharp null, not beside the uniform one.",
             "Open: the intervals are too wide to tell.",
         ),
-        exploratory=lambda results: _nulls(results, _BASE) + _nulls_elsewhere(results),
+        exploratory=lambda results: (
+            answers.above_nulls(results, answers.MAP_BASE) + answers.above_nulls_elsewhere(results)
+        ),
     ),
     Question(
         "Only temperature?",
@@ -493,8 +135,8 @@ QUESTIONS = (
         "MRTA of the faster arm minus that of the baseline sharpened as read; AOPC comprehensiveness above "
         "random rankings, minus that of the baseline sharpened in the model",
         "10 cells of 1 to 3 minutes of one core, and as much for the readings",
-        _temperature,
-        _says(
+        answers.temperature,
+        answers.says(
             "Faster QK is more than a sharper softmax: at equal loss and entropy it attends more to relevant "
             "tokens and is more faithful than its baseline sharpened to match.",
             "In the scores that decide faster QK is not shown to be more than a sharper softmax: where a "
@@ -503,7 +145,7 @@ QUESTIONS = (
             "Faster QK is more than a sharper softmax in one of the two scores that decide.",
             "Open: the intervals are too wide to tell.",
         ),
-        exploratory=_temperature_explored,
+        exploratory=answers.temperature_accuracy,
     ),
     Question(
         "Depth",
@@ -518,15 +160,15 @@ QUESTIONS = (
         lambda results: [
             effect
             for depth in (2, 4)
-            for effect in _decided(results, f"depth-hatexplain-{depth}", "more", f"{depth} layers")
+            for effect in answers.decided(results, f"depth-hatexplain-{depth}", "more", f"{depth} layers")
         ],
-        _says(
+        answers.says(
             "It persists in deeper models, at the small ratio that keeps the QK rate stable there.",
             "It does not persist in deeper models.",
             "It persists in part in deeper models.",
             "Open: the intervals are too wide to tell.",
         ),
-        exploratory=_depth_above_permuted,
+        exploratory=answers.depth_above_permuted,
     ),
     Question(
         "Faithfulness against its own chance",
@@ -539,16 +181,16 @@ QUESTIONS = (
         "AOPC comprehensiveness minus that of random rankings, at the lowest common training loss",
         "10 cells of about 2 minutes of one core for HateXplain",
         lambda results: (
-            _decided(results, "faithfulness-hatexplain", "more", "HateXplain")
-            + _decided(results, "faithfulness-sva-whole", "more", "SVA, whole sentences")
+            answers.decided(results, "faithfulness-hatexplain", "more", "HateXplain")
+            + answers.decided(results, "faithfulness-sva-whole", "more", "SVA, whole sentences")
         ),
-        _says(
+        answers.says(
             "It holds above chance.",
             "It does not hold above chance: what is above it falls.",
             "It holds above chance in part.",
             "Not shown above chance: the interval includes zero.",
         ),
-        exploratory=_faithful_elsewhere,
+        exploratory=answers.faithful_at_higher_losses,
     ),
     Question(
         "Pretrained models",
@@ -560,8 +202,8 @@ QUESTIONS = (
         "number of its own, the mass renormalised over words.",
         "attention on the marked words, among words, at equal training loss",
         "15 cells of about 7 minutes of one core",
-        lambda results: _decided(results, "finetune-hatexplain-words", "more"),
-        _says(
+        lambda results: answers.decided(results, "finetune-hatexplain-words", "more"),
+        answers.says(
             "It holds for this pretrained encoder, by little (two of its seeds had been looked at before).",
             "It does not hold for this pretrained encoder.",
             "It holds in part for this pretrained encoder.",
@@ -578,8 +220,8 @@ QUESTIONS = (
         "until the task is learnt.",
         "MRTA of rollout with either relevance at equal loss, and the steps until learnt",
         "30 cells of about 50 seconds of one core",
-        _carried,
-        _carried_becomes,
+        answers.carried,
+        answers.carried_becomes,
     ),
     Question(
         "The paper's future work",
@@ -597,14 +239,14 @@ QUESTIONS = (
         "after looking, and are exploratory).",
         "attention on relevant tokens at equal loss",
         "minutes for the toy language; HateXplain cells of about a minute",
-        future_work_effects,
-        _says(
+        answers.future_work_effects,
+        answers.says(
             "All of them raise attention; how far, beside a faster QK circuit, the lines above say.",
             "They do not raise attention.",
             "Some raise attention; how far, beside a faster QK circuit, the lines above say.",
             "Open: the intervals are too wide to tell.",
         ),
-        exploratory=_future_work_explored,
+        exploratory=answers.future_work_explored,
     ),
 )
 
