@@ -15,9 +15,9 @@ from fasterqk.lab.report import (
     save_examples,
     save_figure,
     save_table,
-    write_explorer,
     write_page,
 )
+from fasterqk.pages import write_explorer
 
 ARMS = ["baseline", "faster QK"]
 WIDTHS = [390, 1280]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fasterqk.lab.report import write_explorer
+from fasterqk.pages import write_explorer
 
 ALL_LINES = "() => [...document.querySelectorAll('.chart .lines path')].map((path) => path.getAttribute('d'))"
 NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"

@@ -10,7 +10,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.special import expi, wrightomega
 
-from fasterqk.lab.report import write_explorer
+from fasterqk.pages import write_explorer
 from fasterqk.theory import Setting, solve
 
 NEXT_FRAME = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"

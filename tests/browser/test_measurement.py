@@ -5,9 +5,15 @@ import pytest
 import torch
 from torch import nn
 
-from fasterqk.attention import Instance, TorchClassifier, measure, score_intervals
+from fasterqk.attention import (
+    Instance,
+    Measured,
+    TorchClassifier,
+    measure,
+    save_measured,
+    score_intervals,
+)
 from fasterqk.capture import record
-from fasterqk.lab.report import Measured, save_measured
 
 SCRIPT = "<script>window.broken = true</script>"
 IMAGE = '"><img src=x onerror="window.broken = true">'

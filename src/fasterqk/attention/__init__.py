@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fasterqk.attention._measurement import *
     from fasterqk.attention._models import *
     from fasterqk.attention._nulls import *
+    from fasterqk.attention._page import *
     from fasterqk.attention._resampling import *
     from fasterqk.attention._scores import *
     from fasterqk.attention._shown import *
@@ -40,6 +41,7 @@ _MODULES = (
     "measure",
     "resampling",
     "shown",
+    "page",
 )
 
 __all__ = [
@@ -62,6 +64,7 @@ __all__ = [
     "Interval",
     "Loaded",
     "Measurable",
+    "Measured",
     "Measurement",
     "NullMass",
     "Pattern",
@@ -111,6 +114,7 @@ __all__ = [
     "matched_loss",
     "max_logit",
     "measure",
+    "measured_html",
     "measurement_html",
     "mrta",
     "nested",
@@ -129,6 +133,7 @@ __all__ = [
     "read_scores",
     "relevant_mass",
     "remove",
+    "save_measured",
     "score_intervals",
     "score_of",
     "scores_html",

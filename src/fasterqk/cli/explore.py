@@ -12,7 +12,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.lab.report import write_explorer
+    from fasterqk.pages import write_explorer
 
     path = Path(arguments.output or "explorer.html")
     return write_and_show(arguments, "explorer", path, write_explorer)

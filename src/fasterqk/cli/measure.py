@@ -227,7 +227,7 @@ def _write(
     intervals: dict[str, Any],
     difference: list[dict[str, Any]],
 ) -> Path:
-    from fasterqk.lab.report import Measured, save_measured
+    from fasterqk.attention import Measured, save_measured
 
     models = {
         name: Measured(measurement, model, arguments.data, intervals[name])

@@ -1,4 +1,4 @@
-"""What people look at: figures, tables, one page per results folder, and the explorer of the theory."""
+"""What people look at: figures, tables, and one page per results folder."""
 
 from fasterqk.lab.report._claims import VERDICTS, Claim, count_verdicts, save_claims
 from fasterqk.lab.report._figure import (
@@ -14,8 +14,6 @@ from fasterqk.lab.report._figure import (
     save_dtap,
     save_figure,
 )
-from fasterqk.lab.report._html import write_explorer
-from fasterqk.lab.report._measurement import Measured, measured_html, save_measured
 from fasterqk.lab.report._page import write_page
 from fasterqk.lab.report._records import save_comparison, save_curves, save_examples, save_table
 
@@ -28,11 +26,9 @@ __all__ = [
     "PARAMETERIZATION_COLORS",
     "VERDICTS",
     "Claim",
-    "Measured",
     "count_verdicts",
     "draw_dtap",
     "dtap_rows",
-    "measured_html",
     "plotting",
     "save_claims",
     "save_comparison",
@@ -40,8 +36,6 @@ __all__ = [
     "save_dtap",
     "save_examples",
     "save_figure",
-    "save_measured",
     "save_table",
-    "write_explorer",
     "write_page",
 ]

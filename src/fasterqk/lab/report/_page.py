@@ -5,18 +5,19 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from fasterqk import __version__
 from fasterqk.console import mean_of
-from fasterqk.errors import InputError
+from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import plain, write_text
 from fasterqk.lab.report._cells import cell_documents
 from fasterqk.lab.report._claims import count_verdicts, read_claims, signed_text
 from fasterqk.lab.report._figure import themed
-from fasterqk.lab.report._html import CHART_SCRIPTS, json_text, render_page, write_explorer
 from fasterqk.lab.report._records import Document, comparison_table, html_table, load_documents, page_text
 from fasterqk.lab.report._summary import (
     answer,
@@ -29,6 +30,7 @@ from fasterqk.lab.report._summary import (
     what_was_run,
 )
 from fasterqk.lab.report._terms import TERMS, Definitions, terms_in
+from fasterqk.pages import CHART_SCRIPTS, json_text, page_html, write_explorer
 
 PAGE_BYTES = 3_000_000
 # Shares of the page; a cell of a table takes about 90 bytes with its markup.
@@ -86,15 +88,9 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
     chapters = [_arrange(*chapter, comparisons) for chapter in in_chapters(folders)]
     run, missing = what_was_run(out)
     glance = pick_example(folders["examples"], comparisons)
-    page = render_page(
-        "report.html",
-        styles=("base.css", "report.css"),
-        scripts=REPORT_SCRIPTS,
-        data={
-            "glance": glance,
-            **{folder: {one["name"]: one for one in folders[folder]} for folder in ("curves", "examples")},
-        },
-        title=title or (QUESTION if comparisons or claims else f"Results in {out.resolve().name}"),
+    heading = title or (QUESTION if comparisons or claims else f"Results in {out.resolve().name}")
+    body = _body(
+        title=heading,
         answer=answer(measured, "task" if of_the_paper else "setting")
         or " ".join(one["see"] for one in found["tables"] if one["name"].endswith("-cells-conditions")),
         forest=forest(measured[:_EFFECTS]),
@@ -117,9 +113,36 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
         links=Links(out, path),
         version=__version__,
     )
+    page = page_html(
+        heading,
+        body,
+        styles=("base.css", "report.css"),
+        scripts=REPORT_SCRIPTS,
+        data={
+            "glance": glance,
+            **{folder: {one["name"]: one for one in folders[folder]} for folder in ("curves", "examples")},
+        },
+        folders=[_assets()],
+    )
     if beside and of_the_paper:
         write_explorer(path.with_name("explorer.html"))
     return write_text(path, page)
+
+
+def _assets() -> Traversable:
+    return files("fasterqk.lab.report").joinpath("assets")
+
+
+def _body(**values: Any) -> str:
+    """The body of the page; autoescape is on: text from data is shown as text."""
+    with needs_extra("lab"):
+        from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )
+    template = _assets().joinpath("report.html").read_text(encoding="utf-8")
+    return environment.from_string(template).render(**values)
 
 
 def _texts(value: Any) -> Iterator[str]:

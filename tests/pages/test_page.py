@@ -2,8 +2,7 @@
 
 import re
 
-from fasterqk.lab.report._figure import PARAMETERIZATION_COLORS
-from fasterqk.lab.report._html import explorer_html
+from fasterqk.pages._page import explorer_html
 
 
 def test_nothing_in_the_page_asks_the_network():
@@ -23,5 +22,5 @@ def test_the_page_is_small():
 
 def test_every_parameterization_has_its_control():
     text = explorer_html()
-    for name in PARAMETERIZATION_COLORS:
+    for name in ("FAFO", "FACO", "CAFO", "CACO"):
         assert f'name="model" value="{name}"' in text

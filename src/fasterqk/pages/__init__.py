@@ -1,0 +1,6 @@
+"""Self-contained pages to open in a browser, and the explorer of the theory, which is one."""
+
+from fasterqk.pages._page import CHART_SCRIPTS as CHART_SCRIPTS
+from fasterqk.pages._page import json_text as json_text
+from fasterqk.pages._page import page_html as page_html
+from fasterqk.pages._page import write_explorer as write_explorer
