@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 
 # While an installation runs, .venv/.installing stands; if it is found at the start, the last one was
 # interrupted and .venv is made anew. The stamp is written at the end.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "fasterqk needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
 	@test ! -f .venv/.installing || rm -rf .venv
@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt torch
 	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[lab,hf,cluster,tensorboard,dev]'
+		--constraint constraints.txt --editable '.[hf,theory,dev]' --editable './lab[cluster,tensorboard]'
 	@rm .venv/.installing && touch $(STAMP)
 
 lint: $(STAMP)
@@ -43,22 +43,22 @@ test-fast: lint
 
 # Real sweeps killed a hundred times at random moments, and other faults: some minutes.
 crash: $(STAMP)
-	.venv/bin/python -m tests.crash --kills 100
+	.venv/bin/python -m lab.tests.crash --kills 100
 
 # A real Ray cluster of two workers, one of them killed: a minute or two.
 test-cluster: $(STAMP)
-	.venv/bin/python -m pytest tests/cluster/two_workers.py
+	.venv/bin/python -m pytest lab/tests/cluster/two_workers.py
 
 # Our numbers and labels beside those of packages that are not installed for `make test`: some minutes, and
 # three environments of their own, because the packages contradict each other.
-.venv-%/.installed: pyproject.toml constraints.txt
+.venv-%/.installed: pyproject.toml lab/pyproject.toml constraints.txt
 	@test ! -d .venv-$* || rm -rf .venv-$*
 	@"$(PYTHON)" -m venv .venv-$*
 	@echo "installing into .venv-$*"
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint constraints.txt torch
 	@.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[lab,hf,dev,$*]'
+		--constraint constraints.txt --editable '.[hf,theory,dev,$*]' --editable ./lab
 	@touch $@
 
 test-peers: .venv-peers/.installed .venv-lens/.installed .venv-vision/.installed
@@ -67,7 +67,7 @@ test-peers: .venv-peers/.installed .venv-lens/.installed .venv-vision/.installed
 	.venv-vision/bin/python -m pytest tests/peers
 
 reproduce: $(STAMP)
-	.venv/bin/fasterqk reproduce all --out "$(OUT)"
+	.venv/bin/fasterqk-lab reproduce all --out "$(OUT)"
 
 clean:
 	rm -rf .venv .venv-peers .venv-lens .venv-vision .mypy_cache .ruff_cache .pytest_cache "$(OUT)"

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parents[1] / "src"
-MODULES = [
-    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
-    for path in sorted(SOURCE.rglob("*.py"))
-    if ">>>" in path.read_text()
-]
+ROOT = Path(__file__).parents[1]
+PACKAGES = (ROOT / "src" / "fasterqk", ROOT / "lab" / "fasterqk_lab")
+PATHS = [path for package in PACKAGES for path in sorted(package.rglob("*.py"))]
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts[1:]
+    return ".".join(parts).removesuffix(".__init__")
+
+
+MODULES = [name_of(path) for path in PATHS if ">>>" in path.read_text()]
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -23,5 +28,5 @@ def test_examples_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_no_example_is_skipped() -> None:
-    skipped = [str(path) for path in sorted(SOURCE.rglob("*.py")) if "doctest: +SKIP" in path.read_text()]
+    skipped = [str(path) for path in PATHS if "doctest: +SKIP" in path.read_text()]
     assert skipped == []

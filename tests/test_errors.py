@@ -58,9 +58,6 @@ print(json.dumps(outcomes))
 HELP = ["--help", "circuits --help", "theory solve --help"]
 NEEDS = {
     "theory solve --qk-ratio 10 --loss 1e-4": "theory",
-    "reproduce fig4": "lab",
-    "train agreement": "lab",
-    "synthetic train --parameterization FAFO --qk-ratio 10": "lab",
     "circuits gpt2": "hf",
     "measure --model model --data data.jsonl": "hf",
 }
@@ -101,16 +98,19 @@ def test_a_function_names_the_extra_it_needs() -> None:
     assert done.stdout == "scipy is not installed; `pip install 'fasterqk[theory]'` installs it\n"
 
 
-def test_the_outermost_extra_is_named() -> None:
-    told = r"scipy .*fasterqk\[lab\]"
-    with pytest.raises(MissingExtra, match=told), needs_extra("lab"), needs_extra("theory"):
-        raise ModuleNotFoundError("No module named 'scipy.special'", name="scipy.special")
-    with pytest.raises(InputError, match=r"peft .*fasterqk\[hf\]"), needs_extra("lab"), needs_extra("hf"):
+def test_the_extra_that_has_the_package_is_named() -> None:
+    with pytest.raises(InputError, match=r"peft .*fasterqk\[hf\]"), needs_extra("hf"), needs_extra("theory"):
         raise ModuleNotFoundError("No module named 'peft'", name="peft")
 
 
+def test_other_packages_name_their_own_extras() -> None:
+    needs = needs_extra("cluster", ("ray",), of="fasterqk-lab")
+    with pytest.raises(MissingExtra, match=r"ray .*fasterqk-lab\[cluster\]"), needs:
+        raise ModuleNotFoundError("No module named 'ray.util'", name="ray.util")
+
+
 def test_a_module_of_no_extra_is_a_bug() -> None:
-    with pytest.raises(ModuleNotFoundError) as caught, needs_extra("lab"):
+    with pytest.raises(ModuleNotFoundError) as caught, needs_extra("hf"):
         import fasterqk.no_such_module  # noqa: F401
     assert not isinstance(caught.value, MissingExtra)
 
@@ -127,7 +127,6 @@ def test_extras_are_those_of_the_package() -> None:
 
     extras = {name: names(wanted) for name, wanted in project["optional-dependencies"].items()}
     assert names(project["dependencies"]) == {"torch", "numpy"}
-    extras["lab"] = extras["lab"] - {"fasterqk"} | extras["theory"]
     assert {name: set(packages) for name, packages in EXTRAS.items()} == {
         name: packages for name, packages in extras.items() if name not in FOR_TESTS
     }

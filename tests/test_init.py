@@ -13,7 +13,7 @@ import fasterqk
 NAMES = ["find_circuits", "make_optimizer", "param_groups", "check_circuits", "scale_circuits"]
 NAMES += ["normalize_gradients", "describe", "Ramp", "PartnerNorm", "LogitMonitor", "qk_clip"]
 NAMES += ["measure", "matched_loss", "InputError"]
-PACKAGES = ["circuits", "capture", "attention", "theory", "integrations", "lab"]
+PACKAGES = ["circuits", "capture", "attention", "theory", "integrations", "pages"]
 PACKAGES += ["errors", "files", "console"]
 
 
@@ -47,7 +47,7 @@ print(sorted(set(sys.modules) - before))
     assert done.stdout == "['fasterqk', 'fasterqk.__main__']\n"
 
 
-LAZY = ["", ".attention", ".integrations", ".lab", ".lab.tasks"]
+LAZY = ["fasterqk", "fasterqk.attention", "fasterqk.integrations", "fasterqk_lab", "fasterqk_lab.tasks"]
 
 
 @pytest.mark.parametrize("package", LAZY)
@@ -55,7 +55,7 @@ def test_completion_shows_every_public_name_and_nothing_else(package: str) -> No
     """In a fresh process, where nothing has been imported by others: `dir` is what completion shows."""
     code = f"""
 import importlib, json
-module = importlib.import_module("fasterqk{package}")
+module = importlib.import_module("{package}")
 shown = [name for name in dir(module) if not name.startswith("_")]
 print(json.dumps([shown, sorted(set(module.__all__) - {{"__version__"}})]))
 for name in shown:

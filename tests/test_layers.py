@@ -1,4 +1,4 @@
-"""The import graph: packages are layers that import only earlier ones, without cycles."""
+"""The import graph: packages are layers that import only earlier ones; the library does not know the lab."""
 
 import ast
 import tomllib
@@ -8,35 +8,26 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "fasterqk"
+SOURCES = {"fasterqk": ROOT / "src" / "fasterqk", "fasterqk_lab": ROOT / "lab" / "fasterqk_lab"}
 
-LIBRARY = [
-    "errors",
-    "files",
-    "console",
-    "pages",
-    "theory",
-    "capture",
-    "circuits",
-    "attention",
-    "integrations",
-]
-LAB = ["synthetic", "tasks", "models", "training", "runs", "report", "experiments"]
-LAYERS = [*LIBRARY, *(f"lab.{name}" for name in LAB), "lab", "cli", "__main__"]
+LIBRARY = ["errors", "files", "console", "pages", "theory", "capture", "circuits", "attention"]
+LIBRARY += ["integrations"]
+LAB = ["synthetic", "tasks", "models", "training", "runs", "report", "experiments", "benchmarks"]
+LAYERS = [f"fasterqk.{name}" for name in (*LIBRARY, "cli", "__main__")]
+LAYERS += [f"fasterqk_lab.{name}" for name in (*LAB, "cli", "__main__")]
 
 
 def name_of(path: Path) -> str:
-    """``fasterqk/lab/runs/_store.py`` is ``lab.runs._store``; a package is named like its folder."""
-    parts = path.relative_to(SOURCE).with_suffix("").parts
+    """``fasterqk_lab/runs/_store.py`` is ``fasterqk_lab.runs._store``; a package is named like its folder."""
+    parts = path.relative_to(ROOT).with_suffix("").parts[1:]
     return ".".join(part for part in parts if part != "__init__")
 
 
-MODULES = {name_of(path): path for path in sorted(SOURCE.rglob("*.py"))}
+MODULES = {name_of(path): path for source in SOURCES.values() for path in sorted(source.rglob("*.py"))}
 
 
 def layer(module: str) -> str:
-    parts = module.split(".")
-    return ".".join(parts[: 2 if parts[0] == "lab" else 1])
+    return ".".join(module.split(".")[:2])
 
 
 def is_type_checking(node: ast.AST) -> bool:
@@ -44,8 +35,8 @@ def is_type_checking(node: ast.AST) -> bool:
 
 
 def imported(path: Path, *, types: bool) -> set[str]:
-    """The modules of fasterqk that the file imports, also inside functions; with ``types`` also for types."""
-    found = set()
+    """The modules of both packages that a file imports, also in functions; with ``types`` also for types."""
+    modules = set()
     tree = ast.parse(path.read_text())
     if not types:
         tree.body = [node for node in tree.body if not is_type_checking(node)]
@@ -54,19 +45,17 @@ def imported(path: Path, *, types: bool) -> set[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: write imports in full"
-            # `from fasterqk.lab import runs` names a module, `from fasterqk.files import plain` does not.
+            # `from fasterqk_lab import runs` names a module, `from fasterqk.files import plain` does not.
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name[len("fasterqk.") :] in MODULES else str(node.module) for name in names]
+            names = [name if name in MODULES else str(node.module) for name in names]
         else:
             continue
-        found |= {
-            name.removeprefix("fasterqk").removeprefix(".") for name in names if name.startswith("fasterqk")
-        }
-    return found
+        modules |= {name for name in names if name.split(".")[0] in SOURCES}
+    return modules
 
 
 def imports(*, types: bool) -> dict[str, set[str]]:
-    return {name: imported(path, types=types) - {name, ""} for name, path in MODULES.items()}
+    return {name: imported(path, types=types) - {name, *SOURCES} for name, path in MODULES.items()}
 
 
 def test_a_layer_imports_only_earlier_ones() -> None:
@@ -75,7 +64,7 @@ def test_a_layer_imports_only_earlier_ones() -> None:
         f"{module} imports {name}"
         for module, names in imports(types=True).items()
         for name in sorted(names)
-        if module and order[layer(name)] > order[layer(module)]
+        if module not in SOURCES and order[layer(name)] > order[layer(module)]
     ]
     assert wrong == []
 
@@ -85,32 +74,43 @@ def test_packages_of_the_library_use_public_names_of_others() -> None:
         f"{module} imports {name}"
         for module, names in imports(types=True).items()
         for name in names
-        if layer(module) in LIBRARY and layer(name) != layer(module) and "._" in name
+        if module.startswith("fasterqk.") and layer(name) != layer(module) and "._" in name
+        if layer(module) not in ("fasterqk.cli", "fasterqk.__main__")
         # Attention is found and circuits are probed by the same recordings.
-        if (layer(module), layer(name)) != ("circuits", "capture")
+        if (layer(module), layer(name)) != ("fasterqk.circuits", "fasterqk.capture")
     }
     assert wrong == set()
+
+
+def test_the_library_does_not_mention_the_lab() -> None:
+    for path in SOURCES["fasterqk"].rglob("*"):
+        if path.is_file() and path.suffix != ".pyc":
+            text = path.read_text(encoding="utf-8")
+            assert "fasterqk_lab" not in text and "fasterqk-lab" not in text, path
 
 
 def test_there_are_no_cycles() -> None:
     list(TopologicalSorter(imports(types=False)).static_order())  # raises CycleError, which names the cycle
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.rglob("__init__.py")), ids=name_of)
+PACKAGES = [path for source in SOURCES.values() for path in sorted(source.rglob("__init__.py"))]
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=name_of)
 def test_a_package_file_only_names_what_is_public(path: Path) -> None:
     for node in ast.parse(path.read_text()).body:
-        text_or_import = isinstance(node, ast.Expr | ast.Import | ast.ImportFrom | ast.Assign)
+        names = isinstance(node, ast.Expr | ast.Import | ast.ImportFrom | ast.Assign | ast.AugAssign)
         lazy = isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
-        assert text_or_import or is_type_checking(node) or lazy, f"line {node.lineno}: {ast.unparse(node)}"
+        assert names or is_type_checking(node) or lazy, f"line {node.lineno}: {ast.unparse(node)}"
 
 
-def test_the_wheel_holds_the_package_alone() -> None:
-    """Benchmarks, tests and data are not installed, and nothing of the package imports them."""
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
-    assert build["targets"]["wheel"] == {"packages": ["src/fasterqk"]}
-    assert build["targets"]["sdist"] == {"exclude": ["/data"]}
+def test_wheels_hold_their_package_alone() -> None:
+    """Tests, tools and data are not installed, and neither package imports them."""
+    for folder, package in ((ROOT, "src/fasterqk"), (ROOT / "lab", "fasterqk_lab")):
+        build = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+        assert build["targets"]["wheel"] == {"packages": [package]}
     for path in MODULES.values():
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
-            assert not {name.split(".")[0] for name in modules} & {"benchmarks", "tests", "tools"}, path
+            assert not {name.split(".")[0] for name in modules} & {"lab", "tests", "tools"}, path

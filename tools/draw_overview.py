@@ -1,6 +1,6 @@
 """Draw the README's picture from a results folder: one sentence, read by both arms.
 
-fasterqk reproduce table-agreement --out out && python tools/draw_overview.py out docs/images/overview.svg
+fasterqk-lab reproduce table-agreement --out out && python tools/draw_overview.py out docs/images/overview.svg
 """
 
 import argparse
@@ -41,7 +41,7 @@ def draw_arm(name: str, example: dict, top: float) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="draw the README's picture")
-    parser.add_argument("out", type=Path, help="results folder of `fasterqk reproduce table-agreement`")
+    parser.add_argument("out", type=Path, help="results folder of `fasterqk-lab reproduce table-agreement`")
     parser.add_argument("picture", type=Path, help="SVG file to write")
     parser.add_argument("--example", type=int, default=6, help="which example (default: 6)")
     arguments = parser.parse_args()

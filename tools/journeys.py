@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-SOURCE = Path(__file__).parent.parent / "src"
+ROOT = Path(__file__).parent.parent
+SOURCES = (ROOT / "src" / "fasterqk", ROOT / "lab" / "fasterqk_lab")
 
 
 def optimizer_journey(folder: Path) -> None:
@@ -57,8 +58,8 @@ def measure_journey(folder: Path) -> None:
 
 
 def reproduce_journey(folder: Path) -> None:
-    """`fasterqk reproduce table-hatexplain`, one seed and one epoch, to its figures."""
-    from fasterqk.lab.runs import _sweep
+    """`fasterqk-lab reproduce table-hatexplain`, one seed and one epoch, to its figures."""
+    from fasterqk_lab.runs import _sweep
 
     # Workers are other processes, which the count would not see.
     _sweep.LocalWorkers = lambda *_: _sweep.ThisProcess()  # type: ignore[assignment, misc]
@@ -74,7 +75,11 @@ JOURNEYS: dict[str, Callable[[Path], None]] = {
 
 def run(*words: str) -> None:
     """One command line in this process, its output dropped; workers run here too."""
-    from fasterqk.cli.main import main
+    from fasterqk.cli.main import COMMANDS
+    from fasterqk.cli.main import main as library
+    from fasterqk_lab.cli.main import main as lab
+
+    main = library if words[0] in COMMANDS else lab
 
     kept, sys.stdout = sys.stdout, io.StringIO()
     try:
@@ -92,12 +97,12 @@ def passed(journey: Callable[[Path], None]) -> tuple[set[str], set[str]]:
     expressions and lambdas (``<genexpr>``) belong to the function around them.
     """
     called: set[str] = set()
-    own = str(SOURCE)
+    packages = tuple(map(str, SOURCES))
 
     def watch(frame: object, event: str, argument: object) -> None:
         code = frame.f_code  # type: ignore[attr-defined]
         function = code.co_flags & inspect.CO_OPTIMIZED and not code.co_name.startswith("<")
-        if event == "call" and function and code.co_filename.startswith(own):
+        if event == "call" and function and code.co_filename.startswith(packages):
             called.add(code.co_filename)
 
     with tempfile.TemporaryDirectory() as folder:
@@ -151,9 +156,9 @@ def importers(modules: dict[str, Path]) -> Counter[str]:
 
 def tree_figures() -> dict[str, float]:
     """Modules, lines, lines of code, median size, public names and modules with one importer."""
-    paths = sorted((SOURCE / "fasterqk").rglob("*.py"))
+    paths = [path for source in SOURCES for path in sorted(source.rglob("*.py"))]
     modules = {
-        ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+        ".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"): path
         for path in paths
     }
     counted = importers(modules)
@@ -182,7 +187,7 @@ def main() -> None:
         print(f"{name}: {len(called)} files passed ({len(imported)} imported so far)")
         if len(sys.argv) > 1:
             for path in sorted(called):
-                print(f"  {Path(path).relative_to(SOURCE)}")
+                print(f"  {Path(path).relative_to(ROOT)}")
     if len(sys.argv) == 1:
         for name, value in tree_figures().items():
             print(f"{name}: {value:g}")

@@ -4,7 +4,7 @@
     python tools/rebuild_results.py table-kvqa # those of one experiment
 
 For every file, the tables (CSV) of its experiment and the values of every seed are written, and those of its
-figures that `docs/images` has. Add a file of cells with `fasterqk reproduce NAME --export
+figures that `docs/images` has. Add a file of cells with `fasterqk-lab reproduce NAME --export
 docs/results/cells/NAME.jsonl.xz`, run this, and look at `git diff`.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fasterqk.lab.experiments import claims, find_experiment, reproduce
-from fasterqk.lab.experiments._registry import read_cells
+from fasterqk_lab.experiments import claims, find_experiment, reproduce
+from fasterqk_lab.experiments._registry import read_cells
 
 DOCS = Path(__file__).parents[1] / "docs"
 

@@ -12,8 +12,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from fasterqk.lab.tasks.squad import read_squad, require_squad, window
-from fasterqk.lab.training._generation import exact_match, token_f1
+from fasterqk_lab.tasks.squad import read_squad, require_squad, window
+from fasterqk_lab.training._generation import exact_match, token_f1
 
 MARGIN = 200
 DATA = Path(__file__).parents[1] / "data"

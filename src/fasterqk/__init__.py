@@ -9,7 +9,7 @@ TYPE_CHECKING = False  # True for editors and type checkers; typing itself would
 if TYPE_CHECKING:
     from typing import Any
 
-    from fasterqk import attention, capture, circuits, console, errors, files, integrations, lab, theory
+    from fasterqk import attention, capture, circuits, console, errors, files, integrations, pages, theory
     from fasterqk.attention import matched_loss, measure
     from fasterqk.circuits import (
         LogitMonitor,
@@ -44,11 +44,11 @@ __all__ = [
     "files",
     "find_circuits",
     "integrations",
-    "lab",
     "make_optimizer",
     "matched_loss",
     "measure",
     "normalize_gradients",
+    "pages",
     "param_groups",
     "qk_clip",
     "scale_circuits",
@@ -57,7 +57,17 @@ __all__ = [
 
 # Where a name comes from that is no module of this package.
 _HOMES = {"InputError": "errors", "matched_loss": "attention", "measure": "attention"}
-_MODULES = ("attention", "capture", "circuits", "console", "errors", "files", "integrations", "lab", "theory")
+_MODULES = (
+    "attention",
+    "capture",
+    "circuits",
+    "console",
+    "errors",
+    "files",
+    "integrations",
+    "pages",
+    "theory",
+)
 
 
 def __getattr__(name: str) -> "Any":

@@ -3,8 +3,8 @@
 import sys
 
 
-def main() -> int:
-    """Run the command line of this process; returns the exit code."""
+def main(module: str = "fasterqk.cli.main") -> int:
+    """Run the command line of this process, ``main`` of ``module``; returns the exit code."""
     interrupted = False
 
     def stop(number: int, frame: object) -> None:
@@ -17,9 +17,9 @@ def main() -> int:
 
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, stop)
-        from fasterqk.cli.main import main as run
+        from importlib import import_module
 
-        return run()
+        return int(import_module(module).main())
     except KeyboardInterrupt:  # before `run` can say so itself, or while it does
         pass
     except ImportError:

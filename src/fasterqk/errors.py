@@ -1,6 +1,6 @@
 """Errors in one line: bad input, a package that an extra would install, and work that failed."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 
@@ -20,37 +20,36 @@ class WorkError(RuntimeError):
 
 
 class MissingExtra(InputError, ModuleNotFoundError):
-    """A package is missing that comes with an extra of fasterqk; ``name`` is the package."""
+    """A package is missing that comes with an extra; ``name`` is the package."""
 
 
 # The packages of each extra, by the names under which they are imported.
 EXTRAS = {
     "theory": ("scipy",),
-    "lab": ("scipy", "numba", "matplotlib", "rich", "safetensors", "jinja2"),
     "hf": ("transformers", "tokenizers", "accelerate", "peft"),
-    "cluster": ("ray",),
-    "tensorboard": ("tensorboard",),
 }
 
 
 @contextmanager
-def needs_extra(extra: str) -> Iterator[None]:
+def needs_extra(
+    extra: str, packages: Collection[str] | None = None, *, of: str = "fasterqk"
+) -> Iterator[None]:
     """Import packages of ``extra`` inside this context: one that is missing becomes a :class:`MissingExtra`.
 
-    Contexts may be nested. The outermost extra that has the package is the one to install.
+    ``packages`` are the names under which they are imported; those of this package's extras are known.
 
-    >>> with needs_extra("lab"):
-    ...     raise ModuleNotFoundError("No module named 'numba'", name="numba")
+    >>> with needs_extra("theory"):
+    ...     raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
     Traceback (most recent call last):
-    fasterqk.errors.MissingExtra: numba is not installed; `pip install 'fasterqk[lab]'` installs it
+    fasterqk.errors.MissingExtra: scipy is not installed; `pip install 'fasterqk[theory]'` installs it
     """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package not in EXTRAS[extra]:
+        if package not in (EXTRAS[extra] if packages is None else packages):
             raise
-        missing = MissingExtra(f"{package} is not installed; `pip install 'fasterqk[{extra}]'` installs it")
+        missing = MissingExtra(f"{package} is not installed; `pip install '{of}[{extra}]'` installs it")
         missing.name = package
         raise missing from None
 

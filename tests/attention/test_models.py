@@ -22,7 +22,7 @@ from fasterqk.attention._loading import load_model, longest_input
 from fasterqk.attention._models import HuggingFaceCausal, HuggingFaceClassifier
 from fasterqk.capture import record
 from fasterqk.errors import InputError
-from fasterqk.lab.models import Classifier, ClassifierConfig
+from fasterqk_lab.models import Classifier, ClassifierConfig
 
 
 class Encoder(nn.Module):

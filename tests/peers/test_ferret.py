@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from benchmarks import measure as benchmark
 from fasterqk.attention import collate, measure
 from fasterqk.attention._faithfulness import Removal, perturb
+from fasterqk_lab.benchmarks import measure as benchmark
 
 
 @pytest.fixture

@@ -33,13 +33,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def commands(folder: Path) -> list[str]:
     """What to try on the folder, in this order; each line can be pasted."""
-    equal, faster, train, test = (
-        str(folder / name) for name in ("equal-rates", "faster-qk", "train.jsonl", "test.jsonl")
-    )
+    equal, faster, test = (str(folder / name) for name in ("equal-rates", "faster-qk", "test.jsonl"))
     lines = [
         ["fasterqk", "circuits", faster],
         ["fasterqk", "measure", "--model", equal, "--model", faster, "--data", test],
-        ["fasterqk", "train", "jsonl", "--data", train, "--qk-ratio", "10", "--lr", "3e-4", "--epochs", "10"],
         ["python", str(folder / "finetune.py"), "10"],
     ]
     return [shlex.join(line) for line in lines]

@@ -1,0 +1,3 @@
+"""What the tests of both packages share: a real browser."""
+
+pytest_plugins = ("tests.browser.chromium",)

@@ -1,0 +1,36 @@
+"""The lab: the paper's tasks, models, training and experiments, built on the library.
+
+``fasterqk_lab.reproduce("table-hatexplain", out="out", seeds=5)`` reproduces one of its ``EXPERIMENTS``. Its
+names are imported on first use.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fasterqk_lab import experiments, models, report, runs, synthetic, tasks, training
+    from fasterqk_lab.experiments import EXPERIMENTS, reproduce
+
+__all__ = [
+    "EXPERIMENTS",
+    "experiments",
+    "models",
+    "report",
+    "reproduce",
+    "runs",
+    "synthetic",
+    "tasks",
+    "training",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("EXPERIMENTS", "reproduce"):
+        return getattr(import_module("fasterqk_lab.experiments"), name)
+    if name in __all__:
+        return import_module(f"fasterqk_lab.{name}")
+    raise AttributeError(f"module 'fasterqk_lab' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

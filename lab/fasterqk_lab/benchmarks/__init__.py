@@ -1,0 +1,1 @@
+"""Our code beside a plain implementation, timed in one process; one module per `fasterqk-lab bench NAME`."""

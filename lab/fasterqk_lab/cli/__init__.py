@@ -1,0 +1,1 @@
+"""The command line of the lab: one module per command."""

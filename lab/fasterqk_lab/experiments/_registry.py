@@ -1,0 +1,442 @@
+"""Experiments: what one is, which there are, and how its cells are run, exported and read back.
+
+A new experiment is a module of this folder that ends with its ``EXPERIMENT``, and one line in `EXPERIMENTS`.
+The command line, ``reproduce all``, the documentation and the tests read this registry.
+"""
+
+import gzip
+import json
+import lzma
+import math
+import os
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fasterqk.console import progress_bar
+from fasterqk.errors import InputError
+from fasterqk.files import (
+    canonical_json,
+    check_output,
+    config_fields,
+    plain,
+    read_json_lines,
+    write_bytes,
+    write_csv,
+)
+from fasterqk_lab.runs import SweepError, sweep
+from fasterqk_lab.tasks import use_data_folder
+
+# Name and summary of every experiment. The module of "table-sva" is `table_sva`; it is imported when it is
+# asked for, so that listing the experiments imports nothing heavy.
+EXPERIMENTS = {
+    "fig2": "figure 2: where four parameterizations attend, with and without faster query-key learning",
+    "fig2-init": "figure 2's dependence on the init: attention at equal loss against its scale",
+    "fig3": "figure 3: loss and incentive to attend more, with attention held fixed",
+    "fig4": "figure 4: scales and attention at matched loss for five ratios, exactly",
+    "table-main": "the paper's main table: all data sets, both arms, nulls, equal loss, the paper's numbers",
+    "table-hatexplain": "HateXplain, one layer: accuracy, attention and faithfulness of both arms",
+    "table-layers": "HateXplain with two and with four layers: rollout and every layer by itself",
+    "depth-hatexplain": "HateXplain, two and four layers, a stable QK rate: rollout, layers and single heads",
+    "ablation-hatexplain": "which change sharpens attention on HateXplain: one change per arm, at equal loss",
+    "ratio-or-rate": "HateXplain at equal loss over base rate and ratio, and with all but QK slowed",
+    "temperature-hatexplain": "is faster QK more than a sharper softmax? both arms at equal loss and entropy",
+    "faithfulness": "comprehensiveness and sufficiency minus those of random rankings, at equal loss",
+    "tuned": "each arm with the base rate and the ratio that validation prefers for it, on all data sets",
+    "table-sva": "subject-verb agreement (Linzen): accuracy, attention and faithfulness of both arms",
+    "table-agreement": "generated subject-verb agreement with and without faster query-key learning",
+    "table-kvqa": "generated key-value questions, answered by generating, with and without faster QK",
+    "carried-kvqa": "key-value questions: steps until learnt, and attention where pairs were carried",
+    "table-squad": "SQuAD, answers generated: F1, exact match, rollout and every layer, at matched loss",
+    "finetune-hatexplain": "a pretrained encoder (MiniLM) fine-tuned on HateXplain, at equal loss",
+    "phase": "beyond the paper: attention at equal loss over ratio and init, the theory, and Adam",
+    "prediction": "beyond the paper: the toy language with Adam beside both theories, and the ratio it needs",
+    "product-law": "beyond the paper: rates of Q, K, V and O count only as r_Q r_K / (r_V r_O)",
+    "covert-channel": "beyond the paper: right answers while attending to tokens that say nothing",
+    "stability": "beyond the paper: loss, logits and sharpness in pretraining, QK slowed, bounded or faster",
+    "future-work": "beyond the paper: imbalance at the start, decay or normalised gradients by circuit",
+    "covert-hatexplain": "beyond the paper: does attention on unmarked words of HateXplain carry the label?",
+    "claims": "every claim of the paper with its evidence and verdict, computed from published results",
+    "questions": "the open questions: what was believed, run and found, computed from published results",
+    "all": "the paper in a few minutes, or with --full every table, ending with a page to open",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of an experiment: ``--data-dir`` on the command line, ``data_dir=`` from Python.
+
+    ``kind`` is ``int`` (a whole number from 1), ``float`` (a finite number above 0), ``str`` or ``bool`` (a
+    flag). With ``many`` the value is a list, on the command line separated by commas. ``old_names`` maps what
+    a choice was called in earlier versions to what it is called now; both are understood.
+    """
+
+    name: str
+    kind: type
+    help: str
+    default: Any = None
+    choices: tuple[str, ...] = ()
+    many: bool = False
+    metavar: str = ""
+    old_names: Mapping[str, str] = field(default_factory=dict)
+
+    def check(self, value: Any) -> Any:
+        """``value`` as the experiment takes it; an error that quotes it if it does not fit."""
+        if value is None or not self.many:
+            return value if value is None else self._check_one(value)
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise InputError(f"{self.name} {value!r} is no list; give [{value!r}]")
+        return [self._check_one(item) for item in value]
+
+    def _check_one(self, value: Any) -> Any:
+        quoted = f"{self.name} {value!r}"
+        if isinstance(value, str):
+            value = self.old_names.get(value, value)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if self.choices and value not in self.choices:
+            raise InputError(f"{quoted} is not one of {', '.join(self.choices)}")
+        if self.kind is int:
+            if not number or value != int(value):
+                raise InputError(f"{quoted} is not a whole number")
+            if value < 1:
+                raise InputError(f"{quoted} is not at least 1")
+            return int(value)
+        if self.kind is float:
+            if not number or not math.isfinite(value) or value <= 0:
+                raise InputError(f"{quoted} is not a finite number above 0")
+            return float(value)
+        if self.kind is str and isinstance(value, str | os.PathLike):
+            return os.fspath(value)
+        if self.kind is bool and isinstance(value, bool):
+            return value
+        raise InputError(f"{quoted} is not of type {self.kind.__name__}")
+
+
+EPOCHS_OPTION = Option("epochs", int, "instead of the protocol's own")
+PROTOCOL_OPTION = Option(
+    "protocol",
+    str,
+    "paper: QK alone learns faster (default); released: what the notebooks do",
+    default="paper",
+    choices=("paper", "released"),
+)
+DATA_OPTION = Option("data_dir", str, "data folder (default: $FASTERQK_DATA, checkout)", metavar="DIR")
+# Options of every experiment that is made of cells.
+CELL_OPTIONS = (
+    Option("workers", int, "cells at a time", default=2),
+    Option("force", bool, "do finished cells again", default=False),
+    Option("export", str, "also write every cell to FILE: .jsonl, .jsonl.gz or .jsonl.xz", metavar="FILE"),
+    Option(
+        "cells",
+        str,
+        "rebuild tables and figures from files that --export wrote; nothing is trained",
+        many=True,
+        metavar="FILE",
+    ),
+)
+
+
+def seeds_option(default: int | None, help: str = "how many") -> Option:
+    """The option ``seeds``."""
+    return Option("seeds", int, help, default=default)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure or table that can be made again.
+
+    ``run(runner, **options)`` computes it, writes its files under ``runner.out`` and returns the summary that
+    ``--json`` prints; ``show(summary)`` prints it for people. ``chapter`` is its place in the page and in the
+    documentation. ``trains`` says that it is made of cells, ``needs_data`` that it reads data files.
+    """
+
+    name: str
+    chapter: str
+    options: tuple[Option, ...]
+    run: Callable[..., Mapping[str, Any]]
+    show: Callable[[dict[str, Any]], None]
+    examples: tuple[str, ...]
+    details: str = ""
+    trains: bool = True
+    needs_data: bool = False
+
+    @property
+    def summary(self) -> str:
+        """What it shows, in one line."""
+        return EXPERIMENTS[self.name]
+
+    @property
+    def all_options(self) -> dict[str, Option]:
+        """Its own options and those that it shares with others, by name."""
+        shared = ((DATA_OPTION,) if self.needs_data else ()) + (CELL_OPTIONS if self.trains else ())
+        return {option.name: option for option in (*self.options, *shared)}
+
+    def check_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of every option: those given, checked, and the defaults of the others."""
+        options = self.all_options
+        for name in given:
+            if name not in options:
+                choices = ", ".join(("out", *options))
+                raise InputError(f"{self.name} has no option {name!r}; choose from {choices}")
+        return {name: option.check(given.get(name, option.default)) for name, option in options.items()}
+
+
+def find_experiment(name: str) -> Experiment:
+    """The experiment with this name; imports its module."""
+    if name not in EXPERIMENTS:
+        raise InputError(f"unknown experiment {name!r}; choose from {', '.join(EXPERIMENTS)}")
+    module = import_module(f"fasterqk_lab.experiments.{name.replace('-', '_')}")
+    found: Experiment = module.EXPERIMENT
+    return found
+
+
+def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) -> dict[str, Any]:
+    """Make a figure or table of the paper under ``out``; returns the summary that ``--json`` prints.
+
+    Options are those of ``fasterqk-lab reproduce NAME --help``, with underscores. Cells that are done already
+    are read from the store in ``out``::
+
+        reproduce("table-hatexplain", out="out", seeds=5)["arms"]["faster_qk"]["mrta"]
+        # {'mean': 0.61, 'half_width': 0.02, 'n': 5, 'null': 0.36, 'paper': 0.31}
+    """
+    experiment = find_experiment(name)
+    chosen = experiment.check_options(options)
+    folder = Path(out)
+    if folder.exists() and not folder.is_dir():  # now, not after minutes of work
+        raise InputError(f"--out {str(out)!r} is a file; name a folder")
+    shared = {option.name: chosen.pop(option.name, option.default) for option in (DATA_OPTION, *CELL_OPTIONS)}
+    if shared["export"] is not None:
+        made = [folder / kind for kind in ("runs", "figures", "tables")]
+        check_output(shared["export"], reads=[*(shared["cells"] or ()), *made])
+    runner = CellRunner(
+        folder, experiment=name, workers=shared["workers"], force=shared["force"], files=shared["cells"]
+    )
+    with use_data_folder(shared["data_dir"]):
+        summary = dict(plain(experiment.run(runner, **chosen)))
+    if per_seed := runner.write_per_seed():
+        summary["per_seed"] = per_seed
+    if shared["export"]:
+        own = {option.name: option for option in experiment.options}
+        runner.keep("options", {key: value for key, value in chosen.items() if value != own[key].default})
+        summary["exported"] = str(runner.export(shared["export"]))
+    return summary | ({"rebuilt_from": shared["cells"]} if shared["cells"] else {})
+
+
+# --- Cells: trained now, read from the store, or read from a file ---
+#
+# A file of cells has one JSON object per line, {experiment, protocol, arm, seed, settings, result}.
+# `settings` are the fields of the configuration that differ from their defaults; numbers of the `result`
+# (scores at the end and at the best epoch, DTAP, history) keep six significant digits. A line
+# {experiment, fact, value} is a number that the experiment needs beside its cells, or its options. The suffix
+# of the file says how it is compressed: .jsonl, .jsonl.gz or .jsonl.xz.
+
+DIGITS = 6
+
+Key = TypeVar("Key", bound=Hashable)
+Line = dict[str, Any]
+
+
+class CellRunner:
+    """Gives an experiment the results of its cells, and remembers them for :meth:`export`.
+
+    Results come from the store under ``out``, where cells that are missing are trained by ``workers``
+    processes (0: this one) and with ``force`` all of them, or from ``files`` of compact cells.
+    """
+
+    def __init__(
+        self,
+        out: str | os.PathLike[str],
+        *,
+        experiment: str = "",
+        workers: int = 2,
+        force: bool = False,
+        files: Sequence[str] | None = None,
+    ) -> None:
+        self.out = Path(out)
+        self.experiment = experiment
+        self.workers = workers
+        self.force = force
+        self._files = list(files or ())
+        self._stored: dict[str, Any] = {}
+        self._facts: dict[str, Any] = {}
+        self._lines: list[Line] = []
+        # Cells that were asked for together, and so are compared with each other, by the name of their table.
+        self._compared: list[tuple[str, dict[tuple[str, int], Any]]] = []
+        self._derived: dict[str, list[Line]] = {}
+        for line in (line for file in self._files for line in read_cells(file)):
+            if "fact" in line:
+                self._facts[line["fact"]] = line["value"]
+            else:
+                self._stored[_identity(line["settings"], line["seed"])] = line["result"]
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether results come from files, so that there are no weights and perhaps no data."""
+        return bool(self._files)
+
+    def run(
+        self,
+        cells: Mapping[Key, Any],
+        function: str,
+        *,
+        title: str,
+        protocol: str = "",
+        table: str = "",
+        arm: Callable[[Any], str] = lambda key: str(key[0]),
+        force: bool | None = None,
+    ) -> dict[Key, dict[str, Any]]:
+        """The result of every cell, under the same keys.
+
+        ``cells`` maps a key, whose last entry is the seed, to a configuration; ``function`` computes one cell
+        (see :func:`fasterqk_lab.runs.sweep`); ``title`` stands beside the progress bar; ``arm`` says which
+        arm a key belongs to; ``table`` names its tables, where an experiment has several of them.
+        """
+        again = self.force if force is None else force
+        results = self._find_all(cells, arm) if self.rebuilds else self._sweep(cells, function, title, again)
+        found = dict(zip(cells, results, strict=True))
+        self._remember(cells, found, protocol, table, arm)
+        return found
+
+    def _remember(
+        self,
+        cells: Mapping[Any, Any],
+        found: Mapping[Any, Any],
+        protocol: str,
+        table: str,
+        arm: Callable[[Any], str],
+    ) -> None:
+        for key, config in cells.items():
+            about: Line = {"experiment": self.experiment} | ({"protocol": protocol} if protocol else {})
+            about |= {"table": table} if table not in ("", self.experiment) else {}
+            about |= {"arm": arm(key), "seed": config.seed, "settings": settings_of(config)}
+            self._lines.append(about | {"result": found[key]})
+        own = {(arm(key), config.seed): found[key] for key, config in cells.items()}
+        self._compared.append((self._table(table, protocol), own))
+
+    def fact(self, name: str, compute: Callable[[], Any]) -> Any:
+        """A value that the experiment needs beside its cells, such as the size of a split."""
+        if not self.rebuilds:
+            self._facts[name] = plain(compute())
+        elif name not in self._facts:
+            raise InputError(f"{self._named()} has no fact {name!r}; export its cells again")
+        self.keep(name, self._facts[name])
+        return self._facts[name]
+
+    def keep(self, name: str, value: Any) -> None:
+        """Remember a value that is no cell for :meth:`export`."""
+        if not any(line.get("fact") == name for line in self._lines):
+            self._lines.append({"experiment": self.experiment, "fact": name, "value": plain(value)})
+
+    def export(self, path: str | os.PathLike[str]) -> Path:
+        """Write every cell that was asked for to ``path``, one line each; returns the path."""
+        return write_cells(path, self._lines)
+
+    def _table(self, table: str, protocol: str) -> str:
+        return "-".join(part for part in (table or self.experiment, protocol) if part)
+
+    def add_per_seed(self, rows: Sequence[Line], *, protocol: str = "", table: str = "") -> None:
+        """Numbers of single seeds that were computed from cells, for :meth:`write_per_seed`."""
+        if rows:
+            self._derived.setdefault(self._table(table, protocol), []).extend(rows)
+
+    def write_per_seed(self) -> list[str]:
+        """Write ``tables/NAME-PROTOCOL-per-seed.csv`` under ``out``; returns the paths.
+
+        It has one row per arm, seed and score, at the end of training and at equal training loss, and those
+        of :meth:`add_per_seed`.
+        """
+        from fasterqk_lab.experiments._per_seed import per_seed_rows
+
+        files: dict[str, list[Line]] = {}
+        for name, cells in self._compared:
+            files.setdefault(name, []).extend(rounded(per_seed_rows(cells)))
+        for name, rows in self._derived.items():
+            files.setdefault(name, []).extend(rounded(plain(rows)))
+        tables = self.out / "tables"
+        return [
+            # A level at which cells are compared by more than one rule is written once.
+            str(write_csv(tables / f"{name}-per-seed.csv", {_place(row): row for row in rows}.values()))
+            for name, rows in files.items()
+        ]
+
+    def _sweep(self, cells: Mapping[Any, Any], function: str, title: str, force: bool) -> list[Any]:
+        with progress_bar(title) as progress:
+            try:
+                return sweep(
+                    cells.values(),
+                    function,
+                    self.out,
+                    workers=self.workers,
+                    force=force,
+                    progress=progress,
+                )
+            except SweepError as error:
+                raise error.told() from None
+
+    def _find_all(self, cells: Mapping[Any, Any], arm: Callable[[Any], str]) -> list[Any]:
+        found = []
+        for key, config in cells.items():
+            result = self._stored.get(_identity(settings_of(config), config.seed))
+            if result is None:
+                raise InputError(
+                    f"{self._named()} has no cell of arm {arm(key)!r} with seed {config.seed} and these "
+                    "settings; give the options with which it was exported"
+                )
+            found.append(result)
+        return found
+
+    def _named(self) -> str:
+        return ", ".join(repr(file) for file in self._files)
+
+
+def _place(row: Line) -> tuple[Any, ...]:
+    return row["arm"], row["seed"], row["at"], row["score"]
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """The fields of a cell's configuration that differ from their defaults, its seed left out."""
+    return {name: value for name, value in config_fields(config).items() if name != "seed"}
+
+
+def write_cells(path: str | os.PathLike[str], lines: Sequence[Line]) -> Path:
+    """Write ``lines``, numbers with six significant digits, compressed as the suffix of ``path`` says."""
+    text = "".join(
+        json.dumps(rounded(plain(line)), separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines
+    )
+    data = text.encode("utf-8")
+    if str(path).endswith(".xz"):
+        data = lzma.compress(data, preset=9)
+    elif str(path).endswith(".gz"):
+        data = gzip.compress(data, mtime=0)
+    return write_bytes(path, data)
+
+
+def read_cells(path: str | os.PathLike[str]) -> list[Line]:
+    """The lines of a file that :func:`write_cells` wrote."""
+    try:
+        lines = list(read_json_lines(path))
+    except InputError as error:
+        raise InputError(f"{str(path)!r} is no file of cells ({error}); write it with --export") from None
+    for _, where, line in lines:
+        if not ({"arm", "seed", "settings", "result"} <= line.keys() or {"fact", "value"} <= line.keys()):
+            raise InputError(f"{where} is no cell; write the file with --export")
+    return [line for _, _, line in lines]
+
+
+def rounded(value: Any) -> Any:
+    """Plain JSON data with every real number at six significant digits.
+
+    >>> rounded({"loss": 0.123456789, "steps": 1234567})
+    {'loss': 0.123457, 'steps': 1234567}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value
+
+
+def _identity(settings: Mapping[str, Any], seed: int) -> str:
+    return canonical_json([rounded(plain(settings)), seed])

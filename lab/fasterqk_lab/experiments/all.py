@@ -1,0 +1,321 @@
+"""The paper on one page: what `make reproduce` runs, and with ``--full`` every table at its full size."""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fasterqk.console import duration_text, print_table, progress_bar, text_table
+from fasterqk.errors import InputError, WorkError
+from fasterqk.files import content_hash
+from fasterqk.files import plain as plain_data
+from fasterqk_lab.experiments._registry import (
+    EXPERIMENTS,
+    CellRunner,
+    Experiment,
+    Option,
+    find_experiment,
+)
+from fasterqk_lab.experiments.claims import write_claims
+from fasterqk_lab.experiments.table_sva import FOUND_RATES
+from fasterqk_lab.report import write_page
+from fasterqk_lab.runs import Spec, SpecCell, Store, SweepError, plan, sweep
+
+WORKERS = 2
+MINUTE, HOUR = 60, 3600
+# Seconds of one core that cells take for which nothing was recorded, by the class of their configuration.
+USUAL = {"SyntheticCell": 2, "FixedAttentionCell": 45}
+USUAL_TRAINING = 2 * MINUTE
+
+
+@dataclass(frozen=True)
+class Part:
+    """One experiment with its options.
+
+    ``seconds`` is what a cell took on one core when it was measured (None: what such cells usually take);
+    ``later`` counts the cells that become known only when the first ones are done (the arms after a search
+    for their rate).
+    """
+
+    name: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float | None = None
+    later: int = 0
+
+    @property
+    def command(self) -> str:
+        """Its command line."""
+        texts = {key: _word(value) for key, value in self.options.items()}
+        return " ".join([self.name, *(f"--{key.replace('_', '-')} {text}" for key, text in texts.items())])
+
+
+def _word(value: Any) -> str:
+    """An option's value as the command line takes it."""
+    if isinstance(value, tuple):
+        return ",".join(map(_word, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# The paper as published and the protocol with controls: about eight minutes of two cores. Long cells first,
+# so that no core waits for the last one.
+QUICK = (
+    Part("table-sva", {"form": "whole", "seeds": 1, "lr": FOUND_RATES["whole"]}, seconds=90),
+    Part("table-hatexplain", {"seeds": 2}, seconds=75),
+    Part("fig3", seconds=45),
+    Part("fig2", {"seeds": 2}, seconds=8, later=96),
+    Part("table-agreement", {"seeds": 2}, seconds=20),
+    Part("fig4"),
+)
+# What stands in docs/results, and SQuAD at the paper's size, which comes last: it takes weeks.
+_FULL = (
+    Part("fig2", seconds=9, later=96),
+    *(Part("fig2", {"protocol": name}, seconds=2) for name in ("literal", "scaled-scores", "four-tokens")),
+    *(Part("fig2-init", {"protocol": name}, seconds=2) for name in ("literal", "four-tokens")),
+    Part("fig2-init", {"protocol": "published", "seeds": 1}, seconds=3),
+    Part("fig3", {"protocol": "both"}, seconds=45),
+    Part("fig4"),
+    Part("phase", seconds=2),
+    Part("phase", {"over": "gamma"}, seconds=2),
+    Part("table-agreement", seconds=20),
+    Part("table-kvqa", {"seeds": 3}, seconds=100),
+    Part("table-hatexplain", seconds=75),
+    Part("table-hatexplain", {"protocol": "released"}, seconds=75),
+    Part("table-layers", {"layers": (2,)}, seconds=2 * MINUTE),
+    Part("table-layers", {"layers": (4,)}, seconds=5 * MINUTE),
+    Part("ablation-hatexplain", seconds=40),
+    Part("table-sva", {"form": "whole"}, seconds=90, later=9),
+    Part("table-sva", {"form": "prefix"}, seconds=90, later=9),
+    Part("table-sva", {"protocol": "released"}, seconds=6 * MINUTE),
+    Part("finetune-hatexplain", seconds=12 * MINUTE),
+    Part("table-squad", {"size": "small", "seeds": 2}, seconds=25 * MINUTE),
+    Part("stability", seconds=30),
+    Part("table-main", {"squad": "small", "squad_seeds": 2}, seconds=90),
+)
+_LAST = (Part("table-squad", {"size": "paper", "arms": ("same", "faster_qk")}, seconds=110 * HOUR),)
+
+
+def full_parts() -> tuple[Part, ...]:
+    """Every table and figure; an experiment that is not named above takes part with its defaults."""
+    named = {part.name for part in (*_FULL, *_LAST)}
+    others = (Part(name) for name in EXPERIMENTS if name not in named and find_experiment(name).trains)
+    return (*_FULL, *others, *_LAST)
+
+
+# --- Plan: which cells there are, which are done, how long the others take ---
+
+
+class Unfinished(Exception):
+    """A part cannot go on before cells are done that are not."""
+
+
+class Planner(CellRunner):
+    """Gives an experiment the cells that are done, notes all that it asks for, stops it where one is missing.
+
+    An experiment that is not stopped is done, and its files are written: under ``out``, or with ``scratch``
+    there, so that a plan leaves no trace.
+    """
+
+    def __init__(self, part: "Part", out: Path, scratch: str | None = None) -> None:
+        super().__init__(scratch or out, experiment=part.name)
+        self.asked: dict[str, tuple[str, Any]] = {}  # by cell: function and configuration
+        self._store, self._scratch = Store(out), scratch is not None
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether cells were handed out whose weights are not under its ``out``."""
+        return self._scratch and bool(self._compared)
+
+    def run(
+        self,
+        cells: Mapping[Any, Any],
+        function: str,
+        *,
+        protocol: str = "",
+        table: str = "",
+        arm: Callable[[Any], str] = lambda key: str(key[0]),
+        **_: Any,
+    ) -> dict[Any, dict[str, Any]]:
+        self.asked |= {content_hash(config): (function, config) for config in cells.values()}
+        found = {key: self._store.result(config) for key, config in cells.items()}
+        if None in found.values():
+            raise Unfinished
+        self._remember(cells, found, protocol, table, arm)
+        return {key: result for key, result in found.items() if result is not None}
+
+    def fact(self, name: str, compute: Callable[[], Any]) -> Any:
+        return plain_data(compute())
+
+    def finish(self, part: "Part") -> bool:
+        """Run ``part`` as far as its cells are done; whether that was to its end."""
+        experiment = find_experiment(part.name)
+        chosen = experiment.check_options(part.options)
+        try:
+            experiment.run(self, **{option.name: chosen[option.name] for option in experiment.options})
+        except Unfinished:
+            return False
+        self.write_per_seed()
+        return True
+
+
+def make_plan(parts: Sequence[Part], out: Path) -> list[dict[str, Any]]:
+    """One row per part: its cells, how many are done, and the hours of one core for the rest.
+
+    A cell that two parts share is counted with the first. Hours are those of finished cells of the same
+    part, else those recorded in this file. A part whose data or model is missing says so. Nothing is run,
+    and nothing is written under ``out``.
+    """
+    rows: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for part in parts:
+        row: dict[str, Any] = {"part": part.command, "cells": 0, "done": 0, "hours": 0.0, "note": ""}
+        rows.append(row)
+        if not find_experiment(part.name).trains:
+            continue
+        with tempfile.TemporaryDirectory() as scratch:
+            planner = Planner(part, out, scratch)
+            try:
+                complete = planner.finish(part)
+            except InputError as error:
+                row["note"] = f"cannot run: {error}"
+                continue
+        cells = tuple(SpecCell("", task[1]) for cell, task in planner.asked.items() if cell not in seen)
+        seen |= planner.asked.keys()
+        found = plan(Spec(Path(part.name), "", cells), out)
+        later = 0 if complete else part.later
+        comparable = found.left and found.seconds and not found.basis["store"]
+        kind = type(cells[0].config).__name__ if cells else ""
+        recorded = part.seconds or USUAL.get(kind, USUAL_TRAINING)
+        seconds = found.seconds / found.left if comparable and found.seconds else recorded
+        row |= {
+            "cells": len(cells) + later,
+            "done": len(cells) - found.left,
+            "hours": (found.left + later) * seconds / HOUR,
+            "note": "" if complete else f"{later or 'more'} cells become known on the way",
+        }
+    return rows
+
+
+def show_plan(rows: Sequence[Mapping[str, Any]], workers: int = WORKERS) -> None:
+    """Print the plan and its sums on standard error, where it does not mix with results."""
+    shown = [{**row, "hours": duration_text(row["hours"] * HOUR)} for row in rows]
+    print(text_table(shown, right=("cells", "done", "hours")), file=sys.stderr)
+    cells, done, hours = (sum(row[key] for row in rows) for key in ("cells", "done", "hours"))
+    print(
+        f"\n{cells} cells, {done} done; about {duration_text(hours * HOUR)} of one core are left, "
+        f"{duration_text(hours * HOUR / workers)} with {workers} workers. What is done stays: stop it and "
+        "give the same command again, or choose --parts.\n",
+        file=sys.stderr,
+    )
+
+
+# --- Run ---
+
+
+def run(runner: CellRunner, full: bool, plan: bool, parts: list[str] | None) -> dict[str, Any]:
+    chosen = choose_parts(full_parts() if full else QUICK, parts)
+    if plan:
+        return {"plan": make_plan(chosen, runner.out)}
+    summary: dict[str, Any] = {}
+    if full:
+        summary["plan"] = make_plan(chosen, runner.out)
+        show_plan(summary["plan"])
+        # One part after the other, so that whole tables come early; one that cannot run stops no other.
+        summary["parts"] = [row for part in chosen for row in run_together([part], runner.out, go_on=True)]
+    else:
+        summary["parts"] = run_together(chosen, runner.out)
+    write_claims(runner.out)
+    return summary | {"report": str(write_page(runner.out))}
+
+
+def choose_parts(parts: Sequence[Part], names: list[str] | None) -> tuple[Part, ...]:
+    """The parts with these names, or all."""
+    known = dict.fromkeys(part.name for part in parts)
+    for name in names or ():
+        if name not in known:
+            raise InputError(f"no part {name!r}; choose from {','.join(known)}")
+    return tuple(part for part in parts if not names or part.name in names)
+
+
+def run_together(parts: Sequence[Part], out: Path, go_on: bool = False) -> list[dict[str, Any]]:
+    """Run all parts, the cells of all in one sweep, so that no worker waits at the end of each.
+
+    Returns one row per part in the order in which they were done; ``seconds`` counts from the start. With
+    ``go_on`` a part that cannot run has an ``error`` there.
+    """
+    start, rows, waiting = time.perf_counter(), [], list(parts)
+    while waiting:
+        asked: dict[str, tuple[str, Any]] = {}
+        for part in list(waiting):
+            row: dict[str, Any] = {
+                "experiment": part.name,
+                "command": f"fasterqk-lab reproduce {part.command}",
+            }
+            planner = Planner(part, out)
+            try:
+                if not planner.finish(part):
+                    asked |= planner.asked
+                    continue
+            except (InputError, WorkError) as error:
+                if not go_on:
+                    raise
+                row["error"] = str(error)
+            waiting.remove(part)
+            rows.append(row | {"seconds": round(time.perf_counter() - start, 1)})
+            _tell(rows[-1])
+        if asked:
+            try:
+                _sweep(asked, out, ", ".join(part.name for part in waiting))
+            except (InputError, WorkError) as error:
+                if not go_on:
+                    raise
+                rows += [{"experiment": part.name, "error": str(error)} for part in waiting]
+                return rows
+    return rows
+
+
+def _sweep(asked: Mapping[str, tuple[str, Any]], out: Path, title: str) -> None:
+    functions, configs = zip(*asked.values(), strict=True)
+    with progress_bar(title) as progress:
+        try:
+            sweep(configs, functions, out, workers=WORKERS, progress=progress)
+        except SweepError as error:
+            raise error.told() from None
+
+
+def _tell(row: Mapping[str, Any]) -> None:
+    if sys.stderr.isatty():
+        print(f"{row['experiment']}: {row.get('error') or duration_text(row['seconds'])}", file=sys.stderr)
+
+
+def show(summary: dict[str, Any]) -> None:
+    if "parts" not in summary:
+        show_plan(summary["plan"])
+        return
+    print_table(
+        [{key: row.get(key) for key in ("experiment", "seconds", "error")} for row in summary["parts"]]
+    )
+    print(f"\nopen {summary['report']}")
+
+
+EXPERIMENT = Experiment(
+    name="all",
+    chapter="All",
+    options=(
+        Option("full", bool, "every table at full size; prints its plan, can be stopped", default=False),
+        Option("plan", bool, "print the plan (cells, done, hours) and stop", default=False),
+        Option("parts", str, "only these experiments", many=True, metavar="NAME"),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk-lab reproduce all --out out                         # what make reproduce runs",
+        "fasterqk-lab reproduce all --full --plan --out out           # how much is left",
+        "fasterqk-lab reproduce all --full --parts table-sva,table-layers --out out",
+    ),
+    details="Cells that are done are not done again: after Ctrl-C, or kill, the same command goes on.",
+    trains=False,
+    needs_data=True,
+)

@@ -1,0 +1,316 @@
+"""Figure 4: Theorem 1's dynamics for five ratios, and what the closed form adds to it.
+
+The paper integrates; here every number is the closed form's, and DOP853 runs stand beside it. With
+``optimizer="sign"`` the same figure shows sign descent, which is solved for CACO.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.console import print_table
+from fasterqk.theory import (
+    OPTIMIZERS,
+    PARAMETERIZATIONS,
+    Integrated,
+    Setting,
+    Solution,
+    integrate,
+    ratio_for,
+    solve,
+)
+from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
+from fasterqk_lab.report import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
+
+RATIOS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])
+STOP = 1e-4
+SIGN = "CACO, sign descent"
+_STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time")
+_POINTS = 200
+_EVERY = 20  # one ratio in so many of panel (e) is also integrated
+
+
+@dataclass(frozen=True)
+class Fig4:
+    """All that the figure shows. Solutions of ``curves`` and ``matched`` have one row per ratio.
+
+    ``sweeps`` has a parameterization's gradient flow under its name and sign descent under ``SIGN``;
+    ``integrated`` is empty for sign descent, which has nothing to integrate.
+    """
+
+    setting: Setting
+    optimizer: str
+    curves: Solution
+    matched: Solution
+    final: Solution
+    sweeps: dict[str, Solution]
+    integrated: dict[str, list[tuple[float, Integrated]]]
+    map_alpha: NDArray[np.float64]
+    map_loss: NDArray[np.float64]
+    map_ratio: NDArray[np.float64]
+
+    @property
+    def integration_error(self) -> float | None:
+        """The largest relative difference between integrated and exact attention in the figure, if any."""
+        if not self.integrated:
+            return None
+        exact = [self.sweeps[name].alpha[::_EVERY] for name in self.integrated]
+        found = [[state.alpha[0] for _, state in points] for points in self.integrated.values()]
+        return float(np.abs(np.array(found) / np.array(exact) - 1).max())
+
+    def final_values(self) -> list[dict[str, float]]:
+        """One entry per ratio: the state at which its run stops."""
+        return list(_records(self.final))
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The tidy table behind the figure, panel by panel."""
+        for panel, states in (("loss over time", self.curves), ("matched loss", self.matched)):
+            for record in _records(states):
+                yield _about(panel, states) | record
+        for states in self.sweeps.values():
+            for record in _records(states):
+                yield _about("attention by ratio", states) | record
+        for name, points in self.integrated.items():
+            for ratio, state in points:
+                about = _about("attention by ratio, integrated", self.sweeps[name])
+                yield about | {"qk_ratio": ratio} | {key: getattr(state, key)[0] for key in _STATE}
+        about = _about("ratio needed", self.curves)
+        for (i, j), ratio in np.ndenumerate(self.map_ratio):
+            yield about | {"qk_ratio": ratio, "alpha": self.map_alpha[j], "loss": self.map_loss[i]}
+
+
+def compute(M: int = 5, optimizer: str = "gradient_flow") -> Fig4:
+    """The data of the figure for ``M`` classes (5 in the paper's caption, 20 in the released notebook)."""
+    setting = Setting(M=M, b=50, m=5, n=50)
+    highest = min(1.0, 0.99 * float(np.log(M)))
+    sign = optimizer == "sign"
+    final = solve(setting, RATIOS, loss=STOP, optimizer=optimizer)
+    times = np.geomspace(1e-2 if sign else 1.0, final.time, _POINTS, axis=-1)
+    sweep = np.geomspace(1e-3, 1e4, 141)
+    alpha = np.linspace(setting.uniform_attention, 1.0, 122)[1:-1]
+    losses = np.geomspace(highest, 1e-8, 100)
+    flows = {
+        name: solve(setting, sweep, loss=STOP, parameterization=name)
+        for name in (("CACO",) if sign else PARAMETERIZATIONS)
+    }
+    matched = np.geomspace(highest, STOP, 50)
+    return Fig4(
+        setting=setting,
+        optimizer=optimizer,
+        curves=solve(setting, RATIOS[:, None], time=times, optimizer=optimizer),
+        matched=solve(setting, RATIOS[:, None], loss=matched, optimizer=optimizer),
+        final=final,
+        sweeps=flows | {SIGN: solve(setting, sweep, loss=STOP, optimizer="sign")},
+        integrated={
+            name: [
+                (float(ratio), integrate(setting, float(ratio), losses=STOP, parameterization=name))
+                for ratio in sweep[::_EVERY]
+            ]
+            for name in (() if sign else PARAMETERIZATIONS)
+        },
+        map_alpha=alpha,
+        map_loss=losses,
+        map_ratio=ratio_for(setting, alpha, losses[:, None], optimizer=optimizer),
+    )
+
+
+def normalised_time(states: Solution) -> Any:
+    """The paper's time axis, t * min(eta_ov, eta_qk): it makes slow query-key learning look fast."""
+    return states.time * np.minimum(1.0, states.qk_ratio)
+
+
+def _about(panel: str, states: Solution) -> dict[str, str]:
+    path = states.path
+    return {"panel": panel, "optimizer": path.optimizer, "parameterization": path.parameterization}
+
+
+def _records(states: Solution) -> Iterator[dict[str, float]]:
+    columns = {name: getattr(states, name) for name in ("qk_ratio", *_STATE)}
+    columns["normalised_time"] = normalised_time(states)
+    for place in np.ndindex(np.shape(states.mu_ov)):
+        yield {name: float(values[place]) for name, values in columns.items()}
+
+
+_HOLLOW: dict[str, Any] = {"markersize": 4, "markerfacecolor": "white"}
+
+
+def write_fig4(data: Fig4, out: Path) -> dict[str, str]:
+    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
+    setting = data.setting
+    sign = data.optimizer == "sign"
+    caption = (
+        f"{'Sign descent' if sign else 'Theorem 1'} with M={setting.M}, b={setting.b}, m={setting.m},"
+        f" n={setting.n} from zero, solved in closed form for five ratios r of the QK to the OV learning"
+        " rate. (a) Loss over the paper's normalised time t min(1, r), and over time itself, where slow QK"
+        " learning is slowest. (b, c, d) OV scale, QK scale and attention on class tokens at matched loss,"
+        f" down to {STOP:g}."
+    )
+    if sign:
+        caption += f" (e) Attention at loss {STOP:g}: sign descent, and gradient flow, both CACO."
+    else:
+        caption += (
+            f" (e) Attention at loss {STOP:g} for the four parameterizations: lines are the closed form,"
+            f" points are DOP853 runs (largest difference {data.integration_error:.0e}); factorized circuits"
+            " start at 0.001. Dashed: sign descent, the idealized Adam, for CACO."
+        )
+    caption += " (f) The ratio that gives a wanted attention at a wanted loss (CACO)."
+    name = "fig4" + ("-sign" if sign else "") + (f"-M{setting.M}" if setting.M != 5 else "")
+    kind = ", sign descent" if sign else ""
+    with plotting() as plt:
+        return save_figure(
+            draw_fig4(plt, data),
+            out,
+            name,
+            title=f"Figure 4: how the ratio sets attention (M={setting.M}{kind})",
+            caption=caption,
+            rows=data.rows(),
+            see=_see(data),
+        )
+
+
+def _see(data: Fig4) -> str:
+    ends = [
+        f"{float(alpha):.2f} at r = {r:g}" for r, alpha in zip(RATIOS, data.matched.alpha[:, -1], strict=True)
+    ]
+    return (
+        f"(d): where training stops at the same loss ({STOP:g}), attention on class tokens is"
+        f" {', '.join(ends)}; uniform attention has {data.setting.uniform_attention:.2f}."
+    )
+
+
+def draw_fig4(plt: Any, data: Fig4) -> Any:
+    """The figure with its seven panels."""
+    figure = plt.figure(figsize=(11.5, 7))
+    grid = figure.add_gridspec(2, 12)
+    top = [figure.add_subplot(grid[0, 3 * i : 3 * i + 3]) for i in range(4)]
+    bottom = [figure.add_subplot(grid[1, 4 * i : 4 * i + 4]) for i in range(3)]
+    _loss(top[0], data, normalised_time(data.curves), r"normalised time $t\,\min(1, r)$", "(a) loss")
+    _loss(top[1], data, data.curves.time, r"time $t$", "(a) loss, true time")
+    _at_matched_loss(top[2], data, data.matched.mu_ov, r"$\mu_{OV}$", "(b) OV scale at matched loss")
+    _at_matched_loss(top[3], data, data.matched.mu_qk, r"$\mu_{QK}$", "(c) QK scale at matched loss")
+    _at_matched_loss(
+        bottom[0], data, data.matched.alpha, r"attention $\alpha$", "(d) attention at matched loss"
+    )
+    bottom[0].axhline(data.setting.uniform_attention, color="0.5", linewidth=0.8, linestyle=":")
+    bottom[0].set_ylim(0, 1)
+    _by_ratio(bottom[1], data)
+    _needed(bottom[2], data, figure)
+    ratios, methods = (axes.get_legend_handles_labels() for axes in (top[0], bottom[1]))
+    names = [f"r = {name}" for name in ratios[1]] + methods[1]
+    figure.legend(ratios[0] + methods[0], names, loc="outside lower center", ncols=len(names))
+    for axes in (*top, *bottom):
+        axes.minorticks_off()
+    figure.draw_without_rendering()  # lay out once, not again for every file format
+    figure.set_layout_engine("none")
+    return figure
+
+
+def _lines(axes: Any, x: Any, y: Any, **labels: Any) -> None:
+    """One line per ratio over a logarithmic axis."""
+    for index, ratio in enumerate(RATIOS):
+        axes.plot(x[index], y[index], color=COLORS[index], label=f"{ratio:g}")
+    axes.set(xscale="log", **labels)
+    axes.set_ylim(bottom=0)
+
+
+def _loss(axes: Any, data: Fig4, time: Any, label: str, title: str) -> None:
+    first = 1 if data.optimizer == "gradient_flow" else 1e-2
+    _lines(axes, time, data.curves.loss, xlabel=label, ylabel="loss", title=title, xlim=(first, None))
+
+
+def _at_matched_loss(axes: Any, data: Fig4, values: Any, label: str, title: str) -> None:
+    stop = "loss at which training stops"
+    _lines(axes, data.matched.loss, values, xlabel=stop, ylabel=label, title=title)
+    axes.invert_xaxis()
+
+
+def _by_ratio(axes: Any, data: Fig4) -> None:
+    for name, states in data.sweeps.items():
+        parameterization = states.path.parameterization
+        color = PARAMETERIZATION_COLORS[parameterization]
+        dashes = "--" if name == SIGN else "-"
+        axes.plot(states.qk_ratio, states.alpha, dashes, color=color, label=name if name == SIGN else None)
+        if name in data.integrated:
+            ratios, points = zip(*data.integrated[name], strict=True)
+            axes.plot(ratios, [state.alpha[0] for state in points], "o", color=color, **_HOLLOW)
+        if name == SIGN:
+            continue
+        # The name stands beside the curve, on the side where there is room.
+        halfway = float(np.interp(0.6, states.alpha, states.qk_ratio))
+        left = name in ("FACO", "CACO") and data.optimizer == "gradient_flow"
+        axes.text(halfway * (0.6 if left else 1.6), 0.6, name, color=color, ha="right" if left else "left")
+    if data.integrated:
+        axes.plot([], [], "o", color="0.4", label="integrated (DOP853)", **_HOLLOW)
+    axes.axhline(data.setting.uniform_attention, color="0.5", linewidth=0.8, linestyle=":")
+    axes.set(
+        xscale="log",
+        xlabel=r"ratio $r=\eta_{QK}/\eta_{OV}$",
+        ylabel=r"attention $\alpha$",
+        title=f"(e) attention at loss {STOP:g}, exact",
+        ylim=(0, 1.02),
+    )
+
+
+def _needed(axes: Any, data: Fig4, figure: Any) -> None:
+    # Scales and limits first: the labels on the lines are placed in what is visible.
+    axes.set(
+        xscale="log",
+        xlim=(data.map_loss.max(), data.map_loss.min()),
+        ylim=(data.map_alpha.min(), data.map_alpha.max()),
+        xlabel="wanted loss",
+        ylabel=r"wanted attention $\alpha$",
+        title="(f) ratio needed for a wanted attention",
+    )
+    exponent = np.log10(data.map_ratio).T
+    filled = axes.contourf(
+        data.map_loss, data.map_alpha, exponent, levels=np.arange(-2, 4.01, 0.25), cmap=HEATMAP, extend="both"
+    )
+    whole = np.arange(-2, 4)
+    lines = axes.contour(
+        data.map_loss, data.map_alpha, exponent, whole, colors="white", linewidths=0.9, linestyles="solid"
+    )
+    # The lines above ten are too close to the edge to carry a label.
+    axes.clabel(lines, whole[whole < 2], fmt={power: f"$10^{{{power}}}$" for power in whole}, fontsize=8)
+    axes.grid(False)
+    bar = figure.colorbar(filled, ax=axes, label=r"$\log_{10} r$", ticks=whole)
+    bar.ax.grid(False)
+
+
+def run(runner: CellRunner, M: int, optimizer: str) -> dict[str, Any]:
+    data = compute(M, optimizer)
+    return {
+        "setting": data.setting,
+        "optimizer": data.optimizer,
+        "final": data.final_values(),
+        "integration_error": data.integration_error,
+        "files": write_fig4(data, runner.out),
+    }
+
+
+def show(summary: dict[str, Any]) -> None:
+    print_table(summary["final"], title="where training stops, exactly:")
+    if summary["integration_error"] is not None:
+        print(f"\nlargest difference from integrated runs: {summary['integration_error']:.1e}")
+    print(f"figure: {summary['files']['png']}")
+
+
+EXPERIMENT = Experiment(
+    name="fig4",
+    chapter="Figure 4",
+    options=(
+        Option("M", int, "classes: 5 as in the paper's caption (default), 20 as in the notebook", default=5),
+        Option("optimizer", str, "whose dynamics", default="gradient_flow", choices=OPTIMIZERS),
+    ),
+    run=run,
+    show=show,
+    examples=(
+        "fasterqk-lab reproduce fig4 --out out",
+        "fasterqk-lab reproduce fig4 --M 20 --json",
+        "fasterqk-lab reproduce fig4 --optimizer sign",
+    ),
+    trains=False,
+)

@@ -1,0 +1,20 @@
+"""Sweeps over many configurations, and the store of their results: a configuration is hashed to a folder."""
+
+from fasterqk_lab.runs._spec import Spec, SpecCell, read_spec
+from fasterqk_lab.runs._store import Store
+from fasterqk_lab.runs._sweep import Failure, SweepError, sweep
+from fasterqk_lab.runs._table import Plan, Table, load, plan
+
+__all__ = [
+    "Failure",
+    "Plan",
+    "Spec",
+    "SpecCell",
+    "Store",
+    "SweepError",
+    "Table",
+    "load",
+    "plan",
+    "read_spec",
+    "sweep",
+]

@@ -1,0 +1,460 @@
+"""Doing cells: messages between sweep and workers, the journal of a cell, one attempt at it, local workers.
+
+The backends of one machine are this process itself and worker processes of its own. A worker takes one cell
+after another from the sweep that started it, and ends when that sweep is gone.
+"""
+
+import errno
+import faulthandler
+import json
+import os
+import pickle
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Protocol
+
+from fasterqk.errors import InputError
+from fasterqk.files import append_line, plain, read_json_lines
+from fasterqk_lab.runs._store import Store, claim, clear, clear_temporary, has_result, write_sealed
+
+# --- Messages between sweep and workers ---
+
+
+@dataclass(frozen=True)
+class CellTask:
+    """A cell to be done by ``function``, ``"module:name"``, called as ``f(config, folder=, progress=)``."""
+
+    cell: str
+    config: Any
+    function: str
+    out: str
+    # Discard what the cell has and begin again.
+    force: bool = False
+    # Wait while another process has the cell, rather than report it as busy.
+    wait: bool = False
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a cell.
+
+    ``kind`` is ``started``, ``progress`` (``done`` of ``total``), ``saved``, ``found`` (it had a result
+    already), ``busy`` (another process has it), ``failed`` (``note`` says why, in one line;
+    ``by_input``: the input is at fault), ``lost`` (the worker died) or ``fatal`` (no cell can go on;
+    ``error`` is the reason). The sweep itself adds ``skipped`` and ``retried``.
+    """
+
+    kind: str
+    cell: str
+    note: str = ""
+    done: float = 0.0
+    total: float = 0.0
+    seconds: float | None = None
+    error: BaseException | None = None
+    by_input: bool = False
+
+    @property
+    def last(self) -> bool:
+        """Whether the attempt has ended with this event."""
+        return self.kind not in ("started", "progress")
+
+
+Notify = Callable[[Event], None]
+
+
+class Backend(Protocol):
+    """Where cells are done: in this process, by local workers, or on a cluster."""
+
+    def free(self) -> bool:
+        """Whether one more task can be submitted."""
+
+    def submit(self, task: CellTask) -> None:
+        """Hand over a task; events report what becomes of it."""
+
+    def wait(self, notify: Notify) -> None:
+        """Wait until something happens to the submitted tasks, and pass on its events."""
+
+    def close(self) -> None:
+        """End all workers; unfinished cells stay at their last checkpoint."""
+
+
+# --- The journal of a cell ---
+# One line per attempt begun and one per attempt ended. It proves that a cell was done once: no attempt begins
+# after the one whose result was saved. The process that holds the claim appends to it; readers ignore a line
+# that was cut short by a crash.
+
+JOURNAL_NAME = "journal.jsonl"
+
+
+def write_journal(folder: Path, event: str, attempt: int, **about: Any) -> None:
+    """Append one line to the journal of the cell in ``folder``."""
+    line = {
+        "event": event,
+        "attempt": attempt,
+        **about,
+        "time": datetime.fromtimestamp(time.time(), UTC).isoformat(timespec="seconds"),
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+    }
+    append_line(folder / JOURNAL_NAME, json.dumps(plain(line)))
+
+
+def read_journal(folder: Path) -> list[dict[str, Any]]:
+    """The whole lines of a cell's journal, oldest first."""
+    path = folder / JOURNAL_NAME
+    if not path.exists():
+        return []
+    lines = (line for _, _, line in read_json_lines(path, skip_bad_lines=True))
+    return [line for line in lines if {"event", "attempt"} <= line.keys()]
+
+
+def next_attempt(folder: Path) -> int:
+    """The number of the next attempt at the cell in ``folder``, counted from 1."""
+    return 1 + max((line["attempt"] for line in read_journal(folder)), default=0)
+
+
+# --- One attempt: claim the cell, call its function, save its result or its traceback ---
+
+# Errors that every other cell would meet too: going on would only lose work.
+NO_PLACE_TO_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
+
+# Wraps the call of a cell's function; workers use it to keep what the cell prints.
+Surround = Callable[[Path], AbstractContextManager[None]]
+
+
+def execute(task: CellTask, notify: Notify, surround: Surround = lambda folder: nullcontext()) -> None:
+    """Do the cell of ``task``; the last event says how it ended.
+
+    The claim is held from before the first look at the result until after the last write, so a cell that
+    several sweeps want is done by one of them. ``KeyboardInterrupt`` passes through.
+    """
+    folder = Path(task.out) / "runs" / task.cell
+    event = Event("busy", task.cell)
+    try:
+        function = find_function(task.function)
+        with claim(folder, wait=task.wait) as claimed:
+            if claimed:
+                event = _attempt(task, function, folder, notify, surround)
+    except (OSError, InputError) as error:
+        event = Event("fatal", task.cell, error=error)
+    notify(event)
+
+
+def current_name(name: Any) -> Any:
+    """``"module:name"`` as it is called now: before the lab was a package of its own it was `fasterqk.lab`.
+
+    >>> current_name("fasterqk.lab.training:train"), current_name("mine:train")
+    ('fasterqk_lab.training:train', 'mine:train')
+    """
+    before = "fasterqk.lab."
+    return (
+        f"fasterqk_lab.{name[len(before) :]}" if isinstance(name, str) and name.startswith(before) else name
+    )
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """The function that ``"module:function"`` names."""
+    module_name, _, function_name = current_name(name).partition(":")
+    try:
+        function = getattr(import_module(module_name), function_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(
+            f"no function {name!r} ({error}); give 'module:function' that can be imported"
+        ) from None
+    if not callable(function):
+        raise InputError(f"{name!r} is a {type(function).__name__}, no function")
+    return function
+
+
+def one_line(error: BaseException) -> str:
+    """The error in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, InputError):
+        return text
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def prepare(task: CellTask, folder: Path) -> Event | None:
+    """Make the claimed ``folder`` ready for an attempt; returns the last event when no attempt is needed."""
+    clear_temporary(folder)
+    if task.force:
+        clear(folder)
+        return None
+    try:
+        return Event("found", task.cell) if has_result(folder, task.config) else None
+    except InputError as error:
+        return Event("failed", task.cell, note=str(error), by_input=True)
+
+
+def _attempt(
+    task: CellTask, function: Callable[..., Any], folder: Path, notify: Notify, surround: Surround
+) -> Event:
+    if (ended := prepare(task, folder)) is not None:
+        return ended
+    store = Store(task.out)
+    store.begin(task.config)
+    (folder / "error.json").unlink(missing_ok=True)
+    attempt = next_attempt(folder)
+    write_journal(folder, "started", attempt)
+    notify(Event("started", task.cell))
+
+    def report(done: float, total: float, note: str = "") -> None:
+        notify(Event("progress", task.cell, note, done, total))
+
+    start = time.perf_counter()
+    try:
+        with surround(folder):
+            result = function(task.config, folder=folder, progress=report)
+        if hasattr(result, "to_json"):
+            result = result.to_json()
+        if not isinstance(result, dict):
+            raise TypeError(f"{task.function} returned a {type(result).__name__}, not a dict")
+        seconds = time.perf_counter() - start
+        store.save(task.config, result, function=task.function, attempt=attempt, seconds=seconds)
+    except (Exception, SystemExit) as error:
+        line = one_line(error)
+        save_error(folder, attempt, line, traceback.format_exc())
+        if isinstance(error, OSError) and error.errno in NO_PLACE_TO_WRITE:
+            raise
+        return Event("failed", task.cell, note=line, by_input=isinstance(error, InputError))
+    except BaseException:
+        with suppress(OSError):
+            write_journal(folder, "stopped", attempt)
+        raise
+    with suppress(OSError):  # the result is safe: a full disk must not make it a failure
+        write_journal(folder, "saved", attempt, seconds=seconds)
+    return Event("saved", task.cell, seconds=seconds)
+
+
+def save_error(folder: Path, attempt: int, line: str, details: str) -> None:
+    """Write ``error.json`` and a line of the journal, if there is still a place to write to."""
+    with suppress(OSError):
+        write_journal(folder, "failed", attempt, line=line)
+        write_sealed(folder / "error.json", {"cell": folder.name, "line": line, "traceback": details})
+
+
+# --- Local workers: the worker's side ---
+
+OUTPUT_NAME = "output.txt"
+SECONDS_BETWEEN_REPORTS = 0.1
+
+
+class Stop(BaseException):
+    """The sweep wants this worker to end."""
+
+
+def main(descriptor: int) -> None:
+    """Do tasks from the connection at ``descriptor`` until the sweep stops this worker, or is gone."""
+    # Ctrl-C reaches every process of the terminal; the sweep decides what its workers do.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    faulthandler.enable()
+    connection = Connection(descriptor)
+    messages: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, messages), daemon=True).start()
+    last_report = 0.0
+
+    def send(event: Event) -> None:
+        """Send ``event``, progress only some time after the last one."""
+        nonlocal last_report
+        if event.kind == "progress":
+            now = time.monotonic()
+            if now - last_report < SECONDS_BETWEEN_REPORTS:
+                return
+            last_report = now
+        connection.send(event)
+
+    try:
+        # Only from here on is Stop caught; before that, the signal simply ends the process.
+        signal.signal(signal.SIGTERM, _stop)
+        connection.send(Event("ready", ""))
+        while True:
+            message = messages.get()
+            try:
+                task = pickle.loads(message)
+            except Exception as error:
+                reason = InputError(f"a worker cannot import the class of the configuration: {error}")
+                connection.send(Event("fatal", "", error=reason))
+                continue
+            execute(task, send, keep_output)
+    except (Stop, BrokenPipeError):
+        sys.stdout.flush()
+        os._exit(128 + signal.SIGTERM)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise Stop
+
+
+def _receive(connection: Connection, messages: "queue.SimpleQueue[bytes]") -> None:
+    """Queue tasks; end the process when the sweep is gone, even in the middle of a cell.
+
+    That loses nothing: files are written atomically, and the cell goes on from its last checkpoint.
+    """
+    while True:
+        try:
+            messages.put(connection.recv_bytes())
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+@contextmanager
+def keep_output(folder: Path) -> Iterator[None]:
+    """Keep what the block prints, on either stream and from any library, in the cell's ``output.txt``."""
+    path = folder / OUTPUT_NAME
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = os.dup(1), os.dup(2)
+    kept = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    try:
+        os.dup2(kept, 1)
+        os.dup2(kept, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        empty = os.fstat(kept).st_size == 0
+        for number, stream in enumerate(saved, start=1):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.close(kept)
+        if empty:
+            path.unlink(missing_ok=True)
+
+
+# --- Local workers: the sweep's side ---
+
+# A fresh interpreter rather than a fork: no state is inherited, and a script needs no main guard.
+_BOOT = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); "
+    "from fasterqk_lab.runs._execute import main; main(int(sys.argv[2]))"
+)
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_GRACE_SECONDS = 5.0
+# When so many workers in a row die before they are ready, all of them would.
+_DEAD_STARTS_LIMIT = 3
+
+
+class ThisProcess:
+    """Does one cell after another in this process: for cells that take no time, and for debuggers."""
+
+    def __init__(self) -> None:
+        self._task: CellTask | None = None
+
+    def free(self) -> bool:
+        return self._task is None
+
+    def submit(self, task: CellTask) -> None:
+        self._task = task
+
+    def wait(self, notify: Notify) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            execute(task, notify)
+
+    def close(self) -> None:
+        """Nothing is left running."""
+
+
+class LocalWorkers:
+    """Up to ``count`` worker processes with ``threads`` threads each, started when there is work for them."""
+
+    def __init__(self, count: int, threads: int = 1) -> None:
+        self._count = count
+        self._threads = threads
+        self._idle: list[_Worker] = []
+        self._busy: dict[Connection, tuple[_Worker, CellTask]] = {}
+        self._dead_starts = 0
+
+    def free(self) -> bool:
+        return len(self._busy) < self._count
+
+    def submit(self, task: CellTask) -> None:
+        worker = self._idle.pop() if self._idle else _Worker(self._threads)
+        # When the worker is dead already, waiting for its events finds out.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            worker.connection.send_bytes(pickle.dumps(task))
+        self._busy[worker.connection] = worker, task
+
+    def wait(self, notify: Notify, timeout: float | None = None) -> None:
+        for connection in wait(list(self._busy), timeout):
+            worker, task = self._busy[connection]  # type: ignore[index]
+            try:
+                event = worker.connection.recv()
+            except (EOFError, OSError):
+                del self._busy[worker.connection]
+                notify(self._lost(worker, task))
+                continue
+            if event.kind == "ready":
+                worker.ready = True
+                self._dead_starts = 0
+                continue
+            if event.last:
+                del self._busy[worker.connection]
+                self._idle.append(worker)
+            notify(event)
+
+    def close(self) -> None:
+        workers = [*self._idle, *(worker for worker, _ in self._busy.values())]
+        self._idle, self._busy = [], {}
+        try:
+            for worker in workers:
+                worker.process.terminate()
+            deadline = time.monotonic() + _GRACE_SECONDS
+            for worker in workers:
+                with suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(max(0.0, deadline - time.monotonic()))
+        finally:
+            for worker in workers:
+                worker.end()
+
+    def _lost(self, worker: "_Worker", task: CellTask) -> Event:
+        reason = worker.end()
+        self._dead_starts += 0 if worker.ready else 1
+        if self._dead_starts >= _DEAD_STARTS_LIMIT:
+            words = f"workers end before they begin ({reason}); {sys.executable} started them"
+            return Event("fatal", task.cell, error=ChildProcessError(words))
+        return Event("lost", task.cell, note=f"its worker died ({reason})")
+
+
+class _Worker:
+    """A worker process and the connection to it."""
+
+    def __init__(self, threads: int) -> None:
+        self.ready = False
+        self.connection, theirs = Pipe()
+        environment = os.environ | {name: str(threads) for name in _THREAD_VARIABLES}
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(list(map(str, sys.path))), str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=sys.__stderr__.fileno() if sys.__stderr__ else subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+            )
+        finally:
+            theirs.close()
+
+    def end(self) -> str:
+        """Make sure the process is gone; returns how it ended."""
+        self.process.kill()
+        code = self.process.wait()
+        self.connection.close()
+        if code >= 0:
+            return f"exit code {code}"
+        name = signal.Signals(-code).name
+        return f"{name}; often a lack of memory" if name == "SIGKILL" else name

@@ -1,0 +1,412 @@
+"""The store: one folder per configuration, named by its hash, that holds everything about its cell.
+
+``out/runs/HASH/`` has ``config.json``, ``environment.json`` (what the result was computed with),
+``result.json`` (it marks a finished cell) and ``lock``. JSON files are sealed: their first entry is a
+checksum of all the others. A process claims a cell by an ``flock`` on ``lock``, which the operating system
+releases when the process ends, however it ends: a claim is never stale and needs no clock.
+"""
+
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import fasterqk
+from fasterqk.errors import InputError
+from fasterqk.files import (
+    SCHEMA_VERSION,
+    canonical_json,
+    config_defaults,
+    config_fields,
+    content_hash,
+    parse_json,
+    plain,
+    write_bytes,
+)
+
+# --- Sealed JSON files ---
+
+_PREFIX = b'{\n "sha256": "'
+_SUFFIX = b'",\n'
+_HEAD = len(_PREFIX) + 64 + len(_SUFFIX)
+
+
+class OtherVersion(InputError):
+    """A file of the store was written by a version of fasterqk with another schema."""
+
+
+def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
+    """Write ``document`` atomically with the schema version and a checksum."""
+    body = json.dumps({"schema": SCHEMA_VERSION, **plain(document)}, indent=1, allow_nan=False)
+    rest = (body[2:] + "\n").encode("ascii")
+    write_bytes(path, _PREFIX + _checksum(rest).encode("ascii") + _SUFFIX + rest)
+
+
+def read_sealed(
+    path: str | os.PathLike[str], *, before: str = "", lists: bool = True
+) -> dict[str, Any] | None:
+    """The document at ``path`` without its checksum, or None when there is no such file.
+
+    Large documents are read more quickly in part: with ``before`` only the entries above that one;
+    without ``lists`` those that are entries of its objects (histories) come back empty. A file that is
+    not as it was written raises :class:`~fasterqk.errors.InputError`.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        text = _head(data, before) if before else data
+        document = parse_json(text if lists else _without_lists(text), str(path))
+        checksum = document.pop("sha256")
+        version = document["schema"]
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise _damaged(path, "it is not the JSON that was written") from None
+    if not data.startswith(_PREFIX) or checksum != _checksum(data[_HEAD:]):
+        raise _damaged(path, "its checksum is wrong")
+    if version != SCHEMA_VERSION:
+        writer = "a newer fasterqk" if version > SCHEMA_VERSION else "fasterqk 0.1"
+        raise OtherVersion(
+            f"{path} was written by {writer}, whose results this version does not read; give another folder"
+        )
+    return document
+
+
+def is_whole(path: str | os.PathLike[str]) -> bool:
+    """Whether the file at ``path`` is as it was written, or not there; cheaper than reading it."""
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        return True
+    return data[:_HEAD] == _PREFIX + _checksum(data[_HEAD:]).encode("ascii") + _SUFFIX
+
+
+def _head(data: bytes, before: str) -> bytes:
+    # Only entries of the document itself are indented by one blank, and no text holds a line break.
+    end = data.find(f'\n "{before}":'.encode())
+    return data if end < 0 else data[:end].rstrip(b",") + b"}"
+
+
+def _without_lists(data: bytes) -> bytes:
+    # An entry of an object of the document is indented by two blanks, and so is the end of its list.
+    parts, end = [], 0
+    while (start := data.find(b'": [\n', end)) >= 0:
+        start += len(b'": [')
+        parts.append(data[end:start])
+        line = data.rfind(b"\n", 0, start) + 1
+        own = data[line : line + 3] == b'  "'
+        end = data.find(b"\n  ]", start) + len(b"\n  ") if own else start
+    return b"".join([*parts, data[end:]])
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _damaged(path: str | os.PathLike[str], reason: str) -> InputError:
+    folder = Path(path).parent
+    command = f"fasterqk-lab runs rm {folder.name} --out {folder.parent.parent}"
+    return InputError(f"{path} is damaged ({reason}); `{command}` lets the cell run again")
+
+
+# --- Claims: at most one process works on a cell ---
+
+LOCK_NAME = "lock"
+
+
+@contextmanager
+def claim(folder: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Claim ``folder`` (made when missing) for the block; yields False when another process has it.
+
+    With ``wait`` the call blocks until the other process finishes, or dies.
+    """
+    descriptor = _acquire(folder, wait)
+    try:
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether some process is working on ``folder`` now."""
+    try:
+        descriptor = os.open(folder / LOCK_NAME, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _acquire(folder: Path, wait: bool) -> int | None:
+    path = folder / LOCK_NAME
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:  # the folder was removed in between
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            if _is_same_file(descriptor, path):
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # The file was removed while we waited for it: this lock protects nothing, take the new one.
+        os.close(descriptor)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+# --- The environment: what a result was computed with ---
+
+PACKAGES = ("torch", "numpy", "scipy", "transformers", "tokenizers", "safetensors")
+
+
+@functools.cache
+def environment() -> dict[str, Any]:
+    """Versions of Python, fasterqk and the packages that decide numbers, platform, and the git commit.
+
+    Nothing is imported for it; a package that is not installed is null. ``commit`` is null unless this
+    fasterqk-lab runs from a git checkout; ``changed`` says whether its files differ from that commit.
+    """
+    commit, changed = _git_state(Path(fasterqk.__file__).parent)
+    return {
+        "fasterqk": fasterqk.__version__,
+        "python": platform.python_version(),
+        "packages": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "processors": os.cpu_count(),
+        "commit": commit,
+        "changed": changed,
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state(package: Path) -> tuple[str | None, bool | None]:
+    # Only when git tracks this very file: a virtual environment may lie inside another project's checkout.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None, None
+    changes = _git(package, "status", "--porcelain", "--untracked-files=no", ".")
+    return _git(package, "rev-parse", "HEAD"), changes != ""
+
+
+def _git(package: Path, *words: str) -> str | None:
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(package), *words], capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip()
+
+
+# --- Cells ---
+
+CELL_NAME = re.compile("[0-9a-f]{16}")
+
+
+class Store:
+    """Results under ``out/runs/HASH/``, one folder per configuration; those of fasterqk 0.1 are refused.
+
+    >>> from dataclasses import make_dataclass
+    >>> config = make_dataclass("Config", ["seed"], frozen=True)(seed=0)
+    >>> store = Store("out")
+    >>> folder = store.save(config, {"loss": 0.1})
+    >>> store.result(config)
+    {'loss': 0.1}
+    """
+
+    def __init__(self, out: str | os.PathLike[str]) -> None:
+        self.out = Path(out)
+        self.root = self.out / "runs"
+        _refuse_other_versions(self.root)
+
+    def folder(self, config: Any) -> Path:
+        """Where the results of ``config`` (a frozen dataclass) live, whether or not they exist."""
+        return self.root / content_hash(config)
+
+    def result(self, config: Any) -> dict[str, Any] | None:
+        """The stored result of ``config``, or None when it has not been run."""
+        document = read_result(self.folder(config), config)
+        return None if document is None else document["result"]
+
+    def begin(self, config: Any) -> Path:
+        """Write ``config.json``, which names the configuration of an unfinished cell; returns the folder."""
+        folder = self.folder(config)
+        if not (folder / "config.json").exists():
+            document = {"kind": type(config).__name__, "fields": config_fields(config), "all": config}
+            write_sealed(folder / "config.json", document)
+        return folder
+
+    def save(
+        self,
+        config: Any,
+        result: Mapping[str, Any],
+        *,
+        function: str | None = None,
+        attempt: int | None = None,
+        seconds: float | None = None,
+    ) -> Path:
+        """Write ``config`` and its ``result``; the result comes last, so that it marks a finished cell.
+
+        How it came about (``function``, which ``attempt``, its ``seconds``, versions, and the checksums
+        of the data when the result has them under ``data_checksums``) goes to ``environment.json``.
+        """
+        folder = self.begin(config)
+        about = {
+            "function": function,
+            "attempt": attempt,
+            "seconds": seconds,
+            "data_checksums": result.get("data_checksums"),
+            **environment(),
+        }
+        write_sealed(folder / "environment.json", about)
+        of = {"cell": folder.name, "attempt": attempt, "defaults": _defaults_signature(config.__class__)}
+        write_sealed(folder / "result.json", of | {"result": result})
+        return folder
+
+    def cells(self) -> Iterator[Path]:
+        """The folders of all cells, finished or not, in order of their names."""
+        try:
+            names = sorted(os.listdir(self.root))
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        for name in names:
+            if CELL_NAME.fullmatch(name):
+                yield self.root / name
+
+    def find(self, prefix: str) -> Path:
+        """The folder of the one cell whose name begins with ``prefix``."""
+        found = [folder for folder in self.cells() if folder.name.startswith(prefix)] if prefix else []
+        if len(found) != 1:
+            many = f"{len(found)} cells begin" if found else "no cell begins"
+            raise InputError(
+                f"{many} with {prefix!r} in {self.root}; `fasterqk-lab runs list --out {self.out}` shows them"
+            )
+        return found[0]
+
+    def remove(self, folder: Path) -> None:
+        """Remove a cell and everything in it, unless a process is working on it."""
+        with claim(folder) as claimed:
+            if not claimed:
+                raise InputError(f"cell {folder.name} is running; stop its sweep before removing it")
+            clear(folder)
+            shutil.rmtree(folder)
+
+
+def _refuse_other_versions(root: Path) -> None:
+    # One whole cell speaks for all: every version refuses the folders of others.
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
+        for entry in entries:
+            try:
+                if CELL_NAME.fullmatch(entry.name) and read_sealed(Path(entry) / "config.json") is not None:
+                    return
+            except OtherVersion:
+                raise
+            except InputError:
+                continue  # damaged: whoever needs this cell says so
+
+
+def read_result(
+    folder: Path, config: Any = None, *, before: str = "", lists: bool = True
+) -> dict[str, Any] | None:
+    """The content of a cell's ``result.json`` (``result``, and which cell it belongs to), or None.
+
+    ``before`` and ``lists`` are those of :func:`read_sealed`. With its ``config``, a result from before a
+    default changed is refused: fields at their defaults are not part of a cell's name, so such a result
+    would be taken for one of today.
+    """
+    document = read_sealed(folder / "result.json", before=before, lists=lists)
+    if document is None:
+        return None
+    if (cell := document.get("cell")) != folder.name:
+        raise InputError(f"{folder / 'result.json'} belongs to cell {cell!r}; remove this folder")
+    if config is not None and document.get("defaults") != _defaults_signature(config.__class__):
+        _refuse_other_defaults(folder, type(config))
+    return document
+
+
+def has_result(folder: Path, config: Any = None) -> bool:
+    """Whether the cell has a result; refuses the same ones as :func:`read_result`, and is quicker."""
+    return read_result(folder, config, before="result") is not None
+
+
+@functools.cache
+def _defaults_signature(kind: Any) -> str:
+    """The same as long as no default of a class changes: a quick way to see that nothing did."""
+    return hashlib.sha256(canonical_json(config_defaults(kind)).encode("ascii")).hexdigest()[:16]
+
+
+def _refuse_other_defaults(folder: Path, kind: Any) -> None:
+    saved = read_sealed(folder / "config.json")
+    if saved is None:
+        return
+    for name, value in config_defaults(kind).items():
+        then = saved["all"].get(name, value)
+        if then != value and name not in saved["fields"]:
+            raise InputError(
+                f"{folder} was run when the default of {name} was {then!r}; now it is {value!r}: "
+                f"give {name} = {then!r} for that cell, or remove it"
+            )
+
+
+def state(folder: Path) -> str:
+    """``done``, ``running``, ``failed`` (its traceback is in ``error.json``) or ``stopped``."""
+    if (folder / "result.json").exists():
+        return "done"
+    if is_claimed(folder):
+        return "running"
+    return "failed" if (folder / "error.json").exists() else "stopped"
+
+
+def clear(folder: Path) -> None:
+    """Empty a cell's folder, its lock excepted; the caller holds the claim."""
+    # First what marks the cell as finished: half a removal is then an unfinished cell.
+    (folder / "result.json").unlink(missing_ok=True)
+    for entry in folder.iterdir():
+        if entry.name != LOCK_NAME:
+            _delete(entry)
+
+
+def clear_temporary(folder: Path) -> None:
+    """Remove what a killed process left half-written; the caller holds the claim."""
+    for entry in folder.glob(".*.tmp"):
+        _delete(entry)
+
+
+def _delete(entry: Path) -> None:
+    if entry.is_dir():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()

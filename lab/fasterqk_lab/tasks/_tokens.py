@@ -1,0 +1,301 @@
+"""Tokenizers of BERT and GPT-2, and GloVe's word vectors, from files in the data folder."""
+
+import re
+import zlib
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.errors import InputError, needs_extra
+from fasterqk.files import read_json, read_lines
+from fasterqk_lab.tasks._registry import find_files, require_files
+
+# --- BERT's word pieces: words to token ids, each with the word it came from ---
+
+
+WORD_PIECES_FILES = [["tokenizers/bert-base-uncased/vocab.txt"]]
+WORD_PIECES_DOWNLOAD = (
+    "download vocab.txt of bert-base-uncased (https://huggingface.co/google-bert/bert-base-uncased)"
+    " to tokenizers/bert-base-uncased/vocab.txt there"
+)
+
+
+class WordPieces:
+    """The tokenizer of bert-base-uncased from its vocabulary file; no special tokens are added."""
+
+    def __init__(self, path: Path) -> None:
+        with needs_extra("hf"):
+            from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        self.path = path
+        self.vocabulary = tuple(read_lines(path))
+        for position, token in ((0, "[PAD]"), (100, "[UNK]")):
+            if self.vocabulary[position : position + 1] != (token,):
+                raise InputError(
+                    f"{str(path)!r} is not BERT's vocabulary: line {position + 1} is not {token}"
+                )
+        pieces = {token: index for index, token in enumerate(self.vocabulary)}
+        self._tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    @classmethod
+    def find(cls, folder: Path) -> "WordPieces":
+        """The word pieces whose vocabulary file is in the data folder."""
+        (path,) = require_files(folder, WORD_PIECES_FILES, WORD_PIECES_DOWNLOAD)
+        return cls(path)
+
+    def encode(self, texts: Sequence[Sequence[str]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """For every text (a list of words) its token ids and, for each token, the index of its word."""
+        # Words do not see each other, so each distinct word is cut once.
+        distinct = list(dict.fromkeys(word for words in texts for word in words))
+        cut = self._tokenizer.encode_batch(
+            [[word] for word in distinct], is_pretokenized=True, add_special_tokens=False
+        )
+        pieces = {word: encoding.ids for word, encoding in zip(distinct, cut, strict=True)}
+        encoded = []
+        for words in texts:
+            ids = [pieces[word] for word in words]
+            tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int64)
+            encoded.append((tokens, np.repeat(np.arange(len(ids)), [len(own) for own in ids])))
+        return encoded
+
+
+# --- GPT-2's byte pairs: text to token ids with the characters each token covers, and back ---
+
+
+BYTE_PAIRS_FILES = [
+    ["tokenizers/gpt2/encoder.json", "tokenizers/gpt2/vocab.bpe"],
+    ["tokenizers/gpt2/vocab.json", "tokenizers/gpt2/merges.txt"],
+]
+BYTE_PAIRS_DOWNLOAD = (
+    "download vocab.json and merges.txt of gpt2 (https://huggingface.co/openai-community/gpt2)"
+    " to tokenizers/gpt2/ there"
+)
+END = "<|endoftext|>"
+# A word with the blank before it, or other white space: GPT-2's own pattern cuts at all of these places
+# (and at more), so that each distinct chunk needs to be cut into tokens only once. Python counts four
+# separators as white space that Unicode does not.
+_WORD, _SPACE = r"[\S\x1c-\x1f]", r"[^\S\x1c-\x1f]"
+_CHUNKS = re.compile(rf" ?{_WORD}+|{_SPACE}+(?!{_WORD})|{_SPACE}+")
+
+
+@dataclass(frozen=True, eq=False)
+class Encoded:
+    """Texts as tokens, one after another: those of text ``i`` are ``bounds[i]`` to ``bounds[i + 1]``.
+
+    ``starts`` and ``stops`` are the characters of its text that a token covers, with the blank before it.
+    """
+
+    ids: NDArray[np.int64]
+    starts: NDArray[np.int32]
+    stops: NDArray[np.int32]
+    bounds: NDArray[np.int64]
+
+    def overlap(self, first: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """For every token, whether it covers a character from ``first`` up to ``last`` of its text."""
+        lengths = np.diff(self.bounds)
+        return (self.starts < np.repeat(last, lengths)) & (self.stops > np.repeat(first, lengths))
+
+
+class BytePairs:
+    """The tokenizer of GPT-2 from its two files; no special tokens are added.
+
+    ``vocabulary`` shows each token as text, or its bytes where they are no text; ``end`` is the id of the
+    end-of-text token.
+    """
+
+    def __init__(self, vocabulary: Path, merges: Path) -> None:
+        self.paths = [vocabulary, merges]
+        numbers = read_json(vocabulary)
+        if not _counts_up(numbers):
+            raise InputError(f"{str(vocabulary)!r} is not GPT-2's vocabulary: it does not number its tokens")
+        if END not in numbers or not _BYTES.keys() <= numbers.keys():
+            raise InputError(f"{str(vocabulary)!r} is not GPT-2's vocabulary: not every byte has a token")
+        self.numbers: dict[str, int] = numbers
+        self.end = numbers[END]
+        written = sorted(numbers, key=numbers.__getitem__)
+        self.bytes = [token.encode() if token == END else _as_bytes(token) for token in written]
+        self.vocabulary = tuple(_shown(token) for token in self.bytes)
+
+    @classmethod
+    def find(cls, folder: Path) -> "BytePairs":
+        """The byte pairs whose files are in the data folder."""
+        return cls(*require_files(folder, BYTE_PAIRS_FILES, BYTE_PAIRS_DOWNLOAD))
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """The tokens of every text."""
+        found: defaultdict[str, int] = defaultdict()
+        found.default_factory = found.__len__
+        texts_chunks = [
+            np.fromiter(map(found.__getitem__, _CHUNKS.findall(text)), dtype=np.int32) for text in texts
+        ]
+        chunk = np.concatenate([np.empty(0, dtype=np.int32), *texts_chunks])
+        cut = self._tokenizer.encode_batch(list(found), add_special_tokens=False)
+        sizes = np.array([len(one) for one in cut], dtype=np.int64)
+        ids = np.array([number for one in cut for number in one.ids], dtype=np.int64)
+        offsets = np.array([offset for one in cut for offset in one.offsets], dtype=np.int32).reshape(-1, 2)
+        # Where each occurrence of a chunk begins, counted in characters of its own text.
+        widths = np.array([len(text) for text in found], dtype=np.int64)[chunk]
+        text_begins = np.cumsum([0, *map(len, texts)])[:-1]
+        per_text = np.array([len(own) for own in texts_chunks], dtype=np.int64)
+        begins = np.cumsum(widths) - widths - np.repeat(text_begins, per_text)
+        # Tokens of every occurrence: those of its chunk, one after another.
+        counts = sizes[chunk]
+        token_bounds = np.concatenate([[0], np.cumsum(counts)])
+        firsts = (np.cumsum(sizes) - sizes)[chunk]
+        place = np.arange(token_bounds[-1]) + np.repeat(firsts - token_bounds[:-1], counts)
+        token_begins = np.repeat(begins.astype(np.int32), counts)
+        return Encoded(
+            ids=ids[place],
+            starts=token_begins + offsets[place, 0],
+            stops=token_begins + offsets[place, 1],
+            bounds=token_bounds[np.concatenate([[0], np.cumsum(per_text)])],
+        )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids; bytes that are no text become replacement characters."""
+        return b"".join(self.bytes[number] for number in ids).decode("utf-8", errors="replace")
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        with needs_extra("hf"):
+            from tokenizers import Tokenizer, models, pre_tokenizers
+
+        lines = (line for line in read_lines(self.paths[1]) if not line.startswith("#version"))
+        pairs = [(left, right) for left, blank, right in (line.partition(" ") for line in lines) if blank]
+        try:
+            tokenizer = Tokenizer(models.BPE(self.numbers, pairs))
+        except Exception as error:  # the library raises nothing more exact
+            raise InputError(
+                f"{str(self.paths[1])!r} does not belong to {str(self.paths[0])!r}: {error}"
+            ) from None
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        return tokenizer
+
+
+def _visible_bytes() -> dict[str, int]:
+    """How GPT-2's files write a byte: itself where it is visible, else the next character from 256 on."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
+
+
+_BYTES = _visible_bytes()
+
+
+def _counts_up(numbers: Any) -> bool:
+    """Whether it is an object that gives its names the numbers from 0 on."""
+    if not isinstance(numbers, dict) or not all(isinstance(number, int) for number in numbers.values()):
+        return False
+    return set(numbers.values()) == set(range(len(numbers)))
+
+
+def _as_bytes(token: str) -> bytes:
+    try:
+        return bytes(_BYTES[character] for character in token)
+    except KeyError:
+        return token.encode()
+
+
+def _shown(token: bytes) -> str:
+    try:
+        return token.decode("utf-8")
+    except UnicodeDecodeError:
+        return "".join(f"<{byte:02X}>" for byte in token)
+
+
+# --- Word vectors (GloVe, Pennington et al. 2014) for a vocabulary, to start embeddings from ---
+
+
+WORD_VECTORS_NAMES = ("glove.6B.300d.txt", "glove.6B.100d.gpt2vocab.f16.npz", "glove.6B.100d.txt")
+WORD_VECTORS_FILES = [[f"{place}{name}"] for name in WORD_VECTORS_NAMES for place in ("glove/", "")]
+
+
+def find_word_vectors(folder: Path) -> Path | None:
+    """GloVe's file in the data folder (300 dimensions before 100), or None."""
+    found = find_files(folder, WORD_VECTORS_FILES)
+    return found[0] if found else None
+
+
+def read_word_vectors(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
+    """(token, dimension), one row per token of ``vocabulary``, NaN where GloVe has no word for it.
+
+    The packed file has rows by GPT-2's token ids, so ``vocabulary`` must be GPT-2's whole one.
+    """
+    return _packed(path, len(vocabulary)) if path.suffix == ".npz" else _official(path, vocabulary)
+
+
+def _packed(path: Path, tokens: int) -> NDArray[np.float32]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            ids, row, table = arrays["token_ids"], arrays["row"], arrays["vectors"].astype(np.float32)
+        vectors = np.full((tokens, table.shape[1]), np.nan, dtype=np.float32)
+        vectors[ids] = table[row]
+    except (OSError, EOFError, ValueError, KeyError, IndexError, BadZipFile, zlib.error) as error:
+        raise InputError(f"{str(path)!r} does not hold GloVe for GPT-2's tokens ({error})") from None
+    return vectors
+
+
+def _official(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
+    """Rows of the official text file: a token is looked up as it is, in lower case, and without its blank."""
+    spellings = [_spellings(token) for token in vocabulary]
+    wanted = {spelling for own in spellings for spelling in own}
+    found: dict[str, NDArray[np.float32]] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        word, _, numbers = line.partition(" ")
+        if word in wanted:
+            try:
+                found[word] = np.array(numbers.split(" "), dtype=np.float32)
+            except ValueError:
+                raise InputError(f"{str(path)!r} line {number} is not a word and its vector") from None
+    widths = {len(vector) for vector in found.values()}
+    if len(widths) != 1:
+        raise InputError(f"{str(path)!r} does not hold word vectors of one length")
+    vectors = np.full((len(vocabulary), widths.pop()), np.nan, dtype=np.float32)
+    for row, own in zip(vectors, spellings, strict=True):
+        known = next((found[spelling] for spelling in own if spelling in found), None)
+        if known is not None:
+            row[:] = known
+    return vectors
+
+
+def _spellings(token: str) -> tuple[str, ...]:
+    return token, token.lower(), token.removeprefix(" ").lower()
+
+
+def start_vectors(vectors: NDArray[np.float32], width: int, seed: int) -> NDArray[np.float32]:
+    """(token, ``width``) to start an embedding from: known rows mapped to the width, unknown ones drawn.
+
+    To a larger width the known rows go by an orthonormal map, which keeps all inner products; to a smaller
+    one by their principal directions. Unknown rows are normal with the known rows' standard deviation.
+    """
+    generator = np.random.default_rng(seed)
+    known = np.isfinite(vectors).all(axis=1)
+    rows = vectors[known].astype(np.float64)
+    turned = rows @ (_wider if width >= rows.shape[1] else _narrower)(rows, width, generator)
+    scale = turned.std() if turned.size else 1.0
+    start = generator.normal(scale=scale, size=(len(vectors), width))
+    start[known] = turned
+    return start.astype(np.float32)
+
+
+def _wider(rows: NDArray[np.float64], width: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """(dimensions, width) with orthonormal rows, uniform over all such maps."""
+    normal = generator.normal(size=(width, rows.shape[1]))
+    orthonormal, triangle = np.linalg.qr(normal)
+    return np.asarray((orthonormal * np.sign(np.diag(triangle))).T)
+
+
+def _narrower(rows: NDArray[np.float64], width: int, generator: np.random.Generator) -> NDArray[np.float64]:
+    """(dimensions, width): the directions in which the rows are longest."""
+    _, directions = np.linalg.eigh(rows.T @ rows)
+    return np.asarray(directions[:, ::-1][:, :width])

@@ -1,0 +1,228 @@
+"""HateXplain (Mathew et al. 2021): is a post hateful, offensive or normal, and which words say so?
+
+It is read from the two official files or from one compact file with one post per line.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.errors import InputError
+from fasterqk.files import read_json, read_json_lines
+from fasterqk_lab.tasks._registry import checksum, find_files, missing_files, require_files
+from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk_lab.tasks._tokens import WORD_PIECES_DOWNLOAD, WORD_PIECES_FILES, WordPieces
+
+LABELS = ("hatespeech", "normal", "offensive")
+# The splits by the names of the data set, and by ours.
+SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
+# "union": a word is relevant when any annotator marked it; text as given.
+# "votes": the share of the three annotators that marked it, and the notebooks' cleaning as far as the
+# already tokenised text allows it (for the `released` protocol).
+FORMS = ("union", "votes")
+ANNOTATORS = 3
+OFFICIAL = ["hatexplain/dataset.json", "hatexplain/post_id_divisions.json"]
+COMPACT = ["hatexplain/hatexplain.jsonl.xz"]
+FILES = [OFFICIAL, COMPACT]
+COMPACT_SHA256 = "787bc23299de645b784c12ed411df474773fdad27d7e38ba09fecf33450b3c61"
+EXPECTED_COUNTS = {"train": 15383, "validation": 1922, "test": 1924}
+DOWNLOAD = (
+    "download dataset.json and post_id_divisions.json from the Data folder of"
+    " https://github.com/hate-alert/HateXplain to hatexplain/ there"
+)
+
+
+@dataclass(frozen=True)
+class Post:
+    """One post: its words, the majority label, and the annotators' rationales (0/1 over words).
+
+    ``union`` marks the words that any annotator marked; None on posts without rationales. ``annotators``
+    are the single masks, None where the file has only their union.
+    """
+
+    id: str
+    split: str
+    label: str
+    words: tuple[str, ...]
+    union: tuple[int, ...] | None
+    annotators: tuple[tuple[int, ...], ...] | None
+
+
+def load(form: str, file: str, folder: Path) -> ClassificationTask:
+    """The task, from the official files or the compact one, in BERT's word pieces."""
+    paths = require_files(folder, FILES, DOWNLOAD)
+    pieces = WordPieces.find(folder)
+    posts = _read(paths)
+    words = [_clean(post.words) if form == "votes" else list(enumerate(post.words)) for post in posts]
+    encoded = pieces.encode([[word for _, word in text] for text in words])
+    splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLIT_NAMES.values()}
+    for post, text, (tokens, kept) in zip(posts, words, encoded, strict=True):
+        weights = _votes(post) if form == "votes" else _union_mask(post)
+        places = np.array([place for place, _ in text], dtype=np.int64)
+        relevance = None if weights is None else weights[places[kept]]
+        example = LabelledInstance(post.id, tokens, LABELS.index(post.label), relevance)
+        splits[post.split].append(example)
+    return ClassificationTask(
+        name="hatexplain",
+        splits={name: LabelledInstances.collect(examples) for name, examples in splits.items()},
+        classes=LABELS,
+        vocabulary=pieces.vocabulary,
+        sensitive=True,
+        files={path.name: checksum(path) for path in [*paths, pieces.path]},
+    )
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The report of ``fasterqk-lab data check``: the files found, posts per split, and what is missing."""
+    paths = find_files(folder, FILES)
+    missing = [] if paths else [missing_files(folder, FILES, DOWNLOAD)]
+    if not find_files(folder, WORD_PIECES_FILES):
+        missing.append(missing_files(folder, WORD_PIECES_FILES, WORD_PIECES_DOWNLOAD))
+    report: dict[str, Any] = {"files": [str(path) for path in paths or []], "missing": missing}
+    if not paths:
+        return report
+    posts = _read(paths)
+    counts = Counter(post.split for post in posts)
+    rated = Counter(post.split for post in posts if post.union is not None)
+    report["counts"] = {split: counts[split] for split in EXPECTED_COUNTS}
+    report["with_rationale"] = {split: rated[split] for split in EXPECTED_COUNTS}
+    report["expected"] = report["counts"] == EXPECTED_COUNTS
+    if len(paths) == 1:
+        report["expected"] = report["expected"] and checksum(paths[0]) == COMPACT_SHA256
+    return report
+
+
+def _union_mask(post: Post) -> NDArray[np.float64] | None:
+    return np.array(post.union, dtype=float) if post.union and any(post.union) else None
+
+
+def _votes(post: Post) -> NDArray[np.float64] | None:
+    """Share of the annotators, out of three, that marked each word: zero on normal posts.
+
+    None where the file has no single masks (the compact file has none for training posts).
+    """
+    if post.annotators is None:
+        return None
+    marks = np.zeros(len(post.words))
+    for mask in post.annotators:
+        marks += mask
+    return marks / ANNOTATORS
+
+
+def _clean(words: tuple[str, ...]) -> list[tuple[int, str]]:
+    """Words (with their place) after the notebooks' cleaning: no <, > and *, no lone ' or s."""
+    cleaned = [(place, word.translate(_MARKS).strip()) for place, word in enumerate(words)]
+    return [(place, word) for place, word in cleaned if word and word not in ("'", "s")]
+
+
+_MARKS = str.maketrans("<>*", "   ")
+
+# --- The files ---
+
+
+def _read(paths: list[Path]) -> list[Post]:
+    return read_compact(paths[0]) if len(paths) == 1 else read_official(*paths)
+
+
+def read_official(dataset: Path, divisions: Path) -> list[Post]:
+    """The posts of ``dataset.json`` and ``post_id_divisions.json`` whose annotators agree by majority."""
+    records, split_ids = read_json(dataset), read_json(divisions)
+    if not isinstance(records, dict) or not isinstance(split_ids, dict):
+        raise InputError(f"{str(dataset)!r} or {str(divisions)!r} holds no JSON object; download it again")
+    posts = []
+    for name, split in SPLIT_NAMES.items():
+        for identity in _field(split_ids, name, repr(str(divisions)), list):
+            where = f"{str(dataset)!r} post {identity!r}"
+            record = _field(records, identity, repr(str(dataset)), dict)
+            annotators = _field(record, "annotators", where, list)
+            label = majority([_label(_field(one, "label", where), where) for one in annotators])
+            if label is None:
+                continue
+            masks = tuple(_marks(mask, 1, where) for mask in _field(record, "rationales", where, list))
+            words = tuple(str(word) for word in _field(record, "post_tokens", where, list))
+            posts.append(Post(identity, split, label, words, _union(masks), masks))
+    return _checked(posts, dataset)
+
+
+def read_compact(path: Path) -> list[Post]:
+    """The posts of the compact file: one JSON object per line, rationales as strings of 0 and 1."""
+    return _checked(_compact_posts(path), path)
+
+
+def _compact_posts(path: Path) -> Iterator[Post]:
+    for _, where, record in read_json_lines(path):
+        split = _field(record, "split", where)
+        if split not in SPLIT_NAMES:
+            raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
+        masks = record.get("rationales")
+        union = record.get("rationale_union")
+        yield Post(
+            id=str(_field(record, "id", where)),
+            split=SPLIT_NAMES[split],
+            label=_label(_field(record, "label", where), where),
+            words=tuple(_field(record, "text", where, str).split(" ")),
+            union=None if union is None else _marks(union, "1", where),
+            annotators=None if masks is None else tuple(_marks(mask, "1", where) for mask in masks),
+        )
+
+
+def majority(labels: Sequence[str]) -> str | None:
+    """The label that at least two annotators gave, or None.
+
+    >>> majority(["normal", "offensive", "normal"])
+    'normal'
+    """
+    votes = Counter(labels)
+    return next((label for label, count in votes.items() if count > 1), None)
+
+
+def _checked(posts: Iterable[Post], path: Path) -> list[Post]:
+    """The posts sorted by id, so that training is the same from both kinds of files."""
+    collected = sorted(posts, key=lambda post: post.id)
+    wrong = [(post.id, len(mask), len(post.words)) for post in collected for mask in _wrong_masks(post)]
+    if wrong:
+        shown = ", ".join(f"{identity!r} ({marks} for {words} words)" for identity, marks, words in wrong[:5])
+        more = ", ..." if len(wrong) > 5 else ""
+        raise InputError(f"{str(path)!r}: {len(wrong)} rationales of the wrong length: {shown}{more}")
+    for split in SPLIT_NAMES.values():
+        if not any(post.split == split for post in collected):
+            raise InputError(f"{str(path)!r} has no post of the {split} split; download it again")
+    return collected
+
+
+def _wrong_masks(post: Post) -> list[tuple[int, ...]]:
+    masks = [*(post.annotators or ()), *(() if post.union is None else (post.union,))]
+    return [mask for mask in masks if len(mask) != len(post.words)]
+
+
+def _union(masks: tuple[tuple[int, ...], ...]) -> tuple[int, ...] | None:
+    # Not strict: `_checked` finds masks of different lengths and names their posts.
+    return tuple(max(marks) for marks in zip(*masks, strict=False)) if masks else None
+
+
+def _marks(mask: Any, marked: Any, where: str) -> tuple[int, ...]:
+    if not isinstance(mask, str | list):
+        raise InputError(f"{where}: the rationale {mask!r} is no mask over words")
+    return tuple(int(mark == marked) for mark in mask)
+
+
+def _label(label: Any, where: str) -> str:
+    if label not in LABELS:
+        raise InputError(f"{where}: unknown label {label!r}; labels are {', '.join(LABELS)}")
+    return str(label)
+
+
+def _field(record: Any, name: str, where: str, kind: type = object) -> Any:
+    if not isinstance(record, dict) or name not in record:
+        raise InputError(f"{where} has no {name!r}")
+    if not isinstance(record[name], kind):
+        raise InputError(f"{where}: {name!r} is not a JSON {_JSON_NAMES[kind]}")
+    return record[name]
+
+
+_JSON_NAMES: dict[type, str] = {list: "list", dict: "object", str: "text"}

@@ -1,0 +1,93 @@
+"""Your own classification data: the JSON lines of ``fasterqk measure``, split and numbered for training.
+
+Words are the tokens. A word belongs to the vocabulary when it occurs in the training split. Whether an
+example is for training (80%), validation or test (10% each) depends on its id alone, so that adding
+lines moves none of the others.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasterqk.attention import Example, read_examples
+from fasterqk.errors import InputError
+from fasterqk_lab.tasks._registry import SPLITS, checksum
+from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+
+FORMS = ("words",)
+PAD, UNKNOWN = "[PAD]", "[UNK]"
+SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
+
+
+def load(form: str, file: str, folder: Path) -> ClassificationTask:
+    """The task in ``file``; nothing else is read."""
+    if not file:
+        raise InputError("task 'jsonl' needs the file with your data; give --data FILE.jsonl")
+    path = Path(file)
+    lines = read_examples(path)
+    for line in lines:
+        if line.label is None:
+            raise InputError(f"{line.where} has a 'target'; training a classifier needs a 'label'")
+    classes = tuple(sorted({str(line.label) for line in lines}))
+    if len(classes) < 2:
+        raise InputError(f"{str(path)!r} has the one class {classes[0]!r}; a classifier needs two or more")
+    texts = {split: [_read(line) for line in lines if split_of(line.id) == split] for split in SPLITS}
+    for split, found in texts.items():
+        if not found:
+            raise InputError(
+                f"no line of {str(path)!r} fell into the {split} split; give more than {len(lines)}"
+            )
+    counts = Counter(word for _, words, _ in texts["train"] for word in words)
+    vocabulary = (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
+    numbers = {word: index for index, word in enumerate(vocabulary)}
+    splits = {
+        split: LabelledInstances.collect(
+            LabelledInstance(
+                id=line.id,
+                tokens=np.array([numbers.get(word, 1) for word in words], dtype=np.int64),
+                label=classes.index(str(line.label)),
+                relevance=np.array(relevance) if any(relevance) else None,
+            )
+            for line, words, relevance in found
+        )
+        for split, found in texts.items()
+    }
+    return ClassificationTask(
+        name="jsonl", splits=splits, classes=classes, vocabulary=vocabulary, files={path.name: checksum(path)}
+    )
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The report of ``fasterqk-lab data check``: the file is given with --data."""
+    return {"files": [], "missing": [], "note": "reads the file you give with --data FILE.jsonl"}
+
+
+def split_of(identity: str) -> str:
+    """The split an id belongs to, always the same.
+
+    >>> split_of("1") == split_of("1")
+    True
+    """
+    share = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8], "big") / 2**64
+    if share < SHARES["train"]:
+        return "train"
+    return "validation" if share < SHARES["train"] + SHARES["validation"] else "test"
+
+
+def _read(line: Example) -> tuple[Example, list[str], list[float]]:
+    """The words of a line in lower case, and how relevant each is."""
+    if line.words is not None and line.relevance is not None:
+        return line, [word.lower() for word in line.words], list(line.relevance)
+    found = list(re.finditer(r"\S+", line.text))
+    relevance = [
+        max(
+            [weight for start, end, weight in line.relevant if start < m.end() and m.start() < end],
+            default=0.0,
+        )
+        for m in found
+    ]
+    return line, [match.group().lower() for match in found], relevance

@@ -1,0 +1,103 @@
+"""A generated language of questions about key-value pairs: which values stand behind the asked keys?
+
+    Q: k17 k06 ... C: k01 v55 k03 v13 k06 v21 ... k17 v08 A:        ->  k17 v08 k06 v21 ... <end>
+
+Every question has fresh pairs: its values are drawn without replacement and say nothing about their keys,
+so nothing can be learnt but to look them up. Keys stand in order, as in a dictionary, and half of them are
+missing. So the key alone says roughly where its pair stands, which lets a model begin to find it;
+:func:`blind_accuracy` is how often this alone finds the pair. An answer repeats the pairs, so that it is
+made of parts of the context, as those of SQuAD are, and the tokens that hold them are known exactly. The
+sample is fixed: it is data, not a part of a training.
+"""
+
+from collections.abc import Sequence
+from math import comb
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasterqk_lab.tasks._task import AnswerTask, Questions
+
+PAIRS, ASKED, KEYS, VALUES = 16, 4, 32, 64
+FORMS = ("16 pairs",)
+COUNTS = {"train": 32_000, "validation": 1_000, "test": 2_000}
+SAMPLE_SEED = 20_261
+
+MARKS = ("<end>", "Q:", "C:", "A:")
+END, QUESTION, CONTEXT, ANSWER = range(len(MARKS))
+VOCABULARY = (*MARKS, *(f"k{key:02}" for key in range(KEYS)), *(f"v{value:02}" for value in range(VALUES)))
+FIRST_KEY, FIRST_VALUE = len(MARKS), len(MARKS) + KEYS
+# Where the pairs begin: after the question's mark, its keys, and the mark of the context.
+FIRST_PAIR = ASKED + 2
+
+
+def load(form: str, file: str, folder: Path) -> AnswerTask:
+    """The task; nothing is read."""
+    draw = np.random.default_rng(SAMPLE_SEED)
+    return AnswerTask(
+        name="kvqa",
+        splits={name: draw_questions(draw, count, name) for name, count in COUNTS.items()},
+        vocabulary=VOCABULARY,
+        end=END,
+        text=as_text,
+    )
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The report of ``fasterqk-lab data check``: it needs no file."""
+    return {"files": [], "missing": [], "counts": COUNTS, "with_rationale": COUNTS, "expected": True}
+
+
+def as_text(ids: Sequence[int]) -> str:
+    """The tokens with blanks between them.
+
+    >>> as_text([FIRST_VALUE, FIRST_VALUE + 1])
+    'v00 v01'
+    """
+    return " ".join(VOCABULARY[int(token)] for token in ids)
+
+
+def draw_questions(draw: np.random.Generator, count: int, name: str) -> Questions:
+    """``count`` questions of one split, their ids beginning with its ``name``.
+
+    >>> questions = draw_questions(np.random.default_rng(0), 1, "train")
+    >>> (as_text(questions.answers[0][:-1]),) == questions.gold[0]
+    True
+    """
+    # The first so many of a random order of each row: drawn without replacement.
+    keys = FIRST_KEY + np.sort(np.argsort(draw.random((count, KEYS)), axis=1)[:, :PAIRS], axis=1)
+    values = FIRST_VALUE + np.argsort(draw.random((count, VALUES)), axis=1)[:, :PAIRS]
+    asked = np.argsort(draw.random((count, PAIRS)), axis=1)[:, :ASKED]
+    rows = np.arange(count)[:, None]
+    pairs = np.stack([keys, values], axis=2)
+    question = np.column_stack([np.full(count, QUESTION), keys[rows, asked], np.full(count, CONTEXT)])
+    prompts = np.column_stack([question, pairs.reshape(count, -1), np.full(count, ANSWER)])
+    answers = np.column_stack([pairs[rows, asked].reshape(count, -1), np.full(count, END)])
+    relevance = np.zeros(prompts.shape)
+    relevance[rows, FIRST_PAIR + 2 * asked] = 1.0
+    relevance[rows, FIRST_PAIR + 2 * asked + 1] = 1.0
+    return Questions(
+        ids=tuple(f"{name}-{row}" for row in range(count)),
+        prompts=tuple(prompts),
+        answers=tuple(answers),
+        relevance=tuple(relevance),
+        gold=tuple((as_text(answer[:-1]),) for answer in answers),
+    )
+
+
+def blind_accuracy() -> float:
+    """How often the best rule that knows one key alone, and nothing of the others, finds its pair.
+
+    It looks at the place where that key's pair stands most often.
+
+    >>> round(blind_accuracy(), 3)
+    0.384
+    """
+    return sum(max(_placed(key, place) for place in range(PAIRS)) for key in range(KEYS)) / KEYS
+
+
+def _placed(key: int, place: int) -> float:
+    """Probability that a key which is present has so many others before it."""
+    others = comb(KEYS - 1, PAIRS - 1)
+    return comb(key, place) * comb(KEYS - 1 - key, PAIRS - 1 - place) / others

@@ -1,0 +1,373 @@
+"""SQuAD (Rajpurkar et al. 2016, 2018): questions about a paragraph, answered by generating a part of it.
+
+A prompt is ``Q: question C: context A:``, an answer is the first gold answer whose place is certain, with a
+blank before it and end-of-text after it, all in GPT-2's byte pairs. Relevant are the prompt's tokens that
+overlap the answer where it stands in the context.
+
+The form says which part of the paragraph the context shows (see `WINDOWS`). Token ids count the tokens that
+occur, or all of GPT-2's in the forms that end in ``-full-vocabulary``. ``train`` and ``validation`` come
+from the train file, from different articles, and ``test`` from the dev file.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fasterqk.errors import InputError
+from fasterqk.files import read_json
+from fasterqk_lab.tasks._registry import SPLITS, checksum, find_files, left_out, missing_files
+from fasterqk_lab.tasks._task import AnswerTask, Questions
+from fasterqk_lab.tasks._tokens import (
+    BYTE_PAIRS_DOWNLOAD,
+    BYTE_PAIRS_FILES,
+    WORD_VECTORS_NAMES,
+    BytePairs,
+    Encoded,
+    find_word_vectors,
+    read_word_vectors,
+)
+
+# The context is a window of fixed width (in characters) at a random offset, the whole paragraph, or the
+# answer with this margin to either side, as in the released notebooks. The last leaks: the answer stands 200
+# characters from each edge that is not the paragraph's own.
+CENTRED_MARGIN = 200
+RANDOM_WIDTHS = {"random": 400, "random-short": 140}
+WINDOWS = (*RANDOM_WIDTHS, "whole", "centred")
+FULL = "-full-vocabulary"
+FORMS = (*WINDOWS, *(f"{kind}{FULL}" for kind in WINDOWS))
+VALIDATION = 1000
+# Answerable questions in the official files.
+ANSWERABLE = {"train-v1.1": 87_599, "train-v2.0": 86_821, "dev-v1.1": 10_570, "dev-v2.0": 5_928}
+
+
+@dataclass(frozen=True)
+class SquadQuestion:
+    """An answerable question: ``context[start:stop]`` is an answer, ``gold`` all that are accepted."""
+
+    id: str
+    title: str
+    question: str
+    context: str
+    start: int
+    stop: int
+    gold: tuple[str, ...]
+
+    @property
+    def answer(self) -> str:
+        return self.context[self.start : self.stop]
+
+
+def load(form: str, file: str, folder: Path) -> AnswerTask:
+    """The task, its context cut as ``form`` says."""
+    paths = [require_squad(folder, part) for part in ("train", "dev")]
+    pairs = BytePairs.find(folder)
+    glove = find_word_vectors(folder)
+    skipped: Counter[str] = Counter()
+    train, test = (read_squad(path, skipped) for path in paths)
+    asked = _split(train, test)
+    splits = {name: _tokens(own, form.removesuffix(FULL), pairs, skipped) for name, own in asked.items()}
+    for name, own in splits.items():
+        if not own.asked:
+            path, left = paths[name == "test"], f" ({left_out(skipped)} left out)" if skipped else ""
+            raise InputError(f"{str(path)!r} has no usable question for the {name} split{left}")
+    if form.endswith(FULL):
+        kept = np.arange(len(pairs.vocabulary))
+    else:
+        kept = np.unique(
+            np.concatenate([flat for own in splits.values() for flat in (own.prompts.ids, own.answers)])
+        )
+    numbers = np.full(len(pairs.vocabulary), -1)
+    numbers[kept] = np.arange(len(kept))
+    read = [*paths, *pairs.paths, *([] if glove is None else [glove])]
+    return AnswerTask(
+        name="squad",
+        splits={name: own.questions(numbers) for name, own in splits.items()},
+        vocabulary=tuple(pairs.vocabulary[token] for token in kept),
+        end=int(numbers[pairs.end]),
+        text=lambda ids: pairs.decode([int(kept[token]) for token in ids]).strip(),
+        vectors=None if glove is None else read_word_vectors(glove, pairs.vocabulary)[kept],
+        files={path.name: checksum(path) for path in read},
+        skipped=dict(skipped),
+    )
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The report of ``fasterqk-lab data check``: files, questions per split, what is left out or missing."""
+    found = {part: find_squad(folder, part) for part in ("train", "dev")}
+    paths = [path for path in found.values() if path is not None]
+    missing = [missing_squad(folder, part) for part, path in found.items() if path is None]
+    pairs = find_files(folder, BYTE_PAIRS_FILES)
+    if not pairs:
+        missing.append(missing_files(folder, BYTE_PAIRS_FILES, BYTE_PAIRS_DOWNLOAD))
+    glove = find_word_vectors(folder)
+    read = [*paths, *(pairs or []), *([glove] if glove else [])]
+    report: dict[str, Any] = {"files": [str(path) for path in read], "missing": missing}
+    if len(paths) < len(found):
+        return report
+    skipped: list[Counter[str]] = [Counter() for _ in paths]
+    asked = [read_squad(path, own) for path, own in zip(paths, skipped, strict=True)]
+    report["counts"] = {name: len(own) for name, own in _split(*asked).items()}
+    report["expected"] = all(
+        len(own) + left.total() == ANSWERABLE[path.name.split(".json")[0]]
+        for path, own, left in zip(paths, asked, skipped, strict=True)
+    )
+    left = skipped[0] + skipped[1]
+    notes = [f"left out: {left_out(left)}"] if left else []
+    if glove is None:
+        notes.append(f"no {' or '.join(WORD_VECTORS_NAMES)}, so embeddings start at random")
+    if notes:
+        report["note"] = "; ".join(notes)
+    return report
+
+
+def _split(train: list[SquadQuestion], test: list[SquadQuestion]) -> dict[str, list[SquadQuestion]]:
+    """The questions of each split, from those of the train and the dev file."""
+    held_out = _held_out(train)
+    validation = [one for one in train if one.title in held_out]
+    validation.sort(key=lambda one: uniform(one.id))
+    train = [one for one in train if one.title not in held_out]
+    return dict(zip(SPLITS, (train, validation[:VALIDATION], test), strict=True))
+
+
+def _held_out(asked: Sequence[SquadQuestion]) -> set[str]:
+    """Titles of the articles that validation is from, in an order that titles alone decide.
+
+    They hold twice the questions it takes, so that no single article weighs much; a small file gives a tenth.
+    """
+    sizes = Counter(one.title for one in asked)
+    wanted = min(2 * VALIDATION, len(asked) // 10)
+    chosen: set[str] = set()
+    held = 0
+    for title in sorted(sizes, key=uniform):
+        if chosen and held >= wanted:
+            break
+        chosen.add(title)
+        held += sizes[title]
+    return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class _Tokens:
+    """A split in GPT-2's tokens, all questions one after another."""
+
+    asked: list[SquadQuestion]
+    prompts: Encoded
+    relevant: NDArray[np.bool_]
+    answers: NDArray[np.int64]
+    answer_bounds: NDArray[np.int64]
+
+    def questions(self, numbers: NDArray[np.int64]) -> Questions:
+        """The split question by question, token ``i`` of GPT-2's as ``numbers[i]``."""
+        bounds = self.prompts.bounds
+        return Questions(
+            ids=tuple(one.id for one in self.asked),
+            prompts=_pieces(numbers[self.prompts.ids], bounds),
+            answers=_pieces(numbers[self.answers], self.answer_bounds),
+            relevance=_pieces(self.relevant.astype(np.float64), bounds),
+            gold=tuple(one.gold for one in self.asked),
+        )
+
+
+def _tokens(asked: Sequence[SquadQuestion], kind: str, pairs: BytePairs, skipped: Counter[str]) -> _Tokens:
+    shown, prompts, spans = [], [], []
+    for one in asked:
+        cut = window(one, kind)
+        if cut is None:
+            skipped[TOO_LONG] += 1
+            continue
+        before = f"Q: {one.question} C: "
+        shift = len(before) - cut[0]
+        shown.append(one)
+        prompts.append(f"{before}{one.context[slice(*cut)]} A:")
+        spans.append((one.start + shift, one.stop + shift))
+    encoded = pairs.encode(prompts)
+    first, last = np.array(spans, dtype=np.int64).reshape(-1, 2).T
+    answers = pairs.encode([f" {one.answer}" for one in shown])
+    return _Tokens(
+        asked=shown,
+        prompts=encoded,
+        relevant=encoded.overlap(first, last),
+        answers=np.insert(answers.ids, answers.bounds[1:], pairs.end),
+        answer_bounds=answers.bounds + np.arange(len(answers.bounds)),
+    )
+
+
+def _pieces(flat: NDArray[Any], bounds: NDArray[np.int64]) -> tuple[NDArray[Any], ...]:
+    return tuple(
+        flat[first:last] for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    )
+
+
+# --- The part of a paragraph that a prompt shows, and why its edges do not give the answer away ---
+# Random windows do not leak. A window of N characters may begin anywhere such that it holds the answer, also
+# before the paragraph begins or so that it reaches over its end, where it shows less; words it would cut are
+# left out. An answer whose words take c characters is held by N - c + 1 windows wherever in the paragraph it
+# stands, and each is drawn with the same probability, so a window is equally probable under every answer of
+# that length that it holds: seeing the window says nothing about which of them it is. (Windows pushed back
+# inside the paragraph would say something: those at its beginning would mostly be those of early answers.)
+
+
+TOO_LONG = "an answer longer than the window"
+
+
+def window(asked: SquadQuestion, kind: str) -> tuple[int, int] | None:
+    """First and last (exclusive) character of the context that is shown; None when the answer is too long."""
+    if kind == "whole":
+        return 0, len(asked.context)
+    if kind == "centred":
+        return max(0, asked.start - CENTRED_MARGIN), min(len(asked.context), asked.stop + CENTRED_MARGIN)
+    return random_window(asked.context, asked.start, asked.stop, RANDOM_WIDTHS[kind], uniform(asked.id))
+
+
+def uniform(name: str) -> float:
+    """A number in [0, 1) that only the name decides, the same on every machine.
+
+    >>> uniform("a") == uniform("a") != uniform("b")
+    True
+    """
+    digest = hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def random_window(context: str, start: int, stop: int, width: int, draw: float) -> tuple[int, int] | None:
+    """The window of ``width`` characters round ``context[start:stop]`` that ``draw`` in [0, 1) chooses.
+
+    It begins and ends with a whole word.
+
+    >>> text = "one two three four five"
+    >>> [text[slice(*random_window(text, 8, 13, 10, draw))] for draw in (0, .5, .9)]
+    ['two three', 'three', 'three four']
+    """
+    first, last = start, stop
+    while first > 0 and not context[first - 1].isspace():
+        first -= 1
+    while last < len(context) and not context[last].isspace():
+        last += 1
+    offsets = width - (last - first) + 1
+    if offsets < 1:
+        return None
+    left = last - width + int(draw * offsets)
+    right = left + width
+    left, right = max(left, 0), min(right, len(context))
+    # A word that is cut is left out; the answer's own words are inside and stay.
+    while left < first and (context[left].isspace() or (left > 0 and not context[left - 1].isspace())):
+        left += 1
+    while right > last and (
+        context[right - 1].isspace() or (right < len(context) and not context[right].isspace())
+    ):
+        right -= 1
+    return left, right
+
+
+# --- The files: the official JSON of versions 1.1 and 2.0 ---
+
+
+# Version 2.0 is the paper's; its answerable questions are those of version 1.1 but for a few.
+VERSIONS = ("v2.0", "v1.1")
+DOWNLOAD = (
+    "download it from https://rajpurkar.github.io/SQuAD-explorer/dataset/ (train-v2.0.json, dev-v2.0.json)"
+    " to squad/ there; .json.xz is read too"
+)
+# Why an answerable question is left out.
+NOT_IN_CONTEXT = "an answer that is not in its context"
+GUESSED = "an answer whose position is a guess"
+
+
+def find_squad(folder: Path, part: str) -> Path | None:
+    """The file of ``part`` (``train`` or ``dev``) in the data folder or in its ``squad``, or None."""
+    names = [
+        f"{place}{part}-{version}.json{packed}"
+        for version in VERSIONS
+        for place in ("squad/", "")
+        for packed in ("", ".xz")
+    ]
+    found = find_files(folder, [[name] for name in names])
+    return found[0] if found else None
+
+
+def require_squad(folder: Path, part: str) -> Path:
+    """As :func:`find_squad`, but a missing file is an error that says where to get it."""
+    found = find_squad(folder, part)
+    if found is None:
+        raise InputError(missing_squad(folder, part))
+    return found
+
+
+def missing_squad(folder: Path, part: str) -> str:
+    """One line: which file was looked for, where, and how to get it."""
+    return missing_files(folder, [[f"squad/{part}-{version}.json"] for version in VERSIONS], DOWNLOAD)
+
+
+def read_squad(path: Path, skipped: Counter[str]) -> list[SquadQuestion]:
+    """The answerable questions of a file, in its order; ``skipped`` counts those left out, by reason.
+
+    Unanswerable questions do not count as left out. The answer of a question is the first one whose
+    position is certain: it stands in the context where it says, and nothing marks the place as a guess
+    (``n_occurrences`` above 1, in copies of the data that lost the original positions).
+    """
+    return [found for found in _questions(path, skipped) if found is not None]
+
+
+def read_paragraphs(path: Path) -> list[str]:
+    """The paragraphs of a file, in its order."""
+    return [_field(paragraph, "context", str, where) for _, paragraph, where in _paragraphs(path)]
+
+
+def _questions(path: Path, skipped: Counter[str]) -> Iterator[SquadQuestion | None]:
+    for title, paragraph, where in _paragraphs(path):
+        context = _field(paragraph, "context", str, where)
+        for record in _field(paragraph, "qas", list, where):
+            if not isinstance(record, dict) or record.get("is_impossible") or not record.get("answers"):
+                continue
+            yield _question(record, title, context, where, skipped)
+
+
+def _paragraphs(path: Path) -> Iterator[tuple[str, Any, str]]:
+    """Every paragraph with the title of its article, and where it stands, for messages."""
+    document = read_json(path)
+    if not isinstance(document, dict) or not isinstance(document.get("data"), list):
+        raise InputError(f"{str(path)!r} is not SQuAD: it has no list 'data'; {DOWNLOAD}")
+    for number, article in enumerate(document["data"]):
+        where = f"{str(path)!r} article {number + 1}"
+        title = _field(article, "title", str, where)
+        for paragraph in _field(article, "paragraphs", list, where):
+            yield title, paragraph, where
+
+
+def _question(
+    record: dict[str, Any], title: str, context: str, where: str, skipped: Counter[str]
+) -> SquadQuestion | None:
+    identity = _field(record, "id", str, where)
+    where = f"{where} question {identity!r}"
+    gold, reasons, found = [], [], None
+    for answer in _field(record, "answers", list, where):
+        text = _field(answer, "text", str, where).strip()
+        start = _field(answer, "answer_start", int, where)
+        start += len(answer["text"]) - len(answer["text"].lstrip())
+        gold.append(text)
+        if not text or start < 0 or not context.startswith(text, start):
+            reasons.append(NOT_IN_CONTEXT)
+        elif answer.get("n_occurrences", 1) != 1:
+            reasons.append(GUESSED)
+        elif found is None:
+            found = (start, start + len(text))
+    if found is None:
+        skipped[reasons[0]] += 1
+        return None
+    question = _field(record, "question", str, where).strip()
+    return SquadQuestion(identity, title, question, context, *found, tuple(gold))
+
+
+def _field(record: Any, name: str, kind: type, where: str) -> Any:
+    if not isinstance(record, dict) or not isinstance(record.get(name), kind):
+        raise InputError(f"{where} is not SQuAD: it has no {_KINDS[kind]} {name!r}")
+    return record[name]
+
+
+_KINDS: dict[type, str] = {list: "list", str: "text", int: "whole number"}

@@ -1,0 +1,282 @@
+"""Subject-verb agreement (Linzen et al. 2016): is the verb of a sentence singular or plural?
+
+- ``whole``: the sentence with its verb, as in the paper. Relevant are subject and verb; the verb alone
+  tells the answer.
+- ``prefix``: the words before the verb, Linzen's own task. Relevant is the subject; nouns of the other
+  number between subject and verb (attractors) make it hard.
+- ``released``: the whole sentence in BERT's word pieces and with a third class that never occurs, as in
+  the released notebooks.
+
+The data is the official table, or two compact ones. Rows that contradict themselves (an index outside the
+sentence, another word where the verb should be, a part of speech that is neither VBZ nor VBP) are left out
+and counted, not guessed at.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fasterqk.errors import InputError
+from fasterqk.files import read_lines
+from fasterqk_lab.tasks._registry import SPLITS, checksum, find_files, left_out, missing_files, require_files
+from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk_lab.tasks._tokens import WordPieces
+
+# The part of speech of the verb is the label: singular, plural.
+LABELS = ("VBZ", "VBP")
+FORMS = ("whole", "prefix", "released")
+OFFICIAL = ["sva/agr_50_mostcommon_10K.tsv"]
+COMPACT = ["sva/linzen-sentences.tsv.xz", "sva/linzen-prefixes.tsv.xz"]
+FILES = [OFFICIAL, COMPACT]
+COMPACT_SHA256 = {
+    "linzen-sentences.tsv.xz": "5f3774a9065a0fa4ed341d1ae8a7eca395182d7a84cd00114e1731bf0dbbc884",
+    "linzen-prefixes.tsv.xz": "b6e0e2df45d45647f91b13c2343a8fb0735e7f3c19b8f871ea9ccb03c20869e5",
+}
+DOWNLOAD = "download agr_50_mostcommon_10K.tsv (see https://github.com/TalLinzen/rnn_agreement) to sva/ there"
+# The paper's sizes; the notebooks train on a tenth of all 1,577,211 rows.
+SIZES = {"train": 100_000, "validation": 20_000, "test": 20_000}
+RELEASED_TRAIN = 157_721
+# Test prefixes per number of attractors, from the compact file.
+MOST_PREFIXES = 2_000
+PAD, UNKNOWN = "[PAD]", "[UNK]"
+NEVER = "(never)"
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """Words with the places of subject and verb; ``verb`` is None where the sentence ends before it.
+
+    ``attractors`` counts the nouns of the other number between them, None where the file does not say.
+    """
+
+    split: str
+    label: str
+    words: tuple[str, ...]
+    subject: int
+    verb: int | None
+    attractors: int | None = None
+
+    def before_verb(self) -> "Sentence":
+        """The words up to the verb, which is what Linzen's models read."""
+        return Sentence(self.split, self.label, self.words[: self.verb], self.subject, None, self.attractors)
+
+
+def load(form: str, file: str, folder: Path) -> ClassificationTask:
+    """The task, from the official file or the compact ones."""
+    paths = require_files(folder, FILES, DOWNLOAD)
+    skipped: Counter[str] = Counter()
+    sentences = _read(paths, form, skipped)
+    for split in SPLITS:
+        if not any(sentence.split == split for sentence in sentences):
+            left = f" ({left_out(skipped)} left out)" if skipped else ""
+            raise InputError(f"{str(paths[0])!r} has no usable sentence for the {split} split{left}")
+    if form == "released":
+        pieces = WordPieces.find(folder)
+        paths = [*paths, pieces.path]
+        vocabulary = pieces.vocabulary
+        encoded = pieces.encode([sentence.words for sentence in sentences])
+    else:
+        vocabulary = _vocabulary(sentences)
+        numbers = {word: number for number, word in enumerate(vocabulary)}
+        encoded = [
+            (np.array([numbers.get(word, 1) for word in one.words]), np.arange(len(one.words)))
+            for one in sentences
+        ]
+    splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLITS}
+    for sentence, (tokens, places) in zip(sentences, encoded, strict=True):
+        own = splits[sentence.split]
+        relevance = np.isin(places, [sentence.subject, -1 if sentence.verb is None else sentence.verb])
+        attractors = {} if sentence.attractors is None else {"attractors": sentence.attractors}
+        label = LABELS.index(sentence.label)
+        own.append(
+            LabelledInstance(
+                f"{sentence.split}-{len(own)}", tokens, label, relevance.astype(float), attractors
+            )
+        )
+    return ClassificationTask(
+        name="sva",
+        splits={split: LabelledInstances.collect(examples) for split, examples in splits.items()},
+        classes=(*LABELS, NEVER) if form == "released" else LABELS,
+        vocabulary=vocabulary,
+        files={path.name: checksum(path) for path in paths},
+        skipped=dict(skipped),
+    )
+
+
+def check(folder: Path) -> dict[str, Any]:
+    """The report of ``fasterqk-lab data check``: files, sentences per split, what is left out or missing."""
+    paths = find_files(folder, FILES)
+    report: dict[str, Any] = {
+        "files": [str(path) for path in paths or []],
+        "missing": [] if paths else [missing_files(folder, FILES, DOWNLOAD)],
+    }
+    if not paths:
+        return report
+    skipped: Counter[str] = Counter()
+    counts = Counter(sentence.split for sentence in _read(paths, "whole", skipped))
+    report["counts"] = report["with_rationale"] = {split: counts[split] for split in SPLITS}
+    expected = {path.name: checksum(path) for path in paths} == COMPACT_SHA256 if len(paths) > 1 else True
+    report["expected"] = expected
+    if skipped:
+        report["note"] = f"left out: {left_out(skipped)}"
+    return report
+
+
+def _read(paths: Sequence[Path], form: str, skipped: Counter[str]) -> list[Sentence]:
+    if len(paths) == 1:
+        sizes = {**SIZES, "train": RELEASED_TRAIN} if form == "released" else SIZES
+        column = "orig_sentence" if form == "released" else "sentence"
+        sentences = read_official(paths[0], skipped, column, sizes)
+        return [sentence.before_verb() for sentence in sentences] if form == "prefix" else sentences
+    sentences = read_sentences(paths[0], skipped)
+    if form != "prefix":
+        return sentences
+    # Validation and test come from the other file, which knows the attractors.
+    train = [sentence.before_verb() for sentence in sentences if sentence.split == "train"]
+    return train + read_prefixes(paths[1], skipped, MOST_PREFIXES)
+
+
+def _vocabulary(sentences: Sequence[Sentence]) -> tuple[str, ...]:
+    """Padding, the unknown word, and the words of the training split, frequent ones first."""
+    counts = Counter(word for sentence in sentences if sentence.split == "train" for word in sentence.words)
+    return (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
+
+
+# --- The files ---
+
+
+SPLIT_NAMES = {"train": "train", "val": "validation", "test": "test"}
+WRONG_INDEX = "a wrong index"
+WRONG_VERB = "a verb that is not where the index says"
+UNKNOWN_POS = "an unknown part of speech"
+# The notebooks draw their tenth with numpy's seed 42; the order below is that draw, continued.
+ORDER_SEED = 42
+OFFICIAL_COLUMNS = ("sentence", "orig_sentence", "verb", "verb_pos", "subj_index", "verb_index")
+SENTENCE_COLUMNS = ("split", "verb_pos", "subj_idx", "verb_idx", "verb", "sentence")
+PREFIX_COLUMNS = ("set", "verb_pos", "n_attractors", "subj_idx", "in_sentences_file", "prefix")
+
+
+def read_official(path: Path, skipped: Counter[str], column: str, sizes: Mapping[str, int]) -> list[Sentence]:
+    """Sentences of ``agr_50_mostcommon_10K.tsv``: a fixed sample of ``sizes`` per split.
+
+    ``column`` is ``sentence`` (rare words as parts of speech) or ``orig_sentence``. The sample follows the
+    notebooks' draw: its first tenth of all rows is exactly what they train on.
+    """
+    count = sum(1 for _ in read_lines(path)) - 1
+    split_of = official_splits(count, sizes)
+    sentences = []
+    for number, (_, row) in enumerate(_rows(path, OFFICIAL_COLUMNS)):
+        if number not in split_of:
+            continue
+        places = _number(row["subj_index"], first=1), _number(row["verb_index"], first=1)
+        found = _sentence(split_of[number], row, row[column], places, skipped)
+        if found:
+            sentences.append(found)
+    return sentences
+
+
+def official_splits(count: int, sizes: Mapping[str, int]) -> dict[int, str]:
+    """The split of every row that is used, out of ``count`` rows.
+
+    Where there are fewer rows than ``sizes`` ask for, the splits shrink in proportion.
+    """
+    order = np.random.RandomState(ORDER_SEED).permutation(count)
+    share = min(1.0, count / sum(sizes.values()))
+    splits: dict[int, str] = {}
+    start = 0
+    for split, size in sizes.items():
+        end = start + int(size * share)
+        splits |= {int(row): split for row in order[start:end]}
+        start = end
+    return splits
+
+
+def read_sentences(path: Path, skipped: Counter[str]) -> list[Sentence]:
+    """Whole sentences of the compact file; what is left out is added to ``skipped``."""
+    sentences = []
+    for where, row in _rows(path, SENTENCE_COLUMNS):
+        split = row["split"]
+        if split not in SPLIT_NAMES:
+            raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
+        places = _number(row["subj_idx"]), _number(row["verb_idx"])
+        found = _sentence(SPLIT_NAMES[split], row, row["sentence"], places, skipped)
+        if found:
+            sentences.append(found)
+    return sentences
+
+
+def read_prefixes(path: Path, skipped: Counter[str], most: int) -> list[Sentence]:
+    """Validation and test of the prefix form: texts that end before the verb, with their attractors.
+
+    Prefixes that also begin a sentence of the other file are left out: it is what models are trained on.
+    Half of the ``val`` set is for validation. The other half and at most ``most`` of each ``test.k``,
+    evenly over the file, are the test split, so that all numbers of attractors are well represented.
+    """
+    sets: dict[str, list[Sentence]] = {}
+    for _, row in _rows(path, PREFIX_COLUMNS):
+        if row["in_sentences_file"] != "0":
+            continue
+        words = tuple(row["prefix"].split(" "))
+        subject = _number(row["subj_idx"])
+        if row["verb_pos"] not in LABELS:
+            skipped[UNKNOWN_POS] += 1
+        elif subject is None or not 0 <= subject < len(words):
+            skipped[WRONG_INDEX] += 1
+        else:
+            attractors = _number(row["n_attractors"])
+            own = sets.setdefault(row["set"], [])
+            split = "validation" if row["set"] == "val" and len(own) % 2 == 0 else "test"
+            own.append(Sentence(split, row["verb_pos"], words, subject, None, attractors))
+    return [
+        sentence
+        for name, own in sets.items()
+        for sentence in (own if name == "val" else own[:: max(1, -(-len(own) // most))])
+    ]
+
+
+def _sentence(
+    split: str,
+    row: Mapping[str, str],
+    text: str,
+    places: tuple[int | None, int | None],
+    skipped: Counter[str],
+) -> Sentence | None:
+    """The sentence of a row, its verb put back where a placeholder stood; None when it was counted out."""
+    words = text.split(" ")
+    subject, verb = places
+    if row["verb_pos"] not in LABELS:
+        skipped[UNKNOWN_POS] += 1
+    elif subject is None or verb is None or not 0 <= subject < verb < len(words):
+        skipped[WRONG_INDEX] += 1
+    elif words[verb] not in (row["verb"], row["verb_pos"]):
+        skipped[WRONG_VERB] += 1
+    else:
+        # A rare verb stands as its part of speech, which would give the answer away.
+        words[verb] = row["verb"]
+        attractors = _number(row.get("n_diff_intervening", ""))
+        return Sentence(split, row["verb_pos"], tuple(words), subject, verb, attractors)
+    return None
+
+
+def _rows(path: Path, columns: Iterable[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """For every line of a table its place (``FILE line N``) and its cells by column."""
+    lines = read_lines(path)
+    names = next(lines, "").split("\t")
+    for column in columns:
+        if column not in names:
+            raise InputError(f"{str(path)!r} has no column {column!r}; its columns are {', '.join(names)}")
+    for number, line in enumerate(lines, start=2):
+        cells = line.split("\t")
+        where = f"{str(path)!r} line {number}"
+        if len(cells) != len(names):
+            raise InputError(f"{where} has {len(cells)} cells for {len(names)} columns; download it again")
+        yield where, dict(zip(names, cells, strict=True))
+
+
+def _number(cell: Any, first: int = 0) -> int | None:
+    """A whole number, counted from ``first``; None where the cell has none."""
+    return int(cell) - first if cell.isascii() and cell.isdigit() else None

@@ -1,0 +1,233 @@
+"""Data as tensors, in batches of similar lengths; every random choice has a generator of its own.
+
+A generator is named by its purpose, so that nothing depends on what was drawn before, and a training can go
+on from any step.
+"""
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fasterqk.errors import InputError
+from fasterqk_lab.tasks import LabelledInstances, Questions
+from fasterqk_lab.training._config import TrainConfig
+
+# Larger ones leave the cache: square attention matrices of a deep model then take twice the time.
+EVALUATION_BATCH = 128
+
+
+def generator(seed: int, *purpose: str | int) -> torch.Generator:
+    """The generator for one purpose of one training, such as ``generator(seed, "batches", epoch)``.
+
+    >>> a, b = (torch.rand(2, generator=generator(0, "batches", epoch)) for epoch in (1, 2))
+    >>> bool((a == b).any())
+    False
+    """
+    text = "/".join(str(part) for part in (seed, *purpose))
+    number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+    return torch.Generator().manual_seed(number)
+
+
+# --- Texts with labels ---
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedInstances:
+    """A split as tensors: ``tokens`` (instance, position), the position where each is ``read``, and the rest.
+
+    ``after`` says that the read position is the padding (``pad``) that follows a text.
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+    read: Tensor
+    labels: Tensor
+    relevance: Tensor
+    rated: Tensor
+    after: bool
+    pad: int
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens trimmed to the last position that is read, read positions, and labels of ``chosen``.
+
+        Nothing to the right of the read position reaches it (attention is causal), so trimming
+        changes no prediction.
+        """
+        read = self.read[chosen]
+        return self.tokens[chosen, : int(read.max()) + 1], read, self.labels[chosen]
+
+    def take(self, chosen: Tensor) -> "PaddedInstances":
+        """The chosen instances, in that order."""
+        names = ("tokens", "lengths", "read", "labels", "relevance", "rated")
+        return replace(self, **{name: getattr(self, name)[chosen] for name in names})
+
+    def by_length(self, size: int) -> list[Tensor]:
+        """All instances in batches of ``size``, sorted by length: for evaluation, where order is free."""
+        return list(self.read.argsort(stable=True).split(size))
+
+
+def pad_instances(instances: LabelledInstances, *, context: int, read: str, pad: int) -> PaddedInstances:
+    """``instances`` as tensors, cut so that the read position still lies within ``context``.
+
+    ``read`` is ``"after"`` (the padding that follows a text) or ``"last"`` (its last token).
+    """
+    instances = instances.truncate(context - 1 if read == "after" else context)
+    lengths = instances.lengths
+    tokens, relevance = instances.padded(int(lengths.max()) + 1, pad)
+    return PaddedInstances(
+        tokens=torch.from_numpy(tokens),
+        lengths=torch.from_numpy(lengths),
+        read=torch.from_numpy(lengths if read == "after" else np.maximum(lengths - 1, 0)),
+        labels=torch.from_numpy(instances.labels),
+        relevance=torch.from_numpy(relevance).float(),
+        rated=torch.from_numpy(instances.rated),
+        after=read == "after",
+        pad=pad,
+    )
+
+
+def shuffled_batches(
+    lengths: Tensor, *, batch_size: int, bucket: int, generator: torch.Generator
+) -> list[Tensor]:
+    """One epoch: every instance once, in batches of indices.
+
+    The instances are shuffled, sorted by length within pools of ``bucket`` batches, cut into batches, and
+    the batches are shuffled. With ``bucket`` 1 that is plain shuffling.
+    """
+    order = torch.randperm(len(lengths), generator=generator)
+    if bucket > 1:
+        pools = order.split(bucket * batch_size)
+        order = torch.cat([pool[lengths[pool].argsort(stable=True)] for pool in pools])
+    batches = order.split(batch_size)
+    return [batches[int(place)] for place in torch.randperm(len(batches), generator=generator)]
+
+
+def epoch_batches(lengths: Tensor, config: TrainConfig, epoch: int) -> list[Tensor]:
+    """The batches of one epoch of a training, by :func:`shuffled_batches`."""
+    options = config.optimisation
+    return shuffled_batches(
+        lengths,
+        batch_size=options.batch_size,
+        bucket=options.bucket,
+        generator=generator(config.seed, "batches", epoch),
+    )
+
+
+class _Takes(Protocol):
+    def __len__(self) -> int: ...
+    def take(self, chosen: Any, /) -> Self: ...
+
+
+Split = TypeVar("Split", bound=_Takes)
+
+
+def fixed_sample(split: Split, count: int | None, purpose: str) -> Split:
+    """``count`` entries of ``split`` by a shuffle that is the same for all seeds, or ``split`` itself.
+
+    >>> len(fixed_sample(np.arange(100), 5, "limit"))
+    5
+    """
+    if count is None or count >= len(split):
+        return split
+    return split.take(torch.randperm(len(split), generator=generator(0, purpose))[:count].numpy())
+
+
+# --- Questions with their answers ---
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerBatch:
+    """Texts to read and what should follow.
+
+    ``tokens`` (batch, token), padded on the right. Row r of an instance is read at ``position`` (batch,
+    row), where ``real`` (batch, row) is true. ``labels`` are the next tokens of all real rows, one after
+    the other.
+    """
+
+    tokens: Tensor
+    position: Tensor
+    real: Tensor
+    labels: Tensor
+
+    def to(self, device: torch.device) -> "AnswerBatch":
+        """The batch on another device."""
+        return AnswerBatch(*(values.to(device) for values in vars(self).values()))
+
+
+@dataclass(frozen=True, eq=False)
+class PackedQuestions:
+    """A split in one row of tokens: each prompt with its answer, one after the other."""
+
+    questions: Questions
+    tokens: Tensor
+    start: Tensor
+    prompts: Tensor
+    lengths: Tensor
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def batch(self, chosen: Tensor) -> AnswerBatch:
+        """The chosen questions, trimmed to the last token that is read, scored on their answers.
+
+        The end of an answer is predicted but never read; padding is not seen by what comes before it
+        (attention is causal), so neither changes any prediction.
+        """
+        prompts, lengths = self.prompts[chosen], self.lengths[chosen]
+        place = torch.arange(int(lengths.max()) - 1)
+        inside = place < lengths[:, None] - 1
+        tokens = self.tokens[(self.start[chosen][:, None] + place * inside)] * inside
+        answers = lengths - prompts
+        row = torch.arange(int(answers.max()))
+        real = row < answers[:, None]
+        position = (prompts[:, None] - 1 + row).clamp_max(len(place) - 1)
+        labels = self.tokens[(self.start[chosen][:, None] + position + 1)[real]]
+        return AnswerBatch(tokens, position, real, labels)
+
+    def labels(self, chosen: Tensor) -> int:
+        """The number of answer tokens of the chosen questions."""
+        return int((self.lengths[chosen] - self.prompts[chosen]).sum())
+
+    def take(self, chosen: Tensor) -> "PackedQuestions":
+        """The chosen questions, in that order."""
+        return pack_questions(self.questions.take(chosen.numpy()))
+
+    def by_length(self, size: int) -> list[Tensor]:
+        """All questions in batches of ``size``, sorted by length: for evaluation, where order is free."""
+        return list(self.lengths.argsort(stable=True).split(size))
+
+
+def pack_questions(questions: Questions) -> PackedQuestions:
+    """``questions`` as tensors."""
+    prompts = np.array([len(prompt) for prompt in questions.prompts], dtype=np.int64)
+    lengths = questions.lengths
+    pieces = [piece for pair in zip(questions.prompts, questions.answers, strict=True) for piece in pair]
+    return PackedQuestions(
+        questions=questions,
+        tokens=torch.from_numpy(np.concatenate(pieces)),
+        start=torch.from_numpy(np.cumsum(lengths) - lengths),
+        prompts=torch.from_numpy(prompts),
+        lengths=torch.from_numpy(lengths),
+    )
+
+
+def fitting(questions: Questions, context: int, name: str) -> Questions:
+    """The questions that fit a ``context`` (in tokens) together with their answers.
+
+    Longer ones are left out; that none is left is an error.
+    """
+    fit = np.flatnonzero(questions.lengths <= context)
+    if not len(fit):
+        shortest = int(questions.lengths.min())
+        raise InputError(
+            f"no {name} question fits a context of {context} tokens with its answer (the shortest takes "
+            f"{shortest}); give a larger context or another form"
+        )
+    return questions if len(fit) == len(questions) else questions.take(fit)

@@ -1,0 +1,319 @@
+"""The paper's classifier as a trainable: cross-entropy on labels, measured where its attention should be.
+
+All attention is read at the position that makes the prediction. This is the `paper` evaluation;
+`fasterqk_lab.training._released` has what the released notebooks compute instead.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+
+from fasterqk.attention import SCORES, Batch, Instance, Pattern, Reading, Summary, class_answer, measure
+from fasterqk.capture import capture
+from fasterqk.circuits import scale_circuits
+from fasterqk.errors import InputError
+from fasterqk_lab.models import Classifier, ClassifierConfig
+from fasterqk_lab.models._classifier import aggregation_of
+from fasterqk_lab.tasks import ClassificationTask, LabelledInstances
+from fasterqk_lab.training._batches import (
+    EVALUATION_BATCH,
+    PaddedInstances,
+    epoch_batches,
+    fixed_sample,
+    generator,
+    pad_instances,
+)
+from fasterqk_lab.training._config import TrainConfig
+from fasterqk_lab.training._readings import more_readings
+from fasterqk_lab.training._released import measure_released, measure_released_sva
+
+# Along training plausibility is scored on so many instances, evenly over all lengths: it goes one by one.
+PLAUSIBILITY_SAMPLE = 256
+# The scores of attention that tables show; others are computed by `fasterqk measure` alone.
+TABLE_SCORES = tuple(score.name for score in SCORES.values() if score.tables)
+# What a measurement says beside its scores; trainings keep the accuracy of all instances elsewhere.
+_NOT_SCORES = ("n", "n_without_relevance", "accuracy", "random", "concentration", "measured")
+
+
+class Classification:
+    """The paper's classifier on a task with labels; see :class:`fasterqk_lab.training._steps.Trainable`."""
+
+    def __init__(self, config: TrainConfig, task: ClassificationTask) -> None:
+        if config.evaluation.protocol not in EVALUATIONS:
+            known = ", ".join(EVALUATIONS)
+            raise InputError(f"unknown evaluation {config.evaluation.protocol!r}; choose from {known}")
+        self.config = config
+        self.task = task
+        self.files = dict(task.files)
+        self.evaluation = EVALUATIONS[config.evaluation.protocol]
+        train = fixed_sample(task.splits["train"], config.data.train_limit, "limit")
+        splits = {**task.splits, "train": train}
+        self.splits = {
+            name: pad_instances(examples, context=config.model.context, read=config.model.read, pad=task.pad)
+            for name, examples in splits.items()
+        }
+        self.groups = task.splits["test"].groups
+        subset = fixed_sample(self.splits["train"], config.evaluation.train_subset, "subset")
+        self.along = {**self.splits, "train": subset}
+        self.model = build_classifier(config, task, train)
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        return epoch_batches(self.splits["train"].lengths, self.config, epoch)
+
+    def weight(self, chosen: Tensor) -> int:
+        return len(chosen)
+
+    def loss(self, chosen: Tensor, number: int) -> Tensor:
+        self.model.train()
+        tokens, read, labels = self.splits["train"].batch(chosen)
+        return cross_entropy(self.model(tokens, read), labels)
+
+    def before_step(self) -> None:
+        self.model.embedding.zero_unseen_gradient()
+
+    def evaluate(self) -> dict[str, Any]:
+        record: dict[str, Any] = {}
+        for name, split in self.along.items():
+            record |= {f"{name}_{key}": value for key, value in self._fit(split).items()}
+        seed = self.config.seed if self.config.evaluation.random_along else None
+        scores = flat(self._attention("test", quick=True, seed=seed))
+        return {"loss": record.pop("train_loss"), **record, **scores, **self._readings("test")}
+
+    def results(self) -> dict[str, Any]:
+        results: dict[str, Any] = {name: self._fit(split) for name, split in self.splits.items()}
+        results["validation"] |= self._attention("validation")
+        results["test"] |= self._attention("test", seed=self.config.seed)
+        results["test"] |= self._by_group()
+        if self.task.skipped:
+            results["skipped"] = dict(self.task.skipped)
+        return results
+
+    def _fit(self, split: PaddedInstances) -> dict[str, float]:
+        return measure_fit(self.model, split)
+
+    def _attention(self, split: str, **options: Any) -> dict[str, Any]:
+        """The scores of attention on a split; none where the accuracy alone is looked at."""
+        if self.evaluation is None:
+            return {}
+        percents = self.config.evaluation.rationale_k
+        scores = scores_json(self.evaluation(self.model, self.splits[split], percents, **options))
+        # Layers alone are judged by where they look.
+        for layer in scores.get("layer", {}).values():
+            del layer["entropy"], layer["null"]["entropy"]
+        scores.pop("average", None)
+        return scores
+
+    def _readings(self, split: str) -> dict[str, float | None]:
+        """What is read of attention beside the scores, where it is asked for."""
+        asked, sizes = self.config.evaluation.readings, self.config.model
+        if not asked:
+            return {}
+        return more_readings(
+            MeasuredClassifier(self.model, self.splits[split]),
+            instances_of(self.splits[split]),
+            asked,
+            layers=sizes.layers,
+            heads=sizes.heads,
+            aggregation=aggregation_of(self.model),
+            batch_size=EVALUATION_BATCH,
+        )
+
+    def _by_group(self) -> dict[str, Any]:
+        """Test accuracy, and that of always saying the most frequent class: in all and group by group."""
+        right = (all_logits(self.model, self.splits["test"]).argmax(1) == self.splits["test"].labels).numpy()
+        majority = int(torch.bincount(self.splits["train"].labels).argmax())
+        frequent = self.splits["test"].labels.numpy() == majority
+        groups = {
+            name: {
+                str(value): {
+                    "n": int((values == value).sum()),
+                    "accuracy": float(right[values == value].mean()),
+                    "majority_accuracy": float(frequent[values == value].mean()),
+                }
+                for value in np.unique(values)
+            }
+            for name, values in self.groups.items()
+        }
+        return {"majority_accuracy": float(frequent.mean()), "groups": groups}
+
+
+def build_classifier(config: TrainConfig, task: ClassificationTask, train: LabelledInstances) -> Classifier:
+    """The model of a run at its start: the same function for all arms of a seed."""
+    sizes = ClassifierConfig(
+        vocabulary_size=task.vocabulary_size,
+        classes=len(task.classes),
+        **config.model.sizes(),
+        residual=config.model.residual,
+        init_scale=config.model.init_scale,
+    )
+    seen = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
+    model = Classifier(sizes, generator(config.seed, "weights"), seen)
+    scale_at_start(model, config)
+    return model
+
+
+def scale_at_start(model: nn.Module, config: TrainConfig) -> None:
+    """Make one factor of QK, or one of the two circuits, larger than the other, as the configuration says."""
+    options = config.optimisation
+    if options.qk_imbalance != 1:
+        scale_circuits(model, qk=options.qk_imbalance)
+    if (factor := options.circuit_imbalance) != 1:
+        scale_circuits(model, qk=factor, ov=1 / factor, keep_product=False)
+
+
+# --- How it is measured ---
+
+
+def measure_fit(model: Classifier, split: PaddedInstances) -> dict[str, float]:
+    """``loss`` (mean cross-entropy, nats) and ``accuracy`` (0..1) in evaluation mode."""
+    logits = all_logits(model, split)
+    return {
+        "loss": float(cross_entropy(logits.double(), split.labels)),
+        "accuracy": float((logits.argmax(1) == split.labels).double().mean()),
+    }
+
+
+@torch.no_grad()
+def all_logits(model: Classifier, split: PaddedInstances) -> Tensor:
+    """Logits (instance, class) of a whole split, in its own order."""
+    model.eval()
+    logits = torch.empty(len(split), model.config.classes)
+    for chosen in split.by_length(EVALUATION_BATCH):
+        tokens, read, _ = split.batch(chosen)
+        logits[chosen] = model(tokens, read)
+    return logits
+
+
+def measure_attention(
+    model: Classifier,
+    split: PaddedInstances,
+    percents: Sequence[int],
+    *,
+    quick: bool = False,
+    seed: int | None = None,
+) -> Summary:
+    """Where the model looks and whether that is why it predicts.
+
+    Mass, AC, ACMC, DTAP and plausibility are over the instances with relevant tokens; entropy, sufficiency
+    and comprehensiveness over all. ``quick`` scores plausibility on a fixed part of the instances. With a
+    ``seed`` random rankings are the null of faithfulness and plausibility. Deeper models are scored by
+    rollout, and each layer by itself.
+    """
+    instances = instances_of(split)
+    found = measure(
+        MeasuredClassifier(model, split),
+        instances,
+        percents=percents,
+        aggregation=aggregation_of(model),
+        batch_size=EVALUATION_BATCH,
+        random_rankings=None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed),
+        only=TABLE_SCORES,
+        by_layer=len(model.blocks) > 1,
+        need_relevance=False,
+        max_weights=None,
+    )
+    return found.summary(plausibility_sample=PLAUSIBILITY_SAMPLE if quick else None)
+
+
+def scores_json(summary: Summary) -> dict[str, Any]:
+    """The scores of a split as trainings keep them: those of random rankings stand under ``null`` too."""
+    document = summary.to_json()
+    document["null"] |= document.get("random", {})
+    return {name: value for name, value in document.items() if name not in _NOT_SCORES}
+
+
+class MeasuredClassifier:
+    """The paper's classifier on texts of a split, each read at its own position.
+
+    That is the last token, or one behind the text, which is no token of the instance and never removed.
+    """
+
+    pattern = Pattern(causal=True)
+
+    def __init__(self, model: Classifier, split: PaddedInstances) -> None:
+        self.model, self.pad, self.after = model.eval(), split.pad, split.after
+        self.classes = tuple(map(str, range(model.config.classes)))
+
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
+        tokens, read = self._inputs(batch)
+        captured = capture(self.model, {"tokens": tokens, "read": read, "every_row": not read_only})
+        keys = torch.arange(tokens.shape[1]) <= read[:, None]
+        return Reading(list(captured), read, class_answer(_outcomes(captured.outputs), batch), keys, True)
+
+    @torch.no_grad()
+    def predict(self, batch: Batch) -> NDArray[np.float64]:
+        return _outcomes(self.model(*self._inputs(batch)))
+
+    def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
+        raise NotImplementedError  # trainings rank by attention
+
+    def _inputs(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        # One more position: what is read after a text, or in place of one that lost all its tokens.
+        tokens = pad(torch.from_numpy(np.where(batch.real, batch.tokens, self.pad)), (0, 1), value=self.pad)
+        length = torch.from_numpy(batch.real.sum(1))
+        read = length if self.after else (length - 1).clamp_min(0)
+        return tokens[:, : int(read.max()) + 1], read
+
+
+@lru_cache(maxsize=4)
+def instances_of(split: PaddedInstances) -> tuple[Instance, ...]:
+    """The texts of a split without their read position; those that are not rated have no relevant token."""
+    relevance = (split.relevance * split.rated[:, None]).double().numpy()
+    tokens, labels = split.tokens.numpy(), split.labels.tolist()
+    return tuple(
+        Instance(tokens[i, :n], np.ones(n, dtype=bool), relevance[i, :n], label=labels[i])
+        for i, n in enumerate(split.lengths.tolist())
+    )
+
+
+def random_rankings(instances: Sequence[Instance], size: int, seed: int) -> list[NDArray[np.float64]]:
+    """Random numbers ``(row, token)`` for each instance, the same for all arms of a seed.
+
+    One row per token of the target, or one row alone; drawn for batches of ``size`` of similar lengths.
+    """
+    draw = generator(seed, "chance")
+    lengths = torch.tensor([len(x.tokens) for x in instances])
+    rankings = [np.empty(0)] * len(instances)
+    for chosen in lengths.argsort(stable=True).split(size):
+        targets = [instances[place].target for place in chosen.tolist()]
+        rows = [1 if target is None else len(target) for target in targets]
+        drawn = torch.rand((sum(rows), int(lengths[chosen].max())), generator=draw).double()
+        for place, own in zip(chosen.tolist(), drawn.split(rows), strict=True):
+            rankings[place] = own[:, : lengths[place]].numpy()
+    return rankings
+
+
+def _outcomes(logits: Tensor) -> NDArray[np.float64]:
+    return np.asarray(logits.double().softmax(1).numpy())
+
+
+def flat(scores: dict[str, Any]) -> dict[str, float | None]:
+    """The single numbers among ``scores`` under one name each, for records along training.
+
+    >>> flat({"mrta": 0.4, "null": {"mrta": 0.2}, "sufficiency": {"5": 0.1}, "dtap": [[100.0]]})
+    {'mrta': 0.4, 'null_mrta': 0.2, 'sufficiency_5': 0.1}
+    """
+    record: dict[str, float | None] = {}
+    for name, value in scores.items():
+        if isinstance(value, dict):
+            prefix = "" if name == "plausibility" else f"{name}_"
+            record |= {f"{prefix}{key}": number for key, number in flat(value).items()}
+        elif not isinstance(value, list):
+            record[name] = value
+    return record
+
+
+# Measures a split, quicker along training; with a seed random rankings are measured too.
+Measure = Callable[..., Summary]
+EVALUATIONS: dict[str, Measure | None] = {
+    "paper": measure_attention,
+    "released-hatexplain": measure_released,
+    "released-sva": measure_released_sva,
+    "fit": None,  # for trainings that are judged by their accuracy alone, such as those of a search
+}

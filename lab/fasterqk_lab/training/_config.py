@@ -1,0 +1,388 @@
+"""The configuration of one training: frozen dataclasses of plain values, in four parts.
+
+The store hashes a configuration to name the folder of its results.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from fasterqk.errors import InputError
+from fasterqk.files import PART, config_types
+from fasterqk_lab.tasks import check_task
+
+OPTIMIZERS = ("adamw", "sgd")
+DECAYS = ("coupled", "independent")
+SCHEDULES = ("cosine", "half-cosine", "constant")
+READ_POSITIONS = ("after", "last")
+POSITION_STARTS = ("random", "waves")
+MOST_LAYERS = 2000
+# What they are: `fasterqk_lab.training._readings`.
+READINGS = ("heads", "plain", "residual", "carried")
+
+# The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
+TASK_SETTINGS: dict[str, dict[str, Any]] = {
+    "sva": {
+        "lr": 1e-3,
+        "epochs": 6,
+        "batch_size": 256,
+        "mlp_width": 0,
+        "residual": False,
+        "read": "last",
+    },
+    "agreement": {"lr": 1e-4, "epochs": 8, "context": 32},
+    "jsonl": {"lr": 5e-4, "epochs": 15},
+    # The paper's answer generator; epochs, batches and smoothing are those of the released notebooks.
+    "squad": {
+        "epochs": 70,
+        "batch_size": 64,
+        "weight_decay": 0.05,
+        "layers": 6,
+        "width": 300,
+        "heads": 6,
+        "head_width": 50,
+        "mlp_width": 1200,
+        "dropout": 0.2,
+        "label_smoothing": 0.1,
+        "train_subset": 512,
+        "rationale_k": (5,),
+    },
+    "kvqa": {
+        "lr": 1e-3,
+        "epochs": 3,
+        "layers": 2,
+        "width": 64,
+        "heads": 4,
+        "head_width": 16,
+        "mlp_width": 64,
+        "context": 48,
+        "start_scale": 0.25,
+        "position_start": "waves",
+        "train_subset": 512,
+        "rationale_k": (5,),
+    },
+}
+
+
+RATIO_ROLES = ("q", "k", "v", "o", "embedding")
+
+
+@dataclass(frozen=True)
+class Optimisation:
+    """How the weights change.
+
+    ``qk_ratio`` multiplies the learning rate of the query-key circuit, ``ov_ratio`` that of the output-value
+    circuit, ``embedding_ratio`` that of the token embedding, which then does not decay. ``ratios`` sets them
+    by role instead, written ``"q=10,k=3"``; roles are q, k, v, o and embedding.
+    """
+
+    qk_ratio: float = 1.0
+    lr: float = 5e-5
+    epochs: int = 30
+    batch_size: int = 32
+    # Batches per optimizer step.
+    accumulate: int = 1
+    # Batches are cut from pools of this many batches that were sorted by length; 1 is plain shuffling.
+    bucket: int = 16
+    optimizer: str = "adamw"
+    momentum: float = 0.0
+    weight_decay: float = 1e-4
+    # Whether the ratio multiplies the weight decay of its circuit too ("coupled"), or lr * weight_decay is
+    # equal for all parameters ("independent").
+    decay: str = "independent"
+    schedule: str = "cosine"
+    # Share of all steps over which the learning rate rises from zero.
+    warmup: float = 0.1
+    # Largest joint norm of the gradients.
+    clip: float | None = 1.0
+    ov_ratio: float = 1.0
+    ratios: str = ""
+    embedding_ratio: float = 1.0
+    # Multiplies the queries and divides the keys at the start, which leaves the function as it is.
+    qk_imbalance: float = 1.0
+    # Multiplies the product of queries and keys and divides that of values and outputs at the start.
+    circuit_imbalance: float = 1.0
+    # The norm given to the gradient of each circuit at every step.
+    gradient_norm: float | None = None
+    # Weight decay of one circuit, in place of that of all parameters.
+    qk_decay: float | None = None
+    ov_decay: float | None = None
+    # Answer generators only; `autocast` computes in bfloat16 where the device has it.
+    label_smoothing: float = 0.0
+    autocast: bool = False
+    # Shell-style patterns of parameter names. `faster` takes the multiplier instead of the query-key
+    # circuit; `frozen` is not trained. With `stale_gradients` the gradients of frozen parameters are
+    # still computed, never cleared, and enter the clipped norm, as in the released notebooks.
+    faster: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+    stale_gradients: bool = False
+
+    def __post_init__(self) -> None:
+        _set_types(self)
+        _one_of(self, optimizer=OPTIMIZERS, decay=DECAYS, schedule=SCHEDULES)
+        _above_zero(
+            self, "qk_ratio", "ov_ratio", "embedding_ratio", "qk_imbalance", "circuit_imbalance", "lr"
+        )
+        object.__setattr__(self, "ratios", _written(self.by_role()))
+        for name in ("qk_ratio", "ov_ratio", "embedding_ratio", "faster"):
+            if self.ratios and getattr(self, name) not in (1.0, ()):
+                raise InputError(
+                    f"{name} {getattr(self, name)} and ratios {self.ratios!r} both set rates; "
+                    "give one of them"
+                )
+        _above_zero(self, "clip", "gradient_norm")
+        _at_least(self, 1, "epochs", "batch_size", "accumulate", "bucket")
+        _at_least(self, 0, "weight_decay", "qk_decay", "ov_decay", "momentum", "warmup", "label_smoothing")
+        _below_one(self, "label_smoothing")
+        if self.warmup > 1:
+            raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
+
+    def by_role(self) -> dict[str, float]:
+        """``ratios`` as numbers by role; empty if there are none.
+
+        >>> Optimisation(ratios="k=3, q=10").by_role()
+        {'q': 10.0, 'k': 3.0}
+        """
+        found: dict[str, float] = {}
+        for item in filter(None, (item.strip() for item in self.ratios.split(","))):
+            role, _, number = (part.strip() for part in item.partition("="))
+            try:
+                ratio = float(number)
+            except ValueError:
+                ratio = math.nan
+            if role not in RATIO_ROLES or role in found or not 0 < ratio < math.inf:
+                raise InputError(
+                    f"ratios {self.ratios!r}: {item!r} is not a role and a number above 0; write q=10,k=3 "
+                    f"with the roles {', '.join(RATIO_ROLES)}, each once"
+                )
+            found[role] = ratio
+        return {role: found[role] for role in RATIO_ROLES if role in found}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The paper's transformer, or the pretrained encoder that is fine-tuned in its place."""
+
+    # A folder, or a package that carries an encoder; the other fields then do not count.
+    pretrained: str = ""
+    layers: int = 1
+    width: int = 64
+    heads: int = 4
+    head_width: int = 64
+    # 0 leaves the MLP out.
+    mlp_width: int = 256
+    # The longest text in tokens; what is longer is cut.
+    context: int = 256
+    residual: bool = True
+    # The row of attention that makes the prediction: the first position "after" the text (padding that sees
+    # the text and itself) or the "last" token.
+    read: str = "after"
+    init_scale: float = 0.02
+    # Answer generators only. They start from the task's word vectors, where it has some and `word_vectors`
+    # is set; else with token embeddings and positions of the spread `start_scale` (None: as in the paper).
+    # Positions, which are learned, start at random or as sine and cosine "waves", from which the distance of
+    # two of them is read more easily.
+    dropout: float = 0.0
+    word_vectors: bool = True
+    start_scale: float | None = None
+    position_start: str = "random"
+
+    def __post_init__(self) -> None:
+        _set_types(self)
+        _one_of(self, read=READ_POSITIONS, position_start=POSITION_STARTS)
+        _above_zero(self, "init_scale", "start_scale")
+        _at_least(self, 1, "layers", "width", "heads", "head_width", "context")
+        if self.layers > MOST_LAYERS:
+            raise InputError(f"layers {self.layers}: at most {MOST_LAYERS} can be built")
+        _at_least(self, 0, "mlp_width", "dropout")
+        _below_one(self, "dropout")
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes that classifiers and answer generators have in common."""
+        names = ("layers", "width", "heads", "head_width", "mlp_width", "context")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which data of the task: one of its forms, and how many training examples.
+
+    ``file`` and its ``checksum`` belong to task "jsonl".
+    """
+
+    form: str = ""
+    file: str = ""
+    checksum: str = ""
+    train_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _set_types(self)
+        _at_least(self, 1, "train_limit")
+
+
+BEST_BY = ("validation_accuracy", "validation_loss")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What is measured, how often, and on how many examples."""
+
+    # A name in `fasterqk_lab.training.EVALUATIONS`.
+    protocol: str = "paper"
+    evaluations_per_epoch: int = 1
+    # Evaluations from the start to the end, evenly spaced, instead of so many per epoch.
+    evaluations: int | None = None
+    # Evaluate also whenever the running loss has fallen to this share of what it was.
+    evaluate_at_fall: float | None = None
+    # Training ends early when validation accuracy has not risen and validation loss has not fallen for this
+    # many evaluations.
+    patience: int | None = None
+    # The score of `BEST_BY` by which the best evaluation of a training is chosen.
+    best_by: str = "validation_accuracy"
+    # Training ends at the first evaluation whose training loss is no higher.
+    stop_at_loss: float | None = None
+    # Classifiers only: measure random rankings along training too, not at the end alone.
+    random_along: bool = False
+    # More readings of attention along training, see `fasterqk_lab.training._readings`.
+    readings: tuple[str, ...] = ()
+    # Training examples on which the training loss is measured.
+    train_subset: int = 2048
+    # Percentages of tokens that faithfulness keeps or removes.
+    rationale_k: tuple[int, ...] = (5, 10, 20, 50)
+    # Answer generators only: questions of a split measured along training and at the end (None: all), and
+    # the most tokens of an answer.
+    along_subset: int = 256
+    test_subset: int | None = None
+    answer_tokens: int = 32
+
+    def __post_init__(self) -> None:
+        _set_types(self)
+        _at_least(self, 1, "evaluations_per_epoch", "evaluations", "patience", "train_subset", "along_subset")
+        _at_least(self, 1, "test_subset", "answer_tokens")
+        _above_zero(self, "stop_at_loss")
+        if self.best_by not in BEST_BY:
+            raise InputError(f"best_by {self.best_by!r} is not one of {', '.join(BEST_BY)}")
+        fall = self.evaluate_at_fall
+        if fall is not None and not 0 < fall < 1:
+            raise InputError(f"evaluate_at_fall {fall} is a share of the loss, between 0 and 1")
+        for reading in self.readings:
+            if reading not in READINGS:
+                raise InputError(f"readings {reading!r} is not one of {', '.join(READINGS)}")
+        if any(not 0 < k <= 100 for k in self.rationale_k):
+            raise InputError(f"rationale_k {list(self.rationale_k)}: give percentages from 1 to 100")
+
+
+@dataclass(frozen=True, init=False)
+class TrainConfig:
+    """One cell: a task, an arm and a seed, with everything that decides its numbers.
+
+    Fields are read by part and given by name, because names are unique over the parts. What is not given
+    is the task's own setting (`TASK_SETTINGS`), else the default of its part. A part may be given whole; it
+    is then taken as it is, without the settings of the task. Whole numbers given for real fields become
+    real ones, so that ``qk_ratio=30`` and ``qk_ratio=30.0`` are one configuration.
+
+    >>> config = TrainConfig("agreement", qk_ratio=30)
+    >>> config.optimisation.qk_ratio, config.optimisation.lr, config.model.context
+    (30.0, 0.0001, 32)
+    >>> TrainConfig("agreement", data=Data(train_limit=100)).replace(seed=3, lr=1e-3).data.train_limit
+    100
+    """
+
+    task: str
+    seed: int = 0
+    optimisation: Optimisation = dataclasses.field(default_factory=Optimisation, metadata=PART)
+    model: Model = dataclasses.field(default_factory=Model, metadata=PART)
+    data: Data = dataclasses.field(default_factory=Data, metadata=PART)
+    evaluation: Evaluation = dataclasses.field(default_factory=Evaluation, metadata=PART)
+
+    def __init__(self, task: str, seed: int = 0, **fields: Any) -> None:
+        values = {"task": task, "seed": seed}
+        for name, kind in PARTS.items():
+            names = [field.name for field in dataclasses.fields(kind)]
+            own = {name: fields.pop(name) for name in names if name in fields}
+            if name in fields:
+                whole = fields.pop(name)
+                if type(whole) is not kind:
+                    raise InputError(f"{name} {whole!r} is not of type {kind.__name__}")
+                values[name] = dataclasses.replace(whole, **own)
+            else:
+                settings = TASK_SETTINGS.get(task, {})
+                values[name] = kind(**{name: settings[name] for name in names if name in settings} | own)
+        for name in fields:
+            known = ", ".join(config_types(type(self)))
+            raise InputError(f"{name!r} is no field of a training; fields are {known}")
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        _set_types(self, "task", "seed")
+        check_task(self.task)
+        _at_least(self, 0, "seed")
+
+    def replace(self, **changes: Any) -> "TrainConfig":
+        """This configuration with some fields, or whole parts, changed."""
+        return dataclasses.replace(self, **changes)
+
+
+PARTS: dict[str, Any] = {
+    "optimisation": Optimisation,
+    "model": Model,
+    "data": Data,
+    "evaluation": Evaluation,
+}
+
+
+def _written(ratios: dict[str, float]) -> str:
+    """One way to write ratios, so that equal ones are one configuration."""
+    return ",".join(f"{role}={repr(ratio).removesuffix('.0')}" for role, ratio in ratios.items())
+
+
+def _set_types(config: Any, *names: str) -> None:
+    """Give each field, or those named, the type it declares where that loses nothing; an error otherwise."""
+    for field in dataclasses.fields(config):
+        if not names or field.name in names:
+            object.__setattr__(config, field.name, _typed(field, getattr(config, field.name)))
+
+
+def _typed(field: "dataclasses.Field[Any]", value: Any) -> Any:
+    declared = field.type.__name__ if isinstance(field.type, type) else str(field.type)
+    if value is None and declared.endswith("None"):
+        return None
+    if declared.startswith("tuple") and isinstance(value, list | tuple):
+        item = int if "int" in declared else str
+        if all(isinstance(entry, item) and not isinstance(entry, bool) for entry in value):
+            return tuple(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if declared.startswith("float") and number:
+        if not math.isfinite(value):
+            raise InputError(f"{field.name} {value!r} is not a finite number")
+        return float(value)
+    if declared.startswith("int") and number and float(value).is_integer():
+        return int(value)
+    if declared == "bool" and isinstance(value, bool):
+        return value
+    if declared == "str" and isinstance(value, str):
+        return value
+    raise InputError(f"{field.name} {value!r} is not of type {declared}")
+
+
+def _one_of(config: Any, **allowed: tuple[str, ...]) -> None:
+    for name, values in allowed.items():
+        if getattr(config, name) not in values:
+            raise InputError(f"{name} {getattr(config, name)!r} is not one of {', '.join(values)}")
+
+
+def _at_least(config: Any, least: int, *names: str) -> None:
+    for name in names:
+        if (value := getattr(config, name)) is not None and value < least:
+            raise InputError(f"{name} {value} is not at least {least}")
+
+
+def _above_zero(config: Any, *names: str) -> None:
+    for name in names:
+        if (value := getattr(config, name)) is not None and value <= 0:
+            raise InputError(f"{name} {value} is not above 0")
+
+
+def _below_one(config: Any, name: str) -> None:
+    if getattr(config, name) >= 1:
+        raise InputError(f"{name} {getattr(config, name)} is a share below 1")

@@ -1,0 +1,297 @@
+"""A small byte-level decoder trained on text, with what happens to its attention logits: one cell at a time.
+
+The text is that of SQuAD's paragraphs; the model is the lab's decoder (`GPTAnswerGenerator`) over bytes. A
+batch is drawn anew in every step, equally for all methods of one seed, and so is the start of the weights.
+The largest attention logit is exact: the largest score of a query with a key that it may see, over all
+positions, heads, layers and batches of training.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import fasterqk
+from fasterqk.console import Progress
+from fasterqk.errors import InputError
+from fasterqk_lab.models import GeneratorConfig, GPTAnswerGenerator
+from fasterqk_lab.models._generator import head_loss
+from fasterqk_lab.tasks import data_folder
+from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
+from fasterqk_lab.training._processes import one_thread
+from fasterqk_lab.training._steps import clip_gradients, set_rates
+
+PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
+METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO)
+CLIP_THRESHOLD = 100.0
+# Windows of held-out text on which the trained model is measured, and of these those whose entropy is
+# followed along training.
+VALIDATION_WINDOWS = 256
+ENTROPY_WINDOWS = 64
+FOLLOWED_WINDOWS = 8
+_EVALUATION_BATCH = 32
+
+
+@dataclass(frozen=True)
+class PretrainingCell:
+    """One training: a method, a base rate, a width and a seed; ``qk_ratio`` belongs to that method alone."""
+
+    method: str = PLAIN
+    qk_ratio: float = 1.0
+    lr: float = 1e-3
+    width: int = 96
+    steps: int = 400
+    seed: int = 0
+    layers: int = 2
+    heads: int = 4
+    context: int = 128
+    batch: int = 16
+    warmup: int = 40
+    weight_decay: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise InputError(f"unknown method {self.method!r}; choose from {', '.join(METHODS)}")
+
+    @property
+    def last(self) -> int:
+        """How many of the last steps the loss is the mean of: a tenth."""
+        return max(1, self.steps // 10)
+
+
+def pretrain(
+    cell: PretrainingCell, *, folder: Path | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
+    """Train one cell; returns its losses, its largest logit and its attention's entropy as plain data.
+
+    ``loss`` is the mean over the last tenth of the steps, ``validation_loss`` that of the trained model on
+    held-out text and ``initial_loss`` that of the untrained one. ``entropy`` is the mean over rows and heads
+    in nats, per layer, ``null_entropy`` that of uniform attention. ``along`` has ten records on the way;
+    ``clipped_heads`` counts the heads that `qk_clip` scaled back, in all steps.
+    A cell whose loss is not finite stops there: ``diverged`` is true and its numbers are None. Made to be
+    called by a sweep.
+    """
+    text = {part: _text(str(require_squad(data_folder(), part))) for part in ("train", "dev")}
+    with one_thread():
+        return Pretraining(cell, text["train"], text["dev"]).run(progress)
+
+
+@cache
+def _text(path: str) -> Tensor:
+    """All paragraphs of a file as one row of bytes, a line each."""
+    joined = "\n".join(read_paragraphs(Path(path))).encode()
+    return torch.from_numpy(np.frombuffer(joined, dtype=np.uint8).copy())
+
+
+class Pretraining:
+    """The state of one training on ``text``, a row of bytes; ``held_out`` is another."""
+
+    def __init__(self, cell: PretrainingCell, text: Tensor, held_out: Tensor) -> None:
+        for name, given in (("text", text), ("held-out text", held_out)):
+            if len(given) <= cell.context:
+                raise InputError(f"the {name} has {len(given)} bytes; give more than {cell.context}")
+        self.cell, self.text = cell, text
+        sizes = GeneratorConfig(
+            vocabulary_size=256,
+            layers=cell.layers,
+            width=cell.width,
+            heads=cell.heads,
+            head_width=cell.width // cell.heads,
+            mlp_width=4 * cell.width,
+            context=cell.context,
+            qk_norm=cell.method == QK_NORM,
+        )
+        self.model = GPTAnswerGenerator(sizes, torch.Generator().manual_seed(cell.seed))
+        self.batches = torch.Generator().manual_seed(1_000_003 + cell.seed)
+        self.optimizer = self._make_optimizer()
+        clipped = cell.method == QK_CLIP
+        self.clip = fasterqk.qk_clip(self.model, self.optimizer, CLIP_THRESHOLD) if clipped else None
+        self.parameters = list(self.model.parameters())
+        # Evenly over the held-out text, so that all cells see the same.
+        starts = torch.linspace(0, len(held_out) - cell.context - 1, VALIDATION_WINDOWS).long()
+        self.windows = self._windows(held_out, starts)
+        self.largest = torch.full((cell.layers,), -math.inf)  # logits of the layers, since the last record
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        cell = self.cell
+        ratio: Any = {PARTNER_NORM: fasterqk.PartnerNorm(), RATIO: cell.qk_ratio}.get(cell.method, 1.0)
+        # Independent decay: the product of rate and decay is the same for all weights and methods.
+        return fasterqk.make_optimizer(
+            self.model,
+            torch.optim.AdamW,
+            lr=cell.lr,
+            qk_ratio=ratio,
+            decay="independent",
+            betas=(0.9, 0.95),
+            weight_decay=cell.weight_decay,
+            fused=True,
+        )
+
+    def run(self, progress: Progress | None = None) -> dict[str, Any]:
+        """All steps, then the numbers of the trained model."""
+        cell, losses = self.cell, []
+        null = null_entropy(cell.context)
+        result: dict[str, Any] = {"initial_loss": self.validation_loss(), "null_entropy": null}
+        along: list[dict[str, Any]] = []
+        seen = torch.full((cell.layers,), -math.inf)
+        for step in range(cell.steps):
+            losses.append(self._step(step))
+            if not math.isfinite(losses[-1]):
+                break
+            if (step + 1) % cell.last == 0:
+                along.append(self._record(step + 1, losses[-cell.last :]))
+                seen = torch.maximum(seen, self.largest)
+                self.largest.fill_(-math.inf)
+            if progress is not None and step % 20 == 0:
+                progress(step, cell.steps)
+        seen = torch.maximum(seen, self.largest)
+        result |= {"steps": len(losses), "largest_logit": _finite(seen.max())}
+        result["largest_logit_by_layer"] = _by_layer(seen)
+        if self.clip is not None:
+            result["clipped_heads"] = self.clip.total
+        validation = self.validation_loss()
+        diverged = not (math.isfinite(losses[-1]) and math.isfinite(validation))
+        entropy = None if diverged else self.entropy(ENTROPY_WINDOWS)
+        return result | {
+            "diverged": diverged,
+            "loss": None if diverged else sum(losses[-cell.last :]) / cell.last,
+            "validation_loss": None if diverged else validation,
+            "entropy": None if entropy is None else float(entropy.mean()),
+            "entropy_by_layer": None if entropy is None else _by_layer(entropy),
+            "along": along,
+        }
+
+    def _step(self, step: int) -> float:
+        cell = self.cell
+        starts = torch.randint(len(self.text) - cell.context, (cell.batch,), generator=self.batches)
+        with watch_scores(self.model, self._see):
+            loss = self._loss(self._windows(self.text, starts))
+        self.optimizer.zero_grad()
+        loss.backward()
+        clip_gradients(self.parameters, 1.0)
+        set_rates(self.optimizer, rate_factor(step, cell.steps, cell.warmup))
+        self.optimizer.step()
+        return float(loss.detach())
+
+    def _see(self, layer: int, scores: Tensor) -> None:
+        self.largest[layer] = torch.maximum(self.largest[layer], scores.max())
+
+    def _record(self, step: int, losses: list[float]) -> dict[str, Any]:
+        return {
+            "step": step,
+            "loss": sum(losses) / len(losses),
+            "largest_logit": _finite(self.largest.max()),
+            "entropy": _by_layer(self.entropy(FOLLOWED_WINDOWS)),
+        }
+
+    def _windows(self, text: Tensor, starts: Tensor) -> Tensor:
+        """So many bytes as the context and one more from each start, ``(window, byte)``."""
+        return text[starts[:, None] + torch.arange(self.cell.context + 1)].long()
+
+    def _loss(self, windows: Tensor) -> Tensor:
+        rows = self.model.hidden(windows[:, :-1])
+        weight, bias = self.model.embedding.weight, self.model.head_bias
+        return head_loss(rows.flatten(0, 1), weight, bias, windows[:, 1:].flatten())
+
+    @torch.no_grad()
+    def validation_loss(self) -> float:
+        """The mean over the windows of held-out text."""
+        self.model.eval()
+        losses = [float(self._loss(batch)) for batch in self.windows.split(_EVALUATION_BATCH)]
+        self.model.train()
+        return sum(losses) / len(losses)
+
+    @torch.no_grad()
+    def entropy(self, windows: int) -> Tensor:
+        """The entropy of attention in nats, mean over rows, heads and the first windows, ``(layer,)``."""
+        self.model.eval()
+        total = torch.zeros(self.cell.layers)
+
+        def see(layer: int, scores: Tensor) -> None:
+            weights = scores.softmax(2)
+            rows = -torch.special.xlogy(weights, weights).sum(2)
+            total[layer] += rows.mean(1).sum() / self.cell.heads  # each window with the same weight
+
+        chosen = self.windows[:windows]
+        with watch_scores(self.model, see):
+            for batch in chosen.split(_EVALUATION_BATCH):
+                self.model.hidden(batch[:, :-1])
+        self.model.train()
+        return total / len(chosen)
+
+
+def rate_factor(step: int, steps: int, warmup: int) -> float:
+    """The factor of the base rate at ``step`` (from 0): linear warm-up, then a cosine to zero.
+
+    >>> [round(rate_factor(step, 400, 40), 3) for step in (0, 39, 220, 399)]
+    [0.025, 1.0, 0.5, 0.0]
+    """
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, steps - warmup)))
+
+
+def null_entropy(context: int) -> float:
+    """The entropy of uniform causal attention in nats, mean over its rows.
+
+    >>> round(null_entropy(3), 4), round((math.log(1) + math.log(2) + math.log(3)) / 3, 4)
+    (0.5973, 0.5973)
+    """
+    return sum(math.log(seen) for seen in range(1, context + 1)) / context
+
+
+# --- Scores: read from what enters them, so that training keeps torch's own kernel ---
+
+
+def _scores(query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
+    """Scores ``(batch and head, query, key)``, minus infinity where a key comes later."""
+    query, key = query.flatten(0, 1), key.flatten(0, 1)
+    return torch.baddbmm(hidden, query, key.transpose(1, 2), alpha=query.shape[2] ** -0.5)
+
+
+@cache
+def _hidden(context: int) -> Tensor:
+    """Zero where a key may be seen, minus infinity where it comes later, ``(1, query, key)``."""
+    return torch.full((1, context, context), -math.inf).triu(1)
+
+
+@contextmanager
+def watch_scores(model: GPTAnswerGenerator, see: Callable[[int, Tensor], None]) -> Iterator[None]:
+    """Calls ``see(layer, scores)`` with the scores of every layer in every forward pass inside."""
+    queries: dict[int, Tensor] = {}
+    handles = []
+
+    def watch(layer: int, attention: Any) -> None:
+        def keep_query(module: Any, given: Any, query: Tensor) -> None:
+            queries[layer] = query.detach()
+
+        def take_key(module: Any, given: Any, key: Tensor) -> None:
+            see(layer, _scores(queries.pop(layer), key.detach(), _hidden(key.shape[2])))
+
+        handles.append(attention.query_norm.register_forward_hook(keep_query))
+        handles.append(attention.key_norm.register_forward_hook(take_key))
+
+    for layer, block in enumerate(model.blocks):
+        watch(layer, block.attention)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _by_layer(values: Tensor) -> dict[str, float | None]:
+    """One entry per layer, counted from 1."""
+    return {str(layer): _finite(value) for layer, value in enumerate(values, 1)}
+
+
+def _finite(value: Any) -> float | None:
+    number = float(value)
+    return number if math.isfinite(number) else None

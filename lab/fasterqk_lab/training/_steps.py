@@ -1,0 +1,261 @@
+"""The steps of a training: the model with its data, the optimizer, the learning rate, one step."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fasterqk.circuits import Circuits, Slice, find_circuits, make_optimizer
+from fasterqk.errors import InputError
+from fasterqk_lab.tasks import AnswerTask, ClassificationTask, load_task
+from fasterqk_lab.training._config import TrainConfig
+from fasterqk_lab.training._processes import Processes
+
+
+class Trainable(Protocol):
+    """A model with its data: batches and losses to learn from, and measurements.
+
+    A classifier and an answer generator differ here and nowhere else. Everything random comes from
+    generators named by seed and epoch or step, so that a training can go on from any step.
+    """
+
+    @property
+    def model(self) -> nn.Module: ...
+
+    @property
+    def files(self) -> dict[str, str]:
+        """The files the data came from, with their SHA-256."""
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        """The batches of one epoch, each as indices of training instances."""
+
+    def loss(self, chosen: Tensor, number: int) -> Tensor:
+        """The training loss of one batch, the ``number``-th of the training."""
+
+    def weight(self, chosen: Tensor) -> int:
+        """The number of terms whose mean is the loss of a batch."""
+
+    def before_step(self) -> None:
+        """Called between the backward pass and the optimizer's step."""
+
+    def evaluate(self) -> dict[str, Any]:
+        """Scores along training, flat; ``loss`` is that of the fixed part of the training data."""
+
+    def results(self) -> dict[str, Any]:
+        """Everything measured at the end: ``train``, ``validation``, ``test`` and perhaps ``skipped``."""
+
+
+def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> Trainable:
+    """The model and the data of a training, both as they are at its start."""
+    data = config.data
+    task = load_task(config.task, form=data.form, file=data.file, data_dir=data_dir)
+    if data.checksum and data.checksum not in task.files.values():
+        raise InputError(f"{data.file!r} is not the file this training is about: its checksum differs")
+    if isinstance(task, AnswerTask):
+        from fasterqk_lab.training._generation import Generation
+
+        return Generation(config, task)
+    assert isinstance(task, ClassificationTask)
+    if config.model.pretrained:
+        from fasterqk_lab.training._finetuning import FineTuning
+
+        return FineTuning(config, task)
+    from fasterqk_lab.training._classification import Classification
+
+    return Classification(config, task)
+
+
+class Steps:
+    """A model and its optimizer at some step of a training; everything that changes is here.
+
+    ``done`` counts the steps taken, ``total`` those of the whole training.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        trainable: Trainable,
+        processes: Processes = Processes(),  # noqa: B008 - frozen
+    ) -> None:
+        options = config.optimisation
+        if options.stale_gradients and processes.count > 1:
+            raise InputError("gradients that are never cleared cannot be added up over processes; use one")
+        self.config, self.options = config, options
+        self.trainable = trainable
+        self.processes = processes
+        self.optimizer = build_optimizer(trainable.model, config)
+        # The last step of an epoch takes what is left, however few batches that are.
+        self.per_epoch = -(-len(trainable.batches(0)) // options.accumulate)
+        self.total = options.epochs * self.per_epoch
+        self.done = 0
+        self._parameters = list(trainable.model.parameters())
+        self._epoch = -1
+        self._order: list[Tensor] = []
+
+    def step(self) -> float:
+        """Take one step; returns the loss of its batch before it."""
+        epoch, place = divmod(self.done, self.per_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._order = epoch, self.trainable.batches(epoch)
+        # Clears only what the optimizer knows; `stale_gradients` is about the rest.
+        self.optimizer.zero_grad()
+        count = self.options.accumulate
+        parts = self._order[place * count : (place + 1) * count]
+        loss = sum(self._backward(part, parts, self.done * count + n) for n, part in enumerate(parts))
+        self.processes.sum_gradients(self._parameters)
+        self.trainable.before_step()
+        if self.options.clip is not None:
+            clip_gradients(self._parameters, self.options.clip)
+        set_rates(self.optimizer, factor(self.config, self.done, self.total))
+        self.optimizer.step()
+        self.done += 1
+        return self.processes.sum(loss)
+
+    def _backward(self, part: Tensor, parts: list[Tensor], number: int) -> float:
+        """Add the gradient of one batch of a step, weighted so that all are as one large batch."""
+        mine, share = self.processes.share(part)
+        whole = sum(self.trainable.weight(each) for each in parts)
+        loss = (self.trainable.weight(mine) / whole if share else 0.0) * self.trainable.loss(mine, number)
+        loss.backward()
+        return float(loss.item())
+
+    def stale_gradients(self) -> dict[str, Tensor]:
+        """Gradients of parameters that the optimizer does not know, and so never clears."""
+        if not self.options.stale_gradients:
+            return {}
+        known = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        return {
+            name: parameter.grad
+            for name, parameter in self.trainable.model.named_parameters()
+            if id(parameter) not in known and parameter.grad is not None
+        }
+
+    def restore_stale_gradients(self, gradients: dict[str, Any]) -> None:
+        """Put back what :meth:`stale_gradients` returned."""
+        parameters = dict(self.trainable.model.named_parameters())
+        for name, gradient in gradients.items():
+            parameters[name].grad = torch.clone(gradient)
+
+
+# --- The optimizer: a stock one, with learning rates per circuit ---
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """AdamW or SGD over all parameters that are not frozen, with the ratios of circuits or roles."""
+    options = config.optimisation
+    given: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay, "fused": True}
+    kind: type[torch.optim.Optimizer] = torch.optim.AdamW
+    if options.optimizer == "sgd":
+        kind, given["momentum"] = torch.optim.SGD, options.momentum
+    frozen = matching(model, options.frozen)
+    # Stale gradients are computed, but the optimizer does not know them, so it never clears them.
+    for parameter in frozen.values():
+        parameter.requires_grad_(options.stale_gradients)
+    return make_optimizer(
+        model,
+        kind,
+        qk_ratio=options.qk_ratio,
+        ov_ratio=options.ov_ratio,
+        ratios=options.by_role() or None,
+        rules=_rules(config),
+        decay=cast(Any, options.decay),
+        circuits=chosen_circuits(model, config),
+        only=lambda name, parameter: name not in frozen,
+        **given,
+    )
+
+
+def _rules(config: TrainConfig) -> dict[str, dict[str, float]]:
+    """One gradient norm for both circuits, a decay for either, and a rate of its own for the embedding."""
+    options = config.optimisation
+    rules: dict[str, dict[str, float]] = {}
+    decays = {"qk": options.qk_decay, "ov": options.ov_decay}
+    rules |= {circuit: {"weight_decay": decay} for circuit, decay in decays.items() if decay is not None}
+    if options.gradient_norm is not None:
+        for circuit in ("qk", "ov"):
+            rules[circuit] = rules.get(circuit, {}) | {"gradient_norm": options.gradient_norm}
+    if options.embedding_ratio != 1:
+        rules["shared"] = {"lr": options.embedding_ratio * options.lr, "weight_decay": 0.0}
+    return rules
+
+
+def chosen_circuits(model: nn.Module, config: TrainConfig) -> Circuits:
+    """The circuits of ``model``; with ``faster`` patterns the parameters they name take the place of QK.
+
+    No model here has parameters that both circuits share, so an embedding with a rate of its own takes the
+    label ``shared``.
+    """
+    options, circuits = config.optimisation, find_circuits(model)
+    if not options.faster and options.embedding_ratio == 1:
+        return circuits
+    chosen = matching(model, options.faster)
+    embedding = matching(model, ("embedding.*",)) if options.embedding_ratio != 1 else {}
+
+    def relabelled(part: Slice) -> Slice:
+        if part.parameter in embedding:
+            return dataclasses.replace(part, role="shared", decided_by="label")
+        if not options.faster:
+            return part
+        role = "q" if part.parameter in chosen else "rest" if part.circuit == "qk" else part.role
+        return dataclasses.replace(part, role=role, decided_by="label")
+
+    return Circuits(tuple(relabelled(part) for part in circuits))
+
+
+def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """Parameters whose name matches any shell-style pattern; a pattern without a match is an error."""
+    parameters = dict(model.named_parameters())
+    chosen: dict[str, nn.Parameter] = {}
+    for pattern in patterns:
+        matched = {name: one for name, one in parameters.items() if fnmatchcase(name, pattern)}
+        if not matched:
+            raise InputError(f"no parameter matches {pattern!r}; parameters are {', '.join(parameters)}")
+        chosen |= matched
+    return chosen
+
+
+def clip_gradients(parameters: Sequence[nn.Parameter], largest: float) -> Tensor:
+    """Scale all gradients so that their joint norm is at most ``largest``; returns the norm before.
+
+    As ``torch.nn.utils.clip_grad_norm_``, but gradients within the bound are not touched.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    if norm > largest:
+        torch._foreach_mul_(gradients, largest / (norm + 1e-6))
+    return norm
+
+
+# --- The learning rate along training, as a factor of each group's own rate ---
+
+
+def factor(config: TrainConfig, step: int, total: int) -> float:
+    """The factor of the base rate at ``step`` (from 0) of ``total``.
+
+    Linear warm-up from zero over the first ``warmup`` share of steps, then a cosine to zero, one that
+    training stops half way through, or a constant.
+
+    >>> config = TrainConfig("agreement", warmup=0.1)
+    >>> [round(factor(config, step, 100), 2) for step in (0, 5, 10, 55, 100)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    options = config.optimisation
+    warm = int(options.warmup * total)
+    if step < warm:
+        return step / warm
+    if options.schedule == "constant":
+        return 1.0
+    share = (step - warm) / max(1, total - warm)
+    return 0.5 * (1.0 + math.cos(math.pi * share * (0.5 if options.schedule == "half-cosine" else 1.0)))
+
+
+def set_rates(optimizer: Optimizer, multiplier: float) -> None:
+    """Set every group's learning rate to ``multiplier`` times the one it was made with."""
+    for group in optimizer.param_groups:
+        group["lr"] = group.setdefault("initial_lr", group["lr"]) * multiplier

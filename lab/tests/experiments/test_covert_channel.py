@@ -1,0 +1,120 @@
+"""The covert channel: its arms, the predicted gain, what is written."""
+
+import csv
+import doctest
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.integrate import quad
+
+from fasterqk.errors import InputError
+from fasterqk.theory import Setting
+from fasterqk.theory._flow import Population
+from fasterqk_lab.cli.main import main
+from fasterqk_lab.experiments import covert_channel as module
+from fasterqk_lab.experiments.covert_channel import PARTS, arms, covert_gain, separation
+from fasterqk_lab.synthetic import Language
+
+
+def test_examples_in_docstrings():
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_arms():
+    found = arms()
+    assert {arm.part for arm in found} == set(PARTS)
+    assert len({arm.cell for arm in found}) == len(found)
+    assert all(arm.cell.language.blind == (arm.part == "blind") for arm in found)
+    assert all(arm.cell.closed == (arm.part == "threshold") for arm in found)
+    with pytest.raises(InputError, match="'wide'"):
+        arms(["wide"])
+
+
+def test_the_gain_stays_below_the_bound_of_the_page():
+    """Large ratios: b/(C rho) sqrt(M / (2 k (M-1))) integral (e^-q + rho) / sqrt(q + rho (e^q - 1)) dq."""
+    for gamma in (0.1, 0.2, 0.5):
+        m = round(63 * gamma)
+        rho = m / (63 - m)
+
+        def slope(x, rho=rho):  # q = x^2
+            q = x * x
+            return 2 * x * (math.exp(-q) + rho) / math.sqrt(q + rho * math.expm1(q))
+
+        bound = 10 / (10 * rho) * math.sqrt(4 / 6 / 2) * quad(slope, 0, 6)[0]
+        assert bound - 1.3 < covert_gain(Language(gamma=gamma), 1e6, 1e-3) < bound
+    assert covert_gain(Language(common=40), 1.0, 1e-3) < covert_gain(Language(), 1.0, 1e-3) / 3
+
+
+def test_the_linear_equations_are_those_of_a_population():
+    """Derivatives of the flow against disturbances of common tokens that differ between classes."""
+    classes, own, common, n, mu, q = 2, 1, 2, 14, 5.0, 2.0
+    population = Population.of(Setting(classes, own, 2, n, "fixed", common))
+    alpha = 1 / (1 + n / 2 * math.exp(-q))
+    tokens = slice(classes * own, classes * own + common)
+    queries = slice(tokens.stop, tokens.stop + classes)
+    change = np.array([[1, -1], [-1, 1]]) / 2  # of a token for a class; sums to zero over both
+
+    def flow(score, value):
+        w_ov, w_qk = mu * population.ov_direction, q * population.qk_direction
+        w_qk[tokens, queries] += score * change
+        w_ov[:, tokens] += value * change.T
+        return [-gradient for gradient in population.gradients(w_ov, w_qk)]
+
+    def slope(score, value):
+        ahead, behind = flow(score, value), flow(-score, -value)
+        return [(one - other) / 2e-4 for one, other in zip(ahead, behind, strict=True)]
+
+    still = flow(0, 0)
+    clock = still[0][0, 0] / population.ov_direction[0, 0]  # dmu/dt
+    falls = still[1][tokens, queries].mean()  # the score of every common token, b/(b + C) of dq/dt
+    rises = still[1][population.qk_direction > 0].mean()
+    assert falls == pytest.approx(-own / (own + common) * (rises - falls))
+    by_score, by_value = slope(1e-4, 0), slope(0, 1e-4)
+    drive = clock * own * (1 - alpha) / (common * alpha)
+    # To order 1/n: n = 14 background tokens.
+    assert (by_score[0][:, tokens] * change.T).sum() == pytest.approx(drive, rel=1 / n)
+    assert (by_value[1][tokens, queries] * change).sum() == pytest.approx(drive, rel=1 / n)
+    assert (by_score[1][tokens, queries] * change).sum() == pytest.approx(falls, rel=1 / n)
+    assert abs((by_value[0][:, tokens] * change.T).sum()) < drive / n
+
+
+def test_separation_counts_errors():
+    def row(gain, bits):
+        return {"part": "threshold", "gain": gain, "bits": bits}
+
+    rows = [row(1.0, 0.1), row(4.0, 0.0), row(5.5, 0.2), row(7.0, 1.9), row(9.0, 2.0)]
+    found = separation(rows)
+    assert found["right"] == 1.0
+    assert found["threshold"] == pytest.approx(6.25)
+    assert found["right_by_constant"] == pytest.approx(0.6)
+    assert separation([*rows, row(8.0, 0.0)])["right"] == pytest.approx(5 / 6)
+    assert separation([]) is None
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    """Few short cells: rows per seed in the CSV, and all of it again from the exported cells."""
+    monkeypatch.setattr(module, "GAMMAS", (0.2,))
+    monkeypatch.setattr(module, "SCALES", (1e-3,))
+    monkeypatch.setattr(module, "RATIOS", (1.0,))
+    monkeypatch.setattr(module, "LITERAL_GAMMAS", (0.355,))
+    monkeypatch.setattr(module, "LITERAL_MODELS", (("CACO", "adam"),))
+    monkeypatch.setattr(module, "MOST_STEPS", 200)
+    file = tmp_path / "cells.jsonl"
+    words = ["reproduce", "covert-channel", "--parts", "threshold,blind", "--seeds", "1", "--json"]
+    assert main([*words, "--out", str(tmp_path / "a"), "--workers", "1", "--export", str(file)]) == 0
+    first = json.loads(capsys.readouterr().out)
+    with Path(first["files"]["csv"]).open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == len(first["cells"]) == 3 + 4 + 3
+    assert {row["blind"] for row in rows} == {"True", "False"}
+    assert all(row["null_bits"] for row in rows)
+    assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
+    again = json.loads(capsys.readouterr().out)
+    assert [row["attention"] for row in again["cells"]] == pytest.approx(
+        [row["attention"] for row in first["cells"]], rel=1e-5
+    )
+    assert main([*words[:-1], "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
+    assert "a gain above" in capsys.readouterr().out

@@ -1,0 +1,46 @@
+"""Figure 3 against the losses that the released code reaches in its first epochs."""
+
+import numpy as np
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.experiments.fig3 import ALPHAS, Curve, compute, write_fig3
+
+# With biases, epochs 0, 1 and 2 (factorized) and 0 (collapsed), for alpha = .2, .4, .6, .8, 1.
+FACTORIZED = [
+    (3.891, 2.679, 1.614),
+    (3.891, 2.691, 1.613),
+    (3.890, 2.691, 1.600),
+    (3.890, 2.679, 1.575),
+    (3.889, 2.655, 1.536),
+]
+COLLAPSED = [3.871, 3.876, 3.881, 3.886, 3.892]
+
+
+def test_first_epochs_are_those_of_the_released_code(tmp_path):
+    data = compute(CellRunner(tmp_path, workers=0), "published", epochs=2)
+    curves = {(curve.circuit, curve.alpha): curve for curve in data.curves}
+    for alpha, expected in zip(ALPHAS, FACTORIZED, strict=True):
+        np.testing.assert_allclose(curves["factorized", alpha].loss, expected, rtol=0.01)
+    for alpha, start in zip(ALPHAS, COLLAPSED, strict=True):
+        assert curves["collapsed", alpha].loss[0] == pytest.approx(start, rel=0.001)
+    write_fig3(data, tmp_path)
+    assert (tmp_path / "figures" / "fig3.png").exists()
+    assert len((tmp_path / "figures" / "fig3.csv").read_text().splitlines()) == 1 + 10 * 3
+
+
+def test_what_is_read_off_a_curve():
+    curve = Curve(
+        "collapsed", True, 0.2, np.array([3.0, 2.0, 1.0, 0.5]), np.array([-0.1, 0.9, 0.3, 0.1]), False
+    )
+    summary = curve.summary()
+    assert summary["peak"] == {"incentive": 0.9, "epoch": 1}
+    assert summary["lowest"] == {"incentive": -0.1, "epoch": 0}
+    assert summary["fades_below_0.2"] == 3
+    assert summary["final_loss"] == 0.5
+
+
+def test_unknown_protocol_is_quoted(tmp_path):
+    with pytest.raises(InputError, match="'biased'"):
+        compute(CellRunner(tmp_path), "biased")

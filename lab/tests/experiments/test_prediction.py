@@ -1,0 +1,77 @@
+"""Prediction beside practice: the languages, the theories, the needed ratio, the command."""
+
+import csv
+import doctest
+import json
+from pathlib import Path
+
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk.theory import Setting
+from fasterqk_lab.cli.main import main
+from fasterqk_lab.experiments import prediction as module
+from fasterqk_lab.experiments._synthetic import theory_setting
+from fasterqk_lab.experiments.prediction import (
+    VARIED,
+    arms,
+    crossing,
+    needed_ratios,
+    predicted,
+    predicted_ratio,
+    varied_language,
+)
+
+
+def test_examples_in_docstrings():
+    assert doctest.testmod(module).failed == 0
+
+
+def test_only_what_varies_varies():
+    base = theory_setting(varied_language("b", 10))
+    for name, values in VARIED.items():
+        settings = [theory_setting(varied_language(name, value)) for value in values]
+        if name == "context":
+            assert max(s.rho for s in settings) / min(s.rho for s in settings) < 1.15  # whole positions
+        else:
+            assert [getattr(s, name) for s in settings] == list(values)
+        for other in {"b", "M"} - {name}:
+            assert {getattr(s, other) for s in settings} == {getattr(base, other)}
+    assert len({(arm.varied, arm.cell) for arm in arms()}) == len(arms())
+    with pytest.raises(InputError, match="'depth'"):
+        arms(["depth"])
+
+
+@pytest.mark.parametrize("name", ["CACO", "FAFO"])
+def test_the_predicted_ratio_inverts_the_predicted_attention(name):
+    setting = Setting(4, 10, 20, 40, "fixed")
+    for law, ratio in predicted_ratio(setting, name).items():
+        assert predicted(setting, name, ratio, module.SHOWN)[law] == pytest.approx(module.WANTED)
+
+
+def test_the_needed_ratio_lies_between_its_neighbours():
+    points = [(0.1, 0.5), (0.4, 0.85), (1.6, 0.95)]
+    assert 0.4 < crossing(points, 0.9) < 1.6
+    assert crossing(points, 0.99) is None and crossing(points, 0.4) is None
+    rows = [
+        {"part": "needed", "varied": "n", "value": 40, "parameterization": "CACO", "seed": 0}
+        | {"qk_ratio": ratio, "attention": attention}
+        for ratio, attention in [*points, (3.2, None)]
+    ]
+    (found,) = needed_ratios(rows)
+    assert found["needed"] == pytest.approx(crossing(points, 0.9))
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "RATIOS", (0.3, 3.0))
+    monkeypatch.setattr(module, "LEVELS", (0.5, 0.01))
+    monkeypatch.setattr(module, "NAMES", ("FAFO",))
+    words = ["reproduce", "prediction", "--parts", "attention", "--seeds", "2", "--out", str(tmp_path)]
+    assert main([*words, "--workers", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    with Path(found["files"]["csv"]).open(encoding="utf-8") as stream:
+        rows = list(csv.DictReader(stream))
+    assert len(rows) == 2 * 2 * 2  # ratios, levels, seeds
+    assert {entry["loss"] for entry in found["distance"]} == {0.5, 0.01}
+    assert main(words) == 0
+    assert "distance of the theories" in capsys.readouterr().out

@@ -1,0 +1,130 @@
+"""Stability: its cells, sensitivity, intervals and files, from made-up cells; training has its own tests."""
+
+import csv
+import doctest
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk_lab.cli.main import main
+from fasterqk_lab.experiments import stability as module
+from fasterqk_lab.experiments.stability import (
+    METHODS,
+    RATES,
+    SLOWER,
+    decision,
+    method_values,
+    sensitivity,
+    stability_cells,
+    summarize_methods,
+    summarize_rates,
+)
+
+
+def result_of(cell):
+    """A made-up cell: losses rise with the rate, less with a slow circuit; a fast one diverges at the top."""
+    rise = 0.2 * math.log10(cell.lr / 1e-3) * cell.qk_ratio**0.25 + 0.01 * cell.seed * cell.lr**0.5
+    diverged = cell.qk_ratio == 10 and cell.lr == 0.1
+    loss = None if diverged else 2.4 + rise
+    return {
+        "initial_loss": 5.5,
+        "null_entropy": 3.9,
+        "largest_logit": 10.0 * cell.lr * 1e3,
+        "largest_logit_by_layer": {"1": 1.0, "2": 10.0 * cell.lr * 1e3},
+        "diverged": diverged,
+        "loss": loss,
+        "validation_loss": loss,
+        "entropy": None if diverged else 3.0,
+        "entropy_by_layer": None if diverged else {"1": 2.9, "2": 3.1},
+        "along": [],
+    }
+
+
+def results_of(**options):
+    return {key: result_of(cell) for key, cell in stability_cells(**options).items()}
+
+
+def test_examples_in_docstrings():
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_cells_and_their_order():
+    cells = list(stability_cells())
+    assert len(set(cells)) == len(cells) == len(METHODS) * 5 * 3 + 2 * 2 * 3 * 3
+    first = cells[:30]
+    assert {method for method, *_ in first} == {"plain", SLOWER}
+    seeds = [seed for _, width, _, seed in cells[30:] if width == 96]
+    assert seeds == sorted(seeds)
+    assert len(stability_cells(exploratory_seeds=1)) == len(cells) - (len(METHODS) - 2) * 5 * 2
+    with pytest.raises(InputError, match=r"no method 'qk_ratio=5'; choose from plain, qk_norm"):
+        stability_cells(["qk_ratio=5"])
+
+
+def test_sensitivity_is_the_mean_loss_above_the_best():
+    losses = [2.5, 2.4, 2.45, 2.6, 2.9]
+    assert sensitivity(losses, 5.5) == pytest.approx(sum(x - 2.4 for x in losses) / 5)
+    assert sensitivity([*losses[:4], 7.0], 5.5) == sensitivity([*losses[:4], None], 5.5)
+    assert sensitivity([*losses[:4], None], 5.5) == pytest.approx((0.1 + 0 + 0.05 + 0.2 + 3.1) / 5)
+    assert sensitivity([None] * 5, 5.5) == 0  # nothing trains: the best loss, beside it, says so
+
+
+def test_differences_are_paired_and_corrected():
+    rows = summarize_methods(method_values(results_of()))
+    by_name = {(row["method"], row["rates"]): row for row in rows}
+    plain, slower = by_name["plain", "5 rates"], by_name[SLOWER, "5 rates"]
+    assert "sensitivity_minus_plain" not in plain
+    assert plain["p"] is None
+    difference = slower["sensitivity_minus_plain"]
+    assert difference.mean == pytest.approx(slower["sensitivity"].mean - plain["sensitivity"].mean)
+    assert slower["p"] == difference.p_value  # the one that decides stands alone
+    assert decision(rows)["verdict"] == "less sensitive"
+    others = [row for row in rows if "sensitivity_minus_plain" in row and row is not slower]
+    assert len(others) == len(METHODS) - 2 + 3
+    assert all(not row["p"] < row["sensitivity_minus_plain"].p_value for row in others)
+    narrow = by_name[f"{SLOWER}, width 64", "3 rates"]
+    assert narrow["sensitivity_minus_plain"].mean == pytest.approx(
+        narrow["sensitivity"].mean - by_name["plain, width 64", "3 rates"]["sensitivity"].mean
+    )
+    assert decision(summarize_methods(method_values(results_of(seeds=1))))["verdict"].startswith(
+        "not settled"
+    )
+    assert decision(summarize_methods(method_values(results_of(methods=["plain"])))) is None
+
+
+def test_a_diverged_cell_is_listed_and_counts_as_untrained():
+    results = results_of(methods=["plain", "qk_ratio=10"], widths=[96])
+    rates = {(row["method"], row["rate"]): row for row in summarize_rates(results)}
+    assert rates["qk_ratio=10", 0.1]["capped"] == [0, 1, 2]
+    assert math.isnan(rates["qk_ratio=10", 0.1]["loss"].mean)
+    assert rates["plain", 0.1]["capped"] == []
+    fast = [row for row in method_values(results) if row["arm"] == "qk_ratio=10" and row["seed"] == 0]
+    value = next(row["value"] for row in fast if row["score"] == "sensitivity")
+    losses = [results["qk_ratio=10", 96, rate, 0]["loss"] for rate in RATES[:4]]
+    assert value == pytest.approx((sum(losses) + 5.5) / 5 - min(losses))
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    """Tables, per-seed values and figure from cells, and again from the exported ones."""
+    monkeypatch.setattr(
+        "fasterqk_lab.experiments._registry.sweep",
+        lambda configs, function, out, **options: [result_of(cell) for cell in configs],
+    )
+    words = ["reproduce", "stability", "--exploratory-seeds", "1"]
+    file = tmp_path / "cells.jsonl.xz"
+    assert main([*words, "--out", str(tmp_path / "a"), "--export", str(file), "--json"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert first["decides"]["verdict"] == "less sensitive"
+    assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
+    assert "qk_ratio=0.1 against plain: less sensitive" in capsys.readouterr().out
+    names = ("rates", "methods", "per-seed", "methods-per-seed")
+    for name in names:
+        one, two = (tmp_path / place / "tables" / f"stability-{name}.csv" for place in "ab")
+        rows = list(csv.DictReader(one.open(encoding="utf-8")))
+        assert len(rows) == len(list(csv.DictReader(two.open(encoding="utf-8")))) > 0
+    assert {row["arm"] for row in rows} >= {"plain", "qk_norm", f"{SLOWER}, width 128"}
+    assert Path(first["files"]["figure"]["svg"]).stat().st_size > 10_000
+    assert main(["reproduce", "stability", "--methods", "norm", "--out", str(tmp_path / "c")]) == 2
+    assert "no method 'norm'; choose from plain, qk_norm" in capsys.readouterr().err

@@ -1,0 +1,85 @@
+"""Grids over the toy language: fig2-init and phase, with cells that take no time."""
+
+from dataclasses import replace
+
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk_lab.experiments import fig2_init, phase
+from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.experiments._synthetic import Panel, measure, with_scale
+from fasterqk_lab.experiments.fig2_init import write_fig2_init
+from fasterqk_lab.experiments.phase import write_phase
+from fasterqk_lab.synthetic import Language, SyntheticCell
+
+QUICK = SyntheticCell(
+    "FAFO",
+    lr=0.5,
+    batches=20,
+    max_steps=600,
+    target_loss=0.5,
+    evaluated=100,
+    closed=True,
+    language=Language(context=15, gamma=0.4),
+)
+
+
+@pytest.fixture
+def quick_panels(monkeypatch):
+    def panels(protocol, names):
+        return [Panel(names[0], "quick", QUICK)]
+
+    monkeypatch.setattr(fig2_init, "panels", panels)
+    monkeypatch.setattr(phase, "panels", panels)
+
+
+def test_arms_of_a_group_are_read_at_one_loss(tmp_path):
+    cells = [replace(QUICK, qk_ratio=ratio) for ratio in (1.0, 30.0)]
+    never = replace(QUICK, lr=1e-6)
+    lost = replace(QUICK, lr=1e5, qk_ratio=100.0)
+    arms = {("closed", cell): "all" for cell in (*cells, never, lost)}
+    slow, fast, stuck, gone = measure(arms, CellRunner(tmp_path, workers=0), seeds=2, title="")
+    assert slow.level == fast.level == stuck.level <= 0.5
+    assert slow.alpha.n == fast.alpha.n == 2
+    assert fast.alpha.mean > slow.alpha.mean
+    assert stuck.alpha is None
+    assert stuck.missing == (0, 1)
+    assert gone.diverged == (0, 1)
+    assert gone.record()["diverged"]
+    assert slow.record()["init_scale"] == 1e-3
+
+
+def test_with_scale_scales_both_circuits():
+    cell = with_scale(QUICK, 0.5)
+    assert cell.qk_init == cell.ov_init
+    assert cell.ov_init.scale == 0.5
+    assert cell.ov_init.kind == QUICK.ov_init.kind
+
+
+def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels):
+    data = fig2_init.compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=2, scales=(1e-3, 0.1))
+    assert len(data.points) == 4 * 2 * 2
+    assert data.null == pytest.approx(0.4)
+    paths = write_fig2_init(data, tmp_path)
+    assert paths["csv"].endswith("fig2-init-four-tokens.csv")
+
+
+@pytest.mark.parametrize("over", phase.OVER)
+def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, over):
+    values = (0.01, 0.1) if over == "scale" else (0.3, 0.5)
+    runner = CellRunner(tmp_path, workers=0)
+    data = phase.compute(runner, "four-tokens", over=over, ratios=(1.0, 10.0), values=values)
+    assert len(data.grid) == 4 * 2 * 2
+    assert {point.cell.optimizer for point in data.adam} == {"adam"}
+    assert len(data.adam) == 4 * 2
+    alphas = [point["alpha"] for point in data.theory if point["gamma"] == data.theory[0]["gamma"]]
+    assert alphas == sorted(alphas)  # the theory knows no way back
+    paths = write_phase(data, tmp_path)
+    assert paths["png"].endswith(f"phase-{over}-four-tokens.png")
+
+
+def test_unknown_choices_are_quoted(tmp_path):
+    with pytest.raises(InputError, match="'depth'"):
+        phase.compute(CellRunner(tmp_path), "both", over="depth")
+    with pytest.raises(InputError, match="'all'"):
+        phase.compute(CellRunner(tmp_path), "all")

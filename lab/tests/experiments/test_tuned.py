@@ -1,0 +1,74 @@
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk_lab.experiments.ratio_or_rate import ratio_or_rate
+from fasterqk_lab.experiments.tuned import choose, tuned_arms, tunings
+from fasterqk_lab.training import TrainResult
+
+
+class MadeUp:
+    """Stands in for the runner: the judge of a cell is a function of its base rate and ratio."""
+
+    def __init__(self, judge, value, diverged=()):
+        self.judge, self.value, self.diverged, self.per_seed = judge, value, diverged, []
+
+    def run(self, cells, function, *, title, table):
+        found = {}
+        for key, config in cells.items():
+            point = config.optimisation.lr, config.optimisation.qk_ratio
+            history = [{"loss": 1.0, self.judge: value} for value in (0.1, self.value(*point), 0.2)]
+            lost = point in self.diverged
+            result = TrainResult("sva", config.seed, point[1], lost, 3, None, history=history)
+            found[key] = result.to_json()
+        return found
+
+    def add_per_seed(self, rows, *, table):
+        self.per_seed += rows
+
+
+@pytest.mark.parametrize("name", tunings())
+def test_both_arms_get_the_best_point_of_their_own(name):
+    tuning = tunings()[name]
+    best = {tuning.rates[-1]: 0.9, tuning.rates[0]: 0.5}
+    sign = -1 if tuning.judge.endswith("loss") else 1
+
+    def value(rate, ratio):
+        return sign * (best.get(rate, 0.3) - 0.001 * ratio)
+
+    runner = MadeUp(tuning.judge, value)
+    found = choose(tuning, name, runner)
+    best = {row["arm"]: row["value"] for row in runner.per_seed}
+    assert [row["judge"].mean for row in found["tried"]] == pytest.approx(list(best.values()))
+    ratios = sorted(tuning.ratios)
+    assert found["chosen"]["baseline"]["lr"] == tuning.rates[-1]
+    assert found["chosen"]["faster_qk"]["qk_ratio"] == ratios[1]
+    # The highest base rate for both, and the smallest of the larger ratios.
+    assert found["edges"] == {"baseline": ["base rate"], "faster_qk": ["base rate", "ratio"]}
+    arms = tuned_arms(tuning, name, found["chosen"], seeds=2).arms
+    assert arms["baseline"].optimisation.qk_ratio == 1
+    assert arms["faster_qk"].optimisation.lr == tuning.rates[-1]
+
+
+def test_the_search_of_hatexplain_is_made_of_the_cells_of_ratio_or_rate():
+    done = {config.replace(seed=1234) for config in ratio_or_rate().arms.values()}
+    assert {config.replace(seed=1234) for config in tunings()["hatexplain"].grid().values()} <= done
+
+
+def test_a_point_that_diverged_is_not_chosen_and_an_arm_without_any_is_an_error():
+    tuning = tunings()["sva-whole"]
+    *others, highest = tuning.rates
+    lost = {(highest, 1.0)}
+    found = choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: 0.2 + rate, lost))
+    assert found["chosen"]["baseline"]["lr"] == others[-1]
+    lost |= {(rate, 1.0) for rate in others}
+    with pytest.raises(InputError, match="diverged at every base rate"):
+        choose(tuning, "sva-whole", MadeUp(tuning.judge, lambda rate, ratio: 0.2 + rate, lost))
+
+
+def test_squad_is_searched_with_less_and_chooses_its_epoch_by_what_chose_its_rates():
+    tuning = tunings()["squad"]
+    searched = tuning.grid()[1e-3, 10]
+    assert tuning.judge == tuning.base.evaluation.best_by == "validation_loss"
+    assert (searched.optimisation.lr, searched.optimisation.qk_ratio) == (1e-3, 10)
+    assert searched.optimisation.epochs < tuning.base.optimisation.epochs
+    assert (searched.evaluation.protocol, tuning.base.evaluation.protocol) == ("fit", "paper")

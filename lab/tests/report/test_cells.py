@@ -1,0 +1,164 @@
+"""Any store as a page: conditions, what differs, comparison at equal loss, and cells that are not done."""
+
+import re
+from dataclasses import dataclass
+
+import pytest
+
+from fasterqk_lab.report import save_table, write_page
+from fasterqk_lab.report._cells import CONDITIONS_DRAWN, cell_documents
+from fasterqk_lab.runs import Store
+from fasterqk_lab.runs._execute import save_error
+
+
+@dataclass(frozen=True)
+class Training:
+    task: str = "mine"
+    qk_ratio: float = 1.0
+    lr: float = 1e-3
+    seed: int = 0
+    width: int = 8
+
+
+@dataclass(frozen=True)
+class Other:
+    size: int = 1
+
+
+def result(config, mass=None, steps=6):
+    """Faster arms attend more at every loss; each seed differs a little."""
+    mass = (0.2 if config.qk_ratio == 1 else 0.6) + 0.01 * config.seed if mass is None else mass
+    history = [
+        {"epoch": k, "loss": 2.0**-k, "mrta": 0.1 + (mass - 0.1) * k / (steps - 1), "test_accuracy": 0.9}
+        for k in range(steps)
+    ]
+    test = {"accuracy": 0.9, "mrta": mass, "ac": 50.0, "acmc": 40.0, "null": {"mrta": 0.1}}
+    return {"loss": history[-1]["loss"], "diverged": False, "test": test, "history": history}
+
+
+def fill(out, configs):
+    store = Store(out)
+    for config in configs:
+        store.save(config, result(config))
+    return store
+
+
+def by_name(documents, folder):
+    return {one["name"]: one for one in documents[folder]}
+
+
+def test_a_sweep_becomes_comparisons_curves_and_tables(tmp_path):
+    configs = [Training(qk_ratio=r, lr=lr, seed=s) for r in (30, 1) for lr in (1e-3, 1e-2) for s in range(3)]
+    fill(tmp_path, configs)
+    documents = cell_documents(tmp_path)
+    first, second = documents["comparisons"]
+    assert (first["title"], second["title"]) == ("mine, lr 0.001", "mine, lr 0.01")
+    assert [arm["arm"] for arm in first["arms"]] == ["qk_ratio 1", "qk_ratio 30"]
+    assert [arm["null"]["mrta"] for arm in first["arms"]] == pytest.approx([0.1, 0.1])
+    difference = first["matched"][0]["difference"]["qk_ratio 30"]["mrta"]
+    assert difference["mean"] == pytest.approx(0.4)
+    assert difference["n"] == 3
+    [curves] = documents["curves"]
+    assert len(curves["cells"]) == 12
+    assert [metric["key"] for metric in curves["metrics"]] == ["loss", "mrta", "test_accuracy"]
+    assert curves["metrics"][1]["null"] == pytest.approx(0.1)
+    tables = by_name(documents, "tables")
+    differs = {row["setting"]: row["values"] for row in tables["mine-cells-differences"]["rows"]}
+    assert sorted(differs) == ["lr", "qk_ratio", "seed"]
+    assert sorted(differs["lr"].split(", ")) == ["0.001", "0.01"]
+    conditions = tables["mine-cells-conditions"]["rows"]
+    assert [(row["qk_ratio"], row["seeds"]) for row in conditions] == [("1", 3)] * 2 + [("30", 3)] * 2
+    assert conditions[0]["mass"]["mean"] == pytest.approx(0.21)
+    assert conditions[0]["null"]["mean"] == pytest.approx(0.1)
+    text = write_page(tmp_path).read_text()
+    assert "Yes, on both settings measured here" in text
+    assert 'href="curves/' not in text  # there is no such file
+
+
+def test_what_is_not_done_is_said_and_left_out(tmp_path):
+    store = fill(tmp_path, [Training(qk_ratio=r, seed=s) for r in (1, 30) for s in range(3)])
+    save_error(store.begin(Training(qk_ratio=100)), 1, "ValueError: <b>too fast</b>", "Traceback ...")
+    store.begin(Training(qk_ratio=200))
+    damaged = store.begin(Training(qk_ratio=300))
+    (damaged / "result.json").write_text("{}")
+    store.save(
+        Training(qk_ratio=400), {"diverged": True, "loss": None, "history": [{"epoch": 0, "loss": None}]}
+    )
+    documents = cell_documents(tmp_path)
+    states = {row["state"]: row for row in by_name(documents, "tables")["mine-cells-every"]["rows"]}
+    assert set(states) == {"done", "failed", "stopped"}
+    assert states["failed"]["error"] == "ValueError: <b>too fast</b>"
+    conditions = by_name(documents, "tables")["mine-cells-conditions"]["rows"]
+    assert [row["qk_ratio"] for row in conditions] == ["1", "30", "400"]
+    assert conditions[2]["diverged"] == 1
+    assert conditions[2]["mass"] is None
+    [comparison] = documents["comparisons"]
+    assert [arm["arm"] for arm in comparison["arms"]] == ["qk_ratio 1", "qk_ratio 30"]
+    text = write_page(tmp_path).read_text()
+    assert "Of 10 cells, 7 are done; not on this page: 1 damaged, 1 failed, 1 stopped." in text
+    assert "ValueError: &lt;b&gt;too fast&lt;/b&gt;" in text
+
+
+def test_one_training_is_a_page(tmp_path):
+    fill(tmp_path, [Training(qk_ratio=30)])
+    documents = cell_documents(tmp_path)
+    assert documents["comparisons"] == []
+    text = write_page(tmp_path, title="One <i>training</i>").read_text()
+    assert "<h1>One &lt;i&gt;training&lt;/i&gt;</h1>" in text
+    assert (
+        "In one training of mine, attention on the relevant words is 0.600 (uniform attention: 0.100)" in text
+    )
+    assert "Yes" not in re.search('class="answer">([^<]*)', text)[1]
+
+
+def test_one_seed_gets_no_strong_word(tmp_path):
+    fill(tmp_path, [Training(qk_ratio=r) for r in (1, 30)])
+    said = re.search('class="answer">([^<]*)', write_page(tmp_path).read_text())[1]
+    assert said.startswith("Not known yet")
+    assert "a single seed points to more" in said
+
+
+def test_slower_arms_are_no_answer_to_the_question(tmp_path):
+    fill(tmp_path, [Training(qk_ratio=r, seed=s) for r in (1, 0.1) for s in range(3)])
+    text = write_page(tmp_path).read_text()
+    assert "faster query-key learning puts" not in text
+    assert "qk_ratio 0.1" in text
+
+
+def test_a_sweep_over_something_else_is_compared_with_its_first_condition(tmp_path):
+    fill(tmp_path, [Training(lr=lr, seed=s) for lr in (1e-2, 1e-3) for s in range(2)])
+    [comparison] = cell_documents(tmp_path)["comparisons"]
+    assert [arm["arm"] for arm in comparison["arms"]] == ["lr 0.001", "lr 0.01"]
+    assert "Yes, on" not in write_page(tmp_path).read_text()
+
+
+@pytest.mark.parametrize(
+    "content", [{"size": 3}, {"score": 0.5}, {"history": [1, 2]}, {"history": [{"step": 1, "height": 2.5}]}]
+)
+def test_results_of_any_function_are_shown(tmp_path, content):
+    Store(tmp_path).save(Other(2), content)
+    Store(tmp_path).save(Other(3), content)
+    documents = cell_documents(tmp_path)
+    assert by_name(documents, "tables")["other-cells-differences"]["rows"][0]["values"] == "2, 3"
+    drawn = [metric["key"] for one in documents["curves"] for metric in one["metrics"]]
+    assert drawn == (["height"] if isinstance(content.get("history", [1])[0], dict) else [])
+    assert "Other" in write_page(tmp_path).read_text()
+
+
+def test_very_many_conditions_stay_readable(tmp_path):
+    fill(tmp_path, [Training(lr=0.001 * k, qk_ratio=1 + k % 2) for k in range(1, 61)])
+    [curves] = cell_documents(tmp_path)["curves"]
+    assert len({cell["arm"] for cell in curves["cells"]}) == CONDITIONS_DRAWN
+    assert f"The first {CONDITIONS_DRAWN} of 60 conditions" in curves["caption"]
+    assert len(write_page(tmp_path).read_text()) < 500_000
+
+
+def test_cells_of_another_task_stand_beside_the_documents_of_an_experiment(tmp_path):
+    fill(tmp_path, [Training(task="agreement"), Training(task="jsonl"), Training(task="jsonl", seed=1)])
+    Store(tmp_path).save(Other(1), {"score": 0.5})
+    columns = [{"key": "a", "label": "a"}]
+    save_table(tmp_path, "table-agreement-paper-end", title="T", caption="", columns=columns, rows=[{"a": 1}])
+    text = write_page(tmp_path).read_text()
+    assert re.findall(r'<section id="([^"]*)"><h2>', text)[:2] == ["jsonl", "agreement"]
+    assert "agreement: every cell" not in text
+    assert "Other: every cell" not in text

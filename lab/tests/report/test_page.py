@@ -1,0 +1,130 @@
+"""The report as text: complete, self-contained, small, escaped; a browser tests the rest."""
+
+import json
+import os
+import re
+
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk_lab.report._page import PAGE_BYTES, chapter_of, fit_curves, in_chapters, write_page
+from fasterqk_lab.report._records import save_examples, save_table
+
+PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10"><g id="same"/></svg>'
+
+
+def add_figure(out, name, title="A title", picture=PICTURE):
+    folder = out / "figures"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.svg").write_bytes(picture)
+    (folder / f"{name}.json").write_text(json.dumps({"name": name, "title": title, "caption": "A caption."}))
+
+
+def add_table(out, name="table1", rows=1):
+    columns = [{"key": "a", "label": "a"}]
+    save_table(out, name, title="T", caption="C", columns=columns, rows=[{"a": 0.5}] * rows)
+
+
+def test_every_figure_is_there_once_in_the_papers_order(tmp_path):
+    for name in ["extra", "fig10", "fig4", "fig2-seeds", "fig2", "table2"]:
+        add_figure(tmp_path, name)
+    text = write_page(tmp_path).read_text()
+    assert re.findall(r'<figure id="figure-([^"]*)"', text) == [
+        "fig2", "fig2-seeds", "fig4", "fig10", "table2", "extra",
+    ]  # fmt: skip
+    assert text.count('src="data:image/svg+xml,') == 6
+    assert 'id="same"' not in text  # pictures keep their ids to themselves
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [
+        ("fig3", "Figure 3"),
+        ("figure-12-x", "Figure 12"),
+        ("table2", "Tables"),
+        ("table-hatexplain-paper-end", "HateXplain"),
+        ("sva-released", "Subject-verb agreement"),
+        ("table1-mine", "Mine"),
+        ("tableau", "Tableau"),
+    ],
+)
+def test_a_name_finds_its_chapter(name, title):
+    assert chapter_of(name).title == title
+
+
+def test_within_a_chapter_numbers_sort_by_value():
+    names = ["fig2-r100", "fig2-r10", "fig2-r9"]
+    [(chapter, documents)] = in_chapters({"figures": [{"name": name} for name in names]})
+    assert chapter.title == "Figure 2"
+    assert [document["name"] for _, document in documents] == ["fig2-r9", "fig2-r10", "fig2-r100"]
+
+
+def test_links_lead_from_the_page_to_the_numbers(tmp_path):
+    out = tmp_path / "my results"
+    add_figure(out, "fig4")
+    add_table(out)
+    page = tmp_path / "pages" / "deep" / "report.html"
+    write_page(out, page)
+    links = re.findall(r'<a href="(\.\.[^"]*)"', page.read_text())
+    assert links == ["../../my%20results/figures/fig4.csv", "../../my%20results/tables/table1.csv"]
+    write_page(out)
+    assert '<a href="tables/table1.csv">' in (out / "report.html").read_text()
+
+
+def test_nothing_on_the_page_asks_the_network(tmp_path):
+    add_figure(tmp_path, "fig4", title='<script src="https://example.org/x.js"></script>')
+    text = write_page(tmp_path).read_text()
+    assert re.findall(r"<(?:script|img|link)[^>]*(?:src|href)=\"(?!data:)", text) == []
+    assert "default-src 'none'" in text
+    assert "&lt;script src=" in text
+
+
+def test_the_page_stays_under_three_megabytes(tmp_path):
+    """Large pictures become PNG, then links; examples and tables are cut, and say so."""
+    large = PICTURE + b"<!--" + os.urandom(350_000).hex().encode() + b"-->"
+    for k in range(6):
+        add_figure(tmp_path, f"fig{k}", picture=large)
+        (tmp_path / "figures" / f"fig{k}.png").write_bytes(os.urandom(390_000))
+    layer = {"layer 1": [0.12345] * 400}
+    example = {"tokens": ["wörd"] * 400, "relevance": [0] * 400, "label": "x"}
+    example["arms"] = {"a": {"prediction": "x", "probability": 1.0, "layers": layer}}
+    save_examples(tmp_path, "many", title="T", arms=["a"], examples=[example] * 80, sensitive=False)
+    add_table(tmp_path, rows=9000)
+    path = write_page(tmp_path)
+    assert path.stat().st_size < PAGE_BYTES
+    text = path.read_text()
+    assert text.count("data:image/png;base64,") == 3
+    assert text.count("Too large for this page") == 3
+    assert '"total":80' in text
+    assert "The first 5000 of 9000 rows; the file has all of them." in text
+
+
+def test_an_empty_folder_is_an_error_that_says_what_to_do(tmp_path):
+    with pytest.raises(InputError, match="fasterqk-lab reproduce all --out") as error:
+        write_page(tmp_path)
+    assert repr(str(tmp_path)) in str(error.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_figure_without_its_picture_is_named(tmp_path):
+    add_figure(tmp_path, "fig4")
+    (tmp_path / "figures" / "fig4.svg").unlink()
+    with pytest.raises(InputError, match=r"fig4\.svg"):
+        write_page(tmp_path)
+
+
+def test_the_same_folder_gives_the_same_page(tmp_path):
+    add_figure(tmp_path, "fig4")
+    first = write_page(tmp_path).read_bytes()
+    assert write_page(tmp_path).read_bytes() == first
+
+
+@pytest.mark.parametrize(("cells", "length"), [(1, 10_000), (3, 150), (300, 400)])
+def test_thinned_curves_fit_and_keep_their_ends(cells, length):
+    points = [{"step": k, "loss": 1 / 3} for k in range(length)]
+    [found] = fit_curves([{"cells": [{"arm": "r = 1", "points": points}] * cells}])
+    for cell in found["cells"]:
+        steps = [point["step"] for point in cell["points"]]
+        assert (steps[0], steps[-1]) == (0, length - 1)
+        assert steps == sorted(set(steps))
+    assert len(json.dumps(found)) < 400_000

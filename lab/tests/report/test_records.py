@@ -1,0 +1,157 @@
+"""Documents on disk: what comes back, what is refused, and that errors quote the input."""
+
+import copy
+import csv
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fasterqk.errors import InputError
+from fasterqk_lab.report._records import (
+    load_documents,
+    save_comparison,
+    save_curves,
+    save_examples,
+    save_table,
+)
+
+EXAMPLE = {
+    "tokens": ["a", "cat"],
+    "relevance": [0, 1],
+    "label": "animal",
+    "arms": {"r = 1": {"prediction": "animal", "probability": 0.9, "layers": {"layer 1": [0.25, 0.75]}}},
+}
+
+
+def save_demo_example(out, example):
+    return save_examples(out, "demo", title="T", arms=["r = 1"], examples=[example], sensitive=True)
+
+
+def test_examples_come_back_with_four_decimals(tmp_path):
+    example = copy.deepcopy(EXAMPLE)
+    example["arms"]["r = 1"]["layers"]["rollout"] = np.array([1 / 3, 2 / 3], dtype=np.float32)
+    save_demo_example(tmp_path, example)
+    [found] = load_documents(tmp_path, "examples")
+    assert found["sensitive"] is True
+    assert found["examples"][0]["tokens"] == ["a", "cat"]
+    assert found["examples"][0]["arms"]["r = 1"]["layers"] == {
+        "layer 1": [0.25, 0.75],
+        "rollout": [0.3333, 0.6667],
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda e: e["relevance"].append(1), "2 tokens but 3 relevance marks"),
+        (lambda e: e["arms"]["r = 1"]["layers"]["layer 1"].pop(), "2 tokens but 1 weights"),
+        (lambda e: e["arms"].update({"r = 2": e["arms"]["r = 1"]}), "'r = 2' is not one of the arms"),
+    ],
+)
+def test_a_wrong_example_is_refused(tmp_path, change, said):
+    example = copy.deepcopy(EXAMPLE)
+    change(example)
+    with pytest.raises(InputError, match=said):
+        save_demo_example(tmp_path, example)
+    assert not list(tmp_path.iterdir())
+
+
+def save_demo_curves(out, cells, metrics=({"key": "loss", "label": "loss"},)):
+    return save_curves(
+        out, "demo", title="T", caption="", x={"key": "step", "label": "step"}, metrics=metrics, cells=cells
+    )
+
+
+def test_points_keep_only_what_is_drawn(tmp_path):
+    points = [{"step": 0, "loss": 1.5, "gradient": 7}, {"step": 1, "loss": float("nan")}]
+    save_demo_curves(tmp_path, [{"arm": "r = 1", "points": points}])
+    [found] = load_documents(tmp_path, "curves")
+    assert found["cells"] == [
+        {"arm": "r = 1", "seed": None, "points": [{"step": 0, "loss": 1.5}, {"step": 1, "loss": None}]}
+    ]
+
+
+def test_a_metric_without_a_label_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no 'key' and 'label'"):
+        save_demo_curves(tmp_path, [], metrics=[{"key": "loss"}])
+
+
+def test_a_comparison_comes_back_and_a_wrong_metric_is_quoted(tmp_path):
+    baseline = {"arm": "baseline", "qk_ratio": 1, "metrics": {"mrta": 0.2, "accuracy": 0.9}}
+    faster = {"arm": "faster", "qk_ratio": 10, "metrics": {"mrta": {"mean": 0.4, "half_width": 0.01, "n": 5}}}
+    arms = [baseline, {**faster, "null": {"mrta": 0.1}}]
+    save_comparison(tmp_path, "demo", title="T", setting="S", arms=arms)
+    [found] = load_documents(tmp_path, "comparisons")
+    assert found["arms"] == arms
+    with pytest.raises(InputError, match="'sharpness'"):
+        save_comparison(
+            tmp_path, "other", title="T", setting="S", arms=[{"arm": "a", "metrics": {"sharpness": 1}}]
+        )
+    with pytest.raises(InputError, match="baseline"):
+        save_comparison(tmp_path, "other", title="T", setting="S", arms=[])
+
+
+COLUMNS = [{"key": "arm", "label": "arm"}, {"key": "ac", "label": "AC", "digits": 1, "source": "paper"}]
+
+
+@dataclass(frozen=True)
+class Interval:
+    mean: float
+    half_width: float
+    n: int
+
+
+def save(out, rows, name="table1", columns=COLUMNS):
+    return save_table(out, name, title="T", caption="C", columns=columns, rows=rows)
+
+
+def test_a_table_comes_back_as_it_was_saved(tmp_path):
+    rows = [{"arm": "r = 1", "ac": Interval(0.1 + 0.2, 0.5, 3)}, {"arm": "r = 10", "ac": np.float64(7.0)}]
+    paths = save(tmp_path, rows)
+    [table] = load_documents(tmp_path, "tables")
+    assert table["columns"] == COLUMNS
+    assert table["rows"] == [
+        {"arm": "r = 1", "ac": {"mean": 0.1 + 0.2, "half_width": 0.5, "n": 3}},
+        {"arm": "r = 10", "ac": 7.0},
+    ]
+    with open(paths["csv"], newline="") as stream:
+        first, second = csv.DictReader(stream)
+    assert first == {"arm": "r = 1", "ac": repr(0.1 + 0.2), "ac_half_width": "0.5", "ac_n": "3"}
+    assert second == {"arm": "r = 10", "ac": "7.0", "ac_half_width": "", "ac_n": ""}
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "name", "quoted"),
+    [
+        ([{"acc": 1}], COLUMNS, "t", "'acc'"),
+        ([], [{"key": "a"}], "t", "'label'"),
+        ([], [{"key": "a", "label": "a", "source": "guess"}], "t", "'guess'"),
+        ([], COLUMNS, "../t", "'../t'"),
+        ([], COLUMNS, "", "''"),
+    ],
+)
+def test_a_wrong_table_is_refused_and_quoted(tmp_path, rows, columns, name, quoted):
+    with pytest.raises(InputError) as error:
+        save(tmp_path, rows, name, columns)
+    assert quoted in str(error.value)
+    assert not list(tmp_path.rglob("*.*"))
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"columns": [], "rows": [1]}'])
+def test_a_damaged_file_is_named(tmp_path, text):
+    path = tmp_path / "tables" / "broken.json"
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(InputError) as error:
+        load_documents(tmp_path, "tables")
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_no_number_is_written_as_null(tmp_path):
+    paths = save(tmp_path, [{"arm": "r = 1", "ac": Interval(float("nan"), float("nan"), 1)}])
+    [row] = json.loads(Path(paths["json"]).read_text())["rows"]
+    assert row["ac"] == {"mean": None, "half_width": None, "n": 1}

@@ -1,0 +1,222 @@
+import json
+from itertools import pairwise
+
+import pytest
+import torch
+
+from fasterqk.errors import InputError
+from fasterqk.files import canonical_json
+from fasterqk_lab.training import TrainResult, train, train_on_two_cores
+from fasterqk_lab.training import _checkpoint as checkpoint
+from fasterqk_lab.training._steps import build_optimizer, build_trainable
+
+
+class StopAfter:
+    """Progress that stops the run, as a kill would, when so many steps are done."""
+
+    def __init__(self, steps):
+        self.steps = steps
+        self.notes = []
+
+    def __call__(self, done, total, note=""):
+        self.notes.append((done, total, note))
+        if done >= self.steps:
+            raise KeyboardInterrupt
+
+
+def final_state(config, folder):
+    trainable = build_trainable(config)
+    optimizer = build_optimizer(trainable.model, config)
+    checkpoint.load(folder, model=trainable.model, optimizer=optimizer, generators={}, config=config)
+    return trainable.model.state_dict(), optimizer.state_dict()["state"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": "sgd", "momentum": 0.9, "lr": 0.02},
+        {"frozen": ("*.mlp.*",), "stale_gradients": True, "clip": 0.05},
+        {"evaluations_per_epoch": 3, "layers": 2, "bucket": 1},
+        {"evaluate_at_fall": 0.9, "lr": 0.02},
+        {"patience": 2, "epochs": 9},
+    ],
+)
+def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes):
+    config = config.replace(**changes)
+    whole = train(config, folder=tmp_path / "whole")
+    for steps in (1, 14, 26):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, folder=tmp_path / "killed", progress=StopAfter(steps))
+    resumed = train(config, folder=tmp_path / "killed")
+    assert canonical_json(resumed) == canonical_json(whole)
+    weights, state = final_state(config, tmp_path / "whole")
+    other_weights, other_state = final_state(config, tmp_path / "killed")
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+    for index, entries in state.items():
+        assert all(torch.equal(entries[key], other_state[index][key]) for key in entries)
+    histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("whole", "killed")]
+    assert histories[0] == histories[1]
+
+
+CASES = [
+    {"evaluations_per_epoch": 3},
+    {"evaluate_at_fall": 0.9, "lr": 0.02},
+    {"patience": 2, "epochs": 9},
+    {"lr": 1e30},  # diverges between evaluations
+    {"lr": 1e4, "warmup": 0, "schedule": "constant"},  # is finite and far off at an evaluation
+]
+
+
+@pytest.mark.parametrize("changes", CASES)
+def test_evaluating_in_a_copy_changes_nothing(config, tmp_path, changes):
+    config = config.replace(**changes)
+    plain = train(config, folder=tmp_path / "plain")
+    aside = train_on_two_cores(config, folder=tmp_path / "aside")
+    assert canonical_json(aside) == canonical_json(plain)
+    if not plain.diverged:
+        histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("plain", "aside")]
+        assert histories[0] == histories[1]
+
+
+def test_a_run_killed_while_a_copy_evaluates_ends_as_one_that_was_not(config, tmp_path):
+    config = config.replace(evaluations_per_epoch=2)
+    whole = train(config)
+    for steps in (1, 14, 26):
+        with pytest.raises(KeyboardInterrupt):
+            train_on_two_cores(config, folder=tmp_path, progress=StopAfter(steps))
+    assert canonical_json(train_on_two_cores(config, folder=tmp_path)) == canonical_json(whole)
+
+
+def test_the_run_does_not_depend_on_global_random_numbers_or_on_its_folder(config, tmp_path):
+    torch.manual_seed(0)
+    first = train(config)
+    torch.manual_seed(123)
+    second = train(config, folder=tmp_path)
+    assert canonical_json(first) == canonical_json(second)
+    assert canonical_json(train(config.replace(seed=5))) != canonical_json(first)
+
+
+def test_history_starts_before_training_and_has_every_evaluation(config, tmp_path):
+    config = config.replace(evaluations_per_epoch=2)
+    result = train(config, folder=tmp_path)
+    assert [record["epoch"] for record in result.history] == pytest.approx(
+        [0, 0.5, 1, 1.5, 2, 2.5, 3], abs=0.05
+    )
+    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == result.history
+    assert result.history[-1]["loss"] == result.loss
+    best = max(record["validation_accuracy"] for record in result.history)
+    assert result.best["validation_accuracy"] == best
+    assert result.history[-1]["test_accuracy"] == result.test["accuracy"]
+    assert result.history[-1]["mrta"] == result.test["mrta"]
+
+
+def test_a_falling_loss_is_looked_at_more_often(config):
+    config = config.replace(epochs=25, lr=5e-3)
+    plain = train(config).history
+    often = train(config.replace(evaluate_at_fall=0.7)).history
+    regular = [record["step"] for record in plain]
+    extra = [record["step"] for record in often if record["step"] not in regular]
+    assert extra
+    assert [record for record in often if record["step"] in regular] == plain
+    # Evaluating changes nothing in the training itself, and leaves smaller gaps in the loss.
+    widest = [max(one["loss"] / next_["loss"] for one, next_ in pairwise(rows)) for rows in (often, plain)]
+    assert widest[0] < widest[1]
+    assert regular[1] in [record["step"] for record in often[1:3]]
+
+
+def test_a_run_with_patience_ends_when_validation_no_longer_gets_better(config):
+    config = config.replace(epochs=12, lr=0.02)
+    whole = train(config).history
+    patience = 2
+
+    def stalled(records):
+        accuracies = [record["validation_accuracy"] for record in records]
+        losses = [record["validation_loss"] for record in records]
+        before = slice(None, -patience)
+        return len(records) > patience and (
+            max(accuracies[-patience:]) <= max(accuracies[before])
+            and min(losses[-patience:]) >= min(losses[before])
+        )
+
+    last = next(end for end in range(1, len(whole)) if stalled(whole[:end]))
+    stopped = train(config.replace(patience=patience)).history
+    assert len(stopped) == last < len(whole)
+    assert canonical_json(stopped) == canonical_json(whole[:last])
+
+
+def test_a_plateau_on_which_the_loss_still_falls_is_no_reason_to_stop(config):
+    result = train(config.replace(epochs=4, lr=1e-6, patience=1))
+    accuracies = {record["validation_accuracy"] for record in result.history}
+    assert len(accuracies) == 1
+    assert len(result.history) == 5
+
+
+def test_a_run_judged_by_its_fit_measures_no_attention(config):
+    result = train(config.replace(epochs=1, protocol="fit"))
+    assert result.validation.keys() == {"loss", "accuracy"}
+    assert not any("mrta" in record for record in result.history)
+
+
+def test_the_best_evaluation_is_that_of_accuracy_or_of_loss(config):
+    config = config.replace(epochs=25, lr=5e-3)
+    result, by_loss = train(config), train(config.replace(best_by="validation_loss"))
+    highest = max(record["validation_accuracy"] for record in result.history)
+    lowest = min(record["validation_loss"] for record in result.history)
+    assert (result.best["validation_accuracy"], by_loss.best["validation_loss"]) == (highest, lowest)
+    assert result.best["epoch"] != by_loss.best["epoch"]
+    with pytest.raises(InputError, match="best_by 'loss' is not one of validation_accuracy, "):
+        config.replace(best_by="loss")
+
+
+def test_the_little_task_is_learnt_and_attention_goes_to_the_reason(config):
+    result = train(config.replace(epochs=25, lr=5e-3))
+    assert result.train["accuracy"] > 0.95
+    assert result.test["accuracy"] > 0.8
+    assert result.test["mrta"] > result.test["null"]["mrta"] + 0.1
+    assert result.test["majority_accuracy"] < 0.8
+
+
+def test_divergence_is_reported_and_not_hidden(config, tmp_path):
+    config = config.replace(optimizer="sgd", lr=1e6, warmup=0, clip=None, schedule="constant", epochs=30)
+    result = train(config, folder=tmp_path)
+    assert result.diverged
+    assert result.loss is None
+    assert result.test == {}
+    written = result.to_json()
+    assert [written[name] for name in ("train", "validation", "test", "best")] == [None] * 4
+    assert TrainResult.from_json(json.loads(canonical_json(written))) == result
+    assert result.steps < 30 * 12
+    assert result.history[-1]["diverged"]
+    canonical_json(result)
+
+
+def test_a_finite_but_exploded_loss_is_divergence(config):
+    result = train(config.replace(lr=1e4, warmup=0, schedule="constant"))
+    assert result.diverged
+
+
+def test_progress_tells_loss_accuracy_and_mass(config):
+    notes = StopAfter(10**9)
+    train(config, progress=notes)
+    done, total, note = notes.notes[-1]
+    assert done == total == 3 * len(build_trainable(config).batches(0))
+    for word in ("loss", "accuracy", "mass"):
+        assert word in note
+
+
+def test_checkpoint_of_another_run_is_refused(config, tmp_path):
+    train(config, folder=tmp_path)
+    with pytest.raises(InputError, match="another configuration"):
+        train(config.replace(lr=1.0), folder=tmp_path)
+
+
+def test_unknown_evaluation_is_an_error(config):
+    with pytest.raises(InputError, match="unknown evaluation 'mine'; choose from paper"):
+        train(config.replace(protocol="mine"))
+
+
+def test_a_file_that_changed_since_is_refused(config):
+    with pytest.raises(InputError, match="is not the file this training is about"):
+        train(config.replace(checksum="0" * 64))

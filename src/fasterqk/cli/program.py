@@ -1,0 +1,156 @@
+"""A program with commands: finds the command, runs it, turns bad input into one line and exit code 2."""
+
+import errno
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from io import TextIOWrapper
+from typing import Any, NoReturn
+
+from fasterqk.cli.common import Parser
+from fasterqk.errors import InputError, WorkError, errors_name_standard_output
+
+# Errors of the operating system that a wrong path in the command line causes.
+_WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_WRONG_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
+
+# How every command ends; docs/runs.md has the same table.
+_MACHINE, _INPUT, _INTERRUPTED, _READER_LEFT, _TERMINATED = 1, 2, 130, 141, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: everything that keeps its work when it is interrupted does so here too."""
+
+
+class Program:
+    """A program with commands: its name, what it is for, and where its commands are.
+
+    ``commands`` maps a command to its summary. Each is a module of ``package`` with ``configure(parser)`` and
+    ``run(arguments)``. It is imported only when it is asked for, and imports numpy, scipy and torch only
+    inside ``run``. ``welcome`` is printed when no command is given.
+    """
+
+    # No dataclass: importing that module would take longer than all else here.
+    def __init__(
+        self,
+        *,
+        name: str,
+        version: str,
+        description: str,
+        package: str,
+        commands: Mapping[str, str],
+        welcome: str,
+    ) -> None:
+        self.name = name
+        self.version = version
+        self.description = description
+        self.package = package
+        self.commands = commands
+        self.welcome = welcome
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run one command line; returns the exit code."""
+        words = list(sys.argv[1:] if argv is None else argv)
+        name = f"{self.name} {words[0]}" if words and words[0] in self.commands else self.name
+        try:
+            with _interrupted_by_sigterm():
+                _prepare_streams()
+                try:
+                    return self._run(words)
+                finally:
+                    # Here, where a reader that left or a full disk can still be dealt with.
+                    with errors_name_standard_output():
+                        sys.stdout.flush()
+        except InputError as error:
+            print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+            return _INPUT
+        except WorkError as error:
+            print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+            return _MACHINE
+        except KeyboardInterrupt as stop:
+            print(f"{name}: stopped; what was finished is kept", file=sys.stderr)
+            _drop_unwritten_output()
+            return _TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED
+        except BrokenPipeError:
+            # The reader (head, less) went away: that is its right.
+            _drop_unwritten_output()
+            return _READER_LEFT
+        except OSError as error:
+            where = f": {error.filename!r}" if error.filename else ""
+            print(f"{name}: {error.strerror or error}{where}", file=sys.stderr)
+            _drop_unwritten_output()
+            wrong = isinstance(error, _WRONG_PATH) or error.errno in _WRONG_NAME
+            return _INPUT if error.filename and wrong else _MACHINE
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "allocate memory" not in str(error):  # torch's word for it
+                raise
+            print(f"{name}: not enough memory", file=sys.stderr)
+            return _MACHINE
+
+    def _run(self, words: list[str]) -> int:
+        if not words:
+            print(self.welcome)
+            return 0
+        if words[0] not in self.commands:
+            parser = self._parser()
+            command = parser.parse_args(words[:1]).command
+            parser.error(f"unknown command {command!r}; choose from {', '.join(self.commands)}")
+        module = import_module(f"{self.package}.{words[0]}")
+        parser = Parser(prog=f"{self.name} {words[0]}", description=self.commands[words[0]])
+        module.configure(parser)
+        arguments = parser.parse_args(words[1:])
+        return int(module.run(arguments) or 0)
+
+    def _parser(self) -> Parser:
+        """The top-level parser; commands are listed but not imported."""
+        listing = "\n".join(f"  {name:<12}{summary}" for name, summary in self.commands.items())
+        parser = Parser(
+            prog=self.name,
+            description=self.description,
+            epilog=f"commands:\n{listing}\n\n{self.name} COMMAND --help shows options and examples.",
+        )
+        parser.add_argument("--version", action="version", version=f"{self.name} {self.version}")
+        parser.add_argument("command", nargs="?", metavar="COMMAND", help="one of the commands below")
+        return parser
+
+
+@contextmanager
+def _interrupted_by_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, unless somebody handles it already."""
+
+    def stop(number: int, frame: Any) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    try:
+        if ours:
+            signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # in a thread, which gets no signals
+        ours = False
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _prepare_streams() -> None:
+    """Make sure that anything can be printed: on a stream that is closed, or in letters it does not know."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  (for as long as the process lives)
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_unwritten_output() -> None:
+    """Keep the interpreter from complaining, on its way out, about output that cannot be written."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
