@@ -14,7 +14,7 @@ NAMES = ["find_circuits", "make_optimizer", "param_groups", "check_circuits", "s
 NAMES += ["normalize_gradients", "describe", "Ramp", "PartnerNorm", "LogitMonitor", "qk_clip"]
 NAMES += ["measure", "matched_loss", "InputError"]
 PACKAGES = ["circuits", "capture", "attention", "theory", "integrations", "lab"]
-PACKAGES += ["errors", "files", "console"]
+PACKAGES += ["errors", "files", "console", "processor"]
 
 
 @pytest.mark.parametrize("name", [*NAMES, *PACKAGES])

@@ -10,7 +10,17 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "fasterqk"
 
-LIBRARY = ["errors", "files", "console", "theory", "capture", "circuits", "attention", "integrations"]
+LIBRARY = [
+    "errors",
+    "files",
+    "processor",
+    "console",
+    "theory",
+    "capture",
+    "circuits",
+    "attention",
+    "integrations",
+]
 LAB = ["synthetic", "tasks", "models", "training", "runs", "report", "experiments"]
 LAYERS = [*LIBRARY, *(f"lab.{name}" for name in LAB), "lab", "cli", "__main__"]
 

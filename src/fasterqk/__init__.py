@@ -9,7 +9,18 @@ TYPE_CHECKING = False  # True for editors and type checkers; typing itself would
 if TYPE_CHECKING:
     from typing import Any
 
-    from fasterqk import attention, capture, circuits, console, errors, files, integrations, lab, theory
+    from fasterqk import (
+        attention,
+        capture,
+        circuits,
+        console,
+        errors,
+        files,
+        integrations,
+        lab,
+        processor,
+        theory,
+    )
     from fasterqk.attention import matched_loss, measure
     from fasterqk.circuits import (
         LogitMonitor,
@@ -50,6 +61,7 @@ __all__ = [
     "measure",
     "normalize_gradients",
     "param_groups",
+    "processor",
     "qk_clip",
     "scale_circuits",
     "theory",
@@ -57,7 +69,18 @@ __all__ = [
 
 # Where a name comes from that is no module of this package.
 _HOMES = {"InputError": "errors", "matched_loss": "attention", "measure": "attention"}
-_MODULES = ("attention", "capture", "circuits", "console", "errors", "files", "integrations", "lab", "theory")
+_MODULES = (
+    "attention",
+    "capture",
+    "circuits",
+    "console",
+    "errors",
+    "files",
+    "integrations",
+    "lab",
+    "processor",
+    "theory",
+)
 
 
 def __getattr__(name: str) -> "Any":

@@ -53,6 +53,7 @@ from fasterqk.lab.training._classification import (
 )
 from fasterqk.lab.training._config import TrainConfig
 from fasterqk.lab.training._readings import more_readings
+from fasterqk.processor import avoid_faulty_amx
 
 EVALUATION_BATCH = 64
 ROLLOUT = Aggregation("rollout", residual=0.5)
@@ -72,6 +73,8 @@ class Generation:
             raise InputError(
                 f"answers have no evaluation {config.evaluation.protocol!r}; choose from {known}"
             )
+        if config.optimisation.autocast:
+            avoid_faulty_amx()  # of the machine where the cell runs, which may be a worker of a cluster
         self.config = config
         self.task = task
         self.files = dict(task.files)
