@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -39,6 +40,12 @@ def layer(module: str) -> str:
     return ".".join(parts[: 2 if parts[0] == "lab" else 1])
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The parsed source of a module, which nobody changes."""
+    return ast.parse(path.read_text())
+
+
 def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
@@ -46,10 +53,8 @@ def is_type_checking(node: ast.AST) -> bool:
 def imported(path: Path, *, types: bool) -> set[str]:
     """The modules of fasterqk that the file imports, also inside functions; with ``types`` also for types."""
     found = set()
-    tree = ast.parse(path.read_text())
-    if not types:
-        tree.body = [node for node in tree.body if not is_type_checking(node)]
-    for node in ast.walk(tree):
+    body = [node for node in tree_of(path).body if types or not is_type_checking(node)]
+    for node in (inner for statement in body for inner in ast.walk(statement)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -65,6 +70,7 @@ def imported(path: Path, *, types: bool) -> set[str]:
     return found
 
 
+@cache
 def imports(*, types: bool) -> dict[str, set[str]]:
     return {name: imported(path, types=types) - {name, ""} for name, path in MODULES.items()}
 
@@ -98,7 +104,7 @@ def test_there_are_no_cycles() -> None:
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("__init__.py")), ids=name_of)
 def test_a_package_file_only_names_what_is_public(path: Path) -> None:
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         text_or_import = isinstance(node, ast.Expr | ast.Import | ast.ImportFrom | ast.Assign)
         lazy = isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
         assert text_or_import or is_type_checking(node) or lazy, f"line {node.lineno}: {ast.unparse(node)}"
@@ -110,7 +116,7 @@ def test_the_wheel_holds_the_package_alone() -> None:
     assert build["targets"]["wheel"] == {"packages": ["src/fasterqk"]}
     assert build["targets"]["sdist"] == {"exclude": ["/data"]}
     for path in MODULES.values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in modules} & {"benchmarks", "tests", "tools"}, path
