@@ -2,6 +2,7 @@
 
 import ast
 import tomllib
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -10,8 +11,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCES = {"fasterqk": ROOT / "src" / "fasterqk", "fasterqk_lab": ROOT / "lab" / "fasterqk_lab"}
 
-LIBRARY = ["errors", "files", "console", "pages", "theory", "capture", "circuits", "attention"]
-LIBRARY += ["integrations"]
+LIBRARY = ["errors", "files", "processor", "console", "pages", "theory", "capture", "circuits"]
+LIBRARY += ["attention", "integrations"]
 LAB = ["synthetic", "tasks", "models", "training", "runs", "report", "experiments", "benchmarks"]
 LAYERS = [f"fasterqk.{name}" for name in (*LIBRARY, "cli", "__main__")]
 LAYERS += [f"fasterqk_lab.{name}" for name in (*LAB, "cli", "__main__")]
@@ -30,6 +31,12 @@ def layer(module: str) -> str:
     return ".".join(module.split(".")[:2])
 
 
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """The parsed source of a module, which nobody changes."""
+    return ast.parse(path.read_text())
+
+
 def is_type_checking(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
 
@@ -37,10 +44,8 @@ def is_type_checking(node: ast.AST) -> bool:
 def imported(path: Path, *, types: bool) -> set[str]:
     """The modules of both packages that a file imports, also in functions; with ``types`` also for types."""
     modules = set()
-    tree = ast.parse(path.read_text())
-    if not types:
-        tree.body = [node for node in tree.body if not is_type_checking(node)]
-    for node in ast.walk(tree):
+    body = [node for node in tree_of(path).body if types or not is_type_checking(node)]
+    for node in (inner for statement in body for inner in ast.walk(statement)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -54,6 +59,7 @@ def imported(path: Path, *, types: bool) -> set[str]:
     return modules
 
 
+@cache
 def imports(*, types: bool) -> dict[str, set[str]]:
     return {name: imported(path, types=types) - {name, *SOURCES} for name, path in MODULES.items()}
 
@@ -98,7 +104,7 @@ PACKAGES = [path for source in SOURCES.values() for path in sorted(source.rglob(
 
 @pytest.mark.parametrize("path", PACKAGES, ids=name_of)
 def test_a_package_file_only_names_what_is_public(path: Path) -> None:
-    for node in ast.parse(path.read_text()).body:
+    for node in tree_of(path).body:
         names = isinstance(node, ast.Expr | ast.Import | ast.ImportFrom | ast.Assign | ast.AugAssign)
         lazy = isinstance(node, ast.FunctionDef) and node.name in ("__getattr__", "__dir__")
         assert names or is_type_checking(node) or lazy, f"line {node.lineno}: {ast.unparse(node)}"
@@ -110,7 +116,7 @@ def test_wheels_hold_their_package_alone() -> None:
         build = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
         assert build["targets"]["wheel"] == {"packages": [package]}
     for path in MODULES.values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             modules += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             assert not {name.split(".")[0] for name in modules} & {"lab", "tests", "tools"}, path

@@ -9,7 +9,18 @@ TYPE_CHECKING = False  # True for editors and type checkers; typing itself would
 if TYPE_CHECKING:
     from typing import Any
 
-    from fasterqk import attention, capture, circuits, console, errors, files, integrations, pages, theory
+    from fasterqk import (
+        attention,
+        capture,
+        circuits,
+        console,
+        errors,
+        files,
+        integrations,
+        pages,
+        processor,
+        theory,
+    )
     from fasterqk.attention import matched_loss, measure
     from fasterqk.circuits import (
         LogitMonitor,
@@ -50,6 +61,7 @@ __all__ = [
     "normalize_gradients",
     "pages",
     "param_groups",
+    "processor",
     "qk_clip",
     "scale_circuits",
     "theory",
@@ -66,6 +78,7 @@ _MODULES = (
     "files",
     "integrations",
     "pages",
+    "processor",
     "theory",
 )
 

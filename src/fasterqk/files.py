@@ -107,6 +107,11 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
+def user_cache() -> Path:
+    """The user's cache folder of fasterqk, in ``$XDG_CACHE_HOME`` or else in ``~/.cache``."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fasterqk"
+
+
 @contextmanager
 def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Fill a folder that appears under its name only when it is complete.

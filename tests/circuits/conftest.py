@@ -112,13 +112,13 @@ def labels(net: nn.Module, heads: bool = False) -> Circuits:
     return Circuits(tuple(found))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def net() -> Callable[..., Net]:
     """``net(layout, separate=False, layers=2)``: the same weights and data every time."""
     return Net
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def label() -> Callable[..., Circuits]:
     """``label(net, heads=False)``: the circuits of a net."""
     return labels

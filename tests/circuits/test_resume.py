@@ -37,33 +37,44 @@ def run(net, circuits, kernel, steps, source=None):
     return {"net": net.state_dict(), "optimizer": made.state_dict(), "scheduler": scheduler.state_dict()}
 
 
+CASES = [("columns", "fused"), ("interleaved", "foreach")]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory, net, label):
+    """What one new process makes of the checkpoints after 120 steps, by layout."""
+    folder = tmp_path_factory.mktemp("resume")
+    for layout, kernel in CASES:
+        torch.save(run(model := net(layout), label(model), kernel, 120), folder / f"{layout}.pt")
+    subprocess.run([sys.executable, __file__, folder], check=True, capture_output=True, text=True)
+    return {layout: torch.load(folder / f"{layout}-resumed.pt", weights_only=True) for layout, _ in CASES}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "kernel"), [("columns", "fused"), ("interleaved", "foreach")])
-def test_resume_is_bit_exact(layout, kernel, tmp_path, net, label):
+@pytest.mark.parametrize(("layout", "kernel"), CASES)
+def test_resume_is_bit_exact(layout, kernel, resumed, net, label):
     whole = run(model := net(layout), label(model), kernel, 200)
-    torch.save(run(model := net(layout), label(model), kernel, 120), tmp_path / "half.pt")
-    command = [sys.executable, __file__, layout, kernel, tmp_path / "half.pt", tmp_path / "resumed.pt"]
-    subprocess.run(command, check=True, capture_output=True, text=True)
-    resumed = torch.load(tmp_path / "resumed.pt", weights_only=True)
     for name, weight in whole["net"].items():
-        assert torch.equal(weight, resumed["net"][name]), name
-    ours, theirs = whole["optimizer"], resumed["optimizer"]
+        assert torch.equal(weight, resumed[layout]["net"][name]), name
+    ours, theirs = whole["optimizer"], resumed[layout]["optimizer"]
     assert ours["state"].keys() == theirs["state"].keys() and ours["state"]
     for index, state in ours["state"].items():
         for key, value in state.items():
             assert torch.equal(value, theirs["state"][index][key]), (index, key)
     assert ours["param_groups"] == theirs["param_groups"]
     assert ours["param_groups"][-1]["ratio_step"] == 200
-    assert whole["scheduler"] == resumed["scheduler"]
+    assert whole["scheduler"] == resumed[layout]["scheduler"]
 
 
 def resume_in_a_new_process():
-    layout, kernel, source, target = sys.argv[1:]
+    folder = Path(sys.argv[1])
     spec = importlib.util.spec_from_file_location("nets", Path(__file__).with_name("conftest.py"))
     nets = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(nets)
-    model = nets.Net(layout)
-    torch.save(run(model, nets.labels(model), kernel, 80, source), target)
+    for layout, kernel in CASES:
+        model = nets.Net(layout)
+        resumed = run(model, nets.labels(model), kernel, 80, folder / f"{layout}.pt")
+        torch.save(resumed, folder / f"{layout}-resumed.pt")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-pytestmark = pytest.mark.slow  # each starts two processes
+pytestmark = pytest.mark.slow  # two processes are started
 
 SCRIPT = Path(__file__).with_name("two_processes.py")
 
@@ -22,16 +22,18 @@ def both():
     return module
 
 
-def in_two_processes(script: Path, file: Path) -> dict:
-    """Run ``script file`` in two processes and return what the first one wrote.
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """What the first of two processes wrote.
 
     ``--standalone`` binds a free port and keeps it: a launcher that only looks for a free port and hands on
     its number can lose it to another test. The processes meet on the loopback device, whatever the host is
     called.
     """
+    file = tmp_path_factory.mktemp("processes") / "weights.pt"
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launch, str(script), str(file)],
+        [*launch, str(SCRIPT), str(file)],
         capture_output=True,
         text=True,
         timeout=240,
@@ -39,19 +41,6 @@ def in_two_processes(script: Path, file: Path) -> dict:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return torch.load(file, weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    return in_two_processes(SCRIPT, tmp_path_factory.mktemp("processes") / "weights.pt")
-
-
-@pytest.fixture(scope="module")
-def accelerated(tmp_path_factory):
-    file = tmp_path_factory.mktemp("accelerate") / "weights.pt"
-    found = in_two_processes(SCRIPT.with_name("accelerated.py"), file)
-    assert found.pop("processes") == 2
-    return found
 
 
 @pytest.mark.parametrize(("way", "model"), [("ddp", "gpt2"), ("ddp, buckets", "gpt2"), ("fsdp2", "llama")])
@@ -70,8 +59,10 @@ def test_a_clip_takes_one_maximum_over_all_processes(both, results, way, model):
     assert_equal(found, both.weights(alone))
 
 
-def test_accelerate_equals_one_process(both, accelerated):
-    assert_equal(accelerated, both.weights(both.trained(both.gpt2())))
+def test_accelerate_equals_one_process(both, results):
+    found = dict(results["accelerate"])
+    assert found.pop("processes") == 2
+    assert_equal(found, both.weights(both.trained(both.gpt2())))
 
 
 def assert_equal(found, expected):

@@ -75,6 +75,29 @@ def trained(model, wrap=None, rank=0, processes=1):
     return model
 
 
+def accelerated():
+    """The same under Accelerate, which joins the processes itself."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    rank, processes = accelerator.process_index, accelerator.num_processes
+    model = accelerator.prepare(gpt2())
+    optimizer = accelerator.prepare(
+        make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=10, weight_decay=0.1)
+    )
+    for ids, labels in batches():
+        mine = slice(rank, None, processes)
+        logits = model(input_ids=ids[mine]).logits[:, :-1]
+        loss = nn.functional.cross_entropy(
+            logits.flatten(0, 1), labels[mine, 1:].flatten(), ignore_index=-100, reduction="sum"
+        )
+        accelerator.backward(loss * processes / (labels[:, 1:] != -100).sum())
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"processes": torch.tensor(processes), **weights(accelerator.unwrap_model(model))}
+
+
 def clipped(model, wrap=None, rank=0, processes=1):
     """The same with large logits and qk_clip; returns the model, the clip and the monitor's maxima."""
     with torch.no_grad():
@@ -118,7 +141,8 @@ def refusal(model):
 
 
 def main():
-    dist.init_process_group("gloo")
+    result = {"accelerate": accelerated()}  # first, so that it finds no process group
+    assert dist.get_backend() == "gloo"
     rank, processes = dist.get_rank(), dist.get_world_size()
     found = {
         "ddp": trained(gpt2(), DistributedDataParallel, rank, processes),
@@ -127,7 +151,7 @@ def main():
         ),
         "fsdp2": trained(llama(), sharded, rank, processes),
     }
-    result = {name: weights(model) for name, model in found.items()} | {"refusal": refusal(gpt2())}
+    result |= {name: weights(model) for name, model in found.items()} | {"refusal": refusal(gpt2())}
     for name, model, wrap in (
         ("clip, ddp", gpt2(), DistributedDataParallel),
         ("clip, fsdp2", llama(), sharded),

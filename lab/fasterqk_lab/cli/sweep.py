@@ -9,10 +9,18 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fasterqk.cli.common import Parser, add_json, add_out, check_out, examples, positive_int
+from fasterqk.cli.common import (
+    Parser,
+    add_json,
+    add_out,
+    check_out,
+    examples,
+    positive_int,
+    prepare_half_precision,
+)
 from fasterqk.console import duration_text, print_result, print_table
 from fasterqk.errors import InputError
-from fasterqk.files import content_hash, plain
+from fasterqk.files import config_values, content_hash, plain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,6 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     check_out(arguments.out, arguments.spec)
     spec = read_spec(arguments.spec)
     cells = {content_hash(cell.config): cell for cell in take_shard(list(spec.cells), arguments.shard)}
+    if any(dict(config_values(cell.config)).get("autocast") for cell in cells.values()):
+        prepare_half_precision()  # for the workers too, which inherit the environment
     start = time.perf_counter()
     threads = arguments.threads or max(1, int(spec.resources.cpus))
     curves = [TensorBoard(arguments.out, cells)] if arguments.tensorboard else []

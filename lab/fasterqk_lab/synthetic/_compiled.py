@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numba import config, njit
 
+from fasterqk.files import user_cache
+
 settings: Any = config  # its attributes are made at run time
 
 _LOG2_E = 1.4426950408889634
@@ -31,8 +33,7 @@ def _cache_folder() -> str | None:
     """
     here = Path(__file__).parent
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))).hexdigest()
-    user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    for base in (here / "__pycache__", user / "fasterqk"):
+    for base in (here / "__pycache__", user_cache()):
         folder = base / f"kernels-{digest[:16]}"
         try:
             folder.mkdir(parents=True, exist_ok=True)

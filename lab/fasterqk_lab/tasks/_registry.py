@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import read_lines
+from fasterqk.files import read_lines, user_cache
 
 if TYPE_CHECKING:
     from fasterqk_lab.tasks._task import Task
@@ -106,8 +106,7 @@ def data_source(data_dir: str | Path | None = None) -> tuple[Path, str]:
         return Path(os.environ[VARIABLE]), f"${VARIABLE}"
     if (CHECKOUT / CHECKSUMS).is_file():
         return CHECKOUT, "the checkout"
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "fasterqk" / "data", "the user cache"
+    return user_cache() / "data", "the user cache"
 
 
 def wrong_checksums(folder: Path) -> list[str]:

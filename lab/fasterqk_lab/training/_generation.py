@@ -33,6 +33,7 @@ from fasterqk.attention import (
 )
 from fasterqk.capture import capture
 from fasterqk.errors import InputError
+from fasterqk.processor import avoid_faulty_amx
 from fasterqk_lab.models._generator import Cache, Dropout, GeneratorConfig, GPTAnswerGenerator, head_loss
 from fasterqk_lab.tasks import AnswerTask, Questions
 from fasterqk_lab.training._batches import (
@@ -72,6 +73,8 @@ class Generation:
             raise InputError(
                 f"answers have no evaluation {config.evaluation.protocol!r}; choose from {known}"
             )
+        if config.optimisation.autocast:
+            avoid_faulty_amx()  # of the machine where the cell runs, which may be a worker of a cluster
         self.config = config
         self.task = task
         self.files = dict(task.files)

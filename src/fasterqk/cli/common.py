@@ -71,6 +71,15 @@ def check_out(out: str, *reads: str | None) -> None:
                 )
 
 
+def prepare_half_precision() -> None:
+    """Before a command computes in half precision, and before any product: avoid AMX that does not work."""
+    from fasterqk.processor import avoid_faulty_amx
+
+    if avoid_faulty_amx():
+        line = "this processor announces AMX but cannot run it; bfloat16 runs without it"
+        print(f"fasterqk: {line}", file=sys.stderr)
+
+
 def add_data_dir(parser: Parser) -> None:
     """Add ``--data-dir``, the folder of the tasks' data."""
     parser.add_option("--data-dir", str, "DIR", "data folder (default: $FASTERQK_DATA, checkout)")

@@ -1,14 +1,24 @@
 """The `measure` command: attention and its faithfulness of a Hugging Face model on your own data."""
 
 import argparse
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, check_out, examples, list_of, positive_int
+from fasterqk.cli.common import (
+    Parser,
+    add_json,
+    check_out,
+    examples,
+    list_of,
+    positive_int,
+    prepare_half_precision,
+)
 from fasterqk.console import print_json, print_table, progress_bar
 from fasterqk.errors import InputError
 
+_HALF = ("bfloat16", "float16")
 _DATA = """\
 data: one JSON object per line, with
   "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
@@ -108,7 +118,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument("--device", metavar="NAME", help="as torch calls it: cpu, cuda, cuda:1, mps")
     parser.add_argument(
         "--precision",
-        choices=("float64", "float32", "bfloat16", "float16"),
+        choices=("float64", "float32", *_HALF),
         help="of the weights (default: as saved)",
     )
     parser.add_argument(
@@ -160,6 +170,8 @@ def _draws(text: str) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if _in_half_precision(arguments):
+        prepare_half_precision()
     import numpy as np
 
     from fasterqk.attention import (
@@ -219,6 +231,27 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         print(f"\nto look at: {page}")
     return 0
+
+
+def _in_half_precision(arguments: argparse.Namespace) -> bool:
+    """Whether the CPU will compute in half precision, as far as options and model folders tell."""
+    if arguments.device is not None and not arguments.device.startswith("cpu"):
+        return False
+    if arguments.precision is not None:
+        return arguments.precision in _HALF
+    # As saved; the folder of an adapter does not say how its base model was saved.
+    adapted = any(Path(model, "adapter_config.json").is_file() for model in arguments.model)
+    saved = {_saved_precision(Path(model, "config.json")) for model in arguments.model}
+    return adapted or not saved.isdisjoint(_HALF)
+
+
+def _saved_precision(config: Path) -> str | None:
+    """The type of the weights that a config.json names; what is wrong with the file, loading it says."""
+    try:
+        document = json.loads(config.read_bytes())
+        return str(document.get("dtype") or document.get("torch_dtype"))
+    except (OSError, ValueError, RecursionError, AttributeError):
+        return None
 
 
 def _write(
