@@ -21,7 +21,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk_lab.report import write_page
+    from fasterqk_lab.page import write_page
 
     out = Path(arguments.out)
     if not out.is_dir():

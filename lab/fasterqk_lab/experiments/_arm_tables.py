@@ -6,7 +6,7 @@ from typing import Any
 
 from fasterqk.attention import SCORES, STRONGER_NULLS, score_of, title_of
 from fasterqk.console import is_interval
-from fasterqk_lab.report import (
+from fasterqk_lab.figures import (
     COLORS,
     DTAP_COLOURS,
     draw_dtap,

@@ -302,7 +302,7 @@ ANSWER = "[its own answer so far]"
 def attention_examples(
     arms: Mapping[str, TrainConfig], seed: int, out: Path, count: int = COUNT
 ) -> list[dict[str, Any]]:
-    """Test examples with relevant tokens, as `fasterqk_lab.report._records` keeps them.
+    """Test examples with relevant tokens, as `fasterqk_lab.figures._documents` keeps them.
 
     Each has its ``tokens`` (the read position last, where it is one of its own), their ``relevance``, the
     ``label`` and, for each of ``arms`` with ``seed``, ``prediction``, ``probability`` of the right answer and
@@ -368,7 +368,7 @@ def _read(workload: Classification, chosen: Sequence[int]) -> list[dict[str, Any
 
 
 def answer_examples(workloads: Mapping[str, Generation], count: int) -> list[dict[str, Any]]:
-    """The first test questions, as `fasterqk_lab.report._records` keeps them.
+    """The first test questions, as `fasterqk_lab.figures._documents` keeps them.
 
     The weights of an arm are its rollout over the prompt, averaged over the steps of its own answer, and
     last what it has on the answer itself.

@@ -2,7 +2,7 @@
 
 from fasterqk.theory import Identity, Setting, solve
 from fasterqk_lab.experiments._evidence import Effect, Results, above, measured, read
-from fasterqk_lab.report import Claim
+from fasterqk_lab.page import Claim
 
 # --- Section 4 and figure 2 ---
 

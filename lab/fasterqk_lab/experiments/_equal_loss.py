@@ -13,7 +13,7 @@ from fasterqk.attention import Interval, holm, interval, matched_loss, paired_di
 from fasterqk.console import mean_of, print_table
 from fasterqk.files import plain
 from fasterqk_lab.experiments._arms import Results
-from fasterqk_lab.report import COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
 
 Histories = Mapping[tuple[Any, Any], Sequence[Mapping[str, Any]]]
 Rows = Sequence[Mapping[str, Any]]

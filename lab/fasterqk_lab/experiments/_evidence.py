@@ -13,7 +13,7 @@ from fasterqk.attention import Interval, holm, interval, paired_difference
 from fasterqk.errors import InputError
 from fasterqk_lab.experiments._arms import BASELINE, FASTER
 from fasterqk_lab.experiments._per_seed import END, null_name
-from fasterqk_lab.report import Claim
+from fasterqk_lab.page import Claim
 
 # Arms whose accuracies differ by less than this are comparable: two points.
 COMPARABLE = 0.02

@@ -15,7 +15,7 @@ from fasterqk.attention import Interval, common_levels, matched_loss
 from fasterqk_lab.experiments._per_seed import rows_at
 from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.experiments._synthetic import panels, run_cells, with_scale
-from fasterqk_lab.report import COLORS, INK, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, INK, plotting, save_figure, save_table
 from fasterqk_lab.synthetic import PARAMETERIZATIONS, SyntheticCell
 
 EQUAL, FASTER = "equal rates", "QK 10x"

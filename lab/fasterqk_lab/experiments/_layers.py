@@ -18,7 +18,7 @@ from fasterqk_lab.experiments._arms import (
     show_arms,
 )
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.report import plotting, save_figure, save_table
+from fasterqk_lab.figures import plotting, save_figure, save_table
 from fasterqk_lab.training._classification import flat
 
 Rows = Sequence[Mapping[str, Any]]

@@ -19,7 +19,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import plain, write_csv
 from fasterqk_lab.experiments._per_seed import BEST
 from fasterqk_lab.experiments._registry import CellRunner, rounded
-from fasterqk_lab.report import COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
 

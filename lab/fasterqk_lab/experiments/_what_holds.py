@@ -13,7 +13,7 @@ from fasterqk.attention import Interval, holm
 from fasterqk_lab.experiments._arms import BASELINE, FASTER
 from fasterqk_lab.experiments._evidence import Results
 from fasterqk_lab.experiments.ablation_hatexplain import EQUAL, qk_arm
-from fasterqk_lab.report import COLORS, INK, plotting, save_figure
+from fasterqk_lab.figures import COLORS, INK, plotting, save_figure
 
 NAME = "questions"
 TITLE = "What a faster query-key circuit does to attention"

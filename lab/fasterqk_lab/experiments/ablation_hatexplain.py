@@ -13,7 +13,7 @@ from fasterqk_lab.experiments._arms import Comparison, Results, print_diverged, 
 from fasterqk_lab.experiments._per_seed import END, moments
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
-from fasterqk_lab.report import COLORS, PAPER, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, PAPER, plotting, save_figure, save_table
 from fasterqk_lab.training import TrainConfig
 
 EQUAL = "equal rates"

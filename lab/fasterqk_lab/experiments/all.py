@@ -21,7 +21,7 @@ from fasterqk_lab.experiments._registry import (
 )
 from fasterqk_lab.experiments.claims import write_claims
 from fasterqk_lab.experiments.table_sva import FOUND_RATES
-from fasterqk_lab.report import write_page
+from fasterqk_lab.page import write_page
 from fasterqk_lab.runs import Spec, SpecCell, Store, SweepError, plan, sweep
 
 WORKERS = 2

@@ -33,7 +33,7 @@ from fasterqk_lab.experiments.future_work import (
     imbalanced,
 )
 from fasterqk_lab.experiments.questions import QUESTIONS, missing, place_of
-from fasterqk_lab.report import Claim, count_verdicts, save_claims
+from fasterqk_lab.page import Claim, count_verdicts, save_claims
 
 TITLE = "Every claim of the paper"
 HX, SVA, SQUAD = "table-hatexplain-paper", "table-sva-whole-paper", "table-squad-small-paper"

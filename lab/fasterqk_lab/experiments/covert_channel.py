@@ -23,7 +23,7 @@ from fasterqk.errors import InputError
 from fasterqk.theory import solve
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting, with_scale
-from fasterqk_lab.report import COLORS, plotting, save_figure
+from fasterqk_lab.figures import COLORS, plotting, save_figure
 from fasterqk_lab.synthetic import Language, SyntheticCell
 
 PARTS = ("threshold", "literal", "blind")

@@ -32,9 +32,9 @@ from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, s
 from fasterqk_lab.experiments.ratio_or_rate import RATES, arm_name, ratio_or_rate
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk_lab.experiments.table_layers import table_layers
+from fasterqk_lab.figures import save_table
 from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, head_rows
-from fasterqk_lab.report import save_table
 from fasterqk_lab.runs import Store
 from fasterqk_lab.synthetic._evaluate import mutual_bits
 from fasterqk_lab.training import TrainConfig

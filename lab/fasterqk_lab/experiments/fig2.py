@@ -26,7 +26,7 @@ from fasterqk_lab.experiments._synthetic import (
     run_cells,
     summarize_seeds,
 )
-from fasterqk_lab.report import (
+from fasterqk_lab.figures import (
     PARAMETERIZATION_COLORS,
     draw_dtap,
     dtap_rows,

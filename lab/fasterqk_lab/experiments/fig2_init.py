@@ -11,7 +11,7 @@ from fasterqk.attention import Interval
 from fasterqk.console import print_table
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import OLD_NAMES, PROTOCOL_OPTION, Point, measure, panels, with_scale
-from fasterqk_lab.report import PARAMETERIZATION_COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import PARAMETERIZATION_COLORS, plotting, save_figure, save_table
 from fasterqk_lab.synthetic import PARAMETERIZATIONS
 
 SCALES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)

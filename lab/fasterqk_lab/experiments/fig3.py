@@ -11,7 +11,7 @@ import numpy as np
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.report import COLORS, plotting, save_figure
+from fasterqk_lab.figures import COLORS, plotting, save_figure
 from fasterqk_lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
 
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)

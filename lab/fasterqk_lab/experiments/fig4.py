@@ -24,7 +24,7 @@ from fasterqk.theory import (
     solve,
 )
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
-from fasterqk_lab.report import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk_lab.figures import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 
 RATIOS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])
 STOP = 1e-4

@@ -12,7 +12,7 @@ from fasterqk.errors import InputError
 from fasterqk.theory import Setting, solve
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import OLD_NAMES, Point, measure, panels, with_scale
-from fasterqk_lab.report import HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk_lab.figures import HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk_lab.synthetic import PARAMETERIZATIONS, SyntheticCell
 
 RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)

@@ -20,7 +20,7 @@ from fasterqk.theory import Path as TheoryPath
 from fasterqk.theory import Setting, pattern_share, ratio_for, solve
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import attention_at, panels, run_cells, theory_setting
-from fasterqk_lab.report import PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk_lab.figures import PARAMETERIZATION_COLORS, plotting, save_figure
 from fasterqk_lab.synthetic import Language, SyntheticCell
 
 PARTS = ("attention", "needed")

@@ -23,7 +23,7 @@ from fasterqk_lab.experiments._arms import Comparison, run_arms
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import attention_at, panels, run_cells, theory_setting
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
-from fasterqk_lab.report import COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
 from fasterqk_lab.training import TrainConfig
 
 PARTS = ("population", "toy", "hatexplain")

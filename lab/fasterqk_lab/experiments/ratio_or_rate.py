@@ -20,7 +20,7 @@ from fasterqk_lab.experiments._arms import Comparison, Results, print_diverged, 
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
 from fasterqk_lab.experiments.ablation_hatexplain import EPOCHS, EVALUATE_AT_FALL, METRICS
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
-from fasterqk_lab.report import HEATMAP, plotting, save_figure, save_table
+from fasterqk_lab.figures import HEATMAP, plotting, save_figure, save_table
 from fasterqk_lab.training import TrainConfig
 
 RATES = (5e-5, 1.5e-4, 5e-4, 1.5e-3)

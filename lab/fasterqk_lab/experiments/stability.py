@@ -23,7 +23,7 @@ from fasterqk.attention import Interval, holm, interval, paired_difference
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.report import COLORS, INK, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, INK, plotting, save_figure, save_table
 from fasterqk_lab.training._pretraining import (
     CLIP_THRESHOLD,
     PARTNER_NORM,

@@ -20,7 +20,7 @@ from fasterqk_lab.experiments._registry import (
 from fasterqk_lab.experiments.table_hatexplain import table_hatexplain
 from fasterqk_lab.experiments.table_squad import SIZES, table_squad
 from fasterqk_lab.experiments.table_sva import choose_arms
-from fasterqk_lab.report import COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
 
 # The columns of the paper's Table 1, as the summaries of two-arm experiments name them.
 METRICS = (

@@ -28,8 +28,8 @@ from fasterqk_lab.experiments._arm_tables import ARM_COLORS, ARM_NAMES
 from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, two_arms
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
+from fasterqk_lab.figures import plotting, save_figure, save_table
 from fasterqk_lab.models._classifier import attention_rows
-from fasterqk_lab.report import plotting, save_figure, save_table
 from fasterqk_lab.runs import Store
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._batches import EVALUATION_BATCH

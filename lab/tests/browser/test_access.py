@@ -5,19 +5,16 @@ from itertools import pairwise
 import pytest
 
 from fasterqk.pages import write_explorer
-from fasterqk_lab.report import (
-    VERDICTS,
-    Claim,
+from fasterqk_lab.figures import (
     plotting,
-    save_claims,
     save_comparison,
     save_curves,
     save_dtap,
     save_examples,
     save_figure,
     save_table,
-    write_page,
 )
+from fasterqk_lab.page import VERDICTS, Claim, save_claims, write_page
 
 ARMS = ["baseline", "faster QK"]
 WIDTHS = [390, 1280]

@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from fasterqk_lab.report import save_comparison, save_curves, save_examples, save_table, write_page
+from fasterqk_lab.figures import save_comparison, save_curves, save_examples, save_table
+from fasterqk_lab.page import write_page
 
 SCRIPT = "<script>window.broken = true</script>"
 IMAGE = '"><img src=x onerror="window.broken = true">'

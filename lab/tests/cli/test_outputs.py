@@ -14,7 +14,7 @@ from fasterqk.cli.main import COMMANDS
 from fasterqk.cli.main import main as library
 from fasterqk.files import content_hash
 from fasterqk_lab.cli.main import main as lab
-from fasterqk_lab.report import save_table
+from fasterqk_lab.figures import save_table
 from fasterqk_lab.runs import sweep
 
 

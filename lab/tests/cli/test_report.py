@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fasterqk_lab.cli.main import main
-from fasterqk_lab.report import save_table
+from fasterqk_lab.figures import save_table
 from fasterqk_lab.runs import SweepError, sweep
 from fasterqk_lab.training import TrainConfig
 

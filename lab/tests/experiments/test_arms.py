@@ -18,9 +18,9 @@ from fasterqk_lab.experiments._arms import (
     summarize_arms,
 )
 from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.figures._documents import comparison_table, load_documents
 from fasterqk_lab.models._classifier import attention_rows, head_rows
-from fasterqk_lab.report import write_page
-from fasterqk_lab.report._records import comparison_table, load_documents
+from fasterqk_lab.page import write_page
 from fasterqk_lab.tasks import _registry, kvqa
 from fasterqk_lab.training import TrainConfig, TrainResult
 from fasterqk_lab.training._steps import build_trainable

@@ -15,7 +15,7 @@ import fasterqk_lab
 from fasterqk.errors import InputError
 from fasterqk_lab.experiments import EXPERIMENTS, Option, find_experiment, reproduce
 from fasterqk_lab.experiments._registry import CellRunner, read_cells, rounded, write_cells
-from fasterqk_lab.report._page import chapter_of
+from fasterqk_lab.page._page import chapter_of
 
 ROOT = Path(__file__).parents[3]
 OTHERS = {"tuning"}  # `fasterqk-lab tune`, which is no figure or table of the paper

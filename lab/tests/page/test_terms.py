@@ -1,8 +1,8 @@
 """Definitions: each where it occurs first, marked without touching what stands around it."""
 
 from fasterqk.attention import SCORES
-from fasterqk_lab.report._figure import PARAMETERIZATION_COLORS
-from fasterqk_lab.report._terms import TERMS, Definitions, terms_in
+from fasterqk_lab.figures._style import PARAMETERIZATION_COLORS
+from fasterqk_lab.page._terms import TERMS, Definitions, terms_in
 
 
 def test_whole_words_are_found():

@@ -13,7 +13,7 @@ from fasterqk.attention import Interval
 from fasterqk.console import is_interval, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import plain
-from fasterqk_lab.report._records import Document, save_document
+from fasterqk_lab.figures._documents import Document, save_document
 
 # Verdicts, and how a count of them reads.
 VERDICTS = {

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
 from fasterqk.files import write_bytes, write_csv
-from fasterqk_lab.report._records import save_document
+from fasterqk_lab.figures._documents import save_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

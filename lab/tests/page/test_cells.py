@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from fasterqk_lab.report import save_table, write_page
-from fasterqk_lab.report._cells import CONDITIONS_DRAWN, cell_documents
+from fasterqk_lab.figures import save_table
+from fasterqk_lab.page import write_page
+from fasterqk_lab.page._cells import CONDITIONS_DRAWN, cell_documents
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs._execute import save_error
 

@@ -16,11 +16,11 @@ from fasterqk.console import mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk.pages import CHART_SCRIPTS, json_text, page_html, write_explorer
-from fasterqk_lab.report._cells import cell_documents
-from fasterqk_lab.report._claims import count_verdicts, read_claims, signed_text
-from fasterqk_lab.report._figure import themed
-from fasterqk_lab.report._records import Document, comparison_table, html_table, load_documents, page_text
-from fasterqk_lab.report._summary import (
+from fasterqk_lab.figures._documents import Document, comparison_table, html_table, load_documents, page_text
+from fasterqk_lab.figures._style import themed
+from fasterqk_lab.page._cells import cell_documents
+from fasterqk_lab.page._claims import count_verdicts, read_claims, signed_text
+from fasterqk_lab.page._summary import (
     answer,
     comparison_sentences,
     count,
@@ -30,7 +30,7 @@ from fasterqk_lab.report._summary import (
     see_in_dtap,
     what_was_run,
 )
-from fasterqk_lab.report._terms import TERMS, Definitions, terms_in
+from fasterqk_lab.page._terms import TERMS, Definitions, terms_in
 
 PAGE_BYTES = 3_000_000
 # Shares of the page; a cell of a table takes about 90 bytes with its markup.
@@ -130,7 +130,7 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
 
 
 def _assets() -> Traversable:
-    return files("fasterqk_lab.report").joinpath("assets")
+    return files("fasterqk_lab.page").joinpath("assets")
 
 
 def _body(**values: Any) -> str:

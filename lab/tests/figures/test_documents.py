@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk_lab.report._records import (
+from fasterqk_lab.figures._documents import (
     load_documents,
     save_comparison,
     save_curves,

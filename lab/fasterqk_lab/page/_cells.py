@@ -15,7 +15,7 @@ from fasterqk.attention import interval, matched_loss
 from fasterqk.console import duration_text, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json, plain
-from fasterqk_lab.report._records import Document, page_text
+from fasterqk_lab.figures._documents import Document, page_text
 
 # What is drawn of a training; of another function's history, its first numbers.
 _DRAWN: dict[str, dict[str, Any]] = {

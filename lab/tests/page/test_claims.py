@@ -6,9 +6,9 @@ import pytest
 
 from fasterqk.attention import Interval
 from fasterqk.errors import InputError
-from fasterqk_lab.report import VERDICTS, Claim, save_claims
-from fasterqk_lab.report._claims import count_verdicts, read_claims, signed_text
-from fasterqk_lab.report._records import load_documents
+from fasterqk_lab.figures._documents import load_documents
+from fasterqk_lab.page import VERDICTS, Claim, save_claims
+from fasterqk_lab.page._claims import count_verdicts, read_claims, signed_text
 
 
 def test_claims_come_back_as_they_were_saved(tmp_path):

@@ -12,7 +12,7 @@ from typing import Any
 
 from fasterqk.attention import score_of
 from fasterqk.console import cell_text, duration_text, is_interval, mean_of, number_text
-from fasterqk_lab.report._records import page_text
+from fasterqk_lab.figures._documents import page_text
 
 # Attention scores in words; sentences are about the first of them that was measured.
 _ATTENTION = {

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk_lab.report._page import PAGE_BYTES, chapter_of, fit_curves, in_chapters, write_page
-from fasterqk_lab.report._records import save_examples, save_table
+from fasterqk_lab.figures._documents import save_examples, save_table
+from fasterqk_lab.page._page import PAGE_BYTES, chapter_of, fit_curves, in_chapters, write_page
 
 PICTURE = b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 10 10"><g id="same"/></svg>'
 

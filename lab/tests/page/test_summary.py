@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fasterqk_lab.report._summary import (
+from fasterqk_lab.page._summary import (
     Effect,
     answer,
     clarity,

@@ -9,7 +9,7 @@ import pytest
 
 from fasterqk.attention import dtap_lines
 from fasterqk.errors import InputError
-from fasterqk_lab.report._figure import (
+from fasterqk_lab.figures._style import (
     COLORS,
     INK,
     describe_axes,
