@@ -13,7 +13,18 @@ SOURCES = {"fasterqk": ROOT / "src" / "fasterqk", "fasterqk_lab": ROOT / "lab" /
 
 LIBRARY = ["errors", "files", "processor", "console", "pages", "theory", "capture", "circuits"]
 LIBRARY += ["attention", "integrations"]
-LAB = ["synthetic", "tasks", "models", "training", "runs", "figures", "page", "experiments", "benchmarks"]
+LAB = [
+    "synthetic",
+    "tasks",
+    "models",
+    "training",
+    "runs",
+    "compare",
+    "figures",
+    "page",
+    "experiments",
+    "benchmarks",
+]
 LAYERS = [f"fasterqk.{name}" for name in (*LIBRARY, "cli", "__main__")]
 LAYERS += [f"fasterqk_lab.{name}" for name in (*LAB, "cli", "__main__")]
 

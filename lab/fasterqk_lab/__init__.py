@@ -8,11 +8,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fasterqk_lab import experiments, figures, models, page, runs, synthetic, tasks, training
+    from fasterqk_lab import compare, experiments, figures, models, page, runs, synthetic, tasks, training
     from fasterqk_lab.experiments import EXPERIMENTS, reproduce
 
 __all__ = [
     "EXPERIMENTS",
+    "compare",
     "experiments",
     "figures",
     "models",

@@ -9,7 +9,7 @@ import json
 import lzma
 import math
 import os
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +26,7 @@ from fasterqk.files import (
     write_bytes,
     write_csv,
 )
+from fasterqk_lab.compare import Value, write_values
 from fasterqk_lab.runs import SweepError, sweep
 from fasterqk_lab.tasks import use_data_folder
 
@@ -217,6 +218,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
         summary = dict(plain(experiment.run(runner, **chosen)))
     if per_seed := runner.write_per_seed():
         summary["per_seed"] = per_seed
+    if results := runner.write_results():
+        summary["results"] = results
     if shared["export"]:
         own = {option.name: option for option in experiment.options}
         runner.keep("options", {key: value for key, value in chosen.items() if value != own[key].default})
@@ -265,6 +268,7 @@ class CellRunner:
         # Cells that were asked for together, and so are compared with each other, by the name of their table.
         self._compared: list[tuple[str, dict[tuple[str, int], Any]]] = []
         self._derived: dict[str, list[Line]] = {}
+        self._values: list[Value] = []
         for line in (line for file in self._files for line in read_cells(file)):
             if "fact" in line:
                 self._facts[line["fact"]] = line["value"]
@@ -335,6 +339,16 @@ class CellRunner:
 
     def _table(self, table: str, protocol: str) -> str:
         return "-".join(part for part in (table or self.experiment, protocol) if part)
+
+    def add(self, values: Iterable[Value]) -> None:
+        """Values for the experiment's tidy table, which :meth:`write_results` writes."""
+        self._values += values
+
+    def write_results(self) -> str | None:
+        """Write ``results/EXPERIMENT.csv`` under ``out``, the values of every cell; returns its path."""
+        if not self._values:
+            return None
+        return str(write_values(self.out / "results" / f"{self.experiment}.csv", self._values))
 
     def add_per_seed(self, rows: Sequence[Line], *, protocol: str = "", table: str = "") -> None:
         """Numbers of single seeds that were computed from cells, for :meth:`write_per_seed`."""

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fasterqk_lab.experiments._arms import Comparison, run_comparison, show_arms, two_arms
+from fasterqk_lab.experiments._comparison import Comparison, run_comparison, show_comparison, two_arms
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
 from fasterqk_lab.training import TrainConfig
 
@@ -29,7 +29,7 @@ EXPERIMENT = Experiment(
     chapter="Agreement",
     options=(seeds_option(3), EPOCHS_OPTION),
     run=run,
-    show=show_arms,
+    show=show_comparison,
     examples=(
         "fasterqk-lab reproduce table-agreement",
         "fasterqk-lab reproduce table-agreement --seeds 5 --out out --json",

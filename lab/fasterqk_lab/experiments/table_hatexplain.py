@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from fasterqk_lab.experiments._arms import (
+from fasterqk_lab.experiments._comparison import (
     BASELINE,
     FASTER,
     Comparison,
     printed_row,
     run_comparison,
-    show_arms,
+    show_comparison,
     two_arms,
 )
 from fasterqk_lab.experiments._registry import (
@@ -77,7 +77,7 @@ EXPERIMENT = Experiment(
     chapter="HateXplain",
     options=(PROTOCOL_OPTION, seeds_option(5), EPOCHS_OPTION),
     run=run,
-    show=show_arms,
+    show=show_comparison,
     examples=(
         "fasterqk-lab reproduce table-hatexplain --out out",
         "fasterqk-lab reproduce table-hatexplain --protocol released --seeds 5 --json",

@@ -75,6 +75,17 @@ def save_comparison(
     return save_document(out, "comparisons", name, document)
 
 
+def save_effects(
+    out: Path, name: str, *, title: str, setting: str, effects: Sequence[Mapping[str, Any]]
+) -> Path:
+    """Write ``out/comparisons/NAME.json`` and return its path.
+
+    An effect is ``{arm, score, at, loss, before, after, difference, null, p, stands, levels, ratio}``: what
+    an arm changes against its baseline, as ``fasterqk_lab.compare`` decides it.
+    """
+    return save_document(out, "effects", name, {"title": title, "setting": setting, "effects": effects})
+
+
 def _check_comparison(document: Document, where: str) -> None:
     arms = document.get("arms")
     if not isinstance(arms, list) or not arms:

@@ -1,0 +1,315 @@
+"""The rule: where arms are compared, when a difference is an effect, and what becomes of a claim.
+
+*Level.* Arms are read at the mean training loss at which the baseline has its best validation loss: where a
+person would stop. The baseline alone fixes it. If a cell never reaches it, the lowest loss that all cells of
+the comparison reach decides instead, and the effect says so.
+
+*Effect.* The difference of two arms, paired by seed, with its 95% t-interval. Beside it stand the null, how
+far each arm was in its training, and the share of all levels, evenly spaced over the losses that both arms
+pass, at which the interval excludes zero on the same side.
+
+*Standing* of an effect on a claim of more or less: it ``supports`` the claim if its interval lies on the
+claimed side of zero and its mean is beyond the margin; it is ``against`` it in the mirror image; it is
+``small`` if the interval lies within the margin, and ``open`` otherwise. A claim of equality is supported by
+an interval within the margin and contradicted by one outside; a claim of no loss by an interval above minus
+the margin, or wholly below it. One seed leaves everything open.
+
+*Verdict.* P-values are corrected for the number of effects of a claim (Holm, 5%); an effect that does not
+pass counts as open. See :func:`verdict`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import exp, isfinite, log, nan
+from statistics import fmean
+from typing import Literal
+
+from fasterqk.attention import Interval, holm, interval, matched_loss, paired_difference
+from fasterqk.errors import InputError
+from fasterqk_lab.compare._results import END, LEVEL, LOSS, Histories, History, Measured
+
+Claimed = Literal["more", "less", "equal", "not less"]
+Standing = Literal["supports", "against", "small", "open"]
+SIGNIFICANT = 0.05
+LEVELS = 25
+
+# The smallest difference that matters: of masses, accuracies, F1, AUPRC, sufficiency and comprehensiveness;
+# of AC and ACMC, in points; of a loss; of steps, as a share of the baseline's.
+MARGIN, POINTS_MARGIN, LOSS_MARGIN, STEPS_MARGIN = 0.02, 2.0, 0.01, 0.05
+
+
+def margin_of(score: str, baseline: float = nan) -> float:
+    """The smallest difference in ``score`` that matters; ``baseline`` is the value it is compared with.
+
+    >>> margin_of("mrta"), margin_of("permuted_ac"), margin_of("validation_loss"), margin_of("steps", 1000)
+    (0.02, 2.0, 0.01, 50.0)
+    """
+    if score.startswith("steps"):
+        return STEPS_MARGIN * baseline
+    kind = score.rpartition("_")[2]
+    return LOSS_MARGIN if kind == "loss" else POINTS_MARGIN if kind in ("ac", "acmc") else MARGIN
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The difference of two arms in one score, or of one arm from a number or from its own null.
+
+    ``first`` and ``second`` are the values of both. ``progress`` is how far each arm was in its training, as
+    a share. ``curve`` has the difference at every level. ``lowest`` says that the lowest common loss decided
+    because a cell never reached the level; ``missing`` names those cells.
+    """
+
+    label: str
+    score: str
+    claimed: Claimed
+    value: Interval
+    first: Interval
+    second: Interval
+    at: str
+    loss: float | None = None
+    null: float | None = None
+    margin: float = MARGIN
+    progress: tuple[float, float] | None = None
+    curve: tuple[tuple[float, Interval], ...] = ()
+    lowest: bool = False
+    missing: tuple[str, ...] = ()
+    p: float = nan  # corrected for the number of effects that it stands beside
+    exact: bool = False  # computed, not sampled: it needs no interval
+
+    @property
+    def standing(self) -> Standing:
+        """How it stands to its claim, uncorrected."""
+        mean, half, margin = self.value.mean, self.value.half_width, self.margin
+        if not isfinite(mean) or (not self.exact and (self.value.n < 2 or not isfinite(half))):
+            return "open"
+        half = 0.0 if self.exact else half
+        if self.claimed == "equal":
+            if abs(mean) + half <= margin:
+                return "supports"
+            return "against" if abs(mean) - half > margin else "open"
+        if self.claimed == "not less":
+            return "supports" if mean - half > -margin else "against" if mean + half < -margin else "open"
+        signed = -mean if self.claimed == "less" else mean
+        if signed - half > 0 and signed > margin:
+            return "supports"
+        if signed + half < 0 and signed < -margin:
+            return "against"
+        return "small" if abs(mean) + half <= margin else "open"
+
+    @property
+    def corrected(self) -> Standing:
+        """How it stands after correction for the number of effects of its claim."""
+        decided = self.standing in ("supports", "against")
+        return "open" if decided and not self.exact and not self.p < SIGNIFICANT else self.standing
+
+    @property
+    def p_value(self) -> float:
+        """Of the test that its interval stands for, uncorrected."""
+        mean, half, n, margin = self.value.mean, self.value.half_width, self.value.n, self.margin
+        if self.claimed == "equal":
+            if abs(mean) > margin:  # beyond the nearer margin
+                return Interval(abs(mean) - margin, half, n).p_value
+            ends = (Interval(margin - mean, half, n), Interval(margin + mean, half, n))
+            return max(end.p_value for end in ends)
+        return Interval(mean + (margin if self.claimed == "not less" else 0.0), half, n).p_value
+
+    @property
+    def agreement(self) -> float | None:
+        """The share of levels at which the interval excludes zero on the side of the mean."""
+        if not self.curve:
+            return None
+        sign = 1 if self.value.mean > 0 else -1
+        return fmean(sign * value.mean - value.half_width > 0 for _, value in self.curve)
+
+
+def compare(
+    measured: Measured,
+    arms: tuple[str, str],
+    score: str,
+    claimed: Claimed = "more",
+    *,
+    at: str = LEVEL,
+    label: str = "",
+    seeds: int | None = None,
+) -> Effect:
+    """The first of two ``arms`` minus the second, paired by seed.
+
+    ``at`` is the deciding level, the lowest common loss (``loss``), or another moment. ``seeds`` counts only
+    the first so many: seeds that were added after looking decide nothing.
+    """
+    first, second = arms
+    loss, lowest = None, False
+    missing = _missing(measured, arms)
+    if at == LEVEL:
+        shared = [
+            level
+            for level in measured.losses(LEVEL, first, score)
+            if measured.of(second, score, LEVEL, level)
+        ]
+        loss = shared[0] if shared else None
+        lowest = loss is None or not _all_reach(measured, arms, score, loss)
+    if at == LOSS or lowest:
+        shared = [
+            level for level in measured.losses(LOSS, first, score) if measured.of(second, score, LOSS, level)
+        ]
+        if shared:
+            at, loss = LOSS, shared[0]
+    ones, others = (measured.of(arm, score, at, loss) for arm in arms)
+    both = sorted(set(ones) & set(others))[:seeds]
+    if not both:
+        raise InputError(f"{measured.name} has no {score!r} of {first!r} and {second!r} at {at!r}")
+    values = interval([ones[seed] for seed in both]), interval([others[seed] for seed in both])
+    return Effect(
+        label or f"{first} minus {second}",
+        score,
+        claimed,
+        paired_difference([ones[seed] for seed in both], [others[seed] for seed in both]),
+        *values,
+        at=at,
+        loss=loss,
+        null=measured.null(second, score, at, loss),
+        margin=margin_of(score, values[1].mean),
+        progress=_progress(measured, arms, loss),
+        curve=_curve(measured, arms, score, seeds) if loss is not None else (),
+        lowest=lowest,
+        missing=missing if lowest else (),
+    )
+
+
+def above(
+    measured: Measured,
+    arm: str,
+    score: str,
+    other: str | float,
+    claimed: Claimed = "more",
+    *,
+    at: str = LEVEL,
+    label: str = "",
+    seeds: int | None = None,
+) -> Effect:
+    """A score of one arm minus another score of its own (a null, say), or minus a number."""
+    loss = next(iter(measured.losses(at, arm, score)), None) if at in (LEVEL, LOSS) else None
+    own = measured.of(arm, score, at, loss)
+    chance = dict.fromkeys(own, other) if isinstance(other, float) else measured.of(arm, other, at, loss)
+    both = sorted(set(own) & set(chance))[:seeds]
+    if not both:
+        raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
+    ones, others = [own[seed] for seed in both], [chance[seed] for seed in both]
+    return Effect(
+        label or f"{arm} minus {other}",
+        score,
+        claimed,
+        paired_difference(ones, others),
+        interval(ones),
+        interval(others),
+        at=at,
+        loss=loss,
+        null=measured.null(arm, score, at, loss),
+        margin=margin_of(score, interval(others).mean),
+    )
+
+
+def _missing(measured: Measured, arms: tuple[str, str]) -> tuple[str, ...]:
+    """Cells of both arms that never reach the deciding level."""
+    levels = [
+        value.loss
+        for value in measured.values
+        if value.at == LEVEL and value.arm in arms and value.loss is not None
+    ]
+    if not levels:
+        return ()
+    seeds = {(arm, seed) for arm, seed in measured.histories if arm in arms}
+    reached = {(value.arm, value.seed) for value in measured.values if value.at == LEVEL}
+    return tuple(f"{arm}, seed {seed}" for arm, seed in sorted(seeds - reached))
+
+
+def _all_reach(measured: Measured, arms: tuple[str, str], score: str, loss: float) -> bool:
+    """Whether every seed that finished has a value at the level."""
+    return all(
+        set(measured.of(arm, score, LEVEL, loss)) >= set(measured.of(arm, "loss", END)) for arm in arms
+    ) and not _missing(measured, arms)
+
+
+def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> tuple[float, float] | None:
+    """How far each arm was, as a share of its steps, where its training loss first falls to ``loss``."""
+    shares = []
+    for arm in arms:
+        own = [_share(history, loss) for (name, _), history in measured.histories.items() if name == arm]
+        known = [share for share in own if share is not None]
+        if loss is None or not known:
+            return None
+        shares.append(fmean(known))
+    return shares[0], shares[1]
+
+
+def _share(history: History, loss: float | None) -> float | None:
+    if not history or loss is None or not history[-1].get("step"):
+        return None
+    [crossing] = matched_loss({("", 0): history}, ["step"], [loss])
+    return crossing["arms"][""]["step"].mean / history[-1]["step"] if crossing["arms"] else None
+
+
+def _curve(
+    measured: Measured, arms: tuple[str, str], score: str, seeds: int | None
+) -> tuple[tuple[float, Interval], ...]:
+    """The difference at `LEVELS` training losses, even in log loss, over all that cells of both arms pass."""
+    histories = {cell: history for cell, history in measured.histories.items() if cell[0] in arms and history}
+    chosen = sorted({seed for _, seed in histories})[:seeds]
+    histories = {cell: history for cell, history in histories.items() if cell[1] in chosen}
+    losses = [[record["loss"] for record in history if record["loss"]] for history in histories.values()]
+    if len({arm for arm, _ in histories}) < 2 or not all(losses):
+        return ()
+    low, high = max(map(min, losses)), min(own[0] for own in losses)
+    if not 0 < low < high:
+        return ()
+    levels = [low * exp(place / (LEVELS - 1) * log(high / low)) for place in range(LEVELS)]
+    ordered: Histories = {
+        cell: histories[cell] for arm in reversed(arms) for cell in histories if cell[0] == arm
+    }
+    return tuple(
+        (level["loss"], difference)
+        for level in matched_loss(ordered, [score], levels)
+        if (difference := level["difference"].get(arms[0], {}).get(score)) and isfinite(difference.mean)
+    )
+
+
+# --- Claims ---
+
+CONFIRMED, DEPENDS, INCONCLUSIVE = "confirmed", "depends on the setting", "inconclusive"
+CONTRADICTED, DIFFERS, NOT_RUN = "contradicted", "text differs from code", "not run"
+VERDICTS = (CONFIRMED, DEPENDS, INCONCLUSIVE, CONTRADICTED, DIFFERS, NOT_RUN)
+
+
+def correct(effects: Sequence[Effect]) -> list[Effect]:
+    """The effects with p-values that are corrected for their number (Holm)."""
+    p_values: Mapping[int, float] = holm({place: effect.p_value for place, effect in enumerate(effects)})
+    return [replace(effect, p=p_values[place]) for place, effect in enumerate(effects)]
+
+
+def verdict(effects: Sequence[Effect], *, large: bool = False) -> str:
+    """What becomes of a claim whose effects are corrected; ``large`` if it claims a large effect.
+
+    *confirmed* if all effects support it, each at half of its levels or more; *contradicted* if all are
+    against it, or small where it claims a large one; *inconclusive* if none supports it and some are open;
+    *depends on the setting* otherwise.
+
+    >>> more, open_ = Interval(0.3, 0.1, 5), Interval(0.3, 0.5, 5)
+    >>> effects = [Effect("a", "mrta", "more", value, value, value, "end") for value in (more, open_)]
+    >>> verdict(correct(effects[:1])), verdict(correct(effects)), verdict(correct(effects[1:])), verdict([])
+    ('confirmed', 'depends on the setting', 'inconclusive', 'not run')
+    """
+    standings = [effect.corrected for effect in effects]
+    if not standings:
+        return NOT_RUN
+    if all(standing == "supports" for standing in standings):
+        return CONFIRMED if all(_holds_at_most_levels(effect) for effect in effects) else DEPENDS
+    if "supports" in standings:
+        return DEPENDS
+    if "open" in standings:
+        return INCONCLUSIVE
+    return DEPENDS if "small" in standings and not large else CONTRADICTED
+
+
+def _holds_at_most_levels(effect: Effect) -> bool:
+    agreement = effect.agreement
+    return agreement is None or effect.claimed in ("equal", "not less") or agreement >= 0.5
