@@ -1,5 +1,6 @@
 """Sweeps over many configurations, and the store of their results: a configuration is hashed to a folder."""
 
+from fasterqk_lab.runs._cells import Line, read_cells, rounded, write_cells
 from fasterqk_lab.runs._spec import Spec, SpecCell, read_spec
 from fasterqk_lab.runs._store import Store
 from fasterqk_lab.runs._sweep import Failure, SweepError, sweep
@@ -7,6 +8,7 @@ from fasterqk_lab.runs._table import Plan, Table, load, plan
 
 __all__ = [
     "Failure",
+    "Line",
     "Plan",
     "Spec",
     "SpecCell",
@@ -15,6 +17,9 @@ __all__ = [
     "Table",
     "load",
     "plan",
+    "read_cells",
     "read_spec",
+    "rounded",
     "sweep",
+    "write_cells",
 ]

@@ -1,0 +1,167 @@
+"""Claims and questions as data: `claims.toml` and `questions.toml` say what to compare, the rule decides.
+
+An effect is a table: ``experiment`` and ``score`` and, where they differ from the usual, ``arms`` (the first
+minus the second; one arm with ``minus``, another score of its own or a number), ``at`` (``level``), ``says``
+(``more``, ``less``, ``equal``, ``not less``: the direction of its claim), ``seeds`` (how many were planned),
+``margin``, and ``exact`` for a number that is computed, not sampled. ``identity`` names one of
+:func:`fasterqk.theory.check_identities`. A claim without effects has a ``verdict`` that was read, not computed.
+"""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from math import nan
+from pathlib import Path
+from typing import Any
+
+from fasterqk.attention import Interval
+from fasterqk.errors import InputError
+from fasterqk.theory import Setting, check_identities, solve
+from fasterqk_lab.compare import LEVEL, VERDICTS, Effect, above, compare, correct, verdict
+from fasterqk_lab.paper._published import FOLDER, Published
+
+ARMS = ("faster_qk", "baseline")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper with its evidence and what becomes of it.
+
+    ``before`` is the verdict by the rule that was in force until the date in `claims.toml`.
+    """
+
+    text: str
+    where: str
+    group: str
+    verdict: str
+    effects: tuple[Effect, ...]
+    remark: str = ""
+    command: str = ""
+    before: str = ""
+    computed: bool = True
+
+
+@dataclass(frozen=True)
+class Question:
+    """One open question: what decides it, what came out, and what else was looked at."""
+
+    title: str
+    believed: str
+    hypothesis: str
+    run: str
+    design: str
+    decides: str
+    registered: str
+    verdict: str
+    effects: tuple[Effect, ...]
+    explored: tuple[Effect, ...]
+    becomes: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the picture of everything that was compared."""
+
+    group: str
+    effect: Effect
+    command: str
+
+
+def read_claims(published: Published, path: Path = FOLDER / "claims.toml") -> list[Claim]:
+    """Every claim, in the order of the file."""
+    claims = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["claim"]:
+        effects = _effects(published, entry.get("effects", ()), entry.get("says", "more"))
+        claimed = entry.get("verdict")
+        if claimed is not None and claimed not in VERDICTS:
+            raise InputError(f"claim {entry['text']!r:.60}: {claimed!r} is not one of {', '.join(VERDICTS)}")
+        claims.append(
+            Claim(
+                entry["text"],
+                entry["where"],
+                entry["group"],
+                claimed or verdict(effects, large=entry.get("large", False)),
+                tuple(effects),
+                entry.get("remark", ""),
+                entry.get("command", ""),
+                entry.get("before", ""),
+                computed=claimed is None,
+            )
+        )
+    return claims
+
+
+def read_questions(published: Published, path: Path = FOLDER / "questions.toml") -> list[Question]:
+    """Every question, in the order of the file."""
+    questions = []
+    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["question"]:
+        effects = _effects(published, entry["effects"], entry.get("says", "more"))
+        decided = verdict(effects, large=False)
+        questions.append(
+            Question(
+                **{
+                    name: entry[name]
+                    for name in ("title", "believed", "hypothesis", "run", "design", "decides", "registered")
+                },
+                verdict=decided,
+                effects=tuple(effects),
+                explored=tuple(_effects(published, entry.get("explored", ()), entry.get("says", "more"))),
+                becomes=entry.get("becomes", {}).get(decided, ""),
+            )
+        )
+    return questions
+
+
+def read_lines(published: Published, path: Path = FOLDER / "questions.toml") -> list[Line]:
+    """The lines of the picture, corrected for their number."""
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["line"]
+    effects = _effects(published, entries, "more")
+    return [
+        Line(entry["group"], effect, entry["run"]) for entry, effect in zip(entries, effects, strict=True)
+    ]
+
+
+def _effects(published: Published, entries: Sequence[Mapping[str, Any]], says: str) -> list[Effect]:
+    return correct([_effect(published, {"says": says} | dict(entry)) for entry in entries])
+
+
+def _effect(published: Published, entry: Mapping[str, Any]) -> Effect:
+    if "identity" in entry:
+        return _identity(entry["identity"])
+    if "ratio" in entry:
+        return _theory(entry)
+    measured = published.measured(entry["experiment"])
+    score, at, label = entry.get("score", "mrta"), entry.get("at", LEVEL), entry.get("label", "")
+    options = {"at": at, "label": label, "seeds": entry.get("seeds")}
+    arms = tuple(entry.get("arms", ARMS))
+    if len(arms) == 1:
+        other = entry.get("minus", 0.0)
+        other = float(other) if isinstance(other, int | float) else str(other)
+        effect = above(measured, arms[0], score, other, entry["says"], **options)
+    else:
+        effect = compare(measured, (arms[0], arms[1]), score, entry["says"], **options)
+    changes = {name: entry[name] for name in ("margin", "exact") if name in entry}
+    return replace(effect, **changes)
+
+
+@cache
+def _identities() -> dict[str, Any]:
+    return {identity.name: identity for identity in check_identities()}
+
+
+def _identity(name: str) -> Effect:
+    """An identity of the theory: both sides, computed independently, agree to its tolerance."""
+    identity = _identities()[name]
+    error = Interval(float(identity.error), nan, 1)
+    return Effect(identity.says, name, "equal", error, error, error, "", margin=identity.tolerance, exact=True)
+
+
+def _theory(entry: Mapping[str, Any]) -> Effect:
+    """Attention at one ratio and loss by the closed form, minus a number."""
+    alpha = float(solve(Setting(**entry["setting"]), entry["ratio"], loss=entry["loss"]).alpha)
+    values = (Interval(value, nan, 1) for value in (alpha - entry["minus"], alpha, float(entry["minus"])))
+    return Effect(
+        entry["label"], "attention", entry["says"], *values, "", loss=entry["loss"], exact=True,
+        margin=entry.get("margin", 0.02),
+    )
