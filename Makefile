@@ -7,6 +7,8 @@ STAMP := .venv/.installed
 OUT ?= out
 TEST_WORKERS ?= 2
 export OMP_NUM_THREADS ?= 1
+# Without bytecode every worker compiles all tests again, and every interpreter that a test starts the package.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: test test-fast test-cluster test-peers crash reproduce lint clean
 .DEFAULT_GOAL := test
@@ -32,14 +34,17 @@ lint: $(STAMP)
 	.venv/bin/mypy
 	.venv/bin/python -m pytest --quiet tests/test_layers.py
 
+# What lint has run already.
+LINTED := --ignore tests/test_layers.py
+
 test: lint
 	@sh tools/ensure_chromium.sh
-	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile
+	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(LINTED)
 
 # Without the tests marked slow.
 test-fast: lint
 	@sh tools/ensure_chromium.sh
-	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile -m "not slow"
+	.venv/bin/python -m pytest --numprocesses $(TEST_WORKERS) --dist loadfile $(LINTED) -m "not slow"
 
 # Real sweeps killed a hundred times at random moments, and other faults: some minutes.
 crash: $(STAMP)
