@@ -22,6 +22,7 @@ LAB = [
     "compare",
     "figures",
     "page",
+    "paper",
     "experiments",
     "benchmarks",
 ]

@@ -12,6 +12,7 @@ from fasterqk_lab.compare._results import null_name as null_name
 from fasterqk_lab.compare._results import read_values as read_values
 from fasterqk_lab.compare._results import value_at as value_at
 from fasterqk_lab.compare._results import write_values as write_values
+from fasterqk_lab.compare._rule import MARGIN as MARGIN
 from fasterqk_lab.compare._rule import VERDICTS as VERDICTS
 from fasterqk_lab.compare._rule import Claimed as Claimed
 from fasterqk_lab.compare._rule import Effect as Effect

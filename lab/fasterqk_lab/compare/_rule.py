@@ -20,13 +20,16 @@ pass counts as open. See :func:`verdict`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import exp, isfinite, log, nan
+from math import isfinite, nan
 from statistics import fmean
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fasterqk.attention import Interval, holm, interval, matched_loss, paired_difference
 from fasterqk.errors import InputError
-from fasterqk_lab.compare._results import END, LEVEL, LOSS, Histories, History, Measured
+from fasterqk_lab.compare._results import END, LEVEL, LOSS, History, Measured
 
 Claimed = Literal["more", "less", "equal", "not less"]
 Standing = Literal["supports", "against", "small", "open"]
@@ -129,31 +132,23 @@ def compare(
     claimed: Claimed = "more",
     *,
     at: str = LEVEL,
+    loss: float | None = None,
     label: str = "",
     seeds: int | None = None,
 ) -> Effect:
     """The first of two ``arms`` minus the second, paired by seed.
 
-    ``at`` is the deciding level, the lowest common loss (``loss``), or another moment. ``seeds`` counts only
-    the first so many: seeds that were added after looking decide nothing.
+    ``at`` is the deciding level, the lowest common loss (``loss``, or the one that is given), or another
+    moment. ``seeds`` counts only the first so many: seeds that were added after looking decide nothing.
     """
     first, second = arms
-    loss, lowest = None, False
+    lowest = False
     missing = _missing(measured, arms)
     if at == LEVEL:
-        shared = [
-            level
-            for level in measured.losses(LEVEL, first, score)
-            if measured.of(second, score, LEVEL, level)
-        ]
-        loss = shared[0] if shared else None
+        loss = _lowest_shared(measured, arms, score, LEVEL)
         lowest = loss is None or not _all_reach(measured, arms, score, loss)
-    if at == LOSS or lowest:
-        shared = [
-            level for level in measured.losses(LOSS, first, score) if measured.of(second, score, LOSS, level)
-        ]
-        if shared:
-            at, loss = LOSS, shared[0]
+    if lowest or (at == LOSS and loss is None):
+        at, loss = LOSS, _lowest_shared(measured, arms, score, LOSS)
     ones, others = (measured.of(arm, score, at, loss) for arm in arms)
     both = sorted(set(ones) & set(others))[:seeds]
     if not both:
@@ -189,12 +184,15 @@ def above(
 ) -> Effect:
     """A score of one arm minus another score of its own (a null, say), or minus a number."""
     loss = next(iter(measured.losses(at, arm, score)), None) if at in (LEVEL, LOSS) else None
-    own = measured.of(arm, score, at, loss)
-    chance = dict.fromkeys(own, other) if isinstance(other, float) else measured.of(arm, other, at, loss)
-    both = sorted(set(own) & set(chance))[:seeds]
+    lowest = at == LEVEL and (loss is None or not _all_reach(measured, (arm, arm), score, loss))
+    if lowest:
+        at, loss = LOSS, next(iter(measured.losses(LOSS, arm, score)), None)
+    values = measured.of(arm, score, at, loss)
+    chance = dict.fromkeys(values, other) if isinstance(other, float) else measured.of(arm, other, at, loss)
+    both = sorted(set(values) & set(chance))[:seeds]
     if not both:
         raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
-    ones, others = [own[seed] for seed in both], [chance[seed] for seed in both]
+    ones, others = [values[seed] for seed in both], [chance[seed] for seed in both]
     return Effect(
         label or f"{arm} minus {other}",
         score,
@@ -206,7 +204,15 @@ def above(
         loss=loss,
         null=measured.null(arm, score, at, loss),
         margin=margin_of(score, interval(others).mean),
+        lowest=lowest,
     )
+
+
+def _lowest_shared(measured: Measured, arms: tuple[str, str], score: str, at: str) -> float | None:
+    """The lowest training loss at which both arms were read."""
+    first, second = arms
+    losses = (loss for loss in measured.losses(at, first, score) if measured.of(second, score, at, loss))
+    return next(losses, None)
 
 
 def _missing(measured: Measured, arms: tuple[str, str]) -> tuple[str, ...]:
@@ -262,15 +268,34 @@ def _curve(
     low, high = max(map(min, losses)), min(own[0] for own in losses)
     if not 0 < low < high:
         return ()
-    levels = [low * exp(place / (LEVELS - 1) * log(high / low)) for place in range(LEVELS)]
-    ordered: Histories = {
-        cell: histories[cell] for arm in reversed(arms) for cell in histories if cell[0] == arm
-    }
-    return tuple(
-        (level["loss"], difference)
-        for level in matched_loss(ordered, [score], levels)
-        if (difference := level["difference"].get(arms[0], {}).get(score)) and isfinite(difference.mean)
-    )
+    levels = np.geomspace(high, low, LEVELS)[::-1]
+    values = {cell: crossings(history, score, levels) for cell, history in histories.items()}
+    paired = [seed for seed in chosen if all((arm, seed) in values for arm in arms)]
+    if not paired:
+        return ()
+    differences = np.array([values[arms[0], seed] - values[arms[1], seed] for seed in paired])
+    curve = ((float(level), interval(column)) for level, column in zip(levels, differences.T, strict=True))
+    return tuple((level, value) for level, value in curve if isfinite(value.mean))
+
+
+def crossings(history: History, score: str, levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``score`` where the training loss first falls to each of ``levels``, as `matched_loss` reads it.
+
+    A level above the first loss, or below all, has none (nan).
+    """
+    losses = np.array([record["loss"] for record in history], dtype=float)
+    values = np.array([record.get(score, nan) for record in history], dtype=float)
+    # The first record at or below a level: the lowest loss so far only falls.
+    after = np.searchsorted(-np.minimum.accumulate(losses), -levels)
+    read = np.full(len(levels), nan)
+    inside = (after > 0) & (after < len(losses))
+    place = after[inside]
+    above, below, level = np.log(losses[place - 1]), np.log(losses[place]), np.log(levels[inside])
+    share = (above - level) / (above - below)
+    read[inside] = (1 - share) * values[place - 1] + share * values[place]
+    exact = (after < len(losses)) & (losses[np.minimum(after, len(losses) - 1)] == levels)
+    read[exact] = values[after[exact]]
+    return read
 
 
 # --- Claims ---

@@ -4,9 +4,6 @@ A new experiment is a module of this folder that ends with its ``EXPERIMENT``, a
 The command line, ``reproduce all``, the documentation and the tests read this registry.
 """
 
-import gzip
-import json
-import lzma
 import math
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -22,8 +19,6 @@ from fasterqk.files import (
     check_output,
     config_fields,
     plain,
-    read_json_lines,
-    write_bytes,
     write_csv,
 )
 from fasterqk_lab.compare import Value, write_values

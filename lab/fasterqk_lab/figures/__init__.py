@@ -25,3 +25,4 @@ from fasterqk_lab.figures._style import dtap_rows as dtap_rows
 from fasterqk_lab.figures._style import plotting as plotting
 from fasterqk_lab.figures._style import save_dtap as save_dtap
 from fasterqk_lab.figures._style import save_figure as save_figure
+from fasterqk_lab.figures._style import svg_bytes as svg_bytes

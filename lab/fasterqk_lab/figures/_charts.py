@@ -47,7 +47,8 @@ def save_forest(
             1, max(1, len(titles)), figsize=(2.2 + 3.4 * len(titles), height), squeeze=False, sharey=True
         )
         for axis, (score, text) in zip(axes[0], titles.items(), strict=False):
-            draw_forest(axis, [effect for effect in effects if effect.score == score], labels)
+            shown = [effect for effect in effects if effect.score == score]
+            draw_forest(axis, shown, [labels.index(effect.label) for effect in shown])
             axis.set_title(text, fontsize=10)
         axes[0][0].set_yticks(range(len(labels)), [names.get(label, label) for label in labels])
         axes[0][0].set_ylim(len(labels) - 0.4, -0.6)
@@ -63,10 +64,10 @@ def save_forest(
         )
 
 
-def draw_forest(axis: Any, effects: Sequence[Effect], labels: Sequence[str]) -> None:
-    """Draw the effects of one score on ``axis``, each at the height of its label."""
-    for effect in effects:
-        place, color = labels.index(effect.label), STANDING_COLORS[effect.corrected]
+def draw_forest(axis: Any, effects: Sequence[Effect], places: Sequence[int]) -> None:
+    """Draw the effects of one score on ``axis``, each at its place from the top."""
+    for place, effect in zip(places, effects, strict=True):
+        color = STANDING_COLORS[effect.corrected]
         if effect.null is not None:
             axis.plot(
                 [effect.null] * 2, [place - 0.35, place + 0.35], color="#737373", linestyle=":", linewidth=1.4

@@ -107,15 +107,21 @@ def save_figure(
     document = {"title": title, "caption": caption, "see": see, "alt": describe_axes(figure)}
 
     folder = Path(out) / "figures"
-    paths = {}
-    for suffix, metadata in (("svg", {"Date": None}), ("png", {})):
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=suffix, metadata=metadata)
-        paths[suffix] = str(write_bytes(folder / f"{name}.{suffix}", buffer.getvalue()))
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    paths = {"png": str(write_bytes(folder / f"{name}.png", buffer.getvalue()))}
+    paths["svg"] = str(write_bytes(folder / f"{name}.svg", svg_bytes(figure)))
     plt.close(figure)
     paths["csv"] = str(write_csv(folder / f"{name}.csv", rows))
     paths["json"] = str(save_document(out, "figures", name, document))
     return paths
+
+
+def svg_bytes(figure: "Figure") -> bytes:
+    """The figure as SVG, the same bytes every time."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    return buffer.getvalue()
 
 
 def describe_axes(figure: "Figure") -> str:

@@ -4,7 +4,8 @@ An effect is a table: ``experiment`` and ``score`` and, where they differ from t
 minus the second; one arm with ``minus``, another score of its own or a number), ``at`` (``level``), ``says``
 (``more``, ``less``, ``equal``, ``not less``: the direction of its claim), ``seeds`` (how many were planned),
 ``margin``, and ``exact`` for a number that is computed, not sampled. ``identity`` names one of
-:func:`fasterqk.theory.check_identities`. A claim without effects has a ``verdict`` that was read, not computed.
+:func:`fasterqk.theory.check_identities`, ``ratio`` asks the closed form. A claim without effects has a
+``verdict`` that was read, not computed.
 """
 
 import tomllib
@@ -18,7 +19,7 @@ from typing import Any
 from fasterqk.attention import Interval
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting, check_identities, solve
-from fasterqk_lab.compare import LEVEL, VERDICTS, Effect, above, compare, correct, verdict
+from fasterqk_lab.compare import LEVEL, MARGIN, VERDICTS, Effect, above, compare, correct, verdict
 from fasterqk_lab.paper._published import FOLDER, Published
 
 ARMS = ("faster_qk", "baseline")
@@ -140,28 +141,36 @@ def _effect(published: Published, entry: Mapping[str, Any]) -> Effect:
         other = float(other) if isinstance(other, int | float) else str(other)
         effect = above(measured, arms[0], score, other, entry["says"], **options)
     else:
-        effect = compare(measured, (arms[0], arms[1]), score, entry["says"], **options)
+        effect = compare(
+            measured, (arms[0], arms[1]), score, entry["says"], loss=entry.get("loss"), **options
+        )
     changes = {name: entry[name] for name in ("margin", "exact") if name in entry}
     return replace(effect, **changes)
 
 
 @cache
-def _identities() -> dict[str, Any]:
-    return {identity.name: identity for identity in check_identities()}
-
-
 def _identity(name: str) -> Effect:
     """An identity of the theory: both sides, computed independently, agree to its tolerance."""
-    identity = _identities()[name]
-    error = Interval(float(identity.error), nan, 1)
-    return Effect(identity.says, name, "equal", error, error, error, "", margin=identity.tolerance, exact=True)
+    [identity] = check_identities(names=[name])
+    error = Interval(max(0.0, float(identity.error)), nan, 1)
+    return Effect(
+        identity.says, name, "equal", error, error, error, "", margin=identity.tolerance, exact=True
+    )
 
 
 def _theory(entry: Mapping[str, Any]) -> Effect:
     """Attention at one ratio and loss by the closed form, minus a number."""
     alpha = float(solve(Setting(**entry["setting"]), entry["ratio"], loss=entry["loss"]).alpha)
-    values = (Interval(value, nan, 1) for value in (alpha - entry["minus"], alpha, float(entry["minus"])))
+    number = float(entry["minus"])
     return Effect(
-        entry["label"], "attention", entry["says"], *values, "", loss=entry["loss"], exact=True,
-        margin=entry.get("margin", 0.02),
+        entry["label"],
+        "attention",
+        entry["says"],
+        Interval(alpha - number, nan, 1),
+        Interval(alpha, nan, 1),
+        Interval(number, nan, 1),
+        "",
+        loss=entry["loss"],
+        margin=entry.get("margin", MARGIN),
+        exact=True,
     )
