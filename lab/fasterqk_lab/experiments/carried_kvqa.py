@@ -123,6 +123,6 @@ EXPERIMENT = Experiment(
     examples=(
         "fasterqk-lab reproduce carried-kvqa --out out",
         "fasterqk-lab reproduce carried-kvqa --seeds 1 --ratios 5       # a quick look",
-        "fasterqk-lab reproduce carried-kvqa --cells docs/results/cells/carried-kvqa.jsonl.xz",
+        "fasterqk-lab reproduce carried-kvqa --cells lab/paper/cells/carried-kvqa.jsonl.xz",
     ),
 )

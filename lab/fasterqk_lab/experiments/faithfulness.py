@@ -127,7 +127,7 @@ EXPERIMENT = Experiment(
     examples=(
         "fasterqk-lab reproduce faithfulness --out out",
         "fasterqk-lab reproduce faithfulness --data sva-whole --seeds 3 --json",
-        "fasterqk-lab reproduce faithfulness --cells docs/results/cells/faithfulness-hatexplain.jsonl.xz",
+        "fasterqk-lab reproduce faithfulness --cells lab/paper/cells/faithfulness-hatexplain.jsonl.xz",
     ),
     needs_data=True,
 )

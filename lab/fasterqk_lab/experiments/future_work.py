@@ -242,7 +242,7 @@ EXPERIMENT = Experiment(
     examples=(
         "fasterqk-lab reproduce future-work --out out",
         "fasterqk-lab reproduce future-work --parts toy --seeds 3 --json",
-        "fasterqk-lab reproduce future-work --parts toy --cells docs/results/cells/future-work-toy.jsonl.xz",
+        "fasterqk-lab reproduce future-work --parts toy --cells lab/paper/cells/future-work-toy.jsonl.xz",
     ),
     needs_data=True,
 )

@@ -316,7 +316,7 @@ EXPERIMENT = Experiment(
     examples=(
         "fasterqk-lab reproduce ratio-or-rate --out out",
         "fasterqk-lab reproduce ratio-or-rate --seeds 1 --epochs 1       # a quick look",
-        "fasterqk-lab reproduce ratio-or-rate --cells docs/results/cells/ratio-or-rate.jsonl.xz",
+        "fasterqk-lab reproduce ratio-or-rate --cells lab/paper/cells/ratio-or-rate.jsonl.xz",
     ),
     needs_data=True,
 )

@@ -452,7 +452,7 @@ EXPERIMENT = Experiment(
     examples=(
         "fasterqk-lab reproduce stability --out out",
         "fasterqk-lab reproduce stability --methods plain,qk_ratio=0.1 --widths 96 --seeds 1 --steps 40",
-        "fasterqk-lab reproduce stability --cells docs/results/cells/stability.jsonl.xz",
+        "fasterqk-lab reproduce stability --cells lab/paper/cells/stability.jsonl.xz",
     ),
     needs_data=True,
 )

@@ -12,4 +12,5 @@ from fasterqk_lab.paper._pages import index_page as index_page
 from fasterqk_lab.paper._pages import questions_page as questions_page
 from fasterqk_lab.paper._pages import readme_table as readme_table
 from fasterqk_lab.paper._picture import save_picture as save_picture
+from fasterqk_lab.paper._published import FOLDER as FOLDER
 from fasterqk_lab.paper._published import Published as Published

@@ -1,0 +1,52 @@
+"""What is published is what its cells give, without training; every page is what the tool writes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fasterqk_lab.compare import read_values, write_values
+from fasterqk_lab.experiments import EXPERIMENTS
+from fasterqk_lab.paper import Published, claims_page, index_page, questions_page, read_claims, read_lines
+from fasterqk_lab.paper import read_questions, readme_table
+
+ROOT = Path(__file__).parents[3]
+PAPER, PAGES = ROOT / "lab" / "paper", ROOT / "docs" / "results"
+CELLS = sorted((PAPER / "cells").glob("*.jsonl*"))
+ADVICE = "run: python tools/publish.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", CELLS, ids=lambda path: path.name)
+def test_tables_are_rebuilt_from_cells_as_they_are_published(file, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from publish import rebuild
+
+    values = {value[:-1]: value for value in rebuild(file, tmp_path)}
+    assert values
+    published = {}
+    for path in {PAPER / "results" / f"{path.stem}.csv" for path in (tmp_path / "results").glob("*.csv")}:
+        published |= {value[:-1]: value for value in read_values(path)}
+    assert [place for place, value in values.items() if published.get(place) != value] == [], ADVICE
+    assert not (tmp_path / "runs").exists()
+    sys.modules.pop("publish", None)
+
+
+def test_the_pages_of_claims_and_questions_are_those_that_the_results_give():
+    published = Published(PAPER)
+    claims = read_claims(published)
+    experiments = {name: text for name, text in EXPERIMENTS.items() if (PAGES / f"{name}.md").is_file()}
+    pages = {
+        "index.md": index_page(claims, experiments),
+        "claims.md": claims_page(claims),
+        "questions.md": questions_page(read_questions(published)),
+    }
+    for name, text in pages.items():
+        assert (PAGES / name).read_text(encoding="utf-8") == text, ADVICE
+    assert readme_table(read_lines(published)) in (ROOT / "README.md").read_text(encoding="utf-8"), ADVICE
+
+
+def test_a_table_that_is_read_and_written_is_the_same(tmp_path):
+    for path in sorted((PAPER / "results").glob("*.csv")):
+        written = write_values(tmp_path / path.name, read_values(path))
+        assert written.read_bytes() == path.read_bytes(), path.name
