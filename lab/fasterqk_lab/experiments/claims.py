@@ -10,7 +10,9 @@ from fasterqk_lab.page import Claim, count_verdicts, save_claims
 from fasterqk_lab.paper import FOLDER, Published, read_claims
 
 TITLE = "Every claim of the paper"
-RESULTS_OPTION = Option("results", str, "published results (default: lab/paper of the checkout)", metavar="DIR")
+RESULTS_OPTION = Option(
+    "results", str, "published results (default: lab/paper of the checkout)", metavar="DIR"
+)
 
 
 def claims_of(results: str | None) -> list[Claim]:

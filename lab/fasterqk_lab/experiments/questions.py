@@ -32,7 +32,9 @@ def show(summary: dict[str, Any]) -> None:
     for number, question in enumerate(summary["questions"], 1):
         columns = ("arm", "baseline", "value", "difference", "half_width", "n", "p", "levels", "stands")
         rows = [{name: row[name] for name in columns} for row in question["effects"]]
-        print_table(rows, title=f"{number}. {question['title']} {question['hypothesis']}: {question['verdict']}")
+        print_table(
+            rows, title=f"{number}. {question['title']} {question['hypothesis']}: {question['verdict']}"
+        )
         print(f"{question['becomes']}\n")
     print(f"figure: {summary['figure']}")
 

@@ -7,8 +7,16 @@ import pytest
 
 from fasterqk_lab.compare import read_values, write_values
 from fasterqk_lab.experiments import EXPERIMENTS
-from fasterqk_lab.paper import Published, claims_page, index_page, questions_page, read_claims, read_lines
-from fasterqk_lab.paper import read_questions, readme_table
+from fasterqk_lab.paper import (
+    Published,
+    claims_page,
+    index_page,
+    questions_page,
+    read_claims,
+    read_lines,
+    read_questions,
+    readme_table,
+)
 
 ROOT = Path(__file__).parents[3]
 PAPER, PAGES = ROOT / "lab" / "paper", ROOT / "docs" / "results"
