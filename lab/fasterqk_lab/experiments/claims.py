@@ -61,6 +61,6 @@ EXPERIMENT = Experiment(
     run=run,
     show=show,
     examples=("fasterqk-lab reproduce claims --out out", "fasterqk-lab reproduce claims --json"),
-    details="Reads lab/paper; nothing is trained. `python tools/publish.py` writes the pages of docs/results.",
+    details="Reads lab/paper; nothing is trained. tools/publish.py writes the pages of docs/results.",
     trains=False,
 )

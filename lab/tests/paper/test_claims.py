@@ -11,6 +11,7 @@ from fasterqk_lab.experiments import EXPERIMENTS
 from fasterqk_lab.paper import FOLDER, Published, read_claims, read_lines, read_questions
 
 NAME = "table-demo-paper"
+PLANNED = {"tuned-squad-paper": 2, "future-work-hatexplain-sgd-paper": 3}
 
 
 def values(baseline: float, faster: float, at: str = END, spread: float = 0.01) -> list[Value]:
