@@ -20,7 +20,7 @@ def configure(parser: Parser) -> None:
     listing = "\n".join(f"  {name:<21}{summary}" for name, summary in EXPERIMENTS.items())
     lines = examples("fasterqk-lab reproduce fig4 --out out", "fasterqk-lab reproduce all --out out")
     parser.epilog = (
-        f"experiments:\n{listing}\n\nfasterqk reproduce NAME --help shows the options of one.\n\n{lines}"
+        f"experiments:\n{listing}\n\nfasterqk-lab reproduce NAME --help shows the options of one.\n\n{lines}"
     )
     parser.add_argument("experiment", metavar="NAME", help="one of the experiments below")
     parser.add_argument("options", nargs=argparse.REMAINDER, metavar="...", help="its options")
@@ -66,7 +66,7 @@ def add_option(parser: Parser, option: "Option") -> None:
     """Add ``option`` as the command line spells it, with its default in the help."""
     flag = f"--{option.name.replace('_', '-')}"
     if option.kind is bool:
-        parser.add_argument(flag, action="store_true", help=option.help)
+        parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=option.help)
         return
     read = _KINDS[option.kind]
     # Names of earlier versions are understood, not shown.
@@ -80,7 +80,7 @@ def add_option(parser: Parser, option: "Option") -> None:
     parser.add_argument(
         flag,
         type=list_of(read) if option.many else read,
-        default=option.default,
+        default=argparse.SUPPRESS,  # what is not given is the experiment's to choose
         choices=(*option.choices, *option.old_names) or None,
         metavar=f"{metavar},..." if option.many else metavar,
         help=help,

@@ -198,6 +198,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
         # {'mean': 0.61, 'half_width': 0.02, 'n': 5, 'null': 0.36, 'paper': 0.31}
     """
     experiment = find_experiment(name)
+    if options.get("cells"):
+        options = _exported_options(experiment, options["cells"]) | options
     chosen = experiment.check_options(options)
     folder = Path(out)
     if folder.exists() and not folder.is_dir():  # now, not after minutes of work
@@ -220,6 +222,21 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
         runner.keep("options", {key: value for key, value in chosen.items() if value != own[key].default})
         summary["exported"] = str(runner.export(shared["export"]))
     return summary | ({"rebuilt_from": shared["cells"]} if shared["cells"] else {})
+
+
+def _exported_options(experiment: Experiment, files: Sequence[str]) -> dict[str, Any]:
+    """The options with which the cells in ``files`` were exported; of older files the number of seeds."""
+    lines = [line for file in files for line in read_cells(file) if line.get("experiment") == experiment.name]
+    options: dict[str, Any] = {}
+    for line in lines:
+        options |= line["value"] if line.get("fact") == "options" else {}
+    seeds: dict[Any, set[int]] = {}
+    for line in lines:
+        if "result" in line:
+            seeds.setdefault((line.get("table"), line.get("protocol")), set()).add(line["seed"])
+    if seeds and "seeds" in experiment.all_options:
+        options = {"seeds": max(map(len, seeds.values()))} | options
+    return {name: value for name, value in options.items() if name in experiment.all_options}
 
 
 # --- Cells: trained now, read from the store, or read from a file ---
