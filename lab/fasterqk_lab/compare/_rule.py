@@ -138,22 +138,7 @@ def compare(
     the first so many: seeds that were added after looking decide nothing.
     """
     first, second = arms
-    loss, lowest = None, False
-    missing = _missing(measured, arms)
-    if at == LEVEL:
-        shared = [
-            level
-            for level in measured.losses(LEVEL, first, score)
-            if measured.of(second, score, LEVEL, level)
-        ]
-        loss = shared[0] if shared else None
-        lowest = loss is None or not _all_reach(measured, arms, score, loss)
-    if at == LOSS or lowest:
-        shared = [
-            level for level in measured.losses(LOSS, first, score) if measured.of(second, score, LOSS, level)
-        ]
-        if shared:
-            at, loss = LOSS, shared[0]
+    at, loss, lowest = _place(measured, arms, score, at)
     ones, others = (measured.of(arm, score, at, loss) for arm in arms)
     both = sorted(set(ones) & set(others))[:seeds]
     if not both:
@@ -172,7 +157,7 @@ def compare(
         progress=_progress(measured, arms, loss),
         curve=_curve(measured, arms, score, seeds) if loss is not None else (),
         lowest=lowest,
-        missing=missing if lowest else (),
+        missing=_missing(measured, arms) if lowest else (),
     )
 
 
@@ -188,9 +173,9 @@ def above(
     seeds: int | None = None,
 ) -> Effect:
     """A score of one arm minus another score of its own (a null, say), or minus a number."""
-    loss = next(iter(measured.losses(at, arm, score)), None) if at in (LEVEL, LOSS) else None
+    at, loss, lowest = _place(measured, (arm,), score, at)
     own = measured.of(arm, score, at, loss)
-    chance = dict.fromkeys(own, other) if isinstance(other, float) else measured.of(arm, other, at, loss)
+    chance = measured.of(arm, other, at, loss) if isinstance(other, str) else dict.fromkeys(own, other)
     both = sorted(set(own) & set(chance))[:seeds]
     if not both:
         raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
@@ -206,28 +191,35 @@ def above(
         loss=loss,
         null=measured.null(arm, score, at, loss),
         margin=margin_of(score, interval(others).mean),
+        lowest=lowest,
+        missing=_missing(measured, (arm,)) if lowest else (),
     )
 
 
-def _missing(measured: Measured, arms: tuple[str, str]) -> tuple[str, ...]:
-    """Cells of both arms that never reach the deciding level."""
-    levels = [
-        value.loss
-        for value in measured.values
-        if value.at == LEVEL and value.arm in arms and value.loss is not None
-    ]
-    if not levels:
-        return ()
-    seeds = {(arm, seed) for arm, seed in measured.histories if arm in arms}
+def _place(measured: Measured, arms: Sequence[str], score: str, at: str) -> tuple[str, float | None, bool]:
+    """Where ``arms`` are read: the moment, its loss, and whether the lowest common loss stands in."""
+
+    def lowest_shared(moment: str) -> float | None:
+        levels = [set(measured.losses(moment, arm, score)) for arm in arms]
+        return min(set.intersection(*levels), default=None)
+
+    if at not in (LEVEL, LOSS):
+        return at, None, False
+    level = lowest_shared(at)
+    if at == LOSS or (level is not None and not _missing(measured, arms)):
+        return at, level, False
+    return LOSS, lowest_shared(LOSS), True
+
+
+def _missing(measured: Measured, arms: Sequence[str]) -> tuple[str, ...]:
+    """Cells of ``arms`` that never reach the deciding level."""
     reached = {(value.arm, value.seed) for value in measured.values if value.at == LEVEL}
-    return tuple(f"{arm}, seed {seed}" for arm, seed in sorted(seeds - reached))
-
-
-def _all_reach(measured: Measured, arms: tuple[str, str], score: str, loss: float) -> bool:
-    """Whether every seed that finished has a value at the level."""
-    return all(
-        set(measured.of(arm, score, LEVEL, loss)) >= set(measured.of(arm, "loss", END)) for arm in arms
-    ) and not _missing(measured, arms)
+    if not any(arm in arms for arm, _ in reached):
+        return ()
+    cells = {cell for cell in measured.histories if cell[0] in arms} or {
+        (value.arm, value.seed) for value in measured.values if value.at == END and value.arm in arms
+    }
+    return tuple(f"{arm}, seed {seed}" for arm, seed in sorted(cells - reached))
 
 
 def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> tuple[float, float] | None:
