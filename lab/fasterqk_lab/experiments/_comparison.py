@@ -317,9 +317,7 @@ class Outcome:
         comparison = self.comparison
         count, added = len(self.seeds), len(comparison.seeds) - len(self.seeds)
         words = [f"{comparison.key}: {len(comparison.arms)} arm{'s' * (len(comparison.arms) > 1)}"]
-        words.append(
-            f"{count} seed{'s' * (count > 1)}" + f" ({added} added later are left out)" * (added > 0)
-        )
+        words.append(f"{count} seed{'s' * (count > 1)}" + f" ({added} added later left out)" * (added > 0))
         options = [getattr(config, "optimisation", None) for config in comparison.arms.values()]
         base, faster = options[0], options[-1]
         if base is not None:
@@ -361,8 +359,9 @@ class Outcome:
         files: dict[str, Any] = {"table": self._save_table(out, **about)}
         if effects:
             files["forest"] = save_forest(effects, titles, out, name, names=ARM_NAMES, **about)
-        if any(effect.curve for effect in effects):
-            files["curve"] = save_curve(effects, titles, out, f"{name}-curve", names=ARM_NAMES, **about)
+        curves = [effect for effect in effects if effect.curve] or self._effects(list(shown), LEVEL)
+        if any(effect.curve for effect in curves):
+            files["curve"] = save_curve(curves, titles, out, f"{name}-curve", names=ARM_NAMES, **about)
         if layers := self.by_layer():
             titles = {score: title_of(score) for score in dict.fromkeys(effect.score for effect in layers)}
             about["title"] = f"{title}: attention by layer"
@@ -550,7 +549,8 @@ def show_comparison(summary: Mapping[str, Any], scores: Sequence[str] | None = N
         if at == AT_TEXTS[BEST] and not any("p" in row for row in moment):
             continue
         losses = [row["loss"] for row in moment if row["loss"] is not None]
-        title = f"\nat the {at}" if not losses else f"\nat {at} (training loss {losses[0]:.3g})"
+        article = "the " * (at in (AT_TEXTS[END], AT_TEXTS[BEST]))
+        title = f"\nat {article}{at}" + (f" (training loss {losses[0]:.3g})" if losses else "")
         print_table(wide_rows(moment) if len(summary["arms"]) == 2 else _long(moment), title=title)
     late = dict.fromkeys(cell for effect in summary["effects"] for cell in effect["missing"])
     if late:
