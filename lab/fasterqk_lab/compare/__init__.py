@@ -2,10 +2,12 @@
 
 from fasterqk_lab.compare._results import BEST as BEST
 from fasterqk_lab.compare._results import END as END
+from fasterqk_lab.compare._results import LAYER_SCORES as LAYER_SCORES
 from fasterqk_lab.compare._results import LEVEL as LEVEL
 from fasterqk_lab.compare._results import LOSS as LOSS
 from fasterqk_lab.compare._results import Measured as Measured
 from fasterqk_lab.compare._results import Value as Value
+from fasterqk_lab.compare._results import baselines_of as baselines_of
 from fasterqk_lab.compare._results import flat as flat
 from fasterqk_lab.compare._results import measured as measured
 from fasterqk_lab.compare._results import null_name as null_name

@@ -24,6 +24,8 @@ from fasterqk.errors import InputError
 from fasterqk.files import csv_text, write_text
 
 END, BEST, LEVEL, LOSS = "end", "best", "level", "loss"
+# Scores that every layer, and heads of it, may have beside the whole model.
+LAYER_SCORES = ("mrta", "ac", "acmc", "entropy")
 # Real numbers are kept with as many significant digits.
 DIGITS = 6
 
@@ -102,8 +104,12 @@ def moments(result: Record) -> dict[str, dict[str, float]]:
         if name in result[split]
     }
     numbers |= flat({name: value for name, value in result["test"].items() if name not in ("loss", "groups")})
+    if "majority_accuracy" in numbers:
+        numbers["null_test_accuracy"] = numbers["majority_accuracy"]
     for group, values in (result["test"].get("groups") or {}).items():
-        numbers |= {f"accuracy, {group} {value}": entry["accuracy"] for value, entry in values.items()}
+        for value, entry in values.items():
+            score = f"accuracy, {group} {value}"
+            numbers |= {score: entry["accuracy"], null_name(score): entry["majority_accuracy"]}
     return {END: numbers} | ({BEST: flat(result["best"])} if result.get("best") else {})
 
 
@@ -177,8 +183,7 @@ def measured(
     histories: dict[Cell, History] = {
         cell: [derive(record) for record in result.get("history", ())] for cell, result in finished.items()
     }
-    arms = dict.fromkeys(arm for arm, _ in cells)
-    compared_with = {arm: (baselines or {}).get(arm, next(iter(arms))) for arm in arms}
+    compared_with = baselines_of(dict.fromkeys(arm for arm, _ in cells), baselines or {})
     values = [
         Value(name, arm, seed, at, None, score, value)
         for (arm, seed), result in finished.items()
@@ -197,6 +202,17 @@ def measured(
             values += _values_at(name, compared, LEVEL, level)
     diverged: dict[Cell, History] = {cell: () for cell in cells if cell not in finished}
     return Measured(name, tuple(_round_losses([*values, *more])), {**histories, **diverged}, compared_with)
+
+
+def baselines_of(arms: Iterable[str], baselines: Mapping[str, str]) -> dict[str, str]:
+    """The baseline of every arm: the one it is given, itself if it is one, else the first arm.
+
+    >>> baselines_of(["a", "b", "c", "d"], {"d": "c"})
+    {'a': 'a', 'b': 'a', 'c': 'c', 'd': 'c'}
+    """
+    names = list(arms)
+    own = {baseline: baseline for baseline in baselines.values()}
+    return {arm: (own | dict(baselines)).get(arm, names[0]) for arm in names}
 
 
 def _round_losses(values: Iterable[Value]) -> Iterator[Value]:
@@ -249,8 +265,8 @@ def value_at(history: History, level: float, scores: Sequence[str] | None = None
 def null_name(score: str) -> str:
     """The name of the null of a score, in histories and in tables.
 
-    >>> null_name("carried_layer_2_best_head_mrta"), null_name("mrta"), null_name("sufficiency_5")
-    ('carried_layer_2_best_head_null_mrta', 'null_mrta', 'null_sufficiency_5')
+    >>> null_name("carried_layer_2_best_head_mrta"), null_name("layer_1_ac"), null_name("sufficiency_5")
+    ('carried_layer_2_best_head_null_mrta', 'layer_1_null_ac', 'null_sufficiency_5')
     """
-    kind = "mrta" if score.endswith("mrta") else score
+    kind = next((kind for kind in LAYER_SCORES if score.endswith(f"_{kind}")), score)
     return f"{score.removesuffix(kind)}null_{kind}"

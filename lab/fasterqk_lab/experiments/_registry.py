@@ -21,7 +21,7 @@ from fasterqk.files import (
     plain,
     write_csv,
 )
-from fasterqk_lab.compare import Value, write_values
+from fasterqk_lab.compare import Value, read_values, write_values
 from fasterqk_lab.runs import Line, SweepError, read_cells, rounded, sweep, write_cells
 from fasterqk_lab.tasks import use_data_folder
 
@@ -348,10 +348,16 @@ class CellRunner:
         self._values += values
 
     def write_results(self) -> str | None:
-        """Write ``results/EXPERIMENT.csv`` under ``out``, the values of every cell; returns its path."""
+        """Write ``results/EXPERIMENT.csv`` under ``out``, the values of every cell; returns its path.
+
+        Comparisons that the file has and that were not made now (another protocol's) stay in it.
+        """
         if not self._values:
             return None
-        return str(write_values(self.out / "results" / f"{self.experiment}.csv", self._values))
+        path = self.out / "results" / f"{self.experiment}.csv"
+        new = {value.experiment for value in self._values}
+        kept = [value for value in read_values(path) if value.experiment not in new] if path.is_file() else []
+        return str(write_values(path, [*kept, *self._values]))
 
     def add_per_seed(self, rows: Sequence[Line], *, protocol: str = "", table: str = "") -> None:
         """Numbers of single seeds that were computed from cells, for :meth:`write_per_seed`."""

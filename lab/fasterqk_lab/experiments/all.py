@@ -157,6 +157,7 @@ class Planner(CellRunner):
         except Unfinished:
             return False
         self.write_per_seed()
+        self.write_results()
         return True
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fasterqk_lab.experiments import _equal_loss as equal_loss
-from fasterqk_lab.experiments._arms import Comparison, run_arms
+from fasterqk_lab.experiments._arms import Comparison, learnt_rows, run_arms, show_learnt
 from fasterqk_lab.experiments._equal_loss import (
     compare_at_equal_loss,
     corrected,
@@ -27,7 +27,6 @@ from fasterqk_lab.experiments._equal_loss import (
 from fasterqk_lab.experiments._per_seed import null_name
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.ablation_hatexplain import EQUAL, qk_arm
-from fasterqk_lab.experiments.table_kvqa import learnt_rows, show_learnt
 from fasterqk_lab.training import TrainConfig
 
 RATIOS = (2.0, 5.0)

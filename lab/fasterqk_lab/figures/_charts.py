@@ -37,19 +37,22 @@ def save_forest(
 ) -> dict[str, str]:
     """Draw every effect as a line from the baseline (ring) to the arm (dot), one panel per score.
 
-    The dotted mark is the null; the difference stands at the right. ``titles`` maps the scores to panels.
+    The dotted mark is the null; the difference stands at the right. ``titles`` maps the scores to panels,
+    three in a line.
     """
     names = names or {}
     labels = list(dict.fromkeys(effect.label for effect in effects))
-    height = 1.3 + 0.3 * max(1, len(labels))
+    columns = min(max(1, len(titles)), 3)
+    lines = -(-max(1, len(titles)) // columns)
+    size = 2.2 + 3.4 * columns, 0.3 + lines * (1.0 + 0.3 * max(1, len(labels)))
     with plotting() as plt:
-        figure, axes = plt.subplots(
-            1, max(1, len(titles)), figsize=(2.2 + 3.4 * len(titles), height), squeeze=False, sharey=True
-        )
-        for axis, (score, text) in zip(axes[0], titles.items(), strict=False):
+        figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, sharey=True)
+        for axis, (score, text) in zip(axes.flat, titles.items(), strict=False):
             shown = [effect for effect in effects if effect.score == score]
             draw_forest(axis, shown, [labels.index(effect.label) for effect in shown])
             axis.set_title(text, fontsize=10)
+        for axis in axes.flat[len(titles) :]:
+            axis.set_visible(False)
         axes[0][0].set_yticks(range(len(labels)), [names.get(label, label) for label in labels])
         axes[0][0].set_ylim(len(labels) - 0.4, -0.6)
         _forest_legend(figure, effects)
@@ -93,12 +96,12 @@ def draw_forest(axis: Any, effects: Sequence[Effect], places: Sequence[int]) -> 
 
 
 def effect_text(effect: Effect) -> str:
-    """The difference with its interval and the number of seeds."""
+    """The difference with its interval and the number of seeds; a number that others print has none."""
     digits = 1 if effect.margin >= 1 else 3
     text = f"{effect.value.mean:+.{digits}f}"
     if effect.value.n > 1:
         text += f" ± {effect.value.half_width:.{digits}f}"
-    return f"{text}  n = {effect.value.n}"
+    return f"{text}  n = {effect.value.n}" if effect.value.n else text
 
 
 def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
