@@ -97,6 +97,17 @@ class Effect:
         return "small" if abs(mean) + half <= margin else "open"
 
     @property
+    def shows(self) -> str:
+        """What it shows after correction, in a word or two."""
+        if self.corrected in ("small", "open"):
+            return "too small to matter" if self.corrected == "small" else "open"
+        if self.claimed == "equal":
+            return "equal" if self.corrected == "supports" else "different"
+        if self.claimed == "not less":
+            return "not less" if self.corrected == "supports" else "less"
+        return "more" if (self.claimed == "more") == (self.corrected == "supports") else "less"
+
+    @property
     def corrected(self) -> Standing:
         """How it stands after correction for the number of effects of its claim."""
         decided = self.standing in ("supports", "against")
@@ -152,6 +163,8 @@ def compare(
         shared = [
             level for level in measured.losses(LOSS, first, score) if measured.of(second, score, LOSS, level)
         ]
+        # A lower one that only some cells reach would leave the others out.
+        shared = [level for level in shared if _all_finished(measured, arms, score, LOSS, level)] or shared
         if shared:
             at, loss = LOSS, shared[0]
     ones, others = (measured.of(arm, score, at, loss) for arm in arms)
@@ -224,10 +237,13 @@ def _missing(measured: Measured, arms: tuple[str, str]) -> tuple[str, ...]:
 
 
 def _all_reach(measured: Measured, arms: tuple[str, str], score: str, loss: float) -> bool:
-    """Whether every seed that finished has a value at the level."""
-    return all(
-        set(measured.of(arm, score, LEVEL, loss)) >= set(measured.of(arm, "loss", END)) for arm in arms
-    ) and not _missing(measured, arms)
+    """Whether every cell has a value at the level."""
+    return _all_finished(measured, arms, score, LEVEL, loss) and not _missing(measured, arms)
+
+
+def _all_finished(measured: Measured, arms: tuple[str, str], score: str, at: str, loss: float) -> bool:
+    """Whether every seed that finished has a value there."""
+    return all(set(measured.of(arm, score, at, loss)) >= set(measured.of(arm, "loss", END)) for arm in arms)
 
 
 def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> tuple[float, float] | None:

@@ -6,7 +6,7 @@ its cells are trained or read, their values are kept as tidy rows, the arms are 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from fasterqk_lab.compare import (
     END,
     LEVEL,
     LOSS,
+    Claimed,
     Effect,
     Measured,
     Value,
@@ -61,6 +62,9 @@ class Comparison:
     before the run; of the ``scores`` of the table (None: all that are known) the others are exploratory.
     ``derive`` adds scores to a record along training. ``printed`` maps a source (``paper``, ``released``) to
     arms to scores to a number. Of seeds that were added after looking the first ``planned`` decide.
+    A score is claimed to be more than the baseline's and read at equal loss, unless ``claimed`` and
+    ``read_at`` say otherwise. ``level`` is a training loss that decides because it was named before the run;
+    arms are read at ``losses`` too.
     """
 
     name: str
@@ -74,6 +78,10 @@ class Comparison:
     baselines: Mapping[str, str] = field(default_factory=dict)
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda record: record
     planned: int | None = None
+    claimed: Mapping[str, Claimed] = field(default_factory=dict)
+    read_at: Mapping[str, str] = field(default_factory=dict)
+    level: float | None = None
+    losses: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
@@ -83,7 +91,9 @@ class Comparison:
     def cells(self) -> dict[tuple[str, int], Any]:
         """All cells, seed by seed, so that a sweep that is stopped early has whole comparisons."""
         return {
-            (arm, seed): config.replace(seed=seed) for seed in self.seeds for arm, config in self.arms.items()
+            (arm, seed): replace(config, seed=seed)
+            for seed in self.seeds
+            for arm, config in self.arms.items()
         }
 
     def baseline_of(self, arm: str) -> str:
@@ -129,6 +139,11 @@ class Outcome:
     results: Mapping[tuple[str, int], Mapping[str, Any]]
     measured: Measured
 
+    def with_values(self, values: Sequence[Value], runner: CellRunner) -> "Outcome":
+        """The outcome with values that were computed from it; they go to the table of results, too."""
+        runner.add(values)
+        return replace(self, measured=replace(self.measured, values=(*self.measured.values, *values)))
+
     @cached_property
     def effects(self) -> list[Effect]:
         """Every arm minus its baseline in every score that decides, corrected for their number."""
@@ -150,7 +165,8 @@ class Outcome:
                             self.measured,
                             (arm, baseline),
                             score,
-                            at=at,
+                            self.comparison.claimed.get(score, "more"),
+                            at=self.comparison.read_at.get(score, at),
                             label=arm,
                             seeds=self.comparison.planned,
                         )
@@ -158,6 +174,20 @@ class Outcome:
                 except InputError:  # it was not measured in both
                     continue
         return effects
+
+    def shared_moment(self) -> tuple[str, float | None]:
+        """Where a chart reads all arms: at the level if it is one for all, else at the lowest common loss."""
+        moments = {(effect.at, effect.loss) for effect in self.effects if effect.at in (LEVEL, LOSS)}
+        if len(moments) == 1:
+            return moments.pop()
+        losses = [self.measured.losses(LOSS, effect.label, effect.score) for effect in self.effects]
+        return LOSS, next((levels[0] for levels in losses if levels), None)
+
+    def means(self, score: str) -> dict[str, float]:
+        """The mean of every arm that has the score at :meth:`shared_moment`."""
+        moment = self.shared_moment()
+        by_arm = {arm: self.measured.of(arm, score, *moment) for arm in self.comparison.arms}
+        return {arm: interval(values.values()).mean for arm, values in by_arm.items() if values}
 
     @cached_property
     def scores(self) -> dict[str, str]:
@@ -196,13 +226,18 @@ class Outcome:
                     values = self.measured.of(arm, score, moment, loss)
                     if not values:
                         continue
-                    row: dict[str, Any] = {"score": title, "at": AT_TEXTS[moment], "loss": loss, "arm": arm}
+                    row: dict[str, Any] = {
+                        "score": title,
+                        "at": AT_TEXTS.get(moment, moment),
+                        "loss": loss,
+                        "arm": arm,
+                    }
                     row["kind"] = "decides" if score in self.comparison.decides else "exploratory"
                     row["value"] = interval(values.values())
                     row["null"] = self.measured.null(arm, score, moment, loss)
                     if effect:
                         row |= {"difference": effect.value, "levels": effect.agreement}
-                        row |= {"p": effect.p, "stands": _stands(effect)} if at == LEVEL else {}
+                        row |= {"p": effect.p, "stands": effect.shows} if at == LEVEL else {}
                     if at == END:
                         printed = self.comparison.printed
                         row |= {
@@ -393,12 +428,6 @@ COLUMNS = {
 }
 
 
-def _stands(effect: Effect) -> str:
-    """What an effect shows, in a word."""
-    words = {"supports": "more", "against": "less", "small": "too small to matter", "open": "open"}
-    return words[effect.corrected]
-
-
 def effect_record(effect: Effect) -> dict[str, Any]:
     """An effect as plain JSON data, for ``--json`` and the page."""
     return plain(
@@ -412,7 +441,7 @@ def effect_record(effect: Effect) -> dict[str, Any]:
             "difference": effect.value,
             "null": effect.null,
             "p": effect.p,
-            "stands": _stands(effect),
+            "stands": effect.shows,
             "levels": effect.agreement,
             "progress": effect.progress,
             "lowest": effect.lowest,
@@ -421,22 +450,31 @@ def effect_record(effect: Effect) -> dict[str, Any]:
     )
 
 
-def run_arms(comparison: Comparison, runner: CellRunner, *, more: Sequence[Value] = ()) -> Outcome:
+def run_arms(
+    comparison: Comparison, runner: CellRunner, *, more: Sequence[Value] = (), function: str = TRAIN
+) -> Outcome:
     """The comparison with the results of its cells; those that are done already are read, not trained again.
 
-    Its values, and ``more`` that the experiment computed itself, go to the table of results.
+    Its values, and ``more`` that the experiment computed itself, go to the table of results. ``function``
+    computes one cell.
     """
     config = next(iter(comparison.arms.values()))
     if not runner.rebuilds and isinstance(config, TrainConfig):
         # Missing or damaged data is an error before any worker starts.
         load_task(config.task, form=config.data.form, file=config.data.file)
     name = comparison.name
-    results = runner.run(comparison.cells(), TRAIN, title=name, protocol=comparison.protocol, table=name)
+    results = runner.run(comparison.cells(), function, title=name, protocol=comparison.protocol, table=name)
     outcome = Outcome(
         comparison,
         results,
         measured(
-            comparison.key, results, baselines=comparison.baselines, derive=comparison.derive, more=more
+            comparison.key,
+            results,
+            baselines=comparison.baselines,
+            derive=comparison.derive,
+            level=comparison.level,
+            losses=comparison.losses,
+            more=more,
         ),
     )
     runner.add(outcome.measured.values)
