@@ -255,7 +255,8 @@ def run(runner: CellRunner, seeds: int, layers: Sequence[int]) -> dict[str, Any]
         [above(measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in comparison.arms]
     )
     rows = [
-        {"arm": arm} | {score: interval(measured.of(arm, score, AT).values()) for score in SCORES}
+        {"arm": arm}
+        | {score: interval(known.values()) for score in SCORES if (known := measured.of(arm, score, AT))}
         for arm in comparison.arms
     ]
     caption = f"Test posts with marked and unmarked words, mean and 95% interval over {seeds} seeds."
@@ -284,9 +285,8 @@ def show(summary: dict[str, Any]) -> None:
         ("accuracy", "majority", "unmarked", "uniform", "marked", "blind"),
         ("elsewhere", "drop", "random_drop"),
     ):
-        rows = [
-            {"arm": row["arm"]} | {SCORES[score]: row[score] for score in scores} for row in summary["arms"]
-        ]
+        columns = {"arm": "arm"} | {score: SCORES[score] for score in scores}
+        rows = [{label: row.get(key) for key, label in columns.items()} for row in summary["arms"]]
         print_table(rows)
         print()
     keys = ("arm", "difference", "p", "stands")
