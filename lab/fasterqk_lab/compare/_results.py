@@ -172,12 +172,15 @@ def measured(
     *,
     baselines: Mapping[str, str] | None = None,
     derive: Callable[[Record], Record] = lambda record: record,
+    level: float | None = None,
+    losses: Sequence[float] = (),
     more: Sequence[Value] = (),
 ) -> Measured:
     """Everything that ``cells`` measured: their results at the end, at the best epoch and at equal loss.
 
     ``derive`` adds scores to a record of a history; ``more`` are values that an experiment computed itself.
-    A cell that did not reach a loss, or diverged, has no value there.
+    ``level`` decides instead of the baseline's best validation loss, where it was named before the run;
+    arms are read at ``losses`` too. A cell that did not reach a loss, or diverged, has no value there.
     """
     finished = {cell: result for cell, result in cells.items() if not result.get("diverged")}
     histories: dict[Cell, History] = {
@@ -191,15 +194,16 @@ def measured(
         for score, value in numbers.items()
     ]
     stopped = {cell: histories[cell] for cell, result in finished.items() if result.get("reached")}
-    for lowest in lowest_levels(stopped or histories):
+    for lowest in (*lowest_levels(stopped or histories), *losses):
         values += _values_at(name, histories, LOSS, lowest)
     for baseline in dict.fromkeys(compared_with.values()):
-        level = deciding_level([history for (arm, _), history in histories.items() if arm == baseline])
-        if level is not None:
+        decides = deciding_level([history for (arm, _), history in histories.items() if arm == baseline])
+        decides = level if level is not None else decides
+        if decides is not None:
             compared = {
                 cell: history for cell, history in histories.items() if compared_with[cell[0]] == baseline
             }
-            values += _values_at(name, compared, LEVEL, level)
+            values += _values_at(name, compared, LEVEL, decides)
     diverged: dict[Cell, History] = {cell: () for cell in cells if cell not in finished}
     return Measured(name, tuple(_round_losses([*values, *more])), {**histories, **diverged}, compared_with)
 

@@ -100,6 +100,17 @@ class Effect:
         return "small" if abs(mean) + half <= margin else "open"
 
     @property
+    def shows(self) -> str:
+        """What it shows after correction, in a word or two."""
+        if self.corrected in ("small", "open"):
+            return "too small to matter" if self.corrected == "small" else "open"
+        if self.claimed == "equal":
+            return "equal" if self.corrected == "supports" else "different"
+        if self.claimed == "not less":
+            return "not less" if self.corrected == "supports" else "less"
+        return "more" if (self.claimed == "more") == (self.corrected == "supports") else "less"
+
+    @property
     def corrected(self) -> Standing:
         """How it stands after correction for the number of effects of its claim."""
         decided = self.standing in ("supports", "against")
@@ -206,8 +217,12 @@ def _place(
     """Where ``arms`` are read: the moment, its loss, and whether the lowest common loss stands in."""
 
     def lowest_shared(moment: str) -> float | None:
-        levels = [set(measured.losses(moment, arm, score)) for arm in arms]
-        return min(set.intersection(*levels), default=None)
+        levels = set.intersection(*(set(measured.losses(moment, arm, score)) for arm in arms))
+        # A lower one that only some cells reach would leave the others out.
+        whole = {
+            level for level in levels if all(_whole(measured, arm, score, moment, level) for arm in arms)
+        }
+        return min(whole or levels, default=None)
 
     if at not in (LEVEL, LOSS) or loss is not None:
         return at, loss, False
@@ -215,6 +230,11 @@ def _place(
     if at == LOSS or (level is not None and not _missing(measured, arms)):
         return at, level, False
     return LOSS, lowest_shared(LOSS), True
+
+
+def _whole(measured: Measured, arm: str, score: str, at: str, loss: float) -> bool:
+    """Whether every seed that finished has a value there."""
+    return set(measured.of(arm, score, at, loss)) >= set(measured.of(arm, "loss", END))
 
 
 def _missing(measured: Measured, arms: Sequence[str]) -> tuple[str, ...]:

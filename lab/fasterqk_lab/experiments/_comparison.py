@@ -28,6 +28,7 @@ from fasterqk_lab.compare import (
     LAYER_SCORES,
     LEVEL,
     LOSS,
+    Claimed,
     Effect,
     Measured,
     Value,
@@ -69,10 +70,12 @@ class Comparison:
     """Arms (their configurations; the seed is filled in) over the same seeds, and the scores that decide.
 
     The first arm is the baseline of all others, unless ``baselines`` names another. ``decides`` are named
-    before the run, and so is the moment ``at`` which they are read; of the ``scores`` of the table (None: all
-    that are known, those of single layers included) the others are exploratory. ``derive`` adds scores to a
-    record along training. ``printed`` maps a source (``paper``, ``released``) to arms to scores to a number.
-    Of seeds that were added after looking the first ``planned`` decide.
+    before the run, and so is the moment ``at`` which they are read (``read_at`` by score); of the ``scores``
+    of the table (None: all that are known, those of single layers included) the others are exploratory. A
+    score is claimed to be more than the baseline's, unless ``claimed`` says otherwise. ``level`` is a
+    training loss that decides because it was named before the run; arms are read at ``losses`` too.
+    ``derive`` adds scores to a record along training. ``printed`` maps a source (``paper``, ``released``) to
+    arms to scores to a number. Of seeds that were added after looking the first ``planned`` decide.
     """
 
     name: str
@@ -87,6 +90,10 @@ class Comparison:
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda record: record
     planned: int | None = None
     at: str = LEVEL
+    claimed: Mapping[str, Claimed] = field(default_factory=dict)
+    read_at: Mapping[str, str] = field(default_factory=dict)
+    level: float | None = None
+    losses: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
@@ -96,7 +103,9 @@ class Comparison:
     def cells(self) -> dict[tuple[str, int], Any]:
         """All cells, seed by seed, so that a sweep that is stopped early has whole comparisons."""
         return {
-            (arm, seed): config.replace(seed=seed) for seed in self.seeds for arm, config in self.arms.items()
+            (arm, seed): replace(config, seed=seed)
+            for seed in self.seeds
+            for arm, config in self.arms.items()
         }
 
     def baseline_of(self, arm: str) -> str:
@@ -155,6 +164,11 @@ class Outcome:
     results: Mapping[tuple[str, int], Mapping[str, Any]]
     measured: Measured
 
+    def with_values(self, values: Sequence[Value], runner: CellRunner) -> "Outcome":
+        """The outcome with values that were computed from it; they go to the table of results, too."""
+        runner.add(values)
+        return replace(self, measured=replace(self.measured, values=(*self.measured.values, *values)))
+
     @cached_property
     def effects(self) -> list[Effect]:
         """Every arm minus its baseline in every score that decides, corrected for their number."""
@@ -178,7 +192,8 @@ class Outcome:
                             self.measured,
                             (arm, baseline),
                             score,
-                            at=at or self.moments.get(score, self.comparison.at),
+                            self.comparison.claimed.get(score, "more"),
+                            at=at or self._at(score),
                             label=arm,
                             seeds=self.comparison.planned,
                         )
@@ -186,6 +201,24 @@ class Outcome:
                 except InputError:  # it was not measured in both
                     continue
         return effects
+
+    def shared_moment(self) -> tuple[str, float | None]:
+        """Where a chart reads all arms: at the level if it is one for all, else at the lowest common loss."""
+        moments = {(effect.at, effect.loss) for effect in self.effects if effect.at in (LEVEL, LOSS)}
+        if len(moments) == 1:
+            return moments.pop()
+        losses = [self.measured.losses(LOSS, effect.label, effect.score) for effect in self.effects]
+        return LOSS, next((levels[0] for levels in losses if levels), None)
+
+    def means(self, score: str) -> dict[str, float]:
+        """The mean of every arm that has the score at :meth:`shared_moment`."""
+        moment = self.shared_moment()
+        by_arm = {arm: self.measured.of(arm, score, *moment) for arm in self.comparison.arms}
+        return {arm: interval(values.values()).mean for arm, values in by_arm.items() if values}
+
+    def _at(self, score: str) -> str:
+        """The moment at which a score decides."""
+        return self.comparison.read_at.get(score) or self.moments.get(score, self.comparison.at)
 
     @cached_property
     def moments(self) -> dict[str, str]:
@@ -253,7 +286,7 @@ class Outcome:
                 for arm in self.comparison.arms:
                     if row := self._row(arm, score, at, effects):
                         if (arm, score) in decides:
-                            row |= {"p": decides[arm, score].p, "stands": _stands(decides[arm, score])}
+                            row |= {"p": decides[arm, score].p, "stands": decides[arm, score].shows}
                         rows.append(plain(row))
         return rows
 
@@ -469,12 +502,6 @@ COLUMNS = {
 }
 
 
-def _stands(effect: Effect) -> str:
-    """What an effect shows, in a word."""
-    words = {"supports": "more", "against": "less", "small": "too small to matter", "open": "open"}
-    return words[effect.corrected]
-
-
 def effect_record(effect: Effect) -> dict[str, Any]:
     """An effect as plain JSON data, for ``--json`` and the page."""
     return plain(
@@ -488,7 +515,7 @@ def effect_record(effect: Effect) -> dict[str, Any]:
             "difference": effect.value,
             "null": effect.null,
             "p": effect.p,
-            "stands": _stands(effect),
+            "stands": effect.shows,
             "levels": effect.agreement,
             "progress": effect.progress,
             "lowest": effect.lowest,
@@ -497,22 +524,27 @@ def effect_record(effect: Effect) -> dict[str, Any]:
     )
 
 
-def run_arms(comparison: Comparison, runner: CellRunner, *, more: MoreValues = ()) -> Outcome:
+def run_arms(
+    comparison: Comparison, runner: CellRunner, *, more: MoreValues = (), function: str = TRAIN
+) -> Outcome:
     """The comparison with the results of its cells; those that are done already are read, not trained again.
 
-    Its values, and ``more`` that the experiment computed itself, go to the table of results.
+    Its values, and ``more`` that the experiment computed itself, go to the table of results. ``function``
+    computes one cell.
     """
     config = next(iter(comparison.arms.values()))
     if not runner.rebuilds and isinstance(config, TrainConfig):
         # Missing or damaged data is an error before any worker starts.
         load_task(config.task, form=config.data.form, file=config.data.file)
     name = comparison.name
-    results = runner.run(comparison.cells(), TRAIN, title=name, protocol=comparison.protocol, table=name)
+    results = runner.run(comparison.cells(), function, title=name, protocol=comparison.protocol, table=name)
     values = measured(
         comparison.key,
         results,
         baselines=comparison.baselines,
         derive=comparison.derive,
+        level=comparison.level,
+        losses=comparison.losses,
         more=more(results) if callable(more) else more,
     )
     runner.add(values.values)

@@ -9,21 +9,24 @@ The same R is made in six ways (`SPLITS`), and attention is read at equal loss. 
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import holm, interval, matched_loss, paired_difference
+from fasterqk.attention import title_of
 from fasterqk.console import Progress, print_table
 from fasterqk.errors import InputError
 from fasterqk.theory import Population, Setting, descend, product_law, small_start, solve
-from fasterqk_lab.experiments._arms import Comparison, run_arms
+from fasterqk_lab.compare import compare, correct
+from fasterqk_lab.experiments._comparison import Comparison, effect_record, run_arms, show_comparison
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import attention_at, panels, run_cells, theory_setting
+from fasterqk_lab.experiments.ablation_hatexplain import EQUAL, SCORES
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
-from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, plotting, save_figure
 from fasterqk_lab.training import TrainConfig
 
 PARTS = ("population", "toy", "hatexplain")
@@ -204,7 +207,7 @@ def toy_rows(runner: CellRunner, seeds: int) -> list[dict[str, Any]]:
 # --- HateXplain ---
 
 R_HATEXPLAIN = 30.0
-REFERENCE = "Q and K"  # the arm to which the others are compared
+REFERENCE = "Q and K"  # the arm beside which the law is asked of the others
 # All that is not in the query-key circuit: shell-style patterns of parameter names.
 NOT_QUERY_KEY = ("*.W_V", "*.b_V", "*.W_O", "*.b_O", "embedding.*", "positions", "*.mlp.*", "W_U", "b_U")
 
@@ -222,7 +225,7 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
     root, product = R_HATEXPLAIN**0.5, R_HATEXPLAIN
     slower, longer = base.replace(epochs=2 * epochs), base.replace(epochs=5 * epochs)
     arms = {
-        "equal rates": base,
+        EQUAL: base,
         "Q": base.replace(ratios=f"q={product}"),
         "K": base.replace(ratios=f"k={product}"),
         "Q and K": base.replace(ratios=f"q={root},k={root}"),
@@ -234,23 +237,19 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
     }
     chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
     title = f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways"
-    return Comparison("product-law-hatexplain", title, "paper", arms, chosen)
+    return Comparison("product-law-hatexplain", title, "paper", arms, chosen, scores=SCORES)
 
 
-def hatexplain_rows(runner: CellRunner, seeds: int) -> list[dict[str, Any]]:
-    """One row per arm and seed, at the lowest loss that all reach."""
-    comparison = hatexplain_arms(seeds)
-    results = run_arms(comparison, runner)
-    histories: dict[tuple[Any, Any], Sequence[Mapping[str, Any]]] = {
-        cell: [] if result.diverged else result.history for cell, result in results.items()
-    }
-    level = matched_loss(histories, ["mrta"], 1)[0]["loss"]
-    rows = []
-    for (name, seed), history in histories.items():
-        arm = {"split": name, "product": 1.0 if name == "equal rates" else R_HATEXPLAIN}
-        attention = attention_at(history, level) if history else None
-        rows.append(_row("hatexplain", "AdamW", seed, arm, level, attention) | {"law": None})
-    return rows
+def run_hatexplain(runner: CellRunner, seeds: int) -> dict[str, Any]:
+    """Every arm beside equal rates, and beside `REFERENCE`: where the law holds, these are alike."""
+    outcome = run_arms(hatexplain_arms(seeds), runner)
+    law = []
+    for arm in outcome.comparison.arms:
+        if arm not in (EQUAL, REFERENCE):
+            with suppress(InputError):  # it diverged
+                law.append(compare(outcome.measured, (arm, REFERENCE), "mrta", "equal"))
+    files = outcome.save(runner.out)
+    return {**outcome.summary(), "law": [effect_record(effect) for effect in correct(law)], "files": files}
 
 
 # --- What came out ---
@@ -352,96 +351,31 @@ def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, An
     for part in chosen:
         if part not in PARTS:
             raise InputError(f"product-law has no part {part!r}; choose from {', '.join(PARTS)}")
-    makers = {"population": population_rows, "toy": toy_rows, "hatexplain": hatexplain_rows}
-    rows = [row for part in chosen for row in makers[part](runner, seeds)]
+    makers = {"population": population_rows, "toy": toy_rows}
+    rows = [row for part in chosen if part in makers for row in makers[part](runner, seeds)]
     runner.add_per_seed(
         [
             {"arm": f"{row['condition']}, R = {row['R']:.3g} by {row['split']}", "seed": row["seed"]}
             | {"at": f"loss {row['loss']:.6g}", "score": "attention", "value": row["attention"]}
             for row in rows
-            if row["part"] != "hatexplain" and row["attention"] is not None
+            if row["attention"] is not None
         ]
     )
-    others = [row for row in rows if row["part"] != "hatexplain"]
-    arms = compare_hatexplain(rows)
-    files = {"product-law": save(others, runner.out)} if others else {}
-    if arms:
-        files |= save_hatexplain(arms, rows, runner.out)
-    return {"summary": summarize(rows), "hatexplain": arms, "cells": rows, "files": files}
-
-
-def compare_hatexplain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per arm: attention, and how far it is from `REFERENCE`, paired by seed.
-
-    Where the law holds, every arm but the one with equal rates is at a distance of zero. ``p`` is corrected
-    for the number of arms (Holm).
-    """
-    groups: dict[tuple[str, float, float], list[float | None]] = {}
-    for row in rows:
-        if row["part"] == "hatexplain":
-            groups.setdefault((row["split"], row["R"], row["loss"]), []).append(row["attention"])
-    reference = next((values for (split, _, _), values in groups.items() if split == REFERENCE), None)
-    apart = {
-        split: paired_difference(values, reference)
-        for (split, _, _), values in groups.items()
-        if reference and split != REFERENCE
-    }
-    corrected = holm(apart)
-    return [
-        {"arm": split, "R": product, "loss": loss, "mrta": interval(values)}
-        | {"difference": apart.get(split), "p": corrected.get(split)}
-        for (split, product, loss), values in groups.items()
-    ]
-
-
-def save_hatexplain(
-    arms: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], out: Path
-) -> dict[str, dict[str, str]]:
-    """Write the table of the arms and the figure with one point per seed; returns their paths."""
-    labels = {"arm": "R made by", "R": "R", "loss": "training loss", "mrta": "attention on relevant tokens"}
-    labels |= {"difference": f"minus {REFERENCE}", "p": "p, corrected (Holm)"}
-    name, title = (
-        "product-law-hatexplain",
-        f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways",
-    )
-    own = [row for row in rows if row["part"] == "hatexplain" and row["attention"] is not None]
-    with plotting() as plt:
-        figure, axis = plt.subplots(figsize=(6.4, 0.32 * len(arms) + 1.2))
-        for place, arm in enumerate(arms):
-            values = [row["attention"] for row in own if row["split"] == arm["arm"]]
-            axis.plot(values, [place] * len(values), "o", color=COLORS[0], markersize=4, alpha=0.6)
-            axis.plot(arm["mrta"].mean, place, "|", color=COLORS[1], markersize=14, markeredgewidth=2)
-        axis.set_yticks(range(len(arms)), [arm["arm"] for arm in arms])
-        axis.invert_yaxis()
-        axis.set_xlabel(f"attention on relevant tokens at training loss {arms[0]['loss']:.3f}")
-        drawn = save_figure(
-            figure,
-            out,
-            name,
-            title=title,
-            caption="One point per seed, the mean as a bar. Where the product law holds, all arms but equal "
-            "rates are alike.",
-            rows=own,
-        )
-    table = save_table(
-        out,
-        name,
-        title=title,
-        caption="Test split, mean and 95% interval over seeds at equal training loss. Where the product law "
-        f"holds, all arms but equal rates are alike; differences to {REFERENCE} are paired by seed.",
-        columns=[{"key": key, "label": label} for key, label in labels.items()],
-        rows=arms,
-    )
-    return {name: drawn, f"{name}, table": table}
+    files = {"product-law": save(rows, runner.out)} if rows else {}
+    hatexplain = run_hatexplain(runner, seeds) if "hatexplain" in chosen else None
+    return {"summary": summarize(rows), "hatexplain": hatexplain, "cells": rows, "files": files}
 
 
 def show(summary: dict[str, Any]) -> None:
-    print_table(summary["summary"], title="how far the splits of one R are apart:")
+    if summary["summary"]:
+        print_table(summary["summary"], title="how far the splits of one R are apart:")
     if summary["hatexplain"]:
-        print()
-        print_table(summary["hatexplain"], title="HateXplain at equal loss:")
+        show_comparison(summary["hatexplain"], [title_of(name) for name in ("mrta", "test_accuracy")])
+        keys = ("arm", "difference", "p", "stands")
+        law = [{key: effect[key] for key in keys} for effect in summary["hatexplain"]["law"]]
+        print_table(law, title="\nHateXplain: ways to make one R beside each other")
     for name, paths in summary["files"].items():
-        print(f"{name}: {paths.get('png', paths.get('csv'))}")
+        print(f"{name}: {paths['png']}")
 
 
 EXPERIMENT = Experiment(

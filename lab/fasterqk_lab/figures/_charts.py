@@ -1,8 +1,9 @@
 """The charts that all experiments share: a forest of arms, a difference over losses, points, heat maps."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -12,6 +13,7 @@ from fasterqk_lab.figures._style import (
     COLORS,
     DTAP_COLOURS,
     HEATMAP,
+    PAPER,
     draw_dtap,
     dtap_rows,
     plotting,
@@ -20,7 +22,6 @@ from fasterqk_lab.figures._style import (
 
 # How an effect is drawn, by how it stands.
 STANDING_COLORS = {"supports": COLORS[0], "against": COLORS[1], "small": "#737373", "open": "#737373"}
-STANDING_WORDS = {"supports": "more", "against": "less", "small": "too small to matter", "open": "open"}
 Names = Mapping[str, str]
 
 
@@ -120,7 +121,7 @@ def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
             "n": effect.value.n,
             "p": effect.p,
             "levels": effect.agreement,
-            "stands": STANDING_WORDS[effect.corrected],
+            "stands": effect.shows,
         }
         for effect in effects
     ]
@@ -130,10 +131,8 @@ def _forest_legend(figure: Any, effects: Sequence[Effect]) -> None:
     from matplotlib.lines import Line2D
 
     marks = {
-        STANDING_WORDS[standing]: Line2D(
-            [], [], marker="o", linestyle="none", color=STANDING_COLORS[standing]
-        )
-        for standing in dict.fromkeys(effect.corrected for effect in effects)
+        shows: Line2D([], [], marker="o", linestyle="none", color=STANDING_COLORS[standing])
+        for standing, shows in dict.fromkeys((effect.corrected, effect.shows) for effect in effects)
     }
     if marks:
         figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=4, fontsize=9)
@@ -151,7 +150,9 @@ def save_curve(
 ) -> dict[str, str]:
     """Draw differences over all training losses that both arms pass, with pointwise intervals."""
     names = names or {}
-    labels = list(dict.fromkeys(effect.label for effect in effects if effect.curve))[: len(COLORS)]
+    every = list(dict.fromkeys(effect.label for effect in effects if effect.curve))
+    labels = every[: len(COLORS)]
+    left_out = f"The first {len(labels)} of {len(every)} arms. " if len(every) > len(labels) else ""
     with plotting() as plt:
         figure, axes = plt.subplots(
             1, max(1, len(titles)), figsize=(1 + 3.6 * len(titles), 3.2), squeeze=False
@@ -171,7 +172,7 @@ def save_curve(
             out,
             name,
             title=f"{title}: the difference over all losses",
-            caption=f"Band: pointwise 95% interval. Dashed: the level that decides. {caption}",
+            caption=f"Band: pointwise 95% interval. Dashed: the level that decides. {left_out}{caption}",
             rows=[
                 {"arm": effect.label, "score": effect.score, "loss": loss}
                 | {"difference": value.mean, "half_width": value.half_width, "n": value.n}
@@ -203,6 +204,110 @@ def loss_axis(axis: Any) -> None:
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.xaxis.set_minor_formatter(NullFormatter())
     axis.invert_xaxis()
+
+
+class Point(NamedTuple):
+    """A dot of a scatter plot, with its name; dots of one kind have one colour."""
+
+    label: str
+    kind: str
+    x: float
+    y: float
+
+
+# The vertical axis is never so short that noise between seeds looks like an effect.
+LEAST_SPAN = 0.1
+# From the left edge of a name to its dot.
+LEADER: dict[str, Any] = {
+    "arrowstyle": "-",
+    "color": "0.75",
+    "linewidth": 0.6,
+    "relpos": (0, 0.5),
+    "shrinkA": 0,
+    "shrinkB": 3,
+}
+
+
+def save_scatter(
+    points: Sequence[Point],
+    axes: tuple[str, str],
+    out: Path,
+    name: str,
+    *,
+    title: str,
+    caption: str,
+    see: str = "",
+    null: float | None = None,
+    joined: str = "",
+) -> dict[str, str]:
+    """Draw named points over two scores, which ``axes`` names; those of the kind ``joined`` by a line.
+
+    ``null`` is the null of the horizontal score.
+    """
+    colors = dict(zip(dict.fromkeys(point.kind for point in points), COLORS, strict=False))
+    with plotting() as plt:
+        figure, axis = plt.subplots(figsize=(7.4, 5.0))
+        for kind, color in colors.items():
+            places = [(point.x, point.y) for point in points if point.kind == kind]
+            line = "-" if kind == joined else "none"
+            axis.plot(*np.transpose(places), color=color, marker="o", linestyle=line, linewidth=1, label=kind)
+        if null is not None:
+            axis.axvline(null, color="0.4", linestyle="--", linewidth=1, label="uniform attention")
+        axis.set(xlabel=axes[0], ylabel=axes[1])
+        axis.legend(loc="lower center", ncols=4, bbox_to_anchor=(0.5, 1.0))
+        low, high = axis.get_ylim()
+        more = max(0.0, LEAST_SPAN - (high - low)) / 2
+        axis.set_ylim(low - more, high + more)
+        _label_points(axis, points, colors)
+        rows = [point._asdict() for point in points]
+        return save_figure(figure, out, name, title=title, caption=caption, rows=rows, see=see)
+
+
+def _label_points(axis: Any, points: Sequence[Point], colors: Mapping[str, str]) -> None:
+    """Names in a column beside each of the two crowds that the widest horizontal gap separates."""
+    low, high = axis.get_ylim()
+    left, right = axis.get_xlim()
+    ordered = sorted(points, key=lambda point: point.x)
+    gaps = [after.x - before.x for before, after in pairwise(ordered)]
+    middle = gaps.index(max(gaps)) + 1 if gaps else len(ordered)
+    for crowd in filter(None, (ordered[:middle], ordered[middle:])):
+        column = crowd[-1].x + 0.05 * (right - left)
+        crowd.sort(key=lambda point: -point.y)
+        heights = _spread([point.y for point in crowd], (high - low) / 26)
+        for point, height in zip(crowd, heights, strict=True):
+            axis.annotate(
+                point.label,
+                (point.x, point.y),
+                xytext=(column, height),
+                va="center",
+                fontsize=8.5,
+                color=colors[point.kind],
+                bbox={"facecolor": PAPER, "edgecolor": "none", "alpha": 0.8, "pad": 0.5},
+                arrowprops=LEADER,
+            )
+    axis.set_xlim(left, right + 0.36 * (right - left))
+
+
+def _spread(heights: Sequence[float], step: float) -> list[float]:
+    """Falling ``heights`` moved apart to at least ``step``, each crowd around its own middle.
+
+    >>> [round(height, 6) for height in _spread([0.5, 0.5, 0.1], 0.2)]
+    [0.6, 0.4, 0.1]
+    """
+    # Groups of names that touch, as (sum of wished middles, how many); a group is `step` times as high.
+    groups: list[tuple[float, int]] = []
+    for height in heights:
+        groups.append((height, 1))
+        while len(groups) > 1:
+            (upper, above), (lower, below) = groups[-2:]
+            if upper / above - lower / below >= (above + below) / 2 * step:
+                break
+            groups[-2:] = [(upper + lower, above + below)]
+    return [
+        total / count + (count - 1) / 2 * step - place * step
+        for total, count in groups
+        for place in range(count)
+    ]
 
 
 def save_dtaps(
