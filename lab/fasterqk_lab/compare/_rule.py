@@ -30,6 +30,8 @@ from fasterqk_lab.compare._results import END, LEVEL, LOSS, Histories, History, 
 
 Claimed = Literal["more", "less", "equal", "not less"]
 Standing = Literal["supports", "against", "small", "open"]
+# What an effect shows, whatever is claimed.
+STANDS = ("more", "less", "too small to matter", "open")
 SIGNIFICANT = 0.05
 LEVELS = 25
 
@@ -103,6 +105,12 @@ class Effect:
         return "open" if decided and not self.exact and not self.p < SIGNIFICANT else self.standing
 
     @property
+    def stands(self) -> str:
+        """What it shows, corrected, whatever is claimed: one of ``STANDS``."""
+        standings = ("supports", "against", "small", "open")
+        return STANDS[standings.index(replace(self, claimed="more").corrected)]
+
+    @property
     def p_value(self) -> float:
         """Of the test that its interval stands for, uncorrected."""
         mean, half, n, margin = self.value.mean, self.value.half_width, self.value.n, self.margin
@@ -174,6 +182,21 @@ def compare(
         lowest=lowest,
         missing=missing if lowest else (),
     )
+
+
+def compare_arms(
+    measured: Measured, scores: Sequence[str], *, at: str = LEVEL, seeds: int | None = None
+) -> list[Effect]:
+    """Every arm minus its baseline in every one of ``scores`` that was measured in both; uncorrected."""
+    effects = []
+    for arm in measured.arms:
+        baseline = measured.baseline_of(arm)
+        for score in scores if arm != baseline else ():
+            try:
+                effects.append(compare(measured, (arm, baseline), score, at=at, label=arm, seeds=seeds))
+            except InputError:  # it was not measured in both
+                continue
+    return effects
 
 
 def above(

@@ -13,7 +13,6 @@ from typing import Any
 
 from fasterqk.attention import dtap_over_seeds, interval, table_scores, title_of
 from fasterqk.console import print_table
-from fasterqk.errors import InputError
 from fasterqk.files import plain
 from fasterqk_lab.compare import (
     BEST,
@@ -23,13 +22,14 @@ from fasterqk_lab.compare import (
     Effect,
     Measured,
     Value,
-    compare,
+    compare_arms,
     correct,
     measured,
 )
 from fasterqk_lab.experiments._examples import attention_examples
 from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.figures import (
+    effect_record,
     save_curve,
     save_curves,
     save_dtaps,
@@ -140,24 +140,7 @@ class Outcome:
         return correct(self._effects([name for name in self.scores if name not in self.comparison.decides]))
 
     def _effects(self, scores: Sequence[str], at: str = LEVEL) -> list[Effect]:
-        effects = []
-        for arm in self.comparison.arms:
-            baseline = self.comparison.baseline_of(arm)
-            for score in scores if arm != baseline else ():
-                try:
-                    effects.append(
-                        compare(
-                            self.measured,
-                            (arm, baseline),
-                            score,
-                            at=at,
-                            label=arm,
-                            seeds=self.comparison.planned,
-                        )
-                    )
-                except InputError:  # it was not measured in both
-                    continue
-        return effects
+        return compare_arms(self.measured, scores, at=at, seeds=self.comparison.planned)
 
     @cached_property
     def scores(self) -> dict[str, str]:
@@ -202,7 +185,7 @@ class Outcome:
                     row["null"] = self.measured.null(arm, score, moment, loss)
                     if effect:
                         row |= {"difference": effect.value, "levels": effect.agreement}
-                        row |= {"p": effect.p, "stands": _stands(effect)} if at == LEVEL else {}
+                        row |= {"p": effect.p, "stands": effect.stands} if at == LEVEL else {}
                     if at == END:
                         printed = self.comparison.printed
                         row |= {
@@ -391,34 +374,6 @@ COLUMNS = {
     "levels": "share of levels",
     "stands": "stands",
 }
-
-
-def _stands(effect: Effect) -> str:
-    """What an effect shows, in a word."""
-    words = {"supports": "more", "against": "less", "small": "too small to matter", "open": "open"}
-    return words[effect.corrected]
-
-
-def effect_record(effect: Effect) -> dict[str, Any]:
-    """An effect as plain JSON data, for ``--json`` and the page."""
-    return plain(
-        {
-            "arm": effect.label,
-            "score": effect.score,
-            "at": effect.at,
-            "loss": effect.loss,
-            "before": effect.second,
-            "after": effect.first,
-            "difference": effect.value,
-            "null": effect.null,
-            "p": effect.p,
-            "stands": _stands(effect),
-            "levels": effect.agreement,
-            "progress": effect.progress,
-            "lowest": effect.lowest,
-            "missing": effect.missing,
-        }
-    )
 
 
 def run_arms(comparison: Comparison, runner: CellRunner, *, more: Sequence[Value] = ()) -> Outcome:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fasterqk_lab.compare import Effect
+from fasterqk_lab.compare import STANDS, Effect
 from fasterqk_lab.figures._style import (
     COLORS,
     DTAP_COLOURS,
@@ -18,9 +18,8 @@ from fasterqk_lab.figures._style import (
     save_figure,
 )
 
-# How an effect is drawn, by how it stands.
-STANDING_COLORS = {"supports": COLORS[0], "against": COLORS[1], "small": "#737373", "open": "#737373"}
-STANDING_WORDS = {"supports": "more", "against": "less", "small": "too small to matter", "open": "open"}
+# How an effect is drawn, by what it shows.
+STANDS_COLORS = dict(zip(STANDS, (*COLORS[:2], "#737373", "#737373"), strict=True))
 Names = Mapping[str, str]
 
 
@@ -66,7 +65,7 @@ def save_forest(
 def draw_forest(axis: Any, effects: Sequence[Effect], labels: Sequence[str]) -> None:
     """Draw the effects of one score on ``axis``, each at the height of its label."""
     for effect in effects:
-        place, color = labels.index(effect.label), STANDING_COLORS[effect.corrected]
+        place, color = labels.index(effect.label), STANDS_COLORS[effect.stands]
         if effect.null is not None:
             axis.plot(
                 [effect.null] * 2, [place - 0.35, place + 0.35], color="#737373", linestyle=":", linewidth=1.4
@@ -116,7 +115,7 @@ def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
             "n": effect.value.n,
             "p": effect.p,
             "levels": effect.agreement,
-            "stands": STANDING_WORDS[effect.corrected],
+            "stands": effect.stands,
         }
         for effect in effects
     ]
@@ -126,10 +125,8 @@ def _forest_legend(figure: Any, effects: Sequence[Effect]) -> None:
     from matplotlib.lines import Line2D
 
     marks = {
-        STANDING_WORDS[standing]: Line2D(
-            [], [], marker="o", linestyle="none", color=STANDING_COLORS[standing]
-        )
-        for standing in dict.fromkeys(effect.corrected for effect in effects)
+        stands: Line2D([], [], marker="o", linestyle="none", color=STANDS_COLORS[stands])
+        for stands in dict.fromkeys(effect.stands for effect in effects)
     }
     if marks:
         figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=4, fontsize=9)
@@ -197,7 +194,7 @@ def loss_axis(axis: Any) -> None:
     if high < 30 * low:
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 6, 8)))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.invert_xaxis()
 
 

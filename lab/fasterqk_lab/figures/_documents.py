@@ -15,6 +15,7 @@ from fasterqk.attention import SCORES, score_of, title_of
 from fasterqk.console import cell_text, is_interval, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import plain, read_json, write_csv, write_text
+from fasterqk_lab.compare import STANDS, Effect
 
 Document = dict[str, Any]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -78,12 +79,54 @@ def save_comparison(
 def save_effects(
     out: Path, name: str, *, title: str, setting: str, effects: Sequence[Mapping[str, Any]]
 ) -> Path:
-    """Write ``out/comparisons/NAME.json`` and return its path.
+    """Write ``out/effects/NAME.json`` and return its path; effects that decide come first.
 
-    An effect is ``{arm, score, at, loss, before, after, difference, null, p, stands, levels, ratio}``: what
-    an arm changes against its baseline, as ``fasterqk_lab.compare`` decides it.
+    An effect is what :func:`effect_record` returns and, where known, ``ratio``: how much faster its arm's
+    query-key circuit learns than the baseline's.
+
+    >>> save_effects(Path("out"), "demo", title="Demo", setting="3 seeds", effects=[
+    ...     {"arm": "faster QK", "score": "mrta", "at": "level", "loss": 0.1, "stands": "more",
+    ...      "before": {"mean": 0.2, "half_width": 0.01, "n": 3},
+    ...      "after": {"mean": 0.7, "half_width": 0.01, "n": 3},
+    ...      "difference": {"mean": 0.5, "half_width": 0.02, "n": 3}}])
+    PosixPath('out/effects/demo.json')
     """
     return save_document(out, "effects", name, {"title": title, "setting": setting, "effects": effects})
+
+
+def effect_record(effect: Effect) -> Document:
+    """An effect as plain JSON data: what its arm changes against the baseline, as the rule decides it."""
+    record: Document = plain(
+        {
+            "arm": effect.label,
+            "score": effect.score,
+            "at": effect.at,
+            "loss": effect.loss,
+            "before": effect.second,
+            "after": effect.first,
+            "difference": effect.value,
+            "null": effect.null,
+            "p": effect.p,
+            "stands": effect.stands,
+            "levels": effect.agreement,
+            "progress": effect.progress,
+            "lowest": effect.lowest,
+            "missing": effect.missing,
+        }
+    )
+    return record
+
+
+def _check_effects(document: Document, where: str) -> None:
+    if not isinstance(document.get("effects"), list):
+        raise InputError(f"{where} has no list 'effects'")
+    for effect in document["effects"]:
+        if not isinstance(effect, Mapping) or not {"arm", "score", "at"} <= set(effect):
+            raise InputError(f"{where}: effect {effect!r:.80} has no 'arm', 'score' and 'at'")
+        if not all(is_interval(effect.get(key)) for key in ("before", "after", "difference")):
+            raise InputError(f"{where}: 'before', 'after' or 'difference' of {effect!r:.80} is no interval")
+        if effect.get("stands") not in STANDS:
+            raise InputError(f"{where}: {effect.get('stands')!r} is not one of {', '.join(STANDS)}")
 
 
 def _check_comparison(document: Document, where: str) -> None:
@@ -293,6 +336,7 @@ def _csv_rows(table: Document) -> list[dict[str, Any]]:
 # Checks of the documents of a folder: an InputError that names the second argument unless the first is good.
 _CHECKS: dict[str, Callable[[Document, str], None]] = {
     "comparisons": _check_comparison,
+    "effects": _check_effects,
     "curves": _check_curves,
     "examples": _check_examples,
     "tables": _check_table,
