@@ -106,7 +106,15 @@ class Cell:
         test = self.result.get("test")
         if not isinstance(test, Mapping) or mean_of(test.get("mrta")) is None:
             return []
-        return [point for point in self.history if mean_of(point.get("loss")) is not None]
+        points = [point for point in self.history if mean_of(point.get("loss")) is not None]
+        return points if all(point["loss"] >= 0 for point in points) else []
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """What arms are compared by; functions of other people may return anything beside it."""
+        test = {name: value for name, value in self.result["test"].items() if name != "groups"}
+        last = {"loss": self.losses[-1]["loss"], "reached": self.result.get("reached")}
+        return {**last, "test": test, "history": self.losses}
 
 
 def read_cells(out: Path) -> list[Cell]:
@@ -197,11 +205,7 @@ def _effects(group: str, arms: Mapping[str, Sequence[Cell]], others: Sequence[st
         baseline = next(iter(compared.values()))[0]
         if by_ratio and baseline.ratio != 1:
             continue
-        results = {
-            (arm, cell.seed): {**cell.result, "history": cell.losses}
-            for arm, cells in compared.items()
-            for cell in cells
-        }
+        results = {(arm, cell.seed): cell.compared for arm, cells in compared.items() for cell in cells}
         values = measured(group, results)
         deciding += compare_arms(values, _DECIDES)
         beside += compare_arms(values, _BESIDE)

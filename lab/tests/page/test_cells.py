@@ -139,6 +139,8 @@ def test_a_sweep_over_something_else_is_compared_with_its_first_condition(tmp_pa
         {"history": [{"step": 1, "height": 2.5}]},
         {"test": {"mrta": 0.5}, "loss": None, "history": []},
         {"test": [1], "history": [{"loss": 1.0}]},
+        {"test": {"mrta": 0.5, "groups": 3}, "train": 0.5, "history": [{"loss": 1.0}]},
+        {"test": {"mrta": 0.5}, "history": [{"loss": -1.0}, {"loss": -2.0}]},
     ],
 )
 def test_results_of_any_function_are_shown(tmp_path, content):
