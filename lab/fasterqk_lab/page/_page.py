@@ -94,6 +94,7 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
     glance = pick_example(folders["examples"], documents["effects"])
     heading = title or (QUESTION if rows or claims else f"Results in {out.resolve().name}")
     reached = [table["see"] for table in documents["tables"] if table["name"].endswith("-cells-conditions")]
+    said = " ".join(sentence for chapter in chapters for sentence in chapter.sentences)
     body = _body(
         title=heading,
         answer=answer(rows) or " ".join(reached),
@@ -109,7 +110,7 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
         missing=f"{run}. Only what is done is on this page." if unfinished else "",
         explorer=beside and of_the_paper,
         words=Definitions(),
-        glossary={term: TERMS[term] for term in terms_in([json_text(plain([folders, claims]))])},
+        glossary={term: TERMS[term] for term in terms_in([said, json_text(plain([folders, claims]))])},
         names=_names,
         number=page_text,
         signed=signed_text,
