@@ -15,11 +15,13 @@ from fasterqk_lab.compare._results import read_values as read_values
 from fasterqk_lab.compare._results import value_at as value_at
 from fasterqk_lab.compare._results import write_values as write_values
 from fasterqk_lab.compare._rule import MARGIN as MARGIN
+from fasterqk_lab.compare._rule import STANDS as STANDS
 from fasterqk_lab.compare._rule import VERDICTS as VERDICTS
 from fasterqk_lab.compare._rule import Claimed as Claimed
 from fasterqk_lab.compare._rule import Effect as Effect
 from fasterqk_lab.compare._rule import above as above
 from fasterqk_lab.compare._rule import compare as compare
+from fasterqk_lab.compare._rule import compare_arms as compare_arms
 from fasterqk_lab.compare._rule import correct as correct
 from fasterqk_lab.compare._rule import margin_of as margin_of
 from fasterqk_lab.compare._rule import verdict as verdict

@@ -101,7 +101,7 @@ def moments(result: Record) -> dict[str, dict[str, float]]:
         f"{split}_{name}": result[split][name]
         for split in ("train", "validation", "test")
         for name in ("loss", "accuracy", "f1")
-        if name in result[split]
+        if name in (result.get(split) or {})
     }
     numbers |= flat({name: value for name, value in result["test"].items() if name not in ("loss", "groups")})
     if "majority_accuracy" in numbers:

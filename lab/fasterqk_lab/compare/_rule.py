@@ -33,6 +33,8 @@ from fasterqk_lab.compare._results import END, LEVEL, LOSS, History, Measured
 
 Claimed = Literal["more", "less", "equal", "not less"]
 Standing = Literal["supports", "against", "small", "open"]
+# What an effect shows, whatever is claimed.
+STANDS = ("more", "less", "too small to matter", "open")
 SIGNIFICANT = 0.05
 LEVELS = 25
 
@@ -100,21 +102,16 @@ class Effect:
         return "small" if abs(mean) + half <= margin else "open"
 
     @property
-    def shows(self) -> str:
-        """What it shows after correction, in a word or two."""
-        if self.corrected in ("small", "open"):
-            return "too small to matter" if self.corrected == "small" else "open"
-        if self.claimed == "equal":
-            return "equal" if self.corrected == "supports" else "different"
-        if self.claimed == "not less":
-            return "not less" if self.corrected == "supports" else "less"
-        return "more" if (self.claimed == "more") == (self.corrected == "supports") else "less"
-
-    @property
     def corrected(self) -> Standing:
         """How it stands after correction for the number of effects of its claim."""
         decided = self.standing in ("supports", "against")
         return "open" if decided and not self.exact and not self.p < SIGNIFICANT else self.standing
+
+    @property
+    def stands(self) -> str:
+        """What it shows, corrected, whatever is claimed: one of ``STANDS``."""
+        standings = ("supports", "against", "small", "open")
+        return STANDS[standings.index(replace(self, claimed="more").corrected)]
 
     @property
     def p_value(self) -> float:
@@ -174,6 +171,21 @@ def compare(
         lowest=lowest,
         missing=_missing(measured, arms) if lowest else (),
     )
+
+
+def compare_arms(
+    measured: Measured, scores: Sequence[str], *, at: str = LEVEL, seeds: int | None = None
+) -> list[Effect]:
+    """Every arm minus its baseline in every one of ``scores`` that was measured in both; uncorrected."""
+    effects = []
+    for arm in measured.arms:
+        baseline = measured.baseline_of(arm)
+        for score in scores if arm != baseline else ():
+            try:
+                effects.append(compare(measured, (arm, baseline), score, at=at, label=arm, seeds=seeds))
+            except InputError:  # it was not measured in both
+                continue
+    return effects
 
 
 def above(

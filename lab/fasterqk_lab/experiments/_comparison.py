@@ -40,6 +40,7 @@ from fasterqk_lab.compare import (
 from fasterqk_lab.experiments._examples import attention_examples
 from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.figures import (
+    effect_record,
     save_curve,
     save_curves,
     save_dtaps,
@@ -286,7 +287,7 @@ class Outcome:
                 for arm in self.comparison.arms:
                     if row := self._row(arm, score, at, effects):
                         if (arm, score) in decides:
-                            row |= {"p": decides[arm, score].p, "stands": decides[arm, score].shows}
+                            row |= {"p": decides[arm, score].p, "stands": decides[arm, score].stands}
                         rows.append(plain(row))
         return rows
 
@@ -500,28 +501,6 @@ COLUMNS = {
     "levels": "share of levels",
     "stands": "stands",
 }
-
-
-def effect_record(effect: Effect) -> dict[str, Any]:
-    """An effect as plain JSON data, for ``--json`` and the page."""
-    return plain(
-        {
-            "arm": effect.label,
-            "score": effect.score,
-            "at": effect.at,
-            "loss": effect.loss,
-            "before": effect.second,
-            "after": effect.first,
-            "difference": effect.value,
-            "null": effect.null,
-            "p": effect.p,
-            "stands": effect.shows,
-            "levels": effect.agreement,
-            "progress": effect.progress,
-            "lowest": effect.lowest,
-            "missing": effect.missing,
-        }
-    )
 
 
 def run_arms(

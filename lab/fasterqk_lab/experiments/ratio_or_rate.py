@@ -22,14 +22,13 @@ from fasterqk_lab.compare import LOSS, Claimed, Effect, Measured, Value, above, 
 from fasterqk_lab.experiments._comparison import (
     Comparison,
     Outcome,
-    effect_record,
     run_arms,
     show_comparison,
 )
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
 from fasterqk_lab.experiments.ablation_hatexplain import EPOCHS, EVALUATE_AT_FALL, SCORES
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
-from fasterqk_lab.figures import draw_grid, plotting, save_figure
+from fasterqk_lab.figures import draw_grid, effect_record, plotting, save_figure
 from fasterqk_lab.training import TrainConfig
 
 RATES = (5e-5, 1.5e-4, 5e-4, 1.5e-3)

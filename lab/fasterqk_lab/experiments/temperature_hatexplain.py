@@ -32,13 +32,12 @@ from fasterqk_lab.experiments._comparison import (
     FASTER,
     Comparison,
     Outcome,
-    effect_record,
     run_arms,
     two_arms,
 )
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
-from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, effect_record, plotting, save_figure, save_table
 from fasterqk_lab.models._classifier import attention_rows
 from fasterqk_lab.runs import Store
 from fasterqk_lab.training import TrainConfig

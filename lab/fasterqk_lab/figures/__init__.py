@@ -10,7 +10,7 @@ from fasterqk_lab.figures._charts import save_curve as save_curve
 from fasterqk_lab.figures._charts import save_dtaps as save_dtaps
 from fasterqk_lab.figures._charts import save_forest as save_forest
 from fasterqk_lab.figures._charts import save_scatter as save_scatter
-from fasterqk_lab.figures._documents import save_comparison as save_comparison
+from fasterqk_lab.figures._documents import effect_record as effect_record
 from fasterqk_lab.figures._documents import save_curves as save_curves
 from fasterqk_lab.figures._documents import save_document as save_document
 from fasterqk_lab.figures._documents import save_effects as save_effects

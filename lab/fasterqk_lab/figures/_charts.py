@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fasterqk_lab.compare import Effect
+from fasterqk_lab.compare import STANDS, Effect
 from fasterqk_lab.figures._style import (
     COLORS,
     DTAP_COLOURS,
@@ -20,8 +20,8 @@ from fasterqk_lab.figures._style import (
     save_figure,
 )
 
-# How an effect is drawn, by how it stands.
-STANDING_COLORS = {"supports": COLORS[0], "against": COLORS[1], "small": "#737373", "open": "#737373"}
+# How an effect is drawn, by what it shows.
+STANDS_COLORS = dict(zip(STANDS, (*COLORS[:2], "#737373", "#737373"), strict=True))
 Names = Mapping[str, str]
 
 
@@ -71,7 +71,7 @@ def save_forest(
 def draw_forest(axis: Any, effects: Sequence[Effect], places: Sequence[int]) -> None:
     """Draw the effects of one score on ``axis``, each at its place from the top."""
     for place, effect in zip(places, effects, strict=True):
-        color = STANDING_COLORS[effect.corrected]
+        color = STANDS_COLORS[effect.stands]
         if effect.null is not None:
             axis.plot(
                 [effect.null] * 2, [place - 0.35, place + 0.35], color="#737373", linestyle=":", linewidth=1.4
@@ -121,7 +121,7 @@ def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
             "n": effect.value.n,
             "p": effect.p,
             "levels": effect.agreement,
-            "stands": effect.shows,
+            "stands": effect.stands,
         }
         for effect in effects
     ]
@@ -131,8 +131,8 @@ def _forest_legend(figure: Any, effects: Sequence[Effect]) -> None:
     from matplotlib.lines import Line2D
 
     marks = {
-        shows: Line2D([], [], marker="o", linestyle="none", color=STANDING_COLORS[standing])
-        for standing, shows in dict.fromkeys((effect.corrected, effect.shows) for effect in effects)
+        stands: Line2D([], [], marker="o", linestyle="none", color=STANDS_COLORS[stands])
+        for stands in dict.fromkeys(effect.stands for effect in effects)
     }
     if marks:
         figure.legend(list(marks.values()), list(marks), loc="outside lower center", ncols=4, fontsize=9)
@@ -202,7 +202,7 @@ def loss_axis(axis: Any) -> None:
     if high < 30 * low:
         axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 6, 8)))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.xaxis.set_minor_formatter(NullFormatter())
+    axis.xaxis.set_minor_formatter(NullFormatter())
     axis.invert_xaxis()
 
 

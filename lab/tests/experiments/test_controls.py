@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from fasterqk_lab.experiments._equal_loss import paired_rows
 
 from fasterqk.files import config_values
 from fasterqk_lab.compare import Value, measured, read_values
 from fasterqk_lab.experiments import find_experiment
 from fasterqk_lab.experiments._comparison import Comparison, Outcome
-from fasterqk_lab.experiments._equal_loss import paired_rows
 from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.experiments.carried_kvqa import carried_kvqa
 from fasterqk_lab.experiments.depth_hatexplain import depth_hatexplain
@@ -147,7 +147,7 @@ def test_a_score_is_read_and_claimed_as_its_comparison_says(tmp_path):
     mass, fewer = outcome.effects
     assert (mass.score, mass.claimed, fewer.score, fewer.claimed) == ("mrta", "more", "steps", "less")
     assert fewer.value.mean == pytest.approx(-49.75)
-    assert (fewer.standing, fewer.shows) == ("supports", "less")
+    assert (fewer.standing, fewer.stands) == ("supports", "less")
     assert fewer.p == pytest.approx(2 * min(effect.p_value for effect in outcome.effects))
     row = next(row for row in outcome.rows() if (row["score"], row["arm"]) == ("steps", "QK"))
     assert (row["at"], row["value"]["mean"], row["stands"]) == ("learnt", 55.25, "less")
