@@ -192,7 +192,9 @@ def measured(
         level = deciding_level([history for (arm, _), history in histories.items() if arm == baseline])
         if level is not None:
             compared = {
-                cell: history for cell, history in histories.items() if compared_with[cell[0]] == baseline
+                (arm, seed): history
+                for (arm, seed), history in histories.items()
+                if baseline in (arm, compared_with[arm])
             }
             values += _values_at(name, compared, LEVEL, level)
     diverged: dict[Cell, History] = {cell: () for cell in cells if cell not in finished}

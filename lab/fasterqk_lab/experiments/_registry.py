@@ -26,7 +26,7 @@ from fasterqk.files import (
     write_bytes,
     write_csv,
 )
-from fasterqk_lab.compare import Value, write_values
+from fasterqk_lab.compare import Value, read_values, write_values
 from fasterqk_lab.runs import SweepError, sweep
 from fasterqk_lab.tasks import use_data_folder
 
@@ -345,10 +345,17 @@ class CellRunner:
         self._values += values
 
     def write_results(self) -> str | None:
-        """Write ``results/EXPERIMENT.csv`` under ``out``, the values of every cell; returns its path."""
+        """Write ``results/EXPERIMENT.csv`` under ``out``, the values of every cell; returns its path.
+
+        Values of other comparisons of this experiment, such as another protocol, stay in the file.
+        """
         if not self._values:
             return None
-        return str(write_values(self.out / "results" / f"{self.experiment}.csv", self._values))
+        path = self.out / "results" / f"{self.experiment}.csv"
+        written = {value.experiment for value in self._values}
+        before = read_values(path) if path.exists() else ()
+        kept = [value for value in before if value.experiment not in written]
+        return str(write_values(path, [*kept, *self._values]))
 
     def add_per_seed(self, rows: Sequence[Line], *, protocol: str = "", table: str = "") -> None:
         """Numbers of single seeds that were computed from cells, for :meth:`write_per_seed`."""
