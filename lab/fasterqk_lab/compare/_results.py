@@ -201,7 +201,9 @@ def measured(
         decides = level if level is not None else decides
         if decides is not None:
             compared = {
-                cell: history for cell, history in histories.items() if compared_with[cell[0]] == baseline
+                (arm, seed): history
+                for (arm, seed), history in histories.items()
+                if baseline in (arm, compared_with[arm])
             }
             values += _values_at(name, compared, LEVEL, decides)
     diverged: dict[Cell, History] = {cell: () for cell in cells if cell not in finished}

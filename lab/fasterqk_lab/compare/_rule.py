@@ -39,7 +39,7 @@ SIGNIFICANT = 0.05
 LEVELS = 25
 
 # The smallest difference that matters: of masses, accuracies, F1, AUPRC, sufficiency and comprehensiveness;
-# of AC and ACMC, in points; of a loss; of steps, as a share of the baseline's.
+# of AC and ACMC, in points; of a loss and of its sensitivity; of steps, as a share of the baseline's.
 MARGIN, POINTS_MARGIN, LOSS_MARGIN, STEPS_MARGIN = 0.02, 2.0, 0.01, 0.05
 
 
@@ -52,7 +52,13 @@ def margin_of(score: str, baseline: float = nan) -> float:
     if score.startswith("steps"):
         return STEPS_MARGIN * baseline
     kind = score.rpartition("_")[2]
-    return LOSS_MARGIN if kind == "loss" else POINTS_MARGIN if kind in ("ac", "acmc") else MARGIN
+    return (
+        LOSS_MARGIN
+        if kind in ("loss", "sensitivity")
+        else POINTS_MARGIN
+        if kind in ("ac", "acmc")
+        else MARGIN
+    )
 
 
 @dataclass(frozen=True)

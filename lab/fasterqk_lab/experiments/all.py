@@ -156,7 +156,6 @@ class Planner(CellRunner):
             experiment.run(self, **{option.name: chosen[option.name] for option in experiment.options})
         except Unfinished:
             return False
-        self.write_per_seed()
         self.write_results()
         return True
 

@@ -3,6 +3,7 @@
 from fasterqk_lab.figures._charts import Point as Point
 from fasterqk_lab.figures._charts import draw_forest as draw_forest
 from fasterqk_lab.figures._charts import draw_grid as draw_grid
+from fasterqk_lab.figures._charts import draw_intervals as draw_intervals
 from fasterqk_lab.figures._charts import effect_rows as effect_rows
 from fasterqk_lab.figures._charts import effect_text as effect_text
 from fasterqk_lab.figures._charts import loss_axis as loss_axis

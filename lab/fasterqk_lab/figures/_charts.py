@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fasterqk.attention import Interval
 from fasterqk_lab.compare import STANDS, Effect
 from fasterqk_lab.figures._style import (
     COLORS,
@@ -343,16 +345,52 @@ def save_dtaps(
 
 
 def draw_grid(
-    axis: Any, grid: ArrayLike, *, rows: Sequence[str], columns: Sequence[str], digits: int = 3
-) -> None:
-    """Draw a heat map with its numbers: ``grid[i][j]`` in row i from the bottom and column j."""
+    axis: Any,
+    grid: ArrayLike,
+    *,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    digits: int = 3,
+    limits: tuple[float, float] | None = None,
+) -> Any:
+    """Draw a heat map with its numbers: ``grid[i][j]`` in row i from the bottom and column j; nan is a dash.
+
+    ``limits`` are the ends of the scale of colours; returns the image, for a colour bar.
+    """
     cells = np.asarray(grid, dtype=float)
-    low, high = np.nanmin(cells), np.nanmax(cells)
-    axis.imshow(cells, cmap=HEATMAP, origin="lower", aspect="auto", vmin=low, vmax=high)
+    low, high = limits or (np.nanmin(cells), np.nanmax(cells))
+    image = axis.imshow(cells, cmap=HEATMAP, origin="lower", aspect="auto", vmin=low, vmax=high)
     axis.grid(visible=False)
     for (row, column), value in np.ndenumerate(cells):
-        share = (value - low) / ((high - low) or 1)
-        color = "black" if share > 0.55 else "white"
-        axis.text(column, row, f"{value:.{digits}f}", ha="center", va="center", fontsize=8, color=color)
+        dark = np.isnan(value) or value - low > 0.55 * (high - low)
+        text = "–" if np.isnan(value) else f"{value:.{digits}f}"
+        color = "black" if dark else "white"
+        axis.text(column, row, text, ha="center", va="center", fontsize=8 if digits > 2 else 6.5, color=color)
     axis.set_xticks(range(len(columns)), columns)
     axis.set_yticks(range(len(rows)), rows)
+    return image
+
+
+def draw_intervals(
+    axis: Any,
+    across: Sequence[float],
+    values: Sequence[Interval | None],
+    *,
+    band: bool = False,
+    limits: tuple[float, float] = (-inf, inf),
+    **style: Any,
+) -> None:
+    """Draw means over ``across`` with their intervals, as bars or a band that ends at ``limits``.
+
+    None and nan are left out; a single seed has no interval.
+    """
+    points = [(x, value) for x, value in zip(across, values, strict=True) if value and isfinite(value.mean)]
+    places = [x for x, _ in points]
+    means = np.array([value.mean for _, value in points])
+    halves = np.nan_to_num(np.array([value.half_width for _, value in points]))
+    low, high = np.clip(means - halves, *limits), np.clip(means + halves, *limits)
+    if not band:
+        axis.errorbar(places, means, yerr=[means - low, high - means], capsize=2, **style)
+        return
+    [line] = axis.plot(places, means, **style)
+    axis.fill_between(places, low, high, color=line.get_color(), alpha=0.13, linewidth=0)
