@@ -126,7 +126,7 @@ class Planner(CellRunner):
     @property
     def rebuilds(self) -> bool:
         """Whether cells were handed out whose weights are not under its ``out``."""
-        return self._scratch and bool(self._compared)
+        return self._scratch and bool(self._lines)
 
     def run(
         self,
