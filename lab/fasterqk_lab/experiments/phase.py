@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.theory import solve
+from fasterqk.theory import Setting, solve
+from fasterqk_lab.compare import LOSS, Value
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import (
     OLD_NAMES,
@@ -21,7 +23,7 @@ from fasterqk_lab.experiments._synthetic import (
     with_scale,
 )
 from fasterqk_lab.figures import PARAMETERIZATION_COLORS, draw_grid, plotting, save_figure
-from fasterqk_lab.synthetic import PARAMETERIZATIONS, SyntheticCell
+from fasterqk_lab.synthetic import PARAMETERIZATIONS, Language, SyntheticCell
 
 RATIOS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 SCALES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -75,7 +77,26 @@ def compute(
             with_adam = replace(cell, optimizer="adam", lr=ADAM_LR)
             adam += [GridArm(name, replace(with_adam, qk_ratio=ratio), name) for ratio in ADAM_RATIOS]
     points = run_grid(f"phase-{over}", [*grid, *adam], runner, seeds=seeds, title=f"phase over {over}")
-    return Phase(over, points[: len(grid)], points[len(grid) :], theory_points(points, ratios))
+    trained = points[: len(grid)]
+    runner.add(_theory_values(f"phase-{over}", trained))
+    return Phase(over, trained, points[len(grid) :], theory_points(points, ratios))
+
+
+def _theory_values(name: str, points: Sequence[Point]) -> list[Value]:
+    """What Theorem 1 says of every arm of CACO at its own ratio."""
+    values = []
+    for point in points:
+        cell = point.cell
+        if cell.parameterization == "CACO" and isfinite(point.level):
+            alpha = float(solve(_zero_mean(cell.language), cell.qk_ratio, loss=point.level).alpha)
+            arm = GridArm(point.protocol, cell, "").name
+            values.append(Value(name, arm, 0, LOSS, point.level, "theory_alpha", alpha))
+    return values
+
+
+def _zero_mean(language: Language) -> Setting:
+    """The setting of Theorem 1 with the language's numbers, its background zero-mean."""
+    return replace(theory_setting(language), common=None)
 
 
 def theory_points(points: list[Point], ratios: Sequence[float]) -> list[dict[str, Any]]:
@@ -88,9 +109,8 @@ def theory_points(points: list[Point], ratios: Sequence[float]) -> list[dict[str
     rows = []
     for protocol, level in dict.fromkeys((point.protocol, point.level) for point in points):
         for language in {point.cell.language.gamma: point.cell.language for point in points}.values():
-            setting = replace(theory_setting(language), common=None)
             about = {"protocol": protocol, "gamma": language.gamma, "loss": level}
-            alphas = solve(setting, dense, loss=level).alpha
+            alphas = solve(_zero_mean(language), dense, loss=level).alpha
             rows += [
                 about | {"qk_ratio": float(ratio), "alpha": float(alpha)}
                 for ratio, alpha in zip(dense, alphas, strict=True)
