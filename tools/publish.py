@@ -76,7 +76,11 @@ def publish(name: str, folders: list[Path]) -> None:
         path = PAPER / "results" / f"{name}.csv"
         rebuilt = {value.experiment for value in values}
         # Comparisons without cells (values of a run elsewhere) stay.
-        kept = [value for value in read_values(path) if value.experiment not in rebuilt] if path.is_file() else []
+        kept = (
+            [value for value in read_values(path) if value.experiment not in rebuilt]
+            if path.is_file()
+            else []
+        )
         write_values(path, [*kept, *values])
     pages = [experiment_page(EXPERIMENTS[name], name, folder, IMAGES) for folder in folders]
     head, *others = pages

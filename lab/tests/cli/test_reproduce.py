@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, show_arms
 
 from fasterqk_lab import reproduce
 from fasterqk_lab.cli.main import main
@@ -23,7 +24,6 @@ from fasterqk_lab.experiments import (
 )
 from fasterqk_lab.experiments import all as everything
 from fasterqk_lab.experiments import table_agreement as agreement
-from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, show_arms
 from fasterqk_lab.experiments._registry import read_cells
 from fasterqk_lab.experiments.all import Part
 from fasterqk_lab.runs import sweep
