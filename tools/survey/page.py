@@ -5,39 +5,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.circuits._libraries import LIBRARIES
-from fasterqk.circuits._survey import LABELLED, OUTCOMES, Found
 from fasterqk.errors import InputError
 from fasterqk.files import write_text
+from tools.survey.libraries import LIBRARIES
+from tools.survey.survey import LABELLED, OUTCOMES, Entry
 
 
-def counted(lines: Sequence[Found]) -> dict[str, Any]:
-    """Counts: by outcome, architectures apart, slices judged by perturbation, contradicted models."""
-    probed = [line for line in lines if "as" not in line]
-    labelled = [line for line in probed if line["outcome"] in LABELLED]
+def count_outcomes(entries: Sequence[Entry]) -> dict[str, Any]:
+    """Models, architectures and models per outcome; what perturbation judged and contradicted."""
+    probed = [entry for entry in entries if "as" not in entry]
+    labelled = [entry for entry in probed if entry["outcome"] in LABELLED]
+    outcomes = Counter(entry["outcome"] for entry in entries)
     return {
-        "models": len(lines),
+        "models": len(entries),
         "architectures": len(probed),
-        "outcomes": {
-            one: number for one in OUTCOMES if (number := sum(line["outcome"] == one for line in lines))
-        },
-        "with blocks without softmax": sum(bool(line.get("hybrid")) for line in lines),
-        "judged models": sum(bool(line.get("judged")) for line in labelled),
-        "judged slices": sum(line.get("judged", 0) for line in labelled),
-        "contradicted": sorted(line["name"] for line in labelled if line.get("contradictions")),
-        "differing": sorted(line["name"] for line in labelled if line.get("differing")),
+        "outcomes": {outcome: outcomes[outcome] for outcome in OUTCOMES if outcomes[outcome]},
+        "with blocks without softmax": sum(bool(entry.get("hybrid")) for entry in entries),
+        "judged models": sum(bool(entry.get("judged")) for entry in labelled),
+        "judged slices": sum(entry.get("judged", 0) for entry in labelled),
+        "contradicted": sorted(entry["name"] for entry in labelled if entry.get("contradictions")),
+        "differing": sorted(entry["name"] for entry in labelled if entry.get("differing")),
     }
 
 
-def summary(library: str, lines: Sequence[Found]) -> str:
-    """The counts, one line each."""
-    counts = counted(lines)
-    rows = [f"{number:5d}  {OUTCOMES[one]}" for one, number in counts["outcomes"].items()]
+def summary(library: str, entries: Sequence[Entry]) -> str:
+    """The counts as text, one per line."""
+    counts = count_outcomes(entries)
+    rows = [f"{number:5d}  {OUTCOMES[outcome]}" for outcome, number in counts["outcomes"].items()]
     return "\n".join([f"{counts['models']} models of {library}", *rows, *_opinions(counts)])
 
 
 def _opinions(counts: dict[str, Any]) -> list[str]:
-    """In sentences: what perturbation said, and which models have blocks without a softmax."""
+    """Sentences about the perturbation and about blocks without a softmax."""
     wrong, differing = counts["contradicted"], counts["differing"]
     lines = [
         f"By perturbation {counts['judged slices']} slices of {counts['judged models']} labelled models were "
@@ -57,16 +56,16 @@ def _listed(names: Sequence[str]) -> str:
     return ": " + ", ".join(names) if names else ""
 
 
-def section(library: str, lines: Sequence[Found]) -> str:
+def section(library: str, entries: Sequence[Entry]) -> str:
     """The section of the page, in Markdown."""
-    counts = counted(lines)
-    every = len(LIBRARIES[library].names())
-    by: dict[str, list[Found]] = defaultdict(list)
-    for line in lines:
-        by[line["outcome"]].append(line)
+    counts = count_outcomes(entries)
+    total = len(LIBRARIES[library].names())
+    by_outcome: dict[str, list[Entry]] = defaultdict(list)
+    for entry in entries:
+        by_outcome[entry["outcome"]].append(entry)
     parts = [
-        f"`fasterqk circuits --survey {library} --out {library}.jsonl --page docs/architectures.md`, "
-        f"{LIBRARIES[library].versions()}, {counts['models']} of {every} names"
+        f"`python -m tools.survey {library} --out {library}.jsonl --page docs/architectures.md`, "
+        f"{LIBRARIES[library].versions()}, {counts['models']} of {total} names"
         + (
             f", {counts['architectures']} architectures (names with the same modules, classes and layouts "
             "are one; the smallest is probed)"
@@ -77,28 +76,27 @@ def section(library: str, lines: Sequence[Found]) -> str:
         "",
         "| models | what happens |",
         "|---:|---|",
-        *(f"| {number} | {OUTCOMES[one]} |" for one, number in counts["outcomes"].items()),
+        *(f"| {number} | {OUTCOMES[outcome]} |" for outcome, number in counts["outcomes"].items()),
         "",
         " ".join(_opinions(counts)),
     ]
     for outcome in ("partly verified", "by name", "too large", "too slow", "died", "error"):
-        if by[outcome]:
-            parts += ["", f"**{outcome.capitalize()}**: {', '.join(_names(by[outcome]))}."]
-    if by["refused"]:
-        reasons = Counter(_reason(line["why"]) for line in by["refused"])
-        told = (
-            f"{reason} ({', '.join(_names([x for x in by['refused'] if _reason(x['why']) == reason]))})"
-            for reason in reasons
-        )
-        parts += ["", f"**Refused**: {'; '.join(told)}."]
+        if by_outcome[outcome]:
+            parts += ["", f"**{outcome.capitalize()}**: {', '.join(_names(by_outcome[outcome]))}."]
+    if by_outcome["refused"]:
+        by_reason: dict[str, list[Entry]] = defaultdict(list)
+        for entry in by_outcome["refused"]:
+            by_reason[_reason(entry["why"])].append(entry)
+        refusals = (f"{reason} ({', '.join(_names(refused))})" for reason, refused in by_reason.items())
+        parts += ["", f"**Refused**: {'; '.join(refusals)}."]
     return "\n".join(parts)
 
 
-def _names(lines: Sequence[Found]) -> list[str]:
-    """The names of architectures, with the number of other names that share each."""
-    others = Counter(line["as"] for line in lines if "as" in line)
-    own = sorted(line["name"] for line in lines if "as" not in line)
-    return [f"{name} and {others[name]} more" if others[name] else name for name in own]
+def _names(entries: Sequence[Entry]) -> list[str]:
+    """The names of the probed models, with the number of other names of the same architecture."""
+    others = Counter(entry["as"] for entry in entries if "as" in entry)
+    probed = sorted(entry["name"] for entry in entries if "as" not in entry)
+    return [f"{name} and {others[name]} more" if others[name] else name for name in probed]
 
 
 def _reason(why: str) -> str:
@@ -108,7 +106,7 @@ def _reason(why: str) -> str:
     return why.partition(":")[0].lstrip("0123456789 ")
 
 
-def write_section(page: str | Path, library: str, lines: Sequence[Found]) -> Path:
+def write_section(page: str | Path, library: str, entries: Sequence[Entry]) -> Path:
     """Write the section between ``<!-- survey LIBRARY: begin -->`` and its end mark in ``page``."""
     begin, end = f"<!-- survey {library}: begin -->", f"<!-- survey {library}: end -->"
     try:
@@ -119,4 +117,4 @@ def write_section(page: str | Path, library: str, lines: Sequence[Found]) -> Pat
     _, closing, after = rest.partition(end)
     if not (mark and closing):
         raise InputError(f"--page {str(page)!r} has no lines {begin!r} and {end!r}; write them where it goes")
-    return write_text(page, f"{before}{begin}\n{section(library, lines)}\n{end}{after}")
+    return write_text(page, f"{before}{begin}\n{section(library, entries)}\n{end}{after}")
