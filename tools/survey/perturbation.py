@@ -1,11 +1,11 @@
-"""A second opinion on labels, by perturbation: change a slice, and see what of its attention changes first.
+"""A second opinion on labels, by perturbation: change a slice, and see which part of attention changes first.
 
-It shares nothing with the probe: no gradients, no names, no marks on tensors. A model runs once and the
+It shares nothing with the probe: no gradients, no names, no marks on tensors. The model runs once, and the
 operands of every product of activations and the result of every softmax are noted, as two sums each. A
-softmax belongs to the product before it whose result has as many entries (its queries and keys), and to the
-product after it that takes its result, or else as many entries (its values). Then one slice is changed and
-the model runs again, until the first noted number differs. Queries or keys: the slice is in the QK circuit.
-Values: in OV. Nothing of its own attention, but something later: it is an output projection.
+softmax belongs to the last product before it whose result has as many entries (its queries and keys), and to
+the first product after it that takes its result, or else as many entries (its values). Then one slice is
+changed and the model runs again, until the first noted number differs. If that is in the queries or keys of
+the slice's attention, the slice is in the QK circuit; if in the values, it is v; if only later, it is o.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ from fasterqk.circuits._slices import Slice
 
 LARGEST = 2**27  # entries of one tensor
 _BOTH, _SCORE, _LATER = "q and k", "score", "later"
-# What may change first where a slice has this role.
+# What may change first, by the role of the slice.
 _EXPECTED = {"q": {"q", "k", _BOTH, _SCORE}, "k": {"q", "k", _BOTH, _SCORE}, "v": {"v"}, "o": {_LATER}}
 
 
@@ -48,8 +48,8 @@ class Event:
 class Call:
     """One attention call: the numbers of its events, and which operand of the last has the probabilities.
 
-    ``more`` are further products of the same probabilities, as with values of relative positions: their
-    numbers, each with the operand that has the probabilities.
+    ``more`` maps the numbers of further products of the same probabilities, such as values of relative
+    positions, to the operand that has the probabilities.
     """
 
     product: int
@@ -94,7 +94,7 @@ class _Log(TorchFunctionMode):
         return output
 
     def end(self, output: Any) -> None:
-        """Note the output of the model: what changes nothing else is the last output projection."""
+        """Note the output of the model: the last output projection changes nothing else."""
         self._compare(Event(False, (), 0, tuple(_sums(tensor) for tensor in _tensors(output)), ()))
 
     def _note(
@@ -110,7 +110,7 @@ class _Log(TorchFunctionMode):
             if number >= len(self.reference) or self.reference[number].sizes != event.sizes:
                 raise _Changed(number, ())  # another path through the model
             before = self.reference[number].sums
-            changed = tuple(i for i, own in enumerate(event.sums) if own != before[i])
+            changed = tuple(i for i, sums in enumerate(event.sums) if sums != before[i])
             if changed:
                 raise _Changed(number, changed)
         self.events.append(event)
@@ -125,7 +125,7 @@ def _is_weight(tensor: Tensor) -> bool:
 
 
 def _sums(tensor: Tensor) -> tuple[str, str]:
-    """As text: what is not a number is equal to itself."""
+    """The sum and the sum of squares, as text, so that nan is equal to itself."""
     values = tensor.detach().double()
     return repr(values.sum().item()), repr(values.square().sum().item())
 
@@ -160,14 +160,14 @@ def _followed(model: nn.Module, log: _Log) -> Iterator[None]:
 def _run(model: nn.Module, run: Callable[[nn.Module], Any], reference: list[Event] | None = None) -> _Log:
     log = _Log(reference)
     with torch.random.fork_rng(devices=[]), torch.no_grad(), nothing_compiled(), _followed(model, log), log:
-        torch.manual_seed(0)  # some draw their latents
+        torch.manual_seed(0)  # some models draw their latents
         output = run(model)
     log.end(output)
     return log
 
 
 def attention_calls(events: Sequence[Event]) -> list[Call]:
-    """The softmaxes with the products before and after them that their numbers or sizes fit."""
+    """The softmaxes with the products before and after them that match by numbers or sizes."""
     calls = []
     for number, event in enumerate(events):
         if not event.softmax:
@@ -186,69 +186,76 @@ def attention_calls(events: Sequence[Event]) -> list[Call]:
         after = next((i for i in later if event.output in events[i].sizes), None) if same is None else same
         if before is not None and after is not None:
             last = events[after]
-            own = last.sizes.index(event.output) if same is None else last.sums.index(event.sums[0])
+            operand = last.sizes.index(event.output) if same is None else last.sums.index(event.sums[0])
             more = {i: place for i in later if i > after for place in _places(event, events[i])}
-            calls.append(Call(before, number, after, own, event.modules, more))
+            calls.append(Call(before, number, after, operand, event.modules, more))
     return calls
 
 
 def _places(softmax: Event, product: Event) -> list[int]:
     """The operands of ``product`` that are the probabilities, perhaps padded or in another order."""
-    own = [float(part) for part in softmax.sums[0]]
+    if product.modules != softmax.modules:
+        return []
+    total, squares = (float(text) for text in softmax.sums[0])
     return [
         place
         for place, sums in enumerate(product.sums)
-        if product.modules == softmax.modules
-        and all(isclose(float(part), one, rel_tol=1e-9) for part, one in zip(sums, own, strict=True))
+        if isclose(float(sums[0]), total, rel_tol=1e-9) and isclose(float(sums[1]), squares, rel_tol=1e-9)
     ]
 
 
 def contradictions(
     model: nn.Module, slices: Sequence[Slice], run: Callable[[nn.Module], Any]
 ) -> tuple[int, list[str]]:
-    """How many slices of ``model`` were judged, and a line for each whose label is contradicted.
+    """Check labels by perturbation.
 
-    ``run`` runs the model, with the same random numbers each time. Of every stack of layers the first and the
-    last are tried; biases and other vectors are not. The model is changed and changed back. A slice whose
-    attention is not found, or that changes nothing, is not judged, nor is whether a weight makes values or
-    output where one product takes it together with the probabilities.
+    Arguments:
+        model: is changed, and changed back.
+        slices: the labels. Of every stack of layers the first and the last are tried; biases and other
+            vectors are not.
+        run: runs the model; its random numbers are the same in every run.
+
+    Returns:
+        How many slices were judged, and a line for every label that is contradicted. A slice is not judged if
+        its attention is not found, if it changes nothing, or if it is v or o and multiplied in the same
+        product as the probabilities.
     """
     events = _run(model, run).events
     calls = attention_calls(events)
     parameters = dict(model.named_parameters())
     judged, lines = 0, []
     for piece in _chosen(slices, parameters):
-        own = _own_calls(calls, events, piece.parameter)
-        if not own:
+        calls_around = _innermost_calls(calls, events, piece.parameter)
+        if not calls_around:
             continue
-        seen = _first_change(model, parameters[piece.parameter], piece, run, events, own)
-        inside = any(id(parameters[piece.parameter]) in events[call.context].weights for call in own)
-        if seen is None or (inside and seen == _LATER and piece.role in ("v", "o")):
-            continue  # values and output in one product, which only the order of its factors would tell apart
+        change = _first_change(model, parameters[piece.parameter], piece, run, events, calls_around)
+        inside = any(id(parameters[piece.parameter]) in events[call.context].weights for call in calls_around)
+        if change is None or (inside and change == _LATER and piece.role in ("v", "o")):
+            continue  # one product makes values and output; only the order of its factors tells them apart
         judged += 1
-        if seen not in _EXPECTED[piece.role]:
+        if change not in _EXPECTED[piece.role]:
             place = (
                 piece.parameter if piece.axis is None else f"{piece.parameter}[{piece.start}:{piece.stop}]"
             )
-            lines.append(f"{place} is labelled {piece.role}, and what changes first is {seen}")
+            lines.append(f"{place} is labelled {piece.role}, and what changes first is {change}")
     return judged, lines
 
 
 def _chosen(slices: Sequence[Slice], parameters: dict[str, nn.Parameter]) -> list[Slice]:
-    """Of slices that only differ in their layer, the first and the last."""
+    """The first and the last of slices that only differ in their layer."""
     ends: dict[tuple[Any, ...], list[Slice]] = {}
     for piece in slices:
         weight = parameters.get(piece.parameter)
         if piece.role in _EXPECTED and weight is not None and weight.dim() > 1 and weight.is_floating_point():
             key = (stack_of(piece.parameter), piece.axis, piece.start, piece.stop, piece.role)
             ends[key] = [*ends.get(key, [])[:1], piece]
-    return [piece for found in ends.values() for piece in found]
+    return [piece for pieces in ends.values() for piece in pieces]
 
 
-def _own_calls(calls: Sequence[Call], events: Sequence[Event], parameter: str) -> list[Call]:
+def _innermost_calls(calls: Sequence[Call], events: Sequence[Event], parameter: str) -> list[Call]:
     """The calls made in the innermost module that holds ``parameter`` and forms attention.
 
-    None where no softmax of that module is understood (its queries are a parameter): the calls of modules
+    Empty if no softmax of that module is understood (its queries are a parameter): the calls of modules
     further out say nothing about it.
     """
 
@@ -266,10 +273,10 @@ def _first_change(
     piece: Slice,
     run: Callable[[nn.Module], Any],
     events: list[Event],
-    own: list[Call],
+    calls: list[Call],
 ) -> str | None:
-    """What of its own attention changes first when ``piece`` is changed; None if nothing noted does."""
-    kept = parameter.detach().clone()
+    """Which part of ``calls`` changes first when ``piece`` is changed; None if nothing does."""
+    original = parameter.detach().clone()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         part = piece.view(parameter)
@@ -278,17 +285,17 @@ def _first_change(
     try:
         _run(model, run, events)
     except _Changed as change:
-        return _meaning(change, own, piece.role)
+        return _meaning(change, calls, piece.role)
     finally:
         with torch.no_grad():
-            parameter.copy_(kept)
+            parameter.copy_(original)
     return None
 
 
-def _meaning(change: _Changed, own: list[Call], role: str) -> str | None:
-    if role == "o" and change.number > own[0].context and change.number not in own[0].more:
+def _meaning(change: _Changed, calls: list[Call], role: str) -> str | None:
+    if role == "o" and change.number > calls[0].context and change.number not in calls[0].more:
         return _LATER  # also where all layers are in one module
-    for call in own:
+    for call in calls:
         if change.number == call.product:
             if change.operands:
                 return _BOTH if len(change.operands) > 1 else "qk"[min(change.operands[0], 1)]
@@ -298,4 +305,4 @@ def _meaning(change: _Changed, own: list[Call], role: str) -> str | None:
         if change.number == call.context or change.number in call.more:
             probabilities = call.more.get(change.number, call.probabilities)
             return _SCORE if probabilities in change.operands or not change.operands else "v"
-    return _LATER if change.number > own[0].context else None
+    return _LATER if change.number > calls[0].context else None

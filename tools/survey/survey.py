@@ -1,20 +1,12 @@
-"""A survey: every model of a library, labelled or refused, with a second opinion by perturbation.
+"""Label or refuse every model of a library, and check the labels by perturbation.
 
-``survey`` runs over the names of transformers, timm, torchvision or diffusers. Each model is built and
-labelled in a process of its own group, with limits of time and memory, so that a crash loses one model. One
-dictionary per name says how it ended:
-
-``verified``         labelled, and the probe saw every kind of attention block
-``partly verified``  labelled, and the probe saw some of the blocks
-``by name``          labelled by registry and names alone; a note says so
-``refused``          refused in one line
-``no attention``     there is none in it
-``not built``        no model of this name can be built here
-``too large``        it needs more memory than the survey gives it
-``too slow``, ``died``, ``error``  the survey itself ended; a fault to look at
+``survey`` runs over the names of transformers, timm, torchvision or diffusers. Models are built and labelled
+in a child process with limits of time and memory, so that a crash costs one model. The result is one entry
+per name, a dictionary whose ``outcome`` is a key of ``OUTCOMES``. ``too slow``, ``died`` and ``error`` are
+faults to look at.
 
 Names whose models have the same modules, classes, layouts and first labels are one architecture: the smallest
-is probed, and the others refer to it (``as``).
+is probed, and the entries of the others name it (``as``).
 """
 
 import collections
@@ -37,12 +29,12 @@ from fasterqk.circuits._find import find_circuits
 from fasterqk.circuits._from_config import can_be_rebuilt, small_copies
 from fasterqk.circuits._guess import find_scopes
 from fasterqk.circuits._inputs import accepted
-from fasterqk.circuits._libraries import LIBRARIES, Library
-from fasterqk.circuits._perturbation import contradictions
 from fasterqk.circuits._probe import add_noise
 from fasterqk.circuits._slices import NO_SOFTMAX, Circuits
 from fasterqk.errors import InputError
 from fasterqk.files import append_line, write_text
+from tools.survey.libraries import LIBRARIES, Library
+from tools.survey.perturbation import contradictions
 
 OUTCOMES = {
     "verified": "labelled, and the probe saw every kind of attention block",
@@ -57,14 +49,14 @@ OUTCOMES = {
     "error": "ended in something else than a label or a refusal",
 }
 LABELLED = ("verified", "partly verified", "by name")
-Found = dict[str, Any]
+Entry = dict[str, Any]
 
 
 # --- One model ---
 
 
-def architecture(library: Library, name: str) -> Found:
-    """A text that is equal for models of one architecture, and the number of parameters."""
+def architecture(library: Library, name: str) -> Entry:
+    """A signature that is equal for models of one architecture, and the number of parameters."""
     try:
         with torch.device("meta"), _WithoutValues():
             model = library.build(name)
@@ -74,10 +66,10 @@ def architecture(library: Library, name: str) -> Found:
     attention = find_scopes(model)
     parts = set()
     for path, module in model.named_modules():
-        held = sorted((own, value.dim()) for own, value in module.named_parameters(recurse=False))
+        dimensions = sorted((key, value.dim()) for key, value in module.named_parameters(recurse=False))
         inside = any(path == outer or path.startswith(outer + ".") for outer in attention)
         settings = sorted((k, v) for k, v in vars(module).items() if inside and isinstance(v, bool | str))
-        parts.add(repr((stack_of(path), type(module).__name__, held, settings)))
+        parts.add(repr((stack_of(path), type(module).__name__, dimensions, settings)))
     labels = ""
     try:
         if attention:
@@ -90,7 +82,7 @@ def architecture(library: Library, name: str) -> Found:
 
 
 class _WithoutValues(TorchFunctionMode):
-    """Skips what only fills or changes tensors without values, as initialisation does."""
+    """Skips in-place operations on meta tensors, such as initialisation: there are no values to change."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -102,12 +94,12 @@ class _WithoutValues(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# In place, but not of values.
+# These work in place, but change no values.
 _KEPT = {"requires_grad_", "resize_", "squeeze_", "unsqueeze_", "transpose_", "t_", "detach_", "set_"}
 
 
-def surveyed(library: Library, name: str) -> Found:
-    """What happens with one model: outcome, notes, and what a perturbation contradicts."""
+def survey_model(library: Library, name: str) -> Entry:
+    """The entry of one model: outcome, labels, notes, and what the perturbation contradicts."""
     started = time.monotonic()
     try:
         model = library.build(name)
@@ -115,39 +107,39 @@ def surveyed(library: Library, name: str) -> Found:
         if _lacks_memory(error):
             raise
         return {"outcome": "not built", "why": _line(error)}
-    found: Found = {"class": type(model).__name__}
+    entry: Entry = {"class": type(model).__name__}
     try:
         circuits = find_circuits(model)
     except InputError as error:
-        word = "no attention" if str(error).startswith("no attention was found") else "refused"
-        return found | {"outcome": word, "why": str(error), "seconds": _since(started)}
-    found["labels"] = _labels(circuits)
-    found["split"] = sorted({stack_of(piece.parameter) for piece in circuits if piece.axis is not None})
-    found["notes"] = list(circuits.notes)
-    unseen = any(note.startswith("not seen") for note in circuits.notes)
-    seen = any("probe" in piece.decided_by for piece in circuits)
-    found["outcome"] = "verified" if not unseen else "partly verified" if seen else "by name"
-    found["hybrid"] = any(piece.decided_by == NO_SOFTMAX for piece in circuits)
-    found |= _second_opinion(model, circuits)
-    return found | {"seconds": _since(started)}
+        outcome = "no attention" if str(error).startswith("no attention was found") else "refused"
+        return entry | {"outcome": outcome, "why": str(error), "seconds": _since(started)}
+    entry["labels"] = _labels(circuits)
+    entry["split"] = sorted({stack_of(piece.parameter) for piece in circuits if piece.axis is not None})
+    entry["notes"] = list(circuits.notes)
+    some_unseen = any(note.startswith("not seen") for note in circuits.notes)
+    some_probed = any("probe" in piece.decided_by for piece in circuits)
+    entry["outcome"] = "verified" if not some_unseen else "partly verified" if some_probed else "by name"
+    entry["hybrid"] = any(piece.decided_by == NO_SOFTMAX for piece in circuits)
+    entry |= _second_opinion(model, circuits)
+    return entry | {"seconds": _since(started)}
 
 
-def _second_opinion(model: nn.Module, circuits: Circuits) -> Found:
-    """The labels against perturbations, on a copy with noise; a large model's on its small copies."""
+def _second_opinion(model: nn.Module, circuits: Circuits) -> Entry:
+    """Check the labels by perturbation: of the model, or of small copies where it has no weights."""
     candidates: Iterable[tuple[nn.Module, Circuits]] = [(model, circuits)]
     if can_be_rebuilt(model) and any(parameter.is_meta for parameter in model.parameters()):
         candidates = _labelled_small(model)
-    for one, labels in candidates:
-        copy = add_noise(one.eval())  # the last that is done with it
-        run = accepted(copy)
+    for candidate, labels in candidates:
+        noisy = add_noise(candidate.eval())  # nothing uses the candidate after this
+        run = accepted(noisy)
         if run is None:
             continue
         try:
-            judged, lines = contradictions(copy, list(labels), run)
+            judged, lines = contradictions(noisy, list(labels), run)
         except Exception as error:
             return {"judged": 0, "contradictions": [], "second opinion": _line(error)}
         if judged:
-            differing = _differing(_labels(circuits), _labels(labels)) if one is not model else []
+            differing = _differing(_labels(circuits), _labels(labels)) if candidate is not model else []
             return {"judged": judged, "contradictions": lines, "differing": differing}
     return {"judged": 0, "contradictions": []}
 
@@ -165,14 +157,14 @@ def _differing(large: dict[str, str], small: dict[str, str]) -> list[str]:
 
 
 def _labels(circuits: Circuits) -> dict[str, str]:
-    """By stack of parameters the roles in order, repeated heads once; several where layers differ."""
+    """The roles per stack of parameters, in order and each once; joined by "or" where layers differ."""
     roles: dict[str, list[str]] = collections.defaultdict(list)
     for piece in circuits:
         roles[piece.parameter].append(piece.role)
-    found: dict[str, set[str]] = collections.defaultdict(set)
+    by_stack: dict[str, set[str]] = collections.defaultdict(set)
     for name, parts in roles.items():
-        found[stack_of(name)].add("+".join(dict.fromkeys(parts)))
-    return {name: " or ".join(sorted(own)) for name, own in found.items() if own != {"rest"}}
+        by_stack[stack_of(name)].add("+".join(dict.fromkeys(parts)))
+    return {stack: " or ".join(sorted(layers)) for stack, layers in by_stack.items() if layers != {"rest"}}
 
 
 def _line(error: BaseException) -> str:
@@ -188,7 +180,7 @@ def _since(started: float) -> float:
 
 
 def _work(task: Any, library: str, names: list[str], gigabytes: float, connection: Any) -> None:
-    """Send what ``task`` finds of each name; runs in a process of its own."""
+    """In a child process: send the entry that ``task`` makes of every name."""
     _limit_memory(gigabytes)
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
@@ -198,14 +190,14 @@ def _work(task: Any, library: str, names: list[str], gigabytes: float, connectio
         transformers.logging.set_verbosity_error()
     for name in names:
         try:
-            found = task(LIBRARIES[library], name)
+            entry = task(LIBRARIES[library], name)
         except Exception as error:
-            found = {"outcome": "too large" if _lacks_memory(error) else "error", "why": _line(error)}
-        connection.send(found)
+            entry = {"outcome": "too large" if _lacks_memory(error) else "error", "why": _line(error)}
+        connection.send(entry)
 
 
 def _lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out: torch says so with a ``RuntimeError``, or with Python's own error."""
+    """Whether memory ran out: torch raises ``RuntimeError`` or ``MemoryError``."""
     texts = ("can't allocate memory", "not enough memory", "bad_alloc", "out of memory")
     return isinstance(error, MemoryError) or any(text in str(error) for text in texts)
 
@@ -219,8 +211,10 @@ def _limit_memory(gigabytes: float) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _each(task: Any, library: str, names: list[str], seconds: float, gigabytes: float) -> Iterator[Found]:
-    """What ``task`` finds of each name; one that takes too long or dies costs only itself."""
+def _in_processes(
+    task: Any, library: str, names: list[str], seconds: float, gigabytes: float
+) -> Iterator[Entry]:
+    """The entry that ``task`` makes of every name; a name that takes too long or dies costs only itself."""
     context = multiprocessing.get_context("spawn")
     done = 0
     while done < len(names):
@@ -232,14 +226,14 @@ def _each(task: Any, library: str, names: list[str], seconds: float, gigabytes: 
         try:
             while done < len(names):
                 try:
-                    # A new process first imports everything.
-                    found = here.recv() if here.poll(seconds) else {"outcome": "too slow"}
+                    # The time of the first name includes the imports of a new process.
+                    entry = here.recv() if here.poll(seconds) else {"outcome": "too slow"}
                 except EOFError:
                     process.join()
-                    found = {"outcome": "died", "why": f"its process ended with code {process.exitcode}"}
+                    entry = {"outcome": "died", "why": f"its process ended with code {process.exitcode}"}
                 done += 1
-                yield found
-                if found.get("outcome") in ("too slow", "died"):
+                yield entry
+                if entry.get("outcome") in ("too slow", "died"):
                     break
         finally:
             process.kill()
@@ -253,71 +247,80 @@ def survey(
     seconds: float = 120.0,
     gigabytes: float = 12.0,
     progress: Any = None,
-) -> list[Found]:
-    """One dictionary per model name of ``library`` (see above), in the order of the names.
+) -> list[Entry]:
+    """Label or refuse the models of a library.
 
-    ``only``: a pattern of names. ``out``: a file of JSON lines, to which each model is added as soon as it
-    is done; names that are in it already are not run again. ``seconds`` and ``gigabytes`` limit each model.
-    ``progress(done, total, note)`` is told of every model.
+    Arguments:
+        library: a key of ``LIBRARIES``.
+        only: a pattern of names, such as ``vit_*``.
+        out: a file of JSON lines. Every entry is added as soon as it is there; names that the file has are
+            not run again.
+        seconds, gigabytes: the limits of one model.
+        progress: called as ``progress(done, total, note)`` after every model.
+
+    Returns:
+        One entry per name, in the order of the names.
+
+    Raises:
+        InputError: no such library or name, or ``out`` is another file.
     """
     if library not in LIBRARIES:
         raise InputError(f"there is no survey of {library!r}; there is one of {', '.join(LIBRARIES)}")
     names = [name for name in LIBRARIES[library].names() if only is None or fnmatchcase(name, only)]
     if not names:
         raise InputError(f"no model of {library} is called {only!r}")
-    done = {one["name"]: one for one in read_survey(out, library)} if out is not None else {}
-    told = _Teller(library, out, len(names), sum(name in done for name in names), progress)
+    done = {entry["name"]: entry for entry in read_survey(out, library)} if out is not None else {}
+    record = _Recorder(library, out, len(names), sum(name in done for name in names), progress)
     left = [name for name in names if name not in done]
     groups = {name: [name] for name in left}
     if not LIBRARIES[library].by_configuration and len(left) > 1:
         groups = _by_architecture(library, left, seconds, gigabytes, progress)
-    for found, (name, same) in zip(
-        _each(surveyed, library, list(groups), seconds, gigabytes), groups.items(), strict=True
-    ):
-        for own in same:
-            done[own] = told(own, found, None if own == name else name)
+    entries = _in_processes(survey_model, library, list(groups), seconds, gigabytes)
+    for entry, (smallest, members) in zip(entries, groups.items(), strict=True):
+        for name in members:
+            done[name] = record(name, entry, None if name == smallest else smallest)
     return [done[name] for name in names]
 
 
 def _by_architecture(
     library: str, names: list[str], seconds: float, gigabytes: float, progress: Any
 ) -> dict[str, list[str]]:
-    """By the smallest model of each architecture the names of all that have it."""
+    """Names grouped by architecture; the key is the smallest model, the value all names that share it."""
     members: dict[str, list[tuple[int, str]]] = {}
     attend: set[str] = set()
-    parts = _each(architecture, library, names, seconds, gigabytes)
-    for number, (name, found) in enumerate(zip(names, parts, strict=True)):
-        # What cannot be built is an architecture of its own, and tried again.
-        key = found.get("signature", name)
-        members.setdefault(key, []).append((found.get("parameters", 0), name))
-        attend |= {key} if found.get("attention") else set()
+    entries = _in_processes(architecture, library, names, seconds, gigabytes)
+    for number, (name, entry) in enumerate(zip(names, entries, strict=True)):
+        # A name that cannot be built is an architecture by itself, and tried again.
+        key = entry.get("signature", name)
+        members.setdefault(key, []).append((entry.get("parameters", 0), name))
+        attend |= {key} if entry.get("attention") else set()
         if progress is not None:
             progress(number + 1, len(names), "architectures")
-    # Those with attention first: whoever stops early has the interesting ones.
+    # Those with attention first: a survey that is stopped early has the interesting ones.
     groups = sorted(members.items(), key=lambda group: (group[0] not in attend, min(group[1])))
     return {min(same)[1]: [name for _, name in sorted(same)] for _, same in groups}
 
 
-class _Teller:
-    """Writes and reports what was found, one name at a time."""
+class _Recorder:
+    """Writes entries to the file and reports progress."""
 
     def __init__(self, library: str, out: Any, total: int, done: int, progress: Any) -> None:
         self.library, self.out, self.total, self.done, self.progress = library, out, total, done, progress
 
-    def __call__(self, name: str, found: Found, like: str | None) -> Found:
-        own = {"library": self.library, "name": name, **found}
-        if like is not None:
-            own["as"] = like
+    def __call__(self, name: str, entry: Entry, probed: str | None) -> Entry:
+        entry = {"library": self.library, "name": name, **entry}
+        if probed is not None:
+            entry["as"] = probed
         if self.out is not None:
-            append_line(self.out, json.dumps(own))
+            append_line(self.out, json.dumps(entry))
         self.done += 1
         if self.progress is not None:
-            self.progress(self.done, self.total, f"{name}: {found['outcome']}")
-        return own
+            self.progress(self.done, self.total, f"{name}: {entry['outcome']}")
+        return entry
 
 
-def read_survey(path: str | Path, library: str) -> list[Found]:
-    """The lines of a survey; a last line that was cut off by a kill is left out and run again."""
+def read_survey(path: str | Path, library: str) -> list[Entry]:
+    """The entries of a file; a last line that a kill cut off is removed, and its model runs again."""
     file = Path(path)
     if not file.exists():
         return []
@@ -325,16 +328,17 @@ def read_survey(path: str | Path, library: str) -> list[Found]:
     if lines and not lines[-1].endswith("\n"):
         lines.pop()
         write_text(file, "".join(lines))
-    found = []
+    entries = []
     for number, line in enumerate(lines, 1):
         try:
-            one = json.loads(line)
-            known = one["library"] == library and isinstance(one["name"], str) and one["outcome"] in OUTCOMES
+            entry = json.loads(line)
+            valid = isinstance(entry["name"], str) and entry["outcome"] in OUTCOMES
+            valid = valid and entry["library"] == library
         except (ValueError, KeyError, TypeError, RecursionError):
-            known = False
-        if not known:
+            valid = False
+        if not valid:
             raise InputError(
                 f"{str(path)!r} line {number} is not of a survey of {library}; name another file"
             )
-        found.append(one)
-    return found
+        entries.append(entry)
+    return entries

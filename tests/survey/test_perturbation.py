@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from fasterqk.circuits import Slice, find_circuits
 from fasterqk.circuits._inputs import accepted
-from fasterqk.circuits._perturbation import contradictions
 from fasterqk.circuits._probe import add_noise
+from tools.survey.perturbation import contradictions
 
 NAMES = ["gpt2", "gpt_neox", "llama", "encoder", "decoder", "timm", "unregistered", "all-in-one", "lucid"]
 
@@ -22,13 +22,13 @@ def opinion(name: str, wrong: tuple[str, str] | None = None) -> tuple[int, list[
     slices: list[Slice] = list(find_circuits(model, **architecture.find))
     if wrong is not None:
         slices = [replace(piece, role=wrong[1] if piece.role == wrong[0] else piece.role) for piece in slices]  # type: ignore[arg-type]
-    copy = add_noise(model.eval())
-    run = accepted(copy)
+    noisy = add_noise(model.eval())
+    run = accepted(noisy)
     assert run is not None
-    before = [parameter.clone() for parameter in copy.parameters()]
-    found = contradictions(copy, slices, run)
-    assert all(torch.equal(one, other) for one, other in zip(copy.parameters(), before, strict=True))
-    return found
+    before = [parameter.clone() for parameter in noisy.parameters()]
+    judged_and_lines = contradictions(noisy, slices, run)
+    assert all(torch.equal(after, kept) for after, kept in zip(noisy.parameters(), before, strict=True))
+    return judged_and_lines
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,11 +47,11 @@ def test_wrong_labels_are_contradicted(name: str, wrong: tuple[str, str]) -> Non
 def test_a_model_without_attention_is_not_judged() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     pieces = [Slice("0.weight", None, None, None, "q", None, "name", 16)]
-    assert contradictions(model, pieces, lambda own: own(torch.ones(1, 4))) == (0, [])
+    assert contradictions(model, pieces, lambda net: net(torch.ones(1, 4))) == (0, [])
 
 
 class Pooling(nn.Module):
-    """Attention of learned queries, which are no activation, on what an encoder layer made."""
+    """Attention whose queries are a parameter, after an encoder layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_attention_further_out_says_nothing_about_a_block_that_is_not_understood
     states = torch.randn(1, 5, 8)
     pieces = list(find_circuits(model, inputs=(states,)))
     assert {piece.parameter: piece.role for piece in pieces}["1.v_proj.weight"] == "v"
-    judged, lines = contradictions(add_noise(model.eval()), pieces, lambda own: own(states))
+    judged, lines = contradictions(add_noise(model.eval()), pieces, lambda net: net(states))
     assert judged == 4 and lines == []  # those of the layer
 
 
@@ -89,17 +89,17 @@ def test_softmaxes_of_one_size_are_told_apart_by_their_numbers() -> None:
     model = Landmarks()
     states = torch.randn(1, 4, 8)
     pieces = list(find_circuits(model, inputs=(states,)))
-    assert contradictions(add_noise(model.eval()), pieces, lambda own: own(states)) == (4, [])
+    assert contradictions(add_noise(model.eval()), pieces, lambda net: net(states)) == (4, [])
 
 
 def test_random_numbers_are_the_same_in_every_run() -> None:
     model, states = Landmarks(), torch.randn(1, 4, 8)
     pieces = list(find_circuits(model, inputs=(states,)))
     before = torch.get_rng_state()
-    found = contradictions(
-        add_noise(model.eval()), pieces, lambda own: own(states + torch.randn(states.shape))
+    judged_and_lines = contradictions(
+        add_noise(model.eval()), pieces, lambda net: net(states + torch.randn(states.shape))
     )
-    assert found == (4, []) and torch.equal(torch.get_rng_state(), before)
+    assert judged_and_lines == (4, []) and torch.equal(torch.get_rng_state(), before)
 
 
 class RelativeValues(nn.Module):
@@ -125,9 +125,9 @@ def test_values_of_relative_positions_are_values() -> None:
         for name, role in (("emb_rel_v", "v"), ("v_proj.weight", "v"), ("out_proj.weight", "o"))
     ]
     x = torch.randn(1, 4, 8, generator=torch.Generator().manual_seed(0))
-    assert contradictions(model, pieces, lambda own: own["attention"](x)) == (3, [])
+    assert contradictions(model, pieces, lambda net: net["attention"](x)) == (3, [])
     wrong = [replace(pieces[0], role="o")]
-    _, lines = contradictions(model, wrong, lambda own: own["attention"](x))
+    _, lines = contradictions(model, wrong, lambda net: net["attention"](x))
     assert lines == ["attention.emb_rel_v is labelled o, and what changes first is v"]
 
 
@@ -143,8 +143,8 @@ class Einsum(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = (torch.einsum("btd,hde->bhte", x, weight) for weight in (self.q, self.k, self.v))
         known = {"p": (q @ k.mT).softmax(-1), "x": x, "w": v, "v": self.v, "o": self.o, "g": v.sigmoid()}
-        made = torch.einsum(self.equation, *(known[one] for one in self.operands))
-        return self.end(made.sum(1) if made.dim() == 4 else made)
+        context = torch.einsum(self.equation, *(known[name] for name in self.operands))
+        return self.end(context.sum(1) if context.dim() == 4 else context)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +160,11 @@ def test_weights_in_the_product_with_the_probabilities_are_not_judged(
     equation: str, operands: str, judged: str
 ) -> None:
     model, states = Einsum(equation, operands), torch.randn(1, 4, 8)
-    given = {name: name for name in "qkv"} | {"end.*": "o", "o": "o" if "o" in operands else "rest"}
-    pieces = list(find_circuits(model, labels=given, inputs=(states,)))  # type: ignore[arg-type]
+    labels = {name: name for name in "qkv"} | {"end.*": "o", "o": "o" if "o" in operands else "rest"}
+    pieces = list(find_circuits(model, labels=labels, inputs=(states,)))  # type: ignore[arg-type]
     copy = add_noise(model.eval())
     # The projection after the product is judged too.
-    assert contradictions(copy, pieces, lambda own: own(states)) == (len(judged) + 1, [])
+    assert contradictions(copy, pieces, lambda net: net(states)) == (len(judged) + 1, [])
     wrong = [replace(piece, role="k" if piece.parameter == "v" else piece.role) for piece in pieces]
     line = f"v is labelled k, and what changes first is {'v' if 'v' in judged else 'later'}"
-    assert contradictions(copy, wrong, lambda own: own(states))[1] == [line]
+    assert contradictions(copy, wrong, lambda net: net(states))[1] == [line]

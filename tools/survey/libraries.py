@@ -1,8 +1,7 @@
-"""The libraries that ``fasterqk circuits --survey`` runs over: their model names, and how one is built.
+"""The libraries of the survey: their model names, and how a model is built.
 
 Nothing is downloaded: every model is built from its code with random weights, or on the meta device with
-none. Where a constructor has no usable size of its own (diffusers), small numbers are given to the arguments
-whose names are known.
+none. The classes of diffusers have large defaults or none, so arguments with known names get small values.
 """
 
 import importlib
@@ -33,7 +32,8 @@ class Library:
 
     def versions(self) -> str:
         """The versions of the packages, in words."""
-        return ", ".join(f"{one} {importlib.metadata.version(one)}" for one in (*self.packages, "torch"))
+        packages = (*self.packages, "torch")
+        return ", ".join(f"{package} {importlib.metadata.version(package)}" for package in packages)
 
 
 @contextmanager
@@ -43,8 +43,8 @@ def _needed(package: str) -> Iterator[None]:
     except (ImportError, RuntimeError, OSError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise InputError(
-            f"--survey {package} imports {package}: {reason}; pip install {package}, in the build that fits "
-            "your torch"
+            f"a survey of {package} imports {package}: {reason}; pip install {package}, in the build that "
+            "fits your torch"
         ) from None
 
 
@@ -86,10 +86,9 @@ def _torchvision_names() -> list[str]:
 def _torchvision_model(name: str) -> nn.Module:
     torchvision: Any = importlib.import_module("torchvision")
     build = torchvision.models.get_model_builder(name)
-    without = {
-        one: None for one in ("weights", "weights_backbone") if one in inspect.signature(build).parameters
-    }
-    model: nn.Module = build(**without)
+    arguments = inspect.signature(build).parameters
+    no_download = {name: None for name in ("weights", "weights_backbone") if name in arguments}
+    model: nn.Module = build(**no_download)
     return model
 
 
@@ -142,28 +141,28 @@ def _diffusers_names() -> list[str]:
 
 def _is_model(module: Any, name: str, base: type) -> bool:
     try:
-        found = getattr(module, name)
+        member = getattr(module, name)
     except Exception:
         return False  # it needs a package that is not installed
-    return inspect.isclass(found) and issubclass(found, base) and found is not base
+    return inspect.isclass(member) and issubclass(member, base) and member is not base
 
 
 def _diffusers_model(name: str) -> nn.Module:
     import diffusers
 
-    kind = getattr(diffusers, name)
-    arguments = inspect.signature(kind.__init__).parameters
-    wanted = {one: _small(one, parameter.default) for one, parameter in arguments.items()}
-    smaller = {one: value for one, value in wanted.items() if value is not None}
-    # All at once fits most classes; the layers alone fit the rest.
-    few = {one: value for one, value in smaller.items() if _FEW_LAYERS.match(one)}
+    model_class = getattr(diffusers, name)
+    arguments = inspect.signature(model_class.__init__).parameters
+    values = {key: _small(key, argument.default) for key, argument in arguments.items()}
+    smaller = {key: value for key, value in values.items() if value is not None}
+    # Most classes accept all small values at once, the others only fewer layers.
+    fewer_layers = {key: value for key, value in smaller.items() if _FEW_LAYERS.match(key)}
     failure: Exception | None = None
-    for given in (smaller, few):
-        size = _planned(kind, given)
+    for settings in (smaller, fewer_layers):
+        size = _planned_size(model_class, settings)
         if size > _LARGEST:
             raise MemoryError(f"{size:,} parameters")
         try:
-            model: nn.Module = kind(**given)
+            model: nn.Module = model_class(**settings)
         except Exception as error:
             failure = error
             continue
@@ -173,20 +172,21 @@ def _diffusers_model(name: str) -> nn.Module:
     )
 
 
-# Parameters of a model that can be built, copied for the probe and run in the memory of a survey.
+# A model with more parameters cannot be built, copied for the probe and run in the memory of a survey.
 _LARGEST = 1_000_000_000
 
 
-def _planned(kind: Any, given: dict[str, Any]) -> int:
-    """How many parameters a model will have; 0 if it cannot be built without memory."""
+def _planned_size(model_class: Any, settings: dict[str, Any]) -> int:
+    """How many parameters a model will have; 0 if it cannot be built on the meta device."""
     try:
         with torch.device("meta"):
-            return sum(parameter.numel() for parameter in kind(**given).parameters())
+            return sum(parameter.numel() for parameter in model_class(**settings).parameters())
     except Exception:
         return 0
 
 
 def _small(name: str, default: Any) -> Any:
+    """A small value for an argument of this name; None leaves its default."""
     if isinstance(default, bool):
         return None
     if isinstance(default, int) and _FEW_LAYERS.match(name):

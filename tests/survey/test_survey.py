@@ -13,10 +13,12 @@ import pytest
 import torch
 from torch import nn
 
-from fasterqk.circuits import _survey as chapter
-from fasterqk.circuits import survey, survey_summary, write_survey
-from fasterqk.circuits._libraries import LIBRARIES, Library
 from fasterqk.errors import InputError
+from tools.survey import survey as survey_module
+from tools.survey.__main__ import main
+from tools.survey.libraries import LIBRARIES, Library
+from tools.survey.page import summary, write_section
+from tools.survey.survey import survey
 
 
 class Kernel(nn.Module):
@@ -53,7 +55,7 @@ def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library of toys, in this process: a spawned one would not know it."""
     monkeypatch.setitem(LIBRARIES, "toys", TOYS)
     monkeypatch.setattr(
-        chapter, "_each", lambda task, library, names, *_: ({**task(TOYS, n)} for n in names if n or library)
+        survey_module, "_in_processes", lambda task, library, names, *_: (task(TOYS, name) for name in names)
     )
 
 
@@ -63,7 +65,7 @@ def outcomes(lines: list[dict[str, Any]]) -> dict[str, str]:
 
 def test_every_name_has_an_outcome(toys: None, tmp_path: Path) -> None:
     good = [name for name in TOYS.names() if name != "broken"]
-    lines = [chapter.surveyed(TOYS, name) | {"name": name} for name in TOYS.names()]
+    lines = [survey_module.survey_model(TOYS, name) | {"name": name} for name in TOYS.names()]
     assert outcomes(lines) == {
         "broken": "not built",
         "kernel": "refused",
@@ -74,7 +76,7 @@ def test_every_name_has_an_outcome(toys: None, tmp_path: Path) -> None:
     assert lines[0]["why"] == "RuntimeError: no file"
     judged = {line["name"]: line.get("judged", 0) for line in lines}
     assert judged["small"] >= 4 and judged["large"] >= 6 and not any(x.get("contradictions") for x in lines)
-    signatures = {name: chapter.architecture(TOYS, name)["signature"] for name in good}
+    signatures = {name: survey_module.architecture(TOYS, name)["signature"] for name in good}
     assert signatures["small"] == signatures["large"] != signatures["kernel"]
 
 
@@ -82,25 +84,25 @@ def test_a_survey_is_continued_and_groups_one_architecture(
     toys: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(LIBRARIES, "toys", Library(lambda: ["kernel", "large", "plain", "small"], toy, ()))
-    out, seen = tmp_path / "toys.jsonl", []
+    out, notes = tmp_path / "toys.jsonl", []
     order = ["kernel", "small", "large", "plain"]  # with attention first, the smallest first
-    lines = survey("toys", out=out, progress=lambda done, total, note: seen.append(note))
+    lines = survey("toys", out=out, progress=lambda done, total, note: notes.append(note))
     assert [line["name"] for line in lines] == ["kernel", "large", "plain", "small"]
     assert lines[1]["as"] == "small" and "as" not in lines[3]
-    assert "small: verified" in seen
+    assert "small: verified" in notes
     assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == order
     # A kill in the middle of a line: that model is run again, and only that.
     text = out.read_text()
     out.write_text(text[:-20])
-    monkeypatch.setattr(chapter, "architecture", None)
+    monkeypatch.setattr(survey_module, "architecture", None)
     again = survey("toys", out=out)
     assert outcomes(again) == outcomes(lines) and again[0] == lines[0]
     assert [json.loads(line)["name"] for line in out.read_text().splitlines()] == order
-    assert "4 models of toys\n    2  labelled" in survey_summary("toys", lines)
-    assert "the labels of 0 models are contradicted." in survey_summary("toys", lines)
+    assert "4 models of toys\n    2  labelled" in summary("toys", lines)
+    assert "the labels of 0 models are contradicted." in summary("toys", lines)
 
 
-def test_bad_input_is_told(toys: None, tmp_path: Path) -> None:
+def test_bad_input_is_refused(toys: None, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no survey of 'keras'"):
         survey("keras")
     with pytest.raises(InputError, match="no model of toys is called 'x\\*'"):
@@ -111,18 +113,19 @@ def test_bad_input_is_told(toys: None, tmp_path: Path) -> None:
         survey("toys", out=other)
     assert other.read_text() == '{"text": "mine"}\n'
     with pytest.raises(InputError, match="has no lines"):
-        write_survey(other, "toys", [])
+        write_section(other, "toys", [])
 
 
 def test_the_page_gets_its_section(toys: None, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- survey toys: begin -->\nold\n<!-- survey toys: end -->\nafter\n")
     lines = [
-        {"library": "toys", **chapter.surveyed(TOYS, name), "name": name} for name in ("small", "kernel")
+        {"library": "toys", **survey_module.survey_model(TOYS, name), "name": name}
+        for name in ("small", "kernel")
     ]
-    write_survey(page, "toys", lines)
+    write_section(page, "toys", lines)
     text = page.read_text()
-    assert text.startswith("before\n<!-- survey toys: begin -->\n`fasterqk circuits --survey toys")
+    assert text.startswith("before\n<!-- survey toys: begin -->\n`python -m tools.survey toys")
     assert "2 of 5 names" in text and "| 1 | refused in one line |" in text and "old" not in text
     assert "**Refused**: no softmax in Kernel (kernel)." in text
     assert text.endswith("<!-- survey toys: end -->\nafter\n")
@@ -149,7 +152,7 @@ def test_a_crash_a_hang_and_a_lack_of_memory_cost_one_model(monkeypatch: pytest.
     monkeypatch.setattr(
         Connection, "poll", lambda self, seconds: poll(self, waits.get(next(polled), seconds))
     )
-    lines = list(chapter._each(crashing, "timm", names, 60.0, 16.0))
+    lines = list(survey_module._in_processes(crashing, "timm", names, 60.0, 16.0))
     assert [line["outcome"] for line in lines] == ["verified", "died", "verified", "too large", "too slow"]
     assert (lines[1]["why"], lines[3]["why"]) == ("its process ended with code 3", "MemoryError")
 
@@ -167,9 +170,9 @@ def test_a_model_that_exceeds_the_memory_is_too_large(error: Exception) -> None:
     def build(name: str) -> nn.Module:
         raise error
 
-    assert chapter._lacks_memory(error) and not chapter._lacks_memory(RuntimeError("no file"))
-    with pytest.raises(type(error)):  # not "not built": whoever calls it says "too large"
-        chapter.surveyed(Library(lambda: ["one"], build, ()), "one")
+    assert survey_module._lacks_memory(error) and not survey_module._lacks_memory(RuntimeError("no file"))
+    with pytest.raises(type(error)):  # the caller makes it "too large", not "not built"
+        survey_module.survey_model(Library(lambda: ["one"], build, ()), "one")
 
 
 def test_a_large_model_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,4 +183,39 @@ def test_a_large_model_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "diffusers", SimpleNamespace(Wide=Wide))
     with pytest.raises(MemoryError, match="3,200,000,000 parameters"):  # two layers; it takes no memory
-        chapter.surveyed(LIBRARIES["diffusers"], "Wide")
+        survey_module.survey_model(LIBRARIES["diffusers"], "Wide")
+
+
+# --- The command ---
+
+
+@pytest.mark.slow
+def test_a_survey_of_one_model_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, page = tmp_path / "survey.jsonl", tmp_path / "page.md"
+    page.write_text("<!-- survey transformers: begin --><!-- survey transformers: end -->")
+    words = ["transformers", "--only", "gpt2", "--out", str(out), "--page", str(page)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "1 models of transformers\n    1  labelled, and the probe saw" in printed
+    assert "the labels of 0 models are contradicted." in printed
+    assert "1 of " in page.read_text() and "| 1 | labelled, and the probe saw" in page.read_text()
+    (line,) = out.read_text().splitlines()
+    assert json.loads(line)["judged"] >= 4
+    assert main([*words, "--json"]) == 0  # from the file
+    assert json.loads(capsys.readouterr().out) == [json.loads(line)]
+
+
+def test_options_of_a_survey_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for words, message in (
+        (["keras"], "there is no survey of 'keras'; there is one of transformers, timm"),
+        ([], "LIBRARY"),
+        (["transformers", "--only", "nonesuch"], "no model of transformers is called 'nonesuch'"),
+        (["transformers", "--out", str(tmp_path)], "is a folder; name a file"),
+        (["transformers", "--seconds", "0"], "--seconds"),
+    ):
+        try:
+            code = main(words)
+        except SystemExit as end:
+            code = int(end.code or 0)
+        printed = capsys.readouterr().err
+        assert code == 2 and message in printed and printed.count("\n") == 1, printed
