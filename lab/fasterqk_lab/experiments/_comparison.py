@@ -220,6 +220,8 @@ class Outcome:
         rows = []
         for at in (LEVEL, END, BEST):
             for score, title in self.scores.items():
+                if at != LEVEL and score in self.comparison.read_at:
+                    continue
                 for arm in self.comparison.arms:
                     effect = by_place.get((arm, score, at))
                     moment, loss = self._moment(arm, score, at, effect)
