@@ -284,6 +284,8 @@ class Outcome:
             others = self._effects([score for score in self.scores if score not in known], at)
             effects = {(effect.label, effect.score): effect for effect in others} | decides
             for score in self.scores:
+                if self.comparison.read_at.get(score, at) != at:
+                    continue
                 for arm in self.comparison.arms:
                     if row := self._row(arm, score, at, effects):
                         if (arm, score) in decides:

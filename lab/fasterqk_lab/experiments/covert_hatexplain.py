@@ -25,17 +25,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fasterqk.attention import interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk.files import plain
 from fasterqk_lab.compare import Value, above, correct
-from fasterqk_lab.experiments._comparison import BASELINE, FASTER, Comparison, effect_record, run_arms
+from fasterqk_lab.experiments._comparison import (
+    BASELINE,
+    FASTER,
+    Comparison,
+    effect_record,
+    run_arms,
+    show_comparison,
+)
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.ratio_or_rate import RATES, arm_name, ratio_or_rate
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk_lab.experiments.table_layers import table_layers
-from fasterqk_lab.figures import save_forest, save_table
 from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, head_rows
 from fasterqk_lab.runs import Store
@@ -74,16 +78,25 @@ def covert_hatexplain(seeds: int = 3, layers: Sequence[int] = (1, 2)) -> Compari
     >>> list(covert_hatexplain().arms)[2:]
     ['one layer, ratio 100', 'two layers', 'two layers, faster QK']
     """
-    one, two = ratio_or_rate().arms, table_layers(2).arms
+    shallow, deep = ratio_or_rate().arms, table_layers(2).arms
     arms: dict[str, TrainConfig] = {}
     if 1 in layers:
-        arms |= {f"one layer, ratio {ratio}": one[arm_name(RATES[0], ratio)] for ratio in RATIOS}
+        arms |= {f"one layer, ratio {ratio}": shallow[arm_name(RATES[0], ratio)] for ratio in RATIOS}
     if 2 in layers:
-        arms |= {"two layers": two[BASELINE], "two layers, faster QK": two[FASTER]}
+        arms |= {"two layers": deep[BASELINE], "two layers, faster QK": deep[FASTER]}
     chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
     title = "HateXplain: a covert channel?"
-    baselines = dict.fromkeys(("two layers", "two layers, faster QK"), "two layers")
-    return Comparison("covert-hatexplain", title, "paper", arms, chosen, baselines=baselines)
+    return Comparison(
+        "covert-hatexplain",
+        title,
+        "paper",
+        arms,
+        chosen,
+        decides=("bits_above_null",),
+        scores=SCORES,
+        baselines=dict.fromkeys(("two layers", "two layers, faster QK"), "two layers"),
+        read_at=dict.fromkeys(SCORES, AT),
+    )
 
 
 @torch.no_grad()
@@ -250,47 +263,17 @@ def run(runner: CellRunner, seeds: int, layers: Sequence[int]) -> dict[str, Any]
             for score, value in scores.items()
             if value is not None and isfinite(value)
         ]
-    measured = outcome.with_values(values, runner).measured
-    effects = correct(
-        [above(measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in comparison.arms]
-    )
-    rows = [
-        {"arm": arm}
-        | {score: interval(known.values()) for score in SCORES if (known := measured.of(arm, score, AT))}
-        for arm in comparison.arms
-    ]
-    caption = f"Test posts with marked and unmarked words, mean and 95% interval over {seeds} seeds."
-    words: dict[str, Any] = {"title": comparison.title, "caption": caption}
-    columns = [{"key": key, "label": label} for key, label in {"arm": "arm", **SCORES}.items()]
-    files = {
-        "table": save_table(runner.out, comparison.name, columns=columns, rows=rows, **words),
-        "forest": save_forest(
-            effects,
-            {"bits": "bits, beside those of shuffled classes"},
-            runner.out,
-            comparison.name,
-            see="Dot: what the attended word says of the class. Ring: the same with classes shuffled.",
-            **words,
-        ),
-    }
-    about = {"experiment": comparison.name, "seeds": list(comparison.seeds), "decides": ["bits_above_null"]}
-    return plain({**about, "arms": rows, "effects": [effect_record(effect) for effect in effects]}) | {
-        "files": files
-    }
+    outcome = outcome.with_values(values, runner)
+    bits = [above(outcome.measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in comparison.arms]
+    above_null = [effect_record(effect) for effect in correct(bits)]
+    return {**outcome.summary(), "above_null": above_null, "files": outcome.save(runner.out)}
 
 
 def show(summary: dict[str, Any]) -> None:
-    for scores in (
-        ("mass", "bits", "null_bits", "bits_above_null"),
-        ("accuracy", "majority", "unmarked", "uniform", "marked", "blind"),
-        ("elsewhere", "drop", "random_drop"),
-    ):
-        columns = {"arm": "arm"} | {score: SCORES[score] for score in scores}
-        rows = [{label: row.get(key) for key, label in columns.items()} for row in summary["arms"]]
-        print_table(rows)
-        print()
+    show_comparison(summary)
     keys = ("arm", "difference", "p", "stands")
-    print_table([{key: effect[key] for key in keys} for effect in summary["effects"]], title="bits − null")
+    rows = [{key: effect[key] for key in keys} for effect in summary["above_null"]]
+    print_table(rows, title="\nbits − those of shuffled classes")
 
 
 EXPERIMENT = Experiment(

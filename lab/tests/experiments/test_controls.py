@@ -104,7 +104,12 @@ def test_from_cells_to_results(name, comparisons, options, rebuilt, capsys):
 def outcome_of(histories, **options):
     """The outcome of made-up cells ``{arm: histories}``, one per seed."""
     cells = {
-        (arm, seed): {"history": records, "loss": records[-1]["loss"], "mrta": records[-1]["mrta"]}
+        (arm, seed): {
+            "history": records,
+            "loss": records[-1]["loss"],
+            "mrta": records[-1]["mrta"],
+            "steps": 9,
+        }
         for arm, seeds in histories.items()
         for seed, records in enumerate(seeds)
     }
@@ -149,7 +154,7 @@ def test_a_score_is_read_and_claimed_as_its_comparison_says(tmp_path):
     assert fewer.value.mean == pytest.approx(-49.75)
     assert (fewer.standing, fewer.stands) == ("supports", "less")
     assert fewer.p == pytest.approx(2 * min(effect.p_value for effect in outcome.effects))
-    row = next(row for row in outcome.rows() if (row["score"], row["arm"]) == ("steps", "QK"))
+    [row] = [row for row in outcome.rows() if (row["score"], row["arm"]) == ("steps", "QK")]
     assert (row["at"], row["value"]["mean"], row["stands"]) == ("learnt", 55.25, "less")
 
 

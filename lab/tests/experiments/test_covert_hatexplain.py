@@ -52,9 +52,10 @@ def test_bits_are_compared_with_those_of_shuffled_classes(rebuilt, capsys):
     }
     history = [{"loss": 1.0, "mrta": 0.4}, {"loss": 0.5, "mrta": 0.5}]
     summary = rebuilt("covert-hatexplain", [comparison], lambda *_: history, facts, seeds=2, layers=[2])
-    last = summary["effects"][-1]
+    last = summary["above_null"][-1]
     assert (last["arm"], last["difference"]["n"]) == ("two layers, faster QK", 2)
     assert last["difference"]["mean"] == pytest.approx(0.79 + 1234.5e-5, rel=1e-4)
-    assert "drop" not in summary["arms"][0]
+    titles = {row["score"] for row in summary["rows"]}
+    assert titles == {title for score, title in SCORES.items() if score != "drop"}
     find_experiment("covert-hatexplain").show(summary)
-    assert "bits − null" in capsys.readouterr().out
+    assert "shuffled classes" in capsys.readouterr().out
