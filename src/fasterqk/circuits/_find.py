@@ -15,21 +15,26 @@ from torch import nn
 
 from fasterqk.capture._modules import head_counts, meaning, parameters_by_module, stack_of, uncompiled
 from fasterqk.circuits._from_config import can_be_rebuilt, small_copies
-from fasterqk.circuits._guess import Scope, guess, layer_prefixes, nearest, slice_by_head
+from fasterqk.circuits._guess import Scope, find_scopes, guess, layer_prefixes, nearest, slice_by_head
 from fasterqk.circuits._inputs import run_guessed, runner
 from fasterqk.circuits._layouts import Block, matching, refused, spans_of
-from fasterqk.circuits._probe import WITHOUT_AUTOGRAD, Judgement, first_guesses, judge, transfer
+from fasterqk.circuits._probe import (
+    SMALL,
+    WITHOUT_AUTOGRAD,
+    Evidence,
+    Judgement,
+    first_guesses,
+    judge,
+    settle,
+    transfer,
+    with_discovered,
+)
 from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, NO_SOFTMAX, Circuits, Role, Slice
 from fasterqk.errors import InputError
 
 # One role, or slices (axis, start, stop, role) that cover the tensor.
 LabelValue = Role | Sequence[tuple[int, int, int, Role] | Slice]
 Labels = Mapping[str, LabelValue] | Callable[[str, nn.Parameter], LabelValue | None]
-
-# Up to this many parameters the probe runs on a copy of the model itself; larger ones are verified on a
-# small copy where there is a configuration to build it from, and copied only when a layout is unknown.
-_SMALL = 8_000_000
-_COPY = 400_000_000
 
 
 def find_circuits(
@@ -81,7 +86,7 @@ def find_circuits(
     _refuse_without_attention(model, judgement, circuits)
     _refuse_without_queries(model, judgement, circuits)
     notes = _notes(judgement, circuits, verify)
-    return Circuits(_under_own_names(model, circuits), notes)
+    return Circuits(_under_own_names(model, circuits), notes, tuple(judgement.scopes))
 
 
 def _under_own_names(model: nn.Module, circuits: Circuits) -> tuple[Slice, ...]:
@@ -119,17 +124,16 @@ def _judgement(model: nn.Module, given: Mapping[str, Any], verify: bool | str, i
     size = sum(parameter.numel() for parameter in model.parameters())
     has_memory = not any(parameter.is_meta for parameter in model.parameters())
     run = run_guessed if inputs is None else runner(inputs)
-    if (not has_memory or (size > _SMALL and inputs is None)) and can_be_rebuilt(model):
+    if (not has_memory or (size > SMALL and inputs is None)) and can_be_rebuilt(model):
         carried, settled = _from_small_copies(model)
         if carried is not None and (settled or not has_memory):
             return carried
         plain = carried or plain
     if not has_memory:
         plain.failure = plain.failure or "a model on the meta device does not run"
-    unknown = [name for name in plain.open() if name not in given]
-    if has_memory and (size <= _COPY or unknown or verify is True):
-        return _tried(model, run)
-    return plain
+        return plain
+    judgement = _tried(model, run)
+    return plain if plain.ran > judgement.ran else judgement
 
 
 def _without_softmax(model: nn.Module, judgement: Judgement) -> dict[str, nn.Module]:
@@ -172,6 +176,38 @@ def _tried(model: nn.Module, run: Any) -> Judgement:
         judgement = first_guesses(model)
         judgement.failure = f"{type(error).__name__}: {error}"
         return judgement
+
+
+# --- One block, by what was seen of it in training ---
+
+
+def scopes_of(model: nn.Module, circuits: Circuits) -> dict[str, Scope]:
+    """The attention blocks of ``model``: those that names show, and those that only the probe has seen."""
+    named = find_scopes(model)
+    paths = {path for path, _ in model.named_modules()}
+    return with_discovered(model, named, [p for p in circuits.blocks if p not in named and p in paths])
+
+
+def slices_by_evidence(
+    model: nn.Module, scope: Scope, evidence: Evidence, heads: bool
+) -> dict[str, list[Slice]] | None:
+    """By parameter of one block the slices that the evidence shows; None if it shows no attention."""
+    guesses = first_guesses(model, {scope.path: scope})
+    parameters = dict(parameters_by_module(model))
+    judgement = settle(guesses, evidence, parameters)
+    if scope.path not in judgement.ran & judgement.complete:
+        return None
+    slices = {}
+    for name in judgement.guesses:
+        if name not in judgement.confirmed | judgement.found.keys():
+            continue
+        parameter = parameters[name]
+        whole = Slice(name, None, None, None, "rest", scope.layer, "name", parameter.numel())
+        parts = _from_judgement(whole, parameter, scope, judgement, heads)
+        if heads:
+            parts = slice_by_head(model, scope, parameter, parts, judgement.heads.get(scope.path))
+        slices[name] = _joined(parts)
+    return slices
 
 
 # --- The user's labels ---
@@ -434,7 +470,7 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
             f"{path or 'the model'} ({type(block).__name__}) forms no softmax over queries and keys, and "
             f"nothing in {own} does: it has no QK circuit"
             + (_OTHER_FORMS if path in judgement.silent else "")
-            + (f"; to name one {_labels_text(model, named)}" if named else "")
+            + (f"; to name one {labels_text(model, named)}" if named else "")
         )
     if any(part.circuit != "rest" for part in circuits):
         return
@@ -444,9 +480,14 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
             "parameters; label and train the model before it is quantised"
         )
     named = _likely(model, judgement, [""])
-    text = _labels_text(model, named)
+    text = labels_text(model, named)
     advice = f"; if there is, say which parameters make queries and keys, in the form {text}" if named else ""
     raise InputError(f"no attention was found in {own}{advice}")
+
+
+def likely_labels(model: nn.Module, paths: Iterable[str]) -> dict[str, Any]:
+    """Labels to begin with for the blocks at ``paths``."""
+    return _likely(model, first_guesses(model), paths)
 
 
 def _likely(model: nn.Module, judgement: Judgement, paths: Iterable[str]) -> dict[str, Any]:
@@ -489,7 +530,7 @@ def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Ci
         weights = [next(parameters_by_module(model.get_submodule(path), path))[0] for path in without]
         raise InputError(
             f"{without[0] or 'the model'} forms attention, but no parameter in it was found to make queries "
-            f"or keys; say which does, for example {_labels_text(model, dict.fromkeys(weights, 'q'))}"
+            f"or keys; say which does, for example {labels_text(model, dict.fromkeys(weights, 'q'))}"
         )
 
 
@@ -507,7 +548,7 @@ def _refuse_open(model: nn.Module, judgement: Judgement, given: Mapping[str, Any
     why = _why(judgement, "the probe could not run: ")
     raise InputError(
         f"{len(roles)} attention parameters have no label: {shown}{why}; say what they are, for "
-        f"example {_labels_text(model, roles)}, or let the probe see them: "
+        f"example {labels_text(model, roles)}, or let the probe see them: "
         "circuits=find_circuits(model, inputs=batch)"
     )
 
@@ -529,7 +570,7 @@ def _refuse_unverified(judgement: Judgement, given: Mapping[str, Any]) -> None:
         )
 
 
-def _labels_text(model: nn.Module, roles: Mapping[str, Any]) -> str:
+def labels_text(model: nn.Module, roles: Mapping[str, Any]) -> str:
     """``labels={...}`` with these roles: one pattern per stack of layers where it matches nothing else."""
     every = [name for name, _ in parameters_by_module(model)]
     found = {}

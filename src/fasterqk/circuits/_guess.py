@@ -7,8 +7,9 @@ labelled parameters of a block by head. The probe (``_probe``) then confirms or 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -121,6 +122,29 @@ def find_scopes(model: nn.Module) -> dict[str, Scope]:
         for name, core in cores.items()
     )
     return {scope.path: scope for scope in scopes}
+
+
+def stacks(model: nn.Module, scopes: Mapping[str, "Scope"]) -> dict[str, list[str]]:
+    """The attention blocks that are alike, by the first of them: same place, code, shapes and switches."""
+    alike: dict[Any, list[str]] = {}
+    for path, scope in scopes.items():
+        block = model.get_submodule(path)
+        shapes = tuple((name, tuple(value.shape)) for name, value in parameters_by_module(block))
+        switches = {k: v for k, v in vars(scope.module).items() if isinstance(v, bool | str)}
+        settings = tuple(sorted((key, value) for key, value in switches.items() if key != "training"))
+        code = tuple(code_of(module) for module in block.modules())
+        alike.setdefault((stack_of(path), code, shapes, settings), []).append(path)
+    return {paths[0]: paths for paths in alike.values()}
+
+
+def code_of(module: nn.Module) -> tuple[str, Any]:
+    """The class of a module and the function that runs: an instance may have a ``forward`` of its own."""
+    kind = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
+    forward: Any = getattr(module, "forward", None)
+    while isinstance(forward, partial):
+        forward = forward.func
+    forward = getattr(forward, "__func__", forward)
+    return f"{kind.__module__}.{kind.__qualname__}", getattr(forward, "__code__", forward)
 
 
 def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:

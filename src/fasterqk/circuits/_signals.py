@@ -28,12 +28,18 @@ from fasterqk.circuits._slices import Role
 _SCORES = "_fasterqk_scores"
 _PROBABILITIES = "_fasterqk_weights"
 _CONTEXT = "_fasterqk_context"
-# A projection ends what was a context; everything before it (norms, gates) still belongs to it.
+_PROJECTED = "_fasterqk_projected"
+# Everything before the first projection (norms, gates) acts on the context. After it only further matrices
+# (a low-rank output) and gates do, until another stream is added or a nonlinearity begins something else.
 _PROJECTIONS = {F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, *PRODUCTS}
 # A softmax written out: the exponentials of the scores, divided by their sum before or after.
 _EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_, F.log_softmax, torch.log_softmax}
 _EXPONENTIALS |= {Tensor.log_softmax}
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_}
+_JOINS = {torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack}
+_GATES = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
+_NONLINEAR = {F.relu, F.gelu, F.silu, F.sigmoid, F.tanh, torch.relu, torch.tanh, torch.sigmoid}
+_NONLINEAR |= {Tensor.relu, Tensor.tanh, Tensor.sigmoid, F.layer_norm, F.rms_norm, F.leaky_relu, F.elu}
 _MANY_HEADS = 128
 _LARGEST = 2**27  # entries of one tensor; half a gigabyte
 _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
@@ -41,15 +47,20 @@ _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Te
 
 @dataclass(eq=False)
 class Signals:
-    """One softmax that weighted values, or the exponentials of one that is written out."""
+    """One softmax that weighted values, or the exponentials of one that is written out.
+
+    ``products`` are queries times keys, ``weights`` the probabilities as they met the values; ``acting`` are
+    the weights and gates that act on a context on its way out.
+    """
 
     probabilities: Tensor
     frames: tuple[Frame, ...]
     queries: list[Tensor] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)  # probabilities as they met the values
+    products: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
     contexts: list[Tensor] = field(default_factory=list)
-    output_parameters: set[int] = field(default_factory=set)
+    acting: list[Tensor] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -112,11 +123,12 @@ class SignalTrace(TorchFunctionMode):
             raise MemoryError(f"the probe came upon a tensor of shape {tuple(output.shape)}")
         if func in SOFTMAXES or (func in _EXPONENTIALS and _are_scores(tensors[0])):
             signals = Signals(output, tuple(self.recorder.frames))
-            for query, key in getattr(tensors[0], _SCORES, ()):
+            for query, key, product in getattr(tensors[0], _SCORES, ()):
                 # Keys lie along the axis of the softmax.
                 pair = (key, query) if _over_rows(output, args, kwargs) else (query, key)
                 signals.queries.append(pair[0])
                 signals.keys.append(pair[1])
+                signals.products.append(product)
             self.found.append(signals)
             setattr(output, _PROBABILITIES, [signals])
             return output
@@ -124,21 +136,37 @@ class SignalTrace(TorchFunctionMode):
         if func in PRODUCTS and len(tensors) >= 2 and weighting is None:
             pair = _query_and_key(func, args, tensors)
             # A product with a weight is a projection; scores come from two activations.
-            if not any(isinstance(_source(one), nn.Parameter) for one in pair):
-                setattr(output, _SCORES, [pair])
+            if not any(isinstance(_source(factor), nn.Parameter) for factor in pair):
+                setattr(output, _SCORES, [(*pair, output.clone())])  # masks may be added in place
         else:
             _carry(func, tensors, output)
         return output
 
     def _project(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
+        """Note what acts on a context, and mark the outputs that still carry it."""
         for operand in tensors:
-            found = getattr(operand, _CONTEXT, ())
-            for signals in found:
-                signals.output_parameters |= {id(t) for t in tensors if isinstance(t, nn.Parameter)}
-            if found:
-                ends = func in _PROJECTIONS or (func in _SUMS and _joins_another_stream(tensors))
-                if not ends and carries(func, operand, output):
-                    setattr(output, _CONTEXT, found)
+            before, after = getattr(operand, _CONTEXT, ()), getattr(operand, _PROJECTED, ())
+            if not before and not after:
+                continue
+            if func in _SUMS and _joins_another_stream(tensors):
+                continue
+            others = [other for other in tensors if other is not operand and other.requires_grad]
+            if func in _JOINS or (after and func not in _PROJECTIONS | _GATES):
+                others = []
+            elif after:
+                # A norm or a scale after the projection is another step; a gate depends on the input.
+                wide = func in _PROJECTIONS
+                others = [x for x in others if (x.dim() > 1 if wide else not isinstance(x, nn.Parameter))]
+            for signals in before or after:
+                signals.acting += others
+            together = func in _JOINS and all(hasattr(other, _CONTEXT) for other in tensors)
+            if func in _PROJECTIONS:
+                setattr(output, _PROJECTED, before or after)
+            elif carries(func, operand, output) or together:
+                if before:
+                    setattr(output, _CONTEXT, before)
+                elif func not in _NONLINEAR:
+                    setattr(output, _PROJECTED, after)
 
 
 def _in_pairs(equation: str, tensors: list[Tensor]) -> Tensor:
@@ -205,7 +233,7 @@ def _over_rows(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
     """Pass marks on to outputs that still hold the marked elements: masked, padded, joined, cut out."""
-    scores: list[tuple[Tensor, Tensor]] = list(getattr(output, _SCORES, ()))
+    scores: list[tuple[Tensor, Tensor, Tensor]] = list(getattr(output, _SCORES, ()))
     weights: list[Signals] = list(getattr(output, _PROBABILITIES, ()))
     for operand in tensors:
         if func not in _PIECES and output.numel() < operand.numel():
@@ -221,7 +249,7 @@ def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> N
 def _are_scores(tensor: Tensor) -> bool:
     """Whether both factors are learned: features of a kernel (q times a random matrix) are not scores."""
     pairs = getattr(tensor, _SCORES, ())
-    return bool(pairs) and all(query.requires_grad and key.requires_grad for query, key in pairs)
+    return bool(pairs) and all(query.requires_grad and key.requires_grad for query, key, _ in pairs)
 
 
 def _mixes_heads(tensors: list[Tensor]) -> bool:
@@ -249,7 +277,11 @@ def _mixes_probabilities(args: tuple[Any, ...], tensors: list[Tensor], weighting
 
 def _joins_another_stream(tensors: list[Tensor]) -> bool:
     """Whether a sum adds something other than a context or a bias: the residual stream."""
-    return any(not hasattr(t, _CONTEXT) and not isinstance(_source(t), nn.Parameter) for t in tensors)
+    marks = (_CONTEXT, _PROJECTED)
+    return any(
+        not any(hasattr(t, mark) for mark in marks) and not isinstance(_source(t), nn.Parameter)
+        for t in tensors
+    )
 
 
 def _source(tensor: Tensor) -> Tensor:
@@ -285,9 +317,9 @@ def _query_and_key(
 
 # --- Which entries of the parameters the gradients reach ---
 
-# Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output.
-# A gradient that is not finite is no answer, neither yes nor no.
-QUERY, KEY, CONTEXT, SCORE, OUTPUT, UNKNOWN = 1, 2, 4, 8, 16, 32
+# Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output,
+# or of what acts on a context. A gradient that is not finite is no answer, neither yes nor no.
+QUERY, KEY, CONTEXT, SCORE, OUTPUT, UNKNOWN, ACTING = 1, 2, 4, 8, 16, 32, 64
 
 
 def reach_codes(
@@ -300,7 +332,6 @@ def reach_codes(
     """
     generator = torch.Generator().manual_seed(1)
     codes = {name: torch.zeros(value.shape, dtype=torch.int8) for name, value in parameters.items()}
-    projections: set[int] = set()
     for turn in range(max(map(len, blocks), default=0)):
         found = [signals[turn] for signals in blocks if turn < len(signals)]
         sources = {
@@ -309,11 +340,10 @@ def reach_codes(
             # Without known queries the probabilities were not cut out of the context.
             CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
             SCORE: [tensor for signals in found for tensor in (signals.probabilities, *signals.weights)],
+            ACTING: [tensor for signals in found for tensor in signals.acting],
         }
         for name, code in _codes(sources, parameters, generator).items():
-            if id(parameters[name]) not in projections:
-                codes[name] = torch.where(codes[name] == 0, code, codes[name])
-        projections |= {number for signals in found for number in signals.output_parameters}
+            codes[name] = torch.where(codes[name] == 0, code, codes[name])
     for name, code in _codes({OUTPUT: outputs}, parameters, generator).items():
         # What the output says counts only where nothing else was seen.
         codes[name] |= torch.where(codes[name] == 0, code, code & OUTPUT)
@@ -356,7 +386,7 @@ def _gradients(
 
 # --- Roles from codes ---
 
-_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared")
+_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared", "rest")
 
 
 @dataclass(frozen=True)
@@ -384,8 +414,12 @@ def roles_from_codes(code: Tensor) -> Finding | None:
     if bool((code & UNKNOWN).any()):
         return None
     roles = code.new_zeros(code.shape)
-    for value in code.unique().tolist():
+    values = code.unique().tolist()
+    fused = any(value & (QUERY | KEY | CONTEXT) for value in values)
+    for value in values:
         role = _role(value)
+        if fused and value == OUTPUT:
+            role = "rest"  # feed-forward rows beside queries, keys and values (PaLM)
         if role is not None:
             roles[code == value] = 1 + _ROLES.index(role)
     seen = [number for number in roles.unique().tolist() if number]
@@ -413,7 +447,7 @@ def _role(code: int) -> Role | None:
         return "k" if looks == KEY else "q"
     if code & SCORE:
         return "k"
-    return "o" if code & OUTPUT else None
+    return "o" if code & (OUTPUT | ACTING) else None
 
 
 def _spans(numbers: list[int]) -> tuple[Span, ...]:
