@@ -77,7 +77,7 @@ def find_circuits(
         raise InputError(f'verify is True, False or "auto", not {verify!r}')
     model = uncompiled(model)
     given = roles_from_labels(labels, model)
-    judgement = _judgement(model, given, verify, inputs)
+    judgement = _judgement(model, verify, inputs, heads)
     judgement.linear = _without_softmax(model, judgement)
     _refuse_open(model, judgement, given)
     if verify is True:
@@ -117,7 +117,7 @@ def given_or_found(
     return circuits
 
 
-def _judgement(model: nn.Module, given: Mapping[str, Any], verify: bool | str, inputs: Any) -> Judgement:
+def _judgement(model: nn.Module, verify: bool | str, inputs: Any, heads: bool) -> Judgement:
     plain = first_guesses(model)
     if verify is False:
         return plain
@@ -132,7 +132,7 @@ def _judgement(model: nn.Module, given: Mapping[str, Any], verify: bool | str, i
     if not has_memory:
         plain.failure = plain.failure or "a model on the meta device does not run"
         return plain
-    judgement = _tried(model, run)
+    judgement = _tried(model, run, heads)
     return plain if plain.ran > judgement.ran else judgement
 
 
@@ -156,7 +156,7 @@ def _from_small_copies(model: nn.Module) -> tuple[Judgement | None, bool]:
     """What the small copy that shows most says of ``model``, and whether that settles everything."""
     best: Judgement | None = None
     for small in small_copies(type(model), model.config):
-        seen = _tried(small, run_guessed)
+        seen = _tried(small, run_guessed, heads=False)
         if best is None or len(seen.ran) > len(best.ran):
             best = seen
         if {stack_of(path) for path in best.ran} == {stack_of(path) for path in best.scopes}:
@@ -164,10 +164,10 @@ def _from_small_copies(model: nn.Module) -> tuple[Judgement | None, bool]:
     return (None, False) if best is None else transfer(best, model)
 
 
-def _tried(model: nn.Module, run: Any) -> Judgement:
+def _tried(model: nn.Module, run: Any, heads: bool) -> Judgement:
     """The judgement of the probe, or the guesses alone if the model does not run."""
     try:
-        return judge(model, run)
+        return judge(model, run, heads)
     except InputError:
         raise
     except Exception as error:
@@ -205,7 +205,7 @@ def slices_by_evidence(
         whole = Slice(name, None, None, None, "rest", scope.layer, "name", parameter.numel())
         parts = _from_judgement(whole, parameter, scope, judgement, heads)
         if heads:
-            parts = slice_by_head(model, scope, parameter, parts, judgement.heads.get(scope.path))
+            parts = _by_head(model, scope, parameter, parts, judgement)
         slices[name] = _joined(parts)
     return slices
 
@@ -314,7 +314,7 @@ def _assemble(model: nn.Module, judgement: Judgement, given: Mapping[str, Any], 
         if _crosses(model, judgement, parts, parameter, names[id(parameter)]):
             parts = [replace(whole, role="shared", decided_by="name")]
         elif heads and scope is not None and not judgement.is_linear(name):
-            parts = slice_by_head(model, scope, parameter, parts, judgement.heads.get(scope.path))
+            parts = _by_head(model, scope, parameter, parts, judgement)
         slices += _joined(parts)
     return Circuits(tuple(slices))
 
@@ -344,11 +344,8 @@ def _from_judgement(
     if role is not None:
         return [replace(whole, role=role, decided_by=by)]
     assert axis is not None
-    if not heads:
-        blocks = [replace(block, head=None) for block in blocks]
-    elif all(block.head is None for block in blocks) and (seen := judgement.heads.get(scope.path)):
-        # The module does not state how many heads it has; the probe has seen it.
-        blocks = matching(spans_of(blocks), seen, seen) or blocks
+    if not heads or scope.path in judgement.heads:
+        blocks = [replace(block, head=None) for block in blocks]  # the probe has seen which head they are
     return _cut(whole, parameter, axis, blocks, by)
 
 
@@ -359,6 +356,37 @@ def _cut(whole: Slice, parameter: nn.Parameter, axis: int, blocks: Sequence[Bloc
         span = replace(whole, axis=axis, start=start, stop=stop, numel=numel)
         slices.append(replace(span, role=block.role, decided_by=by, head=block.head))
         start = stop
+    return slices
+
+
+def _by_head(
+    model: nn.Module, scope: Scope, parameter: nn.Parameter, parts: list[Slice], judgement: Judgement
+) -> list[Slice]:
+    """The slices of one parameter head by head: as the probe saw them, else by what the module says."""
+    if scope.path in judgement.irregular:
+        raise InputError(
+            f"heads=True, but in {scope.path or type(model).__name__} the query heads that share a key head "
+            "are not neighbours, so its heads have no order; give one ratio for all heads of a layer"
+        )
+    counts = judgement.heads.get(scope.path)
+    axis, heads = judgement.head_lines.get(parts[0].parameter, (None, ()))
+    whole = parts[0].axis is None
+    if counts is not None and not whole:
+        # The only head of keys or values, in a weight that holds more than them.
+        single = {role for role, number in (("k", counts[1]), ("v", counts[3])) if number == 1}
+        parts = [replace(part, head=0) if part.role in single else part for part in parts]
+    labelled = parts[0].decided_by == "label"
+    if counts is None or axis is None or labelled or not (whole or parts[0].axis == axis):
+        return slice_by_head(model, scope, parameter, parts, counts)
+    slices = []
+    for part in parts:
+        start, stop = (0, len(heads)) if whole else (part.start or 0, part.stop or 0)
+        for head, same in groupby(range(start, stop), lambda line: heads[line]):
+            lines = list(same)
+            numel = parameter.numel() // len(heads) * len(lines)
+            head = part.head if head is None else head
+            span = replace(part, axis=axis, start=lines[0], stop=lines[-1] + 1)
+            slices.append(replace(span, numel=numel, head=head))
     return slices
 
 

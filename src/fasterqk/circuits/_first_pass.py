@@ -7,6 +7,7 @@ included. A contradiction is an ``InputError`` at the end of that pass, before t
 are gone. A step without that check warns once where labels rest on names alone.
 """
 
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,6 +28,7 @@ from fasterqk.circuits._probe import probe_call, probing
 from fasterqk.circuits._slices import NO_SOFTMAX, Circuits, Slice
 from fasterqk.errors import InputError
 
+_BY_HEAD = "circuits=find_circuits(model, inputs=batch, heads=True)"
 _VERIFY = "find_circuits(model, inputs=batch, verify=True) verifies them, labels= names them"
 
 
@@ -139,6 +141,8 @@ class FirstPass:
         self._outermost = self._looking = None
         if looking is not None and looking.elsewhere and model is not None:
             self._refuse_elsewhere(model, looking.elsewhere)
+        if sys.exc_info()[0] is not None:
+            return  # the pass has failed, and torch is going through its hooks
         if not self.unseen and not self._rehearsing:
             self.detach()
         if self.refusal:
@@ -151,10 +155,12 @@ class FirstPass:
     ) -> None:
         scope = self._scopes[path]
         try:
-            evidence = probe_call(model, path, args, kwargs)
+            evidence = probe_call(model, path, args, kwargs, self._heads)
             verdicts = slices_by_evidence(model, scope, evidence, self._heads)
-        except InputError:
-            raise
+        except InputError as error:
+            self.refusal = self.refusal or str(error)
+            del self.unseen[first]
+            return
         except Exception as error:
             # The pass itself shall not fail because it cannot be observed.
             self.unseen[first] = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -184,12 +190,14 @@ class FirstPass:
             self._wrong.append(
                 f"in {stack_of(name)} {_spoken(parts)}, labelled {_spoken(self._labels[path][name])}"
             )
-            for other in self._stacks[first]:
-                self._right[other + name.removeprefix(path)] = _as_label(parts)
+            if _as_label(parts) != _as_label(self._labels[path][name]):
+                for other in self._stacks[first]:
+                    self._right[other + name.removeprefix(path)] = _as_label(parts)
         more = f" (and {len(self._wrong) - 1} more parameters)" if len(self._wrong) > 1 else ""
+        right = labels_text(model, self._right) if self._right else _BY_HEAD
         self.refusal = (
             f"the first training pass contradicts the labels: {self._wrong[0]}{more}; no step was taken; "
-            f"make the optimizer with {labels_text(model, self._right)}"
+            f"make the optimizer with {right}"
         )
 
     def _refuse_elsewhere(self, model: nn.Module, paths: Iterable[str]) -> None:

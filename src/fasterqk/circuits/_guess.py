@@ -355,14 +355,18 @@ def _fused(
 
 
 def slice_by_head(
-    model: nn.Module, scope: Scope, parameter: nn.Parameter, slices: list[Slice], seen: int | None = None
+    model: nn.Module,
+    scope: Scope,
+    parameter: nn.Parameter,
+    slices: list[Slice],
+    seen: tuple[int, int, int, int] | None = None,
 ) -> list[Slice]:
     """The slices of one parameter; a whole tensor with one role is cut head by head.
 
     Queries, keys and values along their output, output projections along their input; key-value heads
     where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
-    output bias) keeps ``head`` None. ``seen``: the number of heads the probe saw, for modules that do not
-    state it.
+    output bias) keeps ``head`` None. ``seen``: the numbers of heads that the probe saw (queries, keys,
+    contexts, values); else the module says them.
     """
     whole = slices[0]
     if len(slices) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
@@ -371,14 +375,10 @@ def slice_by_head(
     single = _single_head(location)
     if single is not None:
         return [replace(whole, head=single)]
-    counted = parameter.shape[0] if parameter.dim() == 3 else _listed(model, scope)
-    counts = head_counts(scope.module) or ((counted, counted) if counted else _from_widths(model, scope))
-    counts = counts or ((seen, seen) if seen else None)
-    if counts is None:
-        raise InputError(
-            f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
-            "say how many heads it has; set num_heads on the module"
-        )
+    if seen is not None:
+        counts = seen[2:] if whole.role in ("v", "o") else seen[:2]
+    else:
+        counts = _stated_counts(model, scope, parameter)
     number = counts[0] if whole.role in ("q", "o") else counts[1]
     axis = _head_axis(location, parameter, whole.role, number, counts[0], _width(model, scope, whole.role))
     if axis is None:
@@ -387,6 +387,25 @@ def slice_by_head(
     size = parameter.shape[axis] // number
     one = replace(whole, axis=axis, numel=whole.numel // number)
     return [replace(one, start=i * size, stop=(i + 1) * size, head=i) for i in range(number)]
+
+
+def _stated_counts(model: nn.Module, scope: Scope, parameter: nn.Parameter) -> tuple[int, int]:
+    """(query heads, key heads) by what the module says of itself and the widths of its projections."""
+    counted = parameter.shape[0] if parameter.dim() == 3 else _listed(model, scope)
+    counts = head_counts(scope.module)
+    if counts is not None and counts[0] == counts[1]:
+        # Key heads may be stated under any name; they are as wide as those of the queries.
+        queries, keys = _width(model, scope, "q"), _width(model, scope, "k")
+        width = queries // counts[0]
+        fits = width > 0 and queries % counts[0] == 0 and keys % width == 0
+        counts = (counts[0], keys // width) if keys and keys < queries and fits else counts
+    counts = counts or ((counted, counted) if counted else _from_widths(model, scope))
+    if counts is None or counts[0] % counts[1]:
+        raise InputError(
+            f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
+            "say how many heads it has; set num_heads on the module"
+        )
+    return counts
 
 
 def _single_head(location: Location) -> int | None:

@@ -35,8 +35,11 @@ from fasterqk.circuits._signals import (
     SCORE,
     UNKNOWN,
     Finding,
+    HeadCounts,
+    HeadLines,
     Signals,
     SignalTrace,
+    heads_of,
     reach_codes,
     reached_by,
     roles_from_codes,
@@ -56,7 +59,9 @@ class Evidence:
 
     ``ran`` are the blocks that formed probabilities, ``complete`` those among them in which a product of
     queries and keys was seen, or a softmax of both; ``silent`` ones ran without any softmax. ``elsewhere``
-    are modules outside all blocks in which such a product was seen. ``heads``: their number by block.
+    are modules outside all blocks in which such a product was seen. ``heads``: their numbers by block, and
+    ``head_lines`` the lines of parameters that belong to each; in ``irregular`` blocks a key head does not
+    serve neighbours.
     ``foreign``: blocks whose queries or keys are made outside of them. ``failure``: why the forward pass
     ended early, if it did; what was seen until then counts. ``reached``: of blocks that ran
     without such a product, by softmax, the entries of their parameters that reach it.
@@ -67,7 +72,9 @@ class Evidence:
     complete: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     elsewhere: tuple[str, ...] = ()
-    heads: dict[str, int] = field(default_factory=dict)
+    heads: dict[str, HeadCounts] = field(default_factory=dict)
+    head_lines: HeadLines = field(default_factory=dict)
+    irregular: set[str] = field(default_factory=set)
     foreign: dict[str, str] = field(default_factory=dict)
     failure: str = ""
     reached: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
@@ -85,7 +92,11 @@ def probing() -> bool:
 
 
 def probe(
-    model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str], known: Iterable[str] = ()
+    model: nn.Module,
+    run: Callable[[nn.Module], Any],
+    scopes: Sequence[str],
+    known: Iterable[str] = (),
+    heads: bool = False,
 ) -> Evidence:
     """Probe the attention blocks at the paths ``scopes`` while ``run(model)`` runs the model.
 
@@ -97,10 +108,12 @@ def probe(
         model.eval()
         blocks = [model.get_submodule(path) for path in scopes]
         add_noise(model, blocks if large else None)
-        return _probe(model, run, scopes, known)
+        return _probe(model, run, scopes, known, heads=heads)
 
 
-def probe_call(model: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Evidence:
+def probe_call(
+    model: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], heads: bool
+) -> Evidence:
     """Probe the block at ``path`` with the arguments of one call of it, in the middle of a training pass.
 
     Only what the block holds is copied. One example of the batch is enough, where the block takes it.
@@ -124,7 +137,7 @@ def probe_call(model: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[
             run = partial(_call, *(detached_copy(part, model) for part in inputs))
             add_noise(block)
             try:
-                evidence = _probe(block, run, [path], path=path)
+                evidence = _probe(block, run, [path], path=path, heads=heads)
             except InputError:
                 raise
             except Exception as error:
@@ -214,6 +227,7 @@ def _probe(
     scopes: Sequence[str],
     known: Iterable[str] = (),
     path: str = "",
+    heads: bool = False,
 ) -> Evidence:
     """The evidence of the blocks ``scopes`` in ``model``, which is itself at ``path`` of a larger one."""
     recorder = Recorder()
@@ -268,6 +282,18 @@ def _probe(
         failure = failure or "numbers that are not finite in the forward pass"
     if without - finished:
         failure = failure or WITHOUT_AUTOGRAD
+    counted: dict[str, HeadCounts] = {}
+    lines: HeadLines = {}
+    irregular: set[str] = set()
+    for name, found in signals_of.items() if heads else ():
+        if len(found) == 1 and found[0].complete:
+            try:
+                numbers, own_lines = heads_of(found[0], held[name], {n: codes[n] for n in held[name]})
+            except ValueError:
+                irregular.add(name)
+                continue
+            counted |= {} if numbers is None else {name: numbers}
+            lines |= own_lines
     return Evidence(
         findings=_findings(parameters, codes, signals_of),
         ran=set(signals_of),
@@ -275,11 +301,9 @@ def _probe(
         # A block that was called with nothing to attend to (no image, no protein) uses none of its weights.
         silent={path for path in finished - inside.keys() if any(codes[name].any() for name in held[path])},
         elsewhere=tuple(dict.fromkeys(elsewhere)),
-        heads={
-            path: found[0].probabilities.shape[1]
-            for path, found in signals_of.items()
-            if found[0].probabilities.dim() == 4
-        },
+        heads=counted,
+        head_lines=lines,
+        irregular=irregular,
         foreign={
             path: made
             for path, found in signals_of.items()
@@ -427,7 +451,7 @@ def first_guesses(model: nn.Module, scopes: dict[str, Scope] | None = None) -> J
     return judgement
 
 
-def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
+def judge(model: nn.Module, run: Callable[[nn.Module], Any], heads: bool = False) -> Judgement:
     """Guesses of ``model`` with what the probe sees while ``run`` runs it.
 
     Of a large model one block per stack is probed, for all of the stack.
@@ -436,7 +460,7 @@ def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
     judgement = first_guesses(model)
     for _ in range(2):
         alike = stacks(model, judgement.scopes) if large else {path: [path] for path in judgement.scopes}
-        evidence = probe(model, run, list(alike), judgement.scopes)
+        evidence = probe(model, run, list(alike), judgement.scopes, heads)
         if not evidence.elsewhere:
             break
         judgement = first_guesses(model, with_discovered(model, judgement.scopes, evidence.elsewhere))
@@ -452,9 +476,9 @@ def _spread(evidence: Evidence, alike: dict[str, list[str]]) -> Evidence:
             return {path + name.removeprefix(first): table[name] for name in list(inside)}
 
         for path in paths[1:]:
-            for blocks in (evidence.ran, evidence.complete, evidence.silent):
+            for blocks in (evidence.ran, evidence.complete, evidence.silent, evidence.irregular):
                 blocks |= {path} if first in blocks else set()
-            for table in (evidence.heads, evidence.foreign, evidence.findings):
+            for table in (evidence.heads, evidence.head_lines, evidence.foreign, evidence.findings):
                 table |= moved(table, path)
             if first in evidence.reached:
                 evidence.reached[path] = [moved(softmax, path) for softmax in evidence.reached[first]]

@@ -50,7 +50,8 @@ class Signals:
     """One softmax that weighted values, or the exponentials of one that is written out.
 
     ``products`` are queries times keys, ``weights`` the probabilities as they met the values; ``acting`` are
-    the weights and gates that act on a context on its way out.
+    the weights and gates that act on a context on its way out. ``head_axes`` are those of the heads in each
+    context, empty where that cannot be said.
     """
 
     probabilities: Tensor
@@ -60,6 +61,7 @@ class Signals:
     products: list[Tensor] = field(default_factory=list)
     weights: list[Tensor] = field(default_factory=list)
     contexts: list[Tensor] = field(default_factory=list)
+    head_axes: list[tuple[int, ...]] = field(default_factory=list)
     acting: list[Tensor] = field(default_factory=list)
 
     @property
@@ -110,6 +112,7 @@ class SignalTrace(TorchFunctionMode):
             for signals in getattr(weighting, _PROBABILITIES):
                 signals.weights.append(weighting)
                 signals.contexts.append(output.clone())  # what is added to it in place is not part of it
+                signals.head_axes.append(_context_axes(args, tensors, weighting, output))
             setattr(output, _CONTEXT, getattr(weighting, _PROBABILITIES))
             return output
         output = _without_empty_rows(func, args, kwargs) if func in SOFTMAXES else func(*args, **kwargs)
@@ -167,6 +170,24 @@ class SignalTrace(TorchFunctionMode):
                     setattr(output, _CONTEXT, before)
                 elif func not in _NONLINEAR:
                     setattr(output, _PROJECTED, after)
+
+
+def _leading(dimensions: int) -> tuple[int, ...]:
+    """The axes of heads before two others: all but that of the batch."""
+    return tuple(range(dimensions - 2))[1:] or tuple(range(dimensions - 2))
+
+
+def _context_axes(
+    args: tuple[Any, ...], tensors: list[Tensor], weighting: Tensor, output: Tensor
+) -> tuple[int, ...]:
+    """The axes of the heads in a context."""
+    if not isinstance(args[0], str):
+        return _leading(output.dim())
+    terms, _, result = args[0].replace(" ", "").partition("->")
+    term = terms.split(",")[next(i for i, tensor in enumerate(tensors) if tensor is weighting)]
+    letters = [term[axis] for axis in _leading(len(term))]
+    known = "." not in terms and all(letter in result for letter in letters)
+    return tuple(result.index(letter) for letter in letters) if known else ()
 
 
 def _in_pairs(equation: str, tensors: list[Tensor]) -> Tensor:
@@ -382,6 +403,94 @@ def _gradients(
         return {}
     found = torch.autograd.grad(projected, list(parameters.values()), retain_graph=True, allow_unused=True)
     return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
+
+
+# --- Heads: which entries one head of the products, or of the contexts, reaches ---
+
+_MOST_HEADS = 256
+# (query heads, key heads), and the same of contexts and values
+HeadCounts = tuple[int, int, int, int]
+# By parameter the axis along which heads follow each other, and the head of every line (None: no single one).
+HeadLines = dict[str, tuple[int, tuple[int | None, ...]]]
+
+
+def heads_of(
+    signals: Signals, parameters: dict[str, nn.Parameter], codes: dict[str, Tensor]
+) -> tuple[HeadCounts | None, HeadLines]:
+    """The numbers of heads of one attention call and the lines of the parameters that belong to each.
+
+    Key heads that serve several query heads serve neighbours; any other order is a ``ValueError``. The
+    numbers are None where the axis of the heads is unknown.
+    """
+    looking = _reached_by_head(signals.products, [_leading(p.dim()) for p in signals.products], parameters)
+    saying = _reached_by_head(signals.contexts, signals.head_axes, parameters)
+    lines: HeadLines = {}
+    serving: dict[str, list[int]] = {"q": [1], "k": [], "v": []}
+    for name, code in codes.items():
+        for role, (number, reached) in (("q", looking), ("k", looking), ("v", saying)):
+            bit = {"q": QUERY, "k": KEY, "v": CONTEXT}[role]
+            entries = (code & (QUERY | KEY | CONTEXT)) == bit
+            if not number or name not in reached or not bool(entries.any()):
+                continue
+            groups = _groups(reached[name], entries)
+            if code.dim() > 1:
+                serving[role].append(groups[1])
+            if groups[1] < number:
+                _add_lines(lines, name, groups[0] // groups[1], entries)
+    numbers = looking[0], saying[0]
+    if not all(numbers):
+        return None, {}
+    keys, values = (
+        number // min(serving[role], default=1) for role, number in zip("kv", numbers, strict=True)
+    )
+    return (numbers[0], keys, numbers[1], values), lines
+
+
+def _reached_by_head(
+    tensors: list[Tensor], axes: list[tuple[int, ...]], parameters: dict[str, nn.Parameter]
+) -> tuple[int, dict[str, Tensor]]:
+    """The number of heads, and by parameter and entry which of them reach it (heads along the first axis)."""
+    sizes = {tuple(tensor.shape[axis] for axis in own) for tensor, own in zip(tensors, axes, strict=True)}
+    number = math.prod(next(iter(sizes))) if len(sizes) == 1 else 0
+    if not all(axes) or not 0 < number <= _MOST_HEADS:
+        return 0, {}
+    reached: dict[str, Tensor] = {}
+    for head in range(number):
+        one_head = [
+            tensor.movedim(own, tuple(range(len(own)))).flatten(0, len(own) - 1)[head]
+            for tensor, own in zip(tensors, axes, strict=True)
+        ]
+        for name, gradient in _gradients(one_head, parameters, torch.Generator().manual_seed(1)).items():
+            if name not in reached:
+                reached[name] = torch.zeros((number, *gradient.shape), dtype=torch.bool)
+            reached[name][head] = (gradient != 0).cpu()
+    return number, reached
+
+
+def _groups(reached: Tensor, entries: Tensor) -> tuple[Tensor, int]:
+    """By entry the first head that reaches it, and how many do."""
+    count = reached.sum(0)
+    numbers = [number for number in count[entries].unique().tolist() if number]
+    first = reached.int().argmax(0)
+    last = len(reached) - 1 - reached.flip(0).int().argmax(0)
+    size = numbers[0] if numbers else 1
+    whole = (last - first + 1 == size) & (first % size == 0)
+    if len(numbers) > 1 or not bool(whole[entries & (count > 0)].all()):
+        raise ValueError("not groups of neighbours")
+    return first, size
+
+
+def _add_lines(lines: HeadLines, name: str, head: Tensor, entries: Tensor) -> None:
+    """Add the heads of ``entries`` along the axis on which every line has one head."""
+    for axis in range(head.dim()) if name not in lines else [lines[name][0]]:
+        number = torch.where(entries, head + 1, 0).movedim(axis, 0).flatten(1) if head.dim() > 1 else None
+        number = torch.where(entries, head + 1, 0)[:, None] if number is None else number
+        top = number.amax(1)
+        if bool(((number == top[:, None]) | (number == 0)).all()) and len(top.unique()) > 1:
+            before = lines[name][1] if name in lines else (None,) * len(top)
+            now = tuple(own if not new else new - 1 for own, new in zip(before, top.tolist(), strict=True))
+            lines[name] = axis, now
+            return
 
 
 # --- Roles from codes ---
