@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +25,8 @@ from fasterqk.capture._recorder import Recorder
 from fasterqk.capture._trace import PRODUCTS, SOFTMAXES, carries, tensors_in
 from fasterqk.circuits._find import labels_text, likely_labels, scopes_of, slices_by_evidence
 from fasterqk.circuits._guess import Scope, nearest, stacks
-from fasterqk.circuits._probe import probe_call, probing
+from fasterqk.circuits._probe import float_tensors, probe_call, probing
+from fasterqk.circuits._signals import CONTEXT, KEY, QUERY, matrices_behind, role_of_gradients
 from fasterqk.circuits._slices import NO_SOFTMAX, Circuits, Slice
 from fasterqk.errors import InputError
 
@@ -65,10 +67,12 @@ class FirstPass:
         """By block and parameter (under the name that leads to its module) its labelled slices."""
         inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
         names = {name: inside[id(parameter)] for name, parameter in model.named_parameters()}
+        self._every: dict[str, list[Slice]] = {}
         labels: dict[str, dict[str, list[Slice]]] = {path: {} for path in self._scopes}
         for part in circuits:
             name = names.get(part.parameter, part.parameter)
             scope = nearest(name, self._scopes)
+            self._every.setdefault(name, []).append(part)
             if scope is not None:
                 labels[scope.path].setdefault(name, []).append(part)
         return labels
@@ -179,6 +183,34 @@ class FirstPass:
         }
         if wrong:
             self._refuse(model, path, first, wrong)
+        if path in evidence.foreign:
+            self._compare_makers(model, evidence.inputs, float_tensors((args, kwargs)))
+
+    def _compare_makers(self, model: nn.Module, codes: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Compare the parameters that make keys and values outside of the block that they enter."""
+        arguments = [(code, tensor) for code, tensor in zip(codes, tensors, strict=False) if not code & QUERY]
+        keys = [tensor for code, tensor in arguments if code & KEY]
+        values = [tensor for code, tensor in arguments if code & CONTEXT]
+        names = {id(parameter): name for name, parameter in parameters_by_module(model)}
+        sharded = any(hasattr(parameter, "placements") for parameter in model.parameters())
+        for maker in {id(m): m for tensor in (*keys, *values) for m in matrices_behind(tensor)}.values():
+            name = names.get(id(maker))
+            labelled = self._every.get(name or "", [])
+            if name is None or not labelled or any(part.decided_by == "label" for part in labelled):
+                continue
+            # A gradient would wake the hooks of sharded modules.
+            finding = None if sharded else role_of_gradients(keys, values, maker)
+            if finding is None and any(part.circuit in ("qk", "shared") for part in labelled):
+                continue
+            parts = [Slice(name, None, None, None, "k", None, "probe", 0)]
+            if finding is not None:
+                parts = [
+                    replace(parts[0], axis=finding.axis, start=start, stop=stop, role=role)
+                    for start, stop, role in finding.spans
+                ]
+            if _settings(labelled, self._by_role) != _settings(parts, self._by_role):
+                self._labels.setdefault("", {})[name] = labelled
+                self._refuse(model, "", "", {name: parts})
 
     def _contradicts(self, labelled: Sequence[Slice], verdict: Sequence[Slice]) -> bool:
         if not labelled or any(part.decided_by == "label" for part in labelled):
@@ -191,7 +223,7 @@ class FirstPass:
                 f"in {stack_of(name)} {_spoken(parts)}, labelled {_spoken(self._labels[path][name])}"
             )
             if _as_label(parts) != _as_label(self._labels[path][name]):
-                for other in self._stacks[first]:
+                for other in self._stacks.get(first, [path]):
                     self._right[other + name.removeprefix(path)] = _as_label(parts)
         more = f" (and {len(self._wrong) - 1} more parameters)" if len(self._wrong) > 1 else ""
         right = labels_text(model, self._right) if self._right else _BY_HEAD
@@ -328,7 +360,7 @@ def _as_label(parts: Sequence[Slice]) -> Any:
             slices[-1][2] = part.stop
         else:
             slices.append([part.axis, part.start, part.stop, part.role])
-    return [tuple(part) for part in slices]
+    return [tuple(part) for part in slices] if len(slices) > 1 else slices[0][3]
 
 
 def _spoken(parts: Sequence[Slice]) -> str:

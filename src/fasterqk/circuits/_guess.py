@@ -219,7 +219,7 @@ def _caller(model: nn.Module, name: str, module: nn.Module) -> str:
     """The module that is called: not a dictionary of projections, not a single head among others."""
     parent, _, own = name.rpartition(".")
     if isinstance(module, nn.ModuleDict | nn.ModuleList):
-        return parent
+        return _caller(model, parent, model.get_submodule(parent)) if parent else parent
     around = parent.rpartition(".")[0]
     listed = own.isdigit() and isinstance(model.get_submodule(parent), nn.ModuleList)
     if listed and says_attention(model.get_submodule(around)) and not _has_output(module):
@@ -284,6 +284,8 @@ def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) ->
         output = any(one.output for one in said) and not any(one.norm for one in said)
         return Guess("o" if output else "rest", "name")
     location = locate(model, scope.core, name, parameter)
+    if _is_part(model, location, name, parameter):
+        return Guess(None, "name", certain=False)  # a layout of all rows says nothing of some
     for module, component in zip(reversed(location.modules), reversed(location.components), strict=True):
         entry = registered(module, component)
         if entry is not None and not isinstance(entry, str):
@@ -291,6 +293,16 @@ def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) ->
         if entry is not None:
             return Guess(entry, "registry")
     return _by_name(scope, location, parameter)
+
+
+def _is_part(model: nn.Module, location: Location, name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parametrization joins several parameters, of which this one has some of the rows."""
+    path, parametrized, rest = name.partition("parametrizations.")
+    if not parametrized or not parameter.dim():
+        return False
+    joined = getattr(model.get_submodule(path.rstrip(".")), rest.partition(".")[0])
+    axis = min(location.axis, parameter.dim() - 1, joined.dim() - 1)
+    return bool(parameter.shape[axis] != joined.shape[axis])
 
 
 def _by_name(scope: Scope, location: Location, parameter: nn.Parameter) -> Guess | None:

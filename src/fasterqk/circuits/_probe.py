@@ -9,7 +9,7 @@ then compares this evidence with the guesses of registry and names.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -64,7 +64,8 @@ class Evidence:
     serve neighbours.
     ``foreign``: blocks whose queries or keys are made outside of them. ``failure``: why the forward pass
     ended early, if it did; what was seen until then counts. ``reached``: of blocks that ran
-    without such a product, by softmax, the entries of their parameters that reach it.
+    without such a product, by softmax, the entries of their parameters that reach it. ``inputs``: codes of
+    the tensors that a block with foreign keys was called with.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)
@@ -78,6 +79,7 @@ class Evidence:
     foreign: dict[str, str] = field(default_factory=dict)
     failure: str = ""
     reached: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
+    inputs: list[int] = field(default_factory=list)
 
 
 # Models of up to this many parameters are probed on copies of all weights, every block by itself. Of larger
@@ -116,12 +118,13 @@ def probe_call(
 ) -> Evidence:
     """Probe the block at ``path`` with the arguments of one call of it, in the middle of a training pass.
 
-    Only what the block holds is copied. One example of the batch is enough, where the block takes it.
+    Only what the block holds is copied. One example of the batch is enough, where the block takes it. If its
+    keys are made outside of it, it runs again to see which of the arguments they are.
     """
     block = model.get_submodule(path)
     device = next((parameter.device.type for parameter in block.parameters()), "cpu")
-    evidence = Evidence()
-    for inputs in (_first_example((args, kwargs)), (args, kwargs)):
+    evidence, follow = Evidence(), False
+    for inputs in (_first_example((args, kwargs)), (args, kwargs), (args, kwargs)):
         with (
             random_states_kept(),
             torch.enable_grad(),
@@ -134,16 +137,23 @@ def probe_call(
             torch.manual_seed(0)
             for name in ("_forward_pre_hooks", "_forward_hooks"):
                 setattr(block, name, OrderedDict())  # they have been called with these arguments
-            run = partial(_call, *(detached_copy(part, model) for part in inputs))
+            call = tuple(detached_copy(part, model) for part in inputs)
+            leaves = [tensor.requires_grad_() for tensor in float_tensors(call)] if follow else []
             add_noise(block)
             try:
-                evidence = _probe(block, run, [path], path=path, heads=heads)
+                run = partial(_call, *call)
+                again = _probe(block, run, [path], path=path, heads=heads and not follow, inputs=leaves)
+                if follow:
+                    evidence.inputs = again.inputs
+                    break
+                evidence = again
             except InputError:
                 raise
             except Exception as error:
                 evidence = Evidence(failure=f"{type(error).__name__}: {error}")
-        if evidence.complete:
+        if evidence.complete and not evidence.foreign:
             break
+        follow = bool(evidence.complete)
     return evidence
 
 
@@ -153,7 +163,7 @@ def _call(args: tuple[Any, ...], kwargs: dict[str, Any], block: nn.Module) -> An
 
 def _first_example(value: Any) -> Any:
     """The arguments of a call with the first example of the batch alone."""
-    states = next((tensor for tensor in _float_tensors(value) if tensor.dim() > 2), None)
+    states = next((tensor for tensor in float_tensors(value) if tensor.dim() > 2), None)
     if states is None:
         return value
 
@@ -228,8 +238,12 @@ def _probe(
     known: Iterable[str] = (),
     path: str = "",
     heads: bool = False,
+    inputs: Sequence[Tensor] = (),
 ) -> Evidence:
-    """The evidence of the blocks ``scopes`` in ``model``, which is itself at ``path`` of a larger one."""
+    """The evidence of the blocks ``scopes`` in ``model``, which is itself at ``path`` of a larger one.
+
+    ``inputs`` are tensors of the call whose part in it is asked, too.
+    """
     recorder = Recorder()
     trace = SignalTrace(recorder)
     blocks = {name: model.get_submodule(name.removeprefix(path).lstrip(".")) for name in scopes}
@@ -242,7 +256,7 @@ def _probe(
             nothing_compiled(),
             nothing_checkpointed(),
             recorder.watching(model, path),
-            _detaching(blocks, outputs, finished, without),
+            _detaching(blocks, outputs, finished, without, {id(tensor) for tensor in inputs}),
             torch.enable_grad(),
             trace,
         ):
@@ -272,7 +286,9 @@ def _probe(
     signals_of = {path: [one for one in found if one.complete] or found for path, found in inside.items()}
     signals_of = {path: found for path, found in signals_of.items() if all(one.finite for one in found)}
     parameters = {name: value for path in scopes for name, value in held[path].items()}
-    codes = reach_codes(parameters, list(signals_of.values()), outputs)
+    asked: dict[str, Any] = {f" {number}": tensor for number, tensor in enumerate(inputs)}
+    codes = reach_codes(parameters | asked, list(signals_of.values()), outputs)
+    bits = [_bits(codes.pop(name)) for name in asked]
     signals_of = {
         path: found
         for path, found in signals_of.items()
@@ -310,6 +326,7 @@ def _probe(
             if found[0].complete and (made := _made_outside([codes[name] for name in held[path]]))
         },
         failure=failure,
+        inputs=bits,
         reached={
             path: [reached_by(one.probabilities, held[path]) for one in found]
             for path, found in signals_of.items()
@@ -318,21 +335,30 @@ def _probe(
     )
 
 
+def _bits(code: Tensor) -> int:
+    return sum(bit for bit in (QUERY, KEY, CONTEXT) if bool((code & bit).any()))
+
+
 @contextmanager
 def _detaching(
-    blocks: dict[str, nn.Module], outputs: list[Tensor], finished: set[str], without: set[str]
+    blocks: dict[str, nn.Module],
+    outputs: list[Tensor],
+    finished: set[str],
+    without: set[str],
+    kept: Collection[int] = (),
 ) -> Iterator[None]:
     """Detach what enters each scope from the graph, and keep what leaves it.
 
-    The names of scopes that ran are added to ``finished``, or to ``without`` where autograd was off.
+    The names of scopes that ran are added to ``finished``, or to ``without`` where autograd was off. With
+    ``kept`` tensors nothing is detached.
     """
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return _detached(args), _detached(kwargs)
+        return None if kept else (_detached(args), _detached(kwargs))
 
     def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
         (finished if torch.is_grad_enabled() else without).add(name)
-        outputs.extend(_float_tensors(output))
+        outputs.extend(float_tensors(output))
 
     with ExitStack() as hooks:
         for name, module in blocks.items():
@@ -353,7 +379,9 @@ def _findings(
             on_scores = bool((code & SCORE).any()) and not bool((code & (QUERY | KEY | CONTEXT)).any())
             # Where queries were not seen, they are scores as far as the probe knows.
             on_scores = on_scores and nearest(name, complete) is not None
-            findings[name] = replace(finding, direct=direct, on_scores=on_scores)
+            made = code & (QUERY | KEY | CONTEXT)
+            latent = bool(((made == KEY | CONTEXT) | (made == QUERY | CONTEXT)).any())
+            findings[name] = replace(finding, direct=direct, on_scores=on_scores, latent=latent)
     return findings
 
 
@@ -395,11 +423,12 @@ def _moderate(states: Tensor) -> Tensor:
     return states
 
 
-def _float_tensors(value: Any) -> list[Tensor]:
+def float_tensors(value: Any) -> list[Tensor]:
+    """The tensors of numbers in nested arguments, in order."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
     items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [tensor for item in items for tensor in _float_tensors(item)]
+    return [tensor for item in items for tensor in float_tensors(item)]
 
 
 # --- Guesses and probe together: what is confirmed, what the probe decides, what stays open ---
@@ -650,7 +679,7 @@ def _decides(
         # A norm in front of attention is reached from both circuits without being part of them; a block
         # that is not called attention holds other things too. What acts on a context itself is output, and
         # what acts on scores or probabilities alone is part of where a model looks.
-        looks = any(role in ("q", "k", "v") for _, _, role in finding.spans)
+        looks = any(role in ("q", "k", "v") for _, _, role in finding.spans) or finding.latent
         looks = looks and (guessed.open or not scope.named) and (complete or parameter.dim() > 1)
         return looks or finding.on_scores or (finding.direct and finding.role == "o")
     # The softmax is blind to a bias of the keys: what the probe sees of it is rounding noise.

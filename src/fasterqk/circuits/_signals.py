@@ -504,13 +504,14 @@ class Finding:
 
     ``axis`` None means that the whole tensor has one role. ``direct``: the parameter acts on a context
     itself, as an output projection does. ``on_scores``: it acts on scores or probabilities, and makes neither
-    queries nor keys nor values.
+    queries nor keys nor values. ``latent``: values and only one of queries and keys depend on it.
     """
 
     axis: int | None
     spans: tuple[Span, ...]
     direct: bool = False
     on_scores: bool = False
+    latent: bool = False
 
     @property
     def role(self) -> Role | None:
@@ -546,6 +547,48 @@ def roles_from_codes(code: Tensor) -> Finding | None:
             if best is None or len(spans) < len(best.spans):
                 best = Finding(axis, spans)
     return best
+
+
+def role_of_gradients(keys: list[Tensor], values: list[Tensor], parameter: Any) -> Finding | None:
+    """Which rows of ``parameter`` make these keys and values."""
+    codes = _codes({KEY: keys, CONTEXT: values}, {"": parameter}, torch.Generator().manual_seed(1))
+    return roles_from_codes(codes[""]) if codes else None
+
+
+_MATRIX_PRODUCT = ("Mm", "Addmm", "Bmm", "Baddbmm", "Linear", "Convolution")
+_VIEWS = ("T", "View", "Permute", "Expand", "UnsafeView", "ReshapeAlias", "Select", "Slice", "Split", "Alias")
+_FEW = 3  # matrices behind one tensor: a weight, and an adapter's two; a residual stream has more
+
+
+def matrices_behind(tensor: Tensor) -> list[Tensor]:
+    """The weight matrices whose product ``tensor`` is, however it was cut, turned and scaled since.
+
+    Empty for a residual stream, which sums the products of many.
+    """
+    matrices: dict[int, Tensor] = {}
+    nodes, known = [tensor.grad_fn], set()
+    while nodes and len(matrices) <= _FEW:
+        node = nodes.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if type(node).__name__.startswith("Embedding"):
+            return []
+        if type(node).__name__.startswith(_MATRIX_PRODUCT):
+            leaves = (_leaf(behind) for behind, _ in node.next_functions)
+            weights = {id(leaf): leaf for leaf in leaves if leaf is not None and leaf.dim() > 1}
+            matrices |= weights
+            if weights:
+                continue
+        nodes += [behind for behind, _ in node.next_functions]
+    return list(matrices.values()) if len(matrices) <= _FEW else []
+
+
+def _leaf(node: Any) -> Tensor | None:
+    """The parameter behind views and casts."""
+    while node is not None and type(node).__name__.startswith(_VIEWS):
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", None)
 
 
 def _role(code: int) -> Role | None:
