@@ -641,8 +641,9 @@ def build(name: str, class_name: str, large: bool) -> Model:
     """A model with the module ``name``, whose class is called ``class_name``."""
     kind, model = MODULES[name]
     torch.manual_seed(0)
-    renamed = types.new_class(class_name, (kind,), {})
-    return model(renamed, LARGE if large else VOCABULARY)
+    made = model(types.new_class(class_name, (kind,), {}), LARGE if large else VOCABULARY)
+    made.embed.requires_grad_(False)  # only its size counts
+    return made
 
 
 # --- The oracle ---

@@ -188,6 +188,16 @@ def scopes_of(model: nn.Module, circuits: Circuits) -> dict[str, Scope]:
     return with_discovered(model, named, [p for p in circuits.blocks if p not in named and p in paths])
 
 
+def resting_on_names(circuits: Circuits) -> list[str]:
+    """The attention blocks of whose labels the probe has seen none, and the user has given none."""
+    inside: dict[str, set[str]] = {}
+    for part in circuits:
+        path = nearest(part.parameter, {block: block for block in circuits.blocks})
+        if path is not None and part.circuit != "rest":
+            inside.setdefault(path, set()).add(part.decided_by)
+    return [path for path, sources in inside.items() if sources <= {"name", "registry"}]
+
+
 def slices_by_evidence(
     model: nn.Module, scope: Scope, evidence: Evidence, heads: bool
 ) -> dict[str, list[Slice]] | None:

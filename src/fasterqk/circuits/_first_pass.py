@@ -23,7 +23,13 @@ from torch.overrides import TorchFunctionMode
 from fasterqk.capture._modules import nothing_compiled, parameters_by_module, stack_of
 from fasterqk.capture._recorder import Recorder
 from fasterqk.capture._trace import PRODUCTS, SOFTMAXES, carries, tensors_in
-from fasterqk.circuits._find import labels_text, likely_labels, scopes_of, slices_by_evidence
+from fasterqk.circuits._find import (
+    labels_text,
+    likely_labels,
+    resting_on_names,
+    scopes_of,
+    slices_by_evidence,
+)
 from fasterqk.circuits._guess import Scope, nearest, stacks
 from fasterqk.circuits._probe import float_tensors, probe_call, probing
 from fasterqk.circuits._signals import CONTEXT, KEY, QUERY, matrices_behind, role_of_gradients
@@ -51,7 +57,7 @@ class FirstPass:
         self._stacks = stacks(model, scopes)
         self._first = {path: first for first, paths in self._stacks.items() for path in paths}
         self.unseen = dict.fromkeys(self._stacks, "no training pass was seen")
-        self.by_name = {first for first in self._stacks if not self._is_probed(first)}
+        self.by_name = self._stacks.keys() & set(resting_on_names(circuits))
         self.refusal = ""
         self._wrong: list[str] = []
         self._right: dict[str, Any] = {}
@@ -82,10 +88,6 @@ class FirstPass:
         parts = [part for parts in self._labels[path].values() for part in parts]
         ours = [part for part in parts if part.decided_by != "label"]
         return bool(ours) and not any(part.decided_by == NO_SOFTMAX for part in ours)
-
-    def _is_probed(self, path: str) -> bool:
-        parts = [part for parts in self._labels[path].values() for part in parts]
-        return any("probe" in part.decided_by for part in parts)
 
     # --- Hooks ---
 

@@ -535,6 +535,8 @@ def settle(judgement: Judgement, evidence: Evidence, parameters: dict[str, nn.Pa
         elif not complete and guessed is not None and guessed.role in ("q", "k"):
             # A softmax that does not depend on what is called queries and keys is not over their scores.
             judgement.silent.add(scope.path)
+        elif guessed is None and _is_feed_forward(judgement, scope, name, parameters):
+            judgement.found[name] = Finding(None, ((0, 0, "rest"),))
         elif _decides(guessed, finding, scope, parameters[name], complete):
             judgement.found[name] = finding
     judgement.ran -= judgement.silent
@@ -552,6 +554,18 @@ def _has_all(judgement: Judgement, scope: Scope) -> bool:
     seen = (name for name in judgement.findings if judgement.scope_of(name) is scope)
     roles = {role for name in seen for _, _, role in judgement.findings[name].spans}
     return scope.path in judgement.complete and {"q", "k", "v"} <= roles
+
+
+def _is_feed_forward(
+    judgement: Judgement, scope: Scope, name: str, parameters: dict[str, nn.Parameter]
+) -> bool:
+    """Whether a matrix (or the bias of one) reaches the output without acting on it, beside one that does."""
+    weight = name if parameters[name].dim() > 1 else name.removesuffix("bias") + "weight"
+    finding = judgement.findings.get(weight)
+    if finding is None or finding.role != "o" or finding.direct or parameters[weight].dim() < 2:
+        return False
+    inside = (other for key, other in judgement.findings.items() if judgement.scope_of(key) is scope)
+    return any(other.direct and other.role == "o" for other in inside)
 
 
 def _meet(judgement: Judgement, path: str) -> bool | None:

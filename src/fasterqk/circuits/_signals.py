@@ -30,7 +30,7 @@ _PROBABILITIES = "_fasterqk_weights"
 _CONTEXT = "_fasterqk_context"
 _PROJECTED = "_fasterqk_projected"
 # Everything before the first projection (norms, gates) acts on the context. After it only further matrices
-# (a low-rank output) and gates do, until another stream is added or a nonlinearity begins something else.
+# (a low-rank output) and gates do, until another stream is added.
 _PROJECTIONS = {F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, *PRODUCTS}
 # A softmax written out: the exponentials of the scores, divided by their sum before or after.
 _EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_, F.log_softmax, torch.log_softmax}
@@ -38,8 +38,6 @@ _EXPONENTIALS |= {Tensor.log_softmax}
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_}
 _JOINS = {torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack}
 _GATES = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
-_NONLINEAR = {F.relu, F.gelu, F.silu, F.sigmoid, F.tanh, torch.relu, torch.tanh, torch.sigmoid}
-_NONLINEAR |= {Tensor.relu, Tensor.tanh, Tensor.sigmoid, F.layer_norm, F.rms_norm, F.leaky_relu, F.elu}
 _MANY_HEADS = 128
 _LARGEST = 2**27  # entries of one tensor; half a gigabyte
 _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
@@ -168,7 +166,7 @@ class SignalTrace(TorchFunctionMode):
             elif carries(func, operand, output) or together:
                 if before:
                     setattr(output, _CONTEXT, before)
-                elif func not in _NONLINEAR:
+                else:
                     setattr(output, _PROJECTED, after)
 
 
