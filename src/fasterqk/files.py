@@ -187,14 +187,14 @@ def _errors_name(path: str | os.PathLike[str], temporary: Path | None = None) ->
     try:
         yield
     except OSError as error:
-        own = temporary is not None and str(error.filename).startswith(str(temporary))
-        if own or not error.filename:
+        ours = temporary is not None and str(error.filename).startswith(str(temporary))
+        if ours or not error.filename:
             error.filename, error.filename2 = os.fspath(path), None
         raise
     except Exception as error:
-        if (found := _OS_ERROR.search(str(error))) is None:
+        if (match := _OS_ERROR.search(str(error))) is None:
             raise
-        number = int(found[1])
+        number = int(match[1])
         raise OSError(number, os.strerror(number), os.fspath(path)) from error
 
 

@@ -37,8 +37,8 @@ class Pattern:
     def row(self, real: Tensor, read: Tensor) -> Tensor:
         """What the rows at ``read``, ``(batch,)`` or ``(batch, row)``, may see: ``(batch, row, key)``."""
         ahead = _ahead_of(real, read)
-        seen = real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
-        return seen if self.window is None else seen & (ahead.abs() < self.window)
+        visible = real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
+        return visible if self.window is None else visible & (ahead.abs() < self.window)
 
 
 def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
@@ -285,8 +285,8 @@ def _aggregated_heads(
     layer: Tensor, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int, first: Tensor
 ) -> Tensor:
     rows = _one_head(read_rows(layer, read), how, number)
-    seen = None if pairs is None else read_rows(pairs.unsqueeze(1), read).squeeze(1)
-    return _clean(rows, seen, how, number, layer.dtype, first)
+    visible = None if pairs is None else read_rows(pairs.unsqueeze(1), read).squeeze(1)
+    return _clean(rows, visible, how, number, layer.dtype, first)
 
 
 def _one_head(layer: Tensor, how: Aggregation, number: int) -> Tensor:
@@ -306,12 +306,12 @@ def _clean(
     dtype: torch.dtype,
     first: Tensor,
 ) -> Tensor:
-    seen = torch.ones_like(matrix, dtype=torch.bool) if allowed is None else allowed
-    check_rows(matrix, seen, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
-    matrix = torch.where(seen, matrix, 0)
+    visible = torch.ones_like(matrix, dtype=torch.bool) if allowed is None else allowed
+    check_rows(matrix, visible, f"layer {number}", tolerance=2e-2 if dtype in HALF else 1e-3)
+    matrix = torch.where(visible, matrix, 0)
     if how.without_first:
         matrix = _without_first(matrix, first)
-    return _discard_lowest(matrix, seen, how.discard) if how.discard else matrix
+    return _discard_lowest(matrix, visible, how.discard) if how.discard else matrix
 
 
 def _without_first(matrix: Tensor, first: Tensor) -> Tensor:

@@ -105,7 +105,8 @@ def holm(differences: Mapping[Name, Interval | float]) -> dict[Name, float]:
     {'a': '0.000', 'b': '0.086', 'c': '1.000'}
     """
     values = {
-        name: one.p_value if isinstance(one, Interval) else float(one) for name, one in differences.items()
+        name: difference.p_value if isinstance(difference, Interval) else float(difference)
+        for name, difference in differences.items()
     }
     ordered = sorted((name for name in values if isfinite(values[name])), key=lambda name: values[name])
     corrected = dict.fromkeys(values, nan)

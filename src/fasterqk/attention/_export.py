@@ -101,14 +101,14 @@ def unscorable_class(measurement: "Measurement") -> str | None:
 
 
 def _check_ids(measurement: "Measurement") -> None:
-    seen: set[str] = set()
+    ids: set[str] = set()
     for instance in measurement.instances:
-        if instance.id in seen:
+        if instance.id in ids:
             raise InputError(
                 f"two instances have the id {instance.id!r}; ERASER tells instances apart by their id,"
                 " so give each its own: Instance(..., id='1')"
             )
-        seen.add(instance.id)
+        ids.add(instance.id)
 
 
 def _rationales(measurement: "Measurement", number: int, *, soft: bool) -> dict[str, Any]:
@@ -141,7 +141,8 @@ def _classified(measurement: "Measurement", number: int) -> dict[str, Any]:
     if not perturbed:
         return whole
     thresholded = [
-        {"threshold": percent / 100, **own} for percent, own in zip(scores.percents, perturbed, strict=True)
+        {"threshold": percent / 100, **outcomes}
+        for percent, outcomes in zip(scores.percents, perturbed, strict=True)
     ]
     return {**whole, **perturbed[0], "thresholded_scores": thresholded}
 

@@ -149,7 +149,9 @@ def faithfulness(
     """
     perturbed = perturb(batch, importance, percents, removal, rounding)
     whole = checked_outcomes(predict(batch) if whole is None else whole, batch)
-    alone, without = ([checked_outcomes(predict(one), one) for one in some] for some in perturbed[:2])
+    alone, without = (
+        [checked_outcomes(predict(variant), variant) for variant in variants] for variants in perturbed[:2]
+    )
     return faithfulness_of(batch, percents, whole, alone, without, perturbed.skipped)
 
 
@@ -200,7 +202,7 @@ def faithfulness_of(
 ) -> Faithfulness:
     """The scores from outcomes ``(batch, outcome)``: of the whole texts, and for each k of both variants."""
     nothing = np.zeros((*whole.shape[:1], 0, *whole.shape[1:]))
-    kept, rest = (np.stack(list(each), 1) if len(each) else nothing for each in (alone, without))
+    kept, rest = (np.stack(list(outcomes), 1) if len(outcomes) else nothing for outcomes in (alone, without))
     return Faithfulness(tuple(percents), whole, batch.follow(whole), kept, rest, skipped)
 
 
@@ -284,12 +286,12 @@ def plausibility(agreements: Sequence[Agreement]) -> dict[str, float | None]:
     """``auprc``, ``token_f1``, ``token_iou`` and ``iou_f1`` over instances (None without any)."""
     if not agreements:
         return dict.fromkeys(("auprc", "token_f1", "token_iou", "iou_f1"))
-    precision = float(np.mean([one.span_precision for one in agreements]))
-    recall = float(np.mean([one.span_recall for one in agreements]))
+    precision = float(np.mean([scores.span_precision for scores in agreements]))
+    recall = float(np.mean([scores.span_recall for scores in agreements]))
     return {
-        "auprc": float(np.mean([one.auprc for one in agreements])),
-        "token_f1": float(np.mean([one.token_f1 for one in agreements])),
-        "token_iou": float(np.mean([one.token_iou for one in agreements])),
+        "auprc": float(np.mean([scores.auprc for scores in agreements])),
+        "token_f1": float(np.mean([scores.token_f1 for scores in agreements])),
+        "token_iou": float(np.mean([scores.token_iou for scores in agreements])),
         "iou_f1": 2 * precision * recall / (precision + recall) if precision and recall else 0.0,
     }
 
@@ -303,11 +305,11 @@ def auprc(importance: ArrayLike, rationale: ArrayLike) -> float:
     scores, truth = _rated(importance, rationale)
     order = np.argsort(-scores, kind="stable")
     last_of_equals = np.append(np.diff(scores[order]) != 0, True)
-    found = np.cumsum(truth[order])[last_of_equals]
-    precision = found / (np.flatnonzero(last_of_equals) + 1)
+    true_positives = np.cumsum(truth[order])[last_of_equals]
+    precision = true_positives / (np.flatnonzero(last_of_equals) + 1)
     # The curve starts at recall 0 with precision 1, by convention.
     precision = np.concatenate([[1.0], precision])
-    recall = np.concatenate([[0.0], found / truth.sum()])
+    recall = np.concatenate([[0.0], true_positives / truth.sum()])
     return float(np.sum(np.diff(recall) * (precision[1:] + precision[:-1]) / 2))
 
 

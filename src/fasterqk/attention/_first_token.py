@@ -63,11 +63,11 @@ def find_first_token_end(
             break  # no later beginning saves more
         try:
             with torch.no_grad(), _watched(model) as cut, first_token_from(module):
-                found = logits()
+                shortened = logits()
         except Exception:  # what a model does with inputs of another length may raise anything
             continue
-        away = (found - expected).abs().max() if found.shape == expected.shape else torch.inf
-        if _work(cut) < least and away <= _ROUNDING * expected.abs().max():
+        change = (shortened - expected).abs().max() if shortened.shape == expected.shape else torch.inf
+        if _work(cut) < least and change <= _ROUNDING * expected.abs().max():
             best, least = module, _work(cut)
     return best
 
@@ -89,12 +89,12 @@ def _watched(model: nn.Module) -> Iterator[list[_Call]]:
         calls.append((module, True, 0))
 
     def leave(module: nn.Module, arguments: Any, output: Any) -> None:
-        own = sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() == 2)
-        own = 0 if isinstance(module, nn.Embedding) else own
+        weights = sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() == 2)
+        weights = 0 if isinstance(module, nn.Embedding) else weights
         rows = (
             output.numel() // max(1, output.shape[-1]) if isinstance(output, Tensor) and output.dim() else 0
         )
-        calls.append((module, False, own * rows))
+        calls.append((module, False, weights * rows))
 
     with ExitStack() as hooks:
         for module in model.modules():

@@ -23,8 +23,8 @@ from fasterqk.files import read_json_lines
 
 Numbers = NDArray[np.float64]
 # What people give: one number per token, or a record of the file format below.
-Given = ArrayLike | Mapping[str, Any]
-Source = str | PathLike[str] | Callable[[Instance], Given] | Mapping[str, Any]
+RawScores = ArrayLike | Mapping[str, Any]
+Source = str | PathLike[str] | Callable[[Instance], RawScores] | Mapping[str, Any]
 # Those that ask the model for more than its attention, and what they are.
 METHODS = {
     "gradient": "gradient of the log-probability times the embedded input",
@@ -60,16 +60,17 @@ def importances(
     ``scores`` is the name of something built in, a JSON lines file, a function of an :class:`Instance`, a
     mapping from the ids of instances to their numbers, a mapping from names to any of these, or a list.
     """
-    found = {first.name: first}
+    by_name = {first.name: first}
     for source in _listed(scores):
-        for one in _found(source, instances, absolute):
-            same = found.get(one.name)
-            if same is not None and one.aggregation is not None and one.aggregation == same.aggregation:
-                continue  # what is measured anyway, by default
-            if same is not None:
-                raise InputError(f"two importances are called {one.name!r}; give each its own name")
-            found[one.name] = one
-    return found
+        for importance in _importances_from(source, instances, absolute):
+            same = by_name.setdefault(importance.name, importance)
+            # Asking for the attention that is measured anyway is no conflict.
+            measured_anyway = (
+                importance.aggregation is not None and importance.aggregation == same.aggregation
+            )
+            if same is not importance and not measured_anyway:
+                raise InputError(f"two importances are called {importance.name!r}; give each its own name")
+    return by_name
 
 
 def aggregation_name(how: Aggregation) -> str:
@@ -110,7 +111,7 @@ def _listed(scores: Source | Sequence[Source] | None) -> Iterable[Source]:
     return scores
 
 
-def _found(source: Source, instances: Sequence[Instance], absolute: bool) -> list[Importance]:
+def _importances_from(source: Source, instances: Sequence[Instance], absolute: bool) -> list[Importance]:
     if isinstance(source, str) and (known := built_in(source)):
         return [known]
     if isinstance(source, str | PathLike):
@@ -120,7 +121,9 @@ def _found(source: Source, instances: Sequence[Instance], absolute: bool) -> lis
                 f"unknown importance {source!r}; choose {_ATTENTION}, {', '.join(METHODS)},"
                 " or give a JSON lines file"
             )
-        return [_given(name, lines, instances, absolute) for name, lines in read_scores(source).items()]
+        return [
+            _from_records(name, lines, instances, absolute) for name, lines in read_scores(source).items()
+        ]
     if callable(source):
         name = getattr(source, "__name__", type(source).__name__)
         values = tuple(align(source(x), x, f"{name} of instance {x.id!r}") for x in instances)
@@ -129,16 +132,18 @@ def _found(source: Source, instances: Sequence[Instance], absolute: bool) -> lis
         raise InputError(f"scores cannot be read from {source!r}; give a function, a mapping or a file")
     if source and all(_is_source(value) for value in source.values()):
         return [_named(name, value, instances, absolute) for name, value in source.items()]
-    own = {str(key): (f"scores of instance {str(key)!r}", value) for key, value in source.items()}
-    return [_given("scores", own, instances, absolute)]
+    by_id = {str(key): (f"scores of instance {str(key)!r}", value) for key, value in source.items()}
+    return [_from_records("scores", by_id, instances, absolute)]
 
 
 def _named(name: str, source: Source, instances: Sequence[Instance], absolute: bool) -> Importance:
-    found = _found(source, instances, absolute)
-    if len(found) > 1:
+    candidates = _importances_from(source, instances, absolute)
+    if len(candidates) > 1:
         raise InputError(f"{source!r} holds several importances, so it cannot be called {name!r}")
-    one = found[0]
-    return Importance(str(name), one.aggregation, one.method, one.values, one.absolute)
+    importance = candidates[0]
+    return Importance(
+        str(name), importance.aggregation, importance.method, importance.values, importance.absolute
+    )
 
 
 def _is_source(value: Any) -> bool:
@@ -148,8 +153,8 @@ def _is_source(value: Any) -> bool:
     return isinstance(value, str | PathLike) or callable(value)
 
 
-def _given(
-    name: str, lines: Mapping[str, tuple[str, Given]], instances: Sequence[Instance], absolute: bool
+def _from_records(
+    name: str, lines: Mapping[str, tuple[str, RawScores]], instances: Sequence[Instance], absolute: bool
 ) -> Importance:
     ids = {instance.id for instance in instances}
     if len(ids) < len(instances):
@@ -189,22 +194,22 @@ def read_scores(path: str | PathLike[str]) -> dict[str, dict[str, tuple[str, Map
     >>> read_scores("lime.jsonl")["lime"]["a"][1]["scores"]
     [0.5, -1]
     """
-    found: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {}
+    by_name: dict[str, dict[str, tuple[str, Mapping[str, Any]]]] = {}
     for number, where, record in read_json_lines(path):
         for field in record:
             if field not in _FIELDS:
                 raise InputError(f"{where}: unknown field {field!r}; a line may have {', '.join(_FIELDS)}")
-        own = found.setdefault(str(record.get("name", Path(path).stem)), {})
+        by_id = by_name.setdefault(str(record.get("name", Path(path).stem)), {})
         key = str(record.get("id", number))
-        if key in own:
-            raise InputError(f"{where}: the id {key!r} was used before ({own[key][0]})")
-        own[key] = where, record
-    if not found:
+        if key in by_id:
+            raise InputError(f"{where}: the id {key!r} was used before ({by_id[key][0]})")
+        by_id[key] = where, record
+    if not by_name:
         raise InputError(f"{str(path)!r} is empty; give one JSON object per line")
-    return found
+    return by_name
 
 
-def align(given: Given, instance: Instance, where: str) -> Numbers:
+def align(given: RawScores, instance: Instance, where: str) -> Numbers:
     """One number per token of ``instance`` from what was ``given``; zero on special tokens.
 
     Numbers of words and characters are carried over to the tokens: each gets the number of its word, or the
@@ -216,8 +221,8 @@ def align(given: Given, instance: Instance, where: str) -> Numbers:
     if len(contents) != 1:
         raise InputError(f"{where}: give one of {', '.join(map(repr, _CONTENTS))}")
     if "text" in given and (not instance.texts or given["text"] != instance.texts[0]):
-        own = instance.texts[0] if instance.texts else ""
-        raise InputError(f"{where}: the text is {given['text']!r}, but that of the data is {own!r}")
+        text = instance.texts[0] if instance.texts else ""
+        raise InputError(f"{where}: the text is {given['text']!r}, but that of the data is {text!r}")
     if contents == ["scores"]:
         return _of_tokens(_numbers(given["scores"], where), given.get("tokens"), instance, where)
     return _of_characters(given, instance, where)
@@ -260,12 +265,12 @@ def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> N
     if texts is not None:
         if not isinstance(texts, list | tuple) or len(texts) != len(values):
             raise InputError(f"{where}: {len(values)} scores, but 'tokens' is {_short(texts)}")
-        different = {name: _first_difference(texts, own) for name, own, _ in fitting}
+        different = {name: _first_difference(texts, unit_texts) for name, unit_texts, _ in fitting}
         if all(place is not None for place in different.values()):
-            name, own, _ = fitting[0]
+            name, unit_texts, _ = fitting[0]
             place = different[name] or 0
             raise InputError(
-                f"{where}: token {place} is {texts[place]!r}, but the model reads {own[place]!r} there"
+                f"{where}: token {place} is {texts[place]!r}, but the model reads {unit_texts[place]!r} there"
             )
         fitting = [unit for unit in fitting if different[unit[0]] is None]
     name, _, places = fitting[0]
@@ -278,12 +283,12 @@ def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> N
     return np.where(instance.rankable, aligned, 0.0)
 
 
-def _first_difference(given: Sequence[Any], own: Sequence[str]) -> int | None:
+def _first_difference(theirs: Sequence[Any], ours: Sequence[str]) -> int | None:
     """Where two lists of token texts first differ; marks of white space and case are no difference."""
-    for place, pair in enumerate(zip(given, own, strict=True)):
-        one, other = (_plain(text) for text in pair)
+    for place, pair in enumerate(zip(theirs, ours, strict=True)):
+        their_text, our_text = (_plain(text) for text in pair)
         # Byte-level tokenizers write other characters for those beyond ASCII.
-        if one != other and one.isascii() and other.isascii():
+        if their_text != our_text and their_text.isascii() and our_text.isascii():
             return place
     return None
 
@@ -299,26 +304,26 @@ def _words(instance: Instance) -> list[tuple[str, NDArray[np.intp]]]:
     """The words of the data with the tokens that each became (none behind a truncated text)."""
     if instance.words is None or instance.places is None:
         return []
-    found, start = [], 0
+    words, start = [], 0
     part, begin, end = instance.places.T
     for word in instance.words:
         stop = start + len(word)
         tokens = np.flatnonzero((part == 0) & (begin < stop) & (end > start) & instance.rankable)
-        found.append((word, tokens))
+        words.append((word, tokens))
         start = stop + 1
-    return found
+    return words
 
 
-def _of_characters(given: Mapping[str, Any], instance: Instance, where: str) -> Numbers:
+def _of_characters(record: Mapping[str, Any], instance: Instance, where: str) -> Numbers:
     if instance.places is None:
         raise InputError(f"{where}: the instance has no text; give 'scores', one number per token")
     characters = [np.zeros(len(text)) for text in instance.texts]
-    if "spans" in given:
-        if not isinstance(given["spans"], list | tuple):
+    if "spans" in record:
+        if not isinstance(record["spans"], list | tuple):
             raise InputError(
-                f"{where}: 'spans' is {_short(given['spans'])}; give a list of [start, end, number]"
+                f"{where}: 'spans' is {_short(record['spans'])}; give a list of [start, end, number]"
             )
-        for span in given["spans"]:
+        for span in record["spans"]:
             if not (isinstance(span, list | tuple) and len(span) == 3):
                 raise InputError(f"{where}: the span {span!r} is not [start, end, number]")
             start, end = span[:2]
@@ -329,8 +334,8 @@ def _of_characters(given: Mapping[str, Any], instance: Instance, where: str) -> 
             characters[0][start:end] += _numbers([span[2]], where)[0]
     else:
         for place, name in enumerate(("characters", "characters_pair")[: len(characters)]):
-            if name in given:
-                characters[place] = _numbers(given[name], where)
+            if name in record:
+                characters[place] = _numbers(record[name], where)
             if len(characters[place]) != len(instance.texts[place]):
                 raise InputError(
                     f"{where}: {len(characters[place])} scores in {name!r},"
@@ -360,12 +365,12 @@ def leave_one_out(
     instance = np.arange(len(batch))
     for place in range(int(order.max()) + 1):
         removed = (order == place) & ((batch.visible & (order != place)).any(1))[:, None]
-        some = np.flatnonzero(removed.any(1))
-        if not len(some):
+        changed = np.flatnonzero(removed.any(1))
+        if not len(changed):
             continue
         outcomes = np.asarray(model.predict(remove(batch, removed, removal)), dtype=float)
         drop = whole[instance, followed] - outcomes[instance, followed]
-        lost[removed] = drop[some]
+        lost[removed] = drop[changed]
     return lost
 
 

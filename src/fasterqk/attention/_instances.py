@@ -158,8 +158,8 @@ def collate(instances: Sequence[Instance], side: Side = "right") -> Batch:
 def _types(instances: Sequence[Instance], side: Side) -> NDArray[np.int64] | None:
     if all(x.types is None for x in instances):
         return None
-    own = [np.zeros(len(x.tokens), dtype=np.int64) if x.types is None else x.types for x in instances]
-    return pad_side(own, side)[1].astype(np.int64)
+    types = [np.zeros(len(x.tokens), dtype=np.int64) if x.types is None else x.types for x in instances]
+    return pad_side(types, side)[1].astype(np.int64)
 
 
 def pad_rows(rows: Sequence[NDArray[np.float64]], real: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -232,27 +232,29 @@ def read_examples(path: str | PathLike[str]) -> list[Example]:
     ]
     if not examples:
         raise InputError(f"{str(path)!r} is empty; give one JSON object per line")
-    seen: dict[str, str] = {}
+    lines: dict[str, str] = {}
     for example in examples:
-        if example.id in seen:
-            raise InputError(f"{example.where}: the id {example.id!r} was used before ({seen[example.id]})")
-        seen[example.id] = example.where
+        if example.id in lines:
+            raise InputError(f"{example.where}: the id {example.id!r} was used before ({lines[example.id]})")
+        lines[example.id] = example.where
     return examples
 
 
 def _read_line(record: Mapping[str, Any], where: str, number: int) -> list[Example]:
     """The examples of a line: one for each of its labels or targets, if it has a list of them."""
     name = "label" if "label" in record else "target"
-    given = record.get(name)
-    if not isinstance(given, list):
+    answers = record.get(name)
+    if not isinstance(answers, list):
         return [read_example(record, where, number)]
-    if not given:
+    if not answers:
         raise InputError(f"{where}: {name!r} is an empty list; give at least one, or leave the line out")
-    if len(set(map(str, given))) < len(given):
-        raise InputError(f"{where}: {name!r} names {given!r}, one of them twice")
+    if len(set(map(str, answers))) < len(answers):
+        raise InputError(f"{where}: {name!r} names {answers!r}, one of them twice")
     key = record.get("id", number)
-    found = [read_example({**record, name: each, "id": f"{key}:{each}"}, where, number) for each in given]
-    return [replace(example, several=name == "label") for example in found]
+    examples = [
+        read_example({**record, name: answer, "id": f"{key}:{answer}"}, where, number) for answer in answers
+    ]
+    return [replace(example, several=name == "label") for example in examples]
 
 
 # All that a line may hold, with the field that each belongs to.
@@ -284,8 +286,8 @@ def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Exam
     words, relevance = None, None
     if "tokens" in record:
         words = _words(record["tokens"], where)
-        given = record.get("relevance", [0] * len(words))
-        relevance = _relevance(given, len(words), where)
+        weights = record.get("relevance", [0] * len(words))
+        relevance = _relevance(weights, len(words), where)
         text, relevant = " ".join(words), _word_spans(words, relevance)
     else:
         text = _text(record["text"], "text", where)
@@ -342,7 +344,7 @@ def _word_spans(words: tuple[str, ...], relevance: tuple[float, ...]) -> tuple[t
 def _character_spans(value: Any, text: str, where: str) -> tuple[tuple[int, int, float], ...]:
     if not isinstance(value, list):
         raise InputError(f"{where}: 'spans' is {value!r}; give a list of [start, end] in characters")
-    found = []
+    spans = []
     for span in value:
         whole = isinstance(span, list) and len(span) in (2, 3) and all(type(end) is int for end in span[:2])
         if not whole or not 0 <= span[0] < span[1] <= len(text):
@@ -350,8 +352,8 @@ def _character_spans(value: Any, text: str, where: str) -> tuple[tuple[int, int,
         weight = span[2] if len(span) == 3 else 1.0
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
             raise InputError(f"{where}: the weight {weight!r} of the span {span!r} is no number in 0..1")
-        found.append((span[0], span[1], float(weight)))
-    return tuple(found)
+        spans.append((span[0], span[1], float(weight)))
+    return tuple(spans)
 
 
 # --- From a user's example to the tokens of a model, with relevance carried over to sub-tokens ---
@@ -385,9 +387,9 @@ def encode_for_classifier(
                     f"{example.where}: several labels, but a text has one of the model's classes; only models"
                     " with problem_type multi_label_classification have several"
                 )
-            made = _classified(example, tokenizer, encoded, place)
+            instance = _classified(example, tokenizer, encoded, place)
             followed = labels[row] if multi_label else None
-            instances[row] = replace(made, label=labels[row], followed=followed)
+            instances[row] = replace(instance, label=labels[row], followed=followed)
     return [instances[row] for row in range(len(examples))]
 
 
@@ -448,10 +450,10 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
         pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
         relevance = _token_relevance(example, encoded["offset_mapping"][row], pieces) * ~special
         prompt = tokens[:start], ~special[:start], relevance[:start]
-        made = Instance(
+        instance = Instance(
             *prompt, target=tokens[of_target], pieces=pieces[:start], id=example.id, **_origin(example)
         )
-        instances.append(replace(made, places=_places(offsets, special)[:start]))
+        instances.append(replace(instance, places=_places(offsets, special)[:start]))
     return instances
 
 
@@ -491,11 +493,11 @@ def _token_relevance(
         characters[start:end] = np.maximum(characters[start:end], weight)
     blank = [place for place, character in enumerate(example.text) if character.isspace()]
     characters[blank] = 0
-    found = np.array([characters[start:end].max(initial=0.0) for start, end in offsets])
+    relevance = np.array([characters[start:end].max(initial=0.0) for start, end in offsets])
     # SentencePiece puts a blank before the text. Where it is a token alone, it says that it stands for the
     # first character, which the next token has.
-    found[[not piece.strip("\u2581") for piece in pieces]] = 0
-    return found
+    relevance[[not piece.strip("\u2581") for piece in pieces]] = 0
+    return relevance
 
 
 def _prompt_and_target(example: Example) -> str:

@@ -182,19 +182,21 @@ def _adapted(path: Path, base: Path, config: Any, causal: bool) -> Any:
         )
     try:
         # "base_model.model.classifier.weight" and "base_model.model.score.modules_to_save.weight" alike.
-        own = {
+        weights_by_name = {
             name.removeprefix("base_model.model.").replace("modules_to_save.", ""): value
             for name, value in load_file(weights).items()
         }
     except SafetensorError as error:
         raise InputError(f"cannot open {str(weights)!r}: {error}") from None
-    heads = [own[name] for name in _HEADS if name in own]
+    heads = [weights_by_name[name] for name in _HEADS if name in weights_by_name]
     if not causal and heads and len(heads[0]) != config.num_labels:
         # The base may be no classifier at all; the names of its classes are then numbers.
         config.num_labels = len(heads[0])
     kind = _auto_class(causal)
     model, report = _opened(kind, base, config=config, output_loading_info=True)
-    _check_missing(base, type(model).__name__, [name for name in report["missing_keys"] if name not in own])
+    _check_missing(
+        base, type(model).__name__, [name for name in report["missing_keys"] if name not in weights_by_name]
+    )
     try:
         merged = PeftModel.from_pretrained(model, str(path), local_files_only=True)
     except Exception as error:  # peft raises several kinds for an adapter of another model
@@ -219,7 +221,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken
 
 
 def _has_tokenizer(path: Path) -> bool:
-    return any(found for pattern in _TOKENIZER_FILES for found in path.glob(pattern))
+    return any(file for pattern in _TOKENIZER_FILES for file in path.glob(pattern))
 
 
 def _tokenizer(path: Path) -> Any:

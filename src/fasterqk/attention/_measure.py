@@ -127,13 +127,13 @@ def measure(
     patterns, heads, guessed = _patterns(model, instances[order[-1]], max_weights)
     if not isinstance(aggregation, Aggregation):
         aggregation = aggregation(patterns)
-    own = Importance(aggregation_name(aggregation), aggregation)
-    first = own if rank_by == "attention" else Importance("gradient", method="gradient")
+    by_attention = Importance(aggregation_name(aggregation), aggregation)
+    first = by_attention if rank_by == "attention" else Importance("gradient", method="gradient")
     asked = importances(scores, instances, first, absolute)
     random = [] if random_rankings is None else [random_rankings]
     if random_rankings is None and generator is not None:
         random = [[generator.random(len(x.tokens)) for x in instances] for _ in range(draws)]
-    hows = [aggregation, *(one.aggregation for one in asked.values() if one.aggregation)]
+    hows = [aggregation, *(importance.aggregation for importance in asked.values() if importance.aggregation)]
     # All but rollout look at the read rows alone, so that no more is kept of any layer.
     read_only = all(how.method != "rollout" for how in hows)
     held = max(heads) if read_only else sum(heads)
@@ -150,7 +150,7 @@ def measure(
         columns.append(rows.columns(only, by_layer))
         if stronger_nulls and (only is None or "mrta" in only):
             null_masses += rows.null_masses(chosen, by_layer)
-        rankings = [rows.importance(model, one, chosen, removal) for one in asked.values()]
+        rankings = [rows.importance(model, importance, chosen, removal) for importance in asked.values()]
         rankings += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
         for (values, faithful), importance in zip(ranked, rankings, strict=True):
             values += unpad_rows(rows.mean(importance), batch.real)
@@ -172,13 +172,15 @@ def measure(
             done = reading * stop + (1 - reading) * waiting.start
             progress(len(order) if stop == len(order) else done, len(order))
     place = np.argsort(order)
-    found = [Ranking(tuple(values[i] for i in place), join(faithful, order)) for values, faithful in ranked]
+    measured = [
+        Ranking(tuple(values[i] for i in place), join(faithful, order)) for values, faithful in ranked
+    ]
     return Measurement(
         instances=tuple(instances),
         columns={name: np.concatenate([part[name] for part in columns])[place] for name in columns[0]},
         null_masses=tuple(null_masses[i] for i in place) if null_masses else None,
-        rankings=dict(zip(asked, found, strict=False)),
-        random=tuple(found[len(asked) :]),
+        rankings=dict(zip(asked, measured, strict=False)),
+        random=tuple(measured[len(asked) :]),
         classes=model.classes,
         edges=tuple(edges),
         settings={
@@ -229,14 +231,14 @@ def _patterns(
     stated: Sequence[Pattern | None] = model.patterns(batch) if hasattr(model, "patterns") else ()
     if len(stated) != len(heads):
         stated = [None] * len(heads)
-    known = tuple(own for own in stated if own is not None)
+    known = tuple(pattern for pattern in stated if pattern is not None)
     if len(known) == len(heads):
         return known, heads, False
     if sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
         reading = model.read(batch)  # many rows tell more than one
     real = torch.from_numpy(batch.real).to(reading.read.device)
     layers = zip(stated, reading.layers, strict=True)
-    return tuple(own or find_pattern(layer, real, reading.read) for own, layer in layers), heads, True
+    return tuple(pattern or find_pattern(layer, real, reading.read) for pattern, layer in layers), heads, True
 
 
 class _Waiting:
@@ -270,15 +272,17 @@ class _Waiting:
         perturbed = perturb(batch, importance, self.percents, self.removal, self.rounding)
         whole = checked_outcomes(whole, batch)
         self.variants.add(batch, whole)
-        numbers = [[self.variants.add(one) for one in some] for some in perturbed[:2]]
-        self.rankings.append((results, batch, whole, numbers, perturbed.skipped))
+        variant_rows = [[self.variants.add(variant) for variant in variants] for variants in perturbed[:2]]
+        self.rankings.append((results, batch, whole, variant_rows, perturbed.skipped))
 
     def ask(self, progress: Callable[[float], None]) -> None:
         """Predict all variants, each distinct one once, and score the rankings that wait for them."""
         if self.rankings:
             outcomes = self.variants.ask(self.model.predict, self.tokens, self.single, progress)
-        for results, batch, whole, numbers, skipped in self.rankings:
-            alone, without = ([outcomes[own] for own in some] for some in numbers)
+        for results, batch, whole, variant_rows, skipped in self.rankings:
+            alone, without = (
+                [outcomes[rows] for rows in rows_by_percent] for rows_by_percent in variant_rows
+            )
             results.append(faithfulness_of(batch, self.percents, whole, alone, without, skipped))
         self._empty()
 
@@ -328,8 +332,11 @@ class _ReadRows:
         chosen = torch.from_numpy(mask).to(read.device)
         # A row beyond the target of its instance stands on padding, which sees nothing.
         rows = chosen.unsqueeze(2)
-        seen = {own: own.row(keys, read) & rows if read_only else own.pairs(keys) for own in set(patterns)}
-        allowed = [seen[own] for own in patterns]
+        visible = {
+            pattern: pattern.row(keys, read) & rows if read_only else pattern.pairs(keys)
+            for pattern in set(patterns)
+        }
+        allowed = [visible[pattern] for pattern in patterns]
         instance = np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
         first = keys.int().argmax(1)
@@ -350,28 +357,28 @@ class _ReadRows:
     def columns(self, names: Sequence[str] | None, by_layer: bool) -> dict[str, Numbers]:
         """Numbers of each instance, the mean over its rows: the answer, and all scores with their nulls."""
         answer = self.reading.answer
-        found = {"probability": answer.probability, "correct": answer.correct.astype(float)}
+        columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
         relevance = self._relevance()
-        uniform = [uniform_attention(seen) for seen in self.allowed]
+        uniform = [uniform_attention(visible) for visible in self.allowed]
         rows = Rows(self.weights, relevance, self.real, self.layers, self.allowed, self.reading.single)
         null = Rows(self.null_weights, relevance, self.real, uniform, self.allowed, self.reading.single)
         for score in SCORES.values():
             if score.compute and (names is None or score.name in names):
-                found[score.column] = self.mean(score.compute(rows))
-                found[f"null_{score.column}"] = self.mean(score.compute(null))
+                columns[score.column] = self.mean(score.compute(rows))
+                columns[f"null_{score.column}"] = self.mean(score.compute(null))
         if not by_layer:
-            return found
-        for number, (layer, seen) in enumerate(zip(self.layers, self.allowed, strict=True), 1):
-            name, there = f"layer_{number}", as_array(seen)
+            return columns
+        for number, (layer, visible) in enumerate(zip(self.layers, self.allowed, strict=True), 1):
+            name, visible_keys = f"layer_{number}", as_array(visible)
             mass = rows.mass(as_array(in_full_precision(layer).mean(1)))
-            found[f"{name}_mass"] = self.mean(mass)
-            found[f"null_{name}_mass"] = self.mean((there * relevance).sum(1) / there.sum(1))
-            found[f"{name}_entropy"] = self.mean(entropy(as_array(layer)).mean(1))
-            found[f"null_{name}_entropy"] = self.mean(np.log(there.sum(1)))
+            columns[f"{name}_mass"] = self.mean(mass)
+            columns[f"null_{name}_mass"] = self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1))
+            columns[f"{name}_entropy"] = self.mean(entropy(as_array(layer)).mean(1))
+            columns[f"null_{name}_entropy"] = self.mean(np.log(visible_keys.sum(1)))
         for prefix in ("", "null_"):
-            layers = [found[f"{prefix}layer_{n}_mass"] for n in range(1, len(self.layers) + 1)]
-            found[f"{prefix}average_mass"] = np.mean(layers, axis=0)
-        return found
+            layers = [columns[f"{prefix}layer_{n}_mass"] for n in range(1, len(self.layers) + 1)]
+            columns[f"{prefix}average_mass"] = np.mean(layers, axis=0)
+        return columns
 
     def null_masses(self, numbers: NDArray[np.intp], by_layer: bool) -> list[dict[str, NullMass]]:
         """For each instance, by its number in the data, its mass under the stronger nulls.
@@ -383,20 +390,20 @@ class _ReadRows:
         kinds = {"mass": (self.weights, self.null_weights)}
         if by_layer:
             layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
-            uniform = [as_array(uniform_attention(seen)[:, 0]) for seen in self.allowed]
+            uniform = [as_array(uniform_attention(visible)[:, 0]) for visible in self.allowed]
             kinds["average_mass"] = np.mean(layers, axis=0), np.mean(uniform, axis=0)
             pairs = zip(layers, uniform, strict=True)
             kinds |= {f"layer_{number}_mass": pair for number, pair in enumerate(pairs, 1)}
-        found: list[dict[str, NullMass]] = [{} for _ in numbers]
-        for own, number in enumerate(numbers.tolist()):
-            rows = np.flatnonzero(self.instance == own)
+        masses: list[dict[str, NullMass]] = [{} for _ in numbers]
+        for place, number in enumerate(numbers.tolist()):
+            rows = np.flatnonzero(self.instance == place)
             if not (relevance[rows] > 0).any():
                 continue
             for name, (weights, null) in kinds.items():
                 sharp = sharp_mass(null[rows], relevance[rows], number)
                 permuted = permuted_mass(weights[rows], relevance[rows], null[rows] > 0, number)
-                found[own] |= {f"sharp_{name}": sharp, f"permuted_{name}": permuted}
-        return found
+                masses[place] |= {f"sharp_{name}": sharp, f"permuted_{name}": permuted}
+        return masses
 
     def _relevance(self) -> Numbers:
         """The relevance of what each row reads ``(row, key)``; keys that the model adds have none."""
@@ -410,8 +417,8 @@ class _ReadRows:
         if asked.aggregation is not None:
             return self.attention[asked.aggregation][:, : self.batch.tokens.shape[1]]
         if asked.values is not None:
-            found = self.laid_out([asked.values[number] for number in numbers])
-            return np.abs(found) if asked.absolute else found
+            values = self.laid_out([asked.values[number] for number in numbers])
+            return np.abs(values) if asked.absolute else values
         if asked.method == "gradient":
             return self.each(model.gradient_times_input(self.batch))
         if self.reading.read.dim() == 2:
@@ -479,7 +486,9 @@ class _ReadRows:
     def laid_out(self, rankings: Sequence[Numbers]) -> Numbers:
         """One ranking per instance ``(token,)`` or ``(row, token)`` as ``(row, token)``, zero on padding."""
         pairs = zip(rankings, np.bincount(self.instance), strict=True)
-        rows = [row for own, count in pairs for row in np.broadcast_to(own, (count, own.shape[-1]))]
+        rows = [
+            row for ranking, count in pairs for row in np.broadcast_to(ranking, (count, ranking.shape[-1]))
+        ]
         return pad_rows(rows, self.batch.real[self.instance])
 
 

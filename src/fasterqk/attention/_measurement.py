@@ -86,47 +86,47 @@ class Measurement:
         relevant = self._relevant
         thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
 
-        def of_mass(prefix: str = "") -> dict[str, Any]:
+        def mass_scores(prefix: str = "") -> dict[str, Any]:
             if not relevant.any():
-                nothing = dict.fromkeys(("mrta", "ac", "acmc"))
-                return {**nothing, "dtap": None, "dtap_edges": None, "null": nothing}
+                undefined = dict.fromkeys(("mrta", "ac", "acmc"))
+                return {**undefined, "dtap": None, "dtap_edges": None, "null": undefined}
             names = (f"{prefix}mass", "probability", f"null_{prefix}mass")
-            own = [self.columns[name][relevant] for name in names]
-            found = summarize(*own, edges=self.edges, **thresholds)
+            columns = [self.columns[name][relevant] for name in names]
+            scores = summarize(*columns, edges=self.edges, **thresholds)
             for null in STRONGER_NULLS if self.null_masses else ():
-                masses = [one[f"{null}_{prefix}mass"] for one in self.null_masses or () if one]
-                found[null] = null_scores(masses, own[1], **thresholds)
-            return found
+                masses = [nulls[f"{null}_{prefix}mass"] for nulls in self.null_masses or () if nulls]
+                scores[null] = null_scores(masses, columns[1], **thresholds)
+            return scores
 
-        whole = of_mass()
-        found: dict[str, float | None] = {"accuracy": float(self.columns["correct"].mean())}
+        aggregated = mass_scores()
+        scores: dict[str, float | None] = {"accuracy": float(self.columns["correct"].mean())}
         null: dict[str, float | None] = {}
         for name, score in SCORES.items():
-            if name in whole:
-                found[name], null[name] = whole[name], whole["null"][name]
+            if name in aggregated:
+                scores[name], null[name] = aggregated[name], aggregated["null"][name]
             elif score.column in self.columns and score.compute:
                 over = relevant if score.of_relevant else slice(None)
                 means = (self.columns[prefix + score.column][over] for prefix in ("", "null_"))
-                found[name], null[name] = (float(values.mean()) if values.size else None for values in means)
+                scores[name], null[name] = (float(values.mean()) if values.size else None for values in means)
         rankings = {
-            name: self.ranking_scores(own, plausibility_sample) for name, own in self.rankings.items()
+            name: self.ranking_scores(ranking, plausibility_sample) for name, ranking in self.rankings.items()
         }
-        found |= next(iter(rankings.values()))
-        random = [self.ranking_scores(own, plausibility_sample) for own in self.random]
-        null |= {name: _mean([one[name] for one in random]) for name in (random[0] if random else ())}
+        scores |= next(iter(rankings.values()))
+        random = [self.ranking_scores(ranking, plausibility_sample) for ranking in self.random]
+        null |= {name: _mean([draw[name] for draw in random]) for name in (random[0] if random else ())}
         layers = [name.split("_")[1] for name in self.columns if re.fullmatch(r"layer_\d+_mass", name)]
         layers = layers if relevant.any() else []
-        average = of_mass("average_") if layers else {}
+        average = mass_scores("average_") if layers else {}
         return Summary(
             n=len(self.instances),
             n_without_relevance=int((~relevant).sum()),
-            scores=found,
+            scores=scores,
             null=null,
-            dtap=whole["dtap"],
-            dtap_edges=whole["dtap_edges"],
-            layers={number: self._layer(number, of_mass(f"layer_{number}_")) for number in layers},
+            dtap=aggregated["dtap"],
+            dtap_edges=aggregated["dtap_edges"],
+            layers={number: self._layer(number, mass_scores(f"layer_{number}_")) for number in layers},
             average={name: value for name, value in average.items() if not name.startswith("dtap")},
-            stronger_nulls={null: whole[null] for null in STRONGER_NULLS if null in whole},
+            stronger_nulls={null: aggregated[null] for null in STRONGER_NULLS if null in aggregated},
             rankings=rankings,
             null_error=_standard_errors(random),
             measured={
@@ -146,33 +146,33 @@ class Measurement:
     def _relevant(self) -> NDArray[np.bool_]:
         return np.array([instance.relevant for instance in self.instances])
 
-    def _layer(self, number: str, found: dict[str, Any]) -> dict[str, Any]:
+    def _layer(self, number: str, mass_scores: dict[str, Any]) -> dict[str, Any]:
         entropies = (self.columns[f"{prefix}layer_{number}_entropy"].mean() for prefix in ("", "null_"))
-        own, uniform = map(float, entropies)
-        scores = {name: found[name] for name in ("mrta", "ac", "acmc")}
-        stronger = {null: found[null] for null in STRONGER_NULLS if null in found}
-        return {**scores, "entropy": own, "null": {**found["null"], "entropy": uniform}, **stronger}
+        entropy, uniform = map(float, entropies)
+        scores = {name: mass_scores[name] for name in ("mrta", "ac", "acmc")}
+        stronger = {null: mass_scores[null] for null in STRONGER_NULLS if null in mass_scores}
+        return {**scores, "entropy": entropy, "null": {**mass_scores["null"], "entropy": uniform}, **stronger}
 
     def ranking_scores(self, ranking: Ranking, sample: int | None = None) -> dict[str, float | None]:
         """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
-        found: dict[str, float | None] = {}
-        scores = ranking.faithfulness
-        both = {name: getattr(scores, name) for name in ("sufficiency", "comprehensiveness")}
+        averages: dict[str, float | None] = {}
+        faithfulness = ranking.faithfulness
+        both = {name: getattr(faithfulness, name) for name in ("sufficiency", "comprehensiveness")}
         for name, values in both.items():
-            found |= {f"{name}_{k}": _mean_of(values[:, i]) for i, k in enumerate(scores.percents)}
-        if scores.percents:
-            found |= {f"aopc_{name}": _aopc(values) for name, values in both.items()}
-        found |= plausibility(list(self._agreements(ranking.importance, sample).values()))
+            averages |= {f"{name}_{k}": _mean_of(values[:, i]) for i, k in enumerate(faithfulness.percents)}
+        if faithfulness.percents:
+            averages |= {f"aopc_{name}": _aopc(values) for name, values in both.items()}
+        averages |= plausibility(list(self._agreements(ranking.importance, sample).values()))
         if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
             taus = self._taus(ranking)
-            found[TAU] = None if np.isnan(taus).all() else float(np.nanmean(taus))
-        return found
+            averages[TAU] = None if np.isnan(taus).all() else float(np.nanmean(taus))
+        return averages
 
     def _taus(self, ranking: Ranking) -> Numbers:
         """The rank correlation of each instance with leaving tokens out; nan where there is no order."""
         left_out = self.rankings[LEAVE_ONE_OUT].importance
         pairs = zip(self.instances, ranking.importance, left_out, strict=True)
-        taus = [kendall_tau(own[x.rankable], other[x.rankable]) for x, own, other in pairs]
+        taus = [kendall_tau(importance[x.rankable], losses[x.rankable]) for x, importance, losses in pairs]
         return np.array([np.nan if tau is None else tau for tau in taus])
 
     def agreements(self, random: bool = False, sample: int | None = None) -> list[Agreement]:
@@ -204,36 +204,38 @@ class Measurement:
         the first). Instead of ``iou_f1``, which is no mean, there are ``span_precision`` and ``span_recall``.
         """
         relevant = self._relevant
-        found = {"accuracy": self.columns["correct"]}
+        by_name = {"accuracy": self.columns["correct"]}
         if "mass" in self.columns:
             reached = self.columns["mass"] >= mass_threshold
             confident = reached & (self.columns["probability"] >= probability_threshold)
-            found["ac"], found["acmc"] = (np.where(relevant, 100.0 * x, np.nan) for x in (reached, confident))
+            by_name["ac"], by_name["acmc"] = (
+                np.where(relevant, 100.0 * x, np.nan) for x in (reached, confident)
+            )
         for score in SCORES.values():
             if score.compute and score.column in self.columns:
                 values = self.columns[score.column]
-                found[score.name] = np.where(relevant, values, np.nan) if score.of_relevant else values
-        return found | self.instance_ranking_scores(name)
+                by_name[score.name] = np.where(relevant, values, np.nan) if score.of_relevant else values
+        return by_name | self.instance_ranking_scores(name)
 
     def instance_ranking_scores(self, name: str | None = None) -> dict[str, Numbers]:
         """The scores of one ranking for every instance, as in :meth:`instance_scores`."""
         ranking = self.rankings[name] if name else next(iter(self.rankings.values()))
-        found: dict[str, Numbers] = {}
-        scores = ranking.faithfulness
+        by_name: dict[str, Numbers] = {}
+        faithfulness = ranking.faithfulness
         for kind in ("sufficiency", "comprehensiveness"):
-            values = getattr(scores, kind)
-            found |= {f"{kind}_{k}": values[:, place] for place, k in enumerate(scores.percents)}
-            if scores.percents:
-                found[f"aopc_{kind}"] = _defined_mean(values)
+            values = getattr(faithfulness, kind)
+            by_name |= {f"{kind}_{k}": values[:, place] for place, k in enumerate(faithfulness.percents)}
+            if faithfulness.percents:
+                by_name[f"aopc_{kind}"] = _defined_mean(values)
         agreements = self._agreements(ranking.importance)
         if agreements:
             for part in ("auprc", "token_f1", "token_iou", "span_precision", "span_recall"):
                 values = np.full(len(self.instances), np.nan)
-                values[list(agreements)] = [getattr(one, part) for one in agreements.values()]
-                found[part] = values
+                values[list(agreements)] = [getattr(agreement, part) for agreement in agreements.values()]
+                by_name[part] = values
         if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
-            found[TAU] = self._taus(ranking)
-        return found
+            by_name[TAU] = self._taus(ranking)
+        return by_name
 
     def outcomes(self) -> tuple[str, ...]:
         """Names of what the model chooses from: its classes, or the target text alone."""
@@ -255,8 +257,8 @@ class Measurement:
                 text = score.name.replace("aopc_", "aopc ")
                 row: dict[str, Any] = {"score": text, "k": k, "value": value}
                 if intervals is not None:
-                    own = intervals.get(name)
-                    row |= {"low": own and own.low, "high": own and own.high}
+                    bounds = intervals.get(name)
+                    row |= {"low": bounds and bounds.low, "high": bounds and bounds.high}
                 row["null"] = summary.null.get(name)
                 row |= {null: scores.get(name) for null, scores in summary.stronger_nulls.items()}
                 if summary.null_error:
@@ -284,7 +286,7 @@ class Measurement:
         ``token_texts``, ``relevance`` and the importances, one per ranking, are lists in JSON.
         """
         rankings = {name: self.instance_ranking_scores(name) for name in self.rankings}
-        first, whole = next(iter(rankings)), self.instance_scores()
+        first, instance_scores = next(iter(rankings)), self.instance_scores()
         outcomes = self.outcomes()
         rows = []
         for number, instance in enumerate(self.instances):
@@ -296,15 +298,18 @@ class Measurement:
                 "predicted": outcomes[int(self.faithfulness.whole[number].argmax())],
             }
             row |= {name: float(values[number]) for name, values in self.columns.items()}
-            row |= {name: _defined(whole[name][number]) for name in ("ac", "acmc") if name in whole}
-            for ranking, scores in rankings.items():
-                prefix = "" if ranking == first else f"{ranking} "
+            for name in ("ac", "acmc"):
+                if name in instance_scores:
+                    row[name] = _defined(instance_scores[name][number])
+            for ranking_name, scores in rankings.items():
+                prefix = "" if ranking_name == first else f"{ranking_name} "
                 row |= {prefix + name: _defined(values[number]) for name, values in scores.items()}
             texts = instance.pieces or tuple(str(token) for token in instance.tokens)
             row |= {"token_texts": dumps(texts), "relevance": dumps(instance.relevance.tolist())}
-            for ranking, own in self.rankings.items():
-                values = [float(f"{value:.6g}") for value in own.importance[number]]
-                row["importance" if ranking == first else f"{ranking} importance"] = dumps(values)
+            for ranking_name, ranking in self.rankings.items():
+                values = [float(f"{value:.6g}") for value in ranking.importance[number]]
+                column = "importance" if ranking_name == first else f"{ranking_name} importance"
+                row[column] = dumps(values)
             rows.append(row)
         return rows
 
@@ -349,12 +354,12 @@ def _standard_errors(draws: Sequence[Mapping[str, float | None]]) -> dict[str, f
     """The standard error of the mean over several draws of each score; nothing for a single draw."""
     if len(draws) < 2:
         return {}
-    found: dict[str, float | None] = {}
+    errors: dict[str, float | None] = {}
     for name, value in draws[0].items():
-        values = [one[name] for one in draws]
+        values = [draw[name] for draw in draws]
         known = None if value is None else np.std(np.array(values, dtype=float), ddof=1) / len(values) ** 0.5
-        found[name] = None if known is None else float(known)
-    return found
+        errors[name] = None if known is None else float(known)
+    return errors
 
 
 @dataclass(frozen=True)
@@ -416,8 +421,8 @@ class Summary:
 
 def nested(scores: Mapping[str, Any]) -> dict[str, Any]:
     """Scores by flat name as the JSON document holds them."""
-    found: dict[str, Any] = {}
+    document: dict[str, Any] = {}
     for name, value in scores.items():
         *groups, key = place_of(name)
-        (found.setdefault(groups[0], {}) if groups else found)[key] = value
-    return found
+        (document.setdefault(groups[0], {}) if groups else document)[key] = value
+    return document

@@ -198,8 +198,8 @@ def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool 
     """
     wrong = (batch.label < 0) | (batch.label >= outcomes.shape[1])
     if wrong.any():
-        own = int(batch.label[wrong][0])
-        said = "no label" if own < 0 else f"the label {own}"
+        label = int(batch.label[wrong][0])
+        said = "no label" if label < 0 else f"the label {label}"
         raise InputError(
             f"an instance has {said}; a classifier of {outcomes.shape[1]} classes needs"
             f" label=0 to label={outcomes.shape[1] - 1}"
@@ -319,11 +319,13 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         if self._unpadded and not batch.real.all():
-            return _side_by_side(batch, [self.read(one, read_only=read_only) for one in _one_by_one(batch)])
-        ours = self._laid_out(batch)
-        with self._padding(ours), first_token_from(self._end):
-            reading = super().read(ours, read_only=read_only)
-        if ours is batch:
+            return _side_by_side(
+                batch, [self.read(single, read_only=read_only) for single in _one_by_one(batch)]
+            )
+        aligned = self._laid_out(batch)
+        with self._padding(aligned), first_token_from(self._end):
+            reading = super().read(aligned, read_only=read_only)
+        if aligned is batch:
             return reading
         column = on_device_of(self.model, _columns_when_left_aligned(batch))
         rows, columns = column[:, None, :, None], column[:, None, None, :]
@@ -348,17 +350,17 @@ class HuggingFaceClassifier(TorchClassifier):
             return super().patterns(batch)
 
     def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
-        found = super()._gradient(batch, chosen, share)
+        gradient = super()._gradient(batch, chosen, share)
         if self._laid_out(batch) is batch:
-            return found
-        return np.take_along_axis(found, _columns_when_left_aligned(batch), 1) * batch.real
+            return gradient
+        return np.take_along_axis(gradient, _columns_when_left_aligned(batch), 1) * batch.real
 
     def _logits(self, batch: Batch) -> Tensor:
-        ours = self._laid_out(batch)
-        if self._marker(ours) is None or (self._unpadded and not batch.real.all()):
-            return torch.cat([self._logits(one) for one in _one_by_one(ours)])
-        with self._padding(ours):
-            return super()._logits(ours)
+        aligned = self._laid_out(batch)
+        if self._marker(aligned) is None or (self._unpadded and not batch.real.all()):
+            return torch.cat([self._logits(single) for single in _one_by_one(aligned)])
+        with self._padding(aligned):
+            return super()._logits(aligned)
 
     def _laid_out(self, batch: Batch) -> Batch:
         # Encoders read column 0, whatever stands there, so padding cannot come first.
@@ -382,9 +384,9 @@ class HuggingFaceClassifier(TorchClassifier):
     def _marker(self, batch: Batch) -> int | None:
         """An id to pad with that no text ends in (None in a vocabulary too small for that)."""
         ends = set(batch.tokens[np.arange(len(batch)), batch.last].tolist())
-        own = self._text_config.pad_token_id
-        if own is not None and own not in ends:
-            return int(own)
+        padding = self._text_config.pad_token_id
+        if padding is not None and padding not in ends:
+            return int(padding)
         return next((number for number in range(self._text_config.vocab_size) if number not in ends), None)
 
     def _probe(self) -> Batch:
@@ -434,7 +436,7 @@ class HuggingFaceClassifier(TorchClassifier):
         if gradient is None:
             raise InputError(f"{name} does not show the hidden states that it predicts from")
         with torch.no_grad():
-            alone = torch.cat([self._logits(one) for one in _one_by_one(batch)]).double()
+            alone = torch.cat([self._logits(single) for single in _one_by_one(batch)]).double()
         rounding = 5e-2 if outputs.logits.dtype in HALF else 1e-4
         away = float((outputs.logits.detach().double() - alone).abs().max())
         self._unpadded = away > rounding * float(alone.abs().max())
@@ -464,7 +466,7 @@ def _side_by_side(batch: Batch, readings: Sequence[Reading]) -> Reading:
     count, width = batch.tokens.shape
     real = torch.from_numpy(batch.real)
     layers = []
-    for parts in zip(*(one.layers for one in readings), strict=True):
+    for parts in zip(*(reading.layers for reading in readings), strict=True):
         read_only = parts[0].shape[2] == 1
         layer = parts[0].new_zeros(count, parts[0].shape[1], 1 if read_only else width, width)
         for number, part in enumerate(parts):
@@ -474,11 +476,14 @@ def _side_by_side(batch: Batch, readings: Sequence[Reading]) -> Reading:
             if not read_only:
                 layer[number][:, place] = rows
         layers.append(layer)
-    answers = [one.answer for one in readings]
-    fields = ("probability", "correct", "outcomes")
-    answer = Answer(*(np.concatenate([getattr(own, name) for own in answers]) for name in fields))
+    answers = [reading.answer for reading in readings]
+    answer = Answer(
+        np.concatenate([answer.probability for answer in answers]),
+        np.concatenate([answer.correct for answer in answers]),
+        np.concatenate([answer.outcomes for answer in answers]),
+    )
     first = torch.from_numpy(batch.first).to(readings[0].read.device)
-    return Reading(layers, torch.cat([one.read for one in readings]) + first, answer)
+    return Reading(layers, torch.cat([reading.read for reading in readings]) + first, answer)
 
 
 def _columns_when_left_aligned(batch: Batch) -> NDArray[np.int64]:

@@ -61,8 +61,8 @@ def sharp_mass(probability: Numbers, relevance: Numbers, number: int) -> NullMas
     generator = np.random.default_rng((_SEED, 0, number))
     # A draw falls on the first token at which the added up probabilities exceed it.
     drawn = [
-        own[np.searchsorted(row.cumsum()[:-1], generator.random(DRAWS), side="right")]
-        for row, own in zip(share, relevance, strict=True)
+        relevance_of_row[np.searchsorted(row.cumsum()[:-1], generator.random(DRAWS), side="right")]
+        for row, relevance_of_row in zip(share, relevance, strict=True)
     ]
     return _of_draws(np.mean(drawn, axis=0), expected)
 
@@ -75,10 +75,10 @@ def permuted_mass(weights: Numbers, relevance: Numbers, seen: NDArray[np.bool_],
     """
     generator = np.random.default_rng((_SEED, 1, number))
     drawn, expected = np.zeros(DRAWS), 0.0
-    for row, own, there in zip(weights, relevance, seen, strict=True):
-        dealt = np.tile(row[there], (DRAWS, 1))
-        drawn += generator.permuted(dealt, axis=1, out=dealt) @ own[there]
-        expected += float(row[there].sum() * own[there].mean())
+    for row, relevance_of_row, visible in zip(weights, relevance, seen, strict=True):
+        dealt = np.tile(row[visible], (DRAWS, 1))
+        drawn += generator.permuted(dealt, axis=1, out=dealt) @ relevance_of_row[visible]
+        expected += float(row[visible].sum() * relevance_of_row[visible].mean())
     return _of_draws(drawn / len(weights), expected / len(weights))
 
 

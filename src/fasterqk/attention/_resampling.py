@@ -66,11 +66,11 @@ def paired_scores(
             f"two measurements of {len(first.instances)} and {len(second.instances)} instances with other ids"
             " cannot be compared; measure both models on the same data"
         )
-    one, other = first.instance_scores(), second.instance_scores()
-    shared = [name for name in one if name in other]
-    pair = [{name: values[name] for name in shared} for values in (one, other)]
-    means = [_with_iou(values) for values in pair]
-    difference = {name: means[1][name] - means[0][name] for name in means[0]}
+    first_scores, second_scores = first.instance_scores(), second.instance_scores()
+    shared = [name for name in first_scores if name in second_scores]
+    pair = [{name: table[name] for name in shared} for table in (first_scores, second_scores)]
+    first_means, second_means = (_with_iou(table) for table in pair)
+    difference = {name: second_means[name] - first_means[name] for name in first_means}
     before, after = _resampled(pair, generator, resamples)
     return _bounds(difference, {name: after[name] - before[name] for name in before})
 
@@ -90,28 +90,27 @@ def _resampled(
         size = min(step, resamples - start)
         counts = generator.multinomial(count, np.full(count, 1 / count), size).astype(float)
         for place, values in enumerate(stacked):
-            there = ~np.isnan(values)
+            defined = ~np.isnan(values)
             with np.errstate(invalid="ignore"):
-                drawn[place].append((counts @ np.where(there, values, 0)) / (counts @ there))
-    joined = [np.concatenate(parts) for parts in drawn]
-    found = [{name: whole[:, place] for place, name in enumerate(names)} for whole in joined]
-    return [_iou_of(own) for own in found]
+                drawn[place].append((counts @ np.where(defined, values, 0)) / (counts @ defined))
+    means = [np.concatenate(chunks) for chunks in drawn]  # one array (draw, score) per table
+    return [_iou_of(dict(zip(names, columns.T, strict=True))) for columns in means]
 
 
-def _with_iou(values: Mapping[str, Numbers]) -> dict[str, float]:
-    """The scores of a table of values of instances; those that no instance has are left out."""
-    means = {name: float(np.nanmean(own)) for name, own in values.items() if not np.isnan(own).all()}
+def _with_iou(table: Mapping[str, Numbers]) -> dict[str, float]:
+    """The mean of each score over instances; a score that no instance has is left out."""
+    means = {name: float(np.nanmean(values)) for name, values in table.items() if not np.isnan(values).all()}
     return {name: float(value) for name, value in _iou_of(means).items()}
 
 
 def _iou_of(means: Mapping[str, Any]) -> dict[str, Any]:
     """``iou_f1``, the F1 of averages, in place of the averages it is made of."""
-    found = {name: value for name, value in means.items() if name not in _SPANS}
+    scores = {name: value for name, value in means.items() if name not in _SPANS}
     if all(name in means for name in _SPANS):
         precision, recall = (np.asarray(means[name], dtype=float) for name in _SPANS)
         total = precision + recall
-        found["iou_f1"] = np.divide(2 * precision * recall, total, out=np.zeros_like(total), where=total > 0)
-    return {name: found[name] for name in sorted(found, key=_place)}
+        scores["iou_f1"] = np.divide(2 * precision * recall, total, out=np.zeros_like(total), where=total > 0)
+    return {name: scores[name] for name in sorted(scores, key=_place)}
 
 
 def _place(flat_name: str) -> int:
@@ -121,10 +120,10 @@ def _place(flat_name: str) -> int:
 
 
 def _bounds(values: Mapping[str, float], drawn: Mapping[str, Numbers]) -> dict[str, Bounds]:
-    found = {}
+    bounds = {}
     for name, value in values.items():
         known = drawn[name][~np.isnan(drawn[name])]
         if known.size:
             low, high = np.quantile(known, (0.025, 0.975))
-            found[name] = Bounds(float(value), float(low), float(high))
-    return found
+            bounds[name] = Bounds(float(value), float(low), float(high))
+    return bounds

@@ -85,12 +85,12 @@ def _max_logit(layers: Sequence["Tensor"], allowed: Sequence["Tensor"]) -> "Tens
 
     largest = []
     for layer, pairs in zip(layers, allowed, strict=True):
-        rows, seen = in_full_precision(layer), pairs.unsqueeze(1)
+        rows, visible = in_full_precision(layer), pairs.unsqueeze(1)
         # Half precision has numbers below its smallest normal one, and zero below those.
         smallest = 2.0**-24 if layer.dtype == torch.float16 else torch.finfo(layer.dtype).tiny
         logarithm = rows.clamp_min(smallest).log()
-        mean = torch.where(seen, logarithm, 0).sum(-1) / seen.sum(-1)
-        top = torch.where(seen, logarithm, -torch.inf).amax(-1)
+        mean = torch.where(visible, logarithm, 0).sum(-1) / visible.sum(-1)
+        top = torch.where(visible, logarithm, -torch.inf).amax(-1)
         largest.append((top - mean).amax(-1))
     return torch.stack(largest).amax(0)
 
@@ -481,8 +481,8 @@ def title_of(flat_name: str) -> str:
     >>> title_of("permuted_ac")
     'AC, %, permuted null'
     """
-    score, found = _parsed(flat_name)
-    split, k, null = found["split"], found["k"], found["null"]
+    score, parts = _parsed(flat_name)
+    split, k, null = parts["split"], parts["k"], parts["null"]
     title = score.title if split is None else f"{split} {score.title.removeprefix('training ')}"
     return title + (f", top {k}%" if k else "") + (f", {STRONGER_NULLS.get(null, null)}" if null else "")
 
@@ -526,23 +526,23 @@ def table_scores(flat_names: Iterable[str]) -> list[str]:
     >>> table_scores(["permuted_ac", "sharp_ac", "ac", "null_ac"])
     ['ac', 'sharp_ac', 'permuted_ac']
     """
-    given = list(dict.fromkeys(flat_names))
+    names = list(dict.fromkeys(flat_names))
     shown = []
     for score in SCORES.values():
         pattern = rf"{score.name}_\d+" if score.per_k else score.name
         for prefix in [f"{split}_" for split in _SPLITS] if score.by_split else [""]:
-            shown += [name for name in given if score.tables and re.fullmatch(prefix + pattern, name)]
-        shown += [name for null in score.stronger_nulls if (name := f"{null}_{score.name}") in given]
+            shown += [name for name in names if score.tables and re.fullmatch(prefix + pattern, name)]
+        shown += [name for null in score.stronger_nulls if (name := f"{null}_{score.name}") in names]
     return shown
 
 
 def _parsed(flat_name: str) -> tuple[Score, re.Match[str]]:
     """A flat name, ``[null_][layer_2_ or average_][split_]score[_k]``, as its score and its parts."""
-    found = re.fullmatch(
+    parts = re.fullmatch(
         rf"(?:(?P<null>{'|'.join(('null', *STRONGER_NULLS))})_)?(?:layer_\d+_|average_|concentration_)?"
         rf"(?:(?P<split>{'|'.join(_SPLITS)})_)?(?P<name>{'|'.join(SCORES)})(?:_(?P<k>\d+))?",
         flat_name,
     )
-    if found is None or (found["k"] and not SCORES[found["name"]].per_k):
+    if parts is None or (parts["k"] and not SCORES[parts["name"]].per_k):
         raise InputError(f"no score is called {flat_name!r}; the registry has {', '.join(SCORES)}")
-    return SCORES[found["name"]], found
+    return SCORES[parts["name"]], parts

@@ -48,10 +48,10 @@ def first_token_note(measurement: "Measurement") -> str:
     """How much of the aggregated attention lies on the first token, in one sentence, and what that means."""
     if "first_token_share" not in measurement.columns:
         return ""
-    own, null = (float(measurement.columns[f"{x}first_token_share"].mean()) for x in ("", "null_"))
-    note = f"{own:.2%} of the aggregated attention is on the first token (uniform attention: {null:.2%})"
+    share, null = (float(measurement.columns[f"{x}first_token_share"].mean()) for x in ("", "null_"))
+    note = f"{share:.2%} of the aggregated attention is on the first token (uniform attention: {null:.2%})"
     how = measurement.settings["aggregation"]
-    if own < _COLLAPSED or how["without_first"]:
+    if share < _COLLAPSED or how["without_first"]:
         return note
     if how["method"] == "rollout":
         return note + (
@@ -153,22 +153,22 @@ def _histogram(name: str, values: Numbers, marks: Mapping[str, float | None]) ->
         dash = ' stroke-dasharray="4 3"' if label == "null" else ""
         line = f'<line x1="{place:.1f}" x2="{place:.1f}" y1="6" y2="{base:g}" stroke="currentColor"{dash}/>'
         lines.append(f"<g><title>{label} {format_score(name, value)}</title>{line}</g>")
-    told = ", ".join(f"{label} {format_score(name, value)}" for label, value in marks.items())
+    marks_text = ", ".join(f"{label} {format_score(name, value)}" for label, value in marks.items())
     ends = (
         f'<text x="6" y="{height - 4:g}">{format_score(name, low)}</text>'
         f'<text x="{width - 6:g}" y="{height - 4:g}" text-anchor="end">{format_score(name, high)}</text>'
     )
     drawing = (
         f'<svg viewBox="0 0 {width:g} {height:g}" width="100%" role="img" font-size="11"'
-        f' fill="currentColor" aria-label="{escape(score.title)}: {told}">'
+        f' fill="currentColor" aria-label="{escape(score.title)}: {marks_text}">'
         f'<g fill="rgba({_SHADE}, .55)">{bars}</g>'
         f'<line x1="6" x2="{width - 6:g}" y1="{base:g}" y2="{base:g}" stroke="currentColor" opacity=".4"/>'
         f"{''.join(lines)}{ends}</svg>"
     )
     caption = (
-        f"<b>{escape(score.title)}</b><br>{told} (dashed)"
+        f"<b>{escape(score.title)}</b><br>{marks_text} (dashed)"
         if marks["null"] is not None
-        else (f"<b>{escape(score.title)}</b><br>{told}")
+        else (f"<b>{escape(score.title)}</b><br>{marks_text}")
     )
     size = 'style="margin:0;font-size:.85em;line-height:1.4"'
     return f"<figure {size}>{drawing}<figcaption>{caption}</figcaption></figure>"
@@ -192,7 +192,10 @@ def extremes(measurement: "Measurement", count: int = SHOWN) -> dict[str, list[i
         pairs = zip(
             measurement.instances, *(measurement.rankings[x].importance for x in names[:2]), strict=True
         )
-        taus = [kendall_tau(one[x.rankable], other[x.rankable]) for x, one, other in pairs]
+        taus = [
+            kendall_tau(importance[x.rankable], other_importance[x.rankable])
+            for x, importance, other_importance in pairs
+        ]
         order = np.array([np.nan if tau is None else tau for tau in taus])
     elif "aopc_comprehensiveness" in values:
         what, order = "comprehensiveness", values["aopc_comprehensiveness"]
@@ -207,7 +210,11 @@ def extremes(measurement: "Measurement", count: int = SHOWN) -> dict[str, list[i
 
 def legend_html(measurement: "Measurement") -> str:
     """What shades and lines mean."""
-    signed = any((own < 0).any() for x in measurement.rankings.values() for own in x.importance)
+    signed = any(
+        (importance < 0).any()
+        for ranking in measurement.rankings.values()
+        for importance in ranking.importance
+    )
     against = f', <span style="{_shade(-0.6)}">against it</span>' if signed else ""
     return (
         f'<p style="font-size:.85em"><span style="{_shade(0.6)}">shaded</span>: important{against};'
@@ -221,7 +228,7 @@ def instance_html(measurement: "Measurement", number: int) -> str:
     probability = float(measurement.columns["probability"][number])
     predicted = measurement.outcomes()[int(measurement.faithfulness.predicted[number])]
     label = "" if instance.label is None or not measurement.classes else measurement.classes[instance.label]
-    told = f"predicted {predicted}, label {label}, " if measurement.classes else ""
+    answer = f"predicted {predicted}, label {label}, " if measurement.classes else ""
     panels = "".join(
         f'<div style="min-width:0"><div style="font-size:.8em;opacity:.75">{escape(name)}</div>'
         f'<div style="line-height:1.7;overflow-wrap:anywhere">{_tokens(measurement, number, name)}</div>'
@@ -230,7 +237,7 @@ def instance_html(measurement: "Measurement", number: int) -> str:
     )
     return (
         '<div style="margin:0 0 1.2em">'
-        f"<div><b>{escape(instance.id)}</b> {escape(told)}p = {probability:.3f}</div>"
+        f"<div><b>{escape(instance.id)}</b> {escape(answer)}p = {probability:.3f}</div>"
         f'<div style="{_GRID}">{panels}</div></div>'
     )
 

@@ -60,14 +60,14 @@ class Variants:
         wanted = [number for number in range(len(self)) if number not in self._known]
         lengths = np.array([len(self._rows[number]["tokens"]) for number in wanted], dtype=np.int64)
         order = np.argsort(lengths, kind="stable")
-        found = dict(self._known)
+        outcomes = dict(self._known)
         for start, stop in _chunks(lengths[order], tokens, single):
             numbers = [wanted[place] for place in order[start:stop]]
             batch = self._batch(numbers)
-            found |= dict(zip(numbers, checked_outcomes(predict(batch), batch), strict=True))
+            outcomes |= dict(zip(numbers, checked_outcomes(predict(batch), batch), strict=True))
             if progress:
                 progress(stop / len(order))
-        return np.stack([found[number] for number in range(len(self))])
+        return np.stack([outcomes[number] for number in range(len(self))])
 
     def _batch(self, numbers: list[int]) -> Batch:
         rows = [self._rows[number] for number in numbers]

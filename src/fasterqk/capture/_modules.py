@@ -74,8 +74,8 @@ def meaning(name: str) -> Meaning:
     (True, False, True)
     """
     parts = words(name)
-    found = "qkv" if is_fused(name) else "".join(_LETTERS.get(part, "") for part in parts)
-    letters = "".join(letter for letter in "qkv" if letter in found)
+    spelled = "qkv" if is_fused(name) else "".join(_LETTERS.get(part, "") for part in parts)
+    letters = "".join(letter for letter in "qkv" if letter in spelled)
     telling = [part for part in parts if part not in ("c", "layer")]
     bare = len(telling) == 1 and telling[0] in _BARE
     output = bare or any(part in _OUTPUT for part in parts)
@@ -134,14 +134,14 @@ def is_attention(module: nn.Module) -> bool:
     held = _held(module)
     # Other modules have an ``in_proj`` too: such names count only in a class called attention. A norm of
     # queries or keys may stand in front of the module that forms them.
-    said = [meaning(name) for name in held if not is_fused(name)]
-    letters = "".join(one.letters for one in said if not one.norm)
+    meanings = [meaning(name) for name in held if not is_fused(name)]
+    letters = "".join(meaning.letters for meaning in meanings if not meaning.norm)
     if "q" in letters and "k" in letters:
         return True
     if not says_attention(module):
         return False
     # Layers that take the keys of another one have queries and an output alone (Gemma 3n).
-    borrows = "q" in letters and any(one.output for one in said)
+    borrows = "q" in letters and any(meaning.output for meaning in meanings)
     return borrows or "k" in letters or any(is_fused(name) for name in held)
 
 
@@ -165,8 +165,8 @@ def layer_number(part: str) -> int | None:
     >>> layer_number("3"), layer_number("encoder_layer_11"), layer_number("stage2"), layer_number("attn1")
     (3, 11, 2, None)
     """
-    found = _NUMBERED.fullmatch(part)
-    return int(found[2]) if found else None
+    match = _NUMBERED.fullmatch(part)
+    return int(match[2]) if match else None
 
 
 def stack_of(name: str) -> str:
@@ -175,8 +175,8 @@ def stack_of(name: str) -> str:
     >>> stack_of("transformer.h.3.attn"), stack_of("encoder.encoder_layer_0.attn1")
     ('transformer.h.*.attn', 'encoder.encoder_layer_*.attn1')
     """
-    found = ((part, _NUMBERED.fullmatch(part)) for part in name.split("."))
-    return ".".join(f"{number[1] or ''}*" if number else part for part, number in found)
+    matches = ((part, _NUMBERED.fullmatch(part)) for part in name.split("."))
+    return ".".join(f"{number[1] or ''}*" if number else part for part, number in matches)
 
 
 def _held(module: nn.Module) -> list[str]:

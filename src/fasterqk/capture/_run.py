@@ -35,8 +35,8 @@ _INTERNAL = "_attn_implementation_internal"
 
 def configurations(model: nn.Module) -> list[Any]:
     """The distinct transformers configurations that the modules of ``model`` read."""
-    found = [getattr(module, "config", None) for module in model.modules()]
-    return list({id(config): config for config in found if hasattr(config, _INTERNAL)}.values())
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in configs if hasattr(config, _INTERNAL)}.values())
 
 
 @contextmanager
@@ -82,9 +82,9 @@ def backend(
     (soft caps, sinks, grouped queries); models without one get the plain formula.
     """
     for owner in type(module).__mro__:
-        own = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
-        if own is not None:
-            output, probabilities = own(module, query, key, value, attention_mask, **kwargs)
+        eager = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
+        if eager is not None:
+            output, probabilities = eager(module, query, key, value, attention_mask, **kwargs)
             if probabilities is not None:
                 record(module, probabilities, kind=None)
             return output, probabilities
@@ -125,7 +125,11 @@ class Captured(Sequence[Tensor]):
         """The layers of one kind; ``"self"`` means all that are not cross-attention."""
         if kind not in KINDS:
             raise InputError(f"unknown kind of attention {kind!r}; choose from {', '.join(KINDS)}")
-        chosen = [i for i, own in enumerate(self.kinds) if own == kind or (kind == "self" and own != "cross")]
+        chosen = [
+            i
+            for i, layer_kind in enumerate(self.kinds)
+            if layer_kind == kind or (kind == "self" and layer_kind != "cross")
+        ]
         return Captured(
             tuple(self.probabilities[i] for i in chosen),
             tuple(self.names[i] for i in chosen),
@@ -256,13 +260,13 @@ def _error_text(model: nn.Module, missing: list[str], captured: int, partly: boo
         )
     classes = sorted({type(model.get_submodule(name)).__name__ for name in missing})
     shown = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
-    seen = (
+    problem = (
         f"only a part of the attention of {len(missing)} layers can be seen"
         if partly
         else f"captured {captured} attention layers, but {len(missing)} more form no softmax that can be seen"
     )
     return (
-        f"{seen}: {shown} ({', '.join(classes)}); "
+        f"{problem}: {shown} ({', '.join(classes)}); "
         "call fasterqk.capture.record(self, probabilities) in their forward"
     )
 

@@ -211,13 +211,13 @@ def mask_of(logits: Tensor) -> Mask | None:
     if logits.shape[-2] != logits.shape[-1]:
         return None
     # What is not a number is not hidden either.
-    seen = (~(logits <= _HIDDEN)).reshape(-1, *logits.shape[-2:]).any(0)
-    query, key = seen.nonzero(as_tuple=True)
+    visible = (~(logits <= _HIDDEN)).reshape(-1, *logits.shape[-2:]).any(0)
+    query, key = visible.nonzero(as_tuple=True)
     if not len(query):
         return None
     behind, ahead = int((query - key).max()), int((key - query).max())
-    inside = torch.ones_like(seen).triu(-behind).tril(ahead)
-    return Mask(behind, ahead, gaps=bool((inside & ~seen).any()))
+    inside = torch.ones_like(visible).triu(-behind).tril(ahead)
+    return Mask(behind, ahead, gaps=bool((inside & ~visible).any()))
 
 
 def over_last_axis(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -233,10 +233,10 @@ def carries(func: Callable[..., Any], operand: Tensor, output: Tensor) -> bool:
 
 def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors among the arguments of a call, lists of tensors included."""
-    found = []
+    tensors = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, Tensor):
-            found.append(value)
+            tensors.append(value)
         elif isinstance(value, tuple | list):
-            found.extend(item for item in value if isinstance(item, Tensor))
-    return found
+            tensors.extend(item for item in value if isinstance(item, Tensor))
+    return tensors

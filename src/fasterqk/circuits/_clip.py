@@ -98,14 +98,14 @@ def qk_clip(
     hooks = hooks_of(optimizer)
     if hooks is not None and hooks.recipe is not None and hooks.recipe.mechanism == "parametrization":
         raise InputError("qk_clip scales fused weights, not their parametrizations: use mechanism='auto'")
-    found = given_or_found(model, circuits, labels, heads=True)
-    if all(part.head is None for part in found if part.role in ("q", "k")):
+    labelled = given_or_found(model, circuits, labels, heads=True)
+    if all(part.head is None for part in labelled if part.role in ("q", "k")):
         raise InputError(
             "qk_clip needs labels per head: set num_heads on the attention modules"
             if circuits is None
             else "qk_clip needs labels per head: circuits=find_circuits(model, heads=True)"
         )
-    blocks = _clippable(model, attention_blocks(model, found), unwrapped(optimizer))
+    blocks = _clippable(model, attention_blocks(model, labelled), unwrapped(optimizer))
     return QKClip(model, unwrapped(optimizer), blocks, float(threshold), float(alpha), log_only, group)
 
 
@@ -131,23 +131,25 @@ class QKClip:
         self.last: list[Clipped] = []
         self.total, self.steps = 0, 0
         self._group = group
-        self._by_path = {each.block.path: each for each in blocks}
+        self._by_path = {scaled.block.path: scaled for scaled in blocks}
         self._unverified = set(self._by_path)
         self._warned = False
-        self._watch = Watch([each.block for each in blocks], self._see, after=self._verify)
+        self._watch = Watch([scaled.block for scaled in blocks], self._see, after=self._verify)
         self._step_hook = optimizer.register_step_post_hook(self._after_step)
 
     def __repr__(self) -> str:
-        heads = sum(each.heads for each in self.blocks)
-        said = f"{len(self.blocks)} blocks, {heads} heads, threshold {self.threshold:g}, alpha {self.alpha:g}"
-        return f"QKClip({said}{', log only' if self.log_only else ''})"
+        heads = sum(scaled.heads for scaled in self.blocks)
+        settings = (
+            f"{len(self.blocks)} blocks, {heads} heads, threshold {self.threshold:g}, alpha {self.alpha:g}"
+        )
+        return f"QKClip({settings}{', log only' if self.log_only else ''})"
 
     def log(self) -> dict[str, float]:
         """Numbers of the last step for a log: heads above the threshold, and the largest logit if any is."""
-        found = {"logits/clipped_heads": float(len(self.last))}
+        numbers = {"logits/clipped_heads": float(len(self.last))}
         if self.last:
-            found["logits/largest_clipped"] = max(each.logit for each in self.last)
-        return found
+            numbers["logits/largest_clipped"] = max(head.logit for head in self.last)
+        return numbers
 
     def remove(self) -> None:
         """Take all hooks off model and optimizer."""
@@ -161,8 +163,8 @@ class QKClip:
         self.remove()
 
     def _see(self, block: AttentionBlock, scores: Scores) -> None:
-        own = self._by_path[block.path]
-        own.largest = torch.maximum(own.largest, scores.largest_products(self.threshold))
+        scaled = self._by_path[block.path]
+        scaled.largest = torch.maximum(scaled.largest, scores.largest_products(self.threshold))
 
     def _verify(self, block: AttentionBlock, args: Any, kwargs: Any) -> None:
         if block.path in self._unverified:
@@ -176,31 +178,32 @@ class QKClip:
                 "no training pass was seen before this step of qk_clip; call model.train(), and run the "
                 "model that was given to it, uncompiled"
             )
-        largest = torch.cat([each.largest for each in self.blocks])
-        for each in self.blocks:
-            each.largest = torch.full_like(each.largest, -math.inf)
+        largest = torch.cat([scaled.largest for scaled in self.blocks])
+        for scaled in self.blocks:
+            scaled.largest = torch.full_like(scaled.largest, -math.inf)
         if bool((largest == -math.inf).all()) and not in_processes():
             self._finish([])
             return
         largest = over_processes(largest, next(self.model.parameters()).device, self._group)
         self._warn(largest)
-        found = []
+        clipped = []
         parameters: dict[str, nn.Parameter] = {}
-        for each, own in zip(self.blocks, largest.split([each.heads for each in self.blocks]), strict=True):
+        by_block = largest.split([scaled.heads for scaled in self.blocks])
+        for scaled, head_maxima in zip(self.blocks, by_block, strict=True):
             # Neither a maximum below the threshold nor one that is not finite gives a factor.
-            above = own.isfinite() & (own.double() > self.threshold)
-            factors = torch.where(above, self.threshold / own.double(), 1.0)
+            above = head_maxima.isfinite() & (head_maxima.double() > self.threshold)
+            factors = torch.where(above, self.threshold / head_maxima.double(), 1.0)
             if not bool((factors < 1).any()):
                 continue
-            found += each.clipped(own, factors)
+            clipped += scaled.clipped(head_maxima, factors)
             if not self.log_only:
                 parameters = parameters or dict(self.model.named_parameters(remove_duplicate=False))
-                each.scale(parameters, factors, self.alpha)
-        self._finish(found)
+                scaled.scale(parameters, factors, self.alpha)
+        self._finish(clipped)
 
-    def _finish(self, found: list[Clipped]) -> None:
-        self.last = found
-        self.total += len(found)
+    def _finish(self, clipped: list[Clipped]) -> None:
+        self.last = clipped
+        self.total += len(clipped)
         self.steps += 1
 
     def _warn(self, largest: Tensor) -> None:
@@ -271,12 +274,12 @@ class ScaledHeads:
         share = 1.0 - alpha if roles == {"q", "k"} else 0.0 if roles == {"q"} else 1.0
         keys = strictest.double() ** share
         queries = factors.double() / keys.repeat_interleave(self.heads // self.keys)
-        found: Multipliers = {}
+        multipliers: Multipliers = {}
         for part in self.parts:
             number = keys[part.head] if part.role == "k" else queries[part.head]
             number = factors[part.head] if part.whole else number
-            found.setdefault(part.name, (part.axis, {}))[1][part.start, part.stop] = float(number)
-        return found
+            multipliers.setdefault(part.name, (part.axis, {}))[1][part.start, part.stop] = float(number)
+        return multipliers
 
     def scale(self, parameters: dict[str, nn.Parameter], factors: Tensor, alpha: float) -> None:
         """Multiply the weights in place; what is multiplied by one keeps its bits."""
@@ -296,16 +299,16 @@ class ScaledHeads:
 
 def _vector(shape: Sequence[int], axis: int, spans: dict[tuple[int, int], float]) -> Tensor:
     """The numbers along ``axis`` of a tensor of this shape, 1 outside of the spans."""
-    found = torch.ones(shape[axis], dtype=torch.float64)
+    vector = torch.ones(shape[axis], dtype=torch.float64)
     for (start, stop), number in spans.items():
-        found[start:stop] = number
-    return found.reshape([-1 if own == axis else 1 for own in range(len(shape))])
+        vector[start:stop] = number
+    return vector.reshape([-1 if dimension == axis else 1 for dimension in range(len(shape))])
 
 
 def _local(parameter: Any) -> Tensor:
     """The memory of a parameter; of a sharded one that of this process."""
-    own: Tensor = parameter.to_local() if hasattr(parameter, "placements") else parameter
-    return own.detach()
+    local: Tensor = parameter.to_local() if hasattr(parameter, "placements") else parameter
+    return local.detach()
 
 
 def _local_vector(parameter: Any, axis: int, spans: dict[tuple[int, int], float]) -> Tensor:
@@ -316,8 +319,8 @@ def _local_vector(parameter: Any, axis: int, spans: dict[tuple[int, int], float]
         mesh, axes = parameter.device_mesh, parameter.placements
         whole = numbers.to(parameter.device).expand(parameter.shape).contiguous()
         numbers = distribute_tensor(whole, mesh, axes).to_local()
-    own = _local(parameter)
-    return numbers.to(own.device, torch.promote_types(own.dtype, torch.float32))
+    local = _local(parameter)
+    return numbers.to(local.device, torch.promote_types(local.dtype, torch.float32))
 
 
 def _clippable(
@@ -326,30 +329,32 @@ def _clippable(
     """The blocks with the parts of their heads; an ``InputError`` for those that cannot be clipped."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     hooks = hooks_of(optimizer)
-    trained = {id(each) for options in optimizer.param_groups for each in options["params"]}
-    trained |= {id(each.parameter) for each in hooks.fused} if hooks is not None else set()
+    trained = {id(parameter) for options in optimizer.param_groups for parameter in options["params"]}
+    trained |= {id(fused.parameter) for fused in hooks.fused} if hooks is not None else set()
     owners: dict[int, str] = {}
-    found = []
+    clippable = []
     for block in blocks:
-        own = _scaled_heads(model, block)
-        weights = {part.name: parameters[part.name] for part in own.parts if parameters[part.name].dim() > 1}
-        frozen = [name for name, each in weights.items() if not each.requires_grad]
+        scaled = _scaled_heads(model, block)
+        weights = {
+            part.name: parameters[part.name] for part in scaled.parts if parameters[part.name].dim() > 1
+        }
+        frozen = [name for name, weight in weights.items() if not weight.requires_grad]
         if len(frozen) == len(weights):
             continue
         if frozen:
             raise InputError(f"{frozen[0]} is frozen, but other queries or keys of {block.path} are trained")
-        for name, each in weights.items():
-            if id(each) not in trained:
+        for name, weight in weights.items():
+            if id(weight) not in trained:
                 raise InputError(
                     f"{name} is not trained by this optimizer, which would undo or miss the clip; give "
                     "qk_clip the optimizer that trains the queries and keys of this model"
                 )
-            if owners.setdefault(id(each), block.path) != block.path:
-                raise InputError(f"{name} also makes the queries or keys of {owners[id(each)]}: it is tied")
-        found.append(own)
-    if not found:
+            if owners.setdefault(id(weight), block.path) != block.path:
+                raise InputError(f"{name} also makes the queries or keys of {owners[id(weight)]}: it is tied")
+        clippable.append(scaled)
+    if not clippable:
         raise InputError("the queries and keys of this model are frozen: there is nothing to clip")
-    return found
+    return clippable
 
 
 def _scaled_heads(model: nn.Module, block: AttentionBlock) -> ScaledHeads:
@@ -367,9 +372,10 @@ def _scaled_heads(model: nn.Module, block: AttentionBlock) -> ScaledHeads:
         shape = model.get_parameter(piece.parameter).shape
         stop = shape[0] if piece.stop is None else piece.stop
         parts.append(Part(piece.parameter, piece.axis or 0, piece.start or 0, stop, piece.role, piece.head))
-    counts = {role: {part.head for part in parts if part.role == role} for role in ("q", "k")}
-    heads, keys = len(counts["q"]) or len(counts["k"]), len(counts["k"]) or len(counts["q"])
-    if not parts or heads % keys or any(own and own != set(range(len(own))) for own in counts.values()):
+    query_heads, key_heads = ({part.head for part in parts if part.role == role} for role in ("q", "k"))
+    heads, keys = len(query_heads) or len(key_heads), len(key_heads) or len(query_heads)
+    gaps = any(numbers != set(range(len(numbers))) for numbers in (query_heads, key_heads))
+    if not parts or heads % keys or gaps:
         raise InputError(
             f"it is not known which rows of {block.path or 'the model'} make the queries and keys of which "
             "head; leave it out with labels= that call its queries and keys rest"
@@ -385,21 +391,21 @@ def _with_rotary(block: AttentionBlock, parts: list[Part]) -> list[Part]:
     rotary = getattr(block.module, "qk_rope_head_dim", None)
     if not isinstance(rotary, int):
         raise InputError(f"{block.path} has a key that all heads share, in a form qk_clip does not know")
-    found = []
+    split = []
     for part in parts:
         if part.role == "k":
-            found.append(part)
+            split.append(part)
             continue
         middle = part.stop - rotary
-        found.append(Part(part.name, part.axis, part.start, middle, "q", part.head))
-        found.append(Part(part.name, part.axis, middle, part.stop, "q", part.head, whole=True))
-    return [part for part in found if part.start < part.stop]
+        split.append(Part(part.name, part.axis, part.start, middle, "q", part.head))
+        split.append(Part(part.name, part.axis, middle, part.stop, "q", part.head, whole=True))
+    return [part for part in split if part.start < part.stop]
 
 
 def _acts_on_scores(model: nn.Module, name: str) -> bool:
     """Whether a parameter is added to the scores or scales them, and is no factor of the product."""
     owner = model.get_submodule(name.rpartition(".")[0])
-    return isinstance(owner, nn.Embedding) or any(meaning(one).score for one in name.split("."))
+    return isinstance(owner, nn.Embedding) or any(meaning(part).score for part in name.split("."))
 
 
 def _refuse_norm(model: nn.Module, name: str) -> None:
@@ -416,22 +422,23 @@ def _refuse_norm(model: nn.Module, name: str) -> None:
 # --- The rehearsal: do the scores follow the weights? ---
 
 
-def _rehearse(own: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None:
+def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None:
     """Raise unless scaling copies of the weights of a block scales its scores head by head."""
-    module, block = own.block.module, own.block
+    module, block = scaled.block.module, scaled.block
     prefix = f"{block.path}." if block.path else ""
-    tensors = {name: each.detach() for name, each in module.named_parameters()}
-    if any(hasattr(each, "placements") for each in tensors.values()):
+    tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    if any(hasattr(tensor, "placements") for tensor in tensors.values()):
         return  # sharded over processes, and not gathered here
-    factors = torch.linspace(0.5, 0.9, own.heads)
-    scaled = dict(tensors)
-    for name, (axis, spans) in own.multipliers(factors, alpha).items():
+    factors = torch.linspace(0.5, 0.9, scaled.heads)
+    scaled_tensors = dict(tensors)
+    for name, (axis, spans) in scaled.multipliers(factors, alpha).items():
         before = tensors[name.removeprefix(prefix)]
-        scaled[name.removeprefix(prefix)] = before * _vector(before.shape, axis, spans).to(before)
-    args, kwargs = [_without_cache(each) for each in args], {k: _without_cache(v) for k, v in kwargs.items()}
+        scaled_tensors[name.removeprefix(prefix)] = before * _vector(before.shape, axis, spans).to(before)
+    args = [_without_cache(value) for value in args]
+    kwargs = {name: _without_cache(value) for name, value in kwargs.items()}
     try:
-        plain = _scores(module, own.heads, tensors, args, kwargs)
-        changed = _scores(module, own.heads, scaled, args, kwargs)
+        plain = _scores(module, scaled.heads, tensors, args, kwargs)
+        changed = _scores(module, scaled.heads, scaled_tensors, args, kwargs)
     except Exception as error:
         line = str(error).partition("\n")[0]
         warnings.warn(
@@ -439,13 +446,13 @@ def _rehearse(own: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None:
             stacklevel=2,
         )
         return
-    for one, other in zip(plain, changed, strict=True):
-        expected = one * factors.to(one.device).view(1, -1, 1, 1)
-        size = one.abs().amax()
+    for original, rescaled in zip(plain, changed, strict=True):
+        expected = original * factors.to(original.device).view(1, -1, 1, 1)
+        size = original.abs().amax()
         tolerance = 1e-3 if next(iter(tensors.values())).dtype == torch.float32 else 5e-2
-        if torch.is_autocast_enabled(one.device.type):
+        if torch.is_autocast_enabled(original.device.type):
             tolerance = 5e-2
-        if bool(size.isfinite()) and not bool((other - expected).abs().amax() <= tolerance * size):
+        if bool(size.isfinite()) and not bool((rescaled - expected).abs().amax() <= tolerance * size):
             raise InputError(
                 f"the scores of {block.path or 'the model'} ({type(module).__name__}) do not follow the "
                 "weights of its queries and keys head by head (a norm on them bounds the logits, or another "
@@ -457,17 +464,17 @@ def _scores(
     module: nn.Module, heads: int, tensors: dict[str, Tensor], args: Any, kwargs: Any
 ) -> list[Tensor]:
     """Some rows of the products of every attention call of one more forward pass."""
-    found: list[Tensor] = []
+    samples: list[Tensor] = []
 
     def see(scores: Scores) -> None:
         rows = torch.arange(min(_ROWS, scores.length))
-        found.extend(products[:1].clone() for products, _, _ in scores.parts(None, rows))
+        samples.extend(products[:1].clone() for products, _, _ in scores.parts(None, rows))
 
-    buffers = {name: each.clone() for name, each in module.named_buffers()}
-    devices = {each.device.index or 0 for each in tensors.values() if each.device.type == "cuda"}
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    devices = {tensor.device.index or 0 for tensor in tensors.values() if tensor.device.type == "cuda"}
     with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)), LogitTrace(heads, see):
         functional_call(module, {**tensors, **buffers}, tuple(args), kwargs)
-    return found
+    return samples
 
 
 def _without_cache(value: Any) -> Any:

@@ -41,7 +41,7 @@ def load_converted_state(
     [0.001, 0.01]
     """
     model, optimizer = uncompiled(model), unwrapped(optimizer)
-    shapes = {name: tuple(each.shape) for name, each in model.named_parameters()}
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     whole = _whole_states(state, shapes, model)
     target = copy.deepcopy(optimizer.state_dict())
     target["state"] = {}
@@ -61,8 +61,8 @@ def _whole_states(
 ) -> dict[str, dict[str, Any]]:
     """The saved states by parameter of the model, put together where they are of slices."""
     whole: dict[str, dict[str, Any]] = {}
-    for place, own in _saved(state, shapes, model):
-        for what, value in own.items():
+    for place, leaf_state in _saved(state, shapes, model):
+        for what, value in leaf_state.items():
             size = shapes[place.name]
             if isinstance(value, Tensor) and value.dim() > 0:
                 expected = place.shape(size)
@@ -102,12 +102,12 @@ def _saved(
 
 def _names_in_order(sizes: list[int], model: nn.Module) -> list[str]:
     """Names for a state without names: the order of the model, or the Trainer's two groups."""
-    names = [name for name, each in model.named_parameters() if each.requires_grad]
+    names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     exempt = undecayed(model)
     decayed = [name for name in names if name not in exempt]
-    for found in ([names], [decayed, [name for name in names if name in exempt]]):
-        if [len(each) for each in found] == sizes:
-            return [name for each in found for name in each]
+    for groups in ([names], [decayed, [name for name in names if name in exempt]]):
+        if [len(group) for group in groups] == sizes:
+            return [name for group in groups for name in group]
     raise InputError(
         f"the saved state has groups of {sizes} parameters without names, the model has {len(names)} "
         "trainable ones; it was saved for other parameters, or from groups whose order is not known"
@@ -118,11 +118,11 @@ class _Place:
     """A leaf's place in a parameter of the model, read from its name."""
 
     def __init__(self, leaf: str) -> None:
-        found = _NAME.match(leaf)
-        assert found is not None  # the pattern matches every text
-        self.name: str = found["name"]
-        self.axis = len(found["colons"] or "") // len(":, ")
-        spans = found["spans"].split(", ") if found["spans"] else []
+        match = _NAME.match(leaf)
+        assert match is not None  # the pattern matches every text
+        self.name: str = match["name"]
+        self.axis = len(match["colons"] or "") // len(":, ")
+        spans = match["spans"].split(", ") if match["spans"] else []
         self.spans = [tuple(map(int, span.split(":"))) for span in spans]
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:

@@ -62,10 +62,10 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
             # What was downloaded before needs no network; an unreachable hub would be tried five times.
             config = transformers.AutoConfig.from_pretrained(name, local_files_only=not _hub_answers())
         source = f"configuration of {name!r} on the hub"
-    kind, own = model_class(config), name or config_file
+    kind, origin = model_class(config), name or config_file
     if kind is None:
-        raise InputError(f"transformers has no model for {own!r} ({type(config).__name__})")
-    refused = _refused(f"{kind.__name__} cannot be built from the configuration of {own!r}")
+        raise InputError(f"transformers has no model for {origin!r} ({type(config).__name__})")
+    refused = _refused(f"{kind.__name__} cannot be built from the configuration of {origin!r}")
     with refused, torch.device("meta"):
         return kind(config), source
 
@@ -82,26 +82,28 @@ def _refused(message: str) -> Iterator[None]:
 
 def gguf_file(path: str | PathLike[str]) -> Path | None:
     """The GGUF file that ``path`` is, or that lies alone in a folder without a configuration; else None."""
-    own = Path(path)
-    if own.is_file():
-        return own if own.suffix.lower() == ".gguf" else None
-    if not own.is_dir() or any((own / name).exists() for name in ("config.json", "adapter_config.json")):
+    location = Path(path)
+    if location.is_file():
+        return location if location.suffix.lower() == ".gguf" else None
+    if not location.is_dir():
         return None
-    found = sorted(file for file in own.iterdir() if file.suffix.lower() == ".gguf")
-    if len(found) > 1:
-        raise InputError(f"{str(path)!r} has {len(found)} GGUF files; name one: {str(found[0])!r}")
-    return found[0] if found else None
+    if any((location / name).exists() for name in ("config.json", "adapter_config.json")):
+        return None
+    files = sorted(file for file in location.iterdir() if file.suffix.lower() == ".gguf")
+    if len(files) > 1:
+        raise InputError(f"{str(path)!r} has {len(files)} GGUF files; name one: {str(files[0])!r}")
+    return files[0] if files else None
 
 
 def gguf_recipe(file: Path) -> str:
     """A command that saves the model and the tokenizer of a GGUF file as a model folder beside it."""
-    given = f"{str(file.parent)!r}, gguf_file={file.name!r}"
+    arguments = f"{str(file.parent)!r}, gguf_file={file.name!r}"
     folder = repr(str(file.with_suffix("")))
     code = (
         "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"m = M.from_pretrained({given}); m.hf_quantizer = None; "
+        f"m = M.from_pretrained({arguments}); m.hf_quantizer = None; "
         "vars(m.config).pop('quantization_config', None); "
-        f"m.save_pretrained({folder}); T.from_pretrained({given}).save_pretrained({folder})"
+        f"m.save_pretrained({folder}); T.from_pretrained({arguments}).save_pretrained({folder})"
     )
     return f"python -c {shlex.quote(code)}"
 
@@ -164,11 +166,11 @@ def model_class(config: Any) -> Any:
     for mapping in _MAPPINGS:
         known = getattr(modeling_auto, mapping, {})
         try:
-            found = known.get(type(config), None)
+            listed = known.get(type(config), None)
         except ValueError:  # listed there, but not in this transformers
             continue
-        if found is not None:
-            return found[0] if isinstance(found, tuple | list) else found
+        if listed is not None:
+            return listed[0] if isinstance(listed, tuple | list) else listed
     return None
 
 
@@ -233,12 +235,12 @@ def shrink(config: Any, head_width: int | None = HEAD_WIDTHS[0]) -> Any:
 
 def _parts(config: Any) -> list[Any]:
     """The configuration and all configurations inside it."""
-    found = [config]
+    configs = [config]
     for value in vars(config).values():
         for item in value if isinstance(value, list | tuple) else [value]:
             if hasattr(item, "to_diff_dict"):
-                found += _parts(item)
-    return found
+                configs += _parts(item)
+    return configs
 
 
 def _shrink_part(part: Any, head_width: int | None) -> None:
@@ -329,7 +331,8 @@ def _kept_layers(values: dict[str, Any]) -> list[int]:
         for name, value in values.items()
         if isinstance(value, list) and len(value) == len(types) and not name.startswith("mlp")
     ]
-    kinds = list(zip(*(own for own in lists if len(set(own)) <= _KINDS), strict=True)) or types
+    of_kinds = [by_layer for by_layer in lists if len(set(by_layer)) <= _KINDS]
+    kinds = list(zip(*of_kinds, strict=True)) or types
     first = sorted({kind: i for i, kind in reversed(list(enumerate(kinds)))}.values())
     return first if len(first) > 1 else [0, min(1, len(types) - 1)]
 

@@ -208,11 +208,11 @@ def zero_grad_with(optimizer: torch.optim.Optimizer, fused: Sequence[FusedWeight
     reference = weakref.ref(optimizer)
 
     def zero_grad(set_to_none: bool = True) -> None:
-        found = reference()
-        if found is not None:
-            type(found).zero_grad(found, set_to_none)
-        for each in fused:
-            each.clear(set_to_none)
+        living = reference()
+        if living is not None:
+            type(living).zero_grad(living, set_to_none)
+        for weight in fused:
+            weight.clear(set_to_none)
 
     return zero_grad
 
@@ -284,28 +284,28 @@ def split_leaves(
     """What the optimizer gets: whole parameters, and leaves for the slices of fused weights."""
     fused = []
     leaves: list[Leaf] = []
-    for each in assigned:
-        if not each.split:
-            leaves.append((each.slices[0], each.parameter, each.name))
+    for trained in assigned:
+        if not trained.split:
+            leaves.append((trained.slices[0], trained.parameter, trained.name))
             continue
-        if hasattr(each.parameter, "placements"):
+        if hasattr(trained.parameter, "placements"):
             raise InputError(
-                f"{each.name} is fused and sharded over devices, which make_optimizer does not split; "
+                f"{trained.name} is fused and sharded over devices, which make_optimizer does not split; "
                 "sharded models need separate query, key and value weights"
             )
         if mechanism == "parametrization":
-            leaves += parametrize_split(model, each)
+            leaves += parametrize_split(model, trained)
             continue
-        slices = _leaf_slices(each, optimizer_class, kwargs)
-        made = FusedWeight(each.name, each.parameter, [strided for _, strided in slices], mechanism)
-        if made.strided and not _is_torchs_own(optimizer_class):
+        slices = _leaf_slices(trained, optimizer_class, kwargs)
+        weight = FusedWeight(trained.name, trained.parameter, [strided for _, strided in slices], mechanism)
+        if weight.strided and not _is_torchs_own(optimizer_class):
             raise InputError(
-                f"mechanism='view' gives {optimizer_class!r} slices of {each.name} that are not contiguous, "
-                "which only torch's own optimizers are known to support; use mechanism='auto'"
+                f"mechanism='view' gives {optimizer_class!r} slices of {trained.name} that are not "
+                "contiguous, which only torch's own optimizers are known to support; use mechanism='auto'"
             )
-        fused.append(made)
-        for (part, strided), leaf in zip(slices, made.leaves, strict=True):
-            leaves.append((part, leaf, strided.name_in(each.name)))
+        fused.append(weight)
+        for (part, strided), leaf in zip(slices, weight.leaves, strict=True):
+            leaves.append((part, leaf, strided.name_in(trained.name)))
     return fused, leaves
 
 
@@ -323,11 +323,11 @@ def _leaf_slices(
     row = trained.parameter.numel() // size
     uneven = any((part.stop - part.start) * row % _VECTOR for part in trained.slices)
     if uneven and _uses_torch_fused(optimizer_class, kwargs):
-        found = []
+        leaf_slices = []
         for parts in trained.by_role():
             together = repeated(axis, size, [(part.start, part.stop) for part in parts])
-            found += [(parts[0], together)] if together else [_single(part) for part in parts]
-        return found
+            leaf_slices += [(parts[0], together)] if together else [_single(part) for part in parts]
+        return leaf_slices
     slices = trained.slices
     if _is_elementwise(optimizer_class):
         slices = join_neighbours(slices, by_role=False)
@@ -397,9 +397,9 @@ def repeated(axis: int, size: int, spans: Sequence[tuple[int, int]]) -> StridedS
     steps = {after[0] - before[0] for before, after in pairwise(spans)}
     if len(lengths) != 1 or len(steps) != 1:
         return None
-    found = StridedSlice(axis, spans[0][0], lengths.pop(), len(spans), steps.pop())
-    fits = found.repeat * found.period == size and found.start + found.length <= found.period
-    return found if fits else None
+    strided = StridedSlice(axis, spans[0][0], lengths.pop(), len(spans), steps.pop())
+    fits = strided.repeat * strided.period == size and strided.start + strided.length <= strided.period
+    return strided if fits else None
 
 
 # --- mechanism="parametrization": separate parameters, joined at every forward pass ---

@@ -41,11 +41,11 @@ def normalize_gradients(
         finite_number(norm, f"the gradient norm of {circuit!r}")
     model = uncompiled(model)
     slices = given_or_found(model, circuits, labels)
-    gradients = {name: each.grad for name, each in model.named_parameters(remove_duplicate=False)}
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters(remove_duplicate=False)}
     before = {}
     for circuit, norm in norms.items():
-        own = [(part, gradients[part.parameter]) for part in slices if part.circuit == circuit]
-        parts = [part.view(gradient) for part, gradient in own if gradient is not None]
+        pairs = [(part, gradients[part.parameter]) for part in slices if part.circuit == circuit]
+        parts = [part.view(gradient) for part, gradient in pairs if gradient is not None]
         before[circuit] = size = _norm(parts)
         if size > 0:
             for part in parts:

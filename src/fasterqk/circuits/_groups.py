@@ -37,13 +37,13 @@ def undecayed(model: nn.Module) -> set[str]:
     >>> sorted(undecayed(nn.TransformerEncoderLayer(8, 2)))[:3]
     ['linear1.bias', 'linear2.bias', 'norm1.bias']
     """
-    found = set()
+    names = set()
     for prefix, module in model.named_modules():
         norm = "norm" in type(module).__name__.lower()
         for name, _ in module.named_parameters(prefix, recurse=False):
             if norm or _UNDECAYED.search(name.lower()):
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 # --- Every trainable parameter with its settings ---
@@ -94,14 +94,14 @@ Item = TypeVar("Item")
 
 def equal_together(items: Iterable[Item], key: Callable[[Item], Any]) -> list[list[Item]]:
     """Lists of the items with equal keys, which need not be hashable (options may be lists)."""
-    found: list[list[Item]] = []
+    groups: list[list[Item]] = []
     for item in items:
-        same = next((group for group in found if key(group[0]) == key(item)), None)
+        same = next((group for group in groups if key(group[0]) == key(item)), None)
         if same is None:
-            found.append([item])
+            groups.append([item])
         else:
             same.append(item)
-    return found
+    return groups
 
 
 def circuits_for(
@@ -131,7 +131,7 @@ def assign(
     request = replace(request, slices=circuits, matrices=_matrices(model))
     exempt = undecayed(model)
     labelled = _by_parameter(model, circuits)
-    owner = {one: index for index, group in enumerate(request.groups) for one in group.parameters}
+    owner = {identity: index for index, group in enumerate(request.groups) for identity in group.parameters}
     assigned = []
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad or (only is not None and not only(name, parameter)):
@@ -140,15 +140,17 @@ def assign(
             continue  # as in a stock optimizer: what is in no group is not trained
         parts = labelled.get(id(parameter), [])
         _check_cover(name, parameter, parts)
-        own = owner.get(id(parameter), 0)
-        slices = [_trained_slice(part, request, name not in exempt, own) for part in parts]
+        group_index = owner.get(id(parameter), 0)
+        slices = [_trained_slice(part, request, name not in exempt, group_index) for part in parts]
         if all(part.key == slices[0].key for part in slices):
             slices = [replace(slices[0], axis=None, start=0, stop=0)]
         assigned.append(TrainedParameter(name, parameter, join_neighbours(slices)))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
     if only is None and not request.groups:
-        _refuse_without_effect(request, [part for each in assigned for part in labelled[id(each.parameter)]])
+        _refuse_without_effect(
+            request, [part for trained in assigned for part in labelled[id(trained.parameter)]]
+        )
     return assigned
 
 
@@ -174,7 +176,7 @@ _TABLE = re.compile(r"pos(ition(al)?)?_?(emb|enc|table)|(^|\.)(wte|wpe|W_E|W_pos
 
 def tables(model: nn.Module) -> set[str]:
     """The names of the tables of tokens and positions, also where another module shares them."""
-    found = {
+    table_ids = {
         id(parameter)
         for module in model.modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) or type(module).__name__.endswith("Embedding")
@@ -183,7 +185,7 @@ def tables(model: nn.Module) -> set[str]:
     return {
         name
         for name, parameter in model.named_parameters(remove_duplicate=False)
-        if id(parameter) in found or (parameter.dim() > 1 and _TABLE.search(name))
+        if id(parameter) in table_ids or (parameter.dim() > 1 and _TABLE.search(name))
     }
 
 
@@ -215,21 +217,21 @@ def _matrices(model: nn.Module) -> set[str]:
 def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[int, list[Slice]]:
     """Slices by the identity of their parameter; a tied parameter may be labelled under any of its names."""
     known = dict(model.named_parameters(remove_duplicate=False))
-    found: dict[int, list[Slice]] = {}
+    slices: dict[int, list[Slice]] = {}
     for name, parts in groupby(circuits, lambda part: part.parameter):
         if name not in known:
             raise InputError(
                 f"circuits= names {name!r}, which this model does not have; "
                 "call find_circuits on the model that is trained"
             )
-        found.setdefault(id(known[name]), list(parts))
-    return found
+        slices.setdefault(id(known[name]), list(parts))
+    return slices
 
 
-def _trained_slice(part: Slice, request: Request, decayed: bool, own: int) -> TrainedSlice:
-    settings = request.settings(part, decayed, own)
-    group = "base" if settings == request.settings(None, decayed, own) else request.name_of(part)
-    exempt = not decayed and settings != request.settings(part, True, own)
+def _trained_slice(part: Slice, request: Request, decayed: bool, group_index: int) -> TrainedSlice:
+    settings = request.settings(part, decayed, group_index)
+    group = "base" if settings == request.settings(None, decayed, group_index) else request.name_of(part)
+    exempt = not decayed and settings != request.settings(part, True, group_index)
     return TrainedSlice(part.axis, part.start or 0, part.stop or 0, part.role, group, exempt, settings)
 
 
@@ -271,14 +273,14 @@ class Group:
     def options(self, lr: float) -> dict[str, Any]:
         """The group as an optimizer takes it, without its names."""
         settings = self.settings
-        found: dict[str, Any] = {"params": self.parameters, **dict(settings.options), "lr": settings.lr}
+        options: dict[str, Any] = {"params": self.parameters, **dict(settings.options), "lr": settings.lr}
         if settings.lr is None:
             base = lr if settings.base is None else settings.base
             # A product also where the ratio changes: a tensor rate must not be shared between groups.
-            found["lr"] = base * (settings.ratio if isinstance(settings.ratio, float) else 1.0)
+            options["lr"] = base * (settings.ratio if isinstance(settings.ratio, float) else 1.0)
         if settings.weight_decay is not None:
-            found["weight_decay"] = settings.weight_decay
-        return found
+            options["weight_decay"] = settings.weight_decay
+        return options
 
     def named(self, lr: float) -> dict[str, Any]:
         """The group with its names."""
@@ -286,7 +288,7 @@ class Group:
 
 
 def make_groups(
-    leaves: Iterable[tuple[TrainedSlice, nn.Parameter, str]], own: Sequence[OwnGroup] = ()
+    leaves: Iterable[tuple[TrainedSlice, nn.Parameter, str]], user_groups: Sequence[OwnGroup] = ()
 ) -> list[Group]:
     """Collect ``(slice, parameter, name)`` into named groups: the base first, none empty.
 
@@ -299,11 +301,11 @@ def make_groups(
         groups.append(Group(parts[0].key, exempt, list(parameters), list(names)))
     order = ("base", *CIRCUITS, *ROLES)
     groups.sort(key=lambda group: (group.settings.own, order.index(group.key[0]), group.exempt))
-    _name(groups, [str(each.options.get("name", f"group {i}")) for i, each in enumerate(own)])
+    _name(groups, [str(group.options.get("name", f"group {i}")) for i, group in enumerate(user_groups)])
     return groups
 
 
-def _name(groups: list[Group], own: Sequence[str]) -> None:
+def _name(groups: list[Group], user_names: Sequence[str]) -> None:
     """``qk``; ``qk x4`` where the circuit has several ratios; ``... no decay`` for biases and norms.
 
     Before it the name of the user's own group, if there are such.
@@ -313,8 +315,8 @@ def _name(groups: list[Group], own: Sequence[str]) -> None:
         same = (other for other in groups if other.key[0] == name and other.settings.own == which)
         if any(other.settings.ratio != ratio for other in same):
             name += f" x{ratio:g}" if isinstance(ratio, float) else " changing"
-        if own:
-            name = own[which] + ("" if name == "base" else f" {name}")
+        if user_names:
+            name = user_names[which] + ("" if name == "base" else f" {name}")
         name += " no decay" if group.exempt else ""
         taken = {other.name for other in groups}
         numbered = (f"{name} {number}" for number in range(2, len(groups) + 2))
@@ -325,7 +327,7 @@ def members(
     circuits: Iterable[Slice], assigned: Iterable[TrainedParameter], groups: list[Group]
 ) -> list[tuple[Slice, int]]:
     """Every labelled slice that is trained, with the index of its group."""
-    slices = {each.name: each.slices for each in assigned}
+    slices = {trained.name: trained.slices for trained in assigned}
     keys = [group.key for group in groups]
     return [
         (labelled, keys.index(part.key))
@@ -378,13 +380,13 @@ def param_groups(
             stacklevel=2,
         )
     assigned = assign(model, request, circuits, only)
-    fused = [each.name for each in assigned if each.split]
+    fused = [trained.name for trained in assigned if trained.split]
     if fused:
         raise InputError(
             f"{len(fused)} parameters, such as {fused[0]}, hold several circuits in one tensor, which "
             "parameter groups cannot split: use make_optimizer, which takes the same arguments"
         )
-    groups = make_groups((each.slices[0], each.parameter, each.name) for each in assigned)
+    groups = make_groups((trained.slices[0], trained.parameter, trained.name) for trained in assigned)
     if not all(isinstance(group.settings.ratio, float) for group in groups):
         raise InputError("parameter groups cannot hold a ratio that changes over time: use make_optimizer")
     return [group.named(lr) for group in groups]

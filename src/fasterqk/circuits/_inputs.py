@@ -67,7 +67,7 @@ def run_guessed(model: nn.Module) -> list[str]:
     entered: set[int] = set()
     with ExitStack() as hooks:
         for module in model.modules():
-            hooks.enter_context(module.register_forward_pre_hook(lambda own, _: entered.add(id(own))))
+            hooks.enter_context(module.register_forward_pre_hook(lambda called, _: entered.add(id(called))))
         for path, part in model.named_modules():
             whole = path == "" or hasattr(part, "main_input_name")
             if whole and id(part) not in entered and _try(part, entered, failures):
@@ -177,8 +177,8 @@ _CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
 def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
     """Inputs worth trying, the likeliest first; a model refuses by raising."""
     signature = inspect.signature(model.forward).parameters
-    required = [name for name, one in signature.items() if one.default is inspect.Parameter.empty]
-    made = {name: values for name in signature if (values := _inputs(name, config))}
+    required = [name for name, parameter in signature.items() if parameter.default is inspect.Parameter.empty]
+    candidates = {name: values for name in signature if (values := _inputs(name, config))}
     main = _main_input(model) or "input_ids"
     decoder = ["decoder_input_ids"] if "decoder_input_ids" in signature else []
     if "grid_thw" in signature:
@@ -206,10 +206,10 @@ def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]
         [main, "visual_feats", "visual_pos"],
         ["query_embeds", "encoder_hidden_states"],
     ):
-        wanted = [name for name in dict.fromkeys(chosen) if name in made]
+        wanted = [name for name in dict.fromkeys(chosen) if name in candidates]
         if wanted and wanted not in tried:
             tried.append(wanted)
-            for combination in product(*(made[name] for name in wanted)):
+            for combination in product(*(candidates[name] for name in wanted)):
                 yield dict(zip(wanted, combination, strict=True))
 
 
@@ -286,18 +286,18 @@ def diffusers_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
     """By the names of the arguments of ``forward``; several shapes of latents and widths of the text."""
     config: Any = getattr(model, "config", {})
     names = inspect.signature(model.forward).parameters
-    widths = [config.get(one) for one in _TEXT_WIDTHS if config.get(one)]
+    widths = [config.get(key) for key in _TEXT_WIDTHS if config.get(key)]
     widths = [width[0] if isinstance(width, tuple | list) else width for width in widths]
     for shape, width in product(_latents(config), dict.fromkeys(widths or [24])):
         known = _conditions(config, shape, width)
-        every = {one: known[one] for one in names if one in known}
+        every = {name: known[name] for name in names if name in known}
         needed = {
-            one: value
-            for one, value in every.items()
-            if names[one].default is inspect.Parameter.empty or one in _ALWAYS
+            name: value
+            for name, value in every.items()
+            if names[name].default is inspect.Parameter.empty or name in _ALWAYS
         }
         yield needed
-        yield {one: value for one, value in every.items() if one not in _OPTIONAL}
+        yield {name: value for name, value in every.items() if name not in _OPTIONAL}
         yield every
 
 

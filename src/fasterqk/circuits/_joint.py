@@ -30,20 +30,22 @@ class JointOptimizer(torch.optim.Optimizer):
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.optimizers = list(optimizers)
-        self._sizes = [len(each.param_groups) for each in self.optimizers]
+        self._sizes = [len(optimizer.param_groups) for optimizer in self.optimizers]
         self._closed = False
         # Torch keeps the dictionaries it is given, so these groups are those of the optimizers.
-        super().__init__([group for each in self.optimizers for group in each.param_groups], {})
+        super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
         self._closed = True
-        self.defaults = {key: value for each in self.optimizers for key, value in each.defaults.items()}
+        self.defaults = {
+            key: value for optimizer in self.optimizers for key, value in optimizer.defaults.items()
+        }
         self._share()
 
     def _share(self) -> None:
         """The optimizers use the groups and states of this one."""
         first = 0
-        for each, size in zip(self.optimizers, self._sizes, strict=True):
-            each.param_groups = self.param_groups[first : first + size]
-            each.state = self.state
+        for optimizer, size in zip(self.optimizers, self._sizes, strict=True):
+            optimizer.param_groups = self.param_groups[first : first + size]
+            optimizer.state = self.state
             first += size
 
     def step(self, closure: Any = None) -> Any:
@@ -52,8 +54,8 @@ class JointOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for each in self.optimizers:
-            each.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return loss
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -80,8 +82,8 @@ def hidden_matrices(model: nn.Module) -> set[int]:
     kept_out = tables(model)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
     if isinstance(head, nn.Module):
-        own = {id(each) for each in head.parameters()}
-        kept_out |= {name for name, each in model.named_parameters() if id(each) in own}
+        head_ids = {id(parameter) for parameter in head.parameters()}
+        kept_out |= {name for name, parameter in model.named_parameters() if id(parameter) in head_ids}
     return {
         id(parameter)
         for name, parameter in model.named_parameters()
@@ -96,7 +98,7 @@ def two_groups(model: nn.Module, chosen: set[int], others: Any) -> list[OwnGroup
         raise InputError(f"{form}, not {others!r}")
     if not isinstance(others[1], dict) or "lr" not in others[1]:
         raise InputError(f"{form}; give it a rate of its own, not {others[1]!r}")
-    trained = {id(each) for each in model.parameters() if each.requires_grad}
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
     mine, theirs = trained & chosen, trained - chosen
     if not mine or not theirs:
         which = "matrices for the first" if not mine else "parameters for the other"

@@ -37,7 +37,7 @@ def concatenated(rows: int, heads: int, key_heads: int) -> list[Block]:
     [('q', 4), ('k', 4), ('v', 4)]
     """
     width = _width(rows, heads + 2 * key_heads)
-    return [*_each("q", heads, width), *_each("k", key_heads, width), *_each("v", key_heads, width)]
+    return [*_heads("q", heads, width), *_heads("k", key_heads, width), *_heads("v", key_heads, width)]
 
 
 def per_group(rows: int, heads: int, key_heads: int) -> list[Block]:
@@ -58,13 +58,13 @@ def per_group(rows: int, heads: int, key_heads: int) -> list[Block]:
 def keys_then_values(rows: int, heads: int, key_heads: int) -> list[Block]:
     """[K of all heads; V]: cross-attention of GPT-2, many fused ``kv`` projections."""
     width = _width(rows, 2 * key_heads)
-    return [*_each("k", key_heads, width), *_each("v", key_heads, width)]
+    return [*_heads("k", key_heads, width), *_heads("v", key_heads, width)]
 
 
 def queries_then_keys(rows: int, heads: int, key_heads: int) -> list[Block]:
     """[Q of all heads; K]: ConViT, models that keep values apart."""
     width = _width(rows, heads + key_heads)
-    return [*_each("q", heads, width), *_each("k", key_heads, width)]
+    return [*_heads("q", heads, width), *_heads("k", key_heads, width)]
 
 
 def key_value_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
@@ -139,7 +139,7 @@ def spans_of(blocks: Sequence[Block]) -> list[Span]:
     return spans
 
 
-def _each(role: Role, heads: int, width: int) -> list[Block]:
+def _heads(role: Role, heads: int, width: int) -> list[Block]:
     return [Block(role, width, head) for head in range(heads)]
 
 
@@ -275,6 +275,6 @@ _STATE_SPACE = {"A_log", "time_decay", "time_first", "time_mix_key"}
 def refused(module: nn.Module) -> bool:
     """Whether ``module`` is known to mix positions without softmax attention."""
     name = type(module).__name__
-    if _STATE_SPACE & {own for own, _ in parameters_by_module(module, recurse=False)}:
+    if _STATE_SPACE & {parameter for parameter, _ in parameters_by_module(module, recurse=False)}:
         return True
     return bool(_NO_SOFTMAX.search(name)) and not _NOT_A_MIXER.search(name)

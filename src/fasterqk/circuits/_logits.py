@@ -66,11 +66,11 @@ class LogitTrace(TorchFunctionMode):
     def flex_attention(self, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call FlexAttention; on a GPU it says the largest score of each row itself."""
         named = {**dict(zip(_FLEX_ARGUMENTS, args, strict=False)), **kwargs}
-        own, mask = named.get("return_aux"), named.get("block_mask")
+        user_aux, mask = named.get("return_aux"), named.get("block_mask")
         request = _aux_request()
         asks = request is not None and named["query"].is_cuda and not named.get("return_lse")
         if asks:
-            kwargs["return_aux"] = request(lse=bool(own and own.lse), max_scores=True)
+            kwargs["return_aux"] = request(lse=bool(user_aux and user_aux.lse), max_scores=True)
         self.__exit__(None, None, None)  # it may be compiled, which a mode would change
         try:
             output = kernel(*args, **kwargs)
@@ -79,7 +79,7 @@ class LogitTrace(TorchFunctionMode):
         arguments = (named["query"], named["key"], named.get("scale"), self.heads, False, None)
         mask_mod = None if mask is None else mask.mask_mod
         self._saw(KernelScores, *arguments, named.get("score_mod"), mask_mod, output[1] if asks else None)
-        return output[0] if asks and own is None else output
+        return output[0] if asks and user_aux is None else output
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -100,7 +100,7 @@ class LogitTrace(TorchFunctionMode):
             output = func(*args, **kwargs)
             self._product(func, args, kwargs, output)
             return output
-        tagged = [each for each in tensors_in(args, kwargs) if hasattr(each, _TAG)]
+        tagged = [tensor for tensor in tensors_in(args, kwargs) if hasattr(tensor, _TAG)]
         return self._carry(func, args, kwargs, tagged) if tagged else func(*args, **kwargs)
 
     def _kernel(
@@ -126,7 +126,7 @@ class LogitTrace(TorchFunctionMode):
     def _product(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
         tensors = tensors_in(args, kwargs)
         # A product with a weight is a projection; scores come from two activations.
-        if not isinstance(output, Tensor) or any(_is_parameter(each) for each in tensors):
+        if not isinstance(output, Tensor) or any(_is_parameter(tensor) for tensor in tensors):
             return
         products, pure = output.detach(), True
         if func in (torch.baddbmm, Tensor.baddbmm):
@@ -137,45 +137,45 @@ class LogitTrace(TorchFunctionMode):
 
     def _carry(self, func: Any, args: Any, kwargs: Any, tagged: list[Tensor]) -> Any:
         source = tagged[0]
-        own: Products = getattr(source, _TAG)
-        several = [getattr(each, _TAG) for each in tagged[1:] if getattr(each, _TAG) is not own]
+        origin: Products = getattr(source, _TAG)
+        others = [getattr(tensor, _TAG) for tensor in tagged[1:] if getattr(tensor, _TAG) is not origin]
         keeps_pure = func in _MULTIPLIED or func in _DIVIDED
-        if _in_place(func) and not keeps_pure and own.products.data_ptr() == source.data_ptr():
-            own.products = own.products.clone()
+        if _in_place(func) and not keeps_pure and origin.products.data_ptr() == source.data_ptr():
+            origin.products = origin.products.clone()
         output = func(*args, **kwargs)
         if not isinstance(output, Tensor) or not _holds(func, source, output):
             return output
         if func in _RESHAPED and args[0] is source:
-            moved = output.detach() if own.pure else func(own.products, *args[1:], **kwargs)
-            setattr(output, _TAG, replace(own, products=moved))
-        elif keeps_pure and not several:
-            setattr(output, _TAG, _scaled(own, func, args, output))
-        elif several and own.pure and all(each.pure for each in several):
+            moved = output.detach() if origin.pure else func(origin.products, *args[1:], **kwargs)
+            setattr(output, _TAG, replace(origin, products=moved))
+        elif keeps_pure and not others:
+            setattr(output, _TAG, _scaled(origin, func, args, output))
+        elif others and origin.pure and all(other.pure for other in others):
             setattr(output, _TAG, Products(output.detach()))  # a sum of products
-        elif all(each.products is own.products for each in several):
-            before = own.logits
+        elif all(other.products is origin.products for other in others):
+            before = origin.logits
             if before is None and func in _SUBTRACTED and _is_row_value(args[-1]):
                 before = source.detach()
-            capped = own.capped or func in _TANH
-            setattr(output, _TAG, replace(own, pure=False, capped=capped, logits=before))
+            capped = origin.capped or func in _TANH
+            setattr(output, _TAG, replace(origin, pure=False, capped=capped, logits=before))
         return output
 
     def _softmax(self, logits: Tensor) -> None:
-        own: Products | None = getattr(logits, _TAG, None)
-        if own is not None:
-            shown = logits.detach() if own.logits is None else own.logits
-            products = own.products if own.factor == 1.0 else own.products * own.factor
-            self._saw(WrittenScores, products, shown, self.heads, own.capped)
+        origin: Products | None = getattr(logits, _TAG, None)
+        if origin is not None:
+            shown = logits.detach() if origin.logits is None else origin.logits
+            products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
+            self._saw(WrittenScores, products, shown, self.heads, origin.capped)
             delattr(logits, _TAG)  # autograd may keep the tensor
 
 
-def _scaled(own: Products, func: Any, args: Any, output: Tensor) -> Products:
-    if own.pure:
-        return replace(own, products=output.detach())
-    number = next((each for each in args if isinstance(each, int | float)), None)
-    if number is None or not own.capped:
-        return own
-    return replace(own, factor=own.factor * number if func in _MULTIPLIED else own.factor / number)
+def _scaled(origin: Products, func: Any, args: Any, output: Tensor) -> Products:
+    if origin.pure:
+        return replace(origin, products=output.detach())
+    number = next((argument for argument in args if isinstance(argument, int | float)), None)
+    if number is None or not origin.capped:
+        return origin
+    return replace(origin, factor=origin.factor * number if func in _MULTIPLIED else origin.factor / number)
 
 
 def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
@@ -202,8 +202,8 @@ def _is_parameter(tensor: Tensor) -> bool:
 @cache
 def _seen_inside(func: Any) -> Callable[..., Any]:
     """The same function, which a trace looks into: it does not ask for one at its beginning."""
-    seen = {**func.__globals__, "has_torch_function": lambda _: False}
-    copy = types.FunctionType(func.__code__, seen, func.__name__, func.__defaults__, func.__closure__)
+    namespace = {**func.__globals__, "has_torch_function": lambda _: False}
+    copy = types.FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 
@@ -227,9 +227,9 @@ def flex_names(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     if _FLEX not in sys.modules:
         return []
     plain = sys.modules[_FLEX].flex_attention
-    files = {owner.__module__ for each in module.modules() for owner in type(each).__mro__}
+    files = {owner.__module__ for child in module.modules() for owner in type(child).__mro__}
     spaces = [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules and name != _FLEX]
-    found = [
+    places = [
         (space, name)
         for space in spaces
         for name, value in list(space.items())
@@ -237,8 +237,8 @@ def flex_names(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     ]
     hugging_face = sys.modules.get("transformers.integrations.flex_attention")
     if hugging_face is not None and hasattr(hugging_face, _WRAPPED):
-        found.append((vars(hugging_face), _WRAPPED))
-    return found
+        places.append((vars(hugging_face), _WRAPPED))
+    return places
 
 
 _WRAPPED = "compile_friendly_flex_attention"
@@ -275,20 +275,20 @@ def attention_blocks(model: nn.Module, circuits: Circuits) -> list[AttentionBloc
                 outside.setdefault(part.layer, []).append(part)
     for parts in outside.values():
         inside.setdefault(_holder(model, [part.parameter for part in parts]), []).extend(parts)
-    found = []
+    blocks = []
     for path, parts in inside.items():
         module = scopes[path].module if path in scopes else model.get_submodule(path)
         counts = head_counts(module)
         caller = model.get_submodule(path)
-        found.append(AttentionBlock(path, caller, parts[0].layer, counts[0] if counts else None, parts))
-    return found
+        blocks.append(AttentionBlock(path, caller, parts[0].layer, counts[0] if counts else None, parts))
+    return blocks
 
 
 def _holder(model: nn.Module, names: Sequence[str]) -> str:
     """The innermost module around all of these parameters that is no projection itself."""
     parts = [name.split(".")[:-1] for name in names]
     shared = 0
-    while all(len(each) > shared and each[shared] == parts[0][shared] for each in parts):
+    while all(len(prefix) > shared and prefix[shared] == parts[0][shared] for prefix in parts):
         shared += 1
     path = parts[0][:shared]
     while path and not any(True for _ in model.get_submodule(".".join(path)).children()):

@@ -53,7 +53,7 @@ class Logits:
     def where(self) -> tuple[str, int]:
         """The block and the head of the largest logit."""
         by_block = {path: float(reading.logit.amax()) for path, reading in self.readings.items()}
-        path = max(by_block, key=lambda own: math.inf if math.isnan(by_block[own]) else by_block[own])
+        path = max(by_block, key=lambda block: math.inf if math.isnan(by_block[block]) else by_block[block])
         return path, int(self.readings[path].logit.argmax())
 
     def log(self) -> dict[str, float]:
@@ -64,14 +64,15 @@ class Logits:
         """
         name = "max" if self.exact else "max_of_rows"
         readings = self.readings.values()
-        found = {
+        numbers = {
             f"logits/{name}": self.largest,
             "logits/entropy": float(torch.cat([reading.entropy for reading in readings]).mean()),
         }
         if any(reading.biased or reading.capped for reading in readings):
-            found["logits/max_product"] = float(torch.cat([one.product for one in readings]).amax())
-        return found | {
-            f"logits/{name}/{path or 'model'}": float(one.logit.amax()) for path, one in self.readings.items()
+            numbers["logits/max_product"] = float(torch.cat([reading.product for reading in readings]).amax())
+        return numbers | {
+            f"logits/{name}/{path or 'model'}": float(reading.logit.amax())
+            for path, reading in self.readings.items()
         }
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,29 +83,29 @@ class Logits:
             "blocks": {
                 path: {
                     "layer": self.layers[path],
-                    "max_logit": one.logit.tolist(),
-                    "entropy": one.entropy.tolist(),
-                    "max_product": one.product.tolist(),
-                    "additive_bias": one.biased,
-                    "soft_cap": one.capped,
+                    "max_logit": reading.logit.tolist(),
+                    "entropy": reading.entropy.tolist(),
+                    "max_product": reading.product.tolist(),
+                    "additive_bias": reading.biased,
+                    "soft_cap": reading.capped,
                 }
-                for path, one in self.readings.items()
+                for path, reading in self.readings.items()
             },
         }
 
     def __str__(self) -> str:
         rows = []
-        for path, one in self.readings.items():
-            head, notes = int(one.logit.argmax()), []
-            if one.capped or one.biased:
-                what = " and ".join(["soft cap"] * one.capped + ["additive bias"] * one.biased)
-                notes.append(f"with {what}; product {float(one.product.amax()):.4g}")
+        for path, reading in self.readings.items():
+            head, notes = int(reading.logit.argmax()), []
+            if reading.capped or reading.biased:
+                what = " and ".join(["soft cap"] * reading.capped + ["additive bias"] * reading.biased)
+                notes.append(f"with {what}; product {float(reading.product.amax()):.4g}")
             rows.append(
                 {
                     "block": path or "(model)",
-                    "largest logit" if self.exact else "some logit": f"{float(one.logit[head]):.4g}",
+                    "largest logit" if self.exact else "some logit": f"{float(reading.logit[head]):.4g}",
                     "head": str(head),
-                    "smallest entropy": f"{float(one.entropy.amin()):.3f}",
+                    "smallest entropy": f"{float(reading.entropy.amin()):.3f}",
                     "": "; ".join(notes),
                 }
             )
@@ -156,7 +157,7 @@ class LogitMonitor:
         self.steps = 0
         self._log = log
         self._blocks = attention_blocks(inner := uncompiled(model), given_or_found(inner, circuits, labels))
-        self._found: dict[str, list[Reading]] = {}
+        self._calls: dict[str, list[Reading]] = {}
         self._last: Logits | None = None
         self._warned = False
         self._watching, self._eager = ExitStack(), ExitStack()
@@ -166,10 +167,10 @@ class LogitMonitor:
             self._hooks.enter_context(model.register_forward_pre_hook(self._before_pass))
             self._hooks.enter_context(model.register_forward_hook(self._after_pass, always_call=True))
         else:
-            own = unwrapped(optimizer)
-            if not isinstance(own, torch.optim.Optimizer):
+            inner_optimizer = unwrapped(optimizer)
+            if not isinstance(inner_optimizer, torch.optim.Optimizer):
                 raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
-            self._hooks.enter_context(own.register_step_post_hook(self._after_step))
+            self._hooks.enter_context(inner_optimizer.register_step_post_hook(self._after_step))
             self._begin()
 
     @property
@@ -203,7 +204,7 @@ class LogitMonitor:
         self._watching.callback(self._watch.remove)
 
     def _see(self, block: AttentionBlock, scores: Scores) -> None:
-        self._found.setdefault(block.path, []).append(scores.reading(self.rows, self.steps // self.every))
+        self._calls.setdefault(block.path, []).append(scores.reading(self.rows, self.steps // self.every))
 
     def _before_pass(self, model: nn.Module, args: Any) -> None:
         if not (model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
@@ -228,11 +229,11 @@ class LogitMonitor:
     def _end(self) -> None:
         """Take the hooks off the blocks; what was read is the newest logits."""
         self._watching.close()
-        if not self._found:
+        if not self._calls:
             return
         step = self.steps if self._by_steps else self.steps - 1
-        readings = {path: _joined(found) for path, found in self._found.items()}
-        self._found = {}
+        readings = {path: _joined(calls) for path, calls in self._calls.items()}
+        self._calls = {}
         if self._by_steps:
             readings = _over_all_processes(readings, next(self.model.parameters()).device)
         layers = {block.path: block.layer for block in self._blocks}
@@ -254,24 +255,24 @@ class LogitMonitor:
         )
 
 
-def _joined(found: list[Reading]) -> Reading:
+def _joined(readings: list[Reading]) -> Reading:
     """One reading of several calls of a block: micro-batches, or a block that is used several times."""
     return Reading(
-        torch.stack([one.logit for one in found]).amax(0),
-        torch.stack([one.product for one in found]).amax(0),
-        torch.stack([one.entropy for one in found]).mean(0),
-        biased=any(one.biased for one in found),
-        capped=any(one.capped for one in found),
-        exact=all(one.exact for one in found),
+        torch.stack([reading.logit for reading in readings]).amax(0),
+        torch.stack([reading.product for reading in readings]).amax(0),
+        torch.stack([reading.entropy for reading in readings]).mean(0),
+        biased=any(reading.biased for reading in readings),
+        capped=any(reading.capped for reading in readings),
+        exact=all(reading.exact for reading in readings),
     )
 
 
 def _over_all_processes(readings: dict[str, Reading], device: torch.device) -> dict[str, Reading]:
     """The maxima over all processes; the entropy is that of this one."""
-    sizes = [len(one.logit) for one in readings.values()]
-    together = torch.cat([torch.cat([one.logit, one.product]) for one in readings.values()])
+    sizes = [len(reading.logit) for reading in readings.values()]
+    together = torch.cat([torch.cat([reading.logit, reading.product]) for reading in readings.values()])
     parts = over_processes(together, device).split([2 * size for size in sizes])
     return {
-        path: replace(one, logit=part[: len(one.logit)], product=part[len(one.logit) :])
-        for (path, one), part in zip(readings.items(), parts, strict=True)
+        path: replace(reading, logit=maxima[: len(reading.logit)], product=maxima[len(reading.logit) :])
+        for (path, reading), maxima in zip(readings.items(), parts, strict=True)
     }

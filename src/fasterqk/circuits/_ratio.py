@@ -140,111 +140,111 @@ class Ratios:
     def __init__(
         self,
         name: str,
-        given: RatioLike,
+        ratio: RatioLike,
         slices: Iterable[Slice] = (),
         matrices: Collection[str] | None = None,
     ) -> None:
         self.matrices = matrices
         self.name = name
-        self.given = given = given.tolist() if hasattr(given, "tolist") else given
+        self.ratio = ratio = ratio.tolist() if hasattr(ratio, "tolist") else ratio
         self.slices = list(slices)
         self._known: dict[tuple[int | None, int | None], Ratio] = {}
-        self._arguments = _argument_names(given)
-        layers = sorted({each.layer for each in self.slices if each.layer is not None})
-        if isinstance(given, str):
-            self._number(given)
-        if isinstance(given, Sequence | Mapping) and self.slices and not layers:
+        self._arguments = _argument_names(ratio)
+        layers = sorted({part.layer for part in self.slices if part.layer is not None})
+        if isinstance(ratio, str):
+            self._number(ratio)
+        if isinstance(ratio, Sequence | Mapping) and self.slices and not layers:
             raise InputError(
                 f"{self} has values per layer, but the layers of this model have no numbers: "
                 f"{self.slices[0].parameter!r}; give one ratio for all"
             )
-        if isinstance(given, Sequence) and self.slices and len(given) != len(layers):
-            raise InputError(f"{self} has {len(given)} values for {len(layers)} layers; give one per layer")
-        if isinstance(given, Mapping) and self.slices:
-            unknown = [key for key in given if key is not None and key not in layers]
+        if isinstance(ratio, Sequence) and self.slices and len(ratio) != len(layers):
+            raise InputError(f"{self} has {len(ratio)} values for {len(layers)} layers; give one per layer")
+        if isinstance(ratio, Mapping) and self.slices:
+            unknown = [key for key in ratio if key is not None and key not in layers]
             if unknown:
                 raise InputError(f"{self} names layer {unknown[0]!r}, but the layers are {_span(layers)}")
         self._layers = layers
 
     def __str__(self) -> str:
-        return f"{self.name}={self.given!r}"
+        return f"{self.name}={self.ratio!r}"
 
     @property
     def per_head(self) -> bool:
         """Whether slices per head are needed."""
-        if isinstance(self.given, PartnerNorm):
-            return self.given.per == "head"
+        if isinstance(self.ratio, PartnerNorm):
+            return self.ratio.per == "head"
         if self._arguments is not None:
             return "head" in self._arguments
-        return any(isinstance(value, Sequence | Mapping) for value in _values(self.given))
+        return any(isinstance(value, Sequence | Mapping) for value in _values(self.ratio))
 
     @property
     def plain_one(self) -> bool:
         """Whether this is the number 1, which changes nothing."""
-        if callable(self.given) or isinstance(self.given, PartnerNorm) or _values(self.given):
+        if callable(self.ratio) or isinstance(self.ratio, PartnerNorm) or _values(self.ratio):
             return False
-        return self._number(self.given) == 1
+        return self._number(self.ratio) == 1
 
     def of(self, part: Slice) -> Ratio:
         """The ratio of one slice: a number, or a function of the step or of the weights."""
-        if isinstance(self.given, PartnerNorm):
-            return self._partner(part, self.given)
+        if isinstance(self.ratio, PartnerNorm):
+            return self._partner(part, self.ratio)
         if not self.per_head:
             return self._at(part.layer, None, part)
         heads = self._query_heads(part)
-        found = [self._at(part.layer, head, part) for head in heads]
-        if any(ratio != found[0] for ratio in found[1:]):
+        ratios = [self._at(part.layer, head, part) for head in heads]
+        if any(ratio != ratios[0] for ratio in ratios[1:]):
             who = "all heads" if part.head is None else f"heads {_span(heads)}"
             raise InputError(
                 f"{self.name}: {part.parameter} serves {who} of layer {part.layer}, "
-                f"whose ratios differ ({', '.join(map(_short, found))}); give them one ratio"
+                f"whose ratios differ ({', '.join(map(_short, ratios))}); give them one ratio"
                 + (", or a value under the key None" if part.head is None else "")
             )
-        return found[0]
+        return ratios[0]
 
-    def _partner(self, part: Slice, given: PartnerNorm) -> PartnerRatio:
+    def _partner(self, part: Slice, rule: PartnerNorm) -> PartnerRatio:
         """Keys for queries and queries for keys: of the same layer, or of the heads that work together."""
         role = _PARTNERS.get(part.role)
         if role is None:
             raise InputError(f"{self}: PartnerNorm is for q and k, not for {part.role}")
         partners = [
-            each
-            for each in self.slices
-            if each.role == role and each.layer == part.layer and self._is_matrix(each)
+            other
+            for other in self.slices
+            if other.role == role and other.layer == part.layer and self._is_matrix(other)
         ]
         # A layer may have several blocks, of a decoder and across: the nearest by name is its own.
-        near = [_modules_in_common(part.parameter, each.parameter) for each in partners]
-        partners = [each for each, one in zip(partners, near, strict=True) if one == max(near)]
-        if given.per == "head" and part.head is not None:
+        shared = [_modules_in_common(part.parameter, other.parameter) for other in partners]
+        partners = [other for other, count in zip(partners, shared, strict=True) if count == max(shared)]
+        if rule.per == "head" and part.head is not None:
             served = set(self._query_heads(part))
-            own = [each for each in partners if served & set(self._query_heads(each))]
-            partners = [each for each in own if each.head is not None] or partners
+            together = [other for other in partners if served & set(self._query_heads(other))]
+            partners = [other for other in together if other.head is not None] or partners
         if not partners:
             raise InputError(f"{self}: layer {part.layer} has no {role} matrix whose norm could set the rate")
-        if any("lora_" in each.parameter for each in (part, *partners)):
+        if any("lora_" in other.parameter for other in (part, *partners)):
             raise InputError(
                 f"{self}: {part.parameter} is an adapter, whose product with its partner has no norm of "
                 "its own; give a number"
             )
-        return PartnerRatio(given.ratio, tuple(partners))
+        return PartnerRatio(rule.ratio, tuple(partners))
 
     def _is_matrix(self, part: Slice) -> bool:
         return self.matrices is None or part.parameter in self.matrices
 
     def _query_heads(self, part: Slice) -> list[int | None]:
         """The heads a slice serves: a key head of grouped-query attention serves its whole group."""
-        same = [each for each in self.slices if each.layer == part.layer]
-        count = len({each.head for each in same if each.head is not None})
+        with_heads = [other for other in self.slices if other.layer == part.layer and other.head is not None]
+        query_heads = len({other.head for other in with_heads})
         if part.head is None:
             if self._arguments is not None or self._has_value_without_head(part.layer):
                 return [None]
-            return list(range(count)) or [None]
-        own = len({each.head for each in same if each.role == part.role and each.head is not None})
-        group = count // own
+            return list(range(query_heads)) or [None]
+        heads_of_role = len({other.head for other in with_heads if other.role == part.role})
+        group = query_heads // heads_of_role
         return list(range(part.head * group, (part.head + 1) * group))
 
     def _has_value_without_head(self, layer: int | None) -> bool:
-        row = self._lookup(self.given, layer) if layer is not None else None
+        row = self._lookup(self.ratio, layer) if layer is not None else None
         return isinstance(row, Mapping) and None in row
 
     def _at(self, layer: int | None, head: int | None, part: Slice) -> Ratio:
@@ -257,11 +257,11 @@ class Ratios:
         if names is not None:
             chosen = {"layer": layer, "head": head}
             fixed = {name: chosen[name] for name in names if name != "step"}
-            given: Any = self.given
+            ratio: Any = self.ratio
             if "step" in names:
-                return self._value(given if not fixed else lambda step: given(step=step, **fixed))
+                return self._value(ratio if not fixed else lambda step: ratio(step=step, **fixed))
             try:
-                return self._value(given(**fixed))
+                return self._value(ratio(**fixed))
             except TypeError as error:
                 if layer is not None or "layer" not in names:
                     raise
@@ -269,22 +269,22 @@ class Ratios:
                     f"{self.name} is a function of layer, but {part.parameter!r} belongs to no numbered "
                     f"layer and layer=None gives {error}; return a ratio for None, or give one ratio for all"
                 ) from None
-        if not _values(self.given):
-            return self._value(self.given)
+        if not _values(self.ratio):
+            return self._value(self.ratio)
         if layer is None:
             raise InputError(
                 f"{self.name} has one value per layer, but {part.parameter} belongs to no single layer; "
                 "give a function of layer that accepts None, or one ratio for all"
             )
-        value = self._lookup(self.given, layer)
+        value = self._lookup(self.ratio, layer)
         if isinstance(value, Sequence | Mapping):
             value = self._row(value, layer, head)
         return self._value(value)
 
-    def _lookup(self, given: Any, layer: int) -> Any:
-        if isinstance(given, Mapping):
-            return given.get(layer, 1.0)  # other layers keep the base rate
-        return given[self._layers.index(layer)]
+    def _lookup(self, ratio: Any, layer: int) -> Any:
+        if isinstance(ratio, Mapping):
+            return ratio.get(layer, 1.0)  # other layers keep the base rate
+        return ratio[self._layers.index(layer)]
 
     def _row(self, row: Any, layer: int, head: int | None) -> Any:
         heads = {e.head for e in self.slices if e.layer == layer and e.head is not None}
@@ -309,15 +309,15 @@ class Ratios:
         return finite_number(value, f"{self}: the ratio")
 
 
-def _argument_names(given: Any) -> tuple[str, ...] | None:
+def _argument_names(ratio: Any) -> tuple[str, ...] | None:
     """Which of layer, head, step a function takes; None for anything but a function.
 
     A function of one argument with another name (``lambda t: ...``) is a function of the step.
     """
-    if not callable(given):
+    if not callable(ratio):
         return None
     try:
-        parameters = inspect.signature(given).parameters.values()
+        parameters = inspect.signature(ratio).parameters.values()
     except (TypeError, ValueError):  # some built-in functions have no signature
         return ("step",)
     required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
@@ -330,20 +330,20 @@ def _argument_names(given: Any) -> tuple[str, ...] | None:
     return ("step",)
 
 
-def _values(given: Any) -> list[Any]:
+def _values(ratio: Any) -> list[Any]:
     """The values of a sequence or mapping; empty for a number or a function."""
-    if isinstance(given, Mapping):
-        return list(given.values())
-    return list(given) if isinstance(given, Sequence) and not isinstance(given, str) else []
+    if isinstance(ratio, Mapping):
+        return list(ratio.values())
+    return list(ratio) if isinstance(ratio, Sequence) and not isinstance(ratio, str) else []
 
 
-def _modules_in_common(one: str, other: str) -> int:
+def _modules_in_common(first: str, second: str) -> int:
     """How many modules, from the outermost, two parameters have in common.
 
     >>> _modules_in_common("h.0.attn.q.weight", "h.0.attn.k.weight")
     3
     """
-    paths = zip(one.split(".")[:-1], other.split(".")[:-1], strict=False)
+    paths = zip(first.split(".")[:-1], second.split(".")[:-1], strict=False)
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], paths))
 
 

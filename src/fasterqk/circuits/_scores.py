@@ -62,22 +62,22 @@ class Scores:
         """The largest product of each head; -inf for heads that surely have none above ``below``."""
         bounds = self.bounds()
         chosen = None
-        found = torch.full((self.heads,), -math.inf)
+        largest = torch.full((self.heads,), -math.inf)
         if bounds is not None:
             above = ~(bounds <= below)  # also where it is not a number
             chosen = above.nonzero().squeeze(1)
             if not len(chosen):
-                return found
-        own = None
-        for products, _, seen in self.parts(chosen, None):
-            most = _masked(products, seen).amax((0, 2, 3))
-            own = most if own is None else torch.maximum(own, most)
-        if own is None:
-            return found
+                return largest
+        computed = None
+        for products, _, visible in self.parts(chosen, None):
+            maxima = _masked(products, visible).amax((0, 2, 3))
+            computed = maxima if computed is None else torch.maximum(computed, maxima)
+        if computed is None:
+            return largest
         if chosen is None:
-            return own.cpu()
-        found[chosen.cpu()] = own.cpu()
-        return found
+            return computed.cpu()
+        largest[chosen.cpu()] = computed.cpu()
+        return largest
 
     @torch.no_grad()
     def reading(self, rows: int | None, turn: int = 0) -> Reading:
@@ -86,22 +86,22 @@ class Scores:
         if rows is None and self.maxima is not None:
             rows = _ROWS
         if rows is not None and rows < self.length:
-            apart = self.length / rows
-            first = turn % max(1, int(apart))
-            chosen = (torch.arange(rows) * apart).long().add(first).clamp(max=self.length - 1)
+            spacing = self.length / rows
+            first = turn % max(1, int(spacing))
+            chosen = (torch.arange(rows) * spacing).long().add(first).clamp(max=self.length - 1)
         logit = product = None
         entropy, counted, difference = torch.zeros(self.heads), torch.zeros(self.heads), 0.0
-        for products, logits, seen in self.parts(None, chosen):
-            shown = _masked(logits, seen)
-            most = [shown.amax((0, 2, 3)).cpu(), _masked(products, seen).amax((0, 2, 3)).cpu()]
-            logit = most[0] if logit is None else torch.maximum(logit, most[0])
-            product = most[1] if product is None else torch.maximum(product, most[1])
-            rows_seen = seen.expand(shown.shape).any(-1)
-            weights = shown.softmax(-1).masked_fill(~rows_seen.unsqueeze(-1), 0.0)
+        for products, logits, visible in self.parts(None, chosen):
+            shown = _masked(logits, visible)
+            maxima = [shown.amax((0, 2, 3)).cpu(), _masked(products, visible).amax((0, 2, 3)).cpu()]
+            logit = maxima[0] if logit is None else torch.maximum(logit, maxima[0])
+            product = maxima[1] if product is None else torch.maximum(product, maxima[1])
+            visible_rows = visible.expand(shown.shape).any(-1)
+            weights = shown.softmax(-1).masked_fill(~visible_rows.unsqueeze(-1), 0.0)
             entropy += -torch.xlogy(weights, weights).sum((0, 2, 3)).cpu()
-            counted += rows_seen.sum((0, 2)).cpu()
-            apart_from = (logits - products).masked_fill(~seen, 0.0).abs().amax()
-            difference = max(difference, float(apart_from / products.abs().amax().clamp(min=1.0)))
+            counted += visible_rows.sum((0, 2)).cpu()
+            bias = (logits - products).masked_fill(~visible, 0.0).abs().amax()
+            difference = max(difference, float(bias / products.abs().amax().clamp(min=1.0)))
         assert logit is not None and product is not None
         return Reading(
             logit if self.maxima is None else self.maxima.cpu(),
@@ -113,8 +113,8 @@ class Scores:
         )
 
 
-def _masked(scores: Tensor, seen: Tensor) -> Tensor:
-    return scores.masked_fill(~seen, -math.inf)
+def _masked(scores: Tensor, visible: Tensor) -> Tensor:
+    return scores.masked_fill(~visible, -math.inf)
 
 
 class KernelScores(Scores):
@@ -130,7 +130,7 @@ class KernelScores(Scores):
         mask: Tensor | None = None,
         score_mod: Callable[..., Tensor] | None = None,
         mask_mod: Callable[..., Tensor] | None = None,
-        said: Any = None,
+        aux: Any = None,
     ) -> None:
         self.query = four_axes(query.detach(), heads)
         self.heads, self.length = self.query.shape[1], self.query.shape[2]
@@ -139,11 +139,11 @@ class KernelScores(Scores):
         self.causal = causal
         self.mask = None if mask is None else _mask_axes(mask.detach(), self.query, self.heads)
         self.score_mod, self.mask_mod = score_mod, mask_mod
-        self.maxima = None if said is None else said.max_scores.detach().amax((0, 2)).float()
+        self.maxima = None if aux is None else aux.max_scores.detach().amax((0, 2)).float()
 
     def bounds(self) -> Tensor:
         """|q| |k| of the longest query and the longest key (Cauchy and Schwarz)."""
-        query, key = (_lengths(each) for each in (self.query, self.key))
+        query, key = (_lengths(vectors) for vectors in (self.query, self.key))
         return query * key.repeat_interleave(self.heads // len(key)) * abs(self.scale)
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -154,33 +154,33 @@ class KernelScores(Scores):
         batch, positions = self.query.shape[0], key.shape[2]
         size = max(1, _CHUNK // (batch * len(chosen) * positions))
         with torch.autocast(device.type, enabled=False):
-            for some in rows.split(size):
-                query = self.query[:, chosen][:, :, some].float()
+            for chunk in rows.split(size):
+                query = self.query[:, chosen][:, :, chunk].float()
                 products = query @ key.transpose(-2, -1) * self.scale
-                yield self._seen(products, chosen, some)
+                yield self._masked_scores(products, chosen, chunk)
 
-    def _seen(self, products: Tensor, heads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _masked_scores(self, products: Tensor, heads: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         keys = torch.arange(products.shape[-1], device=products.device)
-        seen = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool, device=products.device)
+        visible = torch.ones(1, 1, len(rows), len(keys), dtype=torch.bool, device=products.device)
         logits = products
         if self.causal:
-            seen = (keys <= rows.unsqueeze(1)).expand(1, 1, -1, -1)
+            visible = (keys <= rows.unsqueeze(1)).expand(1, 1, -1, -1)
         if self.mask is not None:
-            own = self.mask if self.mask.shape[1] == 1 else self.mask[:, heads]
-            own = own if own.shape[2] == 1 else own[:, :, rows]
-            if own.dtype == torch.bool:
-                seen = seen & own
+            mask = self.mask if self.mask.shape[1] == 1 else self.mask[:, heads]
+            mask = mask if mask.shape[2] == 1 else mask[:, :, rows]
+            if mask.dtype == torch.bool:
+                visible = visible & mask
             else:
-                logits, seen = logits + own, seen & (own > _HIDDEN)
+                logits, visible = logits + mask, visible & (mask > _HIDDEN)
         where = (torch.arange(len(products), device=products.device), heads, rows, keys)
         if self.mask_mod is None and self.score_mod is None:
-            return products, logits, seen
+            return products, logits, visible
         with _indexed_by_tensors():
             if self.mask_mod is not None:
-                seen = seen & _for_all_pairs(self.mask_mod, 0)(*where)
+                visible = visible & _for_all_pairs(self.mask_mod, 0)(*where)
             if self.score_mod is not None:
                 logits = _for_all_pairs(self.score_mod, 1)(logits, *where)
-        return products, logits, seen
+        return products, logits, visible
 
 
 def _indexed_by_tensors() -> AbstractContextManager[Any]:
@@ -195,7 +195,7 @@ def _indexed_by_tensors() -> AbstractContextManager[Any]:
 def _for_all_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
     """FlexAttention's function of (scores, batch, head, query, key) numbers as one of whole axes."""
     for axis in reversed(range(4)):
-        axes = [0 if own == axis else None for own in range(4)]
+        axes = [0 if dimension == axis else None for dimension in range(4)]
         function = torch.vmap(function, in_dims=tuple([0] * scores + axes))
     return function
 

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise InputError(f"give MODEL or --config, not both: {arguments.model!r} and {arguments.config!r}")
     from fasterqk.circuits import find_circuits, model_without_weights
 
-    labels: dict[str, Any] = dict(_label(given) for given in arguments.label)
+    labels: dict[str, Any] = dict(_label(option) for option in arguments.label)
     model, source = model_without_weights(arguments.model, arguments.config)
     name = type(model).__name__
     print(f"{name}, {source}; no weights", file=sys.stderr)
@@ -58,10 +58,10 @@ def run(arguments: argparse.Namespace) -> int:
     )
 
 
-def _label(given: str) -> tuple[str, str]:
-    pattern, equals, role = given.rpartition("=")
+def _label(option: str) -> tuple[str, str]:
+    pattern, equals, role = option.rpartition("=")
     if not (pattern and equals and role):
-        raise InputError(f"--label {given!r} is not PATTERN=ROLE, as in '*.mamba.*=rest'")
+        raise InputError(f"--label {option!r} is not PATTERN=ROLE, as in '*.mamba.*=rest'")
     return pattern, role
 
 

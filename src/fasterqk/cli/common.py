@@ -156,6 +156,6 @@ def write_and_show(
     check_output(path, reads=reads)
     write(path)
     opened = bool(arguments.open) and webbrowser.open(path.resolve().as_uri())
-    told = "opened" if opened else "found no browser; open" if arguments.open else "open"
+    verb = "opened" if opened else "found no browser; open" if arguments.open else "open"
     result = {name: str(path), "bytes": path.stat().st_size, "opened": opened}
-    return print_result(arguments.json, result, lambda _: print(f"{told} {path}"))
+    return print_result(arguments.json, result, lambda _: print(f"{verb} {path}"))

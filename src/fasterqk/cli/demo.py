@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.integrations import make_demo
 
     with progress_bar("demo") as progress:
-        found = make_demo(arguments.folder, progress=progress)
-    result = {"folder": arguments.folder, "models": found, "commands": commands(Path(arguments.folder))}
+        models = make_demo(arguments.folder, progress=progress)
+    result = {"folder": arguments.folder, "models": models, "commands": commands(Path(arguments.folder))}
     return print_result(arguments.json, result, _show)
 
 
@@ -46,12 +46,12 @@ def _show(result: dict[str, Any]) -> None:
     rows = [
         {
             "model": name,
-            "QK rate": f"{found['qk_ratio']:g}x",
-            "test accuracy": found["accuracy"],
-            "attention on telling words": found["mrta"],
-            "null": found["null_mrta"],
+            "QK rate": f"{model['qk_ratio']:g}x",
+            "test accuracy": model["accuracy"],
+            "attention on telling words": model["mrta"],
+            "null": model["null_mrta"],
         }
-        for name, found in result["models"].items()
+        for name, model in result["models"].items()
     ]
     print_table(rows, title=f"made {result['folder']}: two classifiers, data and a script")
     print("one seed each: a demonstration, not a result")

@@ -204,9 +204,9 @@ def run(arguments: argparse.Namespace) -> int:
         intervals[name] = None
         if arguments.resamples:
             generator = np.random.default_rng(arguments.seed)
-            found = score_intervals(measurement, generator, resamples=arguments.resamples)
-            ends = {score: [own.low, own.high] for score, own in found.items()}
-            intervals[name], document["interval"] = found, nested(ends)
+            bounds_of_scores = score_intervals(measurement, generator, resamples=arguments.resamples)
+            ends = {score: [bounds.low, bounds.high] for score, bounds in bounds_of_scores.items()}
+            intervals[name], document["interval"] = bounds_of_scores, nested(ends)
         if arguments.eraser_out:
             document["measured"]["eraser"] = _write_eraser(measurement, arguments.eraser_out)
     difference, rows = None, []
@@ -315,7 +315,10 @@ def _document(documents: dict[str, Any], difference: dict[str, Any] | None) -> d
 
     if difference is None:
         return next(iter(documents.values()))
-    return {"models": documents, "difference": nested({name: vars(own) for name, own in difference.items()})}
+    return {
+        "models": documents,
+        "difference": nested({name: vars(bounds) for name, bounds in difference.items()}),
+    }
 
 
 def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -> list[dict[str, Any]]:
@@ -324,13 +327,18 @@ def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -
 
     summaries = {name: measurement.summary() for name, measurement in measurements.items()}
     rows = []
-    for name, own in difference.items():
+    for name, bounds in difference.items():
         score = score_of(name)
         if score.tables:
             k = int(name.rpartition("_")[2]) if score.per_k else None
             row = {"score": score.name.replace("aopc_", "aopc "), "k": k}
             row |= {model: summary[name] for model, summary in summaries.items()}
-            row |= {"difference": own.value, "low": own.low, "high": own.high, "better": score.better}
+            row |= {
+                "difference": bounds.value,
+                "low": bounds.low,
+                "high": bounds.high,
+                "better": score.better,
+            }
             rows.append(row)
     return rows
 

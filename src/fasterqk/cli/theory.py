@@ -43,9 +43,9 @@ def configure(parser: Parser) -> None:
     )
     ratio.add_argument("--alpha", type=positive_float, required=True, help="attention on class positions")
     ratio.add_argument("--loss", type=positive_float, required=True, help="loss at which alpha is wanted")
-    for one in (solve, ratio):
-        one.add_option("--parameterization", str, "NAME", _PARAMETERIZATION, default="CACO")
-        _add_setting(one)
+    for action in (solve, ratio):
+        action.add_option("--parameterization", str, "NAME", _PARAMETERIZATION, default="CACO")
+        _add_setting(action)
 
     table = add_action(
         actions,
@@ -132,13 +132,14 @@ def _check(arguments: argparse.Namespace) -> int:
         identities = check_identities(progress)
     ok = all(identity.ok for identity in identities)
     rows = [
-        {"identity": one.name} | {name: getattr(one, name) for name in ("error", "tolerance", "ok", "says")}
-        for one in identities
+        {"identity": identity.name}
+        | {name: getattr(identity, name) for name in ("error", "tolerance", "ok", "says")}
+        for identity in identities
     ]
     print_result(arguments.json, {"ok": ok, "identities": rows}, _show_identities)
     return 0 if ok else 1
 
 
-def _show_identities(found: dict[str, Any]) -> None:
-    print_table(found["identities"])
-    print("every identity holds" if found["ok"] else "NOT every identity holds")
+def _show_identities(result: dict[str, Any]) -> None:
+    print_table(result["identities"])
+    print("every identity holds" if result["ok"] else "NOT every identity holds")

@@ -10,20 +10,25 @@ from fasterqk.circuits import rates
 from fasterqk.integrations._sharpness import Sharpness
 
 if TYPE_CHECKING:
-    from fasterqk.integrations._demo import make_demo
-    from fasterqk.integrations._logits import LogitCallback
-    from fasterqk.integrations._trainer import SharpnessCallback, trainer_optimizer
+    from fasterqk.integrations._demo import make_demo as make_demo
+    from fasterqk.integrations._logits import LogitCallback as LogitCallback
+    from fasterqk.integrations._trainer import SharpnessCallback as SharpnessCallback
+    from fasterqk.integrations._trainer import trainer_optimizer as trainer_optimizer
+
+# The modules of the names that need transformers; these names are imported on first use.
+_MODULES = {
+    "LogitCallback": "_logits",
+    "SharpnessCallback": "_trainer",
+    "make_demo": "_demo",
+    "trainer_optimizer": "_trainer",
+}
 
 __all__ = ["LogitCallback", "Sharpness", "SharpnessCallback", "make_demo", "rates", "trainer_optimizer"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("SharpnessCallback", "trainer_optimizer"):  # they need transformers
-        return getattr(import_module("fasterqk.integrations._trainer"), name)
-    if name == "LogitCallback":
-        return import_module("fasterqk.integrations._logits").LogitCallback
-    if name == "make_demo":
-        return import_module("fasterqk.integrations._demo").make_demo
+    if name in _MODULES:
+        return getattr(import_module(f"fasterqk.integrations.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'fasterqk.integrations' has no attribute {name!r}")
 
 

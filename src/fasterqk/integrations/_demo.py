@@ -83,21 +83,21 @@ def make_demo(
     transformers.utils.logging.disable_progress_bar()
     if Path(folder).exists():
         raise InputError(f"{os.fspath(folder)!r} exists already; name a new folder")
-    with write_folder(folder) as made:
+    with write_folder(folder) as staging:
         lines = {split: _lines(split) for split in COUNTS}
         for split, records in lines.items():
             text = "".join(json.dumps(record) + "\n" for record in records)
-            (made / f"{split}.jsonl").write_text(text, encoding="utf-8")
-        (made / "finetune.py").write_text(FINETUNE, encoding="utf-8")
+            (staging / f"{split}.jsonl").write_text(text, encoding="utf-8")
+        (staging / "finetune.py").write_text(FINETUNE, encoding="utf-8")
         data = {split: [read_example(r, split, n) for n, r in enumerate(lines[split])] for split in lines}
         tokenizer = _tokenizer()
-        found = {}
+        models = {}
         for number, (name, ratio) in enumerate(RATIOS.items()):
             model = _trained(data["train"], tokenizer, ratio, partial(_report, progress, number * STEPS))
-            model.save_pretrained(made / name)
-            tokenizer.save_pretrained(made / name)
-            found[name] = {"qk_ratio": ratio} | _measured(made / name, data["test"])
-    return found
+            model.save_pretrained(staging / name)
+            tokenizer.save_pretrained(staging / name)
+            models[name] = {"qk_ratio": ratio} | _measured(staging / name, data["test"])
+    return models
 
 
 def _report(progress: Callable[[float, float], None], before: int, step: int) -> None:
@@ -126,13 +126,13 @@ def _tokenizer() -> Any:
 
     words = [*SPECIAL.values(), *sorted({*OTHERS, *TELLING["negative"], *TELLING["positive"]})]
     numbers = {word: number for number, word in enumerate(words)}
-    made = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=True)
-    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    made.post_processor = processors.TemplateProcessing(
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[(name, numbers[name]) for name in ("[CLS]", "[SEP]")]
     )
-    return PreTrainedTokenizerFast(tokenizer_object=made, model_max_length=32, **SPECIAL)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=32, **SPECIAL)
 
 
 def _trained(examples: list[Example], tokenizer: Any, ratio: float, progress: Callable[[int], None]) -> Any:
@@ -173,5 +173,5 @@ def _trained(examples: list[Example], tokenizer: Any, ratio: float, progress: Ca
 def _measured(folder: Path, examples: list[Example]) -> dict[str, float]:
     loaded = load_model(folder)
     summary = measure(loaded.model, loaded.encode(examples), generator=np.random.default_rng(0)).summary()
-    found = summary.to_json()
-    return {"accuracy": found["accuracy"], "mrta": found["mrta"], "null_mrta": found["null"]["mrta"]}
+    document = summary.to_json()
+    return {"accuracy": document["accuracy"], "mrta": document["mrta"], "null_mrta": document["null"]["mrta"]}

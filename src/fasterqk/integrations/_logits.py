@@ -85,15 +85,15 @@ class LogitCallback(LogCallback):
     ) -> None:
         if logs is None or "loss" not in logs:
             return  # a summary or an evaluation
-        found, self._new = self._new, {}
+        numbers, self._new = self._new, {}
         if self.clip is not None:
-            found["logits/clipped_heads"] = float(self.clip.total - self._clipped)
+            numbers["logits/clipped_heads"] = float(self.clip.total - self._clipped)
             self._clipped = self.clip.total
-        self.write(found, state, logs)
+        self.write(numbers, state, logs)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        for each in (self.monitor, self.clip):
-            if each is not None:
-                each.remove()
+        for watcher in (self.monitor, self.clip):
+            if watcher is not None:
+                watcher.remove()

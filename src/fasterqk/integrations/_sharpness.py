@@ -67,14 +67,16 @@ class Sharpness:
         }
         layers = capture(model, inputs, masks=True).select("self")
         real = self._real(layers[0])
-        seen = real.unsqueeze(1).unsqueeze(-1)
-        entropies = [_row_entropy(layer)[seen.squeeze(-1).expand(layer.shape[:3])].mean() for layer in layers]
+        real_rows = real.unsqueeze(1)
+        entropies = [_row_entropy(layer)[real_rows.expand(layer.shape[:3])].mean() for layer in layers]
         last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
         read = last if self.read is None else self.read.to(real.device)
         stated = [pattern_of(mask, real.shape[1]) for mask in layers.masks]
-        patterns = [own or find_pattern(layer, real, read) for own, layer in zip(stated, layers, strict=True)]
+        patterns = [
+            pattern or find_pattern(layer, real, read) for pattern, layer in zip(stated, layers, strict=True)
+        ]
         allowed = [pattern.pairs(real) for pattern in patterns]
-        found = {
+        numbers = {
             "entropy": float(torch.stack(entropies).mean()),
             "max_logit": float(max_logit(list(layers), read, allowed).max()),
         }
@@ -86,20 +88,20 @@ class Sharpness:
             first = real.int().argmax(1)
             rows = aggregate(layers, read, allowed, how, first)
             null = aggregate_null(allowed, len(layers), read, how, first)
-            for prefix, own in (("", rows), ("null_", null)):
-                share = own.gather(1, first.unsqueeze(1)).squeeze(1) / own.sum(1)
-                found[f"{prefix}mass"] = float(relevant_mass(own, relevance).mean())
-                found[f"{prefix}first_token_share"] = float(share.mean())
-        return {PREFIX + name: value for name, value in found.items()}
+            for prefix, weights in (("", rows), ("null_", null)):
+                share = weights.gather(1, first.unsqueeze(1)).squeeze(1) / weights.sum(1)
+                numbers[f"{prefix}mass"] = float(relevant_mass(weights, relevance).mean())
+                numbers[f"{prefix}first_token_share"] = float(share.mean())
+        return {PREFIX + name: value for name, value in numbers.items()}
 
     def _real(self, layer: Tensor) -> Tensor:
         shape = (layer.shape[0], layer.shape[-1])
         mask = self.batch.get("attention_mask")
         real = torch.ones(shape, dtype=torch.bool) if mask is None else mask.bool()
-        for name, found in (("attention_mask", real), ("relevance", self.relevance)):
-            if found is not None and tuple(found.shape) != shape:
+        for name, values in (("attention_mask", real), ("relevance", self.relevance)):
+            if values is not None and tuple(values.shape) != shape:
                 raise InputError(
-                    f"{name} has shape {tuple(found.shape)}, but attention is over {shape} tokens"
+                    f"{name} has shape {tuple(values.shape)}, but attention is over {shape} tokens"
                 )
         return real.to(layer.device)
 

@@ -48,14 +48,17 @@ def _settings_of(args: TrainingArguments) -> dict[str, Any]:
             "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be"
             " separated; train with DDP, Accelerate or FSDP2 instead"
         )
-    found, options = Trainer.get_optimizer_cls_and_kwargs(args)
-    if not (isinstance(found, type) and issubclass(found, torch.optim.Optimizer)) or "params" in options:
+    optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args)
+    if (
+        not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer))
+        or "params" in options
+    ):
         name = getattr(args.optim, "value", args.optim)
         raise InputError(
             f"optim={name!r} is not a plain torch optimizer; choose adamw_torch, adamw_torch_fused,"
             " sgd, adagrad or rmsprop, or call fasterqk.make_optimizer yourself"
         )
-    return {"optimizer_class": found, "weight_decay": args.weight_decay, **options}
+    return {"optimizer_class": optimizer_class, "weight_decay": args.weight_decay, **options}
 
 
 class SharpnessCallback(LogCallback):
@@ -115,22 +118,22 @@ class SharpnessCallback(LogCallback):
     ) -> None:
         if logs is None or "loss" not in logs or model is None:
             return  # a summary or an evaluation
-        found = dict(self._rates)
+        numbers = dict(self._rates)
         if self._looked is None or state.global_step - self._looked >= self.every:
             self._looked = state.global_step
-            found |= self.look(model)
-            self._guard(found[f"{PREFIX}max_logit"], state, control)
-        self.write(found, state, logs)
+            numbers |= self.look(model)
+            self._guard(numbers[f"{PREFIX}max_logit"], state, control)
+        self.write(numbers, state, logs)
 
     def _guard(self, logit: float, state: TrainerState, control: TrainerControl) -> None:
         if math.isfinite(logit) and logit <= self.limit:
             return
-        said = (
+        message = (
             f"attention logits have reached {logit:.3g} at step {state.global_step} (limit {self.limit:g});"
             " lower qk_ratio or the learning rate, or ramp the ratio up"
         )
         if self.when_exploding == "stop":
             control.should_training_stop = True
         if not self._warned:
-            warnings.warn(said, stacklevel=2)
+            warnings.warn(message, stacklevel=2)
         self._warned = True

@@ -237,8 +237,11 @@ def _collapsed_with_growing_rates() -> Iterator[ArrayLike]:
             rates = matching_rates(parameterization, qk_ratio=2.0)
             ours = flow(population, collapsed, times, rates=rates)
             theirs = flow(population, factorized, times, qk_ratio=2.0)
-            for one, other in zip(ours, theirs, strict=True):
-                for a, b in ((one.w_ov, other.w_ov), (one.w_qk, other.w_qk)):
+            for our_weights, their_weights in zip(ours, theirs, strict=True):
+                for a, b in (
+                    (our_weights.w_ov, their_weights.w_ov),
+                    (our_weights.w_qk, their_weights.w_qk),
+                ):
                     yield np.abs(a - b) / np.abs(b).max()
 
 
@@ -301,14 +304,14 @@ def sign_descent_errors(query: str, step: float, starts: Sequence[tuple[float, f
     rates = {"ov": [step] * len(arms), "qk": [ratio * step for ratio, _ in arms]}
     length = round(2.4 / step)
     errors = []
-    for found in descend(population, start, rates, every=length // 4, steps=length):
-        if found.step:
+    for record in descend(population, start, rates, every=length // 4, steps=length):
+        if record.step:
             exact: list[list[float]] = [[], []]
-            for (ratio, (mu0, q0)), loss in zip(arms, found.loss, strict=True):
-                where = ({"time": found.step * step}, {"loss": loss})
+            for (ratio, (mu0, q0)), loss in zip(arms, record.loss, strict=True):
+                where = ({"time": record.step * step}, {"loss": loss})
                 for column, place in zip(exact, where, strict=True):
                     column.append(solve(setting, ratio, optimizer="sign", mu0=mu0, q0=q0, **place).alpha)
-            errors.append(np.abs(found.alpha - exact))
+            errors.append(np.abs(record.alpha - exact))
     return np.array(errors)
 
 
@@ -382,9 +385,9 @@ def _one_hot_sign() -> Iterator[ArrayLike]:
     for population in _one_hot_populations():
         zero = theorem_weights(population, "CACO", 0.0, 0.0)
         start = {"ov": zero.w_ov[None], "qk": zero.w_qk[None]}
-        for found in descend(population, start, {"ov": [1e-3], "qk": [1e-3]}, every=500, steps=1500):
-            law = solve(population.setting, 1.0, time=found.step * 1e-3, optimizer="sign").alpha
-            yield np.abs(found.alpha - law)
+        for record in descend(population, start, {"ov": [1e-3], "qk": [1e-3]}, every=500, steps=1500):
+            law = solve(population.setting, 1.0, time=record.step * 1e-3, optimizer="sign").alpha
+            yield np.abs(record.alpha - law)
 
 
 # name: (statement, tolerance, check)

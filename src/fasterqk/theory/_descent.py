@@ -53,7 +53,7 @@ class Bags(NamedTuple):
         )
 
 
-class Seen(NamedTuple):
+class State(NamedTuple):
     """What a model does on every bag, for every arm."""
 
     attention: Floats  # (arm, bag, type)
@@ -82,7 +82,7 @@ def collapsed(matrices: Mapping[str, Floats], circuit: str) -> Floats:
     return matrices["o"] @ matrices["v"]
 
 
-def look(bags: Bags, matrices: Mapping[str, Floats]) -> Seen:
+def look(bags: Bags, matrices: Mapping[str, Floats]) -> State:
     """Attention, votes, errors, loss and attention on class tokens of every arm."""
     scores = bags.queries @ collapsed(matrices, "qk").swapaxes(1, 2) @ bags.tokens.T
     attention = np.exp(scores - scores.max(axis=2, keepdims=True))[:, bags.query] * bags.counts
@@ -97,27 +97,27 @@ def look(bags: Bags, matrices: Mapping[str, Floats]) -> Seen:
     errors /= total
     errors[:, rows, bags.label] -= 1
     errors *= bags.weight[:, None]
-    return Seen(attention, values, errors, loss, attention[:, :, bags.relevant].sum(axis=2) @ bags.weight)
+    return State(attention, values, errors, loss, attention[:, :, bags.relevant].sum(axis=2) @ bags.weight)
 
 
-def slopes(bags: Bags, matrices: Mapping[str, Floats], seen: Seen) -> Matrices:
+def slopes(bags: Bags, matrices: Mapping[str, Floats], state: State) -> Matrices:
     """The gradient of the mean loss for every matrix, under the same names."""
-    on_ov = (seen.attention.swapaxes(1, 2) @ seen.errors).swapaxes(1, 2) @ bags.tokens
-    pull = seen.errors @ seen.values.swapaxes(1, 2)
-    centred = seen.attention * (pull - (seen.attention * pull).sum(axis=2, keepdims=True))
+    on_ov = (state.attention.swapaxes(1, 2) @ state.errors).swapaxes(1, 2) @ bags.tokens
+    pull = state.errors @ state.values.swapaxes(1, 2)
+    centred = state.attention * (pull - (state.attention * pull).sum(axis=2, keepdims=True))
     asks = (np.arange(len(bags.queries))[:, None] == bags.query).astype(float)  # (query, bag)
     on_qk = bags.tokens.T @ (asks @ centred).swapaxes(1, 2) @ bags.queries
-    found: Matrices = {}
+    gradients: Matrices = {}
     if "qk" in matrices:
-        found["qk"] = on_qk
+        gradients["qk"] = on_qk
     else:
-        found["k"], found["q"] = on_qk @ matrices["q"], on_qk.swapaxes(1, 2) @ matrices["k"]
+        gradients["k"], gradients["q"] = on_qk @ matrices["q"], on_qk.swapaxes(1, 2) @ matrices["k"]
     if "ov" in matrices:
-        found["ov"] = on_ov
+        gradients["ov"] = on_ov
     else:
-        found["o"] = on_ov @ matrices["v"].swapaxes(1, 2)
-        found["v"] = matrices["o"].swapaxes(1, 2) @ on_ov
-    return found
+        gradients["o"] = on_ov @ matrices["v"].swapaxes(1, 2)
+        gradients["v"] = matrices["o"].swapaxes(1, 2) @ on_ov
+    return gradients
 
 
 def descend(
@@ -157,13 +157,13 @@ def descend(
     first = {name: np.zeros_like(matrix) for name, matrix in now.items()}
     second = {name: np.zeros_like(matrix) for name, matrix in now.items()}
     for step in range(steps + 1):
-        seen = look(bags, now)
-        done = step == steps or bool((seen.loss <= until).all())
+        state = look(bags, now)
+        done = step == steps or bool((state.loss <= until).all())
         if done or step % every == 0:
-            yield Record(step, seen.loss, seen.alpha, {name: matrix.copy() for name, matrix in now.items()})
+            yield Record(step, state.loss, state.alpha, {name: matrix.copy() for name, matrix in now.items()})
         if done:
             return
-        for name, slope in slopes(bags, now, seen).items():
+        for name, slope in slopes(bags, now, state).items():
             slope[np.abs(slope) <= zero * np.abs(slope).max(axis=(1, 2), keepdims=True)] = 0.0
             if optimizer == "sign":
                 now[name] -= rate[name] * np.sign(slope)
@@ -191,9 +191,9 @@ def small_start(
     """
     s, d = population.setting, population.width
     shapes = {"q": (d, qk_width), "k": (d, qk_width), "v": (ov_width, d), "o": (s.M, ov_width)}
-    found = {name: scale * generator.standard_normal(shape) for name, shape in shapes.items()}
+    factors = {name: scale * generator.standard_normal(shape) for name, shape in shapes.items()}
     if not background:
-        own = slice(s.M * s.b, s.M * s.b + background_width(s))
-        found["k"][own] = 0.0
-        found["v"][:, own] = 0.0
-    return found
+        background_rows = slice(s.M * s.b, s.M * s.b + background_width(s))
+        factors["k"][background_rows] = 0.0
+        factors["v"][:, background_rows] = 0.0
+    return factors

@@ -63,12 +63,12 @@ class Population:
             background = np.concatenate([background, -background])
         context, query, label = [], [], []
         for y in range(setting.M):
-            own = basis[y * setting.b : (y + 1) * setting.b]
-            ends = own if token_query else basis[first_query + y : first_query + y + 1]
+            class_tokens = basis[y * setting.b : (y + 1) * setting.b]
+            ends = class_tokens if token_query else basis[first_query + y : first_query + y + 1]
             for drawn in product(
                 product(range(setting.b), repeat=setting.m), product(range(kinds), repeat=setting.n), ends
             ):
-                context.append(np.concatenate([own[list(drawn[0])], background[list(drawn[1])]]))
+                context.append(np.concatenate([class_tokens[list(drawn[0])], background[list(drawn[1])]]))
                 query.append(drawn[2])
                 label.append(y)
         return cls(setting, np.array(context), np.array(query), np.array(label))
@@ -93,8 +93,10 @@ class Population:
         s = self.setting
         direction = np.zeros((self.width, self.width))
         for y in range(s.M):
-            own = slice(y * s.b, (y + 1) * s.b)
-            direction[own, own if s.query == "token" else s.M * s.b + background_width(s) + y] = 1
+            class_rows = slice(y * s.b, (y + 1) * s.b)
+            direction[
+                class_rows, class_rows if s.query == "token" else s.M * s.b + background_width(s) + y
+            ] = 1
         return direction
 
     def loss(self, w_ov: np.ndarray, w_qk: np.ndarray) -> np.ndarray:
@@ -109,7 +111,7 @@ class Population:
         With x~ = X^T a and Z = diag(a) - a a^T these are the means of (y~ - y) x~^T and of
         X^T Z X W_OV^T (y~ - y) x_T^T.
         """
-        attention, seen, logits = self._forward(w_ov, w_qk)
+        attention, attended, logits = self._forward(w_ov, w_qk)
         error = np.exp(logits - logits.max(axis=1, keepdims=True))
         error /= error.sum(axis=1, keepdims=True)
         error[np.arange(len(self.label)), self.label] -= 1
@@ -117,7 +119,7 @@ class Population:
         pull = np.einsum("sjd,sd->sj", self.context, error @ w_ov)
         centred = attention * (pull - (attention * pull).sum(axis=1, keepdims=True))
         keys = np.einsum("sj,sjd->sd", centred, self.context)
-        return error.T @ seen / count, keys.T @ self.query / count
+        return error.T @ attended / count, keys.T @ self.query / count
 
     def attention_on_class(self, w_qk: Floats) -> Floats:
         """Attention mass on the class positions of each sequence, (sequences,)."""
@@ -130,8 +132,8 @@ class Population:
 
     def _forward(self, w_ov: np.ndarray, w_qk: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         attention = self._attention(w_qk)
-        seen = np.einsum("sj,sjd->sd", attention, self.context)
-        return attention, seen, seen @ w_ov.T
+        attended = np.einsum("sj,sjd->sd", attention, self.context)
+        return attention, attended, attended @ w_ov.T
 
 
 @dataclass(frozen=True)
@@ -282,12 +284,12 @@ def flow(
         return np.concatenate([part.ravel() for part in parts])
 
     state = np.concatenate([matrix.ravel() for matrix in (*start.ov, *start.qk)])
-    return [unpack(found) for found in visited(speed, 0.0, state, np.atleast_1d(times), rtol, rtol * 1e-4)]
+    return [unpack(vector) for vector in visited(speed, 0.0, state, np.atleast_1d(times), rtol, rtol * 1e-4)]
 
 
 def scales(population: Population, weights: Weights) -> tuple[float, float, float]:
     """mu_ov, mu_qk, and the largest relative distance of the matrices from Theorem 1's directions."""
-    found = []
+    mu = []
     off = 0.0
     for matrix, direction in (
         (weights.w_ov, population.ov_direction),
@@ -297,8 +299,8 @@ def scales(population: Population, weights: Weights) -> tuple[float, float, floa
         size = float(np.linalg.norm(matrix))
         if size:
             off = max(off, float(np.linalg.norm(matrix - scale * direction)) / size)
-        found.append(scale)
-    return found[0], found[1], off
+        mu.append(scale)
+    return mu[0], mu[1], off
 
 
 def matching_rates(parameterization: str, *, qk_ratio: float = 1.0, eta_ov: float = 1.0) -> Rates:

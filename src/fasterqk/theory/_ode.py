@@ -88,10 +88,10 @@ def visited(
     """The state at each of the increasing ``ends``, integrated with DOP853 from ``state`` at ``begin``."""
     for end in ends:
         if end > begin:
-            found = solve_ivp(function, (begin, end), state, method="DOP853", rtol=rtol, atol=atol)
-            if not found.success:
-                raise RuntimeError(f"the integration stopped on its way to {end:g}: {found.message}")
-            begin, state = float(end), found.y[:, -1]
+            solution = solve_ivp(function, (begin, end), state, method="DOP853", rtol=rtol, atol=atol)
+            if not solution.success:
+                raise RuntimeError(f"the integration stopped on its way to {end:g}: {solution.message}")
+            begin, state = float(end), solution.y[:, -1]
         yield state
 
 

@@ -139,7 +139,8 @@ def check_shapes(**named: Floats) -> list[Floats]:
     try:
         return list(np.broadcast_arrays(*named.values()))
     except ValueError:
-        (one, first), (other, second) = named.items()
+        (first_name, first), (second_name, second) = named.items()
         raise InputError(
-            f"{one} of shape {first.shape} does not broadcast against {other} of shape {second.shape}"
+            f"{first_name} of shape {first.shape} does not broadcast against"
+            f" {second_name} of shape {second.shape}"
         ) from None

@@ -103,12 +103,12 @@ def solve(
     path = Path.of(setting, parameterization, mu0, q0, optimizer)
     rate = check_rate(eta_ov)
     strength = path.strength(qk_ratio)
-    given = {"loss": loss, "time": time, "mu_ov": mu_ov}
-    chosen = [name for name, value in given.items() if value is not None]
+    targets = {"loss": loss, "time": time, "mu_ov": mu_ov}
+    chosen = [name for name, value in targets.items() if value is not None]
     if len(chosen) != 1:
         raise InputError(f"give one of loss, time and mu_ov, not {' and '.join(chosen) or 'none of them'}")
     name = chosen[0]
-    target = _check_target(path, name, given[name])
+    target = _check_target(path, name, targets[name])
     ratio, target = check_shapes(**{"qk_ratio": np.asarray(qk_ratio, dtype=float), name: target})
 
     def shaped(flat_array: Floats) -> Any:
