@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fasterqk_lab.experiments._equal_loss import paired_rows
 
 from fasterqk.files import config_values
 from fasterqk_lab.compare import Value, measured, read_values
@@ -163,12 +162,3 @@ def test_steps_until_learnt():
     assert steps_until_learnt(records) == pytest.approx(15)
     assert steps_until_learnt(records[:2]) is None
     assert steps_until_learnt(records[2:]) == 20
-
-
-def test_paired_rows_leave_out_and_list_what_never_came():  # of `table_kvqa`
-    rows = paired_rows(
-        {"equal": {0: 100.0, 1: 200.0, 2: None}, "QK": {0: 50.0, 1: 120.0, 2: 70.0}}, "steps", "decides"
-    )
-    assert (rows[0]["missing"], rows[0]["never"]) == (1, [2])
-    assert rows[1]["difference"]["mean"] == pytest.approx(-65)
-    assert rows[1]["difference"]["n"] == 2
