@@ -90,7 +90,9 @@ def test_an_arm_is_read_at_the_level_of_its_own_baseline():
 
 def test_scores_may_be_derived_from_records_and_added():
     more = [Value("t", "a", 0, "equal entropy", None, "mrta", 0.25)]
-    derived = measured("t", {("a", 0): result(0.3)}, derive=lambda r: {**r, "twice": 2 * r["mrta"]}, more=more)
+    derived = measured(
+        "t", {("a", 0): result(0.3)}, derive=lambda r: {**r, "twice": 2 * r["mrta"]}, more=more
+    )
     lowest = derived.losses(LOSS, "a", "twice")[0]
     assert derived.of("a", "twice", LOSS, lowest) == {0: pytest.approx(0.6)}
     assert derived.of("a", "mrta", "equal entropy") == {0: 0.25}

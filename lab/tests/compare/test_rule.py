@@ -38,7 +38,14 @@ def cell(slope, end=4, best=2, step=100):
         {"step": step * t, "loss": exp(-t), "mrta": slope * t, "validation_loss": abs(t - best)}
         for t in range(end + 1)
     ]
-    return {"history": history, "loss": exp(-end), "diverged": False, "test": {}, "train": {}, "validation": {}}
+    return {
+        "history": history,
+        "loss": exp(-end),
+        "diverged": False,
+        "test": {},
+        "train": {},
+        "validation": {},
+    }
 
 
 def arms(**ends):
