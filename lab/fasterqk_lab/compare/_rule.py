@@ -174,12 +174,12 @@ def above(
 ) -> Effect:
     """A score of one arm minus another score of its own (a null, say), or minus a number."""
     at, loss, lowest = _place(measured, (arm,), score, at)
-    own = measured.of(arm, score, at, loss)
-    chance = measured.of(arm, other, at, loss) if isinstance(other, str) else dict.fromkeys(own, other)
-    both = sorted(set(own) & set(chance))[:seeds]
+    values = measured.of(arm, score, at, loss)
+    chance = measured.of(arm, other, at, loss) if isinstance(other, str) else dict.fromkeys(values, other)
+    both = sorted(set(values) & set(chance))[:seeds]
     if not both:
         raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
-    ones, others = [own[seed] for seed in both], [chance[seed] for seed in both]
+    ones, others = [values[seed] for seed in both], [chance[seed] for seed in both]
     return Effect(
         label or f"{arm} minus {other}",
         score,
@@ -226,8 +226,8 @@ def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> 
     """How far each arm was, as a share of its steps, where its training loss first falls to ``loss``."""
     shares = []
     for arm in arms:
-        own = [_share(history, loss) for (name, _), history in measured.histories.items() if name == arm]
-        known = [share for share in own if share is not None]
+        of_cells = [_share(history, loss) for (name, _), history in measured.histories.items() if name == arm]
+        known = [share for share in of_cells if share is not None]
         if loss is None or not known:
             return None
         shares.append(fmean(known))
@@ -251,7 +251,7 @@ def _curve(
     losses = [[record["loss"] for record in history if record["loss"]] for history in histories.values()]
     if len({arm for arm, _ in histories}) < 2 or not all(losses):
         return ()
-    low, high = max(map(min, losses)), min(own[0] for own in losses)
+    low, high = max(map(min, losses)), min(of_cell[0] for of_cell in losses)
     if not 0 < low < high:
         return ()
     levels = [low * exp(place / (LEVELS - 1) * log(high / low)) for place in range(LEVELS)]
