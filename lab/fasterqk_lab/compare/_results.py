@@ -217,8 +217,8 @@ def baselines_of(arms: Iterable[str], baselines: Mapping[str, str]) -> dict[str,
     {'a': 'a', 'b': 'a', 'c': 'c', 'd': 'c'}
     """
     names = list(arms)
-    own = {baseline: baseline for baseline in baselines.values()}
-    return {arm: (own | dict(baselines)).get(arm, names[0]) for arm in names}
+    itself = {baseline: baseline for baseline in baselines.values()}
+    return {arm: (itself | dict(baselines)).get(arm, names[0]) for arm in names}
 
 
 def _round_losses(values: Iterable[Value]) -> Iterator[Value]:

@@ -270,8 +270,8 @@ def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> 
     """How far each arm was, as a share of its steps, where its training loss first falls to ``loss``."""
     shares = []
     for arm in arms:
-        own = [_share(history, loss) for (name, _), history in measured.histories.items() if name == arm]
-        known = [share for share in own if share is not None]
+        of_cells = [_share(history, loss) for (name, _), history in measured.histories.items() if name == arm]
+        known = [share for share in of_cells if share is not None]
         if loss is None or not known:
             return None
         shares.append(fmean(known))
@@ -295,7 +295,7 @@ def _curve(
     losses = [[record["loss"] for record in history if record["loss"]] for history in histories.values()]
     if len({arm for arm, _ in histories}) < 2 or not all(losses):
         return ()
-    low, high = max(map(min, losses)), min(own[0] for own in losses)
+    low, high = max(map(min, losses)), min(of_cell[0] for of_cell in losses)
     if not 0 < low < high:
         return ()
     levels = np.geomspace(high, low, LEVELS)[::-1]

@@ -275,9 +275,9 @@ class Outcome:
     def _named_rows(self) -> list[dict[str, Any]]:
         """The same with the ``name`` of each score beside its title."""
         decided = [*self.effects, *self.explored]
-        own = dict.fromkeys(value.at for value in self.measured.values if value.at != LOSS)
+        moments = dict.fromkeys(value.at for value in self.measured.values if value.at != LOSS)
         rows = []
-        for at in dict.fromkeys((LEVEL, END, BEST, *own)):
+        for at in dict.fromkeys((LEVEL, END, BEST, *moments)):
             read = [effect for effect in decided if effect.at == at or (at, effect.at) == (LEVEL, LOSS)]
             decides = {(effect.label, effect.score): effect for effect in read}
             known = {effect.score for effect in read}

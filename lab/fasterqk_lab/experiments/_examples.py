@@ -28,7 +28,7 @@ from fasterqk_lab.training._loop import load_trained
 
 COUNT = 12
 READ_POSITION = "[read]"
-# Stands for all that an arm had written before a step.
+# Everything that an arm had written before a step.
 ANSWER = "[its own answer so far]"
 
 
@@ -51,11 +51,11 @@ def attention_examples(
     added = 1 if next(iter(cells.values())).model.read == "after" else 0
     chosen = _choose(task.splits["test"], count)
     readings = {arm: _read(workload, chosen) for arm, workload in loaded.items()}
-    found = []
+    examples = []
     for place, number in enumerate(chosen):
         example = task.splits["test"][number]
         relevance = np.zeros(len(example.tokens)) if example.relevance is None else example.relevance
-        found.append(
+        examples.append(
             {
                 "tokens": [*(task.vocabulary[token] for token in example.tokens), *[READ_POSITION] * added],
                 "relevance": [*relevance.tolist(), *[0.0] * added],
@@ -64,7 +64,7 @@ def attention_examples(
                 "arms": {arm: reading[place] for arm, reading in readings.items()},
             }
         )
-    return found
+    return examples
 
 
 def _choose(test: LabelledInstances, count: int) -> list[int]:
@@ -174,7 +174,7 @@ def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
             "prediction": task.text([token for token in answer if token != task.end]),
             "probability": float(probability[place]),
             "layers": {name: weights[place] for name, weights in layers.items()},
-            "heads": {name: [weights[place] for weights in own] for name, own in heads.items()},
+            "heads": {name: [weights[place] for weights in by_head] for name, by_head in heads.items()},
         }
         for place, answer in enumerate(written)
     ]

@@ -134,22 +134,22 @@ def _compared(
     results: Mapping[tuple[float, int], Mapping[str, Any]],
     validation: int,
 ) -> dict[str, Any]:
-    own = {value: [result for (at, _), result in results.items() if at == value] for value in values}
-    means = {value: interval(_best(result) for result in own[value]).mean for value in finalists}
+    by_value = {value: [result for (at, _), result in results.items() if at == value] for value in values}
+    means = {value: interval(_best(result) for result in by_value[value]).mean for value in finalists}
     # Equal means: the smaller value, which changes less.
     chosen = min(finalists, key=lambda value: (-means[value], value))
     error = sqrt(means[chosen] * (1 - means[chosen]) / validation)
     rows = [
         {
             name: value,
-            "accuracy": interval(_best(result) for result in own[value]),
+            "accuracy": interval(_best(result) for result in by_value[value]),
             "of_seeds": {
                 seed: _best(result)
                 for (at, seed), result in results.items()
                 if at == value and not result["diverged"]
             },
-            "epoch": [result["best"] and result["best"]["epoch"] for result in own[value]],
-            "diverged": any(result["diverged"] for result in own[value]),
+            "epoch": [result["best"] and result["best"]["epoch"] for result in by_value[value]],
+            "diverged": any(result["diverged"] for result in by_value[value]),
             "finalist": value in finalists,
             "chosen": value == chosen,
         }
@@ -175,26 +175,26 @@ def _chosen(stage: Mapping[str, Any]) -> float:
 TITLES = {"lr": "base rate", "qk_ratio": "multiplier of QK"}
 ACCURACY = "validation accuracy"
 COLUMNS = ("stage", "value", ACCURACY, "at epoch", "note")
-Found = Mapping[str, Any]
+Document = Mapping[str, Any]
 
 
-def save_tuning(found: Found, out: Path) -> dict[str, dict[str, str]]:
+def save_tuning(outcome: Document, out: Path) -> dict[str, dict[str, str]]:
     """Write the tables and the figure of what :func:`tune` found; returns their paths."""
-    name, title = f"tune-{found['task']}", f"Search for rates: {found['task']}"
-    why = " ".join(reason(found, stage) for stage in found["stages"].values())
+    name, title = f"tune-{outcome['task']}", f"Search for rates: {outcome['task']}"
+    why = " ".join(reason(outcome, stage) for stage in outcome["stages"].values())
     caption = (
-        f"Best validation accuracy of runs of at most {found['epochs']} epochs that end when it no longer "
-        f"rises (patience {found['patience']}); {found['seeds']} seeds for the best values, one for the "
+        f"Best validation accuracy of runs of at most {outcome['epochs']} epochs that end when it no longer "
+        f"rises (patience {outcome['patience']}); {outcome['seeds']} seeds for the best values, one for the "
         f"others. {why}"
     )
     columns = [{"key": key, "label": key} for key in COLUMNS]
-    table = save_table(out, name, title=title, caption=caption, columns=columns, rows=tuning_rows(found))
-    results = write_values(out / "results" / f"{name}.csv", _values(found, name))
-    figure = _save_figure(found, out, name, title, caption)
+    table = save_table(out, name, title=title, caption=caption, columns=columns, rows=tuning_rows(outcome))
+    results = write_values(out / "results" / f"{name}.csv", _values(outcome, name))
+    figure = _save_figure(outcome, out, name, title, caption)
     return {"table": table, "results": {"csv": str(results)}, "figure": figure}
 
 
-def tuning_rows(found: Found) -> list[dict[str, Any]]:
+def tuning_rows(outcome: Document) -> list[dict[str, Any]]:
     """One row per value that was tried, in the order of the stages."""
     return [
         {
@@ -204,21 +204,21 @@ def tuning_rows(found: Found) -> list[dict[str, Any]]:
             "at epoch": ", ".join("–" if epoch is None else f"{epoch:g}" for epoch in row["epoch"]),
             "note": _note(row),
         }
-        for name, stage in found["stages"].items()
+        for name, stage in outcome["stages"].items()
         for row in stage["tried"]
     ]
 
 
-def _values(found: Found, search: str) -> list[Value]:
+def _values(outcome: Document, search: str) -> list[Value]:
     return [
         Value(search, f"{TITLES[name]} {row[name]:g}", int(seed), BEST, None, "validation_accuracy", value)
-        for name, stage in found["stages"].items()
+        for name, stage in outcome["stages"].items()
         for row in stage["tried"]
         for seed, value in row["of_seeds"].items()
     ]
 
 
-def reason(found: Found, stage: Mapping[str, Any]) -> str:
+def reason(outcome: Document, stage: Mapping[str, Any]) -> str:
     """What was chosen in a stage and why, in a sentence or two."""
     name = stage["field"]
     best = _row(stage)
@@ -231,10 +231,10 @@ def reason(found: Found, stage: Mapping[str, Any]) -> str:
         others = ", ".join(f"{value:g}" for value in stage["not_told_apart"])
         text += (
             f" Within one standard error of it ({stage['standard_error']:.4f} on "
-            f"{found['validation_examples']} examples): {others}."
+            f"{outcome['validation_examples']} examples): {others}."
         )
     if name == "qk_ratio":
-        equal = found["accuracy"]["equal_rates"]["mean"]
+        equal = outcome["accuracy"]["equal_rates"]["mean"]
         text += f" With equal rates: {equal:.4f}."
     return text
 
@@ -245,19 +245,19 @@ def _note(row: Mapping[str, Any]) -> str:
     return "chosen" if row["chosen"] else "finalist" if row["finalist"] else ""
 
 
-def _save_figure(found: Found, out: Path, name: str, title: str, caption: str) -> dict[str, str]:
+def _save_figure(outcome: Document, out: Path, name: str, title: str, caption: str) -> dict[str, str]:
     with plotting() as plt:
         figure, axes = plt.subplots(1, 2, figsize=(7.4, 3.0), sharey=True, width_ratios=[3, 2])
-        for axis, stage in zip(axes, found["stages"].values(), strict=True):
+        for axis, stage in zip(axes, outcome["stages"].values(), strict=True):
             _draw_stage(axis, stage)
-        axes[0].set(ylabel=ACCURACY, title=f"1. base rate: {found['lr']:g}")
-        equal = found["accuracy"]["equal_rates"]["mean"]
+        axes[0].set(ylabel=ACCURACY, title=f"1. base rate: {outcome['lr']:g}")
+        equal = outcome["accuracy"]["equal_rates"]["mean"]
         axes[1].axhline(equal, color="0.4", linestyle="--", linewidth=1, label="equal rates")
-        axes[1].set(title=f"2. multiplier of QK: {found['qk_ratio']:g}")
+        axes[1].set(title=f"2. multiplier of QK: {outcome['qk_ratio']:g}")
         axes[1].legend(loc="best")
         rows = [
             {"stage": row["stage"], "value": row["value"], "validation_accuracy": mean_of(row[ACCURACY])}
-            for row in tuning_rows(found)
+            for row in tuning_rows(outcome)
         ]
         see = "The ring marks what was chosen: the best accuracy on validation data, not on test data."
         return save_figure(figure, out, name, title=title, caption=caption, rows=rows, see=see)

@@ -139,11 +139,11 @@ class Planner(CellRunner):
         **_: Any,
     ) -> dict[Any, dict[str, Any]]:
         self.asked |= {content_hash(config): (function, config) for config in cells.values()}
-        found = {key: self._store.result(config) for key, config in cells.items()}
-        if None in found.values():
+        results = {key: self._store.result(config) for key, config in cells.items()}
+        if None in results.values():
             raise Unfinished
-        self._remember(cells, found, protocol, table, arm)
-        return {key: result for key, result in found.items() if result is not None}
+        self._remember(cells, results, protocol, table, arm)
+        return {key: result for key, result in results.items() if result is not None}
 
     def fact(self, name: str, compute: Callable[[], Any]) -> Any:
         return plain_data(compute())
@@ -168,7 +168,7 @@ def make_plan(parts: Sequence[Part], out: Path) -> list[dict[str, Any]]:
     and nothing is written under ``out``.
     """
     rows: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    counted: set[str] = set()
     for part in parts:
         row: dict[str, Any] = {"part": part.command, "cells": 0, "done": 0, "hours": 0.0, "note": ""}
         rows.append(row)
@@ -181,18 +181,18 @@ def make_plan(parts: Sequence[Part], out: Path) -> list[dict[str, Any]]:
             except InputError as error:
                 row["note"] = f"cannot run: {error}"
                 continue
-        cells = tuple(SpecCell("", task[1]) for cell, task in planner.asked.items() if cell not in seen)
-        seen |= planner.asked.keys()
-        found = plan(Spec(Path(part.name), "", cells), out)
+        cells = tuple(SpecCell("", task[1]) for cell, task in planner.asked.items() if cell not in counted)
+        counted |= planner.asked.keys()
+        estimate = plan(Spec(Path(part.name), "", cells), out)
         later = 0 if complete else part.later
-        comparable = found.left and found.seconds and not found.basis["store"]
+        comparable = estimate.left and estimate.seconds and not estimate.basis["store"]
         kind = type(cells[0].config).__name__ if cells else ""
         recorded = part.seconds or USUAL.get(kind, USUAL_TRAINING)
-        seconds = found.seconds / found.left if comparable and found.seconds else recorded
+        seconds = estimate.seconds / estimate.left if comparable and estimate.seconds else recorded
         row |= {
             "cells": len(cells) + later,
-            "done": len(cells) - found.left,
-            "hours": (found.left + later) * seconds / HOUR,
+            "done": len(cells) - estimate.left,
+            "hours": (estimate.left + later) * seconds / HOUR,
             "note": "" if complete else f"{later or 'more'} cells become known on the way",
         }
     return rows

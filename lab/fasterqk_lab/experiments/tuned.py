@@ -62,7 +62,7 @@ class Point(NamedTuple):
     judge: Interval
 
 
-class Found(NamedTuple):
+class Searched(NamedTuple):
     """What a search tried, by which score, over which seeds, and what it chose for each arm.
 
     ``edges`` names what was chosen at the edge of the grid, by arm: a value beyond it may be better.
@@ -129,7 +129,7 @@ def tunings() -> dict[str, Tuning]:
     return searches
 
 
-def choose(tuning: Tuning, name: str, runner: CellRunner) -> Found:
+def choose(tuning: Tuning, name: str, runner: CellRunner) -> Searched:
     """Every point of the grid with its judge over the seeds of the search, and the best of both arms."""
     seeds = range(FIRST_SEED, FIRST_SEED + tuning.search_seeds)
     grid, table = tuning.grid(), f"tuned-{name}-search"
@@ -169,7 +169,7 @@ def choose(tuning: Tuning, name: str, runner: CellRunner) -> Found:
         + ["ratio"] * (arm == FASTER and point.qk_ratio in (ratios[0], ratios[-1]))
         for arm, point in chosen.items()
     }
-    return Found(tuning.judge, list(seeds), tried, chosen, edges)
+    return Searched(tuning.judge, list(seeds), tried, chosen, edges)
 
 
 def _judged(result: dict[str, Any], judge: str) -> float | None:

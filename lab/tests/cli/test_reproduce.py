@@ -4,14 +4,15 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, show_arms
 
 from fasterqk_lab import reproduce
 from fasterqk_lab.cli.main import main
 from fasterqk_lab.cli.reproduce import experiment_parser
+from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import (
     EXPERIMENTS,
     fig3,
@@ -24,10 +25,11 @@ from fasterqk_lab.experiments import (
 )
 from fasterqk_lab.experiments import all as everything
 from fasterqk_lab.experiments import table_agreement as agreement
+from fasterqk_lab.experiments._comparison import show_comparison, two_arms
 from fasterqk_lab.experiments._registry import read_cells
 from fasterqk_lab.experiments.all import Part
 from fasterqk_lab.runs import sweep
-from fasterqk_lab.training import TrainConfig, TrainResult
+from fasterqk_lab.training import TrainConfig
 
 TWO_LAYERS = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "context": 48, "layers": 2}
 FEW = {"train_limit": 96, "train_subset": 16, "along_subset": 8, "test_subset": 10, "epochs": 1}
@@ -70,9 +72,8 @@ def small_answers(monkeypatch):
 @pytest.fixture
 def comparison(little):
     base = TrainConfig("jsonl", file=little, epochs=1, rationale_k=(5,), width=8, head_width=4)
-    arms = {BASELINE: base, FASTER: base.replace(qk_ratio=9)}
-    printed = {"paper": {arm: {"test_accuracy": 0.5} for arm in arms}}
-    return Comparison("table-little", "Little", "paper", arms, (0,), printed)
+    printed = {"paper": {arm: {"test_accuracy": 0.5} for arm in ("baseline", "faster_qk")}}
+    return two_arms("table-little", "Little", base, 9, (0,), printed)
 
 
 def run(capsys, *words):
@@ -137,14 +138,14 @@ def test_table_agreement_prints_both_arms(capsys, tmp_path):
     document = json.loads(captured.out)
     assert captured.err == ""
     assert set(document["arms"]) == {"baseline", "faster_qk"}
-    for arm in document["arms"].values():
-        assert {"train_accuracy", "validation_accuracy", "test_accuracy", "ac", "acmc", "mrta"} <= set(arm)
-        assert {"sufficiency", "comprehensiveness", "plausibility", "null", "dtap"} <= set(arm)
-    assert document["matched"]
-    assert document["difference"]
-    show_arms(document)
+    names = {row["name"] for row in document["rows"] if row["at"] == "end"}
+    assert {"train_accuracy", "validation_accuracy", "test_accuracy", "ac", "acmc", "mrta"} <= names
+    assert {"sufficiency_50", "comprehensiveness_50", "auprc", "permuted_mrta"} <= names
+    assert [effect["score"] for effect in document["effects"]] == ["mrta"]
+    assert all("dtap" in arm for arm in document["arms"].values())
+    show_comparison(document)
     text = capsys.readouterr().out
-    assert "at equal training loss" in text
+    assert "at the end" in text
     assert "faster QK" in text
     # The same function stands under both.
     assert reproduce("table-agreement", tmp_path / "out", seeds=1, epochs=1) == document
@@ -214,35 +215,38 @@ def test_missing_data_is_one_line_before_any_work(capsys, tmp_path):
 @pytest.mark.slow
 def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys, tmp_path, comparison):
     parts = dict.fromkeys(("One", "Two"), comparison)
-    monkeypatch.setattr(table_main, "classification_tables", lambda *_: parts)
+    monkeypatch.setattr(table_main, "comparisons", lambda *_: parts)
     words = ["reproduce", "table-main", "--workers", "1", "--out", str(tmp_path / "out")]
     assert main([*words, "--json"]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)
     assert captured.err == ""
-    assert {row["dataset"] for row in document["rows"]} == {"One", "Two"}
+    assert {row["data set"] for row in document["rows"]} == {"One", "Two"}
     assert set(document["parts"]) == {"One", "Two"}
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 2  # one cell per arm, for both parts
     table_main.show(document)
     text = capsys.readouterr().out
-    assert "the paper, faster QK" in text
-    assert "table-main-paper-differences.png" in text
+    assert "paper, faster QK" in text
+    assert "table-main-paper.png" in text
 
 
 @pytest.mark.slow
 def test_squad_joins_when_asked_in_a_size_that_has_the_protocol(monkeypatch, capsys, tmp_path, comparison):
-    monkeypatch.setattr(table_main, "classification_tables", lambda *_: {"One": comparison})
+    monkeypatch.setattr(table_main, "choose_arms", lambda *_: (comparison, None))
+    monkeypatch.setattr(table_main, "table_hatexplain", lambda *_: comparison)
     asked = []
 
     def squad(size, seeds, epochs):
         asked.append((size, seeds, epochs))
-        return {"paper": comparison}
+        return {"paper": replace(comparison, printed={})}
 
     monkeypatch.setattr(table_main, "table_squad", squad)
     words = ["reproduce", "table-main", "--workers", "1", "--out", str(tmp_path / "out"), "--json"]
     assert main([*words, "--squad", "small", "--squad-seeds", "2"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert list(document["parts"]) == ["One", "SQuAD, small"]
+    assert list(document["parts"]) == ["SVA", "HateXplain", "SQuAD, small"]
+    rows = [row for row in document["rows"] if row["data set"] == "SQuAD, small"]
+    assert {row["paper, faster QK"] for row in rows if "paper, faster QK" in row} >= {42.95, 0.1}
     assert asked == [("small", 2, None)]
     assert main([*words, "--squad", "small", "--protocol", "released"]) == 2
     assert "--squad small has no protocol 'released'" in capsys.readouterr().err
@@ -256,7 +260,7 @@ def test_a_form_the_protocol_does_not_have_is_one_line(capsys, tmp_path):
 
 def test_table_sva_says_how_its_rate_was_chosen(monkeypatch, capsys):
     shown = []
-    monkeypatch.setattr(table_sva, "show_arms", shown.append)
+    monkeypatch.setattr(table_sva, "show_comparison", shown.append)
     chosen = {"lr": 1e-3, "validation_accuracy": {"0.001": 0.9123, "0.01": None}}
     table_sva.show({"forms": {"whole": {"chosen_rate": chosen}, "prefix": {"chosen_rate": None}}})
     assert len(shown) == 2
@@ -270,43 +274,40 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     code, out, err = run(capsys, *words, "--arms", "faster_qk")
     alone = json.loads(out)
     assert (code, err) == (0, "")
-    assert [cell["arm"] for cell in alone["cells"]] == ["faster_qk"]
-    assert alone["protocols"] == {}
-    together = json.loads(run(capsys, *words)[1])
-    assert [cell["arm"] for cell in together["cells"]] == ["same", "faster_qk"]
-    assert together["cells"][1] == alone["cells"][0]
+    assert list(alone["protocols"]["paper"]["arms"]) == ["faster_qk"]
+    assert alone["protocols"]["paper"]["effects"] == []
+    together = json.loads(run(capsys, *words)[1])["protocols"]["paper"]
     assert len(list((tmp_path / "runs").iterdir())) == 2
-    summary = together["protocols"]["paper"]
-    assert {"test_f1", "test_accuracy", "mrta", "ac", "sufficiency", "null"} <= set(
-        summary["arms"]["baseline"]
-    )
-    attentions = {row["attention"] for row in summary["by_layer"]}
-    assert attentions == {"rollout", "layer average", "layer 1", "layer 2"}
-    table_squad.show(together)
+    ends = [
+        {
+            row["name"]: row["value"]
+            for row in table["rows"]
+            if (row["at"], row["arm"]) == ("end", "faster_qk")
+        }
+        for table in (alone["protocols"]["paper"], together)
+    ]
+    assert ends[0] == ends[1]
+    assert {"test_f1", "test_accuracy", "mrta", "ac", "sufficiency_5", "layer_2_mrta"} <= set(ends[0])
+    table_squad.show({"protocols": {"paper": together}})
     text = capsys.readouterr().out
     assert "test F1" in text
-    assert "attention on relevant tokens by layer" in text
+    assert "layer average: MRTA" in text
     assert (tmp_path / "figures" / "table-squad-tiny-paper-by-layer.png").exists()
 
 
-def test_table_kvqa_is_a_table_of_a_deep_model(capsys, tmp_path, monkeypatch):
-    history = [{"step": 10 * n, "validation_accuracy": 0.5 * n} for n in range(3)]
-
-    def results_of(comparison, runner):
-        return {cell: TrainResult("kvqa", cell[1], 1.0, False, 20, 0.1, history=history) for cell in cells}
-
-    cells = [(arm, seed) for arm in (BASELINE, FASTER) for seed in (0, 1)]
-    monkeypatch.setattr(table_kvqa, "run_arms", results_of)
-    monkeypatch.setattr(
-        table_kvqa,
-        "save_with_layers",
-        lambda comparison, results, runner: {"seeds": comparison.seeds, "files": {}},
-    )
-    code, out, _ = run(capsys, "table-kvqa", "--seeds", "2", "--out", str(tmp_path), "--json")
-    found = json.loads(out)
-    assert (code, found["seeds"]) == (0, [0, 1])
-    assert [row["value"]["mean"] for row in found["learnt"]] == [19, 19]  # of exact match .95
-    assert (tmp_path / "tables" / "table-kvqa-paper-learnt.csv").exists()
+@pytest.mark.slow
+@pytest.mark.usefixtures("small_answers")
+def test_table_kvqa_says_when_the_task_was_learnt(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(table_kvqa, "steps_until_learnt", lambda history: float(history[-1]["step"]))
+    code, out, _ = run(capsys, "table-kvqa", "--workers", "1", "--out", str(tmp_path), "--json")
+    summary = json.loads(out)
+    steps = [row for row in summary["rows"] if row["name"] == "steps until learnt"]
+    assert code == 0
+    assert [(row["arm"], row["at"]) for row in steps] == [
+        (arm, "exact match 0.95") for arm in ("baseline", "faster_qk")
+    ]
+    values = read_values(tmp_path / "results" / "table-kvqa.csv")
+    assert steps[0]["value"]["mean"] in [value.value for value in values if value.at == "exact match 0.95"]
 
 
 @pytest.mark.parametrize(

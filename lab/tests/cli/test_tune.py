@@ -1,8 +1,6 @@
-import csv
 import json
 import shlex
 from pathlib import Path
-from statistics import mean
 
 import pytest
 
@@ -10,6 +8,7 @@ import fasterqk_lab.training
 from fasterqk.cli.common import Parser
 from fasterqk_lab.cli.main import main
 from fasterqk_lab.cli.train import configure
+from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import _registry
 from fasterqk_lab.runs import sweep
 
@@ -56,10 +55,11 @@ def test_json_is_one_document_with_what_was_chosen(capsys, data, tmp_path):
     assert not any("mrta" in key for key in found)
     for kind in ("table", "figure"):
         assert (tmp_path / "out" / f"{kind}s" / "tune-jsonl.csv").exists()
-    with open(found["files"]["per_seed"]["csv"], encoding="utf-8", newline="") as stream:
-        rows = [row for row in csv.DictReader(stream) if row["arm"] == "base rate 0.005"]
-    assert [row["seed"] for row in rows] == ["0", "1"]
-    assert mean(float(row["value"]) for row in rows) == pytest.approx(0.6)
+    values = list(read_values(Path(found["files"]["results"]["csv"])))
+    assert {value.arm for value in values} > {"base rate 0.0001", "base rate 0.005", "multiplier of QK 30"}
+    assert [value[2:] for value in values if value.arm == "base rate 0.005"] == [
+        (seed, "best", None, "validation_accuracy", 0.6) for seed in (0, 1)
+    ]
 
 
 @pytest.mark.usefixtures("in_this_process")

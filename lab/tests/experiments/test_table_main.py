@@ -1,137 +1,65 @@
-import csv
-import json
-from pathlib import Path
+"""The main table: rows of every data set, effects beside the paper's differences, table and forest."""
 
 import pytest
 
-from fasterqk_lab.experiments.table_main import AT_END, METRICS, difference_rows, main_rows, save_main
+from fasterqk_lab.compare import measured
+from fasterqk_lab.experiments._comparison import BASELINE, FASTER, Outcome, printed_row, two_arms
+from fasterqk_lab.experiments.table_main import main_effects, main_rows
+from fasterqk_lab.training import TrainConfig
 
 
-def cell(mean, **others):
-    return {"mean": mean, "half_width": 0.1, "n": 3, "null": None, **others}
+def result(mass):
+    history = [
+        {"step": n, "loss": 1 / (n + 1), "mrta": mass * n, "ac": 10 * mass * n, "test_accuracy": 0.6}
+        for n in range(3)
+    ]
+    test = {"accuracy": 0.6, "mrta": mass, "ac": 50.0, "null": {"mrta": 0.1}, "majority_accuracy": 0.5}
+    test |= {"permuted": {"ac": 35.0}, "entropy": 1.0, "sufficiency": {"5": 0.2, "10": 0.1}}
+    splits = {"train": {"accuracy": 0.9}, "validation": {"accuracy": 0.7}, "test": test}
+    return {"diverged": False, "loss": 1 / 3, "best": history[2], "history": history, **splits}
 
 
 @pytest.fixture
-def summary():
-    def arm(shift):
-        return {
-            "train_accuracy": cell(0.9, paper=0.88),
-            "test_accuracy": cell(0.6),
-            "mrta": cell(0.4 + shift, null=0.3),
-            "ac": cell(30 + shift, null=20.0, paper=1.0),
-            "sufficiency": {"5": cell(0.2, null=0.5), "10": cell(0.1)},
-            "qk_ratio": 30.0,
-        }
-
-    bare = {"mean": 0.2, "half_width": 0.1, "n": 3}
-    levels = [
-        {
-            "loss": level,
-            "arms": {"baseline": {"mrta": bare, "entropy": bare}, "faster_qk": {"mrta": bare}},
-            "difference": {"faster_qk": {"mrta": bare, "entropy": bare}},
-        }
-        for level in (0.12345, 0.5)
-    ]
-    difference = {"mrta": bare, "sufficiency": {"5": bare, "10": bare}, "entropy": bare}
-    arms = {"baseline": arm(0), "faster_qk": arm(0.3)}
-    return {"arms": arms, "difference": difference, "matched": levels}
-
-
-def test_every_data_set_has_arms_difference_nulls_paper_and_equal_loss(summary):
-    rows = main_rows({"A": summary, "B": summary})
-    assert [row["dataset"] for row in rows] == ["A"] * 10 + ["B"] * 10
-    assert [row["setting"] for row in rows[:10]] == [
-        "baseline",
-        "faster_qk",
-        "difference",
-        "null, baseline",
-        "null, faster_qk",
-        "paper, baseline",
-        "paper, faster_qk",
-        "baseline",
-        "faster_qk",
-        "difference",
-    ]
-    assert [row["at"] for row in rows[:10]] == [AT_END] * 7 + ["training loss 0.123"] * 3
-
-
-def test_the_stronger_nulls_are_rows_of_their_own(summary):
-    for shift, arm in enumerate(summary["arms"].values()):
-        arm |= {"sharp": {"ac": cell(40)}, "permuted": {"ac": cell(35 + shift), "mrta": cell(0.3)}}
-    summary["matched"][0]["arms"]["baseline"]["permuted_ac"] = cell(33)
-    rows = {(row["at"], row["setting"]): row for row in main_rows({"A": summary})}
-    assert rows[AT_END, "sharp null, baseline"]["ac"]["mean"] == 40
-    assert rows[AT_END, "permuted null, faster_qk"]["ac"]["mean"] == 36
-    assert rows[AT_END, "permuted null, faster_qk"]["mrta"]["mean"] == 0.3
-    assert rows["training loss 0.123", "permuted null, baseline"]["ac"]["mean"] == 33
-    assert ("training loss 0.123", "permuted null, faster_qk") not in rows
-
-
-def test_values_stand_under_the_names_of_the_columns(summary):
-    rows = main_rows({"A": summary})
-    assert rows[1]["mrta"] == {"mean": 0.7, "half_width": 0.1, "n": 3}
-    assert rows[1]["sufficiency_5"]["mean"] == 0.2
-    assert rows[3] == {
-        "dataset": "A",
-        "at": AT_END,
-        "setting": "null, baseline",
-        "ac": 20.0,
-        "mrta": 0.3,
-        "sufficiency_5": 0.5,
+def outcomes():
+    printed = {
+        BASELINE: printed_row(0.88, 0.5, 1.0, 0.0, 0.02, 0.4, 0.4),
+        FASTER: printed_row(0.89, 0.6, 44.0, 30.0, 0.3, 0.3, 0.5),
     }
-    assert rows[5] == {
-        "dataset": "A",
-        "at": AT_END,
-        "setting": "paper, baseline",
-        "train_accuracy": 0.88,
-        "ac": 1.0,
-    }
-    known = {"dataset", "at", "setting", *METRICS}
-    assert all(set(row) <= known for row in rows)
+    comparison = two_arms("t", "T", TrainConfig("agreement"), 30, (0, 1, 2), {"paper": printed})
+    results = {(arm, seed): result(0.4 if arm == FASTER else 0.2) for arm, seed in comparison.cells()}
+    outcome = Outcome(comparison, results, measured(comparison.key, results))
+    return dict.fromkeys(("A", "B"), outcome)
 
 
-def test_without_a_common_loss_there_are_no_rows_at_equal_loss(summary):
-    rows = main_rows({"A": {**summary, "matched": []}})
-    assert {row["at"] for row in rows} == {AT_END}
-
-
-BARE = {"mean": 0.25, "half_width": 0.05, "n": 3}
-
-
-def row(setting, at="end of training", dataset="A", **values):
-    return {"dataset": dataset, "at": at, "setting": setting, **values}
-
-
-ROWS = [
-    row("baseline", test_accuracy=BARE, ac=BARE, mrta=BARE),
-    row("difference", test_accuracy=BARE, ac={"mean": 40.0, "half_width": 5.0, "n": 3}),
-    row("null, baseline", mrta=0.1),
-    row("paper, baseline", ac=1.0, test_accuracy=0.5),
-    row("paper, faster_qk", ac=44.0, mrta=0.3, test_accuracy=0.6),
-    row("difference", at="training loss 0.1", mrta={"mean": 0.2, "half_width": None, "n": 1}),
-]
-
-
-def test_differences_are_in_units_of_one_with_the_papers_beside():
-    found = {(r["metric"], r["measured"]): (r["difference"], r["half_width"]) for r in difference_rows(ROWS)}
-    assert found[("ac", "end of training")] == pytest.approx((0.4, 0.05))
-    assert found[("ac", "the paper")] == (pytest.approx(0.43), None)
-    assert found[("test_accuracy", "the paper")] == (pytest.approx(0.1), None)
-    assert found[("mrta", "equal training loss")] == (0.2, None)
-    # The paper has one arm's number only: no difference.
-    assert ("mrta", "the paper") not in found
-
-
-def test_table_and_figure_are_written(tmp_path):
-    files = save_main(ROWS, tmp_path, "table-main-paper", caption="Two arms.")
-    document = json.loads(Path(files["table"]["json"]).read_text())
-    assert [column["label"] for column in document["columns"]][:4] == [
-        "dataset",
-        "at",
-        "setting",
+def test_every_data_set_has_the_papers_scores_at_equal_loss_and_at_the_end(outcomes):
+    rows = main_rows(outcomes)
+    places = {(row["data set"], row["at"]) for row in rows}
+    assert places == {(dataset, at) for dataset in "AB" for at in ("equal loss", "end")}
+    end = {row["score"]: row for row in rows if (row["data set"], row["at"]) == ("B", "end")}
+    assert set(end) == {
+        "train accuracy",
         "test accuracy",
-    ]
-    assert [r["setting"] for r in document["rows"]][2] == "null, baseline"
-    with Path(files["figure"]["csv"]).open() as stream:
-        assert len(list(csv.DictReader(stream))) == len(difference_rows(ROWS))
-    assert Path(files["figure"]["png"]).stat().st_size > 1000
+        "AC, %",
+        "AC, %, permuted null",
+        "MRTA",
+        "sufficiency, top 5%",
+    }
+    mass = end["MRTA"]
+    assert (mass["baseline"]["mean"], mass["faster QK"]["mean"]) == pytest.approx((0.2, 0.4))
+    assert (mass["null"], mass["paper, baseline"], mass["paper, faster QK"]) == pytest.approx(
+        (0.1, 0.02, 0.3)
+    )
+    assert mass["difference"]["mean"] == pytest.approx(0.2)
+    assert end["test accuracy"]["null"] == 0.5
+    at_loss = next(row for row in rows if (row["score"], row["at"]) == ("MRTA", "equal loss"))
+    assert (at_loss["stands"], at_loss["training loss"]) == ("more", pytest.approx(1 / 3, rel=1e-5))
+
+
+def test_the_papers_differences_stand_below_ours(outcomes):
+    effects = {(effect.label, effect.score): effect for effect in main_effects(outcomes)}
+    assert list(dict.fromkeys(label for label, _ in effects)) == ["A", "A, the paper", "B", "B, the paper"]
+    ours, papers = effects["A", "ac"], effects["A, the paper", "ac"]
+    assert (ours.value.n, ours.corrected) == (3, "supports")
+    assert (papers.value.mean, papers.value.n, papers.corrected, papers.margin) == (43.0, 0, "open", 2.0)
+    assert effects["A, the paper", "comprehensiveness_5"].value.mean == pytest.approx(0.1)
+    assert ("A", "comprehensiveness_5") not in effects

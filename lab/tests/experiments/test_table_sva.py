@@ -1,5 +1,3 @@
-import csv
-import math
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,34 +6,26 @@ from fasterqk_lab.experiments._arms import BASELINE, FASTER
 
 from fasterqk.errors import InputError
 from fasterqk.files import config_values
+from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import _registry
 from fasterqk_lab.experiments import table_sva as module
+from fasterqk_lab.experiments._comparison import BASELINE, FASTER
 from fasterqk_lab.experiments.table_sva import RATES, choose_rate, released_epochs, table_sva
 
 
-def differences(experiment):
-    one, other = (dict(config_values(experiment.arms[arm])) for arm in (BASELINE, FASTER))
+def differences(comparison):
+    one, other = (dict(config_values(comparison.arms[arm])) for arm in (BASELINE, FASTER))
     return {name: other[name] for name in one if one[name] != other[name]}
 
 
-@pytest.mark.parametrize("form", ["whole", "prefix"])
-def test_paper_arms_differ_in_the_query_key_rate_and_nothing_else(form):
-    experiment = table_sva("paper", form, lr=3e-4)
-    assert differences(experiment) == {"qk_ratio": 100.0}
-    base = experiment.arms[BASELINE]
-    assert (
-        base.data.form,
-        base.optimisation.lr,
-        base.optimisation.batch_size,
-        base.optimisation.optimizer,
-    ) == (form, 3e-4, 256, "adamw")
-    assert (base.model.mlp_width, base.model.residual, base.model.read, base.optimisation.decay) == (
-        0,
-        False,
-        "last",
-        "independent",
-    )
-    assert experiment.seeds == (1234, 1235, 1236, 1237, 1238)
+def test_paper_arms_have_the_papers_architecture_and_the_rate_that_is_given():
+    comparison = table_sva("paper", "prefix", lr=3e-4)
+    base = comparison.arms[BASELINE]
+    rates = base.optimisation.lr, base.optimisation.batch_size, base.optimisation.optimizer
+    assert (base.data.form, *rates) == ("prefix", 3e-4, 256, "adamw")
+    assert (base.model.mlp_width, base.model.residual, base.model.read) == (0, False, "last")
+    assert base.optimisation.decay == "independent"
+    assert comparison.seeds == (1234, 1235, 1236, 1237, 1238)
 
 
 def test_released_arms_differ_in_all_that_the_notebooks_multiply():
@@ -73,18 +63,20 @@ def choose(monkeypatch, tmp_path):
     """Choose among made-up validation accuracies on so many sentences."""
 
     def choose(accuracies, sentences):
-        found = dict(zip(RATES, accuracies, strict=True))
-        seen = []
+        by_rate = dict(zip(RATES, accuracies, strict=True))
+        asked = []
 
         def sweep(cells, function, out, **options):
-            seen.extend(cells)
-            reached = [found[cell.optimisation.lr] for cell in seen]
-            return [{"diverged": a is None, "validation": a and {"accuracy": a}} for a in reached]
+            asked.extend(cells)
+            reached = [by_rate[cell.optimisation.lr] for cell in asked]
+            splits = {"train": {}, "test": {}, "loss": 0.1}
+            return [{"diverged": a is None, "validation": {"accuracy": a}, **splits} for a in reached]
 
         task = SimpleNamespace(splits={"validation": range(sentences)})
         monkeypatch.setattr(_registry, "sweep", sweep)
         monkeypatch.setattr(module, "load_task", lambda name, form: task)
-        return choose_rate("prefix", _registry.CellRunner(tmp_path), epochs=2), seen
+        runner = _registry.CellRunner(tmp_path, experiment="table-sva")
+        return choose_rate("prefix", runner, epochs=2), asked, runner.write_results()
 
     return choose
 
@@ -93,7 +85,7 @@ def test_the_rate_is_the_smallest_within_one_standard_error_of_the_best(choose):
     accuracies = [0.7, 0.85, 0.88, 0.9, None]
     assert choose(accuracies, 10_000)[0]["lr"] == 3e-3  # a standard error of 0.003
     assert choose(accuracies, 225)[0]["lr"] == 1e-3  # 0.02
-    chosen, seen = choose(accuracies, 36)  # 0.05
+    chosen, asked, path = choose(accuracies, 36)  # 0.05
     assert chosen["lr"] == 3e-4
     assert chosen["standard_error"] == pytest.approx(0.05)
     assert chosen["validation_accuracy"] == {
@@ -104,9 +96,14 @@ def test_the_rate_is_the_smallest_within_one_standard_error_of_the_best(choose):
         "0.01": None,
     }
     settings = {
-        (cell.optimisation.qk_ratio, cell.seed, cell.optimisation.epochs, cell.data.form) for cell in seen
+        (cell.optimisation.qk_ratio, cell.seed, cell.optimisation.epochs, cell.data.form) for cell in asked
     }
     assert settings == {(1.0, 1234, 2, "prefix")}
+    # What was tried is in the table of results, under a name of its own.
+    tried = {value.arm: value.value for value in read_values(Path(path))}
+    assert tried == {"base rate 0.0001": 0.7, "base rate 0.0003": 0.85, "base rate 0.001": 0.88} | {
+        "base rate 0.003": 0.9
+    }
 
 
 def test_rates_that_all_diverge_are_one_line(choose):
@@ -129,18 +126,8 @@ def test_a_base_rate_that_is_given_is_not_searched_for():
         module.choose_arms(runner, "released", "whole", 1, None, lr=1e-3)
 
 
-def test_the_recorded_rates_are_what_the_rule_chooses_from_the_recorded_accuracies():
+def test_the_recorded_rates_are_what_the_rule_chooses_from_the_recorded_accuracies(tmp_path):
+    cells = Path(__file__).parents[3] / "docs" / "results" / "cells" / "table-sva.jsonl.xz"
     for form, rate in module.FOUND_RATES.items():
-        path = Path(__file__).parents[3] / "docs" / "results" / f"table-sva-{form}-rates-per-seed.csv"
-        with path.open(encoding="utf-8", newline="") as stream:
-            rows = [row for row in csv.DictReader(stream) if row["score"] == "validation_accuracy"]
-        found = {
-            float(row["arm"].removeprefix("base rate ")): float(row["value"])
-            for row in rows
-            if row["at"] == "end"
-        }
-        assert tuple(found) == RATES
-        best = max(found.values())
-        error = math.sqrt(best * (1 - best) / 999)
-        assert found[rate] >= best - error
-        assert all(value < best - error for lr, value in found.items() if lr < rate)
+        runner = _registry.CellRunner(tmp_path, experiment="table-sva", files=[str(cells)])
+        assert choose_rate(form, runner)["lr"] == rate
