@@ -2,7 +2,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from fasterqk_lab.experiments._arms import BASELINE, FASTER
 
 from fasterqk.errors import InputError
 from fasterqk.files import config_values
