@@ -522,7 +522,7 @@ def roles_from_codes(code: Tensor) -> Finding | None:
     if bool((code & UNKNOWN).any()):
         return None
     roles = code.new_zeros(code.shape)
-    values = code.unique().tolist()
+    values = _values(code)
     fused = any(value & (QUERY | KEY | CONTEXT) for value in values)
     for value in values:
         role = _role(value)
@@ -530,7 +530,7 @@ def roles_from_codes(code: Tensor) -> Finding | None:
             role = "rest"  # feed-forward rows beside queries, keys and values (PaLM)
         if role is not None:
             roles[code == value] = 1 + _ROLES.index(role)
-    seen = [number for number in roles.unique().tolist() if number]
+    seen = [number for number in _values(roles) if number]
     if not seen:
         return None
     if len(seen) == 1:
@@ -545,6 +545,11 @@ def roles_from_codes(code: Tensor) -> Finding | None:
             if best is None or len(spans) < len(best.spans):
                 best = Finding(axis, spans)
     return best
+
+
+def _values(code: Tensor) -> list[int]:
+    """The small numbers that occur, without sorting millions of them."""
+    return [int(value) for value in torch.bincount(code.flatten().int()).nonzero()]
 
 
 def role_of_gradients(keys: list[Tensor], values: list[Tensor], parameter: Any) -> Finding | None:
