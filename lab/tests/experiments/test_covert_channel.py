@@ -89,7 +89,7 @@ def test_separation_counts_errors():
     assert separation([]) is None
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command(tmp_path, monkeypatch, capsys, in_process):
     """Few short cells: the numbers of every cell, and all of it again from the exported cells."""
     monkeypatch.setattr(module, "GAMMAS", (0.2,))
     monkeypatch.setattr(module, "SCALES", (1e-3,))
