@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from fasterqk.attention import common_levels, matched_loss
+from fasterqk.attention import Interval, common_levels, interval, matched_loss
 from fasterqk.errors import InputError
 from fasterqk.files import csv_text, write_text
 
@@ -144,6 +144,11 @@ class Measured:
     def of(self, arm: str, score: str, at: str = LEVEL, loss: float | None = None) -> dict[int, float]:
         """The value of every seed; of ``level`` and ``loss`` where they were read at this ``loss``."""
         return self._table.get((at, _rounded(loss), arm, score), {})
+
+    def interval(self, arm: str, score: str, at: str = LEVEL, loss: float | None = None) -> Interval | None:
+        """The mean over the seeds that have a value, with its interval; None if no seed has."""
+        values = self.of(arm, score, at, loss)
+        return interval(values.values()) if values else None
 
     def losses(self, at: str, arm: str, score: str) -> list[float]:
         """The training losses at which an arm was read, the lowest first."""

@@ -150,8 +150,7 @@ def save_dependence(pairs: list[Pair], out: Path) -> dict[str, Any]:
             see="A dot to the right of its ring: faster query-key learning gave more attention at equal loss."
             " To the left: less.",
         )
-    columns = [{"key": key, "label": key} for key in rows[0]]
-    table = save_table(out, name, title=title, caption=caption, columns=columns, rows=rows)
+    table = save_table(out, name, title=title, caption=caption, rows=rows)
     return {**figure, "table": table}
 
 

@@ -12,7 +12,7 @@ from math import nan
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from fasterqk.attention import Interval, interval
+from fasterqk.attention import Interval
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting
 from fasterqk_lab.compare import LOSS, Value, lowest_levels, measured, value_at
@@ -257,7 +257,7 @@ def run_grid(
                 protocol=arm.protocol,
                 cell=arm.cell,
                 level=level,
-                alpha=interval(attention.values()) if attention else None,
+                alpha=table.interval(label, "mrta", LOSS, level),
                 missing=tuple(seed for seed in range(seeds) if seed not in attention),
                 diverged=tuple(seed for seed in range(seeds) if results[label, seed]["diverged"]),
                 steps=fmean(results[label, seed]["steps"] for seed in range(seeds)),

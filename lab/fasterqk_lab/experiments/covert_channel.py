@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.theory import solve
@@ -175,12 +174,11 @@ def compute(runner: CellRunner, seeds: int, chosen: Sequence[Arm]) -> Measured:
 
 def summarize(table: Measured, chosen: Sequence[Arm]) -> list[dict[str, Any]]:
     """Mean and interval over seeds, one entry per arm."""
-    rows = []
-    for arm in chosen:
-        values = {score: table.of(arm.name, score, END) for score in SCORES}
-        scores = {score: interval(own.values()) for score, own in values.items() if own}
-        rows.append({"part": arm.part, "arm": arm.name, **scores})
-    return rows
+    return [
+        {"part": arm.part, "arm": arm.name}
+        | {score: table.interval(arm.name, score, END) for score in SCORES}
+        for arm in chosen
+    ]
 
 
 def gains_and_bits(table: Measured, chosen: Sequence[Arm]) -> list[tuple[float, float]]:
@@ -203,20 +201,13 @@ def separation(pairs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
     if not pairs:
         return None
     gains, bits = np.transpose(pairs)
-    opened = bits > 1
-    threshold, right = _best_threshold(gains, opened)
+    opened, ordered = bits > 1, np.unique(gains)
+    places = np.concatenate([[ordered[0] - 1], (ordered[1:] + ordered[:-1]) / 2, [ordered[-1] + 1]])
+    right = [float(np.mean((gains > place) == opened)) for place in places]
+    best = int(np.argmax(right))
     constant = float(max(opened.mean(), 1 - opened.mean()))
     counts = {"cells": len(pairs), "open": int(opened.sum())}
-    return counts | {"threshold": threshold, "right": right, "right_by_constant": constant}
-
-
-def _best_threshold(values: np.ndarray, opened: np.ndarray) -> tuple[float, float]:
-    """Halfway between two neighbouring values, with the share of cells that it puts on the right side."""
-    ordered = np.unique(values)
-    places = np.concatenate([[ordered[0] - 1], (ordered[1:] + ordered[:-1]) / 2, [ordered[-1] + 1]])
-    right = [float(np.mean((values > place) == opened)) for place in places]
-    best = int(np.argmax(right))
-    return float(places[best]), right[best]
+    return counts | {"threshold": places[best], "right": right[best], "right_by_constant": constant}
 
 
 def draw(plt: Any, table: Measured, chosen: Sequence[Arm]) -> Any:
@@ -298,7 +289,7 @@ def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, An
 def show(summary: dict[str, Any]) -> None:
     for part in PARTS:
         rows = [
-            {"arm": row["arm"]} | {title: row.get(score) for score, title in SCORES.items()}
+            {"arm": row["arm"]} | {title: row[score] for score, title in SCORES.items()}
             for row in summary["arms"]
             if row["part"] == part
         ]

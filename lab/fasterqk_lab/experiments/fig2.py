@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import DTAP_EDGES, Interval, dtap_over_seeds, interval
+from fasterqk.attention import DTAP_EDGES, dtap_over_seeds
 from fasterqk.console import print_table
-from fasterqk_lab.compare import END, LOSS, Measured, Value, compare, correct, measured
+from fasterqk_lab.compare import END, LOSS, Effect, Measured, Value, compare, correct, measured
 from fasterqk_lab.experiments._comparison import effect_record
 from fasterqk_lab.experiments._fig2_dependence import EQUAL, FASTER, compute_dependence, save_dependence
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
@@ -22,15 +22,7 @@ from fasterqk_lab.experiments._synthetic import (
     panels,
     run_cells,
 )
-from fasterqk_lab.figures import (
-    PARAMETERIZATION_COLORS,
-    draw_dtap,
-    dtap_rows,
-    loss_axis,
-    plotting,
-    save_figure,
-    save_table,
-)
+from fasterqk_lab.figures import draw_dtap, dtap_rows, plotting, save_curve, save_figure, save_table
 
 # The panel with equal rates that a panel with a faster query-key circuit is compared with.
 BASELINES = {"e": "a", "f": "a", "g": "d", "h": "d", "i": "b", "j": "c"}
@@ -85,78 +77,6 @@ _SETTINGS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Drawn:
-    """A panel with what its seeds came to: scores at the end, DTAP, and the seeds that need a remark."""
-
-    panel: Panel
-    scores: dict[str, Interval]  # empty where all seeds diverged
-    matched: Interval | None
-    null: dict[str, float]
-    dtap: tuple[list[list[float]], list[list[float]]] | None
-    seeds: tuple[int, ...]
-    diverged: tuple[int, ...]
-    capped: tuple[int, ...]
-
-    @property
-    def notes(self) -> str:
-        """What a reader must know about the panel's cells."""
-        notes = []
-        if self.capped:
-            notes.append(f"{len(self.capped)} of {len(self.seeds)} hit the cap")
-        if self.diverged:
-            notes.append(f"{len(self.diverged)} diverged")
-        if self.panel.cell.language.attend_query and self.scores:
-            notes.append(f"query token {self.scores['query_mass'].mean:.2f}")
-        return ", ".join(notes)
-
-    @property
-    def headline(self) -> str:
-        """The title of its heat map."""
-        title = f"({self.panel.name}) {self.panel.title}"
-        if not self.scores:
-            return f"{title}\ndiverged"
-        text = f"MRTA {self.scores['mrta'].mean:.3f} (uniform {self.null['mrta']:.2f})"
-        steps = f"{self.scores['steps'].mean / 1000:.0f}k steps"
-        return "\n".join([title, text, steps, *([self.notes] if self.notes else [])])
-
-    @property
-    def table(self) -> Any:
-        """The DTAP table, mean over seeds; nan where all diverged."""
-        return self.dtap[0] if self.dtap else np.full([len(DTAP_EDGES) - 1] * 2, np.nan)
-
-    def row(self) -> dict[str, Any]:
-        """Its row of the table."""
-        attended = self.panel.cell.language.attend_query
-        row: dict[str, Any] = {"panel": self.panel.name, "title": self.panel.title}
-        row |= {name: self.scores.get(name) for name in SCORES if name in COLUMNS and name != "query_mass"}
-        row |= {"null": self.null.get("mrta"), "matched": self.matched, "note": self.notes}
-        row["query_mass"] = self.scores.get("query_mass") if attended else None
-        row["top_row"] = " ".join(f"{share:.1f}" for share in self.table[-1])
-        return row | {"capped": " ".join(map(str, self.capped))}
-
-    def record(self) -> dict[str, Any]:
-        """The panel as plain JSON data."""
-        cell = self.panel.cell
-        about: dict[str, Any] = {"title": self.panel.title, "parameterization": cell.parameterization}
-        about |= {"qk_ratio": cell.qk_ratio, "ramp_steps": cell.ramp_steps}
-        about |= {"attend_query": cell.language.attend_query}
-        mean, deviation = self.dtap or (None, None)
-        scores = {name: self.scores.get(name) for name in SCORES} | {"matched": self.matched}
-        tables = {"null": self.null, "dtap": mean, "dtap_deviation": deviation, "dtap_edges": DTAP_EDGES}
-        return (
-            about
-            | scores
-            | tables
-            | {
-                "seeds": self.seeds,
-                "diverged": self.diverged,
-                "capped": self.capped,
-                "note": self.notes,
-            }
-        )
-
-
-@dataclass(frozen=True, eq=False)
 class Fig2:
     """The figure's data: which panels, and every cell's result with its values."""
 
@@ -172,27 +92,46 @@ class Fig2:
         return min(losses, default=None)
 
     @cached_property
-    def drawn(self) -> dict[str, Drawn]:
-        """Every panel over its seeds, by its letter."""
-        return {panel.name: self._drawn(panel) for panel in self.panels}
+    def effects(self) -> list[Effect]:
+        """Every panel with a faster circuit minus its baseline, corrected for their number."""
+        names = {panel.name for panel in self.panels}
+        pairs = [(name, base) for name, base in BASELINES.items() if {name, base} <= names]
+        finished = [pair for pair in pairs if all(self.records[name]["matched"] for name in pair)]
+        return correct([compare(self.measured, pair, "mrta", label=pair[0]) for pair in finished])
 
-    def _drawn(self, panel: Panel) -> Drawn:
-        own = {seed: result for (name, seed), result in self.results.items() if name == panel.name}
-        finished = {seed: result for seed, result in own.items() if not result["diverged"]}
-        capped = [seed for seed in finished if not own[seed]["reached"] and panel.cell.stop != "never"]
-        at_end = {name: self.measured.of(panel.name, name, END) for name in SCORES}
-        matched = self.measured.of(panel.name, "mrta", LOSS, self.level)
-        nulls = {name: self.measured.null(panel.name, name, END, None) for name in ("mrta", "ac", "acmc")}
-        return Drawn(
-            panel,
-            {name: interval(values.values()) for name, values in at_end.items() if values},
-            interval(matched.values()) if matched else None,
-            {name: null for name, null in nulls.items() if null is not None},
-            dtap_over_seeds([result["dtap"] for result in finished.values()]) if finished else None,
-            tuple(own),
-            tuple(seed for seed in own if seed not in finished),
-            tuple(capped),
-        )
+    @cached_property
+    def records(self) -> dict[str, dict[str, Any]]:
+        """Every panel over its seeds, by its letter; scores are None where all of them diverged."""
+        return {panel.name: self._record(panel) for panel in self.panels}
+
+    def _record(self, panel: Panel) -> dict[str, Any]:
+        name, attended = panel.name, panel.cell.language.attend_query
+        seeds = {seed: result for (letter, seed), result in self.results.items() if letter == name}
+        tables = [result["dtap"] for result in seeds.values() if not result["diverged"]]
+        diverged = [seed for seed, result in seeds.items() if result["diverged"]]
+        late = [seed for seed, result in seeds.items() if not result["reached"] and seed not in diverged]
+        capped = [] if panel.cell.stop == "never" else late
+        scores = {score: self.measured.interval(name, score, END) for score in SCORES}
+        mass = scores["query_mass"]
+        notes = [f"{len(capped)} of {len(seeds)} hit the cap"] if capped else []
+        notes += [f"{len(diverged)} diverged"] if diverged else []
+        notes += [f"query token {mass.mean:.2f}"] if attended and mass else []
+        empty = np.full([len(DTAP_EDGES) - 1] * 2, np.nan).tolist()
+        mean, deviation = dtap_over_seeds(tables) if tables else (empty, empty)
+        return scores | {
+            "panel": name,
+            "title": panel.title,
+            "query_mass": mass if attended else None,
+            "null": self.measured.null(name, "mrta", END, None),
+            "matched": self.measured.interval(name, "mrta", LOSS, self.level),
+            "dtap": mean,
+            "dtap_deviation": deviation,
+            "top_row": " ".join(f"{share:.1f}" for share in mean[-1]),
+            "seeds": list(seeds),
+            "diverged": diverged,
+            "capped": " ".join(map(str, capped)),
+            "note": ", ".join(notes),
+        }
 
 
 def compute(runner: CellRunner, protocol: str, *, seeds: int = 5, names: Sequence[str] | None = None) -> Fig2:
@@ -232,12 +171,14 @@ def differences_from_saved(data: Fig2) -> dict[str, Any]:
     """
     differences: dict[str, Any] = {}
     for name, row in RELEASED_TOP_ROWS.items():
-        if name not in data.drawn or not data.drawn[name].scores:
+        if name not in data.records or not data.records[name]["mrta"]:
             continue
-        windows = [data.results[name, seed]["window_losses"] for seed in data.drawn[name].seeds]
+        windows = [data.results[name, seed]["window_losses"] for seed in data.records[name]["seeds"]]
         finals = RELEASED_FINAL_LOSSES.get(name, ())
         differences[name] = {
-            "top_row": [ours - theirs for ours, theirs in zip(data.drawn[name].table[-1], row, strict=True)],
+            "top_row": [
+                ours - theirs for ours, theirs in zip(data.records[name]["dtap"][-1], row, strict=True)
+            ],
             "losses": {
                 str(epoch): [windows[0][epoch // 100 - 1], theirs]
                 for epoch, theirs in RELEASED_LOSSES[name].items()
@@ -249,9 +190,9 @@ def differences_from_saved(data: Fig2) -> dict[str, Any]:
 
 
 def save(data: Fig2, out: Path) -> dict[str, Any]:
-    """Write both figures and the table under ``out``; returns the heat maps' paths and the others'."""
+    """Write the heat maps, the table and the differences over all losses; returns their paths."""
     name = "fig2" if data.protocol == "published" else f"fig2-{data.protocol}"
-    seeds = max(len(drawn.seeds) for drawn in data.drawn.values())
+    seeds = max(len(record["seeds"]) for record in data.records.values())
     setting = (
         f"Protocol {data.protocol}: {_SETTINGS[data.protocol]}. {seeds} seed{'s' if seeds > 1 else ''},"
         f" {data.panels[0].cell.evaluated} held-out sequences each."
@@ -266,35 +207,26 @@ def save(data: Fig2, out: Path) -> dict[str, Any]:
             caption="Percent of held-out sequences by attention on distinct tokens and probability of the"
             f" right token, mean ± standard deviation over seeds. {setting}",
             rows=[
-                {"panel": letter, "title": drawn.panel.title, **row}
-                for letter, drawn in data.drawn.items()
-                for row in dtap_rows(drawn.table, DTAP_EDGES)
+                {"panel": letter, "title": record["title"], **row}
+                for letter, record in data.records.items()
+                for row in dtap_rows(record["dtap"], DTAP_EDGES)
             ],
             see="Further right: more attention on the distinct tokens. Further up: surer of the right token.",
-        )
-        along = save_figure(
-            draw_along_training(plt, data),
-            out,
-            f"{name}-loss",
-            title=f"{title}: attention at equal loss",
-            caption=f"Attention on held-out sequences against training loss; a line is one cell. {setting}",
-            rows=[
-                {"panel": letter, "seed": seed, **point}
-                for (letter, seed), result in data.results.items()
-                for point in result["history"]
-            ],
-            see="Compare lines at the same loss: above the dotted line is more attention than uniform"
-            " attention has.",
         )
     table = save_table(
         out,
         f"fig2-{data.protocol}-panels",
         title=title,
         caption=f"Means over seeds with 95% intervals. {setting}",
-        columns=[{"key": key, "label": label} for key, label in COLUMNS.items()],
-        rows=[drawn.row() for drawn in data.drawn.values()],
+        columns=COLUMNS,
+        rows=[{key: record[key] for key in COLUMNS} for record in data.records.values()],
     )
-    return {**heat_maps, "along_training": along, "table": table}
+    files = {**heat_maps, "table": table}
+    if effects := data.effects:
+        titles, names = {"mrta": "attention on distinct tokens"}, {p.name: p.title for p in data.panels}
+        curve = save_curve(effects, titles, out, f"{name}-loss", title=title, caption=setting, names=names)
+        files["curve"] = curve
+    return files
 
 
 def draw_heat_maps(plt: Any, data: Fig2, columns: int = 4) -> Any:
@@ -304,14 +236,17 @@ def draw_heat_maps(plt: Any, data: Fig2, columns: int = 4) -> Any:
     image = None
     for axis in axes.flat[len(data.panels) :]:
         axis.set_visible(False)
-    for place, drawn in enumerate(data.drawn.values()):
-        axis = axes.flat[place]
-        if drawn.dtap is None:
-            axis.set_title(drawn.headline)
+    for place, (axis, record) in enumerate(zip(axes.flat, data.records.values(), strict=False)):
+        title = f"({record['panel']}) {record['title']}"
+        if record["mrta"] is None:
+            axis.set_title(f"{title}\ndiverged")
             axis.set_axis_off()
             continue
-        deviation = drawn.dtap[1] if len(drawn.seeds) > 1 else None
-        image = draw_dtap(axis, drawn.dtap[0], DTAP_EDGES, drawn.headline, deviation=deviation)
+        steps = f"{record['steps'].mean / 1000:.0f}k steps"
+        title += f"\nMRTA {record['mrta'].mean:.3f} (uniform {record['null']:.2f})\n{steps}\n{record['note']}"
+        image = draw_dtap(
+            axis, record["dtap"], DTAP_EDGES, title.rstrip(), deviation=record["dtap_deviation"]
+        )
         axis.title.set_fontsize(9)
         axis.set_xlabel("attention on distinct tokens" if place + columns >= len(data.panels) else "")
         axis.set_ylabel("probability of the label" if place % columns == 0 else "")
@@ -321,46 +256,13 @@ def draw_heat_maps(plt: Any, data: Fig2, columns: int = 4) -> Any:
     return figure
 
 
-def draw_along_training(plt: Any, data: Fig2) -> Any:
-    """Attention against training loss, one plot per parameterization."""
-    names = list(dict.fromkeys(panel.cell.parameterization for panel in data.panels))
-    size = (2.9 * max(len(names), 2), 3.1)
-    figure, axes = plt.subplots(1, len(names), figsize=size, sharey=True, squeeze=False)
-    for axis, name in zip(axes[0], names, strict=True):
-        own = [panel for panel in data.panels if panel.cell.parameterization == name]
-        for panel, style in zip(own, ("-", "--", ":", "-."), strict=False):
-            title = panel.title.removeprefix(name).lstrip(", ") or "QK 1x"
-            for (letter, seed), result in data.results.items():
-                points = [point for point in result["history"] if point["loss"] is not None]
-                if letter == panel.name and points:
-                    axis.plot(
-                        [point["loss"] for point in points],
-                        [point["mrta"] for point in points],
-                        style,
-                        color=PARAMETERIZATION_COLORS[name],
-                        alpha=0.8,
-                        linewidth=1.1,
-                        label=f"({letter}) {title}" if seed == 0 else None,
-                    )
-        null = data.drawn[own[0].name].null.get("mrta")
-        if null is not None:
-            axis.axhline(null, color="0.5", linewidth=0.8, linestyle=(0, (1, 3)))
-        axis.set(xlabel="training loss", title=name, ylim=(-0.02, 1.02))
-        loss_axis(axis)
-        axis.legend(loc="best", handlelength=1.6, fontsize=8.5)
-    axes[0, 0].set_ylabel("attention on distinct tokens")
-    return figure
-
-
 def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None) -> dict[str, Any]:
     data = compute(runner, protocol, seeds=seeds, names=panels)
-    pairs = [(name, base) for name, base in BASELINES.items() if {name, base} <= set(data.drawn)]
-    effects = correct([compare(data.measured, pair, "mrta", label=pair[0]) for pair in pairs])
     summary: dict[str, Any] = {
         "protocol": data.protocol,
         "loss": data.level,
-        "panels": {name: drawn.record() for name, drawn in data.drawn.items()},
-        "effects": [effect_record(effect) for effect in effects],
+        "panels": data.records,
+        "effects": [effect_record(effect) for effect in data.effects],
         "files": save(data, runner.out),
     }
     if data.protocol == "published":
@@ -373,11 +275,8 @@ def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None)
 
 
 def show(summary: dict[str, Any]) -> None:
-    keys = ("title", "loss", "accuracy", "steps", "mrta", "ac", "acmc", "matched", "note")
-    rows = [
-        {"panel": name} | {key: panel[key] for key in keys} | {"null mrta": panel["null"].get("mrta")}
-        for name, panel in summary["panels"].items()
-    ]
+    keys = [key for key in COLUMNS if key not in ("top_row", "capped")]
+    rows = [{key: panel[key] for key in keys} for panel in summary["panels"].values()]
     print_table(rows, title=f"figure 2, protocol {summary['protocol']} (mean and interval over seeds):")
     if summary["loss"] is not None:
         print(f"\nmatched: at equal loss, {summary['loss']:.2g} on training sequences")
@@ -386,8 +285,8 @@ def show(summary: dict[str, Any]) -> None:
         print(f"panel {name}: at most {most:.1f} points per bin from the heat map that the notebooks saved")
     print(f"figure: {summary['files']['png']}")
     if "dependence" in summary:
-        names = ("scores", "query", "softmax", "start", "parameterization", "loss", EQUAL, FASTER)
-        rows = [{name: pair[name] for name in names} for pair in summary["dependence"]["pairs"]]
+        keys = ["scores", "query", "softmax", "start", "parameterization", "loss", EQUAL, FASTER]
+        rows = [{key: pair[key] for key in keys} for pair in summary["dependence"]["pairs"]]
         print_table(rows, title="\nwhat it depends on: attention on class tokens at equal loss:")
         print(f"\nfigure: {summary['dependence']['files']['png']}")
 

@@ -88,9 +88,8 @@ def save(data: Fig2Init, out: Path) -> dict[str, Any]:
         | {"attention": point.alpha, "missing_seeds": " ".join(map(str, point.missing))}
         for point in data.points
     ]
-    columns = [{"key": key, "label": label} for key, label in COLUMNS.items()]
     name = f"fig2-init-{data.protocol}"
-    table = save_table(out, name, title=title, caption=caption, columns=columns, rows=rows)
+    table = save_table(out, name, title=title, caption=caption, columns=COLUMNS, rows=rows)
     return {**figure, "table": table}
 
 

@@ -102,18 +102,14 @@ def arms(parts: Sequence[str] | None = None) -> list[Arm]:
 # --- What the theories say ---
 
 
-def sign_ratio(parameterization: str, qk_ratio: Any, classes: int) -> Any:
-    """The ratio of collapsed sign descent that a training with ``qk_ratio`` is compared with.
-
-    Collapsed circuits: the ratio itself. Factorized: the product law, R = qk_ratio^2 divided by p_M.
-    """
-    ratio = np.asarray(qk_ratio, dtype=float)
-    return ratio if parameterization == "CACO" else ratio**2 / pattern_share(classes)
-
-
 def predicted(setting: Setting, parameterization: str, ratios: Any, loss: float) -> dict[str, Any]:
-    """Attention by ``gradient_flow`` and by ``sign`` descent at ``loss``, one value per ratio."""
-    sign = sign_ratio(parameterization, ratios, setting.M)
+    """Attention by ``gradient_flow`` and by ``sign`` descent at ``loss``, one value per ratio.
+
+    Sign descent is solved for collapsed circuits; factorized ones have the ratio of the product law.
+    """
+    sign = np.asarray(ratios, dtype=float)
+    if parameterization == "FAFO":
+        sign = sign**2 / pattern_share(setting.M)
     flow = _for_flow(setting, parameterization)
     return {
         "gradient_flow": solve(flow, ratios, loss=loss, parameterization=parameterization).alpha,
@@ -162,7 +158,8 @@ def compute(runner: CellRunner, seeds: int, parts: Sequence[str] | None = None) 
             values += _values(arm.name, seed, END, {"bits": result["covert"]["bits"]})
     for (name, varied, value, seed), points in curves.items():
         needed = crossing(sorted(points), WANTED)
-        scores = ({} if needed is None else {"needed": needed}) | _ratio_by_theory(name, varied, value)
+        theories = predicted_ratio(theory_setting(varied_language(varied, value)), name)
+        scores = ({} if needed is None else {"needed": needed}) | theories
         values += _values(_family(name, varied, value), seed, NEEDED, scores)
     runner.add(values)
     return Measured("prediction", values)
@@ -179,10 +176,6 @@ def _at(level: float) -> str:
 def _family(name: str, varied: str, value: int) -> str:
     """All ratios of one language and parameterization, in words."""
     return f"{name}, {varied} = {value}"
-
-
-def _ratio_by_theory(name: str, varied: str, value: int) -> dict[str, float]:
-    return predicted_ratio(theory_setting(varied_language(varied, value)), name)
 
 
 def crossing(points: Sequence[tuple[float, float]], wanted: float) -> float | None:

@@ -260,11 +260,9 @@ def run_hatexplain(runner: CellRunner, seeds: int) -> dict[str, Any]:
     name, title = outcome.comparison.name, outcome.comparison.title
     caption = f"Attention on relevant tokens minus that of {REFERENCE} at equal loss, paired by seed."
     shared: dict[str, Any] = {"title": title, "caption": f"{caption} {outcome.setting()}."}
-    rows = effect_rows(effects)
-    columns = [{"key": key, "label": key} for key in rows[0]]
     files = outcome.save(runner.out)
     files["reference"] = save_forest(effects, {"mrta": outcome.scores["mrta"]}, runner.out, name, **shared)
-    files["reference_table"] = save_table(runner.out, name, columns=columns, rows=rows, **shared)
+    files["reference_table"] = save_table(runner.out, name, rows=effect_rows(effects), **shared)
     records = [effect_record(effect) for effect in effects]
     return {**outcome.summary(), "minus_reference": records, "files": files}
 

@@ -24,10 +24,9 @@ from typing import Any
 from fasterqk.attention import Interval, interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk_lab.compare import Measured, Value, compare, correct, measured
-from fasterqk_lab.experiments._comparison import effect_record
+from fasterqk_lab.compare import Effect, Measured, Value, compare, correct, measured
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.figures import COLORS, INK, draw_intervals, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, INK, draw_intervals, effect_rows, plotting, save_figure, save_table
 from fasterqk_lab.training._pretraining import (
     CLIP_THRESHOLD,
     PARTNER_NORM,
@@ -152,43 +151,24 @@ def arm_name(method: str, width: int, rate: float | None = None) -> str:
     return named if rate is None else f"{named}, rate {rate:g}"
 
 
-def method_rows(table: Measured, families: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
-    """One row per method, width and set of rates: intervals, and differences to plain, paired by seed.
+def method_effects(table: Measured, families: Sequence[tuple[str, int]]) -> tuple[list[Effect], list[Effect]]:
+    """Methods minus plain at the same width and rates: the one that decides, and all others.
 
-    ``p`` is that of the difference in sensitivity, corrected for how many there are (Holm), but for the one
-    that decides, which stands alone; ``mean_loss_p`` that of the mean loss.
+    The others, in sensitivity and in mean loss, are corrected for how many they are of their kind (Holm).
     """
-    rows, effects = [], {}
-    for at, (method, width) in product((ALL_RATES, FEW_RATES), families):
-        arm, plain = arm_name(method, width), arm_name(PLAIN, width)
-        scores = {score: table.of(arm, score, at) for score in table.scores(at)}
-        if not any(scores.values()):
-            continue
-        row: dict[str, Any] = {"method": arm, "rates": at, "seeds": len(scores["sensitivity"])}
-        row |= {score: interval(values.values()) for score, values in scores.items()}
-        if method != PLAIN and table.of(plain, "sensitivity", at):
-            compared = {score: compare(table, (arm, plain), score, at=at, label=arm) for score in scores}
-            row |= {f"{score}_minus_plain": effect.value for score, effect in compared.items()}
-            effects[at, arm] = compared
-        rows.append(row)
-    others = [place for place in effects if place != (ALL_RATES, SLOWER)]
-    p_values = dict(zip(others, correct([effects[place]["sensitivity"] for place in others]), strict=True))
-    losses = dict(zip(effects, correct([scores["mean_loss"] for scores in effects.values()]), strict=True))
-    for row in rows:
-        place = row["rates"], row["method"]
-        if place in effects:
-            deciding = correct([effects[place]["sensitivity"]])[0]
-            row |= {"p": p_values.get(place, deciding).p, "mean_loss_p": losses[place].p}
-    return rows
 
+    def effects(score: str) -> list[Effect]:
+        arms = [(arm_name(method, width), arm_name(PLAIN, width)) for method, width in families]
+        return [
+            compare(table, (arm, plain), score, at=at, label=arm)
+            for at, (arm, plain) in product((ALL_RATES, FEW_RATES), arms)
+            if arm != plain and table.of(arm, score, at) and table.of(plain, score, at)
+        ]
 
-def decision(table: Measured) -> dict[str, Any] | None:
-    """The difference that decides, with what it shows; None where it was not run."""
-    if not (table.of(SLOWER, "sensitivity", ALL_RATES) and table.of(PLAIN, "sensitivity", ALL_RATES)):
-        return None
-    [effect] = correct([compare(table, (SLOWER, PLAIN), "sensitivity", at=ALL_RATES, label=SLOWER)])
-    verdicts = {"supports": "more sensitive", "against": "less sensitive", "small": "too small to matter"}
-    return effect_record(effect) | {"verdict": verdicts.get(effect.corrected, "open")}
+    place = SLOWER, ALL_RATES
+    deciding = [effect for effect in effects("sensitivity") if (effect.label, effect.at) == place]
+    others = [effect for effect in effects("sensitivity") if (effect.label, effect.at) != place]
+    return correct(deciding), [*correct(others), *correct(effects("mean_loss"))]
 
 
 def rate_rows(results: Results) -> list[dict[str, Any]]:
@@ -219,29 +199,19 @@ def rate_rows(results: Results) -> list[dict[str, Any]]:
 
 # Slower ratios blue, faster ones orange; from the slowest to the fastest, then the other remedies.
 _STYLES: dict[str, dict[str, Any]] = {
-    f"{RATIO}=0.03": {"color": COLORS[0], "marker": "v", "linestyle": ":"},
-    f"{RATIO}=0.1": {"color": COLORS[0], "marker": "v"},
-    f"{RATIO}=0.3": {"color": COLORS[5], "marker": "v"},
-    PLAIN: {"color": INK, "marker": "o", "linewidth": 2.2, "zorder": 4},
-    f"{RATIO}=3": {"color": COLORS[4], "marker": "^"},
-    f"{RATIO}=10": {"color": COLORS[1], "marker": "^"},
-    QK_NORM: {"color": COLORS[2], "marker": "s"},
-    QK_CLIP: {"color": COLORS[1], "marker": "P"},
-    PARTNER_NORM: {"color": COLORS[3], "marker": "D"},
+    f"{RATIO}=0.03": {"label": "ratio 0.03", "color": COLORS[0], "marker": "v", "linestyle": ":"},
+    f"{RATIO}=0.1": {"label": "ratio 0.1", "color": COLORS[0], "marker": "v"},
+    f"{RATIO}=0.3": {"label": "ratio 0.3", "color": COLORS[5], "marker": "v"},
+    PLAIN: {"label": "plain (ratio 1)", "color": INK, "marker": "o", "linewidth": 2.2, "zorder": 4},
+    f"{RATIO}=3": {"label": "ratio 3", "color": COLORS[4], "marker": "^"},
+    f"{RATIO}=10": {"label": "ratio 10", "color": COLORS[1], "marker": "^"},
+    QK_NORM: {"label": "QK-norm", "color": COLORS[2], "marker": "s"},
+    QK_CLIP: {"label": "qk_clip", "color": COLORS[1], "marker": "P"},
+    PARTNER_NORM: {"label": "partner norm", "color": COLORS[3], "marker": "D"},
 }
-_NAMES = {QK_NORM: "QK-norm", PARTNER_NORM: "partner norm", PLAIN: "plain (ratio 1)"}
 
 
-def shown_name(method: str) -> str:
-    """A method as figures name it.
-
-    >>> shown_name("qk_ratio=0.1"), shown_name("qk_norm")
-    ('ratio 0.1', 'QK-norm')
-    """
-    return _NAMES.get(method, method.replace(f"{RATIO}=", "ratio "))
-
-
-def draw(plt: Any, rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> Any:
+def draw(plt: Any, rates: Sequence[Mapping[str, Any]], table: Measured) -> Any:
     """Loss, largest logit and entropy against the base rate, ratios and remedies apart; sensitivity below."""
     shown = [row for row in rates if row["width"] == WIDTH]
     named = [name for name in _STYLES if any(row["method"] == name for row in shown)]
@@ -274,7 +244,7 @@ def draw(plt: Any, rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping
         axis.set_xlabel("base rate")
     bars = {"sensitivity": "loss above the best, mean over rates", "mean_loss": "loss, mean over rates"}
     for axis, (score, label) in zip(axes[-1], bars.items(), strict=True):
-        _draw_methods(axis, {row["method"]: row[score] for row in methods if row["rates"] == ALL_RATES})
+        _draw_methods(axis, {name: table.interval(name, score, ALL_RATES) for name in named})
         axis.set(
             xlabel=label, title="sensitivity to the rate" if axis is axes[-1][0] else "and the loss itself"
         )
@@ -282,7 +252,7 @@ def draw(plt: Any, rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping
 
 
 def _draw_line(axis: Any, rows: Sequence[Mapping[str, Any]], key: str, name: str) -> None:
-    style = {"markersize": 4.5, "label": shown_name(name), **_STYLES[name]}
+    style = {"markersize": 4.5, **_STYLES[name]}
     rates, values = [row["rate"] for row in rows], [row[key] for row in rows]
     if key == "largest_logit":
         axis.plot(rates, values, **style)
@@ -294,54 +264,35 @@ def _draw_line(axis: Any, rows: Sequence[Mapping[str, Any]], key: str, name: str
     draw_intervals(axis, rates, values, band=True, **style)
 
 
-def _draw_methods(axis: Any, scores: Mapping[str, Interval]) -> None:
+def _draw_methods(axis: Any, scores: Mapping[str, Interval | None]) -> None:
     """One number per method with its interval, plain as a line."""
-    names = [name for name in _STYLES if name in scores]
-    for place, name in enumerate(names):
-        score, style = scores[name], _STYLES[name]
-        error = score.half_width if score.n > 1 else None
-        axis.errorbar(score.mean, place, xerr=error, fmt=style["marker"], color=style["color"], capsize=3)
-    if PLAIN in scores:
-        axis.axvline(scores[PLAIN].mean, color=INK, linewidth=0.8, linestyle=":")
-    axis.set_yticks(range(len(names)), [shown_name(name) for name in names])
-    axis.set_ylim(len(names) - 0.5, -0.5)
+    for place, (name, score) in enumerate(scores.items()):
+        if score is not None:
+            error, style = score.half_width if score.n > 1 else None, _STYLES[name]
+            axis.errorbar(score.mean, place, xerr=error, fmt=style["marker"], color=style["color"], capsize=3)
+    if plain := scores.get(PLAIN):
+        axis.axvline(plain.mean, color=INK, linewidth=0.8, linestyle=":")
+    axis.set_yticks(range(len(scores)), [_STYLES[name]["label"] for name in scores])
+    axis.set_ylim(len(scores) - 0.5, -0.5)
     axis.locator_params(axis="x", nbins=5)
     axis.grid(axis="y", visible=False)
 
 
-# --- The experiment ---
-
-
-def describe(summary: Mapping[str, Any]) -> str:
-    """What was run, in a few words."""
-    return (
-        f"stability: {summary['steps']} steps, {summary['cells']} cells, {summary['seeds']} seeds"
-        f" ({summary['exploratory_seeds']} of methods that do not decide)"
-    )
-
-
 def save(
-    rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]], out: Path, about: str
+    rates: Sequence[Mapping[str, Any]], effects: Sequence[Effect], table: Measured, out: Path, about: str
 ) -> dict[str, dict[str, str]]:
     """Write both tables and the figure; returns their paths."""
     title = "Pretraining with a slower, a bounded and a faster query-key circuit"
+    shared: dict[str, Any] = {"title": title}
+    shared["caption"] = f"Mean and 95% interval over seeds, differences paired by seed. {about}."
     listed = [{**row, "capped": " ".join(map(str, row["capped"]))} for row in rates]
-    paths = {}
-    for name, caption, rows in (
-        ("rates", "Mean and 95% interval over seeds; the largest logit is that of all seeds", listed),
-        ("methods", "Mean and 95% interval over seeds; differences paired by seed", list(methods)),
-    ):
-        columns = [
-            {"key": key, "label": key.replace("_", " ")}
-            for key in dict.fromkeys(k for row in rows for k in row)
-        ]
-        caption = f"{caption}. {about}."
-        paths[name] = save_table(
-            out, f"stability-{name}", title=title, caption=caption, columns=columns, rows=rows
-        )
+    paths = {
+        "rates": save_table(out, "stability-rates", rows=listed, **shared),
+        "methods": save_table(out, "stability-methods", rows=effect_rows(effects), **shared),
+    }
     with plotting() as plt:
         paths["figure"] = save_figure(
-            draw(plt, rates, methods),
+            draw(plt, rates, table),
             out,
             "stability",
             title=title,
@@ -371,27 +322,29 @@ def run(
     table = Measured("stability-methods", method_values(results))
     runner.add(table.values)
     rates = rate_rows(results)
-    by_method = method_rows(table, list(dict.fromkeys((name, width) for name, width, *_ in cells)))
+    families = list(dict.fromkeys((name, width) for name, width, *_ in cells))
+    deciding, others = method_effects(table, families)
     about = {"steps": steps, "cells": len(cells), "seeds": seeds}
     about["exploratory_seeds"] = exploratory_seeds or seeds
-    files = save(rates, by_method, runner.out, describe(about))
-    return about | {"decides": decision(table), "methods": by_method, "rates": rates, "files": files}
+    setting = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in about.items())
+    return about | {
+        "setting": setting,
+        "decides": effect_rows(deciding),
+        "methods": effect_rows(others),
+        "rates": rates,
+        "files": save(rates, [*deciding, *others], table, runner.out, setting),
+    }
 
 
 def show(summary: dict[str, Any]) -> None:
-    print(describe(summary))
+    print(summary["setting"])
     keys = ("method", "width", "rate", "loss", "validation_loss", "largest_logit", "capped")
     entropies = [key for key in summary["rates"][0] if key.startswith("entropy_")]
     rows = [{key: row[key] for key in (*keys, *entropies, "null_entropy")} for row in summary["rates"]]
     print_table([row | {"capped": len(row["capped"]) or None} for row in rows], title="\nby rate")
-    over_rates = ["method", "rates", "sensitivity", "sensitivity_minus_plain", "p"]
-    over_rates += ["best_loss", "mean_loss", "mean_loss_minus_plain", "mean_loss_p"]
-    print_table(
-        [{key: row.get(key) for key in over_rates} for row in summary["methods"]],
-        title="\nlearning-rate sensitivity (p: Holm, but for the difference that decides)",
-    )
-    if decides := summary["decides"]:
-        print(f"\n{SLOWER} against plain: {decides['verdict']} (p = {decides['p'] or float('nan'):.3g})")
+    columns = ("arm", "at", "score", "baseline", "value", "difference", "half_width", "p", "stands")
+    for name, title in (("decides", "minus plain: what decides"), ("methods", "exploratory (p: Holm)")):
+        print_table([{key: row[key] for key in columns} for row in summary[name]], title=f"\n{title}")
     print(f"\nfigure: {summary['files']['figure']['png']}")
 
 

@@ -240,12 +240,13 @@ def save_table(
     *,
     title: str,
     caption: str,
-    columns: Sequence[Mapping[str, Any]],
     rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[Mapping[str, Any]] | Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """Write ``out/tables/NAME.{json,csv}`` and return their paths by suffix.
 
-    A column is ``{key, label}`` and, where wanted, ``digits`` (places after the point) and ``source``
+    ``columns`` maps keys to labels (None: the keys of the rows) or lists columns in full: ``{key, label}``
+    and, where wanted, ``digits`` (places after the point) and ``source``
     (``"paper"`` for the paper's own numbers, ``"null"`` for uniform attention), which the page sets apart. A
     row maps keys of columns to a number, a text, None, or an interval: any dataclass or mapping with
     ``mean``, ``half_width`` and ``n``, which become three columns in the CSV.
@@ -255,7 +256,12 @@ def save_table(
     ...            rows=[{"arm": "r = 1", "mrta": {"mean": 0.31, "half_width": 0.02, "n": 5}}])
     {'json': 'out/tables/demo.json', 'csv': 'out/tables/demo.csv'}
     """
-    document = {"title": title, "caption": caption, "columns": columns, "rows": plain(list(rows))}
+    rows = list(rows)
+    if columns is None:
+        columns = {key: key.replace("_", " ") for row in rows for key in row}
+    if isinstance(columns, Mapping):
+        columns = [{"key": key, "label": label} for key, label in columns.items()]
+    document = {"title": title, "caption": caption, "columns": columns, "rows": plain(rows)}
     path = save_document(out, "tables", name, document)
     csv = write_csv(path.with_suffix(".csv"), _csv_rows(document))
     return {"json": str(path), "csv": str(csv)}

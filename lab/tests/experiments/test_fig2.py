@@ -68,9 +68,9 @@ def test_the_published_panels_are_the_notebooks_settings():
 
 def test_a_faster_qk_attends_more_at_equal_loss(trained):
     data, out = trained
-    assert all(drawn.scores["accuracy"].mean > 0.99 for drawn in data.drawn.values())
+    assert all(record["accuracy"].mean > 0.99 for record in data.records.values())
     assert data.level < 0.003
-    assert data.drawn["e"].matched.mean > data.drawn["a"].matched.mean + 0.05
+    assert data.records["e"]["matched"].mean > data.records["a"]["matched"].mean + 0.05
     assert {value.at for value in data.measured.values if value.arm == "e"} >= {END, LOSS}
     assert data.measured.of("a", "reached", END) == {0: 1.0, 1: 1.0}
     assert sum(data.measured.of("a", f"top_row_{n}", END)[0] for n in range(1, 6)) == pytest.approx(100)
@@ -108,12 +108,12 @@ def figure(*results, name="a", protocol="literal"):
 
 def test_caps_and_divergence_are_marked_and_means_are_of_the_rest(tmp_path):
     data = figure(made_up(0.2), made_up(0.4, reached=False), made_up(0.0, diverged=True))
-    drawn = data.drawn["a"]
-    assert drawn.scores["mrta"].mean == pytest.approx(0.3)
-    assert (drawn.capped, drawn.diverged) == ((1,), (2,))
-    assert drawn.dtap[1][-1][-1] == pytest.approx(np.std([20, 40], ddof=1))
+    record = data.records["a"]
+    assert record["mrta"].mean == pytest.approx(0.3)
+    assert (record["capped"], record["diverged"]) == ("1", [2])
+    assert record["dtap_deviation"][-1][-1] == pytest.approx(np.std([20, 40], ddof=1))
     lost = figure(made_up(0.0, diverged=True), protocol="four-tokens")
-    assert lost.drawn["a"].scores == {} and lost.drawn["a"].dtap is None
+    assert lost.records["a"]["mrta"] is None
     save(lost, tmp_path)
     assert "diverged" in (tmp_path / "figures" / "fig2-four-tokens.svg").read_text()
 

@@ -19,8 +19,8 @@ FACTORIZED = [
 COLLAPSED = [3.871, 3.876, 3.881, 3.886, 3.892]
 
 
-def test_first_epochs_are_those_of_the_released_code(tmp_path):
-    summary = reproduce("fig3", tmp_path, epochs=2, workers=1)
+def test_first_epochs_are_those_of_the_released_code(tmp_path, in_process):
+    summary = reproduce("fig3", tmp_path, epochs=2)
     losses = {(curve["circuit"], curve["alpha"]): curve["loss"] for curve in summary["curves"]}
     for alpha, expected in zip(ALPHAS, FACTORIZED, strict=True):
         np.testing.assert_allclose(losses["factorized", alpha], expected, rtol=0.01)

@@ -54,7 +54,7 @@ def test_the_needed_ratio_lies_between_its_neighbours():
     assert crossing(points, 0.99) is None and crossing(points, 0.4) is None
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command(tmp_path, monkeypatch, capsys, in_process):
     """Both parts with the smallest languages: values of every seed, distances and the needed ratio."""
     monkeypatch.setattr(module, "RATIOS", (0.3, 3.0))
     monkeypatch.setattr(module, "NEEDED_RATIOS", (0.3, 3.0))
@@ -62,7 +62,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "NAMES", ("FAFO",))
     monkeypatch.setattr(module, "VARIED", {"b": (2,), "n": (20,), "M": (2,), "context": (16,)})
     words = ["reproduce", "prediction", "--seeds", "1", "--out", str(tmp_path)]
-    assert main([*words, "--workers", "1", "--json"]) == 0
+    assert main([*words, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert {row["loss"] for row in summary["distance"]} == {0.5, 0.01}
     values = {

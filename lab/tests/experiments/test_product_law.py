@@ -93,11 +93,11 @@ def test_the_arms_of_hatexplain():
     assert all(any(fnmatch(name, each) for name in names) for each in module.NOT_QUERY_KEY)
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command(tmp_path, monkeypatch, capsys, in_process):
     cell = PopulationCell(step=2e-3, scale=2e-2, products=(1.0,), steps=300)
     monkeypatch.setattr(module, "CONDITIONS", (cell,))
     words = ["reproduce", "product-law", "--parts", "population", "--seeds", "1", "--out", str(tmp_path)]
-    assert main([*words, "--workers", "1", "--json"]) == 0
+    assert main([*words, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert {row["split"] for row in summary["cells"]} == set(SPLITS)
     assert "product-law-population" in (tmp_path / "results" / "product-law.csv").read_text()

@@ -15,8 +15,7 @@ from fasterqk_lab.experiments.stability import (
     METHODS,
     RATES,
     SLOWER,
-    decision,
-    method_rows,
+    method_effects,
     method_values,
     rate_rows,
     sensitivity,
@@ -77,23 +76,21 @@ def table_of(**options):
 
 def test_differences_are_paired_and_corrected():
     table = table_of()
-    families = dict.fromkeys((name, width) for name, width, *_ in stability_cells())
-    by_name = {(row["method"], row["rates"]): row for row in method_rows(table, list(families))}
-    plain, slower = by_name["plain", "5 rates"], by_name[SLOWER, "5 rates"]
-    assert "sensitivity_minus_plain" not in plain and "p" not in plain
-    difference = slower["sensitivity_minus_plain"]
-    assert difference.mean == pytest.approx(slower["sensitivity"].mean - plain["sensitivity"].mean)
-    assert slower["p"] == difference.p_value  # the one that decides stands alone
-    others = [row for row in by_name.values() if "p" in row and row is not slower]
-    assert len(others) == len(METHODS) - 2 + 3
-    assert all(not row["p"] < row["sensitivity_minus_plain"].p_value for row in others)
-    narrow = by_name[f"{SLOWER}, width 64", "3 rates"]
-    assert narrow["sensitivity_minus_plain"].mean == pytest.approx(
-        narrow["sensitivity"].mean - by_name["plain, width 64", "3 rates"]["sensitivity"].mean
+    families = list(dict.fromkeys((name, width) for name, width, *_ in stability_cells()))
+    [deciding], others = method_effects(table, families)
+    slower, plain = (table.interval(name, "sensitivity", "5 rates") for name in (SLOWER, "plain"))
+    assert deciding.value.mean == pytest.approx(slower.mean - plain.mean)
+    assert deciding.p == deciding.p_value  # it stands alone
+    assert deciding.corrected == "against"  # less sensitive
+    assert sum(effect.score == "sensitivity" for effect in others) == len(METHODS) - 2 + 3
+    assert all(not effect.p < effect.p_value for effect in others)
+    [narrow] = [effect for effect in others if "width 64" in effect.label and effect.score == "sensitivity"]
+    assert (narrow.at, narrow.second) == (
+        "3 rates",
+        table.interval("plain, width 64", "sensitivity", "3 rates"),
     )
-    assert decision(table)["verdict"] == "less sensitive"
-    assert decision(table_of(seeds=1))["verdict"] == "open"
-    assert decision(table_of(methods=["plain"])) is None
+    assert method_effects(table_of(seeds=1), families)[0][0].corrected == "open"
+    assert method_effects(table_of(methods=["plain"]), families) == ([], [])
 
 
 def test_a_diverged_cell_is_listed_and_counts_as_untrained():
@@ -117,10 +114,10 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     file = tmp_path / "cells.jsonl.xz"
     assert main([*words, "--out", str(tmp_path / "a"), "--export", str(file), "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert first["decides"]["verdict"] == "less sensitive"
+    assert [row["stands"] for row in first["decides"]] == ["less"]
     monkeypatch.setattr(module, "save", lambda *_: first["files"])  # drawn once
     assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
-    assert "qk_ratio=0.1 against plain: less sensitive" in capsys.readouterr().out
+    assert "minus plain: what decides" in capsys.readouterr().out
     one, two = (list(read_values(tmp_path / place / "results" / "stability.csv")) for place in "ab")
     assert len(one) == len(two)
     assert {value.experiment for value in one} == {"stability", "stability-methods"}

@@ -69,14 +69,14 @@ def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels):
 def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, over):
     values = (0.01, 0.1) if over == "scale" else (0.3, 0.5)
     runner = CellRunner(tmp_path, workers=0)
-    data = phase.compute(runner, "four-tokens", over=over, ratios=(1.0, 10.0), values=values)
-    assert len(data.grid) == 4 * 2 * 2
-    assert {point.cell.optimizer for point in data.adam} == {"adam"}
-    assert len(data.adam) == 4 * 2
-    alphas = [point["alpha"] for point in data.theory if point["gamma"] == data.theory[0]["gamma"]]
-    assert alphas == sorted(alphas)  # the theory knows no way back
-    paths = phase.save(data, tmp_path)
-    assert paths["png"].endswith(f"phase-{over}-four-tokens.png")
+    points = phase.compute(runner, "four-tokens", over=over, ratios=(1.0, 10.0), values=values)
+    assert sum(point.cell.optimizer == "sgd" for point in points) == 4 * 2 * 2
+    assert sum(point.cell.optimizer == "adam" for point in points) == 4 * 2
+    caco = [point for point in points if point.cell.parameterization == "CACO"]
+    first = [point for point in caco if point.cell.language.gamma == caco[0].cell.language.gamma]
+    by_ratio = {point.cell.qk_ratio: phase.theory(point) for point in first}
+    assert by_ratio[1.0] < by_ratio[10.0]  # the theory knows no way back
+    assert phase.save(points, over, tmp_path)["png"].endswith(f"phase-{over}-four-tokens.png")
 
 
 def test_unknown_choices_are_quoted(tmp_path):
