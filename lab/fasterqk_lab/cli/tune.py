@@ -5,15 +5,21 @@ import shlex
 import time
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, check_out, examples
+from fasterqk.cli.common import (
+    Parser,
+    add_json,
+    add_out,
+    check_out,
+    examples,
+    list_of,
+    positive_float,
+    positive_int,
+)
 from fasterqk.console import print_json, print_table
-from fasterqk_lab.cli.reproduce import add_option
 from fasterqk_lab.cli.train import add_task_options, task_config, task_options
 
 
 def configure(parser: Parser) -> None:
-    from fasterqk_lab.experiments import Option
-
     parser.description = (
         "Choose the base learning rate on a grid in [1e-6, 1e-2] by validation accuracy, all parameters at "
         "one rate; then, at that rate, the multiplier of the query-key rate in the same way. Attention is "
@@ -28,23 +34,16 @@ def configure(parser: Parser) -> None:
         "fasterqk-lab tune jsonl --data mine.jsonl --rates 1e-4,5e-4,2e-3 --ratios 5,30 --json",
     )
     add_task_options(parser)
-    for option in (
-        Option(
-            "rates",
-            float,
-            "base rates to try (default: 1, 2 and 5 in every decade from 1e-6 to 1e-2)",
-            many=True,
-            metavar="RATE",
-        ),
-        Option("ratios", float, "multipliers to try (default: 5,10,20,30,100)", many=True, metavar="R"),
-        Option("epochs", int, "the most a run takes (default: the task's, at most 12)"),
-        Option("patience", int, "epochs without a rise", default=3),
-        Option("seeds", int, "seeds of the best values", default=3),
-        Option("out", str, "results folder", default="out", metavar="DIR"),
-        Option("workers", int, "runs at a time", default=2),
-        Option("force", bool, "do finished runs again", default=False),
-    ):
-        add_option(parser, option)
+    rates = "base rates to try (default: 1, 2 and 5 in every decade from 1e-6 to 1e-2)"
+    parser.add_option("--rates", list_of(positive_float), "RATE,...", rates)
+    ratios = "multipliers to try (default: 5,10,20,30,100)"
+    parser.add_option("--ratios", list_of(positive_float), "R,...", ratios)
+    parser.add_option("--epochs", positive_int, "N", "the most a run takes (default: the task's, at most 12)")
+    parser.add_option("--patience", positive_int, "N", "epochs without a rise", default=3)
+    parser.add_option("--seeds", positive_int, "N", "seeds of the best values", default=3)
+    add_out(parser)
+    parser.add_option("--workers", positive_int, "N", "runs at a time", default=2)
+    parser.add_argument("--force", action="store_true", help="do finished runs again")
     add_json(parser)
 
 
