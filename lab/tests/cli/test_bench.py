@@ -7,8 +7,8 @@ import pytest
 
 from fasterqk_lab import benchmarks
 from fasterqk_lab.benchmarks import circuits
-from fasterqk_lab.cli.bench import BENCHMARKS
 from fasterqk_lab.cli.main import main
+from fasterqk_lab.cli.reproduce import BENCHMARKS
 
 FOLDER = Path(benchmarks.__file__).parent
 
