@@ -76,8 +76,7 @@ def configure_sweep(parser: Parser) -> None:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs import Store, read_spec
-    from fasterqk_lab.runs._sweep import RunningSweep, take_shard
-    from fasterqk_lab.runs._tensorboard import TensorBoard
+    from fasterqk_lab.runs._sweep import RunningSweep, TensorBoard, take_shard
 
     check_out(arguments.out, arguments.spec)
     spec = read_spec(arguments.spec)
@@ -455,7 +454,7 @@ def _remove_cells(arguments: argparse.Namespace) -> int:
 
 def _collect_cells(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs import Store
-    from fasterqk_lab.runs._remote import collect
+    from fasterqk_lab.runs._ray import collect
 
     for other in arguments.others:
         if not Store(other).root.is_dir():

@@ -86,7 +86,7 @@ def task_options() -> list[str]:
 
 def run_train(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.training._loop import dismiss, follow
-    from fasterqk_lab.training._processes import joined
+    from fasterqk_lab.training._steps import joined
 
     config = task_config(arguments)
     if arguments.out is not None:

@@ -1,8 +1,7 @@
 """Sweeps over many configurations, and the store of their results: a configuration is hashed to a folder."""
 
-from fasterqk_lab.runs._cells import Line, read_cells, rounded, write_cells
 from fasterqk_lab.runs._spec import Spec, SpecCell, read_spec
-from fasterqk_lab.runs._store import Store
+from fasterqk_lab.runs._store import Line, Store, read_cells, rounded, write_cells
 from fasterqk_lab.runs._sweep import Failure, SweepError, sweep
 from fasterqk_lab.runs._table import Plan, Table, load, plan
 

@@ -9,19 +9,17 @@ from fasterqk_lab.synthetic._cell import (
     OPTIMIZERS,
     PARAMETERIZATIONS,
     STOP_RULES,
+    Counts,
     FixedAttentionCell,
     Init,
-    SyntheticCell,
-    factorized_output,
-    initial_matrices,
-)
-from fasterqk_lab.synthetic._language import (
-    Counts,
     Language,
     Sequences,
+    SyntheticCell,
     count_tokens,
     draw_counts,
     draw_sequences,
+    factorized_output,
+    initial_matrices,
 )
 
 __all__ = [

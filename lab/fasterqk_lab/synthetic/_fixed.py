@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasterqk.console import Progress
-from fasterqk_lab.synthetic._cell import FixedAttentionCell, linear_draws
+from fasterqk_lab.synthetic._cell import FixedAttentionCell, draw_counts, linear_draws
 from fasterqk_lab.synthetic._compiled import compiled, total
 from fasterqk_lab.synthetic._kernel import (
     Stream,
@@ -27,7 +27,6 @@ from fasterqk_lab.synthetic._kernel import (
     power_scratch,
     softmax_errors,
 )
-from fasterqk_lab.synthetic._language import draw_counts
 
 
 class _Curve:

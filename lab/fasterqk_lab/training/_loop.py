@@ -15,8 +15,16 @@ from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk_lab.training import _checkpoint as checkpoint
 from fasterqk_lab.training._config import TrainConfig
-from fasterqk_lab.training._processes import ForkedCall, Processes, one_thread, spare_core
-from fasterqk_lab.training._steps import Steps, Trainable, build_optimizer, build_trainable
+from fasterqk_lab.training._steps import (
+    ForkedCall,
+    Processes,
+    Steps,
+    Trainable,
+    build_optimizer,
+    build_trainable,
+    one_thread,
+    spare_core,
+)
 
 # A training whose loss is this many times the one it started with has diverged, even while it is finite.
 DIVERGED = 100.0

@@ -25,8 +25,7 @@ from fasterqk_lab.models import GeneratorConfig, GPTAnswerGenerator
 from fasterqk_lab.models._generator import head_loss
 from fasterqk_lab.tasks import data_folder
 from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
-from fasterqk_lab.training._processes import one_thread
-from fasterqk_lab.training._steps import clip_gradients, set_rates
+from fasterqk_lab.training._steps import clip_gradients, one_thread, set_rates
 
 PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
 METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO)
