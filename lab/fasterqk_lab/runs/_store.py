@@ -417,10 +417,10 @@ def _delete(entry: Path) -> None:
 
 # --- Files of compact cells: what `--export` writes and `--cells` reads ---
 # A file has one JSON object per line, {experiment, protocol, table, arm, seed, settings, result}. Its
-# ``settings`` are the fields of the configuration that differ from their defaults; numbers of the ``result`` (scores at the
-# end and at the best epoch, DTAP, history) keep six significant digits. A line {experiment, fact, value} is a
-# number that the experiment needs beside its cells, or its options. The suffix of the file says how it is
-# compressed: .jsonl, .jsonl.gz or .jsonl.xz.
+# ``settings`` are the fields of the configuration that differ from their defaults; numbers of its ``result``
+# (scores at the end and at the best epoch, DTAP, history) keep six significant digits. A line {experiment,
+# fact, value} is a number that the experiment needs beside its cells, or its options. The suffix of the file
+# says how it is compressed: .jsonl, .jsonl.gz or .jsonl.xz.
 
 
 DIGITS = 6
