@@ -133,8 +133,14 @@ def run_report(arguments: argparse.Namespace) -> int:
 # --- bench: our code and a plain implementation timed in one process ---
 
 
-# A module of `fasterqk_lab.benchmarks` each, with `run(progress) -> dict` that has at least the keys
-# `speedup`, `plain_seconds` and `seconds`.
+# Each is a function `run_NAME(progress) -> dict` in a module of `fasterqk_lab.benchmarks`; its result has at
+# least the keys `speedup`, `plain_seconds` and `seconds`.
+BENCHMARK_MODULES = {
+    "attention": "measure",
+    "squad": "training",
+    "stability": "circuits",
+    "synthetic": "theory",
+}
 BENCHMARKS = {
     "circuits": "AdamW by circuit inside fused weights against the plain optimizer, at the size of GPT-2",
     "attention": "attention and faithfulness in batches against one instance at a time",
@@ -155,9 +161,10 @@ def configure_bench(parser: Parser) -> None:
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
-    module = import_module(f"fasterqk_lab.benchmarks.{arguments.benchmark}")
-    with progress_bar(f"bench {arguments.benchmark}") as progress:
-        result = module.run(progress)
+    name = arguments.benchmark
+    module = import_module(f"fasterqk_lab.benchmarks.{BENCHMARK_MODULES.get(name, name)}")
+    with progress_bar(f"bench {name}") as progress:
+        result = getattr(module, f"run_{name}")(progress)
     return print_result(arguments.json, result, _show_benchmark)
 
 
