@@ -7,12 +7,10 @@ model of the toy language is the paper's equation 1: one-hot embedding, one atte
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -23,17 +21,6 @@ from fasterqk_lab.models import Classifier, GPTAnswerGenerator
 from fasterqk_lab.synthetic._cell import layer_names
 
 Progress = Callable[..., None]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """One thread for the tensors of the block, as many as before after it."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def take_turns(
@@ -238,10 +225,3 @@ class AttentionModel(nn.Module):
             values, output = self.get_submodule("value")(attended), self.get_submodule("output")
         logits: Tensor = output(torch.einsum("bt,btd->bd", attention, values))
         return logits[:, self.outputs]
-
-    def load_matrices(self, matrices: Mapping[str, np.ndarray]) -> "AttentionModel":
-        """Take over full matrices by layer name (see ``initial_matrices``); returns the model."""
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                parameter.copy_(torch.from_numpy(matrices[name.removesuffix(".weight")]))
-        return self

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fasterqk.circuits import Circuits, LogitMonitor, Role, Slice, find_circuits, make_optimizer, qk_clip
-from fasterqk_lab.benchmarks._plain import Progress, compared, one_thread, overhead, take_turns
+from fasterqk_lab.benchmarks._plain import Progress, compared, overhead, take_turns
+from fasterqk_lab.training._steps import one_thread
 
 LAYERS, WIDTH, HEADS, VOCABULARY, POSITIONS = 12, 768, 12, 50257, 1024
 

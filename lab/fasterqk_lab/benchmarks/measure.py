@@ -30,8 +30,9 @@ from fasterqk.attention import (
     measure,
     read_example,
 )
-from fasterqk_lab.benchmarks._plain import Progress, compared, one_thread, timed
+from fasterqk_lab.benchmarks._plain import Progress, compared, timed
 from fasterqk_lab.models import Classifier, ClassifierConfig
+from fasterqk_lab.training._steps import one_thread
 
 POSTS = 200
 SIZE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}

@@ -18,10 +18,11 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fasterqk.theory import Setting, solve
-from fasterqk_lab.benchmarks._plain import AttentionModel, Progress, compared, one_thread, timed
+from fasterqk_lab.benchmarks._plain import AttentionModel, Progress, compared, timed
 from fasterqk_lab.experiments._synthetic import panels
 from fasterqk_lab.synthetic import SyntheticCell
 from fasterqk_lab.synthetic._train import Trainer
+from fasterqk_lab.training._steps import one_thread
 
 RATIO = 1.0
 STEP = 10.0

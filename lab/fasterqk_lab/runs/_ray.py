@@ -391,13 +391,7 @@ _idle: dict[int, LocalWorkers] = {}
 
 
 def do_cell(
-    cell: str,
-    config: bytes,
-    function: str,
-    files: FileChanges,
-    threads: int,
-    version: str,
-    paths: list[str],
+    cell: str, config: bytes, function: str, files: FileChanges, threads: int, version: str, paths: list[str]
 ) -> Iterator[tuple[str, list[Event], FileChanges]]:
     """Do a cell whose folder holds ``files``; yields this machine's name, events and changed files.
 

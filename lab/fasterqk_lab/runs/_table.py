@@ -161,12 +161,7 @@ def summaries(store: Store, *, with_result: bool = False) -> list[Summary]:
 
 
 # The headline of a training: what its numbers are called, and where its result holds them.
-HEADLINE = {
-    "loss": "loss",
-    "accuracy": "test.accuracy",
-    "mass": "test.mrta",
-    "null": "test.null.mrta",
-}
+HEADLINE = {"loss": "loss", "accuracy": "test.accuracy", "mass": "test.mrta", "null": "test.null.mrta"}
 _NUMBERS_SHOWN = 4
 
 

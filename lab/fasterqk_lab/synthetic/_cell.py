@@ -96,29 +96,11 @@ class Language:
         return np.array(self.queries if self.attend_query else [-1] * self.classes)
 
 
-class Sequences(NamedTuple):
-    """Sequences token by token, as the plain models read them."""
-
-    tokens: np.ndarray  # (sequence, context + 1): the query comes last
-    classes: np.ndarray  # (sequence,)
-
-
 class Counts(NamedTuple):
     """Sequences as the engine reads them: sorted by class, with token counts."""
 
     counts: np.ndarray  # (sequence, common + distinct): float64, columns as in Language.support
     starts: np.ndarray  # (class + 1,): sequences of class c are rows starts[c]:starts[c + 1]
-
-
-def draw_sequences(language: Language, size: int, generator: np.random.Generator) -> Sequences:
-    """``size`` sequences, their classes drawn uniformly."""
-    classes = generator.integers(language.classes, size=size)
-    slots = generator.choice(
-        language.support.shape[1], size=(size, language.context), p=language.probabilities
-    )
-    context = np.take_along_axis(language.support[classes], slots, axis=1)
-    queries = np.array(language.queries)[classes]
-    return Sequences(np.column_stack([context, queries]), classes)
 
 
 def draw_counts(
@@ -130,20 +112,8 @@ def draw_counts(
     else:
         classes = np.sort(generator.integers(language.classes, size=size))
     counts = generator.multinomial(language.context, language.probabilities, size=size).astype(float)
-    return _with_query(language, counts, classes)
-
-
-def count_tokens(language: Language, sequences: Sequences) -> Counts:
-    """The counts of given sequences, sorted by class (in stable order)."""
-    order = np.argsort(sequences.classes, kind="stable")
-    classes, context = sequences.classes[order], sequences.tokens[order, :-1]
-    support = language.support[classes]
-    return _with_query(language, (context[:, :, None] == support[:, None, :]).sum(1).astype(float), classes)
-
-
-def _with_query(language: Language, counts: np.ndarray, classes: np.ndarray) -> Counts:
     if language.attend_query:
-        counts[np.arange(classes.size), language.query_slots[classes]] += 1
+        counts[np.arange(size), language.query_slots[classes]] += 1
     return Counts(counts, np.searchsorted(classes, np.arange(language.classes + 1)))
 
 

@@ -47,12 +47,7 @@ class Trainer:
         language = cell.language
         seed = cell.seed if cell.init_seed is None else cell.init_seed
         self.matrices = initial_matrices(
-            cell.parameterization,
-            language.vocabulary,
-            cell.qk_init,
-            cell.ov_init,
-            seed,
-            cell.outputs,
+            cell.parameterization, language.vocabulary, cell.qk_init, cell.ov_init, seed, cell.outputs
         )
         self.weights = pack(self.matrices, language.queries, cell.outputs)
         self.gradients = zeros_like(self.weights)

@@ -2,8 +2,8 @@
 
 import re
 import zlib
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,6 +17,21 @@ from numpy.typing import NDArray
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json, read_lines
 from fasterqk_lab.tasks._registry import find_files, require_files
+
+# --- Words as tokens ---
+
+PAD, UNKNOWN = "[PAD]", "[UNK]"
+
+
+def frequent_words(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Padding, the unknown word, and the words of ``texts``, frequent ones first.
+
+    >>> frequent_words([["b", "a"], ["b"]])
+    ('[PAD]', '[UNK]', 'b', 'a')
+    """
+    counts = Counter(word for words in texts for word in words)
+    return (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
+
 
 # --- BERT's word pieces: words to token ids, each with the word it came from ---
 
@@ -37,13 +52,13 @@ class WordPieces:
 
         self.path = path
         self.vocabulary = tuple(read_lines(path))
-        for position, token in ((0, "[PAD]"), (100, "[UNK]")):
+        for position, token in ((0, PAD), (100, UNKNOWN)):
             if self.vocabulary[position : position + 1] != (token,):
                 raise InputError(
                     f"{str(path)!r} is not BERT's vocabulary: line {position + 1} is not {token}"
                 )
         pieces = {token: index for index, token in enumerate(self.vocabulary)}
-        self._tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+        self._tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=UNKNOWN))
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 

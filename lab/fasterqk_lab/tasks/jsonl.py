@@ -7,7 +7,6 @@ lines moves none of the others.
 
 import hashlib
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from fasterqk.attention import Example, read_examples
 from fasterqk.errors import InputError
 from fasterqk_lab.tasks._registry import SPLITS, checksum
 from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk_lab.tasks._tokens import frequent_words
 
 FORMS = ("words",)
-PAD, UNKNOWN = "[PAD]", "[UNK]"
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
@@ -41,8 +40,7 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
             raise InputError(
                 f"no line of {str(path)!r} fell into the {split} split; give more than {len(lines)}"
             )
-    counts = Counter(word for _, words, _ in texts["train"] for word in words)
-    vocabulary = (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
+    vocabulary = frequent_words(words for _, words, _ in texts["train"])
     numbers = {word: index for index, word in enumerate(vocabulary)}
     splits = {
         split: LabelledInstances.collect(

@@ -24,7 +24,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import read_lines
 from fasterqk_lab.tasks._registry import SPLITS, checksum, find_files, left_out, missing_files, require_files
 from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
-from fasterqk_lab.tasks._tokens import WordPieces
+from fasterqk_lab.tasks._tokens import WordPieces, frequent_words
 
 # The part of speech of the verb is the label: singular, plural.
 LABELS = ("VBZ", "VBP")
@@ -42,7 +42,6 @@ SIZES = {"train": 100_000, "validation": 20_000, "test": 20_000}
 RELEASED_TRAIN = 157_721
 # Test prefixes per number of attractors, from the compact file.
 MOST_PREFIXES = 2_000
-PAD, UNKNOWN = "[PAD]", "[UNK]"
 NEVER = "(never)"
 
 
@@ -80,7 +79,7 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
         vocabulary = pieces.vocabulary
         encoded = pieces.encode([sentence.words for sentence in sentences])
     else:
-        vocabulary = _vocabulary(sentences)
+        vocabulary = frequent_words(sentence.words for sentence in sentences if sentence.split == "train")
         numbers = {word: number for number, word in enumerate(vocabulary)}
         encoded = [
             (np.array([numbers.get(word, 1) for word in one.words]), np.arange(len(one.words)))
@@ -138,12 +137,6 @@ def _read(paths: Sequence[Path], form: str, skipped: Counter[str]) -> list[Sente
     # Validation and test come from the other file, which knows the attractors.
     train = [sentence.before_verb() for sentence in sentences if sentence.split == "train"]
     return train + read_prefixes(paths[1], skipped, MOST_PREFIXES)
-
-
-def _vocabulary(sentences: Sequence[Sentence]) -> tuple[str, ...]:
-    """Padding, the unknown word, and the words of the training split, frequent ones first."""
-    counts = Counter(word for sentence in sentences if sentence.split == "train" for word in sentence.words)
-    return (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
 
 
 # --- The files ---

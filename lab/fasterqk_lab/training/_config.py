@@ -23,14 +23,7 @@ READINGS = ("heads", "plain", "residual", "carried")
 
 # The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
-    "sva": {
-        "lr": 1e-3,
-        "epochs": 6,
-        "batch_size": 256,
-        "mlp_width": 0,
-        "residual": False,
-        "read": "last",
-    },
+    "sva": {"lr": 1e-3, "epochs": 6, "batch_size": 256, "mlp_width": 0, "residual": False, "read": "last"},
     "agreement": {"lr": 1e-4, "epochs": 8, "context": 32},
     "jsonl": {"lr": 5e-4, "epochs": 15},
     # The paper's answer generator; epochs, batches and smoothing are those of the released notebooks.
@@ -323,12 +316,7 @@ class TrainConfig:
         return dataclasses.replace(self, **changes)
 
 
-PARTS: dict[str, Any] = {
-    "optimisation": Optimisation,
-    "model": Model,
-    "data": Data,
-    "evaluation": Evaluation,
-}
+PARTS: dict[str, Any] = {"optimisation": Optimisation, "model": Model, "data": Data, "evaluation": Evaluation}
 
 
 def _written(ratios: dict[str, float]) -> str:

@@ -301,10 +301,7 @@ class _Training:
         if self.folder is None:
             return
         saved = checkpoint.load(
-            self.folder,
-            model=self.trainable.model,
-            optimizer=self.steps.optimizer,
-            config=self.config,
+            self.folder, model=self.trainable.model, optimizer=self.steps.optimizer, config=self.config
         )
         if saved is not None:
             self.steps.done, self.history = saved["step"], saved["history"]
