@@ -73,9 +73,9 @@ def run_measure(progress: Progress) -> dict[str, Any]:
 
 
 def _measured(model: HuggingFaceClassifier, instances: list[Instance], size: int) -> Measurement:
-    found = measure(model, instances, percents=PERCENTS, rounding=ROUNDING, batch_size=size)
-    found.summary()
-    return found
+    measurement = measure(model, instances, percents=PERCENTS, rounding=ROUNDING, batch_size=size)
+    measurement.summary()
+    return measurement
 
 
 def _forward_passes(model: HuggingFaceClassifier, instances: list[Instance], size: int) -> float:
@@ -93,21 +93,25 @@ def _forward_passes(model: HuggingFaceClassifier, instances: list[Instance], siz
 
 
 def _plain(
-    model: HuggingFaceClassifier, instances: list[Instance], found: Measurement
+    model: HuggingFaceClassifier, instances: list[Instance], measurement: Measurement
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """One text and one k at a time, attention included: the outcomes on the top k% alone and without them."""
     parts = []
-    for instance, importance in zip(instances, found.importance, strict=True):
+    for instance, importance in zip(instances, measurement.importance, strict=True):
         batch = collate([instance])
         whole = model.read(batch).answer.outcomes
         options = {"percents": PERCENTS, "rounding": ROUNDING, "whole": whole}
         parts.append(faithfulness(model.predict, batch, importance[None], **options))  # type: ignore[arg-type]
-    alone, without = ([getattr(one, name) for one in parts] for name in ("sufficient", "comprehensive"))
+    alone, without = ([getattr(part, name) for part in parts] for name in ("sufficient", "comprehensive"))
     return np.concatenate(alone), np.concatenate(without)
 
 
 def _ferret(
-    tokenizer: Any, model: HuggingFaceClassifier, instances: list[Instance], found: Measurement, ours: float
+    tokenizer: Any,
+    model: HuggingFaceClassifier,
+    instances: list[Instance],
+    measurement: Measurement,
+    ours: float,
 ) -> dict[str, Any]:
     if find_spec("ferret") is None:
         return {"ferret_seconds": None, "ferret_ratio": None}
@@ -126,22 +130,22 @@ def _ferret(
     scores: dict[str, list[float]] = {kind.SHORT_NAME: [] for kind in kinds}
     start = time.perf_counter()
     for number, instance in enumerate(instances):
-        target = int(found.faithfulness.predicted[number])
+        target = int(measurement.faithfulness.predicted[number])
         rationale = np.zeros(len(instance.tokens), dtype=int)
         rationale[instance.rankable] = instance.rationale
-        given = ExplanationWithRationale(
+        explanation = ExplanationWithRationale(
             instance.texts[0],
             list(instance.pieces),
-            found.importance[number],
+            measurement.importance[number],
             "attention",
             target,
             rationale.tolist(),
         )
         for evaluator in evaluators if rationale.any() else evaluators[:2]:
-            scored = evaluator.compute_evaluation(given, target, top_k_rationale=int(rationale.sum()))
+            scored = evaluator.compute_evaluation(explanation, target, top_k_rationale=int(rationale.sum()))
             scores[evaluator.SHORT_NAME].append(float(np.mean(scored.score)))
     taken = time.perf_counter() - start
-    summary = found.summary()
+    summary = measurement.summary()
     pairs = (("aopc_compr", "aopc_comprehensiveness"), ("aopc_suff", "aopc_sufficiency"))
     pairs += (("auprc_plau", "auprc"),)
     return {
@@ -173,10 +177,10 @@ def _examples() -> list[Any]:
             if len(examples) == POSTS:
                 break
             words = record["text"].split()
-            rated = [[int(mark) for mark in own] for own in record.get("rationales") or []]
+            rated = [[int(mark) for mark in marks] for marks in record.get("rationales") or []]
             if record["split"] != "test" or record["label"] not in _CLASSES:
                 continue
-            if any(len(own) != len(words) for own in rated):
+            if any(len(marks) != len(words) for marks in rated):
                 continue
             relevance = np.mean(rated, 0).tolist() if rated else [0] * len(words)
             line = {"tokens": words, "relevance": relevance, "label": record["label"], "id": record["id"]}
@@ -250,8 +254,8 @@ def _instances(generator: np.random.Generator) -> list[Instance]:
     ]
 
 
-def _difference(one: Measurement, other: Measurement) -> float:
-    pairs = [(one.columns[name], other.columns[name]) for name in one.columns]
-    pairs.append((one.faithfulness.sufficient, other.faithfulness.sufficient))
-    pairs.append((one.faithfulness.comprehensive, other.faithfulness.comprehensive))
+def _difference(left: Measurement, right: Measurement) -> float:
+    pairs = [(left.columns[name], right.columns[name]) for name in left.columns]
+    pairs.append((left.faithfulness.sufficient, right.faithfulness.sufficient))
+    pairs.append((left.faithfulness.comprehensive, right.faithfulness.comprehensive))
     return max(float(np.abs(a - b).max()) for a, b in pairs)

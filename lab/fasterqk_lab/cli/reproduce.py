@@ -44,9 +44,9 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.experiments import find_experiment, reproduce
 
     experiment = find_experiment(arguments.experiment)
-    given = vars(experiment_parser(experiment).parse_args(arguments.options))
-    as_json = given.pop("json")
-    summary = reproduce(experiment.name, **given)
+    options = vars(experiment_parser(experiment).parse_args(arguments.options))
+    as_json = options.pop("json")
+    summary = reproduce(experiment.name, **options)
     if as_json:
         print_json(summary)
         return 0

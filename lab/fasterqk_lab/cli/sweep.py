@@ -276,34 +276,34 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs import plan, read_spec
 
     check_out(arguments.out)
-    found = plan(read_spec(arguments.spec, imports=False), arguments.out)
+    estimate = plan(read_spec(arguments.spec, imports=False), arguments.out)
     workers = arguments.workers or processors()
-    wall = found.wall_seconds(workers)
-    result = {**dataclasses.asdict(found), "workers": workers, "wall_seconds": wall}
-    return print_result(arguments.json, result, lambda _: _show_plan(found, arguments, workers, wall))
+    wall = estimate.wall_seconds(workers)
+    result = {**dataclasses.asdict(estimate), "workers": workers, "wall_seconds": wall}
+    return print_result(arguments.json, result, lambda _: _show_plan(estimate, arguments, workers, wall))
 
 
-def _show_plan(found: "Plan", arguments: argparse.Namespace, workers: int, wall: float | None) -> None:
-    states = ", ".join(f"{count} {name}" for name, count in found.states.items() if count)
-    print(f"{found.cells} cells in {arguments.spec}: {states or 'none begun'}; {found.left} left")
-    if not found.left:
+def _show_plan(estimate: "Plan", arguments: argparse.Namespace, workers: int, wall: float | None) -> None:
+    states = ", ".join(f"{count} {name}" for name, count in estimate.states.items() if count)
+    print(f"{estimate.cells} cells in {arguments.spec}: {states or 'none begun'}; {estimate.left} left")
+    if not estimate.left:
         return
-    if wall is None or found.seconds is None or found.low is None or found.high is None:
+    if wall is None or estimate.seconds is None or estimate.low is None or estimate.high is None:
         print(
             "no estimate: no comparable cell has been measured yet; "
-            f"`fasterqk-lab sweep {arguments.spec} --out {arguments.out} --shard 1/{found.cells}` "
+            f"`fasterqk-lab sweep {arguments.spec} --out {arguments.out} --shard 1/{estimate.cells}` "
             "measures one"
         )
         return
-    scale = wall / found.seconds if found.seconds else 0.0
+    scale = wall / estimate.seconds if estimate.seconds else 0.0
     print(
         f"about {duration_text(wall)} with {workers} workers "
-        f"({duration_text(found.low * scale)} to {duration_text(found.high * scale)}), "
-        f"from {found.measured} measured cells"
+        f"({duration_text(estimate.low * scale)} to {duration_text(estimate.high * scale)}), "
+        f"from {estimate.measured} measured cells"
     )
     for name, words in _BASIS.items():
-        if found.basis[name]:
-            print(f"  {found.basis[name]} taken to be {words}")
+        if estimate.basis[name]:
+            print(f"  {estimate.basis[name]} taken to be {words}")
 
 
 # --- runs: list, show, remove and collect the cells of a store ---
@@ -374,20 +374,20 @@ def _list_cells(arguments: argparse.Namespace) -> int:
         raise InputError(f"{arguments.state!r} is no state; choose from {', '.join(STATES)}")
     wanted = STATES if arguments.state is None else (arguments.state,)
     cells = summaries(Store(arguments.out), with_result=True)
-    found = [dataclasses.asdict(summary) for summary in cells if summary.state in wanted]
-    if not found and not arguments.json:
+    rows = [dataclasses.asdict(summary) for summary in cells if summary.state in wanted]
+    if not rows and not arguments.json:
         print(f"no cells in {arguments.out}")
         return 0
-    return print_result(arguments.json, found, _show_list)
+    return print_result(arguments.json, rows, _show_list)
 
 
-def _show_list(found: list[dict[str, Any]]) -> None:
+def _show_list(rows: list[dict[str, Any]]) -> None:
     from fasterqk_lab.runs._table import HEADLINE, varying
 
-    kinds = len({summary["kind"] for summary in found}) > 1
+    kinds = len({summary["kind"] for summary in rows}) > 1
     columns = ("cell", "kind", "state", "seconds") if kinds else ("cell", "state", "seconds")
-    differences = varying([summary["fields"] for summary in found])
-    shown = {name for summary in found for name in summary["result"]}
+    differences = varying([summary["fields"] for summary in rows])
+    shown = {name for summary in rows for name in summary["result"]}
     names = [name for name in HEADLINE if name in shown] + sorted(shown - HEADLINE.keys())
     fields = {name for differing in differences for name in differing}
     print_table(
@@ -395,7 +395,7 @@ def _show_list(found: list[dict[str, Any]]) -> None:
             {name: summary[name] for name in columns}
             | differing
             | {f"result.{name}" if name in fields else name: summary["result"].get(name) for name in names}
-            for summary, differing in zip(found, differences, strict=True)
+            for summary, differing in zip(rows, differences, strict=True)
         ]
     )
 
@@ -448,8 +448,8 @@ def _remove_cells(arguments: argparse.Namespace) -> int:
     for folder in sorted(folders):
         store.remove(folder)
     names = sorted(folder.name for folder in folders)
-    told = "\n  ".join([f"removed {len(names)} cells", *names])
-    return print_result(arguments.json, {"removed": names}, lambda _: print(told))
+    text = "\n  ".join([f"removed {len(names)} cells", *names])
+    return print_result(arguments.json, {"removed": names}, lambda _: print(text))
 
 
 def _collect_cells(arguments: argparse.Namespace) -> int:
@@ -460,5 +460,5 @@ def _collect_cells(arguments: argparse.Namespace) -> int:
         if not Store(other).root.is_dir():
             raise InputError(f"{other!r} is no results folder: it has no folder 'runs'")
     counts = {other: collect(Store(arguments.out), Store(other)) for other in arguments.others}
-    rows = [{"from": other, **found} for other, found in counts.items()]
+    rows = [{"from": other, **count} for other, count in counts.items()]
     return print_result(arguments.json, counts, lambda _: print_table(rows))

@@ -114,8 +114,8 @@ def task_config(arguments: argparse.Namespace, without: str = "") -> Any:
     from fasterqk_lab.tasks import checksum
     from fasterqk_lab.training import TrainConfig
 
-    given = {name: getattr(arguments, name, None) for name in FIELDS if name != without}
-    fields = {name: value for name, value in given.items() if value is not None}
+    options = {name: getattr(arguments, name, None) for name in FIELDS if name != without}
+    fields = {name: value for name, value in options.items() if value is not None}
     if arguments.data:
         # The checksum is part of the configuration: a file that changed is another cell.
         fields |= {"file": arguments.data, "checksum": checksum(Path(arguments.data))}
@@ -211,24 +211,24 @@ def run_tune(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.tasks import use_data_folder
 
     check_out(arguments.out, arguments.data)
-    given = {"rates": arguments.rates, "ratios": arguments.ratios}
+    grids = {"rates": arguments.rates, "ratios": arguments.ratios}
     search = search_of(
         task_config(arguments, without="ratios"),  # here they are the multipliers to try
         arguments.epochs,
         arguments.patience,
         seeds=arguments.seeds,
-        **{name: tuple(values) for name, values in given.items() if values is not None},
+        **{name: tuple(values) for name, values in grids.items() if values is not None},
     )
     start = time.perf_counter()
     with use_data_folder(arguments.data_dir):
-        found = tune(search, CellRunner(arguments.out, workers=arguments.workers, force=arguments.force))
-    found = {**found, "files": save_tuning(found, Path(arguments.out))}
-    found["seconds"] = round(time.perf_counter() - start, 2)
-    found["command"] = train_command(arguments, found["lr"], found["qk_ratio"])
+        choice = tune(search, CellRunner(arguments.out, workers=arguments.workers, force=arguments.force))
+    choice = {**choice, "files": save_tuning(choice, Path(arguments.out))}
+    choice["seconds"] = round(time.perf_counter() - start, 2)
+    choice["command"] = train_command(arguments, choice["lr"], choice["qk_ratio"])
     if arguments.json:
-        print_json(found)
+        print_json(choice)
     else:
-        _show_tune(found)
+        _show_tune(choice)
     return 0
 
 
@@ -241,22 +241,22 @@ def train_command(arguments: argparse.Namespace, lr: float, qk_ratio: float) -> 
     return shlex.join(words)
 
 
-def _show_tune(found: dict[str, Any]) -> None:
+def _show_tune(choice: dict[str, Any]) -> None:
     from fasterqk_lab.experiments._tuning import TITLES, reason, tuning_rows
 
-    for name, stage in found["stages"].items():
+    for name, stage in choice["stages"].items():
         rows = [
             {key: value for key, value in row.items() if key != "stage"}
-            for row in tuning_rows(found)
+            for row in tuning_rows(choice)
             if row["stage"] == TITLES[name]
         ]
         print_table(rows, title=f"{TITLES[name]}, by the best validation accuracy of a run")
-        print(reason(found, stage) + "\n")
+        print(reason(choice, stage) + "\n")
     print(
-        f"{found['runs']} runs of at most {found['epochs']} epochs; no attention was measured. To train with "
-        f"what was chosen:\n  {found['command']}"
+        f"{choice['runs']} runs of at most {choice['epochs']} epochs; no attention was measured. "
+        f"To train with what was chosen:\n  {choice['command']}"
     )
-    print(f"figure: {found['files']['figure']['png']}")
+    print(f"figure: {choice['files']['figure']['png']}")
 
 
 # --- synthetic: train one cell of the toy language ---
@@ -383,11 +383,11 @@ def _check_tasks(folder: Any) -> dict[str, dict[str, Any]]:
     return tasks
 
 
-def _show_data(found: dict[str, Any]) -> None:
-    print(f"data folder {found['data_dir']} (from {found['source']})")
-    for name in found["wrong_checksums"]:
+def _show_data(result: dict[str, Any]) -> None:
+    print(f"data folder {result['data_dir']} (from {result['source']})")
+    for name in result["wrong_checksums"]:
         print(f"  {name} is not the file that SHA256SUMS names; get it again")
-    for name, report in found["tasks"].items():
+    for name, report in result["tasks"].items():
         _show_task(name, report)
 
 

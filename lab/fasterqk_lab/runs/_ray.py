@@ -333,19 +333,19 @@ class FolderWatch:
         With ``anyway`` it is read as it is: a finished cell may have left a process that goes on writing.
         """
         for _ in range(_TRIES):
-            seen = self._look()
+            stamps = self._look()
             try:
-                found: dict[str, bytes | None] = {
+                changed: dict[str, bytes | None] = {
                     name: (self._folder / name).read_bytes()
-                    for name, stamp in seen.items()
+                    for name, stamp in stamps.items()
                     if self._known.get(name) != stamp
                 }
             except FileNotFoundError:
                 continue
-            if anyway or _but_output(self._look()) == _but_output(seen):
-                found |= dict.fromkeys(self._known.keys() - seen.keys())
-                self._known = seen
-                return found
+            if anyway or _but_output(self._look()) == _but_output(stamps):
+                changed |= dict.fromkeys(self._known.keys() - stamps.keys())
+                self._known = stamps
+                return changed
         return {}
 
     def _look(self) -> dict[str, _Stamp]:
@@ -354,12 +354,12 @@ class FolderWatch:
 
 def _stamps(folder: Path) -> dict[str, _Stamp]:
     """Inode, size and time of every file in ``folder``, in the order in which they were written."""
-    found = {}
+    stamps = {}
     for path in _files(folder):
         with suppress(FileNotFoundError):
             status = path.stat()
-            found[str(path.relative_to(folder))] = status.st_ino, status.st_size, status.st_mtime_ns
-    return dict(sorted(found.items(), key=_order))
+            stamps[str(path.relative_to(folder))] = status.st_ino, status.st_size, status.st_mtime_ns
+    return dict(sorted(stamps.items(), key=_order))
 
 
 def _order(item: tuple[str, _Stamp]) -> tuple[bool, int, bool]:
@@ -481,15 +481,15 @@ def collect(store: Store, other: Store) -> dict[str, int]:
     Returns how many were ``collected``, ``here`` already, ``unfinished`` or ``damaged`` over there, or
     ``running`` here. A finished cell replaces what an unfinished one has here.
     """
-    found = Counter[str]()
+    counts = Counter[str]()
     for folder in other.cells():
         state = summarize(folder).state
         if state != "done":
-            found["damaged" if state == "damaged" else "unfinished"] += 1
+            counts["damaged" if state == "damaged" else "unfinished"] += 1
             continue
         with claim(store.root / folder.name) as claimed:
-            found[_copy(store, other, folder.name) if claimed else "running"] += 1
-    return {name: found[name] for name in ("collected", "here", "unfinished", "damaged", "running")}
+            counts[_copy(store, other, folder.name) if claimed else "running"] += 1
+    return {name: counts[name] for name in ("collected", "here", "unfinished", "damaged", "running")}
 
 
 def _copy(store: Store, other: Store, cell: str) -> str:

@@ -107,8 +107,8 @@ def _without_lists(data: bytes) -> bytes:
         start += len(b'": [')
         parts.append(data[end:start])
         line = data.rfind(b"\n", 0, start) + 1
-        own = data[line : line + 3] == b'  "'
-        end = data.find(b"\n  ]", start) + len(b"\n  ") if own else start
+        of_an_object = data[line : line + 3] == b'  "'
+        end = data.find(b"\n  ]", start) + len(b"\n  ") if of_an_object else start
     return b"".join([*parts, data[end:]])
 
 
@@ -311,13 +311,13 @@ class Store:
 
     def find(self, prefix: str) -> Path:
         """The folder of the one cell whose name begins with ``prefix``."""
-        found = [folder for folder in self.cells() if folder.name.startswith(prefix)] if prefix else []
-        if len(found) != 1:
-            many = f"{len(found)} cells begin" if found else "no cell begins"
+        folders = [folder for folder in self.cells() if folder.name.startswith(prefix)] if prefix else []
+        if len(folders) != 1:
+            many = f"{len(folders)} cells begin" if folders else "no cell begins"
             raise InputError(
                 f"{many} with {prefix!r} in {self.root}; `fasterqk-lab runs list --out {self.out}` shows them"
             )
-        return found[0]
+        return folders[0]
 
     def remove(self, folder: Path) -> None:
         """Remove a cell and everything in it, unless a process is working on it."""

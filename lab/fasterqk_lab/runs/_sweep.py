@@ -154,10 +154,10 @@ class RunningSweep:
 
     def result(self, cell: str) -> dict[str, Any]:
         """The result of a cell that is done, read from the store: a sweep may have very many."""
-        found = self.store.result(self.configs[cell])
-        if found is None:
+        result = self.store.result(self.configs[cell])
+        if result is None:
             raise KeyError(cell)
-        return found
+        return result
 
     def _handle(self, event: Event) -> None:
         if event.kind == "fatal" and event.error is not None:

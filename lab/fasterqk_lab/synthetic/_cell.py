@@ -315,13 +315,13 @@ def initial_matrices(
     draws = linear_draws(size, len(names), seed) if "linear" in (qk.kind, ov.kind) else []
     matrices: dict[str, np.ndarray] = {}
     for circuit, init, whole in (("qk", qk, wholes[0]), ("ov", ov, wholes[1])):
-        own = [name for name in names if CIRCUITS[name] == circuit]
+        layers = [name for name in names if CIRCUITS[name] == circuit]
         if init.kind == "linear":
-            matrices |= {name: draws[names.index(name)] for name in own}
+            matrices |= {name: draws[names.index(name)] for name in layers}
         elif init.kind == "identity":
-            matrices |= {name: init.scale * np.eye(size) for name in own}
-        elif len(own) == 1:
-            matrices[own[0]] = init.scale * whole
+            matrices |= {name: init.scale * np.eye(size) for name in layers}
+        elif len(layers) == 1:
+            matrices[layers[0]] = init.scale * whole
         else:
             left, values, right = np.linalg.svd(init.scale * whole)
             inner, outer = np.sqrt(values)[:, None] * right, left * np.sqrt(values)

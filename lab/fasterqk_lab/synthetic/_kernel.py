@@ -435,12 +435,12 @@ def _normalize(norm: float, weights: Weights, gradients: Weights) -> None:
 
 
 @compiled
-def _scale_to(norm: float, one: np.ndarray, other: np.ndarray) -> None:
-    first, second = one.reshape(one.size), other.reshape(other.size)
+def _scale_to(norm: float, left: np.ndarray, right: np.ndarray) -> None:
+    first, second = left.reshape(left.size), right.reshape(right.size)
     size = np.sqrt(dot(first, first) + dot(second, second))
     if size > 0:
-        one[:] *= norm / size
-        other[:] *= norm / size
+        left[:] *= norm / size
+        right[:] *= norm / size
 
 
 @compiled

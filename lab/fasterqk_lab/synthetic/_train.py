@@ -281,8 +281,9 @@ def covert_channel(
     parts: dict[str, list[np.ndarray]] = {"common": [], "distinct": []}
     for c, (_, attention) in enumerate(attended(cell, weights, sample)):
         values = weights.table[cell.language.support[c]]
-        for name, own in (("common", slice(0, common)), ("distinct", slice(common, None))):
-            logits = attention[:, own] @ values[own]  # the scale of logits does not change which is largest
+        for name, columns in (("common", slice(0, common)), ("distinct", slice(common, None))):
+            # The scale of logits does not change which is largest.
+            logits = attention[:, columns] @ values[columns]
             if weights.output.shape[0]:
                 logits = logits @ weights.output
             parts[name].append(logits.argmax(axis=1) == cell.labels[c])

@@ -82,18 +82,18 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
         vocabulary = frequent_words(sentence.words for sentence in sentences if sentence.split == "train")
         numbers = {word: number for number, word in enumerate(vocabulary)}
         encoded = [
-            (np.array([numbers.get(word, 1) for word in one.words]), np.arange(len(one.words)))
-            for one in sentences
+            (np.array([numbers.get(word, 1) for word in sentence.words]), np.arange(len(sentence.words)))
+            for sentence in sentences
         ]
     splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLITS}
     for sentence, (tokens, places) in zip(sentences, encoded, strict=True):
-        own = splits[sentence.split]
+        examples = splits[sentence.split]
         relevance = np.isin(places, [sentence.subject, -1 if sentence.verb is None else sentence.verb])
         attractors = {} if sentence.attractors is None else {"attractors": sentence.attractors}
         label = LABELS.index(sentence.label)
-        own.append(
+        examples.append(
             LabelledInstance(
-                f"{sentence.split}-{len(own)}", tokens, label, relevance.astype(float), attractors
+                f"{sentence.split}-{len(examples)}", tokens, label, relevance.astype(float), attractors
             )
         )
     return ClassificationTask(
@@ -166,9 +166,9 @@ def read_official(path: Path, skipped: Counter[str], column: str, sizes: Mapping
         if number not in split_of:
             continue
         places = _number(row["subj_index"], first=1), _number(row["verb_index"], first=1)
-        found = _sentence(split_of[number], row, row[column], places, skipped)
-        if found:
-            sentences.append(found)
+        sentence = _sentence(split_of[number], row, row[column], places, skipped)
+        if sentence:
+            sentences.append(sentence)
     return sentences
 
 
@@ -196,9 +196,9 @@ def read_sentences(path: Path, skipped: Counter[str]) -> list[Sentence]:
         if split not in SPLIT_NAMES:
             raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
         places = _number(row["subj_idx"]), _number(row["verb_idx"])
-        found = _sentence(SPLIT_NAMES[split], row, row["sentence"], places, skipped)
-        if found:
-            sentences.append(found)
+        sentence = _sentence(SPLIT_NAMES[split], row, row["sentence"], places, skipped)
+        if sentence:
+            sentences.append(sentence)
     return sentences
 
 
@@ -221,13 +221,13 @@ def read_prefixes(path: Path, skipped: Counter[str], most: int) -> list[Sentence
             skipped[WRONG_INDEX] += 1
         else:
             attractors = _number(row["n_attractors"])
-            own = sets.setdefault(row["set"], [])
-            split = "validation" if row["set"] == "val" and len(own) % 2 == 0 else "test"
-            own.append(Sentence(split, row["verb_pos"], words, subject, None, attractors))
+            sentences = sets.setdefault(row["set"], [])
+            split = "validation" if row["set"] == "val" and len(sentences) % 2 == 0 else "test"
+            sentences.append(Sentence(split, row["verb_pos"], words, subject, None, attractors))
     return [
         sentence
-        for name, own in sets.items()
-        for sentence in (own if name == "val" else own[:: max(1, -(-len(own) // most))])
+        for name, sentences in sets.items()
+        for sentence in (sentences if name == "val" else sentences[:: max(1, -(-len(sentences) // most))])
     ]
 
 

@@ -165,8 +165,8 @@ def build_classifier(config: TrainConfig, task: ClassificationTask, train: Label
         residual=config.model.residual,
         init_scale=config.model.init_scale,
     )
-    seen = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
-    model = Classifier(sizes, generator(config.seed, "weights"), seen)
+    tokens = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
+    model = Classifier(sizes, generator(config.seed, "weights"), tokens)
     scale_at_start(model, config)
     return model
 
@@ -219,7 +219,7 @@ def measure_attention(
     rollout, and each layer by itself.
     """
     instances = instances_of(split)
-    found = measure(
+    measurement = measure(
         MeasuredClassifier(model, split),
         instances,
         percents=percents,
@@ -231,7 +231,7 @@ def measure_attention(
         need_relevance=False,
         max_weights=None,
     )
-    return found.summary(plausibility_sample=PLAUSIBILITY_SAMPLE if quick else None)
+    return measurement.summary(plausibility_sample=PLAUSIBILITY_SAMPLE if quick else None)
 
 
 def scores_json(summary: Summary) -> dict[str, Any]:
@@ -297,8 +297,8 @@ def random_rankings(instances: Sequence[Instance], size: int, seed: int) -> list
         targets = [instances[place].target for place in chosen.tolist()]
         rows = [1 if target is None else len(target) for target in targets]
         drawn = torch.rand((sum(rows), int(lengths[chosen].max())), generator=draw).double()
-        for place, own in zip(chosen.tolist(), drawn.split(rows), strict=True):
-            rankings[place] = own[:, : lengths[place]].numpy()
+        for place, numbers in zip(chosen.tolist(), drawn.split(rows), strict=True):
+            rankings[place] = numbers[:, : lengths[place]].numpy()
     return rankings
 
 
@@ -408,7 +408,7 @@ class FineTuning(Classification):
         limit = ALONG_ATTENTION if quick else None
         rated = fixed_sample(np.flatnonzero(examples.rated), limit, "attention")
         instances = [_instance(examples[int(index)]) for index in rated]
-        found = measure(
+        measurement = measure(
             HuggingFaceClassifier(self.model),
             instances,
             generator=np.random.default_rng(self.config.seed),
@@ -416,10 +416,10 @@ class FineTuning(Classification):
             batch_size=FINE_TUNED_BATCH,
             only=TABLE_SCORES,
         )
-        return scores_json(found.summary()) | words_alone(found)
+        return scores_json(measurement.summary()) | words_alone(measurement)
 
 
-def words_alone(found: Measurement) -> dict[str, float]:
+def words_alone(measurement: Measurement) -> dict[str, float]:
     """Attention on special tokens (``special_share``), and that on relevant words among all words.
 
     Encoders rest much of their attention on ``[CLS]`` and ``[SEP]``. ``words_mrta`` leaves that out: of the
@@ -427,14 +427,14 @@ def words_alone(found: Measurement) -> dict[str, float]:
     ``special_null_share`` is the share of special tokens among all, which uniform attention has in a single
     layer; rollout with a residual keeps a little more on the row that is read.
     """
-    pairs = list(zip(found.instances, found.importance, strict=True))
+    pairs = list(zip(measurement.instances, measurement.importance, strict=True))
     relevant = [(x, weights) for x, weights in pairs if x.relevant]
     words = np.array([weights[x.rankable].sum() / weights.sum() for x, weights in pairs])
-    own = [weights @ x.relevance / max(weights[x.rankable].sum(), 1e-12) for x, weights in relevant]
+    masses = [weights @ x.relevance / max(weights[x.rankable].sum(), 1e-12) for x, weights in relevant]
     return {
         "special_share": float(1 - words.mean()),
         "special_null_share": float(np.mean([1 - x.rankable.mean() for x, _ in pairs])),
-        "words_mrta": float(np.mean(own)),
+        "words_mrta": float(np.mean(masses)),
         "words_null_mrta": float(np.mean([x.relevance.sum() / x.rankable.sum() for x, _ in relevant])),
     }
 

@@ -69,18 +69,18 @@ class TrainResult:
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON data, null for what a diverged training does not have."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        missing = {name: found[name] or None for name in ("train", "validation", "test", "best")}
+        document = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        missing = {name: document[name] or None for name in ("train", "validation", "test", "best")}
         if not self.skipped:
-            del found["skipped"]
-        return found | missing
+            del document["skipped"]
+        return document | missing
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "TrainResult":
         """The result that :meth:`to_json` wrote; other entries are left out."""
-        names = [each.name for each in fields(cls)]
-        given = {name: document[name] for name in names if document.get(name) is not None}
-        return cls(**{"loss": None} | given)
+        names = [entry.name for entry in fields(cls)]
+        values = {name: document[name] for name in names if document.get(name) is not None}
+        return cls(**{"loss": None} | values)
 
 
 def train(
@@ -141,8 +141,8 @@ def load_trained(config: TrainConfig, folder: Path) -> Trainable:
     """
     trainable = build_trainable(config)
     optimizer = build_optimizer(trainable.model, config)
-    found = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, config=config)
-    if found is None:
+    scalars = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, config=config)
+    if scalars is None:
         raise InputError(f"no checkpoint in {str(folder)!r}; train this cell first")
     trainable.model.eval()
     return trainable

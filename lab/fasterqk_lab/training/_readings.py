@@ -62,20 +62,20 @@ def more_readings(
         "max_weights": None,
     }
     shared |= {"stronger_nulls": False, "need_relevance": False}
-    found: dict[str, float | None] = {}
+    readings: dict[str, float | None] = {}
     for name in (name for name in ROLLOUTS if name in asked):
         rollout = measure(model, instances, aggregation=ROLLOUTS[name], **shared)
-        found |= _of(rollout, f"{name}_", by_layer=False)
-    for prefix, own in (("", instances), ("carried_", carried(instances))):
+        readings |= _of(rollout, f"{name}_", by_layer=False)
+    for prefix, rated in (("", instances), ("carried_", carried(instances))):
         if (prefix and "carried" not in asked) or (not prefix and "heads" not in asked):
             continue
         scores = names if "heads" in asked else None
-        whole = measure(model, own, aggregation=aggregation, by_layer=True, scores=scores, **shared)
+        whole = measure(model, rated, aggregation=aggregation, by_layer=True, scores=scores, **shared)
         if prefix:
-            found |= _of(whole, prefix, by_layer=True)
+            readings |= _of(whole, prefix, by_layer=True)
         if scores:
-            found |= {f"{prefix}{name}": value for name, value in _of_heads(whole, layers, heads).items()}
-    return found
+            readings |= {f"{prefix}{name}": value for name, value in _of_heads(whole, layers, heads).items()}
+    return readings
 
 
 def carried(instances: Sequence[Instance]) -> list[Instance]:
@@ -86,14 +86,14 @@ def carried(instances: Sequence[Instance]) -> list[Instance]:
     [0.0, 1.0, 1.0, 0.0]
     """
     return [
-        replace(one, relevance=np.maximum(one.relevance, np.pad(one.relevance, (1, 0))[:-1]))
-        for one in instances
+        replace(instance, relevance=np.maximum(instance.relevance, np.pad(instance.relevance, (1, 0))[:-1]))
+        for instance in instances
     ]
 
 
-def _of(found: Measurement, prefix: str, by_layer: bool) -> dict[str, float | None]:
+def _of(measurement: Measurement, prefix: str, by_layer: bool) -> dict[str, float | None]:
     """Rollout, and every layer, with their nulls."""
-    document = found.summary(plausibility_sample=0).to_json()
+    document = measurement.summary(plausibility_sample=0).to_json()
     parts = {"": document}
     if by_layer:
         parts |= {f"layer_{number}_": layer for number, layer in document.get("layer", {}).items()}
@@ -104,22 +104,22 @@ def _of(found: Measurement, prefix: str, by_layer: bool) -> dict[str, float | No
     return scores
 
 
-def _of_heads(found: Measurement, layers: int, heads: int) -> dict[str, float | None]:
+def _of_heads(measurement: Measurement, layers: int, heads: int) -> dict[str, float | None]:
     """Mass of every head and of the best ones, with the null of the layer, which all its heads share."""
-    relevant = [i for i, one in enumerate(found.instances) if one.relevant]
+    relevant = [i for i, instance in enumerate(measurement.instances) if instance.relevant]
     scores: dict[str, float | None] = {}
     best: list[float] = []
     for layer in range(layers):
-        own = []
+        head_scores = []
         for head in range(heads):
-            weights = found.rankings[f"layer:{layer}/head:{head}"].importance
-            masses = [float(weights[i] @ found.instances[i].relevance) for i in relevant]
-            own.append(float(np.mean(masses)))
-            scores[f"layer_{layer + 1}_head_{head + 1}_mrta"] = own[-1]
+            weights = measurement.rankings[f"layer:{layer}/head:{head}"].importance
+            masses = [float(weights[i] @ measurement.instances[i].relevance) for i in relevant]
+            head_scores.append(float(np.mean(masses)))
+            scores[f"layer_{layer + 1}_head_{head + 1}_mrta"] = head_scores[-1]
         name = f"layer_{layer + 1}_best_head_"
-        null = float(found.columns[f"null_layer_{layer + 1}_mass"][relevant].mean())
-        scores |= {f"{name}mrta": max(own), f"{name}null_mrta": null}
-        best.append(max(own))
+        null = float(measurement.columns[f"null_layer_{layer + 1}_mass"][relevant].mean())
+        scores |= {f"{name}mrta": max(head_scores), f"{name}null_mrta": null}
+        best.append(max(head_scores))
     return scores | {"best_head_mrta": max(best), "best_head_null_mrta": null}
 
 
@@ -147,14 +147,14 @@ def measure_released(
 ) -> Summary:
     """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
     batches = torch.arange(len(split)).split(EVALUATION_BATCH)
-    found = _joined(_measure_batch, model, split, batches, percents)
+    columns = _joined(_measure_batch, model, split, batches, percents)
     scores = summarize(
-        *(found[name] for name in ("mass", "probability", "null_mass")),
+        *(columns[name] for name in ("mass", "probability", "null_mass")),
         edges=HATEXPLAIN_EDGES,
         mass_threshold=THRESHOLD,
         probability_threshold=THRESHOLD,
     )
-    return _summary(scores, found, percents)
+    return _summary(scores, columns, percents)
 
 
 def _joined(
@@ -171,11 +171,11 @@ def _joined(
 
 
 def _summary(scores: dict[str, Any], columns: Columns, percents: Sequence[int]) -> Summary:
-    found = {name: scores[name] for name in ("mrta", "ac", "acmc")}
+    summary = {name: scores[name] for name in ("mrta", "ac", "acmc")}
     for name in ("sufficiency", "comprehensiveness"):
         means = columns[name].mean(0).tolist()
-        found |= {f"{name}_{k}": value for k, value in zip(percents, means, strict=True)}
-    return Summary(len(columns["mass"]), 0, found, scores["null"], scores["dtap"], scores["dtap_edges"])
+        summary |= {f"{name}_{k}": value for k, value in zip(percents, means, strict=True)}
+    return Summary(len(columns["mass"]), 0, summary, scores["null"], scores["dtap"], scores["dtap_edges"])
 
 
 def _measure_batch(
@@ -246,8 +246,8 @@ def measure_released_sva(
     model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
 ) -> Summary:
     """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
-    found = _joined(_measure_sva_batch, model, split, split.by_length(EVALUATION_BATCH), percents)
-    mass, probability, null_mass = (found[name] for name in ("first_head", "probability", "null_mass"))
+    columns = _joined(_measure_sva_batch, model, split, split.by_length(EVALUATION_BATCH), percents)
+    mass, probability, null_mass = (columns[name] for name in ("first_head", "probability", "null_mass"))
     scores = summarize(
         mass,
         probability,
@@ -256,10 +256,10 @@ def measure_released_sva(
         mass_threshold=MASS_FROM,
         probability_threshold=CONFIDENT_FROM,
     )
-    scores["mrta"] = float(found["mass"].mean())
-    for own, seen in ((scores, mass), (scores["null"], null_mass)):
-        own["ac"] = float(100 * ((seen >= MASS_FROM) & (probability >= PROBABILITY_FROM)).mean())
-    return _summary(scores, found, percents)
+    scores["mrta"] = float(columns["mass"].mean())
+    for target, masses in ((scores, mass), (scores["null"], null_mass)):
+        target["ac"] = float(100 * ((masses >= MASS_FROM) & (probability >= PROBABILITY_FROM)).mean())
+    return _summary(scores, columns, percents)
 
 
 def _measure_sva_batch(

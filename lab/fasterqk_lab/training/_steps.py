@@ -287,7 +287,7 @@ class Steps:
     def _backward(self, part: Tensor, parts: list[Tensor], number: int) -> float:
         """Add the gradient of one batch of a step, weighted so that all are as one large batch."""
         mine, share = self.processes.share(part)
-        whole = sum(self.trainable.weight(each) for each in parts)
+        whole = sum(self.trainable.weight(batch) for batch in parts)
         loss = (self.trainable.weight(mine) / whole if share else 0.0) * self.trainable.loss(mine, number)
         loss.backward()
         return float(loss.item())
@@ -316,10 +316,10 @@ class Steps:
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """AdamW or SGD over all parameters that are not frozen, with the ratios of circuits or roles."""
     options = config.optimisation
-    given: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay, "fused": True}
+    settings: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay, "fused": True}
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW
     if options.optimizer == "sgd":
-        kind, given["momentum"] = torch.optim.SGD, options.momentum
+        kind, settings["momentum"] = torch.optim.SGD, options.momentum
     frozen = matching(model, options.frozen)
     # Stale gradients are computed, but the optimizer does not know them, so it never clears them.
     for parameter in frozen.values():
@@ -334,7 +334,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
         decay=cast(Any, options.decay),
         circuits=chosen_circuits(model, config),
         only=lambda name, parameter: name not in frozen,
-        **given,
+        **settings,
     )
 
 
@@ -380,7 +380,7 @@ def matching(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Paramete
     parameters = dict(model.named_parameters())
     chosen: dict[str, nn.Parameter] = {}
     for pattern in patterns:
-        matched = {name: one for name, one in parameters.items() if fnmatchcase(name, pattern)}
+        matched = {name: parameter for name, parameter in parameters.items() if fnmatchcase(name, pattern)}
         if not matched:
             raise InputError(f"no parameter matches {pattern!r}; parameters are {', '.join(parameters)}")
         chosen |= matched
