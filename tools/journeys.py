@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCES = (ROOT / "src" / "fasterqk", ROOT / "lab" / "fasterqk_lab")
+PACKAGES = {"wheel": ROOT / "src" / "fasterqk", "lab": ROOT / "lab" / "fasterqk_lab"}
 
 
 def optimizer_journey(folder: Path) -> None:
@@ -97,7 +97,7 @@ def passed(journey: Callable[[Path], None]) -> tuple[set[str], set[str]]:
     expressions and lambdas (``<genexpr>``) belong to the function around them.
     """
     called: set[str] = set()
-    packages = tuple(map(str, SOURCES))
+    packages = tuple(map(str, PACKAGES.values()))
 
     def watch(frame: object, event: str, argument: object) -> None:
         code = frame.f_code  # type: ignore[attr-defined]
@@ -140,7 +140,7 @@ def code_lines(path: Path) -> int:
 
 def importers(modules: dict[str, Path]) -> Counter[str]:
     """How many modules import each module of the package."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in modules.values():
         targets = set()
         for node in ast.walk(ast.parse(path.read_text())):
@@ -150,18 +150,28 @@ def importers(modules: dict[str, Path]) -> Counter[str]:
                     targets.add(whole if whole in modules else node.module)
             elif isinstance(node, ast.Import):
                 targets |= {alias.name for alias in node.names}
-        found.update(target for target in targets if target in modules)
-    return found
+        counts.update(target for target in targets if target in modules)
+    return counts
+
+
+def package_sizes() -> dict[str, int]:
+    """Lines and modules of the two packages, named as in the table of CONTRIBUTING.md."""
+    sizes = {}
+    for package, folder in PACKAGES.items():
+        texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.py")]
+        sizes[f"{package}: lines"] = sum(len(text.splitlines()) for text in texts)
+        sizes[f"{package}: modules"] = len(texts)
+    return sizes
 
 
 def tree_figures() -> dict[str, float]:
-    """Modules, lines, lines of code, median size, public names and modules with one importer."""
-    paths = [path for source in SOURCES for path in sorted(source.rglob("*.py"))]
+    """Sizes of both packages; lines of code, median size, public names and modules with one importer."""
+    paths = [path for folder in PACKAGES.values() for path in sorted(folder.rglob("*.py"))]
     modules = {
         ".".join(path.relative_to(ROOT).with_suffix("").parts[1:]).removesuffix(".__init__"): path
         for path in paths
     }
-    counted = importers(modules)
+    importer_counts = importers(modules)
     names = 0
     for name, path in modules.items():
         if any(part.startswith("_") for part in name.split(".")):
@@ -171,12 +181,11 @@ def tree_figures() -> dict[str, float]:
                 names += 1
     sizes = [len(path.read_text().splitlines()) for path in paths]
     return {
-        "modules": len(paths),
-        "lines": sum(sizes),
+        **package_sizes(),
         "lines of code": sum(code_lines(path) for path in paths),
         "median lines of a module": statistics.median(sizes),
         "functions and classes without _ in modules without _": names,
-        "modules with one importer": sum(counted[name] == 1 for name in modules),
+        "modules with one importer": sum(importer_counts[name] == 1 for name in modules),
     }
 
 

@@ -73,7 +73,15 @@ def publish(name: str, folders: list[Path]) -> None:
     tables = [folder / "results" / f"{name}.csv" for folder in folders]
     values = [value for path in tables if path.is_file() for value in read_values(path)]
     if values:
-        write_values(PAPER / "results" / f"{name}.csv", values)
+        path = PAPER / "results" / f"{name}.csv"
+        rebuilt = {value.experiment for value in values}
+        # Comparisons without cells (values of a run elsewhere) stay.
+        kept = (
+            [value for value in read_values(path) if value.experiment not in rebuilt]
+            if path.is_file()
+            else []
+        )
+        write_values(path, [*kept, *values])
     pages = [experiment_page(EXPERIMENTS[name], name, folder, IMAGES) for folder in folders]
     head, *others = pages
     body = "\n".join([head, *("\n".join(page.splitlines()[6:]) for page in others)])

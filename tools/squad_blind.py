@@ -2,9 +2,9 @@
 
 `everything` answers with all of the window. `middle` answers with what lies between two margins of 200
 characters, or with the two words in the middle where the window is shorter. Prints the CSV
-`docs/results/squad-blind.csv`:
+`lab/paper/squad-blind.csv`:
 
-    python tools/squad_blind.py > docs/results/squad-blind.csv
+    python tools/squad_blind.py > lab/paper/squad-blind.csv
 """
 
 import csv

@@ -121,39 +121,6 @@ def test_a_type_without_a_default_configuration_is_told_in_one_line(
     assert "no default configuration of 'gemma4_assistant'" in told and told.count("\n") == 1
 
 
-@pytest.mark.slow
-def test_a_survey_of_one_model_type(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out, page = tmp_path / "survey.jsonl", tmp_path / "page.md"
-    page.write_text("<!-- survey transformers: begin --><!-- survey transformers: end -->")
-    words = ["circuits", "--survey", "transformers", "--only", "gpt2", "--out", str(out), "--page", str(page)]
-    assert main(words) == 0
-    told = capsys.readouterr().out
-    assert "1 models of transformers\n    1  labelled, and the probe saw" in told
-    assert "the labels of 0 models are contradicted." in told
-    assert "1 of " in page.read_text() and "| 1 | labelled, and the probe saw" in page.read_text()
-    (line,) = out.read_text().splitlines()
-    assert json.loads(line)["judged"] >= 4
-    assert main([*words, "--json"]) == 0  # from the file
-    assert json.loads(capsys.readouterr().out) == [json.loads(line)]
-
-
-def test_options_of_a_survey_are_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, message in (
-        (["--survey", "keras"], "there is no survey of 'keras'; there is one of transformers, timm"),
-        (["--survey", "transformers", "gpt2"], "--survey is about all models"),
-        (["gpt2", "--only", "x"], "--only belongs to --survey LIBRARY"),
-        (["--survey", "transformers", "--only", "nonesuch"], "no model of transformers is called 'nonesuch'"),
-        (["--survey", "transformers", "--out", str(tmp_path)], "is a folder; name a file"),
-        (["--survey", "transformers", "--seconds", "0"], "--seconds"),
-    ):
-        try:
-            code = main(["circuits", *words])
-        except SystemExit as end:
-            code = int(end.code or 0)
-        told = capsys.readouterr().err
-        assert code == 2 and message in told and told.count("\n") == 1, told
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -77,3 +77,13 @@ def assert_equal(found, expected):
 def test_sharded_fused_weights_are_refused(results):
     assert "c_attn" in results["refusal"]
     assert "\n" not in results["refusal"]
+
+
+@pytest.mark.parametrize("own_unit", [True, False])
+def test_the_first_pass_of_a_sharded_model_is_compared_with_the_labels(results, own_unit):
+    """The attention itself may be a unit of FSDP2."""
+    said = results[f"first pass, {own_unit}"]
+    assert said.startswith(
+        "True the first training pass contradicts the labels: in *.q_proj.weight rows 0:16 q"
+    )
+    assert "labels={'*.q_proj.weight': [(0, 0, 16, 'q'), (0, 16, 32, 'o')]" in said and "\n" not in said

@@ -140,6 +140,48 @@ def refusal(model):
     return "nothing"
 
 
+class CausalSelfAttention(nn.Module):
+    """Half of the rows of ``q_proj`` are a gate on the output, of which the names say nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj = nn.Linear(16, 32), nn.Linear(16, 16)
+        self.v_proj, self.o_proj = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        q, gate = self.q_proj(x).chunk(2, -1)
+        q, k, v = (
+            part.unflatten(-1, (2, -1)).transpose(1, 2) for part in (q, self.k_proj(x), self.v_proj(x))
+        )
+        context = nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return self.o_proj(context * gate.sigmoid())
+
+
+def gated():
+    """Two layers of gated attention and a norm."""
+    torch.manual_seed(0)
+    return nn.Sequential(CausalSelfAttention(), CausalSelfAttention(), nn.LayerNorm(16))
+
+
+def refused_in_training(own_unit):
+    """What the first training pass says of a sharded model, and whether every weight is as it was."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = gated()
+    for layer in model[:2] if own_unit else ():
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    before = weights(model)
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=10)
+    try:
+        model(torch.randn(2, 5, 16)).square().mean().backward()
+        optimizer.step()
+    except InputError as error:
+        said = str(error)
+        same = all(torch.equal(value, before[name]) for name, value in weights(model).items())
+        return f"{same} {said}"
+    return "nothing"
+
+
 def main():
     result = {"accelerate": accelerated()}  # first, so that it finds no process group
     assert dist.get_backend() == "gloo"
@@ -152,6 +194,8 @@ def main():
         "fsdp2": trained(llama(), sharded, rank, processes),
     }
     result |= {name: weights(model) for name, model in found.items()} | {"refusal": refusal(gpt2())}
+    for own_unit in (True, False):
+        result[f"first pass, {own_unit}"] = refused_in_training(own_unit)
     for name, model, wrap in (
         ("clip, ddp", gpt2(), DistributedDataParallel),
         ("clip, fsdp2", llama(), sharded),

@@ -24,6 +24,8 @@ from fasterqk.errors import InputError
 from fasterqk.files import csv_text, write_text
 
 END, BEST, LEVEL, LOSS = "end", "best", "level", "loss"
+# Scores that every layer, and heads of it, may have beside the whole model.
+LAYER_SCORES = ("mrta", "ac", "acmc", "entropy")
 # Real numbers are kept with as many significant digits.
 DIGITS = 6
 
@@ -99,11 +101,15 @@ def moments(result: Record) -> dict[str, dict[str, float]]:
         f"{split}_{name}": result[split][name]
         for split in ("train", "validation", "test")
         for name in ("loss", "accuracy", "f1")
-        if name in result[split]
+        if name in (result.get(split) or {})
     }
     numbers |= flat({name: value for name, value in result["test"].items() if name not in ("loss", "groups")})
+    if "majority_accuracy" in numbers:
+        numbers["null_test_accuracy"] = numbers["majority_accuracy"]
     for group, values in (result["test"].get("groups") or {}).items():
-        numbers |= {f"accuracy, {group} {value}": entry["accuracy"] for value, entry in values.items()}
+        for value, entry in values.items():
+            score = f"accuracy, {group} {value}"
+            numbers |= {score: entry["accuracy"], null_name(score): entry["majority_accuracy"]}
     return {END: numbers} | ({BEST: flat(result["best"])} if result.get("best") else {})
 
 
@@ -166,19 +172,21 @@ def measured(
     *,
     baselines: Mapping[str, str] | None = None,
     derive: Callable[[Record], Record] = lambda record: record,
+    level: float | None = None,
+    losses: Sequence[float] = (),
     more: Sequence[Value] = (),
 ) -> Measured:
     """Everything that ``cells`` measured: their results at the end, at the best epoch and at equal loss.
 
     ``derive`` adds scores to a record of a history; ``more`` are values that an experiment computed itself.
-    A cell that did not reach a loss, or diverged, has no value there.
+    ``level`` decides instead of the baseline's best validation loss, where it was named before the run;
+    arms are read at ``losses`` too. A cell that did not reach a loss, or diverged, has no value there.
     """
     finished = {cell: result for cell, result in cells.items() if not result.get("diverged")}
     histories: dict[Cell, History] = {
         cell: [derive(record) for record in result.get("history", ())] for cell, result in finished.items()
     }
-    arms = dict.fromkeys(arm for arm, _ in cells)
-    compared_with = {arm: (baselines or {}).get(arm, next(iter(arms))) for arm in arms}
+    compared_with = baselines_of(dict.fromkeys(arm for arm, _ in cells), baselines or {})
     values = [
         Value(name, arm, seed, at, None, score, value)
         for (arm, seed), result in finished.items()
@@ -186,17 +194,31 @@ def measured(
         for score, value in numbers.items()
     ]
     stopped = {cell: histories[cell] for cell, result in finished.items() if result.get("reached")}
-    for lowest in lowest_levels(stopped or histories):
+    for lowest in (*lowest_levels(stopped or histories), *losses):
         values += _values_at(name, histories, LOSS, lowest)
     for baseline in dict.fromkeys(compared_with.values()):
-        level = deciding_level([history for (arm, _), history in histories.items() if arm == baseline])
-        if level is not None:
+        decides = deciding_level([history for (arm, _), history in histories.items() if arm == baseline])
+        decides = level if level is not None else decides
+        if decides is not None:
             compared = {
-                cell: history for cell, history in histories.items() if compared_with[cell[0]] == baseline
+                (arm, seed): history
+                for (arm, seed), history in histories.items()
+                if baseline in (arm, compared_with[arm])
             }
-            values += _values_at(name, compared, LEVEL, level)
+            values += _values_at(name, compared, LEVEL, decides)
     diverged: dict[Cell, History] = {cell: () for cell in cells if cell not in finished}
     return Measured(name, tuple(_round_losses([*values, *more])), {**histories, **diverged}, compared_with)
+
+
+def baselines_of(arms: Iterable[str], baselines: Mapping[str, str]) -> dict[str, str]:
+    """The baseline of every arm: the one it is given, itself if it is one, else the first arm.
+
+    >>> baselines_of(["a", "b", "c", "d"], {"d": "c"})
+    {'a': 'a', 'b': 'a', 'c': 'c', 'd': 'c'}
+    """
+    names = list(arms)
+    own = {baseline: baseline for baseline in baselines.values()}
+    return {arm: (own | dict(baselines)).get(arm, names[0]) for arm in names}
 
 
 def _round_losses(values: Iterable[Value]) -> Iterator[Value]:
@@ -249,8 +271,8 @@ def value_at(history: History, level: float, scores: Sequence[str] | None = None
 def null_name(score: str) -> str:
     """The name of the null of a score, in histories and in tables.
 
-    >>> null_name("carried_layer_2_best_head_mrta"), null_name("mrta"), null_name("sufficiency_5")
-    ('carried_layer_2_best_head_null_mrta', 'null_mrta', 'null_sufficiency_5')
+    >>> null_name("carried_layer_2_best_head_mrta"), null_name("layer_1_ac"), null_name("sufficiency_5")
+    ('carried_layer_2_best_head_null_mrta', 'layer_1_null_ac', 'null_sufficiency_5')
     """
-    kind = "mrta" if score.endswith("mrta") else score
+    kind = next((kind for kind in LAYER_SCORES if score.endswith(f"_{kind}")), score)
     return f"{score.removesuffix(kind)}null_{kind}"

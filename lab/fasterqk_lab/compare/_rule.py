@@ -33,11 +33,13 @@ from fasterqk_lab.compare._results import END, LEVEL, LOSS, History, Measured
 
 Claimed = Literal["more", "less", "equal", "not less"]
 Standing = Literal["supports", "against", "small", "open"]
+# What an effect shows, whatever is claimed.
+STANDS = ("more", "less", "too small to matter", "open")
 SIGNIFICANT = 0.05
 LEVELS = 25
 
 # The smallest difference that matters: of masses, accuracies, F1, AUPRC, sufficiency and comprehensiveness;
-# of AC and ACMC, in points; of a loss; of steps, as a share of the baseline's.
+# of AC and ACMC, in points; of a loss and of its sensitivity; of steps, as a share of the baseline's.
 MARGIN, POINTS_MARGIN, LOSS_MARGIN, STEPS_MARGIN = 0.02, 2.0, 0.01, 0.05
 
 
@@ -50,7 +52,13 @@ def margin_of(score: str, baseline: float = nan) -> float:
     if score.startswith("steps"):
         return STEPS_MARGIN * baseline
     kind = score.rpartition("_")[2]
-    return LOSS_MARGIN if kind == "loss" else POINTS_MARGIN if kind in ("ac", "acmc") else MARGIN
+    return (
+        LOSS_MARGIN
+        if kind in ("loss", "sensitivity")
+        else POINTS_MARGIN
+        if kind in ("ac", "acmc")
+        else MARGIN
+    )
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,12 @@ class Effect:
         return "open" if decided and not self.exact and not self.p < SIGNIFICANT else self.standing
 
     @property
+    def stands(self) -> str:
+        """What it shows, corrected, whatever is claimed: one of ``STANDS``."""
+        standings = ("supports", "against", "small", "open")
+        return STANDS[standings.index(replace(self, claimed="more").corrected)]
+
+    @property
     def p_value(self) -> float:
         """Of the test that its interval stands for, uncorrected."""
         mean, half, n, margin = self.value.mean, self.value.half_width, self.value.n, self.margin
@@ -142,13 +156,7 @@ def compare(
     moment. ``seeds`` counts only the first so many: seeds that were added after looking decide nothing.
     """
     first, second = arms
-    lowest = False
-    missing = _missing(measured, arms)
-    if at == LEVEL:
-        loss = _lowest_shared(measured, arms, score, LEVEL)
-        lowest = loss is None or not _all_reach(measured, arms, score, loss)
-    if lowest or (at == LOSS and loss is None):
-        at, loss = LOSS, _lowest_shared(measured, arms, score, LOSS)
+    at, loss, lowest = _place(measured, arms, score, at, loss)
     ones, others = (measured.of(arm, score, at, loss) for arm in arms)
     both = sorted(set(ones) & set(others))[:seeds]
     if not both:
@@ -167,8 +175,23 @@ def compare(
         progress=_progress(measured, arms, loss),
         curve=_curve(measured, arms, score, seeds) if loss is not None else (),
         lowest=lowest,
-        missing=missing if lowest else (),
+        missing=_missing(measured, arms) if lowest else (),
     )
+
+
+def compare_arms(
+    measured: Measured, scores: Sequence[str], *, at: str = LEVEL, seeds: int | None = None
+) -> list[Effect]:
+    """Every arm minus its baseline in every one of ``scores`` that was measured in both; uncorrected."""
+    effects = []
+    for arm in measured.arms:
+        baseline = measured.baseline_of(arm)
+        for score in scores if arm != baseline else ():
+            try:
+                effects.append(compare(measured, (arm, baseline), score, at=at, label=arm, seeds=seeds))
+            except InputError:  # it was not measured in both
+                continue
+    return effects
 
 
 def above(
@@ -183,12 +206,9 @@ def above(
     seeds: int | None = None,
 ) -> Effect:
     """A score of one arm minus another score of its own (a null, say), or minus a number."""
-    loss = next(iter(measured.losses(at, arm, score)), None) if at in (LEVEL, LOSS) else None
-    lowest = at == LEVEL and (loss is None or not _all_reach(measured, (arm, arm), score, loss))
-    if lowest:
-        at, loss = LOSS, next(iter(measured.losses(LOSS, arm, score)), None)
+    at, loss, lowest = _place(measured, (arm,), score, at)
     values = measured.of(arm, score, at, loss)
-    chance = dict.fromkeys(values, other) if isinstance(other, float) else measured.of(arm, other, at, loss)
+    chance = measured.of(arm, other, at, loss) if isinstance(other, str) else dict.fromkeys(values, other)
     both = sorted(set(values) & set(chance))[:seeds]
     if not both:
         raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
@@ -205,35 +225,45 @@ def above(
         null=measured.null(arm, score, at, loss),
         margin=margin_of(score, interval(others).mean),
         lowest=lowest,
+        missing=_missing(measured, (arm,)) if lowest else (),
     )
 
 
-def _lowest_shared(measured: Measured, arms: tuple[str, str], score: str, at: str) -> float | None:
-    """The lowest training loss at which both arms were read."""
-    first, second = arms
-    losses = (loss for loss in measured.losses(at, first, score) if measured.of(second, score, at, loss))
-    return next(losses, None)
+def _place(
+    measured: Measured, arms: Sequence[str], score: str, at: str, loss: float | None = None
+) -> tuple[str, float | None, bool]:
+    """Where ``arms`` are read: the moment, its loss, and whether the lowest common loss stands in."""
+
+    def lowest_shared(moment: str) -> float | None:
+        levels = set.intersection(*(set(measured.losses(moment, arm, score)) for arm in arms))
+        # A lower one that only some cells reach would leave the others out.
+        whole = {
+            level for level in levels if all(_whole(measured, arm, score, moment, level) for arm in arms)
+        }
+        return min(whole or levels, default=None)
+
+    if at not in (LEVEL, LOSS) or loss is not None:
+        return at, loss, False
+    level = lowest_shared(at)
+    if at == LOSS or (level is not None and not _missing(measured, arms)):
+        return at, level, False
+    return LOSS, lowest_shared(LOSS), True
 
 
-def _missing(measured: Measured, arms: tuple[str, str]) -> tuple[str, ...]:
-    """Cells of both arms that never reach the deciding level."""
-    levels = [
-        value.loss
-        for value in measured.values
-        if value.at == LEVEL and value.arm in arms and value.loss is not None
-    ]
-    if not levels:
-        return ()
-    seeds = {(arm, seed) for arm, seed in measured.histories if arm in arms}
+def _whole(measured: Measured, arm: str, score: str, at: str, loss: float) -> bool:
+    """Whether every seed that finished has a value there."""
+    return set(measured.of(arm, score, at, loss)) >= set(measured.of(arm, "loss", END))
+
+
+def _missing(measured: Measured, arms: Sequence[str]) -> tuple[str, ...]:
+    """Cells of ``arms`` that never reach the deciding level."""
     reached = {(value.arm, value.seed) for value in measured.values if value.at == LEVEL}
-    return tuple(f"{arm}, seed {seed}" for arm, seed in sorted(seeds - reached))
-
-
-def _all_reach(measured: Measured, arms: tuple[str, str], score: str, loss: float) -> bool:
-    """Whether every seed that finished has a value at the level."""
-    return all(
-        set(measured.of(arm, score, LEVEL, loss)) >= set(measured.of(arm, "loss", END)) for arm in arms
-    ) and not _missing(measured, arms)
+    if not any(arm in arms for arm, _ in reached):
+        return ()
+    cells = {cell for cell in measured.histories if cell[0] in arms} or {
+        (value.arm, value.seed) for value in measured.values if value.at == END and value.arm in arms
+    }
+    return tuple(f"{arm}, seed {seed}" for arm, seed in sorted(cells - reached))
 
 
 def _progress(measured: Measured, arms: tuple[str, str], loss: float | None) -> tuple[float, float] | None:

@@ -6,23 +6,33 @@ its cells are trained or read, their values are kept as tidy rows, the arms are 
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import dtap_over_seeds, interval, table_scores, title_of
+from fasterqk.attention import (
+    SCORES,
+    STRONGER_NULLS,
+    dtap_over_seeds,
+    interval,
+    table_scores,
+    title_of,
+)
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.files import plain
 from fasterqk_lab.compare import (
     BEST,
     END,
+    LAYER_SCORES,
     LEVEL,
     LOSS,
+    Claimed,
     Effect,
     Measured,
     Value,
+    baselines_of,
     compare,
     correct,
     measured,
@@ -30,6 +40,7 @@ from fasterqk_lab.compare import (
 from fasterqk_lab.experiments._examples import attention_examples
 from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.figures import (
+    effect_record,
     save_curve,
     save_curves,
     save_dtaps,
@@ -39,7 +50,7 @@ from fasterqk_lab.figures import (
     save_table,
 )
 from fasterqk_lab.tasks import left_out, load_task
-from fasterqk_lab.training import TrainConfig, TrainResult
+from fasterqk_lab.training import TrainConfig
 
 BASELINE, FASTER = "baseline", "faster_qk"
 ARM_NAMES = {BASELINE: "baseline", FASTER: "faster QK"}
@@ -49,8 +60,10 @@ AT_TEXTS = {LEVEL: "equal loss", LOSS: "lowest common loss", END: "end", BEST: "
 # Whose numbers stand beside ours.
 SOURCES = {"paper": "paper", "released": "notebooks"}
 
-Results = Mapping[tuple[str, int], TrainResult]
+Results = Mapping[tuple[str, int], Mapping[str, Any]]
 Printed = Mapping[str, Mapping[str, Mapping[str, float]]]
+# Values that an experiment computed itself, or what computes them from the results of its cells.
+MoreValues = Sequence[Value] | Callable[[Results], Sequence[Value]]
 
 
 @dataclass(frozen=True)
@@ -58,7 +71,10 @@ class Comparison:
     """Arms (their configurations; the seed is filled in) over the same seeds, and the scores that decide.
 
     The first arm is the baseline of all others, unless ``baselines`` names another. ``decides`` are named
-    before the run; of the ``scores`` of the table (None: all that are known) the others are exploratory.
+    before the run, and so is the moment ``at`` which they are read (``read_at`` by score); of the ``scores``
+    of the table (None: all that are known, those of single layers included) the others are exploratory. A
+    score is claimed to be more than the baseline's, unless ``claimed`` says otherwise. ``level`` is a
+    training loss that decides because it was named before the run; arms are read at ``losses`` too.
     ``derive`` adds scores to a record along training. ``printed`` maps a source (``paper``, ``released``) to
     arms to scores to a number. Of seeds that were added after looking the first ``planned`` decide.
     """
@@ -74,6 +90,11 @@ class Comparison:
     baselines: Mapping[str, str] = field(default_factory=dict)
     derive: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda record: record
     planned: int | None = None
+    at: str = LEVEL
+    claimed: Mapping[str, Claimed] = field(default_factory=dict)
+    read_at: Mapping[str, str] = field(default_factory=dict)
+    level: float | None = None
+    losses: tuple[float, ...] = ()
 
     @property
     def key(self) -> str:
@@ -83,11 +104,13 @@ class Comparison:
     def cells(self) -> dict[tuple[str, int], Any]:
         """All cells, seed by seed, so that a sweep that is stopped early has whole comparisons."""
         return {
-            (arm, seed): config.replace(seed=seed) for seed in self.seeds for arm, config in self.arms.items()
+            (arm, seed): replace(config, seed=seed)
+            for seed in self.seeds
+            for arm, config in self.arms.items()
         }
 
     def baseline_of(self, arm: str) -> str:
-        return self.baselines.get(arm, next(iter(self.arms)))
+        return baselines_of(self.arms, self.baselines)[arm]
 
 
 def two_arms(
@@ -121,6 +144,19 @@ def printed_row(
     return row | {"sufficiency_5": sufficiency, "comprehensiveness_5": comprehensiveness} | others
 
 
+def layer_scores(layers: int) -> dict[str, str]:
+    """Scores of the average of all layers and of single ones, with their titles.
+
+    >>> list(layer_scores(2).items())[-1]
+    ('layer_2_entropy', 'layer 2: attention entropy, nats')
+    """
+    places = {"average": "layer average"} | {f"layer_{n}": f"layer {n}" for n in range(1, layers + 1)}
+    kinds = [kind for name in LAYER_SCORES for kind in (name, *(f"{null}_{name}" for null in STRONGER_NULLS))]
+    return {
+        f"{place}_{kind}": f"{text}: {title_of(kind)}" for place, text in places.items() for kind in kinds
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class Outcome:
     """A comparison with the results of its cells and everything that follows from them."""
@@ -129,6 +165,11 @@ class Outcome:
     results: Mapping[tuple[str, int], Mapping[str, Any]]
     measured: Measured
 
+    def with_values(self, values: Sequence[Value], runner: CellRunner) -> "Outcome":
+        """The outcome with values that were computed from it; they go to the table of results, too."""
+        runner.add(values)
+        return replace(self, measured=replace(self.measured, values=(*self.measured.values, *values)))
+
     @cached_property
     def effects(self) -> list[Effect]:
         """Every arm minus its baseline in every score that decides, corrected for their number."""
@@ -136,10 +177,12 @@ class Outcome:
 
     @cached_property
     def explored(self) -> list[Effect]:
-        """The same in all other scores of the table, corrected among themselves."""
-        return correct(self._effects([name for name in self.scores if name not in self.comparison.decides]))
+        """The same in all other scores of the table but nulls, corrected among themselves."""
+        others = [name for name in self.scores if name not in self.comparison.decides]
+        return correct(self._effects([name for name in others if not _is_null(name)]))
 
-    def _effects(self, scores: Sequence[str], at: str = LEVEL) -> list[Effect]:
+    def _effects(self, scores: Sequence[str], at: str | None = None) -> list[Effect]:
+        """The differences in ``scores`` at one moment, or where they decide; without those not measured."""
         effects = []
         for arm in self.comparison.arms:
             baseline = self.comparison.baseline_of(arm)
@@ -150,7 +193,8 @@ class Outcome:
                             self.measured,
                             (arm, baseline),
                             score,
-                            at=at,
+                            self.comparison.claimed.get(score, "more"),
+                            at=at or self._at(score),
                             label=arm,
                             seeds=self.comparison.planned,
                         )
@@ -159,13 +203,60 @@ class Outcome:
                     continue
         return effects
 
+    def shared_moment(self) -> tuple[str, float | None]:
+        """Where a chart reads all arms: at the level if it is one for all, else at the lowest common loss."""
+        moments = {(effect.at, effect.loss) for effect in self.effects if effect.at in (LEVEL, LOSS)}
+        if len(moments) == 1:
+            return moments.pop()
+        losses = [self.measured.losses(LOSS, effect.label, effect.score) for effect in self.effects]
+        return LOSS, next((levels[0] for levels in losses if levels), None)
+
+    def means(self, score: str) -> dict[str, float]:
+        """The mean of every arm that has the score at :meth:`shared_moment`."""
+        moment = self.shared_moment()
+        by_arm = {arm: self.measured.of(arm, score, *moment) for arm in self.comparison.arms}
+        return {arm: interval(values.values()).mean for arm, values in by_arm.items() if values}
+
+    def _at(self, score: str) -> str:
+        """The moment at which a score decides."""
+        return self.comparison.read_at.get(score) or self.moments.get(score, self.comparison.at)
+
+    @cached_property
+    def moments(self) -> dict[str, str]:
+        """The moments that are this experiment's own (``exact match 0.95``), by score."""
+        usual = (LEVEL, LOSS, END, BEST)
+        known = {value.score for value in self.measured.values if value.at in usual}
+        return {
+            value.score: value.at
+            for value in self.measured.values
+            if value.at not in usual and value.score not in known
+        }
+
+    @cached_property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that decide: those that were planned."""
+        return self.comparison.seeds[: self.comparison.planned]
+
     @cached_property
     def scores(self) -> dict[str, str]:
         """The scores of the table with their titles."""
         if self.comparison.scores is not None:
             return dict(self.comparison.scores)
-        names = table_scores(dict.fromkeys(value.score for value in self.measured.values))
-        return {name: title_of(name) for name in names}
+        known = dict.fromkeys(value.score for value in self.measured.values)
+        titles = {name: title_of(name) for name in table_scores(known)} | self._groups()
+        model = getattr(next(iter(self.comparison.arms.values())), "model", None)
+        layers = layer_scores(model.layers) if model is not None and model.layers > 1 else {}
+        titles |= {name: title for name, title in layers.items() if name in known}
+        return titles | {name: name for name in self.moments}
+
+    def _groups(self) -> dict[str, str]:
+        """Accuracy by group of test instances, such as the number of attractors."""
+        tests = (result.get("test", {}).get("groups") for result in self.results.values())
+        return {
+            f"accuracy, {group} {value}": f"test accuracy, {value} {group} ({entry['n']} instances)"
+            for group, values in (next((groups for groups in tests if groups), None) or {}).items()
+            for value, entry in values.items()
+        }
 
     @property
     def diverged(self) -> dict[str, list[int]]:
@@ -178,52 +269,57 @@ class Outcome:
 
     def rows(self) -> list[dict[str, Any]]:
         """The table: one row per moment, score and arm, with null, difference and others' numbers."""
-        by_place = {
-            (effect.label, effect.score, at): effect
-            for at, effects in (
-                (LEVEL, [*self.effects, *self.explored]),
-                (END, self._effects(list(self.scores), END)),
-                (BEST, self._effects(list(self.scores), BEST)),
-            )
-            for effect in effects
-        }
-        rows = []
-        for at in (LEVEL, END, BEST):
-            for score, title in self.scores.items():
-                for arm in self.comparison.arms:
-                    effect = by_place.get((arm, score, at))
-                    moment, loss = self._moment(arm, score, at, effect)
-                    values = self.measured.of(arm, score, moment, loss)
-                    if not values:
-                        continue
-                    row: dict[str, Any] = {"score": title, "at": AT_TEXTS[moment], "loss": loss, "arm": arm}
-                    row["kind"] = "decides" if score in self.comparison.decides else "exploratory"
-                    row["value"] = interval(values.values())
-                    row["null"] = self.measured.null(arm, score, moment, loss)
-                    if effect:
-                        row |= {"difference": effect.value, "levels": effect.agreement}
-                        row |= {"p": effect.p, "stands": _stands(effect)} if at == LEVEL else {}
-                    if at == END:
-                        printed = self.comparison.printed
-                        row |= {
-                            source: arms[arm][score]
-                            for source, arms in printed.items()
-                            if score in arms.get(arm, {})
-                        }
-                    rows.append(row)
-        return [plain(row) for row in rows]
+        return [{key: value for key, value in row.items() if key != "name"} for row in self._named_rows]
 
-    def _moment(self, arm: str, score: str, at: str, effect: Effect | None) -> tuple[str, float | None]:
-        if at != LEVEL:
-            return at, None
-        if effect is not None:
-            return effect.at, effect.loss
-        # A baseline is read where the first arm that is compared with it was.
-        others = [e for e in (*self.effects, *self.explored) if self.comparison.baseline_of(e.label) == arm]
-        effect = next((e for e in others if e.score == score), None)
-        if effect is not None:
-            return effect.at, effect.loss
-        return LEVEL, next(iter(self.measured.losses(LEVEL, arm, score)), None)
+    @cached_property
+    def _named_rows(self) -> list[dict[str, Any]]:
+        """The same with the ``name`` of each score beside its title."""
+        decided = [*self.effects, *self.explored]
+        own = dict.fromkeys(value.at for value in self.measured.values if value.at != LOSS)
+        rows = []
+        for at in dict.fromkeys((LEVEL, END, BEST, *own)):
+            read = [effect for effect in decided if effect.at == at or (at, effect.at) == (LEVEL, LOSS)]
+            decides = {(effect.label, effect.score): effect for effect in read}
+            known = {effect.score for effect in read}
+            others = self._effects([score for score in self.scores if score not in known], at)
+            effects = {(effect.label, effect.score): effect for effect in others} | decides
+            for score in self.scores:
+                if self.comparison.read_at.get(score, at) != at:
+                    continue
+                for arm in self.comparison.arms:
+                    if row := self._row(arm, score, at, effects):
+                        if (arm, score) in decides:
+                            row |= {"p": decides[arm, score].p, "stands": decides[arm, score].stands}
+                        rows.append(plain(row))
+        return rows
+
+    def _row(
+        self, arm: str, score: str, at: str, effects: Mapping[tuple[str, str], Effect]
+    ) -> dict[str, Any]:
+        """One row of the table; empty if the score was not measured then."""
+        comparison, effect = self.comparison, effects.get((arm, score))
+        # A baseline is read where the first arm that is compared with it is.
+        others = (other for other in comparison.arms if comparison.baseline_of(other) == arm)
+        like = effect or next((effects[other, score] for other in others if (other, score) in effects), None)
+        if like is not None:
+            at, loss = like.at, like.loss
+        else:
+            loss = next(iter(self.measured.losses(at, arm, score)), None)
+        values = self.measured.of(arm, score, at, loss)
+        chosen = [values[seed] for seed in self.seeds if seed in values]
+        if not chosen:
+            return {}
+        row: dict[str, Any] = {"name": score, "score": self.scores[score], "at": AT_TEXTS.get(at, at)}
+        row |= {"loss": loss, "arm": arm}
+        row["kind"] = "decides" if score in comparison.decides else "exploratory"
+        row |= {"value": interval(chosen), "null": self.measured.null(arm, score, at, loss)}
+        if effect:
+            row["difference"] = effect.value
+            row |= {"levels": effect.agreement} if effect.curve else {}
+        if at == END:
+            printed = {source: arms.get(arm, {}) for source, arms in comparison.printed.items()}
+            row |= {source: numbers[score] for source, numbers in printed.items() if score in numbers}
+        return row
 
     def summary(self) -> dict[str, Any]:
         """The comparison as plain JSON data: what ``--json`` prints."""
@@ -246,7 +342,7 @@ class Outcome:
                 "seeds": list(comparison.seeds),
                 "decides": list(comparison.decides),
                 "arms": arms,
-                "rows": self.rows(),
+                "rows": self._named_rows,
                 "effects": [effect_record(effect) for effect in self.effects],
                 "skipped": skipped,
             }
@@ -255,8 +351,9 @@ class Outcome:
     def setting(self) -> str:
         """What was run, in a few words."""
         comparison = self.comparison
-        count = len(comparison.seeds)
-        words = [f"{comparison.key}: {len(comparison.arms)} arms", f"{count} seed{'s' if count > 1 else ''}"]
+        count, added = len(self.seeds), len(comparison.seeds) - len(self.seeds)
+        words = [f"{comparison.key}: {len(comparison.arms)} arm{'s' * (len(comparison.arms) > 1)}"]
+        words.append(f"{count} seed{'s' * (count > 1)}" + f" ({added} added later left out)" * (added > 0))
         options = [getattr(config, "optimisation", None) for config in comparison.arms.values()]
         base, faster = options[0], options[-1]
         if base is not None:
@@ -265,68 +362,54 @@ class Outcome:
             words.append(f"QK learning rate times {faster.qk_ratio:g} in the faster arm")
             if faster.lr != base.lr:
                 words.append(f"base rate {faster.lr:g} instead of {base.lr:g}")
+            if faster.epochs != base.epochs:
+                words.append(f"{faster.epochs:g} epochs instead of {base.epochs:g}")
         return ", ".join(words)
 
     def dtaps(self) -> dict[str, dict[str, Any]]:
         """The DTAP table of every arm over its seeds, where it was measured."""
         tables: dict[str, list[Any]] = {}
         edges: dict[str, Any] = {}
-        for (arm, _), result in self.results.items():
+        for (arm, seed), result in self.results.items():
             scores = result.get("test", result)
-            if not result.get("diverged") and scores.get("dtap") is not None:
+            if seed in self.seeds and not result.get("diverged") and scores.get("dtap") is not None:
                 tables.setdefault(arm, []).append(scores["dtap"])
                 edges[arm] = scores["dtap_edges"]
-        found = {arm: dtap_over_seeds(own) for arm, own in tables.items()}
+        averaged = {arm: dtap_over_seeds(of_seeds) for arm, of_seeds in tables.items()}
         return {
             arm: {"mean": mean, "standard_deviation": deviation, "edges": edges[arm]}
-            for arm, (mean, deviation) in found.items()
+            for arm, (mean, deviation) in averaged.items()
         }
 
     def save(self, out: Path, *, forest: Sequence[str] | None = None) -> dict[str, Any]:
-        """Write the table, the forest of the scores that decide (or ``forest``), curves and heat maps."""
-        comparison, name, setting = self.comparison, self.comparison.key, self.setting()
+        """Write the table, the forest of the scores that decide (or ``forest``), curves and heat maps.
+
+        Of models with several layers there is also a forest with one row per layer.
+        """
+        name, title, setting = self.comparison.key, self.comparison.title, self.setting()
         caption = f"Mean and 95% interval over seeds; differences to the baseline, paired by seed. {setting}."
-        shown = forest or comparison.decides
+        about: dict[str, Any] = {"title": title, "caption": caption}
+        shown = forest or self.comparison.decides
         effects = [effect for effect in (*self.effects, *self.explored) if effect.score in shown]
         titles = {score: self.scores.get(score, score) for score in shown}
-        table_columns = [{"key": key, "label": label} for key, label in COLUMNS.items()]
-        rows = self.rows()
-        for source, label in SOURCES.items():
-            if any(source in row for row in rows):
-                table_columns.append({"key": source, "label": label, "source": "paper"})
-        files: dict[str, Any] = {
-            "table": save_table(
-                out,
-                name,
-                title=comparison.title,
-                caption=caption,
-                columns=table_columns,
-                rows=[{**row, "arm": ARM_NAMES.get(row["arm"], row["arm"])} for row in rows],
-            ),
-            "forest": save_forest(
-                effects, titles, out, name, title=comparison.title, caption=caption, names=ARM_NAMES
-            ),
-        }
-        if any(effect.curve for effect in effects):
-            files["curve"] = save_curve(
-                effects,
-                titles,
-                out,
-                f"{name}-curve",
-                title=comparison.title,
-                caption=caption,
-                names=ARM_NAMES,
-            )
+        files: dict[str, Any] = {"table": self._save_table(out, **about)}
+        if effects:
+            files["forest"] = save_forest(effects, titles, out, name, names=ARM_NAMES, **about)
+        curves = [effect for effect in effects if effect.curve] or self._effects(list(shown), LEVEL)
+        if any(effect.curve for effect in curves):
+            files["curve"] = save_curve(curves, titles, out, f"{name}-curve", names=ARM_NAMES, **about)
+        if layers := self.by_layer():
+            titles = {score: title_of(score) for score in dict.fromkeys(effect.score for effect in layers)}
+            about["title"] = f"{title}: attention by layer"
+            files["layers"] = save_forest(layers, titles, out, f"{name}-by-layer", **about)
         if 0 < len(self.dtaps()) <= 4:
             dtaps = {ARM_NAMES.get(arm, arm): table for arm, table in self.dtaps().items()}
-            files["dtap"] = save_dtaps(
-                dtaps, out, f"{name}-dtap", title=comparison.title, caption=f"{setting}."
-            )
+            files["dtap"] = save_dtaps(dtaps, out, f"{name}-dtap", title=title, caption=f"{setting}.")
         null = next((effect.null for effect in effects if effect.score == "mrta"), None)
         save_curves(
             out,
             name,
-            title=f"{comparison.title}: along training",
+            title=f"{title}: along training",
             caption=f"{setting}.",
             x={"key": "epoch", "label": "epoch"},
             metrics=[
@@ -343,7 +426,7 @@ class Outcome:
         save_effects(
             out,
             name,
-            title=comparison.title,
+            title=title,
             setting=setting,
             effects=[
                 effect_record(effect)
@@ -352,6 +435,32 @@ class Outcome:
             ],
         )
         return files
+
+    def _save_table(self, out: Path, *, title: str, caption: str) -> dict[str, str]:
+        rows = [{**row, "arm": ARM_NAMES.get(row["arm"], row["arm"])} for row in self.rows()]
+        columns = [{"key": key, "label": label} for key, label in COLUMNS.items()]
+        for source, label in SOURCES.items():
+            if any(source in row for row in rows):
+                columns.append({"key": source, "label": label, "source": "paper"})
+        return save_table(out, self.comparison.key, title=title, caption=caption, columns=columns, rows=rows)
+
+    def by_layer(self) -> list[Effect]:
+        """Mass and entropy of the whole model and of every layer; the label of an effect is the layer.
+
+        Empty with one layer, and with more than two arms.
+        """
+        effects = {effect.score: effect for effect in (*self.effects, *self.explored)}
+        model = getattr(next(iter(self.comparison.arms.values())), "model", None)
+        if len(self.comparison.arms) != 2 or model is None or "layer_1_mrta" not in effects:
+            return []
+        places = {"": "rollout", "average_": "layer average"}
+        places |= {f"layer_{n}_": f"layer {n}" for n in range(1, model.layers + 1)}
+        return [
+            replace(effects[f"{prefix}{score}"], label=place, score=score)
+            for score in ("mrta", "entropy")
+            for prefix, place in places.items()
+            if f"{prefix}{score}" in effects and f"layer_1_{score}" in effects
+        ]
 
     def _ratio(self, effect: Effect) -> float | None:
         options = getattr(self.comparison.arms[effect.label], "optimisation", None)
@@ -371,7 +480,10 @@ class Outcome:
             caption=f"Seed {comparison.seeds[0]}. {self.setting()}.",
             arms=[ARM_NAMES.get(arm, arm) for arm in comparison.arms],
             examples=[
-                {**example, "arms": {ARM_NAMES.get(arm, arm): own for arm, own in example["arms"].items()}}
+                {
+                    **example,
+                    "arms": {ARM_NAMES.get(arm, arm): reading for arm, reading in example["arms"].items()},
+                }
                 for example in examples
             ],
             sensitive=load_task(config.task, form=config.data.form, file=config.data.file).sensitive,
@@ -393,61 +505,42 @@ COLUMNS = {
 }
 
 
-def _stands(effect: Effect) -> str:
-    """What an effect shows, in a word."""
-    words = {"supports": "more", "against": "less", "small": "too small to matter", "open": "open"}
-    return words[effect.corrected]
-
-
-def effect_record(effect: Effect) -> dict[str, Any]:
-    """An effect as plain JSON data, for ``--json`` and the page."""
-    return plain(
-        {
-            "arm": effect.label,
-            "score": effect.score,
-            "at": effect.at,
-            "loss": effect.loss,
-            "before": effect.second,
-            "after": effect.first,
-            "difference": effect.value,
-            "null": effect.null,
-            "p": effect.p,
-            "stands": _stands(effect),
-            "levels": effect.agreement,
-            "progress": effect.progress,
-            "lowest": effect.lowest,
-            "missing": effect.missing,
-        }
-    )
-
-
-def run_arms(comparison: Comparison, runner: CellRunner, *, more: Sequence[Value] = ()) -> Outcome:
+def run_arms(
+    comparison: Comparison, runner: CellRunner, *, more: MoreValues = (), function: str = TRAIN
+) -> Outcome:
     """The comparison with the results of its cells; those that are done already are read, not trained again.
 
-    Its values, and ``more`` that the experiment computed itself, go to the table of results.
+    Its values, and ``more`` that the experiment computed itself, go to the table of results. ``function``
+    computes one cell.
     """
     config = next(iter(comparison.arms.values()))
     if not runner.rebuilds and isinstance(config, TrainConfig):
         # Missing or damaged data is an error before any worker starts.
         load_task(config.task, form=config.data.form, file=config.data.file)
     name = comparison.name
-    results = runner.run(comparison.cells(), TRAIN, title=name, protocol=comparison.protocol, table=name)
-    outcome = Outcome(
-        comparison,
+    results = runner.run(comparison.cells(), function, title=name, protocol=comparison.protocol, table=name)
+    values = measured(
+        comparison.key,
         results,
-        measured(
-            comparison.key, results, baselines=comparison.baselines, derive=comparison.derive, more=more
-        ),
+        baselines=comparison.baselines,
+        derive=comparison.derive,
+        level=comparison.level,
+        losses=comparison.losses,
+        more=more(results) if callable(more) else more,
     )
-    runner.add(outcome.measured.values)
-    return outcome
+    runner.add(values.values)
+    return Outcome(comparison, results, values)
 
 
 def run_comparison(
-    comparison: Comparison, runner: CellRunner, *, forest: Sequence[str] | None = None
+    comparison: Comparison,
+    runner: CellRunner,
+    *,
+    forest: Sequence[str] | None = None,
+    more: MoreValues = (),
 ) -> dict[str, Any]:
     """Run what is not done yet, write everything, and return what ``--json`` prints."""
-    outcome = run_arms(comparison, runner)
+    outcome = run_arms(comparison, runner, more=more)
     files = outcome.save(runner.out, forest=forest)
     if not runner.rebuilds:
         outcome.save_examples(runner.out)
@@ -463,32 +556,46 @@ def show_comparison(summary: Mapping[str, Any], scores: Sequence[str] | None = N
     The table that is written has all of them.
     """
     print(summary["setting"])
-    rows = [row for row in summary["rows"] if row["score"] in scores] if scores else summary["rows"]
-    if scores is None:  # percentages k and stronger nulls are in the table
-        rows = [row for row in rows if ", top " not in row["score"] and not row["score"].endswith(" null")]
+    rows = [row for row in summary["rows"] if (row["score"] in scores if scores else _is_main(row["name"]))]
     for at in dict.fromkeys(row["at"] for row in rows):
-        if at == AT_TEXTS[BEST]:
-            continue
         moment = [row for row in rows if row["at"] == at]
+        if at == AT_TEXTS[BEST] and not any("p" in row for row in moment):
+            continue
         losses = [row["loss"] for row in moment if row["loss"] is not None]
-        title = f"\nat the {at}" if not losses else f"\nat {at} (training loss {losses[0]:.3g})"
-        print_table(_wide(moment) if len(summary["arms"]) == 2 else _long(moment), title=title)
-    late = [f"{cell}" for effect in summary["effects"] for cell in effect["missing"]]
+        article = "the " * (at in (AT_TEXTS[END], AT_TEXTS[BEST]))
+        title = f"\nat {article}{at}" + (f" (training loss {losses[0]:.3g})" if losses else "")
+        print_table(wide_rows(moment) if len(summary["arms"]) == 2 else _long(moment), title=title)
+    late = dict.fromkeys(cell for effect in summary["effects"] for cell in effect["missing"])
     if late:
-        print(
-            "\nthe lowest common loss decides, as these never reach the level: "
-            + "; ".join(dict.fromkeys(late))
-        )
+        print(f"\nthe lowest common loss decides, as these never reach the level: {'; '.join(late)}")
     diverged = {arm: entry["diverged"] for arm, entry in summary["arms"].items() if entry["diverged"]}
     if diverged:
         print(f"\ndiverged: {diverged}")
     if summary.get("skipped"):
         print(f"\nleft out of the data: {left_out(summary['skipped'])}")
-    if "files" in summary:
-        print(f"\nfigure: {summary['files']['forest']['png']}")
+    for kind in ("forest", "layers"):
+        if kind in summary.get("files", {}):
+            print(f"\nfigure: {summary['files'][kind]['png']}")
 
 
-def _wide(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _is_null(name: str) -> bool:
+    """Whether a score is that of the model's attention made sharp or permuted, which is compared like it."""
+    return any(f"{null}_" in name for null in STRONGER_NULLS)
+
+
+def _is_main(name: str) -> bool:
+    """Whether the terminal shows a score: not per percentage, no stronger null, of layers mass and entropy.
+
+    >>> [_is_main(name) for name in ("mrta", "sufficiency_5", "permuted_ac", "layer_1_mrta", "layer_1_ac")]
+    [True, False, False, True, False]
+    """
+    per_k = tuple(f"{score.name}_" for score in SCORES.values() if score.per_k)
+    if name.startswith(per_k) or _is_null(name):
+        return False
+    return not name.startswith(("layer_", "average_")) or name.endswith(("mrta", "entropy"))
+
+
+def wide_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One row per score, with a column for either arm."""
     table: dict[str, dict[str, Any]] = {}
     for row in rows:

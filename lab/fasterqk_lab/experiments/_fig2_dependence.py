@@ -8,13 +8,14 @@ training loss that both reach.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from fasterqk.attention import Interval, common_levels, matched_loss
-from fasterqk_lab.experiments._per_seed import rows_at
+from fasterqk_lab.compare import END, LOSS, Effect, compare, measured
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments._synthetic import panels, run_cells, with_scale
+from fasterqk_lab.experiments._synthetic import group_values, panels, run_cells, with_scale
 from fasterqk_lab.figures import COLORS, INK, plotting, save_figure, save_table
 from fasterqk_lab.synthetic import PARAMETERIZATIONS, SyntheticCell
 
@@ -22,20 +23,6 @@ EQUAL, FASTER = "equal rates", "QK 10x"
 RATIOS = {EQUAL: 1.0, FASTER: 10.0}
 # Enough for most pairs to reach a loss near .001; the others are read at the loss that they reach.
 MAX_STEPS = 60_000
-# Differences smaller than this are drawn as neither.
-NOTICEABLE = 0.02
-TEXT = (
-    "What holds: with the softmax over the four next tokens and a query that is not attended, a faster "
-    "query-key circuit attends more to the class tokens in all four parameterizations, or attends to "
-    "nothing else already. With scores divided by √d, as in the notebooks, it does so for both factorized"
-    " output-value circuits (FAFO, CAFO) in every row. Where it turns around: without that division and "
-    "with all 50 tokens in the softmax, attention on class tokens falls to zero, or is there already; "
-    "with it, an attended query takes the attention of FACO and CACO, a large start (0.1) costs both "
-    "theirs, and CACO falls a little even without these (at the paper's five times it rises). Why: the "
-    "query names the class. A query-key circuit that is fast enough can state the class by which common "
-    "token it looks at, or by looking at the query itself, and the output-value circuit reads it off "
-    "there: a covert channel that lowers the loss without the class tokens."
-)
 
 
 @dataclass(frozen=True)
@@ -92,98 +79,79 @@ class Pair:
 
     reading: Reading
     parameterization: str
-    loss: float
-    attention: Mapping[str, Interval]  # by EQUAL and FASTER
-    difference: Interval
-    query_mass: Mapping[str, float]  # at the end
+    effect: Effect
+    query_mass: Mapping[str, float]  # at the end, by EQUAL and FASTER
 
     def record(self) -> dict[str, Any]:
         """The pair as a row of a table."""
+        effect = self.effect
         return {
             **self.reading.columns,
             "parameterization": self.parameterization,
-            "loss": self.loss,
-            **self.attention,
-            "difference": self.difference,
+            "loss": effect.loss,
+            EQUAL: effect.second,
+            FASTER: effect.first,
+            "difference": effect.value,
             **{f"on the query token, {name}": mass for name, mass in self.query_mass.items()},
         }
 
 
 def compute_dependence(runner: CellRunner, seeds: int = 1) -> list[Pair]:
     """Train what is not stored yet; one pair per setting and parameterization."""
+    name, settings = "fig2-dependence", list(product(READINGS, PARAMETERIZATIONS))
     cells = {
-        (reading, name, arm, seed): replace(reading.cell(name, ratio), seed=seed)
-        for seed in range(seeds)
-        for reading in READINGS
-        for name in PARAMETERIZATIONS
-        for arm, ratio in RATIOS.items()
-    }
-    results = run_cells(cells, runner, title="fig2, what it depends on", protocol="dependence", arm=_arm_name)
-    pairs = [
-        _pair(
-            reading, name, {key[2:]: result for key, result in results.items() if key[:2] == (reading, name)}
+        (_arm_name(reading, parameterization, speed), seed): replace(
+            reading.cell(parameterization, ratio), seed=seed
         )
-        for reading in READINGS
-        for name in PARAMETERIZATIONS
-    ]
-    losses = {(pair.reading, pair.parameterization): pair.loss for pair in pairs}
-    for key, result in results.items():
-        if result["diverged"]:
-            continue
-        rows = rows_at(losses[key[:2]], _arm_name(key), key[3], result["history"])
-        runner.add_per_seed(rows, protocol="dependence")
+        for seed in range(seeds)
+        for reading, parameterization in settings
+        for speed, ratio in RATIOS.items()
+    }
+    results = run_cells(cells, runner, title="fig2, what it depends on", protocol="dependence")
+    equal_of = {
+        _arm_name(*setting, speed): _arm_name(*setting, EQUAL) for setting in settings for speed in RATIOS
+    }
+    _, values = group_values(name, results, equal_of, stopped=False)
+    table = measured(name, results, baselines=equal_of, more=values)
+    runner.add(table.values)
+    pairs = []
+    for reading, parameterization in settings:
+        arms = {speed: _arm_name(reading, parameterization, speed) for speed in RATIOS}
+        effect = compare(table, (arms[FASTER], arms[EQUAL]), "mrta", at=LOSS)
+        masses = {speed: fmean(table.of(arm, "query_mass", END).values()) for speed, arm in arms.items()}
+        attended = masses if reading.query_attended else dict.fromkeys(RATIOS, 0.0)
+        pairs.append(Pair(reading, parameterization, effect, attended))
     return pairs
 
 
-def _arm_name(key: tuple[Reading, str, str, int]) -> str:
-    reading, parameterization, arm, _ = key
-    return ", ".join([*reading.columns.values(), parameterization, arm])
+def _arm_name(reading: Reading, parameterization: str, speed: str) -> str:
+    return ", ".join([*reading.columns.values(), parameterization, speed])
 
 
-def _pair(reading: Reading, name: str, results: Mapping[Any, Mapping[str, Any]]) -> Pair:
-    histories = {cell: [] if found["diverged"] else found["history"] for cell, found in results.items()}
-    at = matched_loss(histories, ["mrta"], common_levels(histories, 1))[0]
-    mass = {
-        arm: sum(found["query_mass"] for (own, _), found in results.items() if own == arm)
-        / sum(own == arm for own, _ in results)
-        for arm in RATIOS
-    }
-    return Pair(
-        reading,
-        name,
-        at["loss"],
-        {arm: at["arms"][arm]["mrta"] for arm in RATIOS},
-        at["difference"][FASTER]["mrta"],
-        mass if reading.query_attended else dict.fromkeys(RATIOS, 0.0),
-    )
-
-
-def write_dependence(pairs: list[Pair], out: Path) -> dict[str, Any]:
+def save_dependence(pairs: list[Pair], out: Path) -> dict[str, Any]:
     """Write the figure and its table under ``out``; returns the figure's paths and the table's."""
-    seeds = max(pair.difference.n for pair in pairs)
-    title = "Figure 2: what the result depends on"
+    seeds = max(pair.effect.value.n for pair in pairs)
+    name, title = "fig2-dependence", "Figure 2: what the result depends on"
+    caption = (
+        "Attention on class tokens, from equal rates (ring) to a query-key circuit that learns ten times"
+        " faster (dot), at the lowest training loss that both reach; dotted: uniform attention,"
+        f" {seeds} seed{'s' if seeds > 1 else ''}. Where attention falls, the circuit names the class by the"
+        " common token or the query that it looks at (docs/covert-channel.md)."
+    )
     rows = [pair.record() for pair in pairs]
     with plotting() as plt:
         figure = save_figure(
             draw_dependence(plt, pairs),
             out,
-            "fig2-dependence",
+            name,
             title=title,
-            caption=f"{TEXT} Each line goes from equal rates (ring) to a query-key circuit that learns "
-            "ten times faster (dot), both at the lowest training loss that both reach; the dotted line is "
-            f"uniform attention. {seeds} seed{'s' if seeds > 1 else ''}.",
+            caption=caption,
             rows=[row | {key: row[key].mean for key in (*RATIOS, "difference")} for row in rows],
             see="A dot to the right of its ring: faster query-key learning gave more attention at equal loss."
             " To the left: less.",
         )
-    table = save_table(
-        out,
-        "fig2-dependence",
-        title=title,
-        caption="Attention on class tokens at the lowest training loss that both cells of a pair reach.",
-        columns=[{"key": key, "label": key} for key in rows[0]],
-        rows=rows,
-    )
+    columns = [{"key": key, "label": key} for key in rows[0]]
+    table = save_table(out, name, title=title, caption=caption, columns=columns, rows=rows)
     return {**figure, "table": table}
 
 
@@ -194,16 +162,8 @@ def draw_dependence(plt: Any, pairs: list[Pair]) -> Any:
     names = list(READINGS[0].columns)
     for place, reading in enumerate(READINGS):
         for column, (name, value) in enumerate(reading.columns.items()):
-            usual = value == READINGS[0].columns[name]
-            axes[0].text(
-                column,
-                place,
-                value,
-                ha="center",
-                va="center",
-                color="0.45" if usual else INK,
-                fontsize=8.5,
-            )
+            color = "0.45" if value == READINGS[0].columns[name] else INK
+            axes[0].text(column, place, value, ha="center", va="center", color=color, fontsize=8.5)
     axes[0].set(xlim=(-0.55, len(names) - 0.45), ylim=(len(READINGS) - 0.4, -0.6), yticks=[])
     axes[0].set_xticks(range(len(names)), names)
     axes[0].xaxis.tick_top()
@@ -221,15 +181,15 @@ def draw_dependence(plt: Any, pairs: list[Pair]) -> Any:
         axis.axhline(len(READINGS) / 2 - 0.5, color="0.8", linewidth=0.8)
     for color, label in ((COLORS[0], "more attention with faster QK"), (COLORS[1], "less")):
         axes[1].plot([], [], "o-", color=color, label=label)
-    axes[1].plot([], [], "o-", color="0.4", label=f"within {NOTICEABLE}")
+    axes[1].plot([], [], "o-", color="0.4", label=f"within {pairs[0].effect.margin:g}")
     figure.legend(*axes[1].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
 def _draw_pair(axis: Any, place: int, pair: Pair) -> None:
-    start, end = (pair.attention[arm].mean for arm in RATIOS)
+    start, end = pair.effect.second.mean, pair.effect.first.mean
     change = end - start
-    color = "0.4" if abs(change) < NOTICEABLE else COLORS[0] if change > 0 else COLORS[1]
+    color = "0.4" if abs(change) < pair.effect.margin else COLORS[0] if change > 0 else COLORS[1]
     axis.plot([start, end], [place, place], color=color, linewidth=1.6)
     axis.plot(start, place, "o", color=color, markersize=6, markerfacecolor="white")
     axis.plot(end, place, "o", color=color, markersize=5)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fasterqk.console import progress_bar
 from fasterqk.errors import InputError
@@ -19,11 +19,12 @@ from fasterqk.files import (
     check_output,
     config_fields,
     plain,
-    write_csv,
 )
-from fasterqk_lab.compare import Value, write_values
 from fasterqk_lab.runs import Line, SweepError, read_cells, rounded, sweep, write_cells
 from fasterqk_lab.tasks import use_data_folder
+
+if TYPE_CHECKING:
+    from fasterqk_lab.compare import Value
 
 # Name and summary of every experiment. The module of "table-sva" is `table_sva`; it is imported when it is
 # asked for, so that listing the experiments imports nothing heavy.
@@ -213,8 +214,6 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     )
     with use_data_folder(shared["data_dir"]):
         summary = dict(plain(experiment.run(runner, **chosen)))
-    if per_seed := runner.write_per_seed():
-        summary["per_seed"] = per_seed
     if results := runner.write_results():
         summary["results"] = results
     if shared["export"]:
@@ -268,9 +267,6 @@ class CellRunner:
         self._stored: dict[str, Any] = {}
         self._facts: dict[str, Any] = {}
         self._lines: list[Line] = []
-        # Cells that were asked for together, and so are compared with each other, by the name of their table.
-        self._compared: list[tuple[str, dict[tuple[str, int], Any]]] = []
-        self._derived: dict[str, list[Line]] = {}
         self._values: list[Value] = []
         for line in (line for file in self._files for line in read_cells(file)):
             if "fact" in line:
@@ -319,8 +315,6 @@ class CellRunner:
             about |= {"table": table} if table not in ("", self.experiment) else {}
             about |= {"arm": arm(key), "seed": config.seed, "settings": settings_of(config)}
             self._lines.append(about | {"result": found[key]})
-        own = {(arm(key), config.seed): found[key] for key, config in cells.items()}
-        self._compared.append((self._table(table, protocol), own))
 
     def fact(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value that the experiment needs beside its cells, such as the size of a split."""
@@ -340,43 +334,24 @@ class CellRunner:
         """Write every cell that was asked for to ``path``, one line each; returns the path."""
         return write_cells(path, self._lines)
 
-    def _table(self, table: str, protocol: str) -> str:
-        return "-".join(part for part in (table or self.experiment, protocol) if part)
-
-    def add(self, values: Iterable[Value]) -> None:
+    def add(self, values: "Iterable[Value]") -> None:
         """Values for the experiment's tidy table, which :meth:`write_results` writes."""
         self._values += values
 
     def write_results(self) -> str | None:
-        """Write ``results/EXPERIMENT.csv`` under ``out``, the values of every cell; returns its path."""
+        """Write ``results/EXPERIMENT.csv`` under ``out``, the values of every cell; returns its path.
+
+        Comparisons that the file has and that were not made now (another protocol's) stay in it.
+        """
+        from fasterqk_lab.compare import read_values, write_values
+
         if not self._values:
             return None
-        return str(write_values(self.out / "results" / f"{self.experiment}.csv", self._values))
-
-    def add_per_seed(self, rows: Sequence[Line], *, protocol: str = "", table: str = "") -> None:
-        """Numbers of single seeds that were computed from cells, for :meth:`write_per_seed`."""
-        if rows:
-            self._derived.setdefault(self._table(table, protocol), []).extend(rows)
-
-    def write_per_seed(self) -> list[str]:
-        """Write ``tables/NAME-PROTOCOL-per-seed.csv`` under ``out``; returns the paths.
-
-        It has one row per arm, seed and score, at the end of training and at equal training loss, and those
-        of :meth:`add_per_seed`.
-        """
-        from fasterqk_lab.experiments._per_seed import per_seed_rows
-
-        files: dict[str, list[Line]] = {}
-        for name, cells in self._compared:
-            files.setdefault(name, []).extend(rounded(per_seed_rows(cells)))
-        for name, rows in self._derived.items():
-            files.setdefault(name, []).extend(rounded(plain(rows)))
-        tables = self.out / "tables"
-        return [
-            # A level at which cells are compared by more than one rule is written once.
-            str(write_csv(tables / f"{name}-per-seed.csv", {_place(row): row for row in rows}.values()))
-            for name, rows in files.items()
-        ]
+        path = self.out / "results" / f"{self.experiment}.csv"
+        written = {value.experiment for value in self._values}
+        before = read_values(path) if path.is_file() else ()
+        kept = [value for value in before if value.experiment not in written]
+        return str(write_values(path, [*kept, *self._values]))
 
     def _sweep(self, cells: Mapping[Any, Any], function: str, title: str, force: bool) -> list[Any]:
         with progress_bar(title) as progress:
@@ -406,10 +381,6 @@ class CellRunner:
 
     def _named(self) -> str:
         return ", ".join(repr(file) for file in self._files)
-
-
-def _place(row: Line) -> tuple[Any, ...]:
-    return row["arm"], row["seed"], row["at"], row["score"]
 
 
 def settings_of(config: Any) -> dict[str, Any]:

@@ -9,23 +9,19 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import nan
-from typing import Any, TypeVar
+from statistics import fmean
+from typing import Any, NamedTuple, TypeVar
 
-from fasterqk.attention import Interval, dtap_over_seeds, interval, matched_loss
+from fasterqk.attention import Interval, interval
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting
-from fasterqk_lab.experiments._per_seed import levels_for, rows_at
+from fasterqk_lab.compare import LOSS, Value, lowest_levels, measured, value_at
 from fasterqk_lab.experiments._registry import CellRunner, Option
 from fasterqk_lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
 PROTOCOLS = ("published", "literal", "scaled-scores", "four-tokens")
 # What they were called in version 0.1.
-OLD_NAMES = {
-    "released": "published",
-    "paper": "literal",
-    "scaled": "scaled-scores",
-    "closed": "four-tokens",
-}
+OLD_NAMES = dict(zip(("released", "paper", "scaled", "closed"), PROTOCOLS, strict=True))
 PROTOCOL_OPTION = Option(
     "protocol", str, "which settings", default="published", choices=PROTOCOLS, old_names=OLD_NAMES
 )
@@ -55,18 +51,18 @@ def panels(protocol: str, names: list[str] | None = None) -> list[Panel]:
     protocol = OLD_NAMES.get(protocol, protocol)
     if protocol not in _PANELS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
-    found = {panel.name: panel for panel in _PANELS[protocol]()}
+    by_name = {panel.name: panel for panel in _PANELS[protocol]()}
     for name in names or []:
-        if name not in found:
-            raise InputError(f"protocol {protocol!r} has no panel {name!r}; choose from {','.join(found)}")
-    return [found[name] for name in dict.fromkeys(names or found)]
+        if name not in by_name:
+            raise InputError(f"protocol {protocol!r} has no panel {name!r}; choose from {','.join(by_name)}")
+    return [by_name[name] for name in dict.fromkeys(names or by_name)]
 
 
 def _literal(**changes: object) -> list[Panel]:
     def panel(name: str, title: str, parameterization: str, **settings: object) -> Panel:
         return Panel(name, title, SyntheticCell(parameterization, **(changes | settings)))  # type: ignore[arg-type]
 
-    found = [
+    literal = [
         panel("a", "FAFO", "FAFO"),
         panel("b", "FACO", "FACO"),
         panel("c", "CAFO", "CAFO"),
@@ -81,8 +77,8 @@ def _literal(**changes: object) -> list[Panel]:
     ]
     if not changes:
         attended = Language(attend_query=True)
-        found.append(panel("k", "CACO, query attended", "CACO", language=attended))
-    return found
+        literal.append(panel("k", "CACO, query attended", "CACO", language=attended))
+    return literal
 
 
 def _published() -> list[Panel]:
@@ -114,13 +110,7 @@ def _published() -> list[Panel]:
         Panel("e", "FAFO, QK 20x", replace(base, qk_ratio=20.0, batches=100, max_steps=1000 * 100)),
         Panel("f", "FAFO, QK 1-40x", replace(base, qk_ratio=40.0, **ramped)),  # type: ignore[arg-type]
         Panel("g", "CACO, QK 5x", replace(faster_caco, qk_ratio=5.0), several, 5),
-        Panel(
-            "h",
-            "CACO, QK 1-10x",
-            replace(faster_caco, qk_ratio=10.0, ramp_steps=200_000),
-            several,
-            len(several),
-        ),
+        Panel("h", "CACO, QK 1-10x", replace(faster_caco, qk_ratio=10.0, ramp_steps=200_000), several, 5),
     ]
 
 
@@ -133,8 +123,7 @@ _PANELS: dict[str, Callable[[], list[Panel]]] = {
 
 
 Key = TypeVar("Key", bound=Hashable)
-Result = Mapping[str, Any]
-NUMBERS = ("loss", "accuracy", "steps", "mrta", "ac", "acmc", "query_mass", "train_loss")
+Results = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
 def run_cells(
@@ -144,41 +133,77 @@ def run_cells(
     # A collapsed OV circuit takes ten times as many steps: long cells first, so that none comes last.
     order = sorted(cells, key=lambda key: factorized_output(cells[key].parameterization))
     long_first = {key: cells[key] for key in order}
-    found = runner.run(long_first, "fasterqk_lab.synthetic._train:train", **options)
-    return {key: found[key] for key in cells}
+    results = runner.run(long_first, "fasterqk_lab.synthetic._train:train", **options)
+    return {key: results[key] for key in cells}
 
 
-def summarize_seeds(results: Mapping[int, Result], stop: str = "epoch") -> dict[str, Any]:
-    """Means over the seeds that did not diverge, with 95% t-intervals under ``intervals``.
+def theory_setting(language: Language) -> Setting:
+    """The theory's setting with the numbers of ``language``: its background is one-hot.
 
-    ``capped`` lists the seeds that hit the cap of steps before the stop rule was met, ``diverged_seeds``
-    those without numbers. The standard deviation of a DTAP cell is over seeds (n - 1).
+    What the theory leaves out: the number of class tokens varies between sequences, samples are finite, and
+    outputs are the classes alone.
     """
-    diverged = [seed for seed, result in results.items() if result["diverged"]]
-    finished = [result for result in results.values() if not result["diverged"]]
-    summary: dict[str, Any] = dict.fromkeys((*NUMBERS, "dtap", "dtap_deviation", "dtap_edges"))
-    summary["null"] = dict.fromkeys(("mrta", "ac", "acmc"))
-    if finished:
-        intervals = {name: interval(result[name] for result in finished) for name in NUMBERS}
-        mean, deviation = dtap_over_seeds([result["dtap"] for result in finished])
-        summary |= {name: value.mean for name, value in intervals.items()}
-        summary |= {"dtap": mean, "dtap_deviation": deviation, "dtap_edges": finished[0]["dtap_edges"]}
-        summary["null"] = {
-            name: interval(result["null"][name] for result in finished).mean for name in summary["null"]
-        }
-        summary["intervals"] = intervals
-    capped = [seed for seed, result in results.items() if not result["reached"] and seed not in diverged]
-    return summary | {
-        "diverged": bool(diverged),
-        "diverged_seeds": diverged,
-        "capped": [] if stop == "never" else capped,
-        "seeds": list(results),
-    }
+    distinct = max(1, round(language.gamma * language.context))
+    background = max(1, language.context - distinct)
+    return Setting(language.classes, language.distinct, distinct, background, "fixed", language.common)
+
+
+def with_scale(cell: SyntheticCell, scale: float) -> SyntheticCell:
+    """``cell`` with both circuits starting at ``scale``."""
+    init = Init(cell.ov_init.kind, scale)
+    return replace(cell, qk_init=init, ov_init=init)
+
+
+# --- Arms that are compared within groups, each group at a loss of its own ---
+
+
+def group_values(
+    name: str, results: Results, groups: Mapping[str, str], *, stopped: bool = True
+) -> tuple[dict[str, float], list[Value]]:
+    """The loss of every group, and the values of its cells there.
+
+    ``groups`` maps an arm to its group. The loss is the lowest that all cells of the group reach; with
+    ``stopped`` only those decide that met their stop rule, if any did. A cell that diverged has no value.
+    """
+    levels: dict[str, float] = {}
+    values: list[Value] = []
+    for group in dict.fromkeys(groups.values()):
+        cells = {cell: result for cell, result in results.items() if groups[cell[0]] == group}
+        histories = {cell: result["history"] for cell, result in cells.items() if not result["diverged"]}
+        deciding = {cell: history for cell, history in histories.items() if cells[cell]["reached"]}
+        for level in lowest_levels((deciding if stopped else {}) or histories, 1):
+            levels[group] = level
+            for (arm, seed), history in histories.items():
+                numbers = value_at(history, level)
+                values += [Value(name, arm, seed, LOSS, level, score, x) for score, x in numbers.items()]
+    return levels, values
+
+
+class GridArm(NamedTuple):
+    """One arm of a grid: its protocol, its cell (of seed 0), and the group within which it is compared."""
+
+    protocol: str
+    cell: SyntheticCell
+    group: str
+
+    @property
+    def name(self) -> str:
+        """The arm in words: what tells the arms of one grid apart is in its settings."""
+        cell = self.cell
+        return (
+            f"{self.protocol}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g}, "
+            f"init {cell.ov_init.scale:g}, gamma {cell.language.gamma:g}"
+        )
+
+    @property
+    def baseline(self) -> str:
+        """The name of the same arm with equal rates."""
+        return self._replace(cell=replace(self.cell, qk_ratio=1.0)).name
 
 
 @dataclass(frozen=True)
 class Point:
-    """One arm of a grid: its cell (of seed 0), and what its seeds came to."""
+    """What the seeds of an arm came to."""
 
     protocol: str
     cell: SyntheticCell
@@ -208,81 +233,34 @@ class Point:
         }
 
 
-def attention_at(history: Sequence[Mapping[str, Any]], level: float) -> float | None:
-    """Attention on distinct tokens where the training loss of a cell first falls to ``level``, if it does."""
-    found = matched_loss({("cell", 0): history}, ["mrta"], [level])[0]
-    return found["arms"]["cell"]["mrta"].mean if not found["missing"] else None
-
-
-def theory_setting(language: Language) -> Setting:
-    """The theory's setting with the numbers of ``language``: its background is one-hot.
-
-    What the theory leaves out: the number of class tokens varies between sequences, samples are finite, and
-    outputs are the classes alone.
-    """
-    distinct = max(1, round(language.gamma * language.context))
-    background = max(1, language.context - distinct)
-    return Setting(language.classes, language.distinct, distinct, background, "fixed", language.common)
-
-
-def with_scale(cell: SyntheticCell, scale: float) -> SyntheticCell:
-    """``cell`` with both circuits starting at ``scale``."""
-    init = Init(cell.ov_init.kind, scale)
-    return replace(cell, qk_init=init, ov_init=init)
-
-
-def measure(
-    arms: Mapping[tuple[str, SyntheticCell], str],
-    runner: CellRunner,
-    *,
-    seeds: int,
-    title: str,
-    protocol: str = "",
+def run_grid(
+    name: str, arms: Sequence[GridArm], runner: CellRunner, *, seeds: int, title: str, protocol: str = ""
 ) -> list[Point]:
-    """One point per arm ``(protocol, cell)``; arms with the same group name are compared at one loss.
-
-    The level of a group is the lowest loss that all its cells reach which met their stop rule.
-    """
+    """One point per arm, read at the loss of its group; all values go to the table of results."""
+    by_name = {arm.name: arm for arm in arms}
     cells = {
-        (arm, seed): replace(arm[1], seed=seed)
+        (label, seed): replace(arm.cell, seed=seed)
         for seed in range(seeds)  # seed by seed, so that a run stopped early has a whole grid
-        for arm in arms
+        for label, arm in by_name.items()
     }
-    results = run_cells(cells, runner, title=title, protocol=protocol, arm=lambda key: _arm_name(*key[0]))
-    points: dict[tuple[str, SyntheticCell], Point] = {}
-    for group in dict.fromkeys(arms.values()):
-        own: dict[Any, Any] = {key: result for key, result in results.items() if arms[key[0]] == group}
-        levels = levels_for(own, 1)
-        histories = {key: [] if result["diverged"] else result["history"] for key, result in own.items()}
-        found = matched_loss(histories, ["mrta"], levels)
-        for arm in (arm for arm, name in arms.items() if name == group):
-            points[arm] = _point(arm, {s: own[arm, s] for s in range(seeds)}, found)
-        for level in levels:
-            for (arm, seed), history in histories.items():
-                runner.add_per_seed(rows_at(level, _arm_name(*arm), seed, history), protocol=protocol)
-    return [points[arm] for arm in arms]
-
-
-def _arm_name(protocol: str, cell: SyntheticCell) -> str:
-    """An arm of a grid in words; what tells the arms of one grid apart is in its settings."""
-    return (
-        f"{protocol}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g}, "
-        f"init {cell.ov_init.scale:g}, gamma {cell.language.gamma:g}"
-    )
-
-
-def _point(
-    arm: tuple[str, SyntheticCell], results: Mapping[int, Mapping[str, Any]], found: list[dict[str, Any]]
-) -> Point:
-    nothing: dict[str, Any] = {"loss": nan, "arms": {}, "missing": [[arm, seed] for seed in results]}
-    level = found[0] if found else nothing
-    reached = level["arms"].get(arm)
-    return Point(
-        protocol=arm[0],
-        cell=arm[1],
-        level=level["loss"],
-        alpha=reached["mrta"] if reached else None,
-        missing=tuple(seed for name, seed in level["missing"] if name == arm),
-        diverged=tuple(seed for seed, result in results.items() if result["diverged"]),
-        steps=sum(result["steps"] for result in results.values()) / len(results),
-    )
+    results = run_cells(cells, runner, title=title, protocol=protocol)
+    levels, values = group_values(name, results, {label: arm.group for label, arm in by_name.items()})
+    baselines = {label: arm.baseline if arm.baseline in by_name else label for label, arm in by_name.items()}
+    table = measured(name, results, baselines=baselines, more=values)
+    runner.add(table.values)
+    points = []
+    for label, arm in by_name.items():
+        level = levels.get(arm.group, nan)
+        attention = table.of(label, "mrta", LOSS, level)
+        points.append(
+            Point(
+                protocol=arm.protocol,
+                cell=arm.cell,
+                level=level,
+                alpha=interval(attention.values()) if attention else None,
+                missing=tuple(seed for seed in range(seeds) if seed not in attention),
+                diverged=tuple(seed for seed in range(seeds) if results[label, seed]["diverged"]),
+                steps=fmean(results[label, seed]["steps"] for seed in range(seeds)),
+            )
+        )
+    return points

@@ -16,9 +16,9 @@ from typing import Any
 from fasterqk.attention import interval
 from fasterqk.console import mean_of
 from fasterqk.errors import InputError
-from fasterqk.files import plain, write_csv
-from fasterqk_lab.experiments._per_seed import BEST
-from fasterqk_lab.experiments._registry import CellRunner, rounded
+from fasterqk.files import plain
+from fasterqk_lab.compare import BEST, Value, write_values
+from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
@@ -189,9 +189,9 @@ def save_tuning(found: Found, out: Path) -> dict[str, dict[str, str]]:
     )
     columns = [{"key": key, "label": key} for key in COLUMNS]
     table = save_table(out, name, title=title, caption=caption, columns=columns, rows=tuning_rows(found))
-    per_seed = write_csv(out / "tables" / f"{name}-per-seed.csv", rounded(_per_seed_rows(found)))
+    results = write_values(out / "results" / f"{name}.csv", _values(found, name))
     figure = _save_figure(found, out, name, title, caption)
-    return {"table": table, "per_seed": {"csv": str(per_seed)}, "figure": figure}
+    return {"table": table, "results": {"csv": str(results)}, "figure": figure}
 
 
 def tuning_rows(found: Found) -> list[dict[str, Any]]:
@@ -209,15 +209,9 @@ def tuning_rows(found: Found) -> list[dict[str, Any]]:
     ]
 
 
-def _per_seed_rows(found: Found) -> list[dict[str, Any]]:
+def _values(found: Found, search: str) -> list[Value]:
     return [
-        {
-            "arm": f"{TITLES[name]} {row[name]:g}",
-            "seed": seed,
-            "at": BEST,
-            "score": "validation_accuracy",
-            "value": value,
-        }
+        Value(search, f"{TITLES[name]} {row[name]:g}", int(seed), BEST, None, "validation_accuracy", value)
         for name, stage in found["stages"].items()
         for row in stage["tried"]
         for seed, value in row["of_seeds"].items()

@@ -126,7 +126,7 @@ class Planner(CellRunner):
     @property
     def rebuilds(self) -> bool:
         """Whether cells were handed out whose weights are not under its ``out``."""
-        return self._scratch and bool(self._compared)
+        return self._scratch and bool(self._lines)
 
     def run(
         self,
@@ -156,7 +156,7 @@ class Planner(CellRunner):
             experiment.run(self, **{option.name: chosen[option.name] for option in experiment.options})
         except Unfinished:
             return False
-        self.write_per_seed()
+        self.write_results()
         return True
 
 

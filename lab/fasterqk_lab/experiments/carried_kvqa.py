@@ -14,20 +14,11 @@ best head of a layer is that with the highest score, so that it is above the nul
 from collections.abc import Sequence
 from typing import Any
 
-from fasterqk_lab.experiments import _equal_loss as equal_loss
-from fasterqk_lab.experiments._arms import Comparison, run_arms
-from fasterqk_lab.experiments._equal_loss import (
-    compare_at_equal_loss,
-    corrected,
-    histories_of,
-    save_panels,
-    save_rows,
-    show_rows,
-)
-from fasterqk_lab.experiments._per_seed import null_name
+from fasterqk_lab.compare import Value
+from fasterqk_lab.experiments._comparison import Comparison, run_arms, show_comparison
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.ablation_hatexplain import EQUAL, qk_arm
-from fasterqk_lab.experiments.table_kvqa import learnt_rows, show_learnt
+from fasterqk_lab.experiments.table_kvqa import LEARNT, STEPS, steps_until_learnt
 from fasterqk_lab.training import TrainConfig
 
 RATIOS = (2.0, 5.0)
@@ -36,18 +27,18 @@ FIRST_SEED = 3
 # Training ends at this loss: all that is asked happens before.
 LOSS = 0.01
 EVALUATE_AT_FALL = 0.6
-DECIDES = ("mrta", "carried_mrta")
+DECIDES = ("mrta", "carried_mrta", STEPS)
 LAYERS = (1, 2)
+AT = f"exact match {LEARNT:g}"
 SCORES = (
     {"mrta": "rollout", "carried_mrta": "rollout, carried"}
     | {f"layer_{n}_mrta": f"layer {n}" for n in LAYERS}
     | {f"carried_layer_{n}_mrta": f"layer {n}, carried" for n in LAYERS}
     | {f"layer_{n}_best_head_mrta": f"layer {n}, best head" for n in LAYERS}
     | {f"carried_layer_{n}_best_head_mrta": f"layer {n}, best head, carried" for n in LAYERS}
-    | {"validation_accuracy": "validation exact match"}
+    | {"validation_accuracy": "validation exact match", STEPS: STEPS}
 )
-# What is drawn.
-PANELS = ("rollout", "rollout, carried", "layer 2, best head", "layer 2, best head, carried")
+FOREST = (*DECIDES, "layer_2_best_head_mrta", "carried_layer_2_best_head_mrta")
 
 
 def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Comparison:
@@ -66,49 +57,36 @@ def carried_kvqa(seeds: int = 10, ratios: Sequence[float] = RATIOS) -> Compariso
         readings=("heads", "carried"),
     )
     arms = {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios}
-    title = "Generated key-value questions: when the pairs are found, and where"
-    return Comparison("carried-kvqa", title, "paper", arms, tuple(range(FIRST_SEED, FIRST_SEED + seeds)))
+    return Comparison(
+        "carried-kvqa",
+        "Generated key-value questions: when the pairs are found, and where",
+        "paper",
+        arms,
+        tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+        decides=DECIDES,
+        scores=SCORES,
+        claimed={STEPS: "less"},
+        read_at={STEPS: AT},
+    )
 
 
 def run(runner: CellRunner, seeds: int, ratios: list[float]) -> dict[str, Any]:
-    comparison = carried_kvqa(seeds, ratios)
-    histories = histories_of(run_arms(comparison, runner))
-    nulls = {name: null_name(name) for name in SCORES if name.endswith("mrta")}
-    found = compare_at_equal_loss(histories, SCORES, decides=DECIDES, nulls=nulls)
-    learnt = learnt_rows(comparison, histories, runner, equal_loss.DECIDES)
-    # Steps and attention decide together, so that they are corrected together.
-    rows = corrected([*learnt, *found["rows"]], found["loss"])
-    learnt, found["rows"] = rows[: len(learnt)], rows[len(learnt) :]
-    setting = f"carried-kvqa: {len(comparison.arms)} arms, {seeds} seeds, until the training loss is {LOSS:g}"
-    caption = (
-        "Mean and 95% interval over seeds; differences to equal rates, paired by seed. The best head is the "
-        f"one with the highest score, so that it is above the null by choice alone. {setting}."
-    )
-    table = save_rows(rows, runner.out, comparison.name, title=comparison.title, caption=caption)
-    figure = save_panels(
-        found["rows"],
-        PANELS,
-        runner.out,
-        comparison.name,
-        title=comparison.title,
-        caption=f"Attention on the asked pairs at equal training loss. {caption}",
-        see="Each dot is an arm; the dashed mark is uniform attention.",
-    )
-    return {
-        "experiment": comparison.name,
-        "protocol": comparison.protocol,
-        "seeds": list(comparison.seeds),
-        **found,
-        "learnt": learnt,
-        "files": {"table": table, "figure": figure},
-    }
+    outcome = run_arms(carried_kvqa(seeds, ratios), runner)
+    steps = {cell: steps_until_learnt(history) for cell, history in outcome.measured.histories.items()}
+    learnt = [
+        Value(outcome.comparison.key, arm, seed, AT, None, STEPS, value)
+        for (arm, seed), value in steps.items()
+        if value is not None
+    ]
+    outcome = outcome.with_values(learnt, runner)
+    never = [f"{arm}, seed {seed}" for (arm, seed), value in steps.items() if value is None]
+    files = outcome.save(runner.out, forest=FOREST)
+    return {**outcome.summary(), "never_learnt": never, "files": files}
 
 
 def show(summary: dict[str, Any]) -> None:
-    print(f"{summary['experiment']}: {len(summary['seeds'])} seeds")
-    show_learnt(summary["learnt"])
-    show_rows(summary)
-    print(f"\nfigure: {summary['files']['figure']['png']}")
+    show_comparison(summary)
+    print(f"never learnt: {'; '.join(summary['never_learnt']) or 'none'}")
 
 
 EXPERIMENT = Experiment(

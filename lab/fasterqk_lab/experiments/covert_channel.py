@@ -9,10 +9,12 @@ output-value circuit can read the class off there. Arms:
 - ``blind``: the same with one query for all classes, which closes the channel.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, reduce
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,7 @@ from fasterqk.attention import interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.theory import solve
+from fasterqk_lab.compare import END, Measured, Value, measured
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting, with_scale
 from fasterqk_lab.figures import COLORS, plotting, save_figure
@@ -36,7 +39,14 @@ OPTIMIZERS = {"sgd": 0.2, "adam": 1e-3}  # with their learning rates
 LITERAL_MODELS = (("CACO", "sgd"), ("CACO", "adam"), ("FAFO", "adam"))
 MANY_COMMON = 40
 MOST_STEPS = 200_000
-_COVERT = ("bits", "null_bits", "common_accuracy", "distinct_accuracy")
+SCORES = {
+    "mrta": "attention",
+    "accuracy": "accuracy",
+    "covert_bits": "bits",
+    "covert_null_bits": "null bits",
+    "covert_common_accuracy": "accuracy on common tokens",
+    "gain": "gain",
+}
 
 
 @dataclass(frozen=True)
@@ -47,12 +57,26 @@ class Arm:
     cell: SyntheticCell
 
     @property
+    def kind(self) -> str:
+        """What it varies beside start, ratio and share of class tokens."""
+        if self.cell.language.common == MANY_COMMON:
+            return f"{MANY_COMMON} common tokens"
+        return "ever new batches" if self.cell.fresh else f"sample of {self.cell.batch * self.cell.batches}"
+
+    @property
     def name(self) -> str:
         cell = self.cell
         return (
-            f"{self.part}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g},"
-            f" gamma {cell.language.gamma:g}, init {cell.ov_init.scale:g}, {cell.language.common} common"
+            f"{self.part}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g}, gamma"
+            f" {cell.language.gamma:g}, init {cell.ov_init.scale:g}, {self.kind}"
         )
+
+    @property
+    def gain(self) -> float | None:
+        """The predicted gain of the covert channel, where the theory covers the arm."""
+        cell = self.cell
+        covered = self.part == "threshold"
+        return covert_gain(cell.language, cell.qk_ratio, cell.target_loss) if covered else None
 
 
 def arms(parts: list[str] | None = None) -> list[Arm]:
@@ -60,10 +84,7 @@ def arms(parts: list[str] | None = None) -> list[Arm]:
     for part in parts or ():
         if part not in PARTS:
             raise InputError(f"covert-channel has no part {part!r}; choose from {', '.join(PARTS)}")
-    found = []
-    for part in parts or PARTS:
-        found += [Arm(part, cell) for cell in _CELLS[part]()]
-    return found
+    return [Arm(part, cell) for part in parts or PARTS for cell in _CELLS[part]()]
 
 
 def _threshold() -> list[SyntheticCell]:
@@ -134,76 +155,59 @@ def covert_gain(language: Language, qk_ratio: float, loss: float) -> float:
     return float(np.log(np.linalg.norm(reduce(lambda before, step: step @ before, grown), 2)))
 
 
-def compute(runner: CellRunner, seeds: int, parts: list[str] | None = None) -> list[dict[str, Any]]:
-    """One row per cell, with per-seed values."""
-    chosen = arms(parts)
-    cells = {(arm, seed): replace(arm.cell, seed=seed) for seed in range(seeds) for arm in chosen}
-    results = run_cells(cells, runner, title="covert-channel", arm=lambda key: key[0].name)
-    return [_row(arm, seed, results[arm, seed]) for arm in chosen for seed in range(seeds)]
-
-
-def _row(arm: Arm, seed: int, result: Mapping[str, Any]) -> dict[str, Any]:
-    cell, language = arm.cell, arm.cell.language
-    if "covert" not in result:
+def compute(runner: CellRunner, seeds: int, chosen: Sequence[Arm]) -> Measured:
+    """The numbers of every cell at the end of its training, and its predicted gain."""
+    cells = {(arm.name, seed): replace(arm.cell, seed=seed) for seed in range(seeds) for arm in chosen}
+    results = run_cells(cells, runner, title="covert-channel")
+    if any("covert" not in result for result in results.values()):
         raise InputError("these cells were trained before the covert channel was measured; add --force")
-    covert = result["covert"] or dict.fromkeys(_COVERT)
-    row = {
-        "part": arm.part,
-        "protocol": "four-tokens" if cell.closed else "literal",
-        "parameterization": cell.parameterization,
-        "optimizer": cell.optimizer,
-        "blind": language.blind,
-        "qk_ratio": cell.qk_ratio,
-        "gamma": language.gamma,
-        "init_scale": cell.ov_init.scale,
-        "common": language.common,
-        "sample": None if cell.fresh else cell.batch * cell.batches,
-        "seed": seed,
-        "reached": result["reached"],
-        "steps": result["steps"],
-        "loss": result["loss"],
-        "accuracy": result["accuracy"],
-        "attention": result["mrta"],
-        **{name: covert[name] for name in _COVERT},
-    }
-    gain = covert_gain(language, cell.qk_ratio, cell.target_loss) if arm.part == "threshold" else None
-    return row | {"gain": gain}
+    more = []
+    for arm, seed in product(chosen, range(seeds)):
+        about = {"gain": arm.gain, "reached": float(results[arm.name, seed]["reached"])}
+        more += [
+            Value("covert-channel", arm.name, seed, END, None, score, value)
+            for score, value in about.items()
+            if value is not None
+        ]
+    at_end = {cell: {**result, "history": []} for cell, result in results.items()}
+    return measured("covert-channel", at_end, more=more)
 
 
-def summarize(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means over seeds, one entry per arm."""
-    keys = ("part", "parameterization", "optimizer", "qk_ratio", "gamma", "init_scale", "common", "sample")
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row)
-    numbers = ("attention", "accuracy", *_COVERT, "gain")
-    return [
-        dict(zip(keys, key, strict=True))
-        | {name: interval(row[name] for row in own).mean for name in numbers}
-        | {"reached": sum(row["reached"] for row in own), "seeds": len(own)}
-        for key, own in groups.items()
-    ]
+def summarize(table: Measured, chosen: Sequence[Arm]) -> list[dict[str, Any]]:
+    """Mean and interval over seeds, one entry per arm."""
+    rows = []
+    for arm in chosen:
+        values = {score: table.of(arm.name, score, END) for score in SCORES}
+        scores = {score: interval(own.values()) for score, own in values.items() if own}
+        rows.append({"part": arm.part, "arm": arm.name, **scores})
+    return rows
 
 
-def separation(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+def gains_and_bits(table: Measured, chosen: Sequence[Arm]) -> list[tuple[float, float]]:
+    """The predicted gain of every cell that has one, and what its common tokens say."""
+    pairs = []
+    for arm in chosen:
+        gains = table.of(arm.name, "gain", END)
+        bits = table.of(arm.name, "covert_bits", END)
+        pairs += [(gains[seed], bits[seed]) for seed in gains if seed in bits]
+    return pairs
+
+
+def separation(pairs: Sequence[tuple[float, float]]) -> dict[str, Any] | None:
     """How well the gain tells open channels (over half of all bits) from closed ones.
 
     Linear theory says by how much a difference between classes grows, not how large the first one is, so one
     number is fitted: the threshold that makes the fewest errors. ``right`` is the share of cells on its right
     side, ``right_by_constant`` that of the best constant answer.
     """
-    own = [row for row in rows if row["part"] == "threshold" and row["bits"] is not None]
-    if not own:
+    if not pairs:
         return None
-    opened = np.array([row["bits"] > 1 for row in own])
-    threshold, right = _best_threshold(np.array([row["gain"] for row in own]), opened)
-    return {
-        "cells": len(own),
-        "open": int(opened.sum()),
-        "threshold": threshold,
-        "right": right,
-        "right_by_constant": float(max(opened.mean(), 1 - opened.mean())),
-    }
+    gains, bits = np.transpose(pairs)
+    opened = bits > 1
+    threshold, right = _best_threshold(gains, opened)
+    constant = float(max(opened.mean(), 1 - opened.mean()))
+    counts = {"cells": len(pairs), "open": int(opened.sum())}
+    return counts | {"threshold": threshold, "right": right, "right_by_constant": constant}
 
 
 def _best_threshold(values: np.ndarray, opened: np.ndarray) -> tuple[float, float]:
@@ -215,105 +219,96 @@ def _best_threshold(values: np.ndarray, opened: np.ndarray) -> tuple[float, floa
     return float(places[best]), right[best]
 
 
-def draw(plt: Any, rows: list[dict[str, Any]]) -> Any:
+def draw(plt: Any, table: Measured, chosen: Sequence[Arm]) -> Any:
     """Bits against the predicted gain; bits and attention against the ratio, named and blind."""
-    means = summarize(rows)
     figure, axes = plt.subplots(2, 4, figsize=(15, 6.6))
-    _draw_threshold(axes[0, 0], rows, "bits", "bits that common tokens say (of 2)")
-    _draw_threshold(axes[1, 0], rows, "attention", "attention on class tokens")
-    for column, (name, optimizer) in enumerate(LITERAL_MODELS, start=1):
-        for row, (key, label) in enumerate((("bits", "bits (of 2)"), ("attention", "attention"))):
-            axis = axes[row, column]
-            for place, gamma in enumerate(LITERAL_GAMMAS):
-                for part, style in (("literal", "o-"), ("blind", "s:")):
-                    own = [
-                        one
-                        for one in means
-                        if (one["part"], one["parameterization"], one["optimizer"], one["gamma"])
-                        == (part, name, optimizer, gamma)
-                    ]
-                    label_line = f"γ = {gamma:g}" if part == "literal" else None
-                    axis.plot(
-                        [one["qk_ratio"] for one in own],
-                        [one[key] for one in own],
-                        style,
-                        color=COLORS[place],
-                        markersize=4,
-                        label=label_line,
-                    )
-            axis.set(xscale="log", xlabel="ratio $r$", ylabel=label, title=f"{name}, {optimizer}")
-            axis.set_ylim(-0.05, 2.1 if key == "bits" else 1.05)
+    labels = {"covert_bits": "bits that common tokens say (of 2)", "mrta": "attention on class tokens"}
+    for line, (score, label) in zip(axes, labels.items(), strict=True):
+        _draw_threshold(line[0], table, chosen, score)
+        line[0].set(xlabel=r"predicted gain $\Lambda$", ylabel=label, title="four-tokens, CACO, SGD")
+        for axis, model in zip(line[1:], LITERAL_MODELS, strict=False):
+            _draw_literal(axis, table, chosen, model, score)
+            axis.set(xscale="log", xlabel="ratio $r$", ylabel=label, title=", ".join(model))
+            axis.set_ylim(-0.05, 2.1 if score == "covert_bits" else 1.05)
     axes[0, 1].plot([], [], "ks:", markersize=4, label="blind query")
+    axes[0, 0].legend(fontsize=6)
     axes[0, 1].legend(loc="center left", fontsize=7)
     return figure
 
 
-def _draw_threshold(axis: Any, rows: list[dict[str, Any]], key: str, label: str) -> None:
-    own = [row for row in rows if row["part"] == "threshold"]
-    groups = {
-        "40 common tokens": ("kx", [row for row in own if row["common"] == MANY_COMMON]),
-        "4 times the sample": ("k^", [row for row in own if row["sample"] == 25_600]),
-        "ever new batches": ("k+", [row for row in own if row["sample"] is None]),
-    }
-    plain = [row for row in own if row["common"] != MANY_COMMON and row["sample"] == 6400]
-    for place, scale in enumerate(SCALES):
-        points = [row for row in plain if row["init_scale"] == scale]
-        style: dict[str, Any] = {"color": COLORS[place], "markersize": 3, "label": f"start {scale:g}"}
-        axis.plot([row["gain"] for row in points], [row[key] for row in points], "o", **style)
-    for name, (mark, points) in groups.items():
-        axis.plot(
-            [row["gain"] for row in points], [row[key] for row in points], mark, markersize=4, label=name
-        )
-    found = separation(rows)
-    if found:
-        axis.axvline(found["threshold"], color="0.5", linestyle=":")
-    axis.set(xlabel=r"predicted gain $\Lambda$", ylabel=label, title="four-tokens, CACO, SGD")
-    if key == "bits":
-        axis.legend(fontsize=6)
+def _draw_literal(
+    axis: Any, table: Measured, chosen: Sequence[Arm], model: tuple[str, str], score: str
+) -> None:
+    for (gamma, color), (part, style) in product(
+        zip(LITERAL_GAMMAS, COLORS, strict=False), (("literal", "o-"), ("blind", "s:"))
+    ):
+        points = [
+            (arm.cell.qk_ratio, fmean(values.values()))
+            for arm in chosen
+            if (arm.part, arm.cell.parameterization, arm.cell.optimizer) == (part, *model)
+            and arm.cell.language.gamma == gamma
+            and (values := table.of(arm.name, score, END))
+        ]
+        label = f"γ = {gamma:g}" if part == "literal" else None
+        axis.plot(*np.reshape(points, (-1, 2)).T, style, color=color, markersize=4, label=label)
 
 
-def save(rows: list[dict[str, Any]], out: Path) -> dict[str, str]:
+def _draw_threshold(axis: Any, table: Measured, chosen: Sequence[Arm], score: str) -> None:
+    starts = dict(zip(SCALES, COLORS, strict=False))
+    marks = dict(zip(dict.fromkeys(arm.kind for arm in chosen if arm.gain), "o^+x", strict=False))
+    for arm in (arm for arm in chosen if arm.part == "threshold"):
+        values = table.of(arm.name, score, END)
+        color, mark = starts.get(arm.cell.ov_init.scale, "k"), marks.get(arm.kind, "x")
+        axis.plot([arm.gain] * len(values), list(values.values()), mark, color=color, markersize=3.5)
+    for scale, color in starts.items():
+        axis.plot([], [], "o", color=color, markersize=3.5, label=f"start {scale:g}")
+    for kind, mark in marks.items():
+        axis.plot([], [], mark, color="k", markersize=3.5, label=kind)
+    if split := separation(gains_and_bits(table, chosen)):
+        axis.axvline(split["threshold"], color="0.5", linestyle=":")
+
+
+def save(table: Measured, chosen: Sequence[Arm], out: Path) -> dict[str, str]:
     """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
     with plotting() as plt:
         return save_figure(
-            draw(plt, rows),
+            draw(plt, table, chosen),
             out,
             "covert-channel",
             title="The covert channel: sharp is not the same as relevant",
-            caption="Toy language. Left: one point per cell of the theory's setting (softmax over the four"
-            " next tokens, CACO, SGD); the channel opens where the predicted gain of a difference"
-            " between classes is large enough; the threshold is fitted (dotted). Right: the"
-            " literal reading; mean over seeds of the mutual information between the class and the attended"
-            " common token (two bits name the class) and of the attention on class tokens. Dotted lines: a"
-            " query that is the same for all classes.",
-            rows=rows,
+            caption="Left: one point per cell of the theory's setting (softmax over the four next tokens,"
+            " CACO, SGD) against the predicted gain of a difference between classes; the threshold is fitted"
+            " (dotted). Right: the literal reading, mean over seeds of what the attended common token says"
+            " about the class (two bits name it), and of attention on class tokens.",
+            rows=[value._asdict() for value in table.values],
         )
 
 
 def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
-    rows = compute(runner, seeds, parts)
+    chosen = arms(parts)
+    table = compute(runner, seeds, chosen)
+    runner.add(table.values)
     return {
-        "arms": summarize(rows),
-        "separation": separation(rows),
-        "cells": rows,
-        "files": save(rows, runner.out),
+        "arms": summarize(table, chosen),
+        "separation": separation(gains_and_bits(table, chosen)),
+        "files": save(table, chosen, runner.out),
     }
 
 
 def show(summary: dict[str, Any]) -> None:
-    keys = ("parameterization", "optimizer", "qk_ratio", "gamma", "init_scale", "common")
-    shown = ("attention", "accuracy", "bits", "null_bits", "common_accuracy")
     for part in PARTS:
-        own = [arm for arm in summary["arms"] if arm["part"] == part]
-        if own:
-            more = ("sample", "gain") if part == "threshold" else ()
-            print_table([{key: arm[key] for key in (*keys, *shown, *more)} for arm in own], title=f"{part}:")
+        rows = [
+            {"arm": row["arm"]} | {title: row.get(score) for score, title in SCORES.items()}
+            for row in summary["arms"]
+            if row["part"] == part
+        ]
+        if rows:
+            print_table(rows, title=f"{part}:")
             print()
-    if summary["separation"]:
-        found = summary["separation"]
+    if split := summary["separation"]:
         print(
-            f"a gain above {found['threshold']:.1f} puts {found['right']:.0%} of {found['cells']} cells on"
-            f" the right side, always the same answer {found['right_by_constant']:.0%}"
+            f"a gain above {split['threshold']:.1f} puts {split['right']:.0%} of {split['cells']} cells on"
+            f" the right side, always the same answer {split['right_by_constant']:.0%}"
         )
     print(f"figure: {summary['files']['png']}")
 

@@ -16,23 +16,30 @@ layers the first can tell it the class. On test posts with marked and unmarked w
 The score that decides, named before any run: ``bits`` minus ``null_bits``. All others are exploratory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
+from math import isfinite
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fasterqk.attention import interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms
+from fasterqk_lab.compare import Value, above, correct
+from fasterqk_lab.experiments._comparison import (
+    BASELINE,
+    FASTER,
+    Comparison,
+    effect_record,
+    run_arms,
+    show_comparison,
+)
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.ratio_or_rate import RATES, arm_name, ratio_or_rate
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk_lab.experiments.table_layers import table_layers
-from fasterqk_lab.figures import save_table
 from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, head_rows
 from fasterqk_lab.runs import Store
@@ -45,6 +52,8 @@ RATIOS = (1, 30, 100)
 # Posts that are asked, and queries of each predicted class that are put to them.
 ASKED, QUERIES = 200, 60
 SHUFFLES = 5
+# Where these scores stand in the table of results.
+AT = "end, covert"
 DRAWS = 5  # random words per post
 SCORES = {
     "mass": "attention on marked words, last layer",
@@ -69,14 +78,25 @@ def covert_hatexplain(seeds: int = 3, layers: Sequence[int] = (1, 2)) -> Compari
     >>> list(covert_hatexplain().arms)[2:]
     ['one layer, ratio 100', 'two layers', 'two layers, faster QK']
     """
-    one, two = ratio_or_rate().arms, table_layers(2).arms
+    shallow, deep = ratio_or_rate().arms, table_layers(2).arms
     arms: dict[str, TrainConfig] = {}
     if 1 in layers:
-        arms |= {f"one layer, ratio {ratio}": one[arm_name(RATES[0], ratio)] for ratio in RATIOS}
+        arms |= {f"one layer, ratio {ratio}": shallow[arm_name(RATES[0], ratio)] for ratio in RATIOS}
     if 2 in layers:
-        arms |= {"two layers": two[BASELINE], "two layers, faster QK": two[FASTER]}
+        arms |= {"two layers": deep[BASELINE], "two layers, faster QK": deep[FASTER]}
     chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
-    return Comparison("covert-hatexplain", "HateXplain: a covert channel?", "paper", arms, chosen)
+    title = "HateXplain: a covert channel?"
+    return Comparison(
+        "covert-hatexplain",
+        title,
+        "paper",
+        arms,
+        chosen,
+        decides=("bits_above_null",),
+        scores=SCORES,
+        baselines=dict.fromkeys(("two layers", "two layers, faster QK"), "two layers"),
+        read_at=dict.fromkeys(SCORES, AT),
+    )
 
 
 @torch.no_grad()
@@ -88,7 +108,7 @@ def measure_covert(workload: Classification, generator: torch.Generator) -> dict
     unmarked = ~marked & words
     rated = (split.rated.bool() & marked.any(1) & unmarked.any(1)).nonzero()[:, 0]
     tokens, read, labels = split.batch(rated)
-    marked, unmarked = (each[rated][:, : tokens.shape[1]] for each in (marked, unmarked))
+    marked, unmarked = (mask[rated][:, : tokens.shape[1]] for mask in (marked, unmarked))
     logits = model(tokens, read)
     answer = logits.argmax(1)
     right = answer == labels
@@ -126,20 +146,20 @@ def _accuracies(
     queries = [last.attention.W_Q, last.attention.b_Q]
     kept = [weight.clone() for weight in queries]
 
-    def accuracy(seen: Tensor) -> float:
-        changed = torch.addmm(model.b_U, last(stream, rows, ~seen), model.W_U)
+    def accuracy(visible: Tensor) -> float:
+        changed = torch.addmm(model.b_U, last(stream, rows, ~visible), model.W_U)
         return float((changed.argmax(1) == labels).float().mean())
 
-    found = {"unmarked": accuracy(unmarked), "marked": accuracy(marked)}
+    accuracies = {"unmarked": accuracy(unmarked), "marked": accuracy(marked)}
     for weight in queries:  # a query of zero asks all words alike
         weight.zero_()
-    found["uniform"] = accuracy(unmarked)
+    accuracies["uniform"] = accuracy(unmarked)
     for weight, before in zip(queries, kept, strict=True):
         weight.copy_(before)
     hook = last.attention.register_forward_hook(lambda _, __, out: out.mean(0, keepdim=True).expand_as(out))
-    found["blind"] = accuracy(unmarked | marked)
+    accuracies["blind"] = accuracy(unmarked | marked)
     hook.remove()
-    return found
+    return accuracies
 
 
 def _removal(
@@ -159,11 +179,11 @@ def _removal(
     share = float(elsewhere.sum() / right.sum().clamp(min=1))
     if not len(chosen):
         return {"elsewhere": share, "drop": float("nan"), "random_drop": float("nan")}
-    own, at = tokens[chosen], read[chosen]
-    before = _probability(model, own, at, answer[chosen])
+    posts, at = tokens[chosen], read[chosen]
+    before = _probability(model, posts, at, answer[chosen])
 
     def drop(places: Tensor) -> float:
-        after = _probability(model, without(own, places), at - 1, answer[chosen])
+        after = _probability(model, without(posts, places), at - 1, answer[chosen])
         return float((before - after).mean())
 
     draws = torch.multinomial(unmarked[chosen].float(), DRAWS, replacement=True, generator=generator)
@@ -198,11 +218,11 @@ def choice_bits(
     predicted = model(tokens, read).argmax(1)
     asking = []
     for label in predicted.unique():
-        own = (predicted == label).nonzero()[:, 0]
-        asking.append(own[torch.randperm(len(own), generator=generator)[:QUERIES]])
+        posts = (predicted == label).nonzero()[:, 0]
+        asking.append(posts[torch.randperm(len(posts), generator=generator)[:QUERIES]])
     # As many of every class, so that the most that can be said is the same for all models.
     count = min(map(len, asking))
-    pool = torch.cat([own[:count] for own in asking])
+    pool = torch.cat([posts[:count] for posts in asking])
     attention = _last(model).attention
     stream = _stream(model, tokens[pool])
     rows = stream[torch.arange(len(pool)), read[pool]]
@@ -213,8 +233,8 @@ def choice_bits(
     shuffles = np.random.default_rng(int(generator.initial_seed()))
     bits, null = [], []
     for place in torch.randperm(len(rated), generator=generator)[:ASKED].tolist():
-        seen = unmarked[place].nonzero()[:, 0]
-        keys = _stream(model, split.tokens[rated[place]][None, : int(split.read[rated[place]]) + 1])[0, seen]
+        words = unmarked[place].nonzero()[:, 0]
+        keys = _stream(model, split.tokens[rated[place]][None, : int(split.read[rated[place]]) + 1])[0, words]
         share = (asked @ keys.T).double().softmax(2).numpy()  # (head, query, word)
         bits += [mutual_bits(head, labels) for head in share]
         null += [mutual_bits(head, shuffles.permutation(labels)) for head in share for _ in range(SHUFFLES)]
@@ -222,18 +242,11 @@ def choice_bits(
     return {"bits": float(np.mean(bits)), "null_bits": float(np.mean(null)), "bits_above_null": above}
 
 
-def summarize_covert(
-    comparison: Comparison, found: Mapping[str, Mapping[str, float]]
-) -> list[dict[str, Any]]:
-    """One row per arm: the mean over seeds of every score with its interval."""
-    return [
-        {"arm": arm}
-        | {
-            score: interval(found[f"{arm} {seed}"].get(score) for seed in comparison.seeds)
-            for score in SCORES
-        }
-        for arm in comparison.arms
-    ]
+def measured_covert(cell: TrainConfig, store: Store) -> dict[str, float]:
+    """All `SCORES` of a trained cell."""
+    workload = load_trained(cell, store.folder(cell))
+    assert isinstance(workload, Classification)
+    return measure_covert(workload, torch.Generator().manual_seed(cell.seed))
 
 
 def run(runner: CellRunner, seeds: int, layers: Sequence[int]) -> dict[str, Any]:
@@ -241,46 +254,26 @@ def run(runner: CellRunner, seeds: int, layers: Sequence[int]) -> dict[str, Any]
         if depth not in (1, 2):
             raise InputError(f"--layers {depth}: covert-hatexplain has models of 1 and 2 layers")
     comparison = covert_hatexplain(seeds, layers)
-    run_arms(comparison, runner)
-    store = Store(runner.out)
-
-    def measured(cell: TrainConfig) -> dict[str, float]:
-        workload = load_trained(cell, store.folder(cell))
-        assert isinstance(workload, Classification)
-        return measure_covert(workload, torch.Generator().manual_seed(cell.seed))
-
-    cells = {f"{arm} {seed}": cell for (arm, seed), cell in comparison.cells().items()}
-    found = {name: runner.fact(name, partial(measured, cell)) for name, cell in cells.items()}
-    rows = [
-        {"arm": arm, "seed": seed, "at": "end, covert", "score": score, "value": value}
-        for arm in comparison.arms
-        for seed in comparison.seeds
-        for score, value in found[f"{arm} {seed}"].items()
-        if value is not None and value == value
-    ]
-    runner.add_per_seed(rows, protocol=comparison.protocol)
-    arms = summarize_covert(comparison, found)
-    table = save_table(
-        runner.out,
-        comparison.name,
-        title=comparison.title,
-        caption=f"Test posts with marked and unmarked words, mean and 95% interval over {seeds} seeds.",
-        columns=[{"key": "arm", "label": "arm"}, *({"key": key, "label": SCORES[key]} for key in SCORES)],
-        rows=arms,
-    )
-    about = {"experiment": comparison.name, "seeds": list(comparison.seeds), "decides": "bits_above_null"}
-    return {**about, "arms": arms, "table": table}
+    outcome = run_arms(comparison, runner)
+    values = []
+    for (arm, seed), cell in comparison.cells().items():
+        scores = runner.fact(f"{arm} {seed}", partial(measured_covert, cell, Store(runner.out)))
+        values += [
+            Value(comparison.key, arm, seed, AT, None, score, value)
+            for score, value in scores.items()
+            if value is not None and isfinite(value)
+        ]
+    outcome = outcome.with_values(values, runner)
+    bits = [above(outcome.measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in comparison.arms]
+    above_null = [effect_record(effect) for effect in correct(bits)]
+    return {**outcome.summary(), "above_null": above_null, "files": outcome.save(runner.out)}
 
 
 def show(summary: dict[str, Any]) -> None:
-    _print(summary["arms"], ("mass", "bits", "null_bits", "bits_above_null"))
-    _print(summary["arms"], ("accuracy", "majority", "unmarked", "uniform", "marked", "blind"))
-    _print(summary["arms"], ("elsewhere", "drop", "random_drop"))
-
-
-def _print(arms: Sequence[Mapping[str, Any]], scores: Sequence[str]) -> None:
-    print_table([{"arm": row["arm"]} | {SCORES[score]: row[score] for score in scores} for row in arms])
-    print()
+    show_comparison(summary)
+    keys = ("arm", "difference", "p", "stands")
+    rows = [{key: effect[key] for key in keys} for effect in summary["above_null"]]
+    print_table(rows, title="\nbits − those of shuffled classes")
 
 
 EXPERIMENT = Experiment(

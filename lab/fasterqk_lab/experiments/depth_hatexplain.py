@@ -12,15 +12,7 @@ loss, without and with a residual. Layers and heads are exploratory.
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments._arms import Comparison, run_arms
-from fasterqk_lab.experiments._equal_loss import (
-    compare_at_equal_loss,
-    histories_of,
-    save_panels,
-    save_rows,
-    show_rows,
-)
-from fasterqk_lab.experiments._per_seed import null_name
+from fasterqk_lab.experiments._comparison import Comparison, run_arms, show_comparison
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.ablation_hatexplain import EQUAL, qk_arm
 from fasterqk_lab.experiments.table_layers import MODELS, table_layers
@@ -40,13 +32,19 @@ def depth_hatexplain(layers: int, seeds: int = 5, ratio: float = RATIO) -> Compa
     table = table_layers(layers, seeds)
     # Attention alone is asked for: nothing is removed from the posts.
     base = table.arms["baseline"].replace(rationale_k=(), readings=("heads", "residual"))
-    arms = {EQUAL: base, qk_arm(ratio): base.replace(qk_ratio=ratio)}
-    name, title = f"depth-hatexplain-{layers}", f"{table.title}, a stable QK rate"
-    return Comparison(name, title, "paper", arms, table.seeds)
+    return Comparison(
+        f"depth-hatexplain-{layers}",
+        f"{table.title}, a stable QK rate",
+        "paper",
+        {EQUAL: base, qk_arm(ratio): base.replace(qk_ratio=ratio)},
+        table.seeds,
+        decides=DECIDES,
+        scores=scores_of(layers),
+    )
 
 
 def scores_of(layers: int) -> dict[str, str]:
-    """The scores that are compared, with their titles."""
+    """The scores of the table; the best head of a layer is above its null by choice alone."""
     numbers = range(1, layers + 1)
     return (
         {"mrta": "rollout, no residual", "residual_mrta": "rollout, residual .5"}
@@ -60,36 +58,17 @@ def run(runner: CellRunner, layers: list[int], seeds: int, ratio: float) -> dict
     for depth in layers:
         if depth not in MODELS:
             raise InputError(f"--layers {depth}: the paper has 2 and 4 layers; choose of these")
-    found = {str(depth): _run(depth_hatexplain(depth, seeds, ratio), depth, runner) for depth in layers}
-    return {"experiment": "depth-hatexplain", "seeds": seeds, "layers": found}
-
-
-def _run(comparison: Comparison, layers: int, runner: CellRunner) -> dict[str, Any]:
-    histories = histories_of(run_arms(comparison, runner))
-    scores = scores_of(layers)
-    nulls = {name: null_name(name) for name in scores if name.endswith("mrta")}
-    found = compare_at_equal_loss(histories, scores, decides=DECIDES, nulls=nulls)
-    faster = list(comparison.arms.values())[-1].optimisation
-    setting = f"{comparison.name}: {len(comparison.seeds)} seeds, QK rate {faster.lr * faster.qk_ratio:.2g}"
-    caption = (
-        "Test split, mean and 95% interval over seeds; differences paired by seed. The best head is the one "
-        f"with the highest score, so that it is above the null by choice alone. {setting}."
-    )
-    shared = {"title": comparison.title, "caption": caption}
-    shown = [scores[name] for name in (*DECIDES, f"layer_{layers}_mrta", f"layer_{layers}_best_head_mrta")]
-    see = "Each dot is an arm; the dashed mark is uniform attention."
-    files = {
-        "table": save_rows(found["rows"], runner.out, comparison.name, **shared),
-        "figure": save_panels(found["rows"], shown, runner.out, comparison.name, **shared, see=see),
-    }
-    return {**found, "title": comparison.title, "files": files}
+    depths = {}
+    for depth in layers:
+        outcome = run_arms(depth_hatexplain(depth, seeds, ratio), runner)
+        forest = (*DECIDES, f"layer_{depth}_mrta", f"layer_{depth}_best_head_mrta")
+        depths[str(depth)] = {**outcome.summary(), "files": outcome.save(runner.out, forest=forest)}
+    return {"experiment": "depth-hatexplain", "layers": depths}
 
 
 def show(summary: dict[str, Any]) -> None:
-    for found in summary["layers"].values():
-        print(f"\n{found['title']}: {summary['seeds']} seeds")
-        show_rows(found)
-        print(f"figure: {found['files']['figure']['png']}")
+    for depth in summary["layers"].values():
+        show_comparison(depth)
 
 
 EXPERIMENT = Experiment(

@@ -4,23 +4,15 @@ Comprehensiveness is what a prediction loses without the most attended tokens. A
 may lose more without any tokens, also random ones, so that an arm may gain without ranking them any better.
 Here every evaluation also ranks tokens at random, and the difference to that is compared.
 
-The score that decides, named before any run: AOPC comprehensiveness minus that of random rankings, at the
-lowest training loss that all cells reach. All others are exploratory.
+The score that decides, named before any run: AOPC comprehensiveness minus that of random rankings, at equal
+training loss. All others are exploratory.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from fasterqk_lab.experiments._arm_tables import ARM_NAMES
-from fasterqk_lab.experiments._arms import Comparison, print_diverged, run_arms, two_arms
-from fasterqk_lab.experiments._equal_loss import (
-    compare_at_equal_loss,
-    histories_of,
-    per_seed_at,
-    save_panels,
-    save_rows,
-    show_rows,
-)
+from fasterqk_lab.experiments._comparison import ARM_NAMES as ARM_NAMES
+from fasterqk_lab.experiments._comparison import Comparison, run_arms, show_comparison, two_arms
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, table_hatexplain
 from fasterqk_lab.experiments.table_sva import FOUND_RATES, table_sva
@@ -41,8 +33,7 @@ SCORES = {
     "mrta": "MRTA",
     "test_accuracy": "test accuracy",
 }
-NULLS = {AOPC[0]: f"null_{AOPC[0]}", AOPC[1]: f"null_{AOPC[1]}", "mrta": "null_mrta"}
-PANELS = tuple(SCORES[name] for name in (*DECIDES, AOPC[0], f"null_{AOPC[0]}", f"{AOPC[1]}{ABOVE}"))
+FOREST = (*DECIDES, AOPC[0], f"null_{AOPC[0]}", f"{AOPC[1]}{ABOVE}")
 
 
 def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
@@ -58,9 +49,10 @@ def faithfulness(data: str = "hatexplain", seeds: int = 5) -> Comparison:
     changes: dict[str, Any] = {"random_along": True, "evaluations": EVALUATIONS}
     base, faster = (arm.replace(**changes) for arm in table.arms.values())
     ratio = faster.optimisation.qk_ratio
-    seeds_chosen = range(FIRST_SEED, FIRST_SEED + seeds)
+    chosen = range(FIRST_SEED, FIRST_SEED + seeds)
     title = f"{table.title}: faithfulness against its own chance"
-    return two_arms(f"faithfulness-{data}", title, base, ratio, seeds_chosen)
+    options: dict[str, Any] = {"decides": DECIDES, "scores": SCORES, "derive": above_random}
+    return two_arms(f"faithfulness-{data}", title, base, ratio, chosen, **options)
 
 
 def above_random(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,45 +66,8 @@ def above_random(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def run(runner: CellRunner, data: str, seeds: int) -> dict[str, Any]:
-    comparison = faithfulness(data, seeds)
-    results = run_arms(comparison, runner)
-    histories = {
-        (ARM_NAMES[arm], seed): [above_random(record) for record in history]
-        for (arm, seed), history in histories_of(results).items()
-    }
-    found = compare_at_equal_loss(histories, SCORES, decides=DECIDES, nulls=NULLS)
-    derived = [f"{name}{ABOVE}" for name in AOPC]
-    levels = list(dict.fromkeys(row["loss"] for row in found["rows"]))
-    own = {"protocol": comparison.protocol, "table": comparison.name}
-    runner.add_per_seed(per_seed_at(histories, derived, levels), **own)
-    setting = f"{comparison.name}: both arms, {seeds} seeds, at least {EVALUATIONS} evaluations"
-    caption = f"Test split, mean and 95% interval over seeds; differences paired by seed. {setting}."
-    shared = {"title": comparison.title, "caption": caption}
-    files = {
-        "table": save_rows(found["rows"], runner.out, comparison.name, **shared),
-        "figure": save_panels(
-            found["rows"],
-            PANELS,
-            runner.out,
-            comparison.name,
-            **shared,
-            see="The first panel decides: both arms minus what random rankings score in the same model.",
-        ),
-    }
-    diverged = {arm: {"diverged": _diverged(comparison, results, arm)} for arm in comparison.arms}
-    about = {"experiment": comparison.name, "protocol": comparison.protocol, "seeds": list(comparison.seeds)}
-    return {**about, **found, "arms": diverged, "files": files}
-
-
-def _diverged(comparison: Comparison, results: Mapping[Any, Any], arm: str) -> list[int]:
-    return [seed for seed in comparison.seeds if results[arm, seed].diverged]
-
-
-def show(summary: dict[str, Any]) -> None:
-    print(f"{summary['experiment']}: {len(summary['seeds'])} seeds")
-    show_rows(summary)
-    print_diverged(summary)
-    print(f"\nfigure: {summary['files']['figure']['png']}")
+    outcome = run_arms(faithfulness(data, seeds), runner)
+    return {**outcome.summary(), "files": outcome.save(runner.out, forest=FOREST)}
 
 
 EXPERIMENT = Experiment(
@@ -123,7 +78,7 @@ EXPERIMENT = Experiment(
         seeds_option(5),
     ),
     run=run,
-    show=show,
+    show=show_comparison,
     examples=(
         "fasterqk-lab reproduce faithfulness --out out",
         "fasterqk-lab reproduce faithfulness --data sva-whole --seeds 3 --json",

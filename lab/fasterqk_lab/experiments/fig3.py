@@ -1,6 +1,6 @@
 """Figure 3: the output-value circuit under fixed attention, its loss and the incentive to attend more."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -10,6 +10,7 @@ import numpy as np
 
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
+from fasterqk_lab.compare import END, Value
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.figures import COLORS, plotting, save_figure
 from fasterqk_lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
@@ -24,7 +25,8 @@ _CELLS = (
     (*product(CIRCUITS[:1], ALPHAS[:3]), *product(CIRCUITS[1:], ALPHAS[3:])),
     (*product(CIRCUITS[:1], ALPHAS[3:]), *product(CIRCUITS[1:], ALPHAS[:3])),
 )
-_FADED = 0.2
+FADED = 0.2
+_LABELS = {"loss": "loss (held out)", "incentive": r"incentive $[L(\alpha)-L(\alpha+\delta)]/\delta$"}
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Curve:
     alpha: float
     loss: np.ndarray
     incentive: np.ndarray
-    diverged: bool
+    diverged: bool = False
 
     @property
     def setting(self) -> dict[str, Any]:
@@ -44,45 +46,26 @@ class Curve:
         return {"circuit": self.circuit, "bias": self.bias, "alpha": self.alpha}
 
     @property
-    def peak(self) -> dict[str, Any]:
-        """Where the incentive is largest."""
-        epoch = int(np.argmax(self.incentive))
-        return {"incentive": float(self.incentive[epoch]), "epoch": epoch}
+    def arm(self) -> str:
+        """Its name in the table of results."""
+        return f"{self.circuit}, {'bias' if self.bias else 'no bias'}, attention {self.alpha:g}"
 
-    def summary(self) -> dict[str, Any]:
-        """The curve and what is read off it, as plain data."""
-        after_peak = self.incentive[self.peak["epoch"] :]
-        faded = np.flatnonzero(after_peak < _FADED)
-        return {
-            **self.setting,
-            "final_loss": float(self.loss[-1]),
-            "peak": self.peak,
-            "lowest": {"incentive": float(self.incentive.min()), "epoch": int(np.argmin(self.incentive))},
-            "fades_below_0.2": int(self.peak["epoch"] + faded[0]) if faded.size else None,
-            "diverged": self.diverged,
-            "loss": self.loss,
-            "incentive": self.incentive,
+    def scores(self) -> dict[str, float]:
+        """What is read off the curve; ``below_0.2_from`` is missing where the incentive does not fade."""
+        peak, lowest = int(np.argmax(self.incentive)), int(np.argmin(self.incentive))
+        faded = np.flatnonzero(self.incentive[peak:] < FADED)
+        scores = {
+            "loss": float(self.loss[-1]),
+            "peak_incentive": float(self.incentive[peak]),
+            "peak_epoch": peak,
+            "lowest_incentive": float(self.incentive[lowest]),
+            "lowest_epoch": lowest,
         }
+        return scores | ({f"below_{FADED:g}_from": int(peak + faded[0])} if faded.size else {})
 
 
-@dataclass(frozen=True)
-class Fig3:
-    """All curves of the figure."""
-
-    protocol: str
-    curves: list[Curve]
-    seeds: int
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The tidy table behind the figure."""
-        for curve in self.curves:
-            for epoch, (loss, incentive) in enumerate(zip(curve.loss, curve.incentive, strict=True)):
-                yield curve.setting | {"epoch": epoch, "loss": loss, "incentive": incentive}
-
-
-def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 500) -> Fig3:
-    """Train what is not stored yet."""
-    protocol = OLD_NAMES.get(protocol, protocol)
+def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 500) -> list[Curve]:
+    """Train what is not stored yet; returns the means over seeds, all seeds go to the table of results."""
     if protocol not in PROTOCOLS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     cells = {
@@ -93,96 +76,93 @@ def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 
         for seed in range(seeds)
         for part, curves in enumerate(_CELLS, 1)
     }
-    results = runner.run(
-        cells,
-        "fasterqk_lab.synthetic._fixed:train_fixed",
-        title=f"fig3, protocol {protocol}",
-        protocol=protocol,
+    function, title = "fasterqk_lab.synthetic._fixed:train_fixed", f"fig3, protocol {protocol}"
+    results = runner.run(cells, function, title=title, protocol=protocol)
+    of_seeds: dict[tuple[bool, str, float], list[Curve]] = {}
+    for key, cell in cells.items():
+        for curve in results[key]["curves"]:
+            own = _curve(cell.bias, curve)
+            of_seeds.setdefault((own.bias, own.circuit, own.alpha), []).append(own)
+            if not own.diverged:
+                runner.add(
+                    Value("fig3", own.arm, cell.seed, END, None, *score) for score in own.scores().items()
+                )
+    return [_mean(of_seeds[key]) for key in product(PROTOCOLS[protocol], CIRCUITS, ALPHAS)]
+
+
+def _curve(bias: bool, curve: Mapping[str, Any]) -> Curve:
+    loss, incentive = (np.array(curve[name], dtype=float) for name in ("loss", "incentive"))
+    return Curve(curve["circuit"], bias, curve["alpha"], loss, incentive, curve["diverged"])
+
+
+def _mean(curves: Sequence[Curve]) -> Curve:
+    loss, incentive = (np.mean([getattr(curve, name) for curve in curves], axis=0) for name in _LABELS)
+    return Curve(
+        **curves[0].setting, loss=loss, incentive=incentive, diverged=any(c.diverged for c in curves)
     )
-    found = {
-        (curve["circuit"], cell.bias, cell.seed, curve["alpha"]): curve
-        for key, cell in cells.items()
-        for curve in results[key]["curves"]
-    }
-    curves = [
-        _mean([found[circuit, bias, seed, alpha] for seed in range(seeds)], circuit, bias, alpha)
-        for bias in PROTOCOLS[protocol]
-        for circuit in CIRCUITS
-        for alpha in ALPHAS
-    ]
-    return Fig3(protocol, curves, seeds)
 
 
-def _mean(results: list[dict[str, Any]], circuit: str, bias: bool, alpha: float) -> Curve:
-    loss = np.mean([np.array(result["loss"], dtype=float) for result in results], axis=0)
-    incentive = np.mean([np.array(result["incentive"], dtype=float) for result in results], axis=0)
-    return Curve(circuit, bias, alpha, loss, incentive, any(result["diverged"] for result in results))
-
-
-_VALUES = {"loss": "loss (held out)", "incentive": r"incentive $[L(\alpha)-L(\alpha+\delta)]/\delta$"}
-
-
-def write_fig3(data: Fig3, out: Path) -> dict[str, str]:
+def save(curves: Sequence[Curve], protocol: str, seeds: int, out: Path) -> dict[str, str]:
     """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
     biases = {True: "with biases, as published", False: "without biases, as in the paper's model"}
-    which = " and ".join(biases[bias] for bias in dict.fromkeys(curve.bias for curve in data.curves))
+    which = " and ".join(biases[bias] for bias in PROTOCOLS[protocol])
     with plotting() as plt:
         return save_figure(
-            draw_fig3(plt, data),
+            draw(plt, curves),
             out,
-            "fig3" if data.protocol == "published" else f"fig3-{data.protocol}",
+            "fig3" if protocol == "published" else f"fig3-{protocol}",
             title="Figure 3: the output-value circuit under fixed attention",
             caption=f"Attention mass α on the distinct tokens is held fixed; linear layers {which}. Both"
             " losses of an incentive (δ = 0.005) are taken on the same 5,120 held-out sequences; for α = 1"
-            f" the shares are continued linearly. {data.seeds} seed{'s' if data.seeds > 1 else ''}.",
-            rows=data.rows(),
+            f" the shares are continued linearly. {seeds} seed{'s' if seeds > 1 else ''}.",
+            rows=[
+                curve.setting | {"epoch": epoch, "loss": loss, "incentive": incentive}
+                for curve in curves
+                for epoch, (loss, incentive) in enumerate(zip(curve.loss, curve.incentive, strict=True))
+            ],
             see="Each line holds attention fixed at one share: compare the loss (a, b) with how much a little"
             " more attention would lower it (c, d).",
         )
 
 
-def draw_fig3(plt: Any, data: Fig3) -> Any:
+def draw(plt: Any, curves: Sequence[Curve]) -> Any:
     """Losses and incentives, a row with biases and one without."""
-    biases = list(dict.fromkeys(curve.bias for curve in data.curves))
-    figure, axes = plt.subplots(
-        len(biases), 4, figsize=(11.5, 2.9 * len(biases)), sharex=True, sharey="col", squeeze=False
-    )
-    letters = iter("abcdefgh")
-    for row, bias in zip(axes, biases, strict=True):
-        for place, (value, circuit) in enumerate((v, c) for v in _VALUES for c in CIRCUITS):
-            axis = row[place]
-            for alpha, color in zip(ALPHAS, COLORS, strict=False):
-                curve = next(
-                    one for one in data.curves if (one.circuit, one.bias, one.alpha) == (circuit, bias, alpha)
-                )
-                values = getattr(curve, value)
-                axis.plot(np.arange(len(values)), values, color=color, label=f"{alpha:g}")
-            kind = "" if bias else ", no biases"
-            axis.set(title=f"({next(letters)}) {circuit}{kind}", ylabel=_VALUES[value])
-            if value == "incentive":
-                axis.axhline(0, color="0.4", linewidth=0.8)
+    biases = list(dict.fromkeys(curve.bias for curve in curves))
+    size = (11.5, 2.9 * len(biases))
+    figure, axes = plt.subplots(len(biases), 4, figsize=size, sharex=True, sharey="col", squeeze=False)
+    places = product(biases, _LABELS, CIRCUITS)
+    for axis, letter, (bias, value, circuit) in zip(axes.flat, "abcdefgh", places, strict=False):
+        own = [curve for curve in curves if (curve.circuit, curve.bias) == (circuit, bias)]
+        for curve, color in zip(own, COLORS, strict=False):
+            axis.plot(getattr(curve, value), color=color, label=f"{curve.alpha:g}")
+        axis.set(title=f"({letter}) {circuit}{'' if bias else ', no biases'}", ylabel=_LABELS[value])
+        if value == "incentive":
+            axis.axhline(0, color="0.4", linewidth=0.8)
+        else:
+            axis.set_ylim(bottom=0)
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
     axes[0, 0].legend(title=r"attention $\alpha$", loc="upper right")
-    for axis in axes[:, :2].flat:
-        axis.set_ylim(bottom=0)
     return figure
 
 
 def run(runner: CellRunner, protocol: str, seeds: int, epochs: int) -> dict[str, Any]:
-    data = compute(runner, protocol, seeds=seeds, epochs=epochs)
+    curves = compute(runner, protocol, seeds=seeds, epochs=epochs)
     return {
-        "protocol": data.protocol,
-        "curves": [curve.summary() for curve in data.curves],
-        "files": write_fig3(data, runner.out),
+        "protocol": protocol,
+        "curves": [
+            curve.setting
+            | {"scores": curve.scores(), "diverged": curve.diverged}
+            | {"loss": curve.loss, "incentive": curve.incentive}
+            for curve in curves
+        ],
+        "files": save(curves, protocol, seeds, runner.out),
     }
 
 
 def show(summary: dict[str, Any]) -> None:
     rows = [
-        {key: curve[key] for key in ("circuit", "bias", "alpha", "final_loss")}
-        | {"peak incentive": curve["peak"]["incentive"], "at epoch": curve["peak"]["epoch"]}
-        | {"lowest": curve["lowest"]["incentive"], "below 0.2 from": curve["fades_below_0.2"]}
+        {key: curve[key] for key in ("circuit", "bias", "alpha")} | curve["scores"]
         for curve in summary["curves"]
     ]
     print_table(rows, title="figure 3, attention held fixed:")
@@ -193,14 +173,7 @@ EXPERIMENT = Experiment(
     name="fig3",
     chapter="Figure 3",
     options=(
-        Option(
-            "protocol",
-            str,
-            "which settings",
-            default="published",
-            choices=tuple(PROTOCOLS),
-            old_names=OLD_NAMES,
-        ),
+        Option("protocol", str, "which settings", "published", tuple(PROTOCOLS), old_names=OLD_NAMES),
         seeds_option(1),
         Option("epochs", int, "of 250 batches", default=500),
     ),

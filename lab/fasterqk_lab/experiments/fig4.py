@@ -23,6 +23,7 @@ from fasterqk.theory import (
     ratio_for,
     solve,
 )
+from fasterqk_lab.compare import LOSS, Value
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.figures import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
 
@@ -54,26 +55,28 @@ class Fig4:
     map_ratio: NDArray[np.float64]
 
     @property
+    def name(self) -> str:
+        """Under which its values and files are kept: ``fig4``, ``fig4-sign``, ``fig4-M20``."""
+        sign = "-sign" if self.optimizer == "sign" else ""
+        return f"fig4{sign}" + (f"-M{self.setting.M}" if self.setting.M != 5 else "")
+
+    @property
     def integration_error(self) -> float | None:
         """The largest relative difference between integrated and exact attention in the figure, if any."""
-        if not self.integrated:
-            return None
-        exact = [self.sweeps[name].alpha[::_EVERY] for name in self.integrated]
-        found = [[state.alpha[0] for _, state in points] for points in self.integrated.values()]
-        return float(np.abs(np.array(found) / np.array(exact) - 1).max())
-
-    def final_values(self) -> list[dict[str, float]]:
-        """One entry per ratio: the state at which its run stops."""
-        return list(_records(self.final))
+        errors = [
+            abs(state.alpha[0] / exact - 1)
+            for name, points in self.integrated.items()
+            for exact, (_, state) in zip(self.sweeps[name].alpha[::_EVERY], points, strict=True)
+        ]
+        return float(max(errors)) if errors else None
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The tidy table behind the figure, panel by panel."""
-        for panel, states in (("loss over time", self.curves), ("matched loss", self.matched)):
+        panels = [("loss over time", self.curves), ("matched loss", self.matched)]
+        panels += [("attention by ratio", states) for states in self.sweeps.values()]
+        for panel, states in panels:
             for record in _records(states):
                 yield _about(panel, states) | record
-        for states in self.sweeps.values():
-            for record in _records(states):
-                yield _about("attention by ratio", states) | record
         for name, points in self.integrated.items():
             for ratio, state in points:
                 about = _about("attention by ratio, integrated", self.sweeps[name])
@@ -81,6 +84,19 @@ class Fig4:
         about = _about("ratio needed", self.curves)
         for (i, j), ratio in np.ndenumerate(self.map_ratio):
             yield about | {"qk_ratio": ratio, "alpha": self.map_alpha[j], "loss": self.map_loss[i]}
+
+    def values(self) -> Iterator[Value]:
+        """For the table of results: scales, attention and time of powers of ten of the ratio, at one loss."""
+        for name, states in self.sweeps.items():
+            for record in list(_records(states))[::_EVERY]:
+                arm = f"{name}, r = {record['qk_ratio']:g}"
+                scores = {key: record[key] for key in _STATE if key != "loss"}
+                scores["null_alpha"] = self.setting.uniform_attention
+                for score, value in scores.items():
+                    yield Value(self.name, arm, 0, LOSS, STOP, score, value)
+        if self.integration_error is not None:
+            error = self.integration_error
+            yield Value(self.name, "integrated", 0, LOSS, STOP, "integration_error", error)
 
 
 def compute(M: int = 5, optimizer: str = "gradient_flow") -> Fig4:
@@ -138,63 +154,54 @@ def _records(states: Solution) -> Iterator[dict[str, float]]:
 _HOLLOW: dict[str, Any] = {"markersize": 4, "markerfacecolor": "white"}
 
 
-def write_fig4(data: Fig4, out: Path) -> dict[str, str]:
+def save(data: Fig4, out: Path) -> dict[str, str]:
     """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
-    setting = data.setting
-    sign = data.optimizer == "sign"
-    caption = (
-        f"{'Sign descent' if sign else 'Theorem 1'} with M={setting.M}, b={setting.b}, m={setting.m},"
-        f" n={setting.n} from zero, solved in closed form for five ratios r of the QK to the OV learning"
-        " rate. (a) Loss over the paper's normalised time t min(1, r), and over time itself, where slow QK"
-        " learning is slowest. (b, c, d) OV scale, QK scale and attention on class tokens at matched loss,"
-        f" down to {STOP:g}."
+    setting, sign = data.setting, data.optimizer == "sign"
+    points = (
+        "both CACO"
+        if sign
+        else "lines are the closed form from 0.001, points DOP853 runs (largest difference"
+        f" {data.integration_error:.0e}), dashed sign descent"
     )
-    if sign:
-        caption += f" (e) Attention at loss {STOP:g}: sign descent, and gradient flow, both CACO."
-    else:
-        caption += (
-            f" (e) Attention at loss {STOP:g} for the four parameterizations: lines are the closed form,"
-            f" points are DOP853 runs (largest difference {data.integration_error:.0e}); factorized circuits"
-            " start at 0.001. Dashed: sign descent, the idealized Adam, for CACO."
-        )
-    caption += " (f) The ratio that gives a wanted attention at a wanted loss (CACO)."
-    name = "fig4" + ("-sign" if sign else "") + (f"-M{setting.M}" if setting.M != 5 else "")
-    kind = ", sign descent" if sign else ""
+    ends = zip(RATIOS, data.final.alpha, strict=True)
+    attention = ", ".join(f"{float(alpha):.2f} at r = {ratio:g}" for ratio, alpha in ends)
     with plotting() as plt:
         return save_figure(
-            draw_fig4(plt, data),
+            draw(plt, data),
             out,
-            name,
-            title=f"Figure 4: how the ratio sets attention (M={setting.M}{kind})",
-            caption=caption,
+            data.name,
+            title=f"Figure 4: how the ratio sets attention (M={setting.M}{', sign descent' if sign else ''})",
+            caption=f"{'Sign descent' if sign else 'Theorem 1'} with M={setting.M}, b={setting.b},"
+            f" m={setting.m}, n={setting.n} from zero, solved in closed form for five ratios r. (a) Loss over"
+            " the paper's normalised time t min(1, r) and over time itself; (b, c, d) OV scale, QK scale and"
+            f" attention on class tokens at matched loss; (e) attention at loss {STOP:g}: {points}; (f) the"
+            " ratio that gives a wanted attention at a wanted loss (CACO).",
             rows=data.rows(),
-            see=_see(data),
+            see=f"(d): where training stops at the same loss ({STOP:g}), attention on class tokens is"
+            f" {attention}; uniform attention has {setting.uniform_attention:.2f}.",
         )
 
 
-def _see(data: Fig4) -> str:
-    ends = [
-        f"{float(alpha):.2f} at r = {r:g}" for r, alpha in zip(RATIOS, data.matched.alpha[:, -1], strict=True)
-    ]
-    return (
-        f"(d): where training stops at the same loss ({STOP:g}), attention on class tokens is"
-        f" {', '.join(ends)}; uniform attention has {data.setting.uniform_attention:.2f}."
-    )
-
-
-def draw_fig4(plt: Any, data: Fig4) -> Any:
+def draw(plt: Any, data: Fig4) -> Any:
     """The figure with its seven panels."""
     figure = plt.figure(figsize=(11.5, 7))
     grid = figure.add_gridspec(2, 12)
     top = [figure.add_subplot(grid[0, 3 * i : 3 * i + 3]) for i in range(4)]
     bottom = [figure.add_subplot(grid[1, 4 * i : 4 * i + 4]) for i in range(3)]
-    _loss(top[0], data, normalised_time(data.curves), r"normalised time $t\,\min(1, r)$", "(a) loss")
-    _loss(top[1], data, data.curves.time, r"time $t$", "(a) loss, true time")
-    _at_matched_loss(top[2], data, data.matched.mu_ov, r"$\mu_{OV}$", "(b) OV scale at matched loss")
-    _at_matched_loss(top[3], data, data.matched.mu_qk, r"$\mu_{QK}$", "(c) QK scale at matched loss")
-    _at_matched_loss(
-        bottom[0], data, data.matched.alpha, r"attention $\alpha$", "(d) attention at matched loss"
-    )
+    first, matched = 1 if data.optimizer == "gradient_flow" else 1e-2, data.matched
+    for axes, time, label, title in (
+        (top[0], normalised_time(data.curves), r"normalised time $t\,\min(1, r)$", "(a) loss"),
+        (top[1], data.curves.time, r"time $t$", "(a) loss, true time"),
+    ):
+        _lines(axes, time, data.curves.loss, xlabel=label, ylabel="loss", title=title, xlim=(first, None))
+    for axes, values, label, title in (
+        (top[2], matched.mu_ov, r"$\mu_{OV}$", "(b) OV scale at matched loss"),
+        (top[3], matched.mu_qk, r"$\mu_{QK}$", "(c) QK scale at matched loss"),
+        (bottom[0], matched.alpha, r"attention $\alpha$", "(d) attention at matched loss"),
+    ):
+        stop = "loss at which training stops"
+        _lines(axes, matched.loss, values, xlabel=stop, ylabel=label, title=title)
+        axes.invert_xaxis()
     bottom[0].axhline(data.setting.uniform_attention, color="0.5", linewidth=0.8, linestyle=":")
     bottom[0].set_ylim(0, 1)
     _by_ratio(bottom[1], data)
@@ -217,17 +224,6 @@ def _lines(axes: Any, x: Any, y: Any, **labels: Any) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _loss(axes: Any, data: Fig4, time: Any, label: str, title: str) -> None:
-    first = 1 if data.optimizer == "gradient_flow" else 1e-2
-    _lines(axes, time, data.curves.loss, xlabel=label, ylabel="loss", title=title, xlim=(first, None))
-
-
-def _at_matched_loss(axes: Any, data: Fig4, values: Any, label: str, title: str) -> None:
-    stop = "loss at which training stops"
-    _lines(axes, data.matched.loss, values, xlabel=stop, ylabel=label, title=title)
-    axes.invert_xaxis()
-
-
 def _by_ratio(axes: Any, data: Fig4) -> None:
     for name, states in data.sweeps.items():
         parameterization = states.path.parameterization
@@ -246,48 +242,34 @@ def _by_ratio(axes: Any, data: Fig4) -> None:
     if data.integrated:
         axes.plot([], [], "o", color="0.4", label="integrated (DOP853)", **_HOLLOW)
     axes.axhline(data.setting.uniform_attention, color="0.5", linewidth=0.8, linestyle=":")
-    axes.set(
-        xscale="log",
-        xlabel=r"ratio $r=\eta_{QK}/\eta_{OV}$",
-        ylabel=r"attention $\alpha$",
-        title=f"(e) attention at loss {STOP:g}, exact",
-        ylim=(0, 1.02),
-    )
+    title = f"(e) attention at loss {STOP:g}, exact"
+    axes.set(xscale="log", xlabel=r"ratio $r=\eta_{QK}/\eta_{OV}$", ylabel=r"attention $\alpha$", title=title)
+    axes.set_ylim(0, 1.02)
 
 
 def _needed(axes: Any, data: Fig4, figure: Any) -> None:
     # Scales and limits first: the labels on the lines are placed in what is visible.
-    axes.set(
-        xscale="log",
-        xlim=(data.map_loss.max(), data.map_loss.min()),
-        ylim=(data.map_alpha.min(), data.map_alpha.max()),
-        xlabel="wanted loss",
-        ylabel=r"wanted attention $\alpha$",
-        title="(f) ratio needed for a wanted attention",
-    )
-    exponent = np.log10(data.map_ratio).T
-    filled = axes.contourf(
-        data.map_loss, data.map_alpha, exponent, levels=np.arange(-2, 4.01, 0.25), cmap=HEATMAP, extend="both"
-    )
-    whole = np.arange(-2, 4)
-    lines = axes.contour(
-        data.map_loss, data.map_alpha, exponent, whole, colors="white", linewidths=0.9, linestyles="solid"
-    )
+    axes.set(xscale="log", xlim=(data.map_loss.max(), data.map_loss.min()), xlabel="wanted loss")
+    axes.set(ylim=(data.map_alpha.min(), data.map_alpha.max()), ylabel=r"wanted attention $\alpha$")
+    axes.set_title("(f) ratio needed for a wanted attention")
+    exponents, whole = (data.map_loss, data.map_alpha, np.log10(data.map_ratio).T), np.arange(-2, 4)
+    filled = axes.contourf(*exponents, levels=np.arange(-2, 4.01, 0.25), cmap=HEATMAP, extend="both")
+    lines = axes.contour(*exponents, whole, colors="white", linewidths=0.9, linestyles="solid")
     # The lines above ten are too close to the edge to carry a label.
     axes.clabel(lines, whole[whole < 2], fmt={power: f"$10^{{{power}}}$" for power in whole}, fontsize=8)
     axes.grid(False)
-    bar = figure.colorbar(filled, ax=axes, label=r"$\log_{10} r$", ticks=whole)
-    bar.ax.grid(False)
+    figure.colorbar(filled, ax=axes, label=r"$\log_{10} r$", ticks=whole).ax.grid(False)
 
 
 def run(runner: CellRunner, M: int, optimizer: str) -> dict[str, Any]:
     data = compute(M, optimizer)
+    runner.add(data.values())
     return {
         "setting": data.setting,
         "optimizer": data.optimizer,
-        "final": data.final_values(),
+        "final": list(_records(data.final)),
         "integration_error": data.integration_error,
-        "files": write_fig4(data, runner.out),
+        "files": save(data, runner.out),
     }
 
 

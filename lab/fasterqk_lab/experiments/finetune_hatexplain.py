@@ -11,22 +11,10 @@ The score that decides, named before any run: attention on relevant words among 
 from collections.abc import Sequence
 from typing import Any
 
-from fasterqk_lab.experiments._arms import Comparison, run_arms
-from fasterqk_lab.experiments._equal_loss import (
-    compare_at_equal_loss,
-    histories_of,
-    save_panels,
-    save_rows,
-    show_rows,
-)
+from fasterqk_lab.experiments._comparison import Comparison, run_arms, show_comparison
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.experiments.ablation_hatexplain import (
-    EQUAL,
-    qk_arm,
-    save_ablation,
-    summarize_ablation,
-)
-from fasterqk_lab.experiments.ablation_hatexplain import show as show_ablation
+from fasterqk_lab.experiments.ablation_hatexplain import EQUAL, QK_ALONE, qk_arm, save_changes
+from fasterqk_lab.experiments.ablation_hatexplain import SCORES as ABLATION_SCORES
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._classification import pretrained_folder
@@ -37,15 +25,12 @@ RATIOS = (5.0, 20.0)
 # Of 15,383 posts: a step of MiniLM takes more than a second on one core.
 POSTS = 10240
 DECIDES = ("words_mrta",)
-SCORES = {
+# Along training they are measured on some test posts.
+SCORES = ABLATION_SCORES | {
     "words_mrta": "MRTA among words",
     "special_share": "attention on [CLS] and [SEP]",
-    "mrta": "MRTA",
-    "aopc_comprehensiveness": "comprehensiveness (AOPC)",
     "null_aopc_comprehensiveness": "comprehensiveness (AOPC), random rankings",
-    "test_accuracy": "test accuracy",
 }
-NULLS = {"words_mrta": "words_null_mrta", "mrta": "null_mrta"}
 
 
 def finetune_hatexplain(
@@ -74,7 +59,7 @@ def finetune_hatexplain(
     arms = {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios}
     title = "HateXplain, a pretrained encoder fine-tuned"
     chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
-    return Comparison("finetune-hatexplain", title, "paper", arms, chosen)
+    return Comparison("finetune-hatexplain", title, "paper", arms, chosen, decides=DECIDES, scores=SCORES)
 
 
 def run(
@@ -82,25 +67,15 @@ def run(
 ) -> dict[str, Any]:
     if not runner.rebuilds:
         pretrained_folder(pretrained)  # a missing model is an error before any worker starts
-    comparison = finetune_hatexplain(pretrained, ratios, seeds, epochs or 1, posts)
-    results = run_arms(comparison, runner)
-    summary = summarize_ablation(comparison, results)
-    files = save_ablation(summary, runner.out, title=comparison.title, on="Test split, along training a part")
-    words = compare_at_equal_loss(histories_of(results), SCORES, decides=DECIDES, nulls=NULLS)
-    caption = "Some test posts, mean and 95% interval over seeds; differences to equal rates, paired by seed."
-    name, title = f"{comparison.name}-words", f"{comparison.title}: among words alone"
-    files["words"] = save_rows(words["rows"], runner.out, name, title=title, caption=caption)
-    panels = [SCORES[score] for score in ("words_mrta", "special_share", "test_accuracy")]
-    see = "The first panel decides; the dashed mark is uniform attention."
-    files["words figure"] = save_panels(
-        words["rows"], panels, runner.out, name, title=title, caption=caption, see=see
-    )
-    return {**summary, "words": words, "files": files}
+    outcome = run_arms(finetune_hatexplain(pretrained, ratios, seeds, epochs or 1, posts), runner)
+    files = outcome.save(runner.out, forest=("words_mrta", "special_share", "test_accuracy"))
+    files["scatter"] = save_changes(outcome, runner, dict.fromkeys(outcome.comparison.arms, QK_ALONE))
+    return {**outcome.summary(), "files": files}
 
 
 def show(summary: dict[str, Any]) -> None:
-    show_ablation(summary)
-    show_rows(summary["words"])
+    shown = ("words_mrta", "special_share", "mrta", "aopc_comprehensiveness", "test_accuracy")
+    show_comparison(summary, [SCORES[name] for name in shown])
 
 
 EXPERIMENT = Experiment(

@@ -8,19 +8,21 @@ classes (M) and the length of the context grow? Gradient flow and sign descent a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import interval
+from fasterqk.attention import Interval, interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.theory import Path as TheoryPath
 from fasterqk.theory import Setting, pattern_share, ratio_for, solve
+from fasterqk_lab.compare import END, Measured, Value, value_at
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.experiments._synthetic import attention_at, panels, run_cells, theory_setting
-from fasterqk_lab.figures import PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting
+from fasterqk_lab.figures import PARAMETERIZATION_COLORS, draw_intervals, plotting, save_figure
 from fasterqk_lab.synthetic import Language, SyntheticCell
 
 PARTS = ("attention", "needed")
@@ -40,6 +42,8 @@ VARIED: dict[str, tuple[int, ...]] = {
     "context": (16, 32, 63, 126),
 }
 _BASE_LANGUAGE = Language(common=16)
+LAWS = ("gradient_flow", "sign")
+NEEDED = "needed ratio"
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ class Arm:
     varied: str | None
     value: int | None
     cell: SyntheticCell
+
+    @property
+    def name(self) -> str:
+        varied = "" if self.varied is None else f", {self.varied} = {self.value}"
+        return f"{self.cell.parameterization}, QK x{self.cell.qk_ratio:g}{varied}"
+
+    @property
+    def levels(self) -> tuple[float, ...]:
+        """The losses at which it is read."""
+        return LEVELS if self.varied is None else (SHOWN,)
 
 
 def varied_language(name: str, value: int) -> Language:
@@ -74,19 +88,15 @@ def arms(parts: Sequence[str] | None = None) -> list[Arm]:
         if part not in PARTS:
             raise InputError(f"prediction has no part {part!r}; choose from {', '.join(PARTS)}")
     base = replace(panels("four-tokens", ["a"])[0].cell, optimizer="adam", lr=ADAM_LR)
-    found = []
-    if "attention" in (parts or PARTS):
-        for name in NAMES:
-            for ratio in RATIOS:
-                found.append(Arm(None, None, replace(base, parameterization=name, qk_ratio=ratio)))
-    if "needed" in (parts or PARTS):
-        short = replace(base, target_loss=0.8 * SHOWN)
-        for name in NAMES:
-            for varied, values in VARIED.items():
-                for value in values:
-                    cell = replace(short, parameterization=name, language=varied_language(varied, value))
-                    found += [Arm(varied, value, replace(cell, qk_ratio=ratio)) for ratio in NEEDED_RATIOS]
-    return found
+    chosen = []
+    for name in NAMES if "attention" in (parts or PARTS) else ():
+        chosen += [Arm(None, None, replace(base, parameterization=name, qk_ratio=ratio)) for ratio in RATIOS]
+    short = replace(base, target_loss=0.8 * SHOWN)
+    for name in NAMES if "needed" in (parts or PARTS) else ():
+        for varied, value in ((varied, value) for varied, values in VARIED.items() for value in values):
+            cell = replace(short, parameterization=name, language=varied_language(varied, value))
+            chosen += [Arm(varied, value, replace(cell, qk_ratio=ratio)) for ratio in NEEDED_RATIOS]
+    return chosen
 
 
 # --- What the theories say ---
@@ -131,54 +141,48 @@ def predicted_ratio(setting: Setting, parameterization: str) -> dict[str, float]
 # --- Training and reading ---
 
 
-def compute(runner: CellRunner, seeds: int, parts: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """One row per cell: attention at every level, beside both theories."""
+def compute(runner: CellRunner, seeds: int, parts: Sequence[str] | None = None) -> Measured:
+    """Attention of every cell at every level beside both theories, and the ratio that every seed needs."""
     chosen = arms(parts)
     cells = {(arm, seed): replace(arm.cell, seed=seed) for seed in range(seeds) for arm in chosen}
-    results = run_cells(cells, runner, title="prediction", arm=lambda key: _name(key[0]))
-    rows = []
+    results = run_cells(cells, runner, title="prediction", arm=lambda key: key[0].name)
+    values: list[Value] = []
+    curves: dict[tuple[str, str, int, int], list[tuple[float, float]]] = {}
     for (arm, seed), result in results.items():
         cell, setting = arm.cell, theory_setting(arm.cell.language)
-        for level in LEVELS if arm.varied is None else (SHOWN,):
-            theories = predicted(setting, cell.parameterization, cell.qk_ratio, level)
-            rows.append(
-                {
-                    "part": "attention" if arm.varied is None else "needed",
-                    "varied": arm.varied,
-                    "value": arm.value,
-                    "parameterization": cell.parameterization,
-                    "qk_ratio": cell.qk_ratio,
-                    "loss": level,
-                    "seed": seed,
-                    "attention": attention_at(result["history"], level),
-                    **{name: float(value) for name, value in theories.items()},
-                    "steps": result["steps"],
-                    "bits": result["covert"]["bits"] if result.get("covert") else None,
-                }
-            )
-    return rows
+        for level in arm.levels:
+            attention = value_at(result["history"], level, ["mrta"]).get("mrta")
+            scores = {} if attention is None else {"attention": attention}
+            scores |= predicted(setting, cell.parameterization, cell.qk_ratio, level)
+            values += _values(arm.name, seed, _at(level), scores)
+            if arm.varied is not None and arm.value is not None:
+                points = curves.setdefault((cell.parameterization, arm.varied, arm.value, seed), [])
+                points += [(cell.qk_ratio, attention)] if attention is not None else []
+        if result.get("covert"):
+            values += _values(arm.name, seed, END, {"bits": result["covert"]["bits"]})
+    for (name, varied, value, seed), points in curves.items():
+        needed = crossing(sorted(points), WANTED)
+        scores = ({} if needed is None else {"needed": needed}) | _ratio_by_theory(name, varied, value)
+        values += _values(_family(name, varied, value), seed, NEEDED, scores)
+    runner.add(values)
+    return Measured("prediction", values)
 
 
-def _name(arm: Arm) -> str:
-    varied = "" if arm.varied is None else f", {arm.varied} = {arm.value}"
-    return f"{arm.cell.parameterization}, QK x{arm.cell.qk_ratio:g}{varied}"
+def _values(arm: str, seed: int, at: str, scores: Mapping[str, Any]) -> list[Value]:
+    return [Value("prediction", arm, seed, at, None, score, float(value)) for score, value in scores.items()]
 
 
-def needed_ratios(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Per value and seed, the ratio at which attention is `WANTED`; None where no two ratios enclose it."""
-    groups: dict[tuple[Any, ...], list[tuple[float, float]]] = {}
-    for row in rows:
-        if row["part"] == "needed":
-            key = row["varied"], row["value"], row["parameterization"], row["seed"]
-            points = groups.setdefault(key, [])
-            if row["attention"] is not None:
-                points.append((row["qk_ratio"], row["attention"]))
-    found = []
-    for (varied, value, name, seed), points in groups.items():
-        theories = predicted_ratio(theory_setting(varied_language(varied, value)), name)
-        about = {"varied": varied, "value": value, "parameterization": name, "seed": seed}
-        found.append(about | {"needed": crossing(sorted(points), WANTED), **theories})
-    return found
+def _at(level: float) -> str:
+    return f"loss {level:g}"
+
+
+def _family(name: str, varied: str, value: int) -> str:
+    """All ratios of one language and parameterization, in words."""
+    return f"{name}, {varied} = {value}"
+
+
+def _ratio_by_theory(name: str, varied: str, value: int) -> dict[str, float]:
+    return predicted_ratio(theory_setting(varied_language(varied, value)), name)
 
 
 def crossing(points: Sequence[tuple[float, float]], wanted: float) -> float | None:
@@ -193,53 +197,53 @@ def crossing(points: Sequence[tuple[float, float]], wanted: float) -> float | No
     return None
 
 
-def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def summarize(values: Measured, chosen: Sequence[Arm]) -> dict[str, Any]:
     """Means and intervals over seeds; the mean distance of each theory from training."""
-    attention: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["part"] == "attention":
-            attention.setdefault((row["parameterization"], row["loss"], row["qk_ratio"]), []).append(row)
-    means = [
-        {"parameterization": name, "loss": loss, "qk_ratio": ratio}
-        | {"attention": interval(row["attention"] for row in own)}
-        | {law: own[0][law] for law in ("gradient_flow", "sign")}
-        for (name, loss, ratio), own in attention.items()
+
+    def over_seeds(arm: str, score: str, at: str) -> Interval:
+        seeds = values.of(arm, LAWS[0], at)  # the theories have a value for every seed
+        return interval([values.of(arm, score, at).get(seed) for seed in seeds])
+
+    attention = [
+        {"parameterization": arm.cell.parameterization, "loss": level, "qk_ratio": arm.cell.qk_ratio}
+        | {score: over_seeds(arm.name, score, _at(level)) for score in ("attention", *LAWS)}
+        for arm in chosen
+        if arm.varied is None
+        for level in arm.levels
     ]
-    needed: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in needed_ratios(rows):
-        needed.setdefault((row["parameterization"], row["varied"], row["value"]), []).append(row)
-    grown = [
-        {"parameterization": name, "varied": varied, "value": value}
-        | {
-            "needed": interval(row["needed"] for row in own),
-            "missing": sum(row["needed"] is None for row in own),
-        }
-        | {law: own[0][law] for law in ("gradient_flow", "sign")}
-        for (name, varied, value), own in needed.items()
-    ]
-    return {"attention": means, "needed": grown, "distance": _distances(means)}
+    families = {
+        (arm.cell.parameterization, arm.varied, arm.value): None
+        for arm in chosen
+        if arm.varied is not None and arm.value is not None
+    }
+    needed = []
+    for name, varied, value in families:
+        arm = _family(name, varied, value)
+        missing = len(values.of(arm, LAWS[0], NEEDED)) - len(values.of(arm, "needed", NEEDED))
+        row = {"parameterization": name, "varied": varied, "value": value, "missing": missing}
+        needed.append(row | {score: over_seeds(arm, score, NEEDED) for score in ("needed", *LAWS)})
+    return {"attention": attention, "needed": needed, "distance": _distances(attention)}
 
 
-def _distances(means: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _distances(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Mean and largest absolute distance in attention over the ratios, one entry per arm and loss."""
-    found = []
-    for name, loss in dict.fromkeys((one["parameterization"], one["loss"]) for one in means):
-        own = [one for one in means if (one["parameterization"], one["loss"]) == (name, loss)]
-        there = [one for one in own if one["attention"].mean is not None]
-        entry: dict[str, Any] = {"parameterization": name, "loss": loss, "ratios": len(there)}
-        for law in ("gradient_flow", "sign"):
-            apart = [abs(one["attention"].mean - one[law]) for one in there]
+    distances = []
+    for name, loss in dict.fromkeys((row["parameterization"], row["loss"]) for row in rows):
+        own = [row for row in rows if (row["parameterization"], row["loss"]) == (name, loss)]
+        reached = [row for row in own if isfinite(row["attention"].mean)]
+        entry: dict[str, Any] = {"parameterization": name, "loss": loss, "ratios": len(reached)}
+        for law in LAWS if reached else ():
+            apart = [abs(row["attention"].mean - row[law].mean) for row in reached]
             entry |= {f"{law}_mean": float(np.mean(apart)), f"{law}_largest": float(np.max(apart))}
-        found.append(entry)
-    return found
+        distances.append(entry)
+    return distances
 
 
 # --- Drawing ---
 
 
-def draw(plt: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+def draw(plt: Any, summary: Mapping[str, Any]) -> Any:
     """Two panels over the ratio, four over what varies."""
-    summary = summarize(rows)
     figure, axes = plt.subplots(2, 3, figsize=(12.5, 6.8))
     flat = axes.ravel()
     for axis, name in zip(flat, NAMES, strict=False):
@@ -251,18 +255,10 @@ def draw(plt: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
     return figure
 
 
-def _draw_attention(axis: Any, name: str, means: Sequence[Mapping[str, Any]]) -> None:
-    own = [one for one in means if (one["parameterization"], one["loss"]) == (name, SHOWN)]
-    there = [one for one in own if one["attention"].mean is not None]
-    axis.errorbar(
-        [one["qk_ratio"] for one in there],
-        [one["attention"].mean for one in there],
-        yerr=[one["attention"].half_width or 0 for one in there],
-        fmt="o",
-        color=PARAMETERIZATION_COLORS[name],
-        capsize=2,
-        label="trained, Adam",
-    )
+def _draw_attention(axis: Any, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    own = [row for row in rows if (row["parameterization"], row["loss"]) == (name, SHOWN)]
+    ratios, trained = [row["qk_ratio"] for row in own], [row["attention"] for row in own]
+    draw_intervals(axis, ratios, trained, fmt="o", color=PARAMETERIZATION_COLORS[name], label="trained, Adam")
     dense = np.geomspace(RATIOS[0], RATIOS[-1], 200)
     laws = predicted(theory_setting(Language()), name, dense, SHOWN)
     axis.plot(dense, laws["gradient_flow"], "k--", linewidth=1, label="gradient flow")
@@ -271,75 +267,49 @@ def _draw_attention(axis: Any, name: str, means: Sequence[Mapping[str, Any]]) ->
     axis.set(xscale="log", xlabel="ratio $r$", ylabel=r"attention $\alpha$", title=title, ylim=(0, 1.03))
 
 
-def _draw_needed(axis: Any, varied: str, grown: Sequence[Mapping[str, Any]]) -> None:
+def _draw_needed(axis: Any, varied: str, rows: Sequence[Mapping[str, Any]]) -> None:
     for name in NAMES:
-        own = [one for one in grown if (one["varied"], one["parameterization"]) == (varied, name)]
-        color = PARAMETERIZATION_COLORS[name]
-        there = [one for one in own if one["needed"].mean is not None]
-        values, middle = [one["value"] for one in there], [one["needed"].mean for one in there]
-        error = [min(one["needed"].half_width or 0, 0.9 * one["needed"].mean) for one in there]
-        axis.errorbar(values, middle, yerr=error, fmt="o", color=color, capsize=2, label=f"{name}, trained")
-        at = [one["value"] for one in own]
-        for law, style in (("gradient_flow", "--"), ("sign", "-")):
-            line = [one[law] or np.nan for one in own]
-            axis.plot(at, line, style, color=color, linewidth=1)
-    if any(one["varied"] == varied for one in grown):
+        own = [row for row in rows if (row["varied"], row["parameterization"]) == (varied, name)]
+        color, values = PARAMETERIZATION_COLORS[name], [row["value"] for row in own]
+        style: dict[str, Any] = {"fmt": "o", "color": color, "label": f"{name}, trained"}
+        draw_intervals(axis, values, [row["needed"] for row in own], limits=(0.01, np.inf), **style)
+        for law, dashes in zip(LAWS, ("--", "-"), strict=True):
+            axis.plot(values, [row[law].mean or np.nan for row in own], dashes, color=color, linewidth=1)
+    if any(row["varied"] == varied for row in rows):
         axis.set(xscale="log", yscale="log")
         axis.set_xticks(VARIED[varied], [str(value) for value in VARIED[varied]])
         axis.minorticks_off()
-    axis.set(xlabel=varied, ylabel=f"ratio for α = {WANTED:g}")
-    axis.set_title(f"needed ratio over {varied}")
+    title = f"needed ratio over {varied}"
+    axis.set(xlabel=varied, ylabel=f"ratio for α = {WANTED:g}", title=title)
 
 
-def save(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, str]:
+def save(values: Measured, summary: Mapping[str, Any], out: Path) -> dict[str, str]:
     """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
     with plotting() as plt:
         return save_figure(
-            draw(plt, rows),
+            draw(plt, summary),
             out,
             "prediction",
             title="Prediction beside practice: the toy language with Adam",
-            caption="Points: trainings with Adam, mean and 95% interval over seeds. Solid: sign descent, for"
-            " FAFO through the product law. Dashed: gradient flow, for FAFO from 0.001 and with zero-mean"
-            " background. Otherwise the theory has the language's one-hot background. Last four panels: the"
-            f" ratio at which attention is {WANTED:g} at loss {SHOWN:g}, in the colour of its"
-            " parameterization; b tokens per class, n background positions beside 10 class positions, M"
-            " classes, and the length of the context at a fixed share of class tokens.",
-            rows=[*rows, *({"part": "needed ratio", **row} for row in needed_ratios(rows))],
+            caption="Points: trainings with Adam, mean and 95% interval over seeds; solid: sign descent, for"
+            " FAFO through the product law; dashed: gradient flow, for FAFO from 0.001 and with zero-mean"
+            f" background. Last four panels: the ratio at which attention is {WANTED:g} at loss {SHOWN:g}; b"
+            " tokens per class, n background positions beside 10 class positions, M classes, and the length"
+            " of the context at a fixed share of class tokens.",
+            rows=[value._asdict() for value in values.values],
         )
 
 
-def per_seed(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """All values of single seeds, one per row: arm, seed, at, score, value."""
-    found = []
-    for row in rows:
-        arm = f"{row['parameterization']}, QK x{row['qk_ratio']:g}"
-        if row["varied"] is not None:
-            arm += f", {row['varied']} = {row['value']}"
-        for score in ("attention", "gradient_flow", "sign", "bits"):
-            if row[score] is not None:
-                at = "end" if score == "bits" else f"loss {row['loss']:g}"
-                found.append((arm, row["seed"], at, score, row[score]))
-    for row in needed_ratios(rows):
-        arm = f"{row['parameterization']}, {row['varied']} = {row['value']}"
-        for score in ("needed", "gradient_flow", "sign"):
-            if row[score] is not None:
-                found.append((arm, row["seed"], "needed ratio", score, row[score]))
-    keys = ("arm", "seed", "at", "score", "value")
-    return [dict(zip(keys, values, strict=True)) for values in dict.fromkeys(found)]
-
-
 def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
-    rows = compute(runner, seeds, parts)
-    runner.add_per_seed(per_seed(rows))
-    return {**summarize(rows), "cells": rows, "files": save(rows, runner.out)}
+    values = compute(runner, seeds, parts)
+    summary = summarize(values, arms(parts))
+    return {**summary, "files": save(values, summary, runner.out)}
 
 
 def show(summary: dict[str, Any]) -> None:
     if summary["attention"]:
-        print_table(
-            [one for one in summary["attention"] if one["loss"] == SHOWN], title="attention at a loss:"
-        )
+        rows = [row for row in summary["attention"] if row["loss"] == SHOWN]
+        print_table(rows, title="attention at a loss:")
         print()
         print_table(summary["distance"], title="distance of the theories from training:")
         print()

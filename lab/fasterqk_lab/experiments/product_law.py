@@ -8,22 +8,30 @@ The same R is made in six ways (`SPLITS`), and attention is read at equal loss. 
 - ``hatexplain``: one-layer HateXplain with AdamW; arms that slow V and O, and everything that is not QK.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasterqk.attention import holm, interval, matched_loss, paired_difference
 from fasterqk.console import Progress, print_table
 from fasterqk.errors import InputError
 from fasterqk.theory import Population, Setting, descend, product_law, small_start, solve
-from fasterqk_lab.experiments._arms import Comparison, run_arms
+from fasterqk_lab.compare import LOSS, Value, compare, correct, value_at
+from fasterqk_lab.experiments._comparison import Comparison, run_arms, show_comparison
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.experiments._synthetic import attention_at, panels, run_cells, theory_setting
+from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
-from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import (
+    COLORS,
+    effect_record,
+    effect_rows,
+    plotting,
+    save_figure,
+    save_forest,
+    save_table,
+)
 from fasterqk_lab.training import TrainConfig
 
 PARTS = ("population", "toy", "hatexplain")
@@ -41,6 +49,26 @@ POPULATION_LEVELS = (0.5, 0.1, 0.01, 0.001)
 TOY_RS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 TOY_LEVEL = 0.01
 SHOWN = 0.01
+
+
+class Reading(NamedTuple):
+    """Attention of one seed, R and way to make it, at one loss, beside the derived law."""
+
+    part: str
+    condition: str
+    seed: int
+    split: str
+    R: float
+    loss: float
+    attention: float | None
+    law: float
+
+    def values(self) -> list[Value]:
+        """Its rows of the table of results; none where the loss was not reached."""
+        arm = f"{self.condition}, R = {self.R:.3g} by {self.split}"
+        place = f"product-law-{self.part}", arm, self.seed, LOSS, self.loss
+        reached = self.attention is not None
+        return [Value(*place, name, float(getattr(self, name))) for name in ("attention", "law") if reached]
 
 
 def role_ratios(split: str, product: float) -> tuple[float, float, float, float]:
@@ -130,55 +158,43 @@ def descend_population(
 
 def _at_levels(loss: np.ndarray, attention: np.ndarray) -> list[float | None]:
     """Attention where the loss first falls to each level, in log loss; None where it does not."""
-    found: list[float | None] = []
+    values: list[float | None] = []
     for level in POPULATION_LEVELS:
         below = np.flatnonzero(loss <= level)
         if not len(below) or below[0] == 0:
-            found.append(None)
+            values.append(None)
             continue
         last = below[0]
         share = np.log(loss[last - 1] / level) / np.log(loss[last - 1] / loss[last])
-        found.append(float(attention[last - 1] + share * (attention[last] - attention[last - 1])))
-    return found
+        values.append(float(attention[last - 1] + share * (attention[last] - attention[last - 1])))
+    return values
 
 
-def population_rows(runner: CellRunner, seeds: int) -> list[dict[str, Any]]:
-    """One row per condition, seed, R, split and loss, beside the derived law."""
+def read_population(runner: CellRunner, seeds: int) -> list[Reading]:
+    """One reading per condition, seed, R, split and loss."""
     cells = {(cell, seed): replace(cell, seed=seed) for seed in range(seeds) for cell in CONDITIONS}
     function = "fasterqk_lab.experiments.product_law:descend_population"
     results = runner.run(cells, function, title="product-law, population", arm=lambda key: key[0].condition)
-    rows = []
+    readings = []
     for (cell, seed), result in results.items():
+        widths = {"qk_width": cell.qk_width, "ov_width": cell.ov_width}
         for arm in result["arms"]:
-            ratio = product_law(
-                arm["product"],
-                1,
-                optimizer="sign",
-                classes=cell.setting.M,
-                qk_width=cell.qk_width,
-                ov_width=cell.ov_width,
-            )
+            split, product = arm["split"], arm["product"]
+            ratio = product_law(product, 1, optimizer="sign", classes=cell.setting.M, **widths)
             law = solve(cell.setting, ratio, loss=POPULATION_LEVELS, optimizer="sign").alpha
-            for place, level in enumerate(POPULATION_LEVELS):
-                rows.append(
-                    _row("population", cell.condition, seed, arm, level, arm["attention"][place])
-                    | {"law": float(law[place])}
-                )
-    return rows
-
-
-def _row(
-    part: str, condition: str, seed: int, arm: Mapping[str, Any], loss: float, attention: float | None
-) -> dict[str, Any]:
-    about = {"part": part, "condition": condition, "seed": seed, "split": arm["split"], "R": arm["product"]}
-    return about | {"loss": loss, "attention": attention}
+            about = "population", cell.condition, seed, split, product
+            points = zip(POPULATION_LEVELS, arm["attention"], law, strict=True)
+            readings += [
+                Reading(*about, level, attention, float(alpha)) for level, attention, alpha in points
+            ]
+    return readings
 
 
 # --- The toy language ---
 
 
-def toy_rows(runner: CellRunner, seeds: int) -> list[dict[str, Any]]:
-    """One row per seed, R and split: FAFO with Adam."""
+def read_toy(runner: CellRunner, seeds: int) -> list[Reading]:
+    """One reading per seed, R and split: FAFO with Adam."""
     base = panels("four-tokens", ["a"])[0].cell
     base = replace(base, optimizer="adam", lr=1e-3, target_loss=0.8 * TOY_LEVEL)
     cells = {
@@ -191,14 +207,13 @@ def toy_rows(runner: CellRunner, seeds: int) -> list[dict[str, Any]]:
         cells, runner, title="product-law, toy", arm=lambda key: f"R = {key[1]:g} by {key[0]}"
     )
     setting = theory_setting(base.language)
-    rows = []
+    readings = []
     for (split, product, seed), result in results.items():
         ratio = product_law(product, 1, optimizer="sign", classes=setting.M)
-        arm = {"split": split, "product": product}
-        attention = attention_at(result["history"], TOY_LEVEL)
         law = float(solve(setting, ratio, loss=TOY_LEVEL, optimizer="sign").alpha)
-        rows.append(_row("toy", "FAFO, Adam", seed, arm, TOY_LEVEL, attention) | {"law": law})
-    return rows
+        attention = value_at(result["history"], TOY_LEVEL, ["mrta"]).get("mrta")
+        readings.append(Reading("toy", "FAFO, Adam", seed, split, product, TOY_LEVEL, attention, law))
+    return readings
 
 
 # --- HateXplain ---
@@ -237,113 +252,104 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
     return Comparison("product-law-hatexplain", title, "paper", arms, chosen)
 
 
-def hatexplain_rows(runner: CellRunner, seeds: int) -> list[dict[str, Any]]:
-    """One row per arm and seed, at the lowest loss that all reach."""
-    comparison = hatexplain_arms(seeds)
-    results = run_arms(comparison, runner)
-    histories: dict[tuple[Any, Any], Sequence[Mapping[str, Any]]] = {
-        cell: [] if result.diverged else result.history for cell, result in results.items()
-    }
-    level = matched_loss(histories, ["mrta"], 1)[0]["loss"]
-    rows = []
-    for (name, seed), history in histories.items():
-        arm = {"split": name, "product": 1.0 if name == "equal rates" else R_HATEXPLAIN}
-        attention = attention_at(history, level) if history else None
-        rows.append(_row("hatexplain", "AdamW", seed, arm, level, attention) | {"law": None})
-    return rows
+def run_hatexplain(runner: CellRunner, seeds: int) -> dict[str, Any]:
+    """All arms against equal rates, and against `REFERENCE`, from which they differ unless the law holds."""
+    outcome = run_arms(hatexplain_arms(seeds), runner)
+    others = [arm for arm in outcome.comparison.arms if arm != REFERENCE]
+    effects = correct([compare(outcome.measured, (arm, REFERENCE), "mrta", label=arm) for arm in others])
+    name, title = outcome.comparison.name, outcome.comparison.title
+    caption = f"Attention on relevant tokens minus that of {REFERENCE} at equal loss, paired by seed."
+    shared: dict[str, Any] = {"title": title, "caption": f"{caption} {outcome.setting()}."}
+    rows = effect_rows(effects)
+    columns = [{"key": key, "label": key} for key in rows[0]]
+    files = outcome.save(runner.out)
+    files["reference"] = save_forest(effects, {"mrta": outcome.scores["mrta"]}, runner.out, name, **shared)
+    files["reference_table"] = save_table(runner.out, name, columns=columns, rows=rows, **shared)
+    records = [effect_record(effect) for effect in effects]
+    return {**outcome.summary(), "minus_reference": records, "files": files}
 
 
 # --- What came out ---
 
 
-def summarize(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def summarize(readings: Sequence[Reading]) -> list[dict[str, Any]]:
     """One entry per part, condition and loss: how far the splits of one R are apart, and how far R reaches.
 
     ``spread`` is the standard deviation over splits within one seed and R, averaged (root mean square);
-    ``reach`` the same over the means of the values of R. ``explained`` is the share of the variance of
-    attention that R alone explains; ``law`` the mean distance from the derived law.
+    ``seed_spread`` that over seeds within one split and R; ``reach`` the same over the means of the values of
+    R. ``explained`` is the share of the variance of attention that R alone explains; ``law`` the mean
+    distance from the derived law.
     """
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["attention"] is not None:
-            groups.setdefault((row["part"], row["condition"], row["loss"]), []).append(row)
-    found = []
-    for (part, condition, loss), own in groups.items():
-        values = np.array([row["attention"] for row in own])
-        by_product = np.array([row["R"] for row in own])
-        within, between = [], {}
-        for product in np.unique(by_product):
-            between[product] = float(values[by_product == product].mean())
-            for seed in {row["seed"] for row in own}:
-                same = [row["attention"] for row in own if (row["R"], row["seed"]) == (product, seed)]
-                within.append(np.var(same))
-        rest = values - np.array([between[product] for product in by_product])
-        apart = [abs(row["attention"] - row["law"]) for row in own if row["law"] is not None]
-        found.append(
-            {"part": part, "condition": condition, "loss": loss, "values": len(own)}
-            | {"spread": float(np.sqrt(np.mean(within))), "reach": float(np.std(list(between.values())))}
+    groups: dict[tuple[str, str, float], list[Reading]] = {}
+    for reading in readings:
+        if reading.attention is not None:
+            groups.setdefault((reading.part, reading.condition, reading.loss), []).append(reading)
+    rows = []
+    for (part, condition, loss), group in groups.items():
+        values = np.array([reading.attention for reading in group])
+        products = np.array([reading.R for reading in group])
+        means = {product: float(values[products == product].mean()) for product in np.unique(products)}
+        rest = values - np.array([means[product] for product in products])
+        seeds, splits = ([getattr(reading, key) for reading in group] for key in ("seed", "split"))
+        rows.append(
+            {"part": part, "condition": condition, "loss": loss, "values": len(group)}
+            | {"spread": _spread(values, zip(products, seeds, strict=True), ddof=0)}
+            | {"reach": float(np.std(list(means.values())))}
             | {"explained": float(1 - np.mean(rest**2) / np.var(values)) if np.var(values) else None}
-            | {"law": float(np.mean(apart)) if apart else None}
-            | {"seed_spread": _seed_spread(own)}
+            | {"law": float(np.mean(np.abs(values - [reading.law for reading in group])))}
+            | {"seed_spread": _spread(values, zip(products, splits, strict=True), ddof=1)}
         )
-    return found
+    return rows
 
 
-def _seed_spread(own: Sequence[Mapping[str, Any]]) -> float | None:
-    """Standard deviation over seeds within one split and R (root mean square)."""
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    for row in own:
-        groups.setdefault((row["split"], row["R"]), []).append(row["attention"])
-    several = [np.var(values, ddof=1) for values in groups.values() if len(values) > 1]
-    return float(np.sqrt(np.mean(several))) if several else None
+def _spread(values: np.ndarray, keys: Iterable[Any], *, ddof: int) -> float | None:
+    """The standard deviation of values with the same key, averaged (root mean square)."""
+    groups: dict[Any, list[float]] = {}
+    for key, value in zip(keys, values, strict=True):
+        groups.setdefault(key, []).append(value)
+    variances = [np.var(group, ddof=ddof) for group in groups.values() if len(group) > ddof]
+    return float(np.sqrt(np.mean(variances))) if variances else None
 
 
-def draw(plt: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
+def draw(plt: Any, readings: Sequence[Reading]) -> Any:
     """One panel per condition of the population, one for the toy language."""
-    panels_of = list(dict.fromkeys((row["part"], row["condition"]) for row in rows))
-    columns = min(4, len(panels_of))
-    lines = -(-len(panels_of) // columns)
+    conditions = list(dict.fromkeys((reading.part, reading.condition) for reading in readings))
+    columns = min(4, len(conditions))
+    lines = -(-len(conditions) // columns)
     figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 3.3 * lines), squeeze=False)
-    for axis, (part, condition) in zip(axes.ravel(), panels_of, strict=False):
-        own = [row for row in rows if (row["part"], row["condition"]) == (part, condition)]
-        level = SHOWN if part == "population" else own[0]["loss"]
-        own = [row for row in own if row["loss"] == level]
-        for place, split in enumerate(dict.fromkeys(row["split"] for row in own)):
-            points = [(row["R"], row["attention"]) for row in own if row["split"] == split]
-            shift = 1 + 0.04 * (place - 2.5)
-            axis.plot(
-                [product * shift for product, value in points if value is not None],
-                [value for _, value in points if value is not None],
-                "o",
-                markersize=3,
-                color=COLORS[place % len(COLORS)],
-                alpha=0.7,
-                label=split,
-            )
-        law = sorted({(row["R"], row["law"]) for row in own if row["law"] is not None})
-        if law:
-            axis.plot(*np.transpose(law), "k-", linewidth=0.9, label="derived")
+    for axis, (part, condition) in zip(axes.ravel(), conditions, strict=False):
+        shown = [
+            reading
+            for reading in readings
+            if (reading.part, reading.condition, reading.loss) == (part, condition, SHOWN)
+        ]
+        for place, split in enumerate(SPLITS):
+            points = [(r.R, r.attention) for r in shown if r.split == split and r.attention is not None]
+            products, values = np.reshape(points, (-1, 2)).T
+            shift, style = 1 + 0.04 * (place - 2.5), {"color": COLORS[place], "alpha": 0.7}
+            axis.plot(products * shift, values, "o", markersize=3, label=split, **style)
+        axis.plot(*np.transpose(sorted({(r.R, r.law) for r in shown})), "k-", linewidth=0.9, label="derived")
         title = condition if part == "population" else f"{part}: {condition}"
         axis.set(xscale="log", xlabel="$R$", ylabel=r"attention $\alpha$")
         axis.set_title(title.replace(", background", "\nbackground"), fontsize=8)
     axes[0, 0].legend(fontsize=6)
-    for axis in axes.ravel()[len(panels_of) :]:
+    for axis in axes.ravel()[len(conditions) :]:
         axis.set_visible(False)
     return figure
 
 
-def save(rows: Sequence[Mapping[str, Any]], out: Path) -> dict[str, str]:
+def save(readings: Sequence[Reading], out: Path) -> dict[str, str]:
     """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
     with plotting() as plt:
         return save_figure(
-            draw(plt, rows),
+            draw(plt, readings),
             out,
             "product-law",
             title="The product law: one R made in several ways",
-            caption="Attention at equal loss (population and toy language 0.01) against R = r_Q r_K / (r_V"
-            " r_O), one point per seed and way to make R, slightly shifted. Where the law holds the points of"
-            " one R lie on each other. The line is what is derived for sign descent from small starts.",
-            rows=rows,
+            caption="Attention at a loss of 0.01 against R = r_Q r_K / (r_V r_O), one point per seed and way"
+            " to make R, slightly shifted; where the law holds the points of one R lie on each other. The"
+            " line is what is derived for sign descent from small starts.",
+            rows=[reading._asdict() for reading in readings],
         )
 
 
@@ -352,96 +358,24 @@ def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, An
     for part in chosen:
         if part not in PARTS:
             raise InputError(f"product-law has no part {part!r}; choose from {', '.join(PARTS)}")
-    makers = {"population": population_rows, "toy": toy_rows, "hatexplain": hatexplain_rows}
-    rows = [row for part in chosen for row in makers[part](runner, seeds)]
-    runner.add_per_seed(
-        [
-            {"arm": f"{row['condition']}, R = {row['R']:.3g} by {row['split']}", "seed": row["seed"]}
-            | {"at": f"loss {row['loss']:.6g}", "score": "attention", "value": row["attention"]}
-            for row in rows
-            if row["part"] != "hatexplain" and row["attention"] is not None
-        ]
-    )
-    others = [row for row in rows if row["part"] != "hatexplain"]
-    arms = compare_hatexplain(rows)
-    files = {"product-law": save(others, runner.out)} if others else {}
-    if arms:
-        files |= save_hatexplain(arms, rows, runner.out)
-    return {"summary": summarize(rows), "hatexplain": arms, "cells": rows, "files": files}
-
-
-def compare_hatexplain(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per arm: attention, and how far it is from `REFERENCE`, paired by seed.
-
-    Where the law holds, every arm but the one with equal rates is at a distance of zero. ``p`` is corrected
-    for the number of arms (Holm).
-    """
-    groups: dict[tuple[str, float, float], list[float | None]] = {}
-    for row in rows:
-        if row["part"] == "hatexplain":
-            groups.setdefault((row["split"], row["R"], row["loss"]), []).append(row["attention"])
-    reference = next((values for (split, _, _), values in groups.items() if split == REFERENCE), None)
-    apart = {
-        split: paired_difference(values, reference)
-        for (split, _, _), values in groups.items()
-        if reference and split != REFERENCE
-    }
-    corrected = holm(apart)
-    return [
-        {"arm": split, "R": product, "loss": loss, "mrta": interval(values)}
-        | {"difference": apart.get(split), "p": corrected.get(split)}
-        for (split, product, loss), values in groups.items()
-    ]
-
-
-def save_hatexplain(
-    arms: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], out: Path
-) -> dict[str, dict[str, str]]:
-    """Write the table of the arms and the figure with one point per seed; returns their paths."""
-    labels = {"arm": "R made by", "R": "R", "loss": "training loss", "mrta": "attention on relevant tokens"}
-    labels |= {"difference": f"minus {REFERENCE}", "p": "p, corrected (Holm)"}
-    name, title = (
-        "product-law-hatexplain",
-        f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways",
-    )
-    own = [row for row in rows if row["part"] == "hatexplain" and row["attention"] is not None]
-    with plotting() as plt:
-        figure, axis = plt.subplots(figsize=(6.4, 0.32 * len(arms) + 1.2))
-        for place, arm in enumerate(arms):
-            values = [row["attention"] for row in own if row["split"] == arm["arm"]]
-            axis.plot(values, [place] * len(values), "o", color=COLORS[0], markersize=4, alpha=0.6)
-            axis.plot(arm["mrta"].mean, place, "|", color=COLORS[1], markersize=14, markeredgewidth=2)
-        axis.set_yticks(range(len(arms)), [arm["arm"] for arm in arms])
-        axis.invert_yaxis()
-        axis.set_xlabel(f"attention on relevant tokens at training loss {arms[0]['loss']:.3f}")
-        drawn = save_figure(
-            figure,
-            out,
-            name,
-            title=title,
-            caption="One point per seed, the mean as a bar. Where the product law holds, all arms but equal "
-            "rates are alike.",
-            rows=own,
-        )
-    table = save_table(
-        out,
-        name,
-        title=title,
-        caption="Test split, mean and 95% interval over seeds at equal training loss. Where the product law "
-        f"holds, all arms but equal rates are alike; differences to {REFERENCE} are paired by seed.",
-        columns=[{"key": key, "label": label} for key, label in labels.items()],
-        rows=arms,
-    )
-    return {name: drawn, f"{name}, table": table}
+    readers = {"population": read_population, "toy": read_toy}
+    readings = [reading for part in chosen if part in readers for reading in readers[part](runner, seeds)]
+    runner.add(value for reading in readings for value in reading.values())
+    summary: dict[str, Any] = {"summary": summarize(readings)}
+    if readings:
+        summary |= {"cells": [reading._asdict() for reading in readings], "files": save(readings, runner.out)}
+    return summary | ({"hatexplain": run_hatexplain(runner, seeds)} if "hatexplain" in chosen else {})
 
 
 def show(summary: dict[str, Any]) -> None:
-    print_table(summary["summary"], title="how far the splits of one R are apart:")
-    if summary["hatexplain"]:
-        print()
-        print_table(summary["hatexplain"], title="HateXplain at equal loss:")
-    for name, paths in summary["files"].items():
-        print(f"{name}: {paths.get('png', paths.get('csv'))}")
+    if summary["summary"]:
+        print_table(summary["summary"], title="how far the splits of one R are apart:")
+        print(f"\nfigure: {summary['files']['png']}")
+    if "hatexplain" in summary:
+        show_comparison(summary["hatexplain"], ["MRTA"])
+        keys = ("arm", "after", "difference", "p", "levels", "stands")
+        rows = [{key: effect[key] for key in keys} for effect in summary["hatexplain"]["minus_reference"]]
+        print_table(rows, title=f"\nHateXplain, minus {REFERENCE}:")
 
 
 EXPERIMENT = Experiment(

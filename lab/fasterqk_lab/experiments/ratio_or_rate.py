@@ -4,23 +4,31 @@ One-layer HateXplain over base rates and ratios. Rates and ratios step by about 
 QK rate (base rate times ratio) occurs with several ratios. One more arm slows everything but the query-key
 circuit: it has the ratio of the faster arm and the QK rate of the baseline, and trains as much longer.
 
-The score that decides, named before any run: attention on relevant tokens (MRTA) at the lowest training loss
-that all arms reach. All other scores are exploratory.
+The score that decides, named before any run: attention on relevant tokens (MRTA) at equal training loss. An
+arm is compared with ratio 1 at its base rate; arms of different base rates, and the plane through the map,
+are read at the lowest training loss that all arms reach. All other scores are exploratory.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import holm, interval, matched_loss, paired_difference, title_of
-from fasterqk.console import mean_of, print_table
-from fasterqk.files import plain
-from fasterqk_lab.experiments._arms import Comparison, Results, print_diverged, run_arms
+from fasterqk.attention import title_of
+from fasterqk.console import print_table
+from fasterqk.errors import InputError
+from fasterqk_lab.compare import LOSS, Claimed, Effect, Measured, Value, above, compare, correct
+from fasterqk_lab.experiments._comparison import (
+    Comparison,
+    Outcome,
+    run_arms,
+    show_comparison,
+)
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
-from fasterqk_lab.experiments.ablation_hatexplain import EPOCHS, EVALUATE_AT_FALL, METRICS
+from fasterqk_lab.experiments.ablation_hatexplain import EPOCHS, EVALUATE_AT_FALL, SCORES
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
-from fasterqk_lab.figures import HEATMAP, plotting, save_figure, save_table
+from fasterqk_lab.figures import draw_grid, effect_record, plotting, save_figure
 from fasterqk_lab.training import TrainConfig
 
 RATES = (5e-5, 1.5e-4, 5e-4, 1.5e-3)
@@ -31,8 +39,23 @@ SLOWED_ARM = f"all but QK ÷{SLOWED}"
 # As many evaluations of the slowed arm as the others make at the ends of their epochs, and those on the way.
 SLOWED_EVALUATIONS = 12
 DECIDES = "mrta"
-# The name under which the slopes of the whole map stand in the per-seed values.
+# The name under which the slopes of the whole map stand in the table of results.
 MAP = "the map"
+PER_RATIO, PER_RATE = "per_decade_of_ratio", "per_decade_of_base_rate"
+
+
+def arm_name(rate: float, ratio: float) -> str:
+    """The name of a point of the map."""
+    return f"rate {rate:g}, ratio {ratio:g}"
+
+
+def per_decade_at(ratio: float) -> str:
+    """The name of the growth with the base rate at one ratio.
+
+    >>> per_decade_at(30)
+    'per_decade_of_base_rate_at_ratio_30'
+    """
+    return f"{PER_RATE}_at_ratio_{ratio:g}"
 
 
 def ratio_or_rate(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
@@ -54,129 +77,43 @@ def ratio_or_rate(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
         epochs=epochs * SLOWED,
         evaluations=SLOWED_EVALUATIONS,
     )
-    chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
-    return Comparison("ratio-or-rate", "HateXplain, one layer: ratio or rate", "paper", arms, chosen)
-
-
-def arm_name(rate: float, ratio: float) -> str:
-    """The name of a point of the map."""
-    return f"rate {rate:g}, ratio {ratio:g}"
-
-
-def summarize_map(comparison: Comparison, results: Results) -> dict[str, Any]:
-    """Every arm at equal loss, how `DECIDES` grows per decade of ratio and of base rate, and two questions.
-
-    ``corrected`` has the p-value of every arm's difference to the first, corrected for their number (Holm).
-    ``slopes`` fits ``mrta = c + a log10(ratio) + b log10(base rate)`` to the map of every seed. If the ratio
-    alone decided, b would be 0; if the QK rate alone did, a and b would be equal. ``same_qk_rate`` and
-    ``same_ratio`` are the differences that ask the same of single arms, paired by seed.
-    """
-    histories: dict[tuple[Any, Any], Sequence[Mapping[str, Any]]] = {
-        cell: [] if result.diverged else result.history for cell, result in results.items()
-    }
-    matched = matched_loss(histories, METRICS)
-    value = _values(histories, comparison, matched[0]["loss"]) if matched else {}
-    fits = _slopes(value, comparison.seeds)
-
-    def difference(one: str, other: str) -> Any:
-        ones, others = ([value.get((arm, seed)) for seed in comparison.seeds] for arm in (one, other))
-        return paired_difference(ones, others)
-
-    slowest, fastest = RATES[0], RATES[-1]
-    qk_rate = arm_name(slowest, 30), arm_name(fastest, 1)
-    validation = {
-        arm: interval(_best_validation(results[arm, seed]) for seed in comparison.seeds)
-        for arm in comparison.arms
-    }
-    last = next((history[-1] for history in histories.values() if history), {})
-    return plain(
-        {
-            "experiment": comparison.name,
-            "protocol": comparison.protocol,
-            "seeds": list(comparison.seeds),
-            "epochs": next(iter(comparison.arms.values())).optimisation.epochs,
-            "decides": DECIDES,
-            "null": {name: number for name, number in last.items() if name.startswith("null_")},
-            "matched": matched,
-            "corrected": holm({arm: found[DECIDES] for arm, found in matched[0]["difference"].items()})
-            if matched
-            else {},
-            "slopes": {
-                name: interval(fit[name] for fit in fits.values())
-                for name in ("per_decade_of_ratio", "per_decade_of_base_rate", "ratio_minus_base_rate")
-            },
-            "slopes_per_seed": fits,
-            "same_qk_rate": {
-                f"{qk_rate[0]} minus {qk_rate[1]}": difference(*qk_rate),
-                f"{SLOWED_ARM} minus {arm_name(slowest, 1)}": difference(SLOWED_ARM, arm_name(slowest, 1)),
-            },
-            "same_ratio": {
-                f"{arm_name(fastest, 1)} minus {arm_name(slowest, 1)}": difference(
-                    arm_name(fastest, 1), arm_name(slowest, 1)
-                ),
-                f"{arm_name(slowest, SLOWED)} minus {SLOWED_ARM}": difference(
-                    arm_name(slowest, SLOWED), SLOWED_ARM
-                ),
-            },
-            "best_validation_accuracy": validation,
-            "arms": {
-                arm: {"diverged": [seed for seed in comparison.seeds if results[arm, seed].diverged]}
-                for arm in comparison.arms
-            },
-        }
+    return Comparison(
+        "ratio-or-rate",
+        "HateXplain, one layer: ratio or rate",
+        "paper",
+        arms,
+        tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+        scores=SCORES,
+        baselines={arm_name(rate, ratio): arm_name(rate, 1) for rate in RATES for ratio in RATIOS}
+        | {SLOWED_ARM: arm_name(RATES[0], 1)},
     )
 
 
-def _values(
-    histories: Mapping[tuple[Any, Any], Sequence[Mapping[str, Any]]], comparison: Comparison, level: float
-) -> dict[tuple[str, int], float | None]:
-    """`DECIDES` of every cell where its loss first falls to ``level``; None where it never does."""
-    values: dict[tuple[str, int], float | None] = {}
-    for seed in comparison.seeds:
-        own: dict[tuple[Any, Any], Any] = {(arm, seed): histories[arm, seed] for arm in comparison.arms}
-        [found] = matched_loss(own, [DECIDES], [level])
-        values |= {(arm, seed): scores[DECIDES].mean for arm, scores in found["arms"].items() if scores}
-    return values
+def slopes_of(measured: Measured) -> list[Value]:
+    """How `DECIDES` grows per decade at the lowest common loss, for every seed.
 
-
-def _best_validation(result: Any) -> float | None:
-    return None if result.diverged else max(record["validation_accuracy"] for record in result.history)
-
-
-def _slopes(
-    value: Mapping[tuple[str, int], float | None], seeds: Sequence[int]
-) -> dict[int, dict[str, float]]:
-    """The slopes of the plane through the map of every seed, per decade, and of its line at every ratio.
-
-    Cells that never reached the loss are left out.
+    The plane ``mrta = c + a log10(ratio) + b log10(base rate)`` is fitted to the map, and a line to every
+    ratio. If the ratio alone decided, b would be 0; if the QK rate alone did, a and b would be equal.
     """
-    fits = {}
-    for seed in seeds:
-        points = {
-            (rate, ratio): found
-            for rate in RATES
-            for ratio in RATIOS
-            if (found := value.get((arm_name(rate, ratio), seed))) is not None and np.isfinite(found)
-        }
-        plane = _fit([(np.log10(ratio), np.log10(rate), found) for (rate, ratio), found in points.items()], 2)
-        fits[seed] = {
-            "per_decade_of_ratio": plane[0],
-            "per_decade_of_base_rate": plane[1],
-            "ratio_minus_base_rate": plane[0] - plane[1],
-        }
+    loss = next(iter(measured.losses(LOSS, arm_name(RATES[0], 1), DECIDES)), None)
+    points: dict[int, list[tuple[float, float, float]]] = {}
+    for rate in RATES:
         for ratio in RATIOS:
-            line = [(np.log10(rate), found) for (rate, at), found in points.items() if at == ratio]
-            fits[seed][per_decade_at(ratio)] = _fit(line, 1)[0]
-    return fits
-
-
-def per_decade_at(ratio: float) -> str:
-    """The name of the growth with the base rate at one ratio.
-
-    >>> per_decade_at(30)
-    'per_decade_of_base_rate_at_ratio_30'
-    """
-    return f"per_decade_of_base_rate_at_ratio_{ratio:g}"
+            for seed, mass in measured.of(arm_name(rate, ratio), DECIDES, LOSS, loss).items():
+                points.setdefault(seed, []).append((np.log10(ratio), np.log10(rate), mass))
+    values = []
+    for seed, table in points.items():
+        per_ratio, per_rate = _fit(table, 2)
+        slopes = {PER_RATIO: per_ratio, PER_RATE: per_rate, "ratio_minus_base_rate": per_ratio - per_rate}
+        for ratio in RATIOS:
+            line = [(rate, mass) for log_ratio, rate, mass in table if log_ratio == np.log10(ratio)]
+            slopes[per_decade_at(ratio)] = _fit(line, 1)[0]
+        values += [
+            Value(measured.name, MAP, seed, LOSS, loss, name, slope)
+            for name, slope in slopes.items()
+            if np.isfinite(slope)
+        ]
+    return values
 
 
 def _fit(points: Sequence[tuple[float, ...]], slopes: int) -> list[float]:
@@ -188,123 +125,85 @@ def _fit(points: Sequence[tuple[float, ...]], slopes: int) -> list[float]:
     return [float(slope) for slope in np.linalg.lstsq(terms, table[:, -1])[0][1:]]
 
 
-def save_map(summary: Mapping[str, Any], runner: CellRunner, *, title: str) -> dict[str, dict[str, str]]:
-    """Write the table and the map; returns their paths."""
-    name, setting = summary["experiment"], describe(summary)
-    rows = [
-        {"arm": arm, "loss": level["loss"], **scores}
-        | {"difference": level["difference"].get(arm, {}).get(DECIDES)}
-        | {"p": summary["corrected"].get(arm) if level is summary["matched"][0] else None}
-        for level in summary["matched"]
-        for arm, scores in level["arms"].items()
-    ]
-    columns = [{"key": key, "label": key} for key in ("arm", "loss")] + [
-        {"key": key, "label": title_of(key)} for key in METRICS
-    ]
-    columns += [
-        {"key": "difference", "label": f"{title_of(DECIDES)}, minus the first arm"},
-        {"key": "p", "label": "p, corrected (Holm)"},
-    ]
-    caption = f"Test split, mean and 95% interval over seeds, at equal training loss. {setting}."
-    table = save_table(runner.out, name, title=title, caption=caption, columns=columns, rows=rows)
-    level = summary["matched"][0] if summary["matched"] else {"loss": None, "arms": {}}
-    points = [
-        {"rate": rate, "ratio": ratio, "loss": level["loss"]}
-        | {key: mean_of(level["arms"][arm_name(rate, ratio)][key]) for key in (DECIDES, "test_accuracy")}
-        for rate in RATES
-        for ratio in RATIOS
-        if arm_name(rate, ratio) in level["arms"]
-    ]
+def answers(measured: Measured) -> list[Effect]:
+    """Slopes and single pairs of arms that tell ratio and rate apart, corrected for their number."""
+    base, fast = arm_name(RATES[0], 1), arm_name(RATES[-1], 1)
+    faster = arm_name(RATES[0], SLOWED)
+    slopes: dict[str, tuple[str, Claimed]] = {
+        "growth per decade of the ratio": (PER_RATIO, "more"),
+        "growth per decade of the base rate": (PER_RATE, "equal"),
+    }
+    pairs: dict[tuple[str, str], Claimed] = {
+        (faster, fast): "more",  # the same QK rate
+        (SLOWED_ARM, base): "more",
+        (fast, base): "equal",  # the same ratio
+        (faster, SLOWED_ARM): "equal",
+    }
+    effects = []
+    for label, (slope, claimed) in slopes.items():
+        with suppress(InputError):  # too many arms diverged
+            effects.append(above(measured, MAP, slope, 0.0, claimed, at=LOSS, label=label))
+    for pair, claimed in pairs.items():
+        with suppress(InputError):
+            effects.append(compare(measured, pair, DECIDES, claimed, at=LOSS))
+    return correct(effects)
+
+
+def save_map(outcome: Outcome, runner: CellRunner) -> dict[str, str]:
+    """Draw attention and accuracy over base rate and ratio; returns the paths."""
+    means = {score: outcome.means(score) for score in (DECIDES, "test_accuracy")}
+    _, loss = outcome.shared_moment()
     with plotting() as plt:
         figure, axes = plt.subplots(1, 2, figsize=(7.6, 3.3))
-        for axis, key in zip(axes, (DECIDES, "test_accuracy"), strict=True):
-            _draw_map(axis, points, key)
-        at = f" where its training loss first falls to {level['loss']:.3f}" if level["loss"] else ""
-        figure_paths = save_figure(
+        for axis, (score, by_arm) in zip(axes, means.items(), strict=True):
+            grid = [[by_arm.get(arm_name(rate, ratio), np.nan) for ratio in RATIOS] for rate in RATES]
+            draw_grid(axis, grid, rows=[f"{rate:g}" for rate in RATES], columns=[f"{x:g}" for x in RATIOS])
+            for start in range(1, len(RATES) + len(RATIOS) - 2):
+                ends = [start - len(RATES) + 0.5, start + 0.5], [len(RATES) - 0.5, -0.5]
+                axis.plot(*ends, ":", color="0.5", linewidth=0.7)
+            axis.set(xlim=(-0.5, len(RATIOS) - 0.5), ylim=(-0.5, len(RATES) - 0.5), title=title_of(score))
+            axis.set(xlabel="ratio (QK rate divided by base rate)", ylabel="base rate")
+        return save_figure(
             figure,
             runner.out,
-            name,
-            title=title,
-            caption=f"Every arm{at}, mean over seeds; the table has the intervals. On a dotted line the rate "
-            f"of the query-key circuit is the same. {setting}.",
-            rows=points,
+            outcome.comparison.name,
+            title=outcome.comparison.title,
+            caption=f"Every arm where its training loss first falls to {loss or np.nan:.3f}, mean over seeds;"
+            " the table has the intervals. On a dotted line the rate of the query-key circuit is the same. "
+            f"{outcome.setting()}.",
+            rows=[
+                {"rate": rate, "ratio": ratio, "loss": loss}
+                | {score: by_arm.get(arm_name(rate, ratio)) for score, by_arm in means.items()}
+                for rate in RATES
+                for ratio in RATIOS
+            ],
         )
-    return {"table": table, "figure": figure_paths}
-
-
-def _draw_map(axis: Any, points: Sequence[Mapping[str, Any]], key: str) -> None:
-    grid = np.full((len(RATES), len(RATIOS)), np.nan)
-    for point in points:
-        grid[RATES.index(point["rate"]), RATIOS.index(point["ratio"])] = point[key]
-    low, high = np.nanmin(grid), np.nanmax(grid)
-    axis.imshow(grid, cmap=HEATMAP, origin="lower", aspect="auto", vmin=low, vmax=high)
-    axis.grid(visible=False)
-    for row, column in np.ndindex(grid.shape):
-        share = (grid[row, column] - low) / ((high - low) or 1)
-        color = "black" if share > 0.55 else "white"
-        axis.text(column, row, f"{grid[row, column]:.3f}", ha="center", va="center", fontsize=8, color=color)
-    for start in range(1, len(RATES) + len(RATIOS) - 2):
-        axis.plot(
-            [start - len(RATES) + 0.5, start + 0.5], [len(RATES) - 0.5, -0.5], ":", color="0.5", linewidth=0.7
-        )
-    axis.set(
-        xticks=range(len(RATIOS)),
-        xticklabels=[f"{ratio:g}" for ratio in RATIOS],
-        yticks=range(len(RATES)),
-        yticklabels=[f"{rate:g}" for rate in RATES],
-        xlim=(-0.5, len(RATIOS) - 0.5),
-        ylim=(-0.5, len(RATES) - 0.5),
-        xlabel="ratio (QK rate divided by base rate)",
-        ylabel="base rate",
-        title=title_of(key),
-    )
-
-
-def describe(summary: Mapping[str, Any]) -> str:
-    """What was run, in a few words."""
-    return (
-        f"{summary['experiment']}: {len(RATES)} base rates × {len(RATIOS)} ratios and one slowed arm, "
-        f"{summary['epochs']} epochs at a constant rate, {len(summary['seeds'])} seeds"
-    )
 
 
 def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
-    comparison = ratio_or_rate(seeds, epochs or EPOCHS)
-    summary = summarize_map(comparison, run_arms(comparison, runner))
-    at = f"training loss {summary['matched'][0]['loss']:.6g}" if summary["matched"] else ""
-    slopes = [
-        {"arm": MAP, "seed": seed, "at": at, "score": name, "value": value}
-        for seed, fit in summary.pop("slopes_per_seed").items()
-        for name, value in fit.items()
+    outcome = run_arms(ratio_or_rate(seeds, epochs or EPOCHS), runner)
+    outcome = outcome.with_values(slopes_of(outcome.measured), runner)
+    files = {**outcome.save(runner.out), "map": save_map(outcome, runner)}
+    told_apart = [
+        {**effect_record(effect), "claimed": effect.claimed} for effect in answers(outcome.measured)
     ]
-    runner.add_per_seed(slopes, protocol=comparison.protocol)
-    return {**summary, "files": save_map(summary, runner, title=comparison.title)}
+    return {**outcome.summary(), "ratio_or_rate": told_apart, "files": files}
 
 
 def show(summary: dict[str, Any]) -> None:
-    print(describe(summary))
-    if summary["matched"]:
-        level = summary["matched"][0]
-        rows = [
-            {"arm": arm}
-            | {title_of(key): scores[key] for key in ("test_accuracy", DECIDES, "ac")}
-            | {"p, corrected (Holm)": summary["corrected"].get(arm)}
-            for arm, scores in level["arms"].items()
-        ]
-        print_table(rows, title=f"\nat equal training loss {level['loss']:.3f} (test split)")
-        asked = {"same QK rate": "same_qk_rate", "same ratio": "same_ratio"}
-        pairs = [
-            {"question": question, "arms": arms, f"{title_of(DECIDES)}, difference": found}
-            for question, key in asked.items()
-            for arms, found in summary[key].items()
-        ]
-        print_table(pairs, title="\nwhat single arms say")
-        slopes = [
-            {"slope": name.replace("_", " "), "MRTA": found} for name, found in summary["slopes"].items()
-        ]
-        print_table(slopes, title="\nthe plane through the map")
-    print_diverged(summary)
-    print(f"\nfigure: {summary['files']['figure']['png']}")
+    show_comparison(summary, [title_of(DECIDES), title_of("test_accuracy")])
+    keys = {
+        "arm": "slope, or arms",
+        "difference": "difference",
+        "p": "p (Holm)",
+        "claimed": "if the ratio decides",
+    }
+    rows = [
+        {label: effect[key] for key, label in keys.items()} | {"stands": effect["stands"]}
+        for effect in summary["ratio_or_rate"]
+    ]
+    print_table(rows, title="\nratio or rate, at the lowest loss that all arms reach")
+    print(f"map: {summary['files']['map']['png']}")
 
 
 EXPERIMENT = Experiment(

@@ -17,13 +17,17 @@ differences to plain are corrected for how many they are (Holm).
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import product
+from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import Interval, holm, interval, paired_difference
+from fasterqk.attention import Interval, interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
+from fasterqk_lab.compare import Measured, Value, compare, correct, measured
+from fasterqk_lab.experiments._comparison import effect_record
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.figures import COLORS, INK, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, INK, draw_intervals, plotting, save_figure, save_table
 from fasterqk_lab.training._pretraining import (
     CLIP_THRESHOLD,
     PARTNER_NORM,
@@ -51,6 +55,7 @@ WIDTH = 96
 WIDTHS = (64, 128)
 WIDTH_RATES = (1e-3, 1e-2, 1e-1)
 STEPS = 400
+ALL_RATES, FEW_RATES = f"{len(RATES)} rates", f"{len(WIDTH_RATES)} rates"
 LOSSES = {"sensitivity": "loss", "validation_sensitivity": "validation_loss"}
 
 # method, width, rate, seed
@@ -109,32 +114,32 @@ def _capped(loss: float | None, initial: float) -> float:
     return initial if loss is None else min(loss, initial)
 
 
-def method_values(results: Results) -> list[dict[str, Any]]:
-    """Numbers over all rates of a method, one row per method, width, seed and score, as per-seed files have.
+def method_values(results: Results) -> list[Value]:
+    """Numbers over all rates of a method, one per method, width, seed and score.
 
     Widths are compared over the rates that all of them have, so the methods that have several widths also
-    have rows of these rates alone.
+    have values of these rates alone.
     """
     groups: dict[tuple[str, int, int], dict[float, Mapping[str, Any]]] = {}
     for (name, width, rate, seed), result in results.items():
         groups.setdefault((name, width, seed), {})[rate] = result
-    rows = []
+    values = []
     for (name, width, seed), by_rate in groups.items():
-        for rates in (RATES, WIDTH_RATES) if name in DECIDING else (RATES,):
-            if all(rate in by_rate for rate in rates):
-                own = [by_rate[rate] for rate in rates]
-                about = {"arm": arm_name(name, width), "seed": seed, "at": f"{len(rates)} rates"}
-                rows += [about | {"score": score, "value": value} for score, value in _over_rates(own)]
-    return rows
+        for at, rates in ((ALL_RATES, RATES), (FEW_RATES, WIDTH_RATES)):
+            if all(rate in by_rate for rate in rates) and (at == ALL_RATES or name in DECIDING):
+                place = "stability-methods", arm_name(name, width), seed, at, None
+                scores = _over_rates([by_rate[rate] for rate in rates])
+                values += [Value(*place, score, value) for score, value in scores.items()]
+    return values
 
 
-def _over_rates(own: Sequence[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    initial = own[0]["initial_loss"]
-    found = [(name, sensitivity([one[loss] for one in own], initial)) for name, loss in LOSSES.items()]
+def _over_rates(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    initial = cells[0]["initial_loss"]
+    scores = {name: sensitivity([cell[loss] for cell in cells], initial) for name, loss in LOSSES.items()}
     for loss in LOSSES.values():
-        capped = [_capped(one[loss], initial) for one in own]
-        found += [(f"best_{loss}", min(capped)), (f"mean_{loss}", sum(capped) / len(capped))]
-    return found
+        capped = [_capped(cell[loss], initial) for cell in cells]
+        scores |= {f"best_{loss}": min(capped), f"mean_{loss}": sum(capped) / len(capped)}
+    return scores
 
 
 def arm_name(method: str, width: int, rate: float | None = None) -> str:
@@ -147,44 +152,46 @@ def arm_name(method: str, width: int, rate: float | None = None) -> str:
     return named if rate is None else f"{named}, rate {rate:g}"
 
 
-def summarize_methods(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per method and set of rates: intervals, paired differences to plain, and their p-values.
+def method_rows(table: Measured, families: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """One row per method, width and set of rates: intervals, and differences to plain, paired by seed.
 
-    ``p`` is corrected by Holm over all rows that are compared with plain, but for the difference that
-    decides, whose p-value is its own; ``mean_loss_p`` is that of the mean loss, over all of them.
+    ``p`` is that of the difference in sensitivity, corrected for how many there are (Holm), but for the one
+    that decides, which stands alone; ``mean_loss_p`` that of the mean loss.
     """
-    values: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+    rows, effects = [], {}
+    for at, (method, width) in product((ALL_RATES, FEW_RATES), families):
+        arm, plain = arm_name(method, width), arm_name(PLAIN, width)
+        scores = {score: table.of(arm, score, at) for score in table.scores(at)}
+        if not any(scores.values()):
+            continue
+        row: dict[str, Any] = {"method": arm, "rates": at, "seeds": len(scores["sensitivity"])}
+        row |= {score: interval(values.values()) for score, values in scores.items()}
+        if method != PLAIN and table.of(plain, "sensitivity", at):
+            compared = {score: compare(table, (arm, plain), score, at=at, label=arm) for score in scores}
+            row |= {f"{score}_minus_plain": effect.value for score, effect in compared.items()}
+            effects[at, arm] = compared
+        rows.append(row)
+    others = [place for place in effects if place != (ALL_RATES, SLOWER)]
+    p_values = dict(zip(others, correct([effects[place]["sensitivity"] for place in others]), strict=True))
+    losses = dict(zip(effects, correct([scores["mean_loss"] for scores in effects.values()]), strict=True))
     for row in rows:
-        values.setdefault((row["at"], row["arm"]), {}).setdefault(row["score"], {})[row["seed"]] = row[
-            "value"
-        ]
-    found, differences, of_losses = [], {}, {}
-    for (at, arm), scores in values.items():
-        method, _, width = arm.partition(",")
-        row = {"method": arm, "rates": at, "seeds": len(scores["sensitivity"])}
-        row |= {score: interval(seeds.values()) for score, seeds in scores.items()}
-        base = values.get((at, f"{PLAIN},{width}" if width else PLAIN))
-        if base is not None and method != PLAIN:
-            for score in scores:
-                shared = [seed for seed in scores[score] if seed in base[score]]
-                row[f"{score}_minus_plain"] = paired_difference(
-                    [scores[score][seed] for seed in shared], [base[score][seed] for seed in shared]
-                )
-            differences[at, arm] = row["sensitivity_minus_plain"]
-            of_losses[at, arm] = row["mean_loss_minus_plain"]
-        found.append(row)
-    decides = (f"{len(RATES)} rates", SLOWER)
-    corrected = holm({name: one for name, one in differences.items() if name != decides})
-    if decides in differences:
-        corrected[decides] = differences[decides].p_value
-    losses = holm(of_losses)
-    for row in found:
-        name = row["rates"], row["method"]
-        row |= {"p": corrected.get(name), "mean_loss_p": losses.get(name)}
-    return found
+        place = row["rates"], row["method"]
+        if place in effects:
+            deciding = correct([effects[place]["sensitivity"]])[0]
+            row |= {"p": p_values.get(place, deciding).p, "mean_loss_p": losses[place].p}
+    return rows
 
 
-def summarize_rates(results: Results) -> list[dict[str, Any]]:
+def decision(table: Measured) -> dict[str, Any] | None:
+    """The difference that decides, with what it shows; None where it was not run."""
+    if not (table.of(SLOWER, "sensitivity", ALL_RATES) and table.of(PLAIN, "sensitivity", ALL_RATES)):
+        return None
+    [effect] = correct([compare(table, (SLOWER, PLAIN), "sensitivity", at=ALL_RATES, label=SLOWER)])
+    verdicts = {"supports": "more sensitive", "against": "less sensitive", "small": "too small to matter"}
+    return effect_record(effect) | {"verdict": verdicts.get(effect.corrected, "open")}
+
+
+def rate_rows(results: Results) -> list[dict[str, Any]]:
     """One row per method, width and rate: losses and entropy over seeds, and the largest logit of all seeds.
 
     ``capped`` lists the seeds that count as the untrained model: diverged, or no better than it.
@@ -193,36 +200,19 @@ def summarize_rates(results: Results) -> list[dict[str, Any]]:
     for (name, width, rate, seed), result in results.items():
         groups.setdefault((name, width, rate), {})[seed] = result
     rows = []
-    for (name, width, rate), seeds in groups.items():
-        own = list(seeds.values())
-        logits = [one["largest_logit"] for one in own]
+    for (name, width, rate), by_seed in groups.items():
+        cells = list(by_seed.values())
+        logits = [cell["largest_logit"] for cell in cells]
         row: dict[str, Any] = {"method": name, "width": width, "rate": rate}
-        row |= {loss: interval(one[loss] for one in own) for loss in LOSSES.values()}
+        row |= {loss: interval(cell[loss] for cell in cells) for loss in LOSSES.values()}
         row["largest_logit"] = None if None in logits else max(logits)
-        for layer in own[0]["largest_logit_by_layer"]:
-            row[f"entropy_{layer}"] = interval((one["entropy_by_layer"] or {}).get(layer) for one in own)
-        row |= {"null_entropy": own[0]["null_entropy"], "capped": [s for s in seeds if _is_capped(seeds[s])]}
-        rows.append(row)
+        for layer in cells[0]["largest_logit_by_layer"]:
+            row[f"entropy_{layer}"] = interval((cell["entropy_by_layer"] or {}).get(layer) for cell in cells)
+        capped = [
+            seed for seed, cell in by_seed.items() if cell["diverged"] or cell["loss"] >= cell["initial_loss"]
+        ]
+        rows.append(row | {"null_entropy": cells[0]["null_entropy"], "capped": capped})
     return rows
-
-
-def _is_capped(result: Mapping[str, Any]) -> bool:
-    return bool(result["diverged"]) or result["loss"] >= result["initial_loss"]
-
-
-def decision(methods: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The difference that decides, with its verdict; None where it was not run."""
-    for row in methods:
-        if (row["method"], row["rates"]) == (SLOWER, f"{len(RATES)} rates"):
-            difference: Interval | None = row.get("sensitivity_minus_plain")
-            if difference is None:
-                return None
-            if not difference.half_width < abs(difference.mean):  # nan for one seed
-                verdict = "not settled: the interval has zero in it"
-            else:
-                verdict = "less sensitive" if difference.mean < 0 else "more sensitive"
-            return {"difference": difference, "p": difference.p_value, "verdict": verdict}
-    return None
 
 
 # --- Drawing ---
@@ -253,81 +243,66 @@ def shown_name(method: str) -> str:
 
 def draw(plt: Any, rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]]) -> Any:
     """Loss, largest logit and entropy against the base rate, ratios and remedies apart; sensitivity below."""
-    own = [row for row in rates if row["width"] == WIDTH]
-    layers = [key for key in own[0] if key.startswith("entropy_")]
-    quantities = [("loss", "training loss"), ("largest_logit", "largest logit")]
-    quantities += [(key, f"entropy, layer {key.removeprefix('entropy_')}\n(uniform: 1)") for key in layers]
-    figure = plt.figure(figsize=(8.6, 4.2 + 1.7 * len(quantities)))
-    grid = figure.add_gridspec(1 + len(quantities), 2, height_ratios=[1.5, *[1] * (len(quantities) - 1), 1.7])
-    named = {row["method"] for row in own}
+    shown = [row for row in rates if row["width"] == WIDTH]
+    named = [name for name in _STYLES if any(row["method"] == name for row in shown)]
+    layers = [key for key in shown[0] if key.startswith("entropy_")]
+    labels = {"loss": "training loss", "largest_logit": "largest logit"}
+    labels |= {key: f"entropy, layer {key.removeprefix('entropy_')}\n(uniform: 1)" for key in layers}
+    ratios = [name for name in named if name == PLAIN or METHODS[name].get("method") == RATIO]
     columns = {
-        "ratio of the query-key rate": [name for name in _STYLES if name in named and _is_ratio(name)],
-        "other remedies": [name for name in _STYLES if name in named and not _is_ratio(name)],
+        "ratio of the query-key rate": ratios,
+        "other remedies": [PLAIN, *(name for name in named if name not in ratios)],
     }
-    for line, (key, label) in enumerate(quantities):
-        left = None
-        for column, (title, chosen) in enumerate(columns.items()):
-            axis = figure.add_subplot(grid[line, column], sharey=left)
-            last = line == len(quantities) - 1
-            axis.tick_params(labelbottom=last, labelleft=left is None)
-            axis.set(xscale="log", ylabel="" if left else label, xlabel="base rate" if last else "")
-            if key == "largest_logit":
-                axis.set_yscale("log")
-            for name in chosen if PLAIN in chosen else (PLAIN, *chosen):
-                _draw_line(axis, [row for row in own if row["method"] == name], key, name)
-            if line == 0:
-                axis.set_title(title)
-                if axis.lines:
-                    axis.legend(fontsize=9, ncols=2, loc="upper left", handlelength=1.7, columnspacing=1.2)
-            if key in layers:
-                axis.set_ylim(0, 1.06)
-            if key == "largest_logit" and QK_CLIP in chosen:
+    heights = [1.5, *[1] * (len(labels) - 1), 1.7]
+    figure, axes = plt.subplots(
+        len(heights), 2, figsize=(8.6, 4.2 + 1.7 * len(labels)), height_ratios=heights, sharey="row"
+    )
+    for line, (key, label) in zip(axes, labels.items(), strict=False):
+        for axis, (title, names) in zip(line, columns.items(), strict=True):
+            for name in names:
+                _draw_line(axis, [row for row in shown if row["method"] == name], key, name)
+            axis.set(xscale="log", yscale="log" if key == "largest_logit" else "linear")
+            if key == "largest_logit" and QK_CLIP in names:
                 axis.axhline(CLIP_THRESHOLD, color=COLORS[1], linewidth=0.8, linestyle=":")
-            left = axis
-    left = None
-    for column, (key, label) in enumerate(
-        {"sensitivity": "loss above the best, mean over rates", "mean_loss": "loss, mean over rates"}.items()
-    ):
-        axis = figure.add_subplot(grid[-1, column], sharey=left)
-        _draw_methods(axis, methods, key)
-        axis.set(xlabel=label, title="sensitivity to the rate" if column == 0 else "and the loss itself")
-        axis.tick_params(labelleft=left is None)
-        left = axis
+            if key == "loss":
+                axis.set_title(title)
+                axis.legend(fontsize=9, ncols=2, loc="upper left", handlelength=1.7, columnspacing=1.2)
+        line[0].set_ylabel(label)
+        if key in layers:
+            line[0].set_ylim(0, 1.06)
+    for axis in axes[-2]:
+        axis.set_xlabel("base rate")
+    bars = {"sensitivity": "loss above the best, mean over rates", "mean_loss": "loss, mean over rates"}
+    for axis, (score, label) in zip(axes[-1], bars.items(), strict=True):
+        _draw_methods(axis, {row["method"]: row[score] for row in methods if row["rates"] == ALL_RATES})
+        axis.set(
+            xlabel=label, title="sensitivity to the rate" if axis is axes[-1][0] else "and the loss itself"
+        )
     return figure
 
 
-def _is_ratio(name: str) -> bool:
-    return name == PLAIN or name.startswith(RATIO)
-
-
 def _draw_line(axis: Any, rows: Sequence[Mapping[str, Any]], key: str, name: str) -> None:
-    if not rows:
-        return
-    scale = 1 / rows[0]["null_entropy"] if key.startswith("entropy") else 1.0
-    values = [row[key] for row in rows]
-    middle = [_mean(value) for value in values]
-    across = [row["rate"] for row in rows]
     style = {"markersize": 4.5, "label": shown_name(name), **_STYLES[name]}
-    axis.plot(across, [None if value is None else scale * value for value in middle], **style)
-    if all(isinstance(value, Interval) and value.n > 1 for value in values):
-        low, high = ([scale * getattr(value, end) for value in values] for end in ("low", "high"))
-        axis.fill_between(across, low, high, color=style["color"], alpha=0.13, linewidth=0)
+    rates, values = [row["rate"] for row in rows], [row[key] for row in rows]
+    if key == "largest_logit":
+        axis.plot(rates, values, **style)
+        return
+    if key.startswith("entropy"):
+        scales = [1 / row["null_entropy"] for row in rows]
+        pairs = zip(values, scales, strict=True)
+        values = [Interval(value.mean * scale, value.half_width * scale, value.n) for value, scale in pairs]
+    draw_intervals(axis, rates, values, band=True, **style)
 
 
-def _mean(value: Any) -> float | None:
-    return value.mean if isinstance(value, Interval) else value
-
-
-def _draw_methods(axis: Any, methods: Sequence[Mapping[str, Any]], key: str) -> None:
+def _draw_methods(axis: Any, scores: Mapping[str, Interval]) -> None:
     """One number per method with its interval, plain as a line."""
-    own = {row["method"]: row[key] for row in methods if row["rates"] == f"{len(RATES)} rates"}
-    names = [name for name in _STYLES if name in own]
+    names = [name for name in _STYLES if name in scores]
     for place, name in enumerate(names):
-        found, style = own[name], _STYLES[name]
-        error = found.half_width if found.n > 1 else None
-        axis.errorbar(found.mean, place, xerr=error, fmt=style["marker"], color=style["color"], capsize=3)
-    if PLAIN in own:
-        axis.axvline(own[PLAIN].mean, color=INK, linewidth=0.8, linestyle=":")
+        score, style = scores[name], _STYLES[name]
+        error = score.half_width if score.n > 1 else None
+        axis.errorbar(score.mean, place, xerr=error, fmt=style["marker"], color=style["color"], capsize=3)
+    if PLAIN in scores:
+        axis.axvline(scores[PLAIN].mean, color=INK, linewidth=0.8, linestyle=":")
     axis.set_yticks(range(len(names)), [shown_name(name) for name in names])
     axis.set_ylim(len(names) - 0.5, -0.5)
     axis.locator_params(axis="x", nbins=5)
@@ -346,47 +321,39 @@ def describe(summary: Mapping[str, Any]) -> str:
 
 
 def save(
-    rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]], runner: CellRunner, about: str
+    rates: Sequence[Mapping[str, Any]], methods: Sequence[Mapping[str, Any]], out: Path, about: str
 ) -> dict[str, dict[str, str]]:
     """Write both tables and the figure; returns their paths."""
     title = "Pretraining with a slower, a bounded and a faster query-key circuit"
-    shown = [{**row, "capped": " ".join(map(str, row["capped"]))} for row in rates]
-    tables: dict[str, list[Mapping[str, Any]]] = {"rates": list(shown), "methods": list(methods)}
-    captions = {
-        "rates": "Mean and 95% interval over seeds; the largest logit is that of all seeds",
-        "methods": "Learning-rate sensitivity, mean and 95% interval over seeds; differences paired by seed",
-    }
-    paths = {
-        name: save_table(
-            runner.out,
-            f"stability-{name}",
-            title=title,
-            caption=f"{captions[name]}. {about}.",
-            columns=[{"key": key, "label": key.replace("_", " ")} for key in _columns(own)],
-            rows=own,
+    listed = [{**row, "capped": " ".join(map(str, row["capped"]))} for row in rates]
+    paths = {}
+    for name, caption, rows in (
+        ("rates", "Mean and 95% interval over seeds; the largest logit is that of all seeds", listed),
+        ("methods", "Mean and 95% interval over seeds; differences paired by seed", list(methods)),
+    ):
+        columns = [
+            {"key": key, "label": key.replace("_", " ")}
+            for key in dict.fromkeys(k for row in rows for k in row)
+        ]
+        caption = f"{caption}. {about}."
+        paths[name] = save_table(
+            out, f"stability-{name}", title=title, caption=caption, columns=columns, rows=rows
         )
-        for name, own in tables.items()
-    }
-    points = [
-        {key: _mean(value) for key, value in row.items() if key != "capped"}
-        for row in rates
-        if row["width"] == WIDTH
-    ]
     with plotting() as plt:
         paths["figure"] = save_figure(
             draw(plt, rates, methods),
-            runner.out,
+            out,
             "stability",
             title=title,
             caption="Byte-level decoder of width 96 against its base rate; bands and bars are 95% intervals"
             f" over seeds. Entropy is that of attention, divided by that of uniform attention. {about}.",
-            rows=points,
+            rows=[
+                {key: value.mean if isinstance(value, Interval) else value for key, value in row.items()}
+                for row in listed
+                if row["width"] == WIDTH
+            ],
         )
     return paths
-
-
-def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def run(
@@ -397,26 +364,18 @@ def run(
     widths: list[int] | None,
     steps: int,
 ) -> dict[str, Any]:
-    chosen = methods or list(METHODS)
-    cells = stability_cells(chosen, widths or WIDTHS, seeds, exploratory_seeds, steps)
-    results = runner.run(
-        cells,
-        "fasterqk_lab.training._pretraining:pretrain",
-        title="stability",
-        arm=lambda key: arm_name(*key[:3]),
-    )
-    per_seed = method_values(results)
-    rates, by_method = summarize_rates(results), summarize_methods(per_seed)
-    about = {
-        "steps": steps,
-        "cells": len(cells),
-        "seeds": seeds,
-        "exploratory_seeds": exploratory_seeds or seeds,
-    }
-    files = save(rates, by_method, runner, describe(about))
-    runner.add_per_seed(per_seed, table="stability-methods")
-    found = {"decides": decision(by_method), "methods": by_method, "rates": rates, "files": files}
-    return about | found
+    cells = stability_cells(methods or list(METHODS), widths or WIDTHS, seeds, exploratory_seeds, steps)
+    function = "fasterqk_lab.training._pretraining:pretrain"
+    results = runner.run(cells, function, title="stability", arm=lambda key: arm_name(*key[:3]))
+    runner.add(measured("stability", {(arm_name(*key[:3]), key[3]): results[key] for key in cells}).values)
+    table = Measured("stability-methods", method_values(results))
+    runner.add(table.values)
+    rates = rate_rows(results)
+    by_method = method_rows(table, list(dict.fromkeys((name, width) for name, width, *_ in cells)))
+    about = {"steps": steps, "cells": len(cells), "seeds": seeds}
+    about["exploratory_seeds"] = exploratory_seeds or seeds
+    files = save(rates, by_method, runner.out, describe(about))
+    return about | {"decides": decision(table), "methods": by_method, "rates": rates, "files": files}
 
 
 def show(summary: dict[str, Any]) -> None:
@@ -431,9 +390,8 @@ def show(summary: dict[str, Any]) -> None:
         [{key: row.get(key) for key in over_rates} for row in summary["methods"]],
         title="\nlearning-rate sensitivity (p: Holm, but for the difference that decides)",
     )
-    found = summary["decides"]
-    if found:
-        print(f"\n{SLOWER} against plain: {found['verdict']} (p = {found['p'] or float('nan'):.3g})")
+    if decides := summary["decides"]:
+        print(f"\n{SLOWER} against plain: {decides['verdict']} (p = {decides['p'] or float('nan'):.3g})")
     print(f"\nfigure: {summary['files']['figure']['png']}")
 
 

@@ -3,17 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fasterqk.console import print_table
-from fasterqk_lab.experiments._arms import Comparison, run_arms, two_arms
-from fasterqk_lab.experiments._equal_loss import (
-    COLUMNS,
-    EXPLORATORY,
-    Histories,
-    histories_of,
-    paired_rows,
-    save_rows,
+from fasterqk_lab.compare import Value
+from fasterqk_lab.experiments._comparison import (
+    Comparison,
+    Results,
+    run_comparison,
+    show_comparison,
+    two_arms,
 )
-from fasterqk_lab.experiments._layers import save_with_layers, show_with_layers
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
 from fasterqk_lab.training import TrainConfig
 
@@ -22,7 +19,7 @@ QK_RATIO = 5
 EVALUATE_AT_FALL = 0.5
 # The task counts as learnt from this exact match on validation questions on.
 LEARNT = 0.95
-STEPS = "steps until learnt"
+LEARNT_AT, STEPS = f"exact match {LEARNT:g}", "steps until learnt"
 
 
 def table_kvqa(seeds: int = 1, epochs: int | None = None) -> Comparison:
@@ -54,49 +51,19 @@ def steps_until_learnt(
     return None
 
 
-def learnt_rows(
-    comparison: Comparison, histories: Histories, runner: CellRunner, kind: str
-) -> list[dict[str, Any]]:
-    """When each arm has learnt the task, and the differences to the first; single seeds go to ``runner``."""
-    steps = {
-        arm: {seed: steps_until_learnt(histories[arm, seed]) for seed in comparison.seeds}
-        for arm in comparison.arms
-    }
-    rows = [
-        {"arm": arm, "seed": seed, "at": f"exact match {LEARNT:g}", "score": STEPS, "value": value}
-        for arm, own in steps.items()
-        for seed, value in own.items()
-        if value is not None
+def learnt_values(comparison: Comparison, results: Results) -> list[Value]:
+    """When every cell has learnt the task; a cell that never does has no value."""
+    steps = {cell: steps_until_learnt(result["history"]) for cell, result in results.items()}
+    return [
+        Value(comparison.key, arm, seed, LEARNT_AT, None, STEPS, step)
+        for (arm, seed), step in steps.items()
+        if step is not None
     ]
-    runner.add_per_seed(rows, protocol=comparison.protocol, table=comparison.name)
-    return paired_rows(steps, STEPS, kind)
-
-
-def show_learnt(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what :func:`learnt_rows` found."""
-    shown = [
-        {COLUMNS[key]: row[key] for key in ("arm", "value", "difference", "p")}
-        | {"never learnt": ", ".join(map(str, row["never"])) or "none"}
-        for row in rows
-    ]
-    print_table(shown, title=f"\n{STEPS} (validation exact match of {LEARNT:g})")
 
 
 def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
     comparison = table_kvqa(seeds, epochs)
-    results = run_arms(comparison, runner)
-    summary = save_with_layers(comparison, results, runner)
-    learnt = learnt_rows(comparison, histories_of(results), runner, EXPLORATORY)
-    name = f"{comparison.name}-{comparison.protocol}-learnt"
-    caption = f"First validation exact match of {LEARNT:g}, interpolated; differences paired by seed."
-    title = f"{comparison.title}: {STEPS}"
-    summary["files"]["learnt"] = save_rows(learnt, runner.out, name, title=title, caption=caption)
-    return {**summary, "learnt": learnt}
-
-
-def show(summary: dict[str, Any]) -> None:
-    show_with_layers(summary)
-    show_learnt(summary["learnt"])
+    return run_comparison(comparison, runner, more=lambda results: learnt_values(comparison, results))
 
 
 EXPERIMENT = Experiment(
@@ -104,7 +71,7 @@ EXPERIMENT = Experiment(
     chapter="Key-value questions",
     options=(seeds_option(1), EPOCHS_OPTION),
     run=run,
-    show=show,
+    show=show_comparison,
     examples=(
         "fasterqk-lab reproduce table-kvqa",
         "fasterqk-lab reproduce table-kvqa --seeds 3 --out out --json",

@@ -3,8 +3,15 @@
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, printed_row, two_arms
-from fasterqk_lab.experiments._layers import run_with_layers, show_with_layers
+from fasterqk_lab.experiments._comparison import (
+    BASELINE,
+    FASTER,
+    Comparison,
+    printed_row,
+    run_comparison,
+    show_comparison,
+    two_arms,
+)
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
 from fasterqk_lab.training import TrainConfig
@@ -51,13 +58,13 @@ def run(runner: CellRunner, layers: list[int], seeds: int | None, epochs: int | 
     for depth in layers:
         if depth not in MODELS:
             raise InputError(f"--layers {depth}: the paper has 2 and 4 layers; choose of these")
-    depths = {str(depth): run_with_layers(table_layers(depth, seeds, epochs), runner) for depth in layers}
+    depths = {str(depth): run_comparison(table_layers(depth, seeds, epochs), runner) for depth in layers}
     return {"experiment": "table-layers", "layers": depths}
 
 
 def show(summary: dict[str, Any]) -> None:
     for depth in summary["layers"].values():
-        show_with_layers(depth)
+        show_comparison(depth)
 
 
 EXPERIMENT = Experiment(

@@ -3,13 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fasterqk.attention import STRONGER_NULLS
-from fasterqk.console import print_table
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, printed_row, run_arms
-from fasterqk_lab.experiments._layers import save_with_layers, show_with_layers
+from fasterqk_lab.experiments._comparison import (
+    BASELINE,
+    FASTER,
+    Comparison,
+    printed_row,
+    run_comparison,
+    show_comparison,
+)
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.training import TrainConfig, TrainResult
+from fasterqk_lab.training import TrainConfig
 
 FIRST_SEED = 1234
 # Steps an epoch of the released notebooks: 60,000 questions, 64 a step; they warm up for 1,000 steps.
@@ -153,32 +157,14 @@ def table_squad(
 def run(
     runner: CellRunner, size: str, arms: list[str], seeds: int, lr: float | None, epochs: int | None
 ) -> dict[str, Any]:
-    protocols, cells = {}, []
-    for protocol, comparison in table_squad(size, arms, seeds, epochs, lr).items():
-        results = run_arms(comparison, runner)
-        if len(comparison.arms) == 2:
-            protocols[protocol] = save_with_layers(comparison, results, runner)
-        cells += [_row(protocol, place, seed, result) for (place, seed), result in results.items()]
-    return {"experiment": "table-squad", "size": size, "cells": cells, "protocols": protocols}
-
-
-def _row(protocol: str, place: str, seed: int, result: TrainResult) -> dict[str, Any]:
-    """One cell in a row, under the name its arm has on the command line."""
-    arm = next(name for name, where in ARMS.items() if where[:2] == (protocol, place))
-    found = {"arm": arm, "seed": seed, "steps": result.steps, "diverged": result.diverged}
-    if result.diverged:
-        return found
-    found |= {"loss": result.loss, "train_f1": result.train["f1"]}
-    found |= {name: result.test[name] for name in ("f1", "accuracy", "mrta")}
-    found |= {"null": result.test["null"]["mrta"], "ac": result.test["ac"], "acmc": result.test["acmc"]}
-    # Cells of before these nulls existed have none.
-    return found | {f"{null}_ac": result.test[null]["ac"] for null in STRONGER_NULLS if null in result.test}
+    comparisons = table_squad(size, arms, seeds, epochs, lr)
+    protocols = {protocol: run_comparison(comparison, runner) for protocol, comparison in comparisons.items()}
+    return {"experiment": "table-squad", "size": size, "protocols": protocols}
 
 
 def show(summary: dict[str, Any]) -> None:
-    for protocol in summary["protocols"].values():
-        show_with_layers(protocol)
-    print_table(summary["cells"], title="at the end of training (test split; accuracy is exact match)")
+    for table in summary["protocols"].values():
+        show_comparison(table)
 
 
 EXPERIMENT = Experiment(

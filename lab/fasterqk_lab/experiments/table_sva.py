@@ -4,14 +4,15 @@ import math
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments._arms import (
+from fasterqk_lab.compare import measured
+from fasterqk_lab.experiments._comparison import (
     BASELINE,
     FASTER,
     TRAIN,
     Comparison,
     printed_row,
     run_comparison,
-    show_arms,
+    show_comparison,
     two_arms,
 )
 from fasterqk_lab.experiments._registry import (
@@ -32,7 +33,7 @@ QK_RATIO = 100
 # Base rates from which validation accuracy chooses, with equal rates and the first seed, as the paper
 # does (its range is 1e-6 to 1e-2; the lower half does not get anywhere in six epochs).
 RATES = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2)
-# What the search found; its accuracies are in docs/results/table-sva-FORM-rates-per-seed.csv.
+# What the search found; its accuracies are the values of table-sva-FORM-rates.
 FOUND_RATES = {"whole": 1e-3, "prefix": 1e-2}
 EVALUATE_AT_FALL = 0.8
 # The notebooks' 15 epochs over 157,721 sentences.
@@ -100,15 +101,14 @@ def choose_rate(form: str, runner: CellRunner, epochs: int | None = None) -> dic
     higher ones differ by two or three of them. Returns ``lr``, the ``validation_accuracy`` of every rate
     tried (None where it diverged), its ``standard_error`` and the ``seed``. Attention is not looked at.
     """
-    base = _paper(form, epochs).replace(seed=FIRST_SEED)
-    cells = {(f"base rate {rate:g}", rate, FIRST_SEED): base.replace(lr=rate) for rate in RATES}
+    base, name = _paper(form, epochs).replace(seed=FIRST_SEED), f"table-sva-{form}-rates"
+    cells = {(f"base rate {rate:g}", FIRST_SEED): base.replace(lr=rate) for rate in RATES}
     # Not by force: the arms that follow are.
-    results = runner.run(
-        cells, TRAIN, title=f"table-sva-{form}: base rate", table=f"table-sva-{form}-rates", force=False
-    )
+    results = runner.run(cells, TRAIN, title=f"table-sva-{form}: base rate", table=name, force=False)
+    runner.add(measured(name, results).values)
     accuracy = {
         rate: None if result["diverged"] else float(result["validation"]["accuracy"])
-        for (_, rate, _), result in results.items()
+        for rate, result in zip(RATES, results.values(), strict=True)
     }
     finished = {rate: value for rate, value in accuracy.items() if value is not None}
     if not finished:
@@ -183,16 +183,16 @@ def run(
 ) -> dict[str, Any]:
     if form:
         check_form(protocol, form)
-    found = {}
-    for each in [form] if form else FORMS[protocol]:
-        comparison, chosen = choose_arms(runner, protocol, each, seeds, epochs, lr)
-        found[each] = {**run_comparison(comparison, runner), "chosen_rate": chosen}
-    return {"experiment": "table-sva", "protocol": protocol, "forms": found}
+    tables = {}
+    for name in [form] if form else FORMS[protocol]:
+        comparison, chosen = choose_arms(runner, protocol, name, seeds, epochs, lr)
+        tables[name] = {**run_comparison(comparison, runner), "chosen_rate": chosen}
+    return {"experiment": "table-sva", "protocol": protocol, "forms": tables}
 
 
 def show(summary: dict[str, Any]) -> None:
     for table in summary["forms"].values():
-        show_arms(table)
+        show_comparison(table)
         chosen = table["chosen_rate"]
         if chosen:
             tried = ", ".join(

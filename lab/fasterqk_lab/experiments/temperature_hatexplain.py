@@ -21,14 +21,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from fasterqk.attention import interval, paired_difference, summarize, title_of
+from fasterqk.attention import interval, summarize, title_of
 from fasterqk.console import print_table
+from fasterqk.errors import InputError
 from fasterqk.files import plain
-from fasterqk_lab.experiments._arm_tables import ARM_COLORS, ARM_NAMES
-from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, run_arms, two_arms
+from fasterqk_lab.compare import Effect, Measured, Value, compare, correct
+from fasterqk_lab.experiments._comparison import (
+    ARM_NAMES,
+    BASELINE,
+    FASTER,
+    Comparison,
+    Outcome,
+    run_arms,
+    two_arms,
+)
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
-from fasterqk_lab.figures import plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, effect_record, plotting, save_figure, save_table
 from fasterqk_lab.models._classifier import attention_rows
 from fasterqk_lab.runs import Store
 from fasterqk_lab.training import TrainConfig
@@ -45,9 +54,20 @@ EVALUATE_AT_FALL = 0.97
 SHARPENINGS = tuple(float(x) for x in np.geomspace(1, 4096, 13))
 MASS, FAITHFUL = "mrta", "comprehensiveness_above_random"
 SHOWN = (MASS, "ac", FAITHFUL, "test_accuracy", "test_loss", "entropy")
-TITLES = {FAITHFUL: "comprehensiveness − random"}
+TITLES = {name: title_of(name) for name in ("loss", "acmc", *SHOWN) if name != FAITHFUL}
+TITLES[FAITHFUL] = "comprehensiveness − random"
+# When the readings are taken, and what they are called as arms of the table of results.
+AT = "equal entropy"
+READINGS = {
+    "baseline": "baseline",
+    "as_read": "baseline, sharpened as read",
+    "in_the_model": "baseline, sharpened in the model",
+    "faster_qk": "faster QK",
+}
 
 Curve = Sequence[Mapping[str, float]]
+# By arm and seed: the curve of attention sharpened as read ("read") and in the model ("model").
+Curves = Mapping[tuple[str, int], Mapping[str, Curve]]
 
 
 def temperature_hatexplain(seeds: int = 5, ratio: float = QK_RATIO, loss: float = LOSS) -> Comparison:
@@ -73,7 +93,7 @@ def sharpened_as_read(
 ) -> list[dict[str, float]]:
     """Entropy and the scores of attention on relevant tokens with the test rows raised to each power."""
     split = workload.splits["test"]
-    found: dict[float, list[tuple[np.ndarray, ...]]] = {power: [] for power in powers}
+    batches: dict[float, list[tuple[np.ndarray, ...]]] = {power: [] for power in powers}
     for chosen in split.by_length(EVALUATION_BATCH):
         tokens, read, labels = split.batch(chosen)
         logits, rows, _ = attention_rows(workload.model, tokens, read)
@@ -84,15 +104,14 @@ def sharpened_as_read(
             sharper = power_of_rows(rows.double(), power)
             entropy = -torch.special.xlogy(sharper, sharper).sum(1)
             mass = (sharper * relevance).sum(1)
-            found[power].append(
-                tuple(each.numpy() for each in (entropy, mass, probability, relevance.sum(1) > 0))
-            )
+            columns = (entropy, mass, probability, relevance.sum(1) > 0)
+            batches[power].append(tuple(column.numpy() for column in columns))
     curve = []
-    for power, parts in found.items():
+    for power, parts in batches.items():
         entropies, masses, probabilities, relevant = map(np.concatenate, zip(*parts, strict=True))
         scores = summarize(masses[relevant], probabilities[relevant])
-        own = {name: scores[name] for name in (MASS, "ac", "acmc")}
-        curve.append({"factor": power, "entropy": float(entropies.mean()), **own})
+        masses_of = {name: scores[name] for name in (MASS, "ac", "acmc")}
+        curve.append({"factor": power, "entropy": float(entropies.mean()), **masses_of})
     return curve
 
 
@@ -143,173 +162,143 @@ def at_entropy(curve: Curve, entropy: float) -> dict[str, float] | None:
     return None
 
 
-def readings_of(
-    comparison: Comparison, curves: Mapping[str, Any]
-) -> dict[str, dict[int, Mapping[str, float]]]:
-    """Four readings per seed; ``curves`` maps ``ARM SEED`` to ``{"read": curve, "model": curve}``."""
-    readings: dict[str, dict[int, Mapping[str, float]]] = {name: {} for name in READINGS}
-    for seed in comparison.seeds:
-        baseline, faster = (curves[f"{arm} {seed}"] for arm in (BASELINE, FASTER))
-        target = faster["model"][0]["entropy"]
-        readings["baseline"][seed] = baseline["model"][0]
-        readings["faster_qk"][seed] = faster["model"][0]
-        readings["as_read"][seed] = at_entropy(baseline["read"], target) or {}
-        readings["in_the_model"][seed] = at_entropy(baseline["model"], target) or {}
-    return readings
-
-
-def summarize_temperature(comparison: Comparison, curves: Mapping[str, Any]) -> dict[str, Any]:
-    """The means of four readings, and the paired differences to the faster arm, as plain JSON data."""
-    readings = readings_of(comparison, curves)
-
-    def of_reading(reading: str, name: str) -> list[float | None]:
-        return [readings[reading][seed].get(name) for seed in comparison.seeds]
-
-    def names_of(reading: str) -> list[str]:
-        return [name for name in readings[reading][comparison.seeds[0]] if name in ("loss", "acmc", *SHOWN)]
-
-    return plain(
-        {
-            "experiment": comparison.name,
-            "protocol": comparison.protocol,
-            "seeds": list(comparison.seeds),
-            "loss": comparison.arms[BASELINE].evaluation.stop_at_loss,
-            "decides": [MASS, FAITHFUL],
-            "readings": {
-                reading: {
-                    name: interval(of_reading(reading, name)) for name in ("factor", *names_of(reading))
-                }
-                for reading in READINGS
-            },
-            "difference": {
-                reading: {
-                    name: paired_difference(of_reading(FASTER, name), of_reading(reading, name))
-                    for name in names_of(reading)
-                }
-                for reading in READINGS
-                if reading != FASTER
-            },
+def readings_of(name: str, seeds: Sequence[int], curves: Curves) -> list[Value]:
+    """The four `READINGS` of every seed as values of the comparison ``name``."""
+    values = []
+    for seed in seeds:
+        baseline, faster = curves[BASELINE, seed], curves[FASTER, seed]
+        entropy = faster["model"][0]["entropy"]
+        records: dict[str, Mapping[str, float]] = {
+            "baseline": baseline["model"][0],
+            "as_read": at_entropy(baseline["read"], entropy) or {},
+            "in_the_model": at_entropy(baseline["model"], entropy) or {},
+            "faster_qk": faster["model"][0],
         }
-    )
+        values += [
+            Value(name, READINGS[reading], seed, AT, None, score, value)
+            for reading, record in records.items()
+            for score, value in record.items()
+        ]
+    return values
 
 
-# Where the readings stand in the per-seed values.
-AT = "equal entropy"
-READINGS = {
-    "baseline": "baseline",
-    "as_read": "baseline, sharpened as read",
-    "in_the_model": "baseline, sharpened in the model",
-    "faster_qk": "faster QK",
-}
+def answers(measured: Measured) -> tuple[list[Effect], list[Effect]]:
+    """The faster arm minus every other reading: the two effects that decide, and the others."""
+    decide: list[Effect] = []
+    explore: list[Effect] = []
+    for reading, arm in READINGS.items():
+        for score in ("acmc", *SHOWN) if reading != FASTER else ():
+            try:
+                effect = compare(
+                    measured, (READINGS[FASTER], arm), score, at=AT, label=f"{READINGS[FASTER]} minus {arm}"
+                )
+            except InputError:  # never as sharp, or not measured in this way
+                continue
+            decides = (reading, score) in (("as_read", MASS), ("in_the_model", FAITHFUL))
+            (decide if decides else explore).append(effect)
+    return correct(decide), correct(explore)
 
 
-def describe(summary: Mapping[str, Any]) -> str:
-    """What was run, in a few words."""
-    return (
-        f"{summary['experiment']}: both arms at training loss {summary['loss']:g}, constant rate, "
-        f"{len(summary['seeds'])} seeds; the baseline at the entropy of the faster arm"
-    )
-
-
-def rows_of(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """One row per reading, and one per difference to the faster arm."""
-    rows = [{"reading": READINGS[name], **scores} for name, scores in summary["readings"].items()]
-    return rows + [
-        {"reading": f"faster QK minus {READINGS[name]}", **scores}
-        for name, scores in summary["difference"].items()
+def save_readings(outcome: Outcome, runner: CellRunner) -> dict[str, Any]:
+    """Write the table of readings and differences; returns its rows and paths."""
+    rows: list[dict[str, Any]] = [
+        {"reading": arm}
+        | {
+            score: interval(values.values())
+            for score in ("factor", *TITLES)
+            if (values := outcome.measured.of(arm, score, AT))
+        }
+        for arm in READINGS.values()
     ]
-
-
-def title(name: str) -> str:
-    return TITLES[name] if name in TITLES else title_of(name)
-
-
-def save_temperature(
-    summary: Mapping[str, Any], curves: Mapping[str, Any], runner: CellRunner, heading: str
-) -> dict[str, dict[str, str]]:
-    """Write the table, and the figure of attention against entropy; returns their paths."""
-    name, setting = summary["experiment"], describe(summary)
-    columns = [{"key": "reading", "label": "reading"}, {"key": "factor", "label": "factor"}]
-    columns += [{"key": key, "label": title(key)} for key in ("loss", "acmc", *SHOWN)]
-    caption = f"Test split, mean and 95% interval over seeds. {setting}."
+    differences: dict[str, dict[str, Any]] = {}
+    for effect in (effect for effects in answers(outcome.measured) for effect in effects):
+        differences.setdefault(effect.label, {"reading": effect.label})[effect.score] = effect.value
+    rows = plain([*rows, *differences.values()])
+    columns = {"reading": "reading", "factor": "factor", **TITLES}
     table = save_table(
-        runner.out, name, title=heading, caption=caption, columns=columns, rows=rows_of(summary)
+        runner.out,
+        outcome.comparison.name,
+        title=f"{outcome.comparison.title}: at equal entropy",
+        caption=f"Test split, mean and 95% interval over seeds. {outcome.setting()}.",
+        columns=[{"key": key, "label": label} for key, label in columns.items()],
+        rows=rows,
     )
-    points = [
-        {"arm": arm, "seed": int(seed), "how": how, **record}
-        for key, both in curves.items()
-        for arm, seed in [key.split(" ")]
-        for how, curve in both.items()
-        for record in curve
-    ]
+    return {"rows": rows, "table": table}
+
+
+def save_sharpening(outcome: Outcome, curves: Curves, runner: CellRunner) -> dict[str, str]:
+    """Draw attention and faithfulness against entropy; returns the paths."""
+    colors = dict(zip(ARM_NAMES, COLORS, strict=False))
     with plotting() as plt:
         figure, axes = plt.subplots(1, 2, figsize=(7.6, 3.3))
-        for axis, how, key in ((axes[0], "read", MASS), (axes[1], "model", FAITHFUL)):
-            for both, curve in curves.items():
-                arm = both.split(" ")[0]
-                entropy, values = ([record[each] for record in curve[how]] for each in ("entropy", key))
-                axis.plot(entropy, values, color=ARM_COLORS[arm], linewidth=1, alpha=0.8)
-                axis.plot(entropy[:1], values[:1], "o", color=ARM_COLORS[arm], markersize=4)
-            axis.set(xlabel="mean entropy of attention, nats", ylabel=title(key))
+        for axis, how, score in ((axes[0], "read", MASS), (axes[1], "model", FAITHFUL)):
+            for (arm, _), sharpened in curves.items():
+                points = [(record["entropy"], record[score]) for record in sharpened[how]]
+                axis.plot(*np.transpose(points), color=colors[arm], linewidth=1, alpha=0.8)
+                axis.plot(*points[0], "o", color=colors[arm], markersize=4)
+            axis.set(xlabel="mean entropy of attention, nats", ylabel=TITLES[score])
             axis.invert_xaxis()
-        for arm, color in ARM_COLORS.items():
+        for arm, color in colors.items():
             axes[0].plot([], [], color=color, marker="o", markersize=4, label=ARM_NAMES[arm])
         axes[0].legend(loc="best")
         axes[0].set_title("attention sharpened as read")
         axes[1].set_title("scores multiplied in the model")
-        drawn = save_figure(
+        return save_figure(
             figure,
             runner.out,
-            name,
-            title=heading,
+            outcome.comparison.name,
+            title=outcome.comparison.title,
             caption="A point is a trained model, the line to its right the same model sharpened; a line per "
-            f"seed. {setting}.",
-            rows=points,
+            f"seed. {outcome.setting()}.",
+            rows=[
+                {"arm": arm, "seed": seed, "how": how, **record}
+                for (arm, seed), both in curves.items()
+                for how, curve in both.items()
+                for record in curve
+            ],
         )
-    return {"table": table, "figure": drawn}
+
+
+def sharpened(cell: TrainConfig, store: Store) -> dict[str, Curve]:
+    """Both curves of a trained cell."""
+    workload = load_trained(cell, store.folder(cell))
+    assert isinstance(workload, Classification)
+    workload.config = cell.replace(random_along=True)
+    return {"read": sharpened_as_read(workload), "model": sharpened_in_the_model(workload)}
 
 
 def run(runner: CellRunner, seeds: int, ratio: float, loss: float) -> dict[str, Any]:
     comparison = temperature_hatexplain(seeds, ratio, loss)
-    results = run_arms(comparison, runner)
-    store = Store(runner.out)
-
-    def curves_of(cell: TrainConfig) -> dict[str, Curve]:
-        workload = load_trained(cell, store.folder(cell))
-        assert isinstance(workload, Classification)
-        workload.config = cell.replace(random_along=True)
-        return {"read": sharpened_as_read(workload), "model": sharpened_in_the_model(workload)}
-
-    cells = {f"{arm} {seed}": cell for (arm, seed), cell in comparison.cells().items()}
-    curves = {name: runner.fact(name, partial(curves_of, cell)) for name, cell in cells.items()}
-    summary = summarize_temperature(comparison, curves)
-    per_seed = [
-        {"arm": READINGS[reading], "seed": seed, "at": AT, "score": score, "value": value}
-        for reading, seeds_of in readings_of(comparison, curves).items()
-        for seed, record in seeds_of.items()
-        for score, value in record.items()
-    ]
-    runner.add_per_seed(per_seed, protocol=comparison.protocol)
-    reached = {arm: [results[arm, seed].loss for seed in comparison.seeds] for arm in comparison.arms}
+    outcome = run_arms(comparison, runner)
+    curves = {
+        (arm, seed): runner.fact(f"{arm} {seed}", partial(sharpened, cell, Store(runner.out)))
+        for (arm, seed), cell in comparison.cells().items()
+    }
+    outcome = outcome.with_values(readings_of(comparison.key, comparison.seeds, curves), runner)
+    decide, explore = answers(outcome.measured)
+    readings = save_readings(outcome, runner)
+    files = outcome.save(runner.out) | {
+        "readings": readings["table"],
+        "entropy": save_sharpening(outcome, curves, runner),
+    }
     return {
-        **summary,
-        "reached": reached,
-        "files": save_temperature(summary, curves, runner, comparison.title),
+        **outcome.summary(),
+        "readings": readings["rows"],
+        "at_equal_entropy": [effect_record(effect) for effect in decide],
+        "explored_at_equal_entropy": [effect_record(effect) for effect in explore],
+        "files": files,
     }
 
 
 def show(summary: dict[str, Any]) -> None:
-    print(describe(summary))
-    rows = [
-        {
-            title(key) if key != "reading" else key: value
-            for key, value in row.items()
-            if key in ("reading", *SHOWN)
-        }
-        for row in rows_of(summary)
-    ]
-    print_table(rows, title="\ntest split")
-    print(f"\nfigure: {summary['files']['figure']['png']}")
+    print(summary["setting"])
+    columns = {"reading": "reading"} | {score: TITLES[score] for score in SHOWN}
+    rows = [{label: row.get(key) for key, label in columns.items()} for row in summary["readings"]]
+    print_table(rows, title="\ntest split; the baseline at the entropy of the faster arm")
+    keys = ("arm", "score", "difference", "p", "stands")
+    decide = [{key: effect[key] for key in keys} for effect in summary["at_equal_entropy"]]
+    print_table(decide, title="\nwhat decides")
+    print(f"\nfigure: {summary['files']['entropy']['png']}")
 
 
 EXPERIMENT = Experiment(

@@ -10,28 +10,29 @@ The score that decides, named before any run: attention on relevant tokens (MRTA
 epoch.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from math import isfinite
+from typing import Any, NamedTuple
 
-from fasterqk.attention import interval
+from fasterqk.attention import Interval, interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.files import plain
-from fasterqk_lab.experiments._arms import (
+from fasterqk_lab.compare import BEST, Value, measured
+from fasterqk_lab.experiments._comparison import (
     BASELINE,
     FASTER,
     TRAIN,
     Comparison,
     run_comparison,
-    show_arms,
+    show_comparison,
 )
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.ratio_or_rate import RATES, RATIOS, arm_name, ratio_or_rate
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk_lab.experiments.table_squad import table_squad
 from fasterqk_lab.experiments.table_sva import TITLES, table_sva
-from fasterqk_lab.training import TrainConfig, TrainResult
+from fasterqk_lab.training import TrainConfig
 
 SVA_RATES, SVA_RATIOS = (1e-3, 3e-3, 1e-2), (1, 10, 30, 100)
 SQUAD_RATES, SQUAD_RATIOS = (1e-4, 3e-4, 1e-3, 3e-3), (1, 3, 10, 20)
@@ -53,11 +54,33 @@ _SQUAD_FINAL: dict[str, Any] = {
 }
 
 
+class Point(NamedTuple):
+    """A point of the grid with what it was judged by, over the seeds of the search."""
+
+    lr: float
+    qk_ratio: float
+    judge: Interval
+
+
+class Found(NamedTuple):
+    """What a search tried, by which score, over which seeds, and what it chose for each arm.
+
+    ``edges`` names what was chosen at the edge of the grid, by arm: a value beyond it may be better.
+    """
+
+    by: str
+    seeds: list[int]
+    tried: list[Point]
+    chosen: dict[str, Point]
+    edges: dict[str, list[str]]
+
+
 @dataclass(frozen=True)
 class Tuning:
     """What is searched: every rate and ratio, judged over ``search_seeds``, then ``seeds`` of the best.
 
     ``base`` are the final trainings, and those of the search where these are not shorter ones (``search``).
+    Of the final seeds the first ``planned`` decide.
     """
 
     title: str
@@ -67,6 +90,7 @@ class Tuning:
     search_seeds: int
     seeds: int
     search: TrainConfig | None = None
+    planned: int | None = None
 
     @property
     def judge(self) -> str:
@@ -91,116 +115,113 @@ def tunings() -> dict[str, Tuning]:
     """
     # The cells of ratio-or-rate, which are in the store already where it ran.
     hatexplain = ratio_or_rate().arms[arm_name(RATES[0], 1)]
-    found = {
+    searches = {
         "hatexplain": Tuning("HateXplain, one layer", hatexplain, RATES, RATIOS, search_seeds=3, seeds=5)
     }
     for form, title in TITLES.items():
         base = table_sva("paper", form).arms[BASELINE]
-        found[f"sva-{form}"] = Tuning(title, base, SVA_RATES, SVA_RATIOS, search_seeds=1, seeds=5)
+        searches[f"sva-{form}"] = Tuning(title, base, SVA_RATES, SVA_RATIOS, search_seeds=1, seeds=5)
     base = table_squad("small")["paper"].arms[BASELINE]
     final, search = base.replace(**_SQUAD_FINAL), base.replace(**_SQUAD_SEARCH)
-    found["squad"] = Tuning(
-        "SQuAD, small", final, SQUAD_RATES, SQUAD_RATIOS, search_seeds=1, seeds=3, search=search
+    searches["squad"] = Tuning(
+        "SQuAD, small", final, SQUAD_RATES, SQUAD_RATIOS, search_seeds=1, seeds=3, search=search, planned=2
     )
-    return found
+    return searches
 
 
-def choose(tuning: Tuning, name: str, runner: CellRunner) -> dict[str, Any]:
+def choose(tuning: Tuning, name: str, runner: CellRunner) -> Found:
     """Every point of the grid with its judge over the seeds of the search, and the best of both arms."""
     seeds = range(FIRST_SEED, FIRST_SEED + tuning.search_seeds)
-    grid = tuning.grid()
+    grid, table = tuning.grid(), f"tuned-{name}-search"
     cells = {
         (arm_name(rate, ratio), seed): config.replace(seed=seed)
         for seed in seeds
         for (rate, ratio), config in grid.items()
     }
-    found = runner.run(cells, TRAIN, title=f"tuned {name}: search", table=f"tuned-{name}-search")
-    results = {key: TrainResult.from_json(result) for key, result in found.items()}
-    judged = {key: _judged(result, tuning) for key, result in results.items()}
-    rows = [
-        {"arm": arm, "seed": seed, "at": "best along the search", "score": tuning.judge, "value": value}
+    results = runner.run(cells, TRAIN, title=f"tuned {name}: search", table=table)
+    judged = {cell: _judged(result, tuning.judge) for cell, result in results.items()}
+    values = [
+        Value(table, arm, seed, "best along the search", None, tuning.judge, value)
         for (arm, seed), value in judged.items()
         if value is not None
     ]
-    runner.add_per_seed(rows, table=f"tuned-{name}-search")
-    table: list[dict[str, Any]] = [
-        {"lr": rate, "qk_ratio": ratio}
-        | {"judge": interval(judged[arm_name(rate, ratio), seed] for seed in seeds)}
+    equal = {arm_name(rate, ratio): arm_name(rate, 1) for rate, ratio in grid}
+    runner.add(measured(table, results, baselines=equal, more=values).values)
+    tried = [
+        Point(rate, ratio, interval(judged[arm_name(rate, ratio), seed] for seed in seeds))
         for rate, ratio in grid
     ]
+    sign = -1 if tuning.judge.endswith("loss") else 1
 
-    def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
-        finished = [row for row in rows if row["judge"].mean == row["judge"].mean]
+    def best(points: list[Point]) -> Point:
+        finished = [point for point in points if isfinite(point.judge.mean)]
         if not finished:
             raise InputError(f"tuned {name}: training diverged at every base rate and ratio of an arm")
-        sign = -1 if tuning.judge.endswith("loss") else 1
-        return max(finished, key=lambda row: (sign * row["judge"].mean, -row["qk_ratio"], -row["lr"]))
+        return max(finished, key=lambda point: (sign * point.judge.mean, -point.qk_ratio, -point.lr))
 
     chosen = {
-        BASELINE: best([row for row in table if row["qk_ratio"] == 1]),
-        FASTER: best([row for row in table if row["qk_ratio"] > 1]),
+        BASELINE: best([point for point in tried if point.qk_ratio == 1]),
+        FASTER: best([point for point in tried if point.qk_ratio > 1]),
     }
-    edges = _edges(tuning, chosen)
-    return {"by": tuning.judge, "seeds": list(seeds), "tried": table, "chosen": chosen, "edges": edges}
-
-
-def _edges(tuning: Tuning, chosen: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
-    """What was chosen at the edge of the grid, by arm: a value beyond it may be better."""
-    faster = sorted(ratio for ratio in tuning.ratios if ratio > 1)
-    return {
-        arm: ["base rate"] * (best["lr"] in (min(tuning.rates), max(tuning.rates)))
-        + ["ratio"] * (arm == FASTER and best["qk_ratio"] in (faster[0], faster[-1]))
-        for arm, best in chosen.items()
+    ratios = sorted(ratio for ratio in tuning.ratios if ratio > 1)
+    edges = {
+        arm: ["base rate"] * (point.lr in (min(tuning.rates), max(tuning.rates)))
+        + ["ratio"] * (arm == FASTER and point.qk_ratio in (ratios[0], ratios[-1]))
+        for arm, point in chosen.items()
     }
+    return Found(tuning.judge, list(seeds), tried, chosen, edges)
 
 
-def _judged(result: TrainResult, tuning: Tuning) -> float | None:
+def _judged(result: dict[str, Any], judge: str) -> float | None:
     """The best value of the judge along a training."""
-    values = [record.get(tuning.judge) for record in result.history]
-    known = [value for value in values if value is not None]
-    if result.diverged or not known:
+    values = [record[judge] for record in result["history"] if record.get(judge) is not None]
+    if result["diverged"] or not values:
         return None
-    return min(known) if tuning.judge.endswith("loss") else max(known)
+    return min(values) if judge.endswith("loss") else max(values)
 
 
-def tuned_arms(tuning: Tuning, name: str, chosen: Mapping[str, Mapping[str, Any]], seeds: int) -> Comparison:
+def tuned_arms(tuning: Tuning, name: str, chosen: dict[str, Point], seeds: int) -> Comparison:
     """The final comparison: each arm with what was chosen for it."""
-    arms = {
-        arm: tuning.base.replace(lr=chosen[arm]["lr"], qk_ratio=chosen[arm]["qk_ratio"])
-        for arm in (BASELINE, FASTER)
-    }
-    numbers = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
-    return Comparison(f"tuned-{name}", f"{tuning.title}: tuned against tuned", "paper", arms, numbers)
+    return Comparison(
+        f"tuned-{name}",
+        f"{tuning.title}: tuned against tuned",
+        "paper",
+        {arm: tuning.base.replace(lr=point.lr, qk_ratio=point.qk_ratio) for arm, point in chosen.items()},
+        tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+        planned=tuning.planned,
+        at=BEST,
+    )
 
 
 def run(runner: CellRunner, data: str | None, seeds: int | None) -> dict[str, Any]:
     known = tunings()
-    found = {}
+    tables = {}
     for name in [data] if data else known:
-        searched = choose(known[name], name, runner)
-        comparison = tuned_arms(known[name], name, searched["chosen"], seeds or known[name].seeds)
-        found[name] = plain({**run_comparison(comparison, runner), "search": searched})
-    return {"experiment": "tuned", "protocol": "paper", "data": found}
+        search = choose(known[name], name, runner)
+        comparison = tuned_arms(known[name], name, search.chosen, seeds or known[name].seeds)
+        points = {
+            "tried": [point._asdict() for point in search.tried],
+            "chosen": {arm: point._asdict() for arm, point in search.chosen.items()},
+        }
+        tables[name] = plain(run_comparison(comparison, runner) | {"search": search._asdict() | points})
+    return {"experiment": "tuned", "protocol": "paper", "data": tables}
 
 
 def show(summary: dict[str, Any]) -> None:
     for table in summary["data"].values():
         search = table["search"]
         rows = [
-            {"base rate": row["lr"], "ratio": row["qk_ratio"], search["by"].replace("_", " "): row["judge"]}
-            | {"chosen": ", ".join(arm for arm, best in search["chosen"].items() if _same(row, best))}
-            for row in search["tried"]
+            {"base rate": point["lr"], "ratio": point["qk_ratio"]}
+            | {search["by"].replace("_", " "): point["judge"]}
+            | {"chosen": ", ".join(arm for arm, best in search["chosen"].items() if best == point)}
+            for point in search["tried"]
         ]
         seeds = len(search["seeds"])
         print_table(rows, title=f"{table['experiment']}: the search, {seeds} seed{'s' * (seeds > 1)}")
         for arm, names in search["edges"].items():
             for name in names:
                 print(f"{arm}: the {name} is at the edge of the grid; one beyond it may be better")
-        show_arms(table)
-
-
-def _same(row: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    return bool((row["lr"], row["qk_ratio"]) == (other["lr"], other["qk_ratio"]))
+        show_comparison(table)
 
 
 EXPERIMENT = Experiment(

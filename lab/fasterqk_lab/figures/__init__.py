@@ -1,14 +1,17 @@
 """Figures and tables: one style, the charts that experiments share, and the documents that the page reads."""
 
+from fasterqk_lab.figures._charts import Point as Point
 from fasterqk_lab.figures._charts import draw_forest as draw_forest
 from fasterqk_lab.figures._charts import draw_grid as draw_grid
+from fasterqk_lab.figures._charts import draw_intervals as draw_intervals
 from fasterqk_lab.figures._charts import effect_rows as effect_rows
 from fasterqk_lab.figures._charts import effect_text as effect_text
 from fasterqk_lab.figures._charts import loss_axis as loss_axis
 from fasterqk_lab.figures._charts import save_curve as save_curve
 from fasterqk_lab.figures._charts import save_dtaps as save_dtaps
 from fasterqk_lab.figures._charts import save_forest as save_forest
-from fasterqk_lab.figures._documents import save_comparison as save_comparison
+from fasterqk_lab.figures._charts import save_scatter as save_scatter
+from fasterqk_lab.figures._documents import effect_record as effect_record
 from fasterqk_lab.figures._documents import save_curves as save_curves
 from fasterqk_lab.figures._documents import save_document as save_document
 from fasterqk_lab.figures._documents import save_effects as save_effects

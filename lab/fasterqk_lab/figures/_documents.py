@@ -1,6 +1,6 @@
 """What experiments leave for the page: JSON documents, one folder per kind, one file per document.
 
-Comparisons, training curves, examples and tables are described here, figures in ``_figure``. Documents are
+Effects, training curves, examples and tables are described here, figures in ``_style``. Documents are
 checked when they are written and when they are read.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import SCORES, score_of, title_of
 from fasterqk.console import cell_text, is_interval, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import plain, read_json, write_csv, write_text
+from fasterqk_lab.compare import STANDS, Effect
 
 Document = dict[str, Any]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -47,57 +47,60 @@ def load_documents(out: Path, folder: str) -> list[Document]:
     return documents
 
 
-# --- Comparisons: the scores that each arm of an experiment reached ---
-
-
-def save_comparison(
-    out: Path,
-    name: str,
-    *,
-    title: str,
-    setting: str,
-    arms: Sequence[Mapping[str, Any]],
-    matched: Sequence[Mapping[str, Any]] | None = None,
-) -> Path:
-    """Write ``out/comparisons/NAME.json`` and return its path.
-
-    The first arm is the baseline. An arm is ``{arm, qk_ratio, seeds, metrics}`` and, where known, ``null``
-    (the same scores under uniform attention), ``paper`` (what the paper reports) and ``seconds`` (training
-    time of one cell). ``metrics``, ``null`` and ``paper`` map the name of a score to a number or an
-    interval ``{mean, half_width, n}``. ``matched`` lists comparisons at equal training loss, lowest first.
-
-    >>> save_comparison(Path("out"), "demo", title="Demo", setting="3 seeds, one layer",
-    ...     arms=[{"arm": "baseline", "qk_ratio": 1, "seeds": 3, "metrics": {"mrta": 0.2}},
-    ...           {"arm": "faster QK", "qk_ratio": 10, "seeds": 3, "metrics": {"mrta": 0.7}}])
-    PosixPath('out/comparisons/demo.json')
-    """
-    document = {"title": title, "setting": setting, "arms": arms, "matched": matched}
-    return save_document(out, "comparisons", name, document)
+# --- Effects: what an arm changes against its baseline ---
 
 
 def save_effects(
     out: Path, name: str, *, title: str, setting: str, effects: Sequence[Mapping[str, Any]]
 ) -> Path:
-    """Write ``out/comparisons/NAME.json`` and return its path.
+    """Write ``out/effects/NAME.json`` and return its path; effects that decide come first.
 
-    An effect is ``{arm, score, at, loss, before, after, difference, null, p, stands, levels, ratio}``: what
-    an arm changes against its baseline, as ``fasterqk_lab.compare`` decides it.
+    An effect is what :func:`effect_record` returns and, where known, ``ratio``: how much faster its arm's
+    query-key circuit learns than the baseline's.
+
+    >>> save_effects(Path("out"), "demo", title="Demo", setting="3 seeds", effects=[
+    ...     {"arm": "faster QK", "score": "mrta", "at": "level", "loss": 0.1, "stands": "more",
+    ...      "before": {"mean": 0.2, "half_width": 0.01, "n": 3},
+    ...      "after": {"mean": 0.7, "half_width": 0.01, "n": 3},
+    ...      "difference": {"mean": 0.5, "half_width": 0.02, "n": 3}}])
+    PosixPath('out/effects/demo.json')
     """
     return save_document(out, "effects", name, {"title": title, "setting": setting, "effects": effects})
 
 
-def _check_comparison(document: Document, where: str) -> None:
-    arms = document.get("arms")
-    if not isinstance(arms, list) or not arms:
-        raise InputError(f"{where} has no list 'arms' with a baseline in it")
-    for arm in arms:
-        if not isinstance(arm, Mapping) or "arm" not in arm or not isinstance(arm.get("metrics"), Mapping):
-            raise InputError(f"{where}: arm {arm!r:.80} has no 'arm' and 'metrics'")
-        for key in (*arm["metrics"], *(arm.get("null") or {}), *(arm.get("paper") or {})):
-            try:
-                score_of(key)
-            except InputError as error:
-                raise InputError(f"{where}: {error}") from None
+def effect_record(effect: Effect) -> Document:
+    """An effect as plain JSON data: what its arm changes against the baseline, as the rule decides it."""
+    record: Document = plain(
+        {
+            "arm": effect.label,
+            "score": effect.score,
+            "at": effect.at,
+            "loss": effect.loss,
+            "before": effect.second,
+            "after": effect.first,
+            "difference": effect.value,
+            "null": effect.null,
+            "p": effect.p,
+            "stands": effect.stands,
+            "levels": effect.agreement,
+            "progress": effect.progress,
+            "lowest": effect.lowest,
+            "missing": effect.missing,
+        }
+    )
+    return record
+
+
+def _check_effects(document: Document, where: str) -> None:
+    if not isinstance(document.get("effects"), list):
+        raise InputError(f"{where} has no list 'effects'")
+    for effect in document["effects"]:
+        if not isinstance(effect, Mapping) or not {"arm", "score", "at"} <= set(effect):
+            raise InputError(f"{where}: effect {effect!r:.80} has no 'arm', 'score' and 'at'")
+        if not all(is_interval(effect.get(key)) for key in ("before", "after", "difference")):
+            raise InputError(f"{where}: 'before', 'after' or 'difference' of {effect!r:.80} is no interval")
+        if effect.get("stands") not in STANDS:
+            raise InputError(f"{where}: {effect.get('stands')!r} is not one of {', '.join(STANDS)}")
 
 
 # --- Curves: what every cell measured along its training ---
@@ -292,7 +295,7 @@ def _csv_rows(table: Document) -> list[dict[str, Any]]:
 
 # Checks of the documents of a folder: an InputError that names the second argument unless the first is good.
 _CHECKS: dict[str, Callable[[Document, str], None]] = {
-    "comparisons": _check_comparison,
+    "effects": _check_effects,
     "curves": _check_curves,
     "examples": _check_examples,
     "tables": _check_table,
@@ -300,29 +303,6 @@ _CHECKS: dict[str, Callable[[Document, str], None]] = {
 
 
 # --- Tables as the page shows them ---
-
-# Parts of an arm: the source of their numbers, and what their columns add to the name of the arm.
-_PARTS = {"metrics": ("ours", ""), "null": ("null", ", uniform"), "paper": ("paper", ", paper")}
-
-
-def comparison_table(comparison: Document) -> Document:
-    """A comparison with ``columns`` and ``rows``: one row per score, the arms, their nulls, the paper's."""
-    arms = comparison["arms"]
-    columns: list[dict[str, Any]] = [{"key": "score", "label": "score"}]
-    names = dict.fromkeys(name for arm in arms for part in _PARTS for name in arm.get(part) or {})
-    order = list(SCORES)
-    ordered = sorted(names, key=lambda name: order.index(score_of(name).name))
-    rows: list[dict[str, Any]] = [{"score": title_of(name)} for name in ordered]
-    for part, (source, suffix) in _PARTS.items():
-        for place, arm in enumerate(arms):
-            values = [(arm.get(part) or {}).get(name) for name in ordered]
-            if all(value is None for value in values):
-                continue
-            key = f"{part}.{place}"
-            columns.append({"key": key, "label": f"{arm['arm']}{suffix}", "source": source})
-            for row, value in zip(rows, values, strict=True):
-                row[key] = value
-    return {**comparison, "caption": comparison.get("setting"), "columns": columns, "rows": rows}
 
 
 def html_table(table: Document) -> Document:

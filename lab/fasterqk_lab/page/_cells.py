@@ -1,21 +1,27 @@
 """Any sweep or training as documents of the page, made from the cells of its store.
 
 Cells of one kind and task are a *group*, and become a chapter. Cells that differ in nothing but their seed
-have the same *condition*, which is named by the settings in which it differs from the others of its group.
+are one arm, which is named by the settings in which it differs from the others of its group.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import interval, matched_loss
+from fasterqk.attention import interval
 from fasterqk.console import duration_text, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json, plain
+from fasterqk_lab.compare import Effect, compare_arms, correct, measured
+from fasterqk_lab.figures import effect_record
 from fasterqk_lab.figures._documents import Document, page_text
+from fasterqk_lab.runs import Store
+from fasterqk_lab.runs._store import read_result, read_sealed
+from fasterqk_lab.runs._table import STATES, Summary, flatten, headline, summarize, with_lists_as_text
 
 # What is drawn of a training; of another function's history, its first numbers.
 _DRAWN: dict[str, dict[str, Any]] = {
@@ -23,384 +29,282 @@ _DRAWN: dict[str, dict[str, Any]] = {
     "mrta": {"label": "attention on relevant tokens (MRTA)"},
     "test_accuracy": {"label": "test accuracy"},
 }
-_ACROSS = {"epoch": "epoch", "step": "step"}
-_SCORES = {"accuracy": "test.accuracy", "mrta": "test.mrta", "ac": "test.ac", "acmc": "test.acmc"}
+_ACROSS = ("epoch", "step")
 _OTHERS_DRAWN = 4
-# These documents have no file that the page could link to.
-_UNWRITTEN = {"see": "", "alt": "", "file": ""}
-# More conditions than this cannot be told apart in one chart.
-CONDITIONS_DRAWN = 14
+# Arms are compared in attention, and in these beside it.
+_DECIDES, _BESIDE = ("mrta",), ("ac", "acmc", "test_accuracy")
+_LABELS = {"mass": "attention on relevant tokens (MRTA)", "null": "MRTA, uniform attention"}
+_LABELS |= {"loss": "training loss", "accuracy": "test accuracy"}
+# More arms than this cannot be told apart in one chart.
+ARMS_DRAWN = 14
+
+Points = list[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class _Cell:
-    name: str
-    state: str
-    kind: str
-    fields: dict[str, Any]
-    seconds: float | None
-    result: dict[str, Any]
-    error: str
+class Cell:
+    """A cell of the store; its result is read when it is asked for."""
 
-    @property
-    def seed(self) -> Any:
-        return self.fields.get("seed", 0)
+    folder: Path
+    about: Summary
 
-    @property
-    def group(self) -> str:
-        """The task of a training, else the kind of its configuration."""
-        return str(self.fields.get("task") or self.kind)
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """The settings of its configuration, flat."""
+        return flatten(with_lists_as_text(self.about.fields))
 
     @property
     def settings(self) -> dict[str, Any]:
         return {name: value for name, value in self.fields.items() if name != "seed"}
 
     @property
-    def history(self) -> list[Mapping[str, Any]]:
+    def seed(self) -> Any:
+        return self.fields.get("seed", 0)
+
+    @property
+    def ratio(self) -> float:
+        return mean_of(self.fields.get("qk_ratio", 1)) or 1.0
+
+    @property
+    def is_training(self) -> bool:
+        return "task" in self.fields
+
+    @property
+    def group(self) -> str:
+        """The task of a training, else the kind of its configuration."""
+        return str(self.fields.get("task") or self.about.kind or "unknown")
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """Equal rates first, then rising ratios, then other settings."""
+        return self.ratio != 1, self.ratio, canonical_json(plain(self.settings)), str(self.seed)
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        if self.about.state != "done":
+            return {}
+        return dict((read_result(self.folder) or {}).get("result", {}))
+
+    @property
+    def error(self) -> str:
+        try:
+            return str((read_sealed(self.folder / "error.json") or {}).get("line", ""))
+        except InputError as damage:
+            return str(damage)
+
+    @property
+    def history(self) -> Points:
         """What was measured along the way; nothing of a training that diverged."""
-        found = self.result.get("history")
-        if self.result.get("diverged") or not isinstance(found, list):
+        history = self.result.get("history")
+        if self.result.get("diverged") or not isinstance(history, list):
             return []
-        return [point for point in found if isinstance(point, Mapping)]
+        return [point for point in history if isinstance(point, Mapping)]
+
+    @property
+    def losses(self) -> Points:
+        """The history where it has a loss, if the result has attention on test data: it can be compared."""
+        test = self.result.get("test")
+        if not isinstance(test, Mapping) or mean_of(test.get("mrta")) is None:
+            return []
+        points = [point for point in self.history if mean_of(point.get("loss")) is not None]
+        return points if all(point["loss"] >= 0 for point in points) else []
+
+    @property
+    def compared(self) -> dict[str, Any]:
+        """What arms are compared by; functions of other people may return anything beside it."""
+        test = {name: value for name, value in self.result["test"].items() if name != "groups"}
+        last = {"loss": self.losses[-1]["loss"], "reached": self.result.get("reached")}
+        return {**last, "test": test, "history": self.losses}
 
 
-def cell_documents(out: Path, taken: Iterable[str] = ()) -> dict[str, list[Document]]:
-    """Comparisons, curves and tables of all groups of cells under ``out`` whose name is not ``taken``.
+def read_cells(out: Path) -> list[Cell]:
+    """All cells of the store under ``out``, in the order of their settings."""
+    cells = [Cell(folder, summarize(folder)) for folder in Store(out).cells()]
+    return sorted(cells, key=lambda cell: cell.order)
 
-    Empty lists where the store has no cells.
-    """
-    groups: dict[str, list[_Cell]] = {}
-    for cell in _cells(out):
+
+def what_was_run(cells: Sequence[Cell]) -> str:
+    """How many cells there are in which state, and how long they computed."""
+    states = Counter(cell.about.state for cell in cells)
+    seconds = sum(cell.about.seconds or 0 for cell in cells)
+    parts = [f"{states[state]} {state}" for state in STATES if states[state]]
+    parts += [f"{duration_text(seconds)} of computing"] if seconds else []
+    return f"{len(cells)} cell{'' if len(cells) == 1 else 's'}: {', '.join(parts)}"
+
+
+def cell_documents(cells: Sequence[Cell]) -> dict[str, list[Document]]:
+    """Effects, curves and tables of all groups of ``cells``, in the form of those that experiments write."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
         groups.setdefault(cell.group, []).append(cell)
-    documents: dict[str, list[Document]] = {"comparisons": [], "curves": [], "tables": []}
-    for group, cells in sorted(groups.items()):
-        if group not in taken:
-            for folder, found in _group_documents(group, cells).items():
-                documents[folder] += [{**_UNWRITTEN, **plain(document)} for document in found]
+    documents: dict[str, list[Document]] = {"effects": [], "curves": [], "tables": []}
+    for group, members in sorted(groups.items()):
+        name = re.sub(r"[^A-Za-z0-9]+", "", group).lower() or "cells"
+        setting = f"{group}, {what_was_run(members)}"
+        for folder, of_group in _group_documents(group, members).items():
+            for document in of_group:
+                document["name"] = "-".join([name, "cells", *filter(None, [document.get("name")])])
+                document["title"] = ": ".join([group, *filter(None, [document.get("title")])])
+                document["caption"] = " ".join([f"{setting}.", document.get("caption", "")]).strip()
+                # There is no file that the page could link to.
+                documents[folder].append({"see": "", "alt": "", "file": "", **plain(document)})
     return documents
 
 
-def _cells(out: Path) -> list[_Cell]:
-    from fasterqk_lab.runs import Store
-    from fasterqk_lab.runs._store import read_result, read_sealed
-    from fasterqk_lab.runs._table import flatten, summarize, with_lists_as_text
-
-    found = []
-    for folder in Store(out).cells():
-        about = summarize(folder)
-        result = (read_result(folder) or {}).get("result", {}) if about.state == "done" else {}
-        error = ""
-        if about.state == "failed":
-            try:
-                error = str((read_sealed(folder / "error.json") or {}).get("line", ""))
-            except InputError as damage:
-                error = str(damage)
-        fields = flatten(with_lists_as_text(about.fields))
-        kind = about.kind or "unknown"
-        found.append(_Cell(folder.name, about.state, kind, fields, about.seconds, result, error))
-    return found
-
-
-def _group_documents(group: str, cells: Sequence[_Cell]) -> dict[str, list[Document]]:
-    name = re.sub(r"[^A-Za-z0-9]+", "", group).lower() or "cells"
-    done = [cell for cell in cells if cell.state == "done"]
+def _group_documents(group: str, cells: Sequence[Cell]) -> dict[str, list[Document]]:
+    done = [cell for cell in cells if cell.about.state == "done"]
     everywhere, varied = _varied(cells), _varied(done)
-    labels = {cell.name: _label(cell.settings, varied) for cell in done}
-    setting = _what_was_done(group, cells, len({_label(cell.settings, everywhere) for cell in cells}))
+    arms: dict[str, list[Cell]] = {}
+    for cell in done:
+        arms.setdefault(_label(cell, varied), []).append(cell)
+    effects = _effects(group, arms, [name for name in varied if name != "qk_ratio"])
+    tables = (
+        _condition_table(arms, varied),
+        _settings_table(cells, everywhere),
+        _cell_table(cells, everywhere),
+    )
     return {
-        "comparisons": _comparisons(name, group, done, labels, varied, setting),
-        "curves": _curves(name, group, done, labels, setting),
-        "tables": [
-            table
-            for table in (
-                _condition_table(name, group, done, varied, setting),
-                _settings_table(name, group, cells, everywhere),
-                _cell_table(name, group, cells, everywhere, setting),
-            )
-            if table["rows"]
-        ],
+        "effects": [{"effects": effects}] if effects else [],
+        "curves": _curves(arms),
+        "tables": [table for table in tables if table["rows"]],
     }
 
 
-def _varied(cells: Sequence[_Cell]) -> list[str]:
+def _varied(cells: Sequence[Cell]) -> list[str]:
     """The settings that differ between ``cells``, in the order of their configuration."""
     names = dict.fromkeys(name for cell in cells for name in cell.settings)
     known = [cell for cell in cells if cell.fields]
     return [name for name in names if len({repr(cell.settings.get(name)) for cell in known}) > 1]
 
 
-def _label(settings: Mapping[str, Any], varied: Sequence[str]) -> str:
-    """A condition by its differences: ``qk_ratio 30, lr 0.001``."""
-    return ", ".join(f"{name} {_shown(settings.get(name))}" for name in varied) or "all cells"
-
-
-def _by_value(value: Any) -> tuple[bool, Any]:
-    number = isinstance(value, int | float)
-    return not number, value if number else str(value)
+def _label(cell: Cell, varied: Sequence[str]) -> str:
+    """An arm by its differences: ``qk_ratio 30, lr 0.001``."""
+    return ", ".join(f"{name} {_shown(cell.settings.get(name))}" for name in varied) or "all cells"
 
 
 def _shown(value: Any) -> str:
-    if value is None:
-        return "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return number_text(value) if isinstance(value, int | float) else str(value) or "none"
+    return number_text(value) if isinstance(value, int | float) else str(value or "none")
 
 
-def _what_was_done(group: str, cells: Sequence[_Cell], conditions: int) -> str:
-    states = Counter(cell.state for cell in cells)
-    seconds = sum(cell.seconds or 0 for cell in cells)
-    told = f"{group}: {len(cells)} cell{'s' if len(cells) > 1 else ''}"
-    told += f" of {conditions} conditions" if conditions > 1 else ""
-    others = [
-        f"{states[state]} {state}" for state in ("failed", "stopped", "running", "damaged") if states[state]
-    ]
-    told += f", {states['done']} done" + (f", {', '.join(others)}" if others else "")
-    return told + (f", {duration_text(seconds)} of computing" if seconds else "")
+# --- Effects: each arm against that with equal rates which agrees in all else, or against the first ---
 
 
-# --- Comparisons: each condition with equal rates against those that differ from it in the ratio alone ---
-
-
-def _comparisons(
-    name: str,
-    group: str,
-    done: Sequence[_Cell],
-    labels: Mapping[str, str],
-    varied: Sequence[str],
-    setting: str,
-) -> list[Document]:
-    others = [one for one in varied if one != "qk_ratio"]
-    by_ratio = "qk_ratio" in varied and any(cell.settings.get("qk_ratio") == 1 for cell in done)
-    sets: dict[str, list[_Cell]] = {}
-    for cell in done:
-        sets.setdefault(_label(cell.settings, others) if by_ratio else "", []).append(cell)
-    found = []
-    for place, (shared, cells) in enumerate(sorted(sets.items())):
-        arms: dict[str, list[_Cell]] = {}
-        for cell in sorted(cells, key=lambda one: _order(one, by_ratio)):
-            label = _label(cell.settings, ["qk_ratio"]) if by_ratio else labels[cell.name]
-            arms.setdefault(label, []).append(cell)
-        measured = {
-            arm: own for arm, own in arms.items() if any(_score(cell, "mrta") is not None for cell in own)
-        }
-        if len(measured) < 2 or (by_ratio and next(iter(measured.values()))[0].settings.get("qk_ratio") != 1):
+def _effects(group: str, arms: Mapping[str, Sequence[Cell]], others: Sequence[str]) -> list[Document]:
+    trained = {arm: [cell for cell in cells if cell.losses] for arm, cells in arms.items()}
+    trained = {arm: cells for arm, cells in trained.items() if cells}
+    by_ratio = len({cells[0].ratio == 1 for cells in trained.values()}) == 2
+    sets: dict[str, dict[str, list[Cell]]] = {}
+    for arm, cells in trained.items():
+        sets.setdefault(_label(cells[0], others) if by_ratio else "", {})[arm] = cells
+    deciding: list[Effect] = []
+    beside: list[Effect] = []
+    ratios: dict[str, float] = {}
+    for compared in sets.values():
+        baseline = next(iter(compared.values()))[0]
+        if by_ratio and baseline.ratio != 1:
             continue
-        found.append(
-            {
-                "name": f"{name}-cells-{place}" if len(sets) > 1 else f"{name}-cells",
-                "title": f"{group}, {shared}" if by_ratio and others else group,
-                "setting": setting,
-                "caption": setting,
-                "arms": [_arm(arm, own) for arm, own in measured.items()],
-                "matched": _matched(measured),
-            }
-        )
-    return found
-
-
-def _order(cell: _Cell, by_ratio: bool) -> tuple[Any, ...]:
-    """Equal rates first, then rising ratios; without ratios, conditions in order of their settings."""
-    ratio = cell.settings.get("qk_ratio")
-    number = float(ratio) if isinstance(ratio, int | float) else 0.0
-    return (by_ratio and ratio != 1, number, canonical_json(plain(cell.settings)), str(cell.seed))
-
-
-def _score(cell: _Cell, name: str) -> float | None:
-    value: Any = cell.result
-    for key in _SCORES[name].split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _loss(cell: _Cell) -> float | None:
-    value = cell.result.get("loss")
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _null(cells: Sequence[_Cell]) -> float | None:
-    nulls = [
-        (cell.result.get("test") or {}).get("null") or {}
-        for cell in cells
-        if _score(cell, "mrta") is not None
-    ]
-    found = [one["mrta"] for one in nulls if isinstance(one.get("mrta"), int | float)]
-    return sum(found) / len(found) if found else None
-
-
-def _arm(arm: str, cells: Sequence[_Cell]) -> Document:
-    metrics = {"loss": interval([_loss(cell) for cell in cells])}
-    metrics |= {name: interval([_score(cell, name) for cell in cells]) for name in _SCORES}
-    return {
-        "arm": arm,
-        "qk_ratio": cells[0].settings.get("qk_ratio"),
-        "seeds": len(cells),
-        "metrics": metrics,
-        "null": {"mrta": _null(cells)},
-    }
-
-
-def _matched(arms: Mapping[str, Sequence[_Cell]]) -> list[dict[str, Any]]:
-    histories: dict[tuple[Any, Any], Any] = {
-        (arm, cell.seed): [point for point in cell.history if point.get("loss") is not None]
-        for arm, cells in arms.items()
-        for cell in cells
-    }
-    points = [point for history in histories.values() for point in history]
-    drawn = [name for name in ("mrta", "test_accuracy") if points and all(name in point for point in points)]
-    return matched_loss(histories, drawn) if drawn else []
+        results = {(arm, cell.seed): cell.compared for arm, cells in compared.items() for cell in cells}
+        values = measured(group, results)
+        deciding += compare_arms(values, _DECIDES)
+        beside += compare_arms(values, _BESIDE)
+        ratios |= {arm: cells[0].ratio / baseline.ratio for arm, cells in compared.items()}
+    effects = [*correct(deciding), *correct(beside)]
+    return [effect_record(effect) | {"ratio": ratios[effect.label]} for effect in effects]
 
 
 # --- Curves and tables ---
 
 
-def _curves(
-    name: str, group: str, done: Sequence[_Cell], labels: Mapping[str, str], setting: str
-) -> list[Document]:
-    cells = [cell for cell in done if cell.history]
-    points = [point for cell in cells for point in cell.history]
-    numbers = [
-        key for key in dict.fromkeys(key for point in points for key in point) if _is_number(points, key)
-    ]
+def _curves(arms: Mapping[str, Sequence[Cell]]) -> list[Document]:
+    """What every cell measured along the way; nothing where nothing can be drawn."""
+    cells = [(arm, cell) for arm, members in arms.items() for cell in members if cell.history]
+    drawn_arms = list(dict.fromkeys(arm for arm, _ in cells))
+    points = [point for _, cell in cells for point in cell.history]
+    keys = dict.fromkeys(key for point in points for key, value in point.items() if value is not None)
+    texts = {key for point in points for key in keys if mean_of(point.get(key) or 0) is None}
+    numbers = [key for key in keys if key not in texts]
     across = next((key for key in _ACROSS if key in numbers), None)
-    if not points or across is None:
+    if across is None:
         return []
     drawn = [key for key in _DRAWN if key in numbers]
     drawn = drawn or [key for key in numbers if key not in _ACROSS][:_OTHERS_DRAWN]
-    null = _null(cells)
-    metrics = [
-        {"key": key, "label": key, **_DRAWN.get(key, {})} | ({"null": null} if key == "mrta" and null else {})
-        for key in drawn
-    ]
-    arms = sorted(
-        dict.fromkeys(labels[cell.name] for cell in cells),
-        key=lambda arm: min(_order(cell, True) for cell in cells if labels[cell.name] == arm),
-    )
-    caption = f"{setting}."
-    if len(arms) > CONDITIONS_DRAWN:
-        caption += f" The first {CONDITIONS_DRAWN} of {len(arms)} conditions; the table has all of them."
-    shown = arms[:CONDITIONS_DRAWN]
-    return [
-        {
-            "name": f"{name}-cells",
-            "title": f"{group}: along training",
-            "caption": caption,
-            "x": {"key": across, "label": _ACROSS[across]},
-            "metrics": metrics,
-            "cells": [
-                {
-                    "arm": arm,
-                    "seed": cell.seed,
-                    "points": [{key: point.get(key) for key in (across, *drawn)} for point in cell.history],
-                }
-                for arm in shown
-                for cell in cells
-                if labels[cell.name] == arm
-            ],
-        }
-    ]
-
-
-def _is_number(points: Sequence[Mapping[str, Any]], key: str) -> bool:
-    found = [point[key] for point in points if point.get(key) is not None]
-    return bool(found) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in found)
-
-
-def _condition_table(
-    name: str, group: str, done: Sequence[_Cell], varied: Sequence[str], setting: str
-) -> Document:
-    """What each condition reached: its loss, and its attention beside that of uniform attention."""
-    from fasterqk_lab.runs._table import headline
-
-    conditions: dict[str, list[_Cell]] = {}
-    for cell in sorted(done, key=lambda one: _order(one, True)):
-        conditions.setdefault(_label(cell.settings, varied), []).append(cell)
-    numbers = dict.fromkeys(key for cell in done for key in headline(cell.result) if key != "diverged")
-    rows = []
-    for own in conditions.values():
-        found = [headline(cell.result) for cell in own]
-        row: dict[str, Any] = {one: _shown(own[0].settings.get(one)) for one in varied}
-        row["seeds"] = len(own)
-        diverged = sum(bool(one.get("diverged")) for one in found)
-        if diverged:
-            row["diverged"] = diverged
-        for key in numbers:
-            values = [one.get(key) for one in found if not one.get("diverged")]
-            row[key] = interval(values) if values else None
-        rows.append(row)
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return {
-        "name": f"{name}-cells-conditions",
-        "see": _what_was_reached(group, rows),
-        "title": f"{group}: what each condition reached",
-        "caption": f"Mean over seeds, ± the half width of a 95% interval. {setting}.",
-        "columns": [_column(key) for key in keys],
-        "rows": plain(rows),
+    nulls = [mean for _, cell in cells if (mean := mean_of(headline(cell.result).get("null"))) is not None]
+    null = {"mrta": {"null": sum(nulls) / len(nulls)}} if nulls else {}
+    more = f"The first {ARMS_DRAWN} of {len(drawn_arms)} conditions; the table has all of them."
+    document = {
+        "title": "along training",
+        "caption": more if len(drawn_arms) > ARMS_DRAWN else "",
+        "x": {"key": across, "label": across},
+        "metrics": [{"key": key, "label": key} | _DRAWN.get(key, {}) | null.get(key, {}) for key in drawn],
+        "cells": [
+            {
+                "arm": arm,
+                "seed": cell.seed,
+                "points": [{key: point.get(key) for key in (across, *drawn)} for point in cell.history],
+            }
+            for arm, cell in cells
+            if arm in drawn_arms[:ARMS_DRAWN]
+        ],
     }
+    return [document]
 
 
-def _what_was_reached(group: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The range of the numbers of all conditions, in a sentence."""
-    parts = []
-    for key in ("mass", "accuracy", "loss"):
-        found = [mean for row in rows if (mean := mean_of(plain(row.get(key)))) is not None]
-        if not found:
-            continue
-        low, high = page_text(min(found)), page_text(max(found))
-        parts.append(
-            f"{_NAMES[key]} is {low}" if low == high else f"{_NAMES[key]} is between {low} and {high}"
-        )
-        nulls = [mean for row in rows if (mean := mean_of(plain(row.get("null")))) is not None]
-        if key == "mass" and nulls:
-            parts[-1] += f" (uniform attention: {page_text(sum(nulls) / len(nulls))})"
-    seeds = sum(row["seeds"] for row in rows)
-    counted = "one training" if seeds == 1 else f"{seeds} cells"
-    return f"In {counted} of {group}, {', '.join(parts)}." if parts else ""
+def _condition_table(arms: Mapping[str, Sequence[Cell]], varied: Sequence[str]) -> Document:
+    """What each arm reached: its loss, and its attention beside that of uniform attention."""
+    rows: list[dict[str, Any]] = []
+    for cells in arms.values():
+        row: dict[str, Any] = {name: _shown(cells[0].settings.get(name)) for name in varied}
+        headlines = [headline(cell.result) for cell in cells if not cell.result.get("diverged")]
+        row["seeds"] = len(cells)
+        if len(headlines) < len(cells):
+            row["diverged"] = len(cells) - len(headlines)
+        for key in dict.fromkeys(key for numbers in headlines for key in numbers):
+            row[key] = interval([numbers.get(key) for numbers in headlines])
+        rows.append(row)
+    return {"see": _what_was_reached(rows)} | _table("conditions", "what each condition reached", rows)
 
 
-_NAMES = {"mass": "attention on the relevant words", "accuracy": "test accuracy", "loss": "the training loss"}
+def _what_was_reached(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Attention over all arms, in a sentence."""
+    masses, nulls = (
+        [mean for row in rows if (mean := mean_of(plain(row.get(key)))) is not None]
+        for key in ("mass", "null")
+    )
+    if not masses:
+        return ""
+    ends = " to ".join(dict.fromkeys((page_text(min(masses)), page_text(max(masses)))))
+    null = f" (uniform attention: {page_text(sum(nulls) / len(nulls))})" if nulls else ""
+    return f"Attention on the relevant words is {ends}{null} after training."
 
 
-def _column(key: str) -> dict[str, Any]:
-    names = {"mass": "attention on relevant tokens (MRTA)", "null": "MRTA, uniform attention"}
-    names |= {"loss": "training loss", "accuracy": "test accuracy"}
-    return {"key": key, "label": names.get(key, key)} | ({"source": "null"} if key == "null" else {})
-
-
-def _settings_table(name: str, group: str, cells: Sequence[_Cell], varied: Sequence[str]) -> Document:
+def _settings_table(cells: Sequence[Cell], varied: Sequence[str]) -> Document:
     """What differs between the configurations: every setting that varies, with its values."""
     rows = []
     for setting in (*varied, "seed") if len(cells) > 1 else ():
-        found = [cell.fields[setting] for cell in cells if setting in cell.fields]
-        values = dict.fromkeys(_shown(value) for value in sorted(found, key=_by_value))
-        if values:
-            rows.append({"setting": setting, "values": ", ".join(values), "number": len(values)})
-    return {
-        "name": f"{name}-cells-differences",
-        "title": f"{group}: what differs between the configurations",
-        "caption": "All other settings are the same in all cells; fasterqk-lab runs show prints them.",
-        "columns": [{"key": key, "label": key} for key in ("setting", "values", "number")],
-        "rows": rows,
-    }
+        values = [cell.fields[setting] for cell in cells if setting in cell.fields]
+        values.sort(key=lambda value: (mean_of(value) is None, mean_of(value) or 0, str(value)))
+        texts = list(dict.fromkeys(map(_shown, values)))
+        if texts:
+            rows.append({"setting": setting, "values": ", ".join(texts), "number": len(texts)})
+    table = _table("differences", "what differs between the configurations", rows)
+    return {**table, "caption": "All other settings are the same; fasterqk-lab runs show prints them."}
 
 
-def _cell_table(
-    name: str, group: str, cells: Sequence[_Cell], varied: Sequence[str], setting: str
-) -> Document:
-    from fasterqk_lab.runs._table import headline
-
+def _cell_table(cells: Sequence[Cell], varied: Sequence[str]) -> Document:
     rows = []
-    for cell in sorted(cells, key=lambda one: (one.state != "failed", *_order(one, True))):
-        row: dict[str, Any] = {"cell": cell.name, "state": cell.state}
-        row |= {one: _shown(cell.fields.get(one)) for one in (*varied, "seed") if one in cell.fields}
+    for cell in sorted(cells, key=lambda cell: cell.about.state != "failed"):
+        row: dict[str, Any] = {"cell": cell.folder.name, "state": cell.about.state}
+        row |= {name: _shown(cell.fields[name]) for name in (*varied, "seed") if name in cell.fields}
         row |= {key: value for key, value in headline(cell.result).items() if key not in row}
-        row |= {"seconds": cell.seconds} if cell.seconds is not None else {}
-        rows.append(row | ({"error": cell.error} if cell.error else {}))
+        row |= {"seconds": cell.about.seconds} if cell.about.seconds is not None else {}
+        rows.append(row | ({"error": cell.error} if cell.about.state == "failed" else {}))
+    return _table("every", "every cell", rows)
+
+
+def _table(name: str, title: str, rows: Sequence[Mapping[str, Any]]) -> Document:
     keys = dict.fromkeys(key for row in rows for key in row)
-    return {
-        "name": f"{name}-cells-every",
-        "title": f"{group}: every cell",
-        "caption": f"{setting}.",
-        "columns": [_column(key) for key in keys],
-        "rows": plain(rows),
-    }
+    columns = [{"key": key, "label": _LABELS.get(key, key)} for key in keys]
+    columns = [column | ({"source": "null"} if column["key"] == "null" else {}) for column in columns]
+    return {"name": name, "title": title, "columns": columns, "rows": list(rows)}

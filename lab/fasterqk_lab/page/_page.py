@@ -3,7 +3,7 @@
 import base64
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -12,23 +12,23 @@ from typing import Any
 from urllib.parse import quote
 
 from fasterqk import __version__
-from fasterqk.console import mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk.pages import CHART_SCRIPTS, json_text, page_html, write_explorer
-from fasterqk_lab.figures._documents import Document, comparison_table, html_table, load_documents, page_text
+from fasterqk_lab.figures._documents import Document, html_table, load_documents, page_text
 from fasterqk_lab.figures._style import themed
-from fasterqk_lab.page._cells import cell_documents
-from fasterqk_lab.page._claims import count_verdicts, read_claims, signed_text
+from fasterqk_lab.page._cells import Cell, cell_documents, read_cells, what_was_run
+from fasterqk_lab.page._claims import Claim, count_verdicts, read_claims
 from fasterqk_lab.page._summary import (
+    Row,
     answer,
-    comparison_sentences,
     count,
-    effects,
-    forest,
-    see_at_equal_loss,
-    see_in_dtap,
-    what_was_run,
+    effects_table,
+    forests,
+    null_change,
+    read_rows,
+    sentences,
+    signed_text,
 )
 from fasterqk_lab.page._terms import TERMS, Definitions, terms_in
 
@@ -42,18 +42,21 @@ _TABLE_CELLS = 5_000
 _POINTS_PER_CELL = 200
 
 REPORT_SCRIPTS = (*CHART_SCRIPTS, *(f"report-{part}.js" for part in ("tables", "curves", "examples", "main")))
-_FOLDERS = ("comparisons", "figures", "curves", "examples", "tables")
+_FOLDERS = ("effects", "figures", "curves", "examples", "tables")
 QUESTION = "Does faster query-key learning sharpen attention?"
 # Tables of a chapter with more rows than this, taken together, are folded.
 _ROWS_SHOWN = 12
-_SENTENCES = 6
 _EFFECTS = 30
+_SEE_AT_EQUAL_LOSS = (
+    "Compare the lines at the same loss: a line that lies higher attends more to the relevant words."
+)
+_SEE_IN_DTAP = "Further right: more attention on the relevant words. Further up: surer of the right answer."
 
 
 def write_page(out: Path, path: Path | None = None, *, title: str | None = None) -> Path:
     """Write the report of the results folder ``out`` to ``path`` (default ``out/report.html``).
 
-    Figures, tables, curves, comparisons, examples and claims are found in the folders of these names.
+    Effects, figures, tables, curves, examples and claims are found in the folders of these names.
     ``title`` stands at the top instead of the question that the page answers. Returns the path; a page at
     its default place has the explorer beside it, and links to it. A folder that holds nothing to show is an
     error that says how to fill it.
@@ -61,55 +64,57 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
     out = Path(out)
     beside = path is None or Path(path).resolve() == (out / "report.html").resolve()
     path = out / "report.html" if path is None else Path(path)
-    found = {folder: load_documents(out, folder) for folder in _FOLDERS}
-    of_the_paper = any(found.values())
-    for folder, documents in cell_documents(out, _taken(out, found)).items():
-        found[folder] += documents
-    if not any(found.values()):
+    documents = {folder: load_documents(out, folder) for folder in _FOLDERS}
+    of_the_paper = any(documents.values())
+    cells = read_cells(out)
+    slugs = {chapter_of(document["name"]).slug for group in documents.values() for document in group}
+    for folder, of_cells in cell_documents(_uncovered(cells, slugs)).items():
+        documents[folder] += of_cells
+    if not any(documents.values()):
         raise InputError(
             f"{str(out)!r} holds no figures, tables or examples, and no cells of a sweep or training; "
             f"make some with: fasterqk-lab reproduce all --out {str(out)!r}"
         )
-    _check_pictures(out, found["figures"])
-    comparisons = {one["name"]: one for one in found["comparisons"]}
     folders = {
-        "comparisons": [html_table(comparison_table(one)) for one in found["comparisons"]],
-        "figures": found["figures"],
-        "curves": fit_curves(found["curves"]),
-        "examples": fit_examples(found["examples"]),
-        "tables": [html_table(one) for one in fit_tables(found["tables"])],
+        "effects": documents["effects"],
+        "figures": documents["figures"],
+        "curves": fit_curves(documents["curves"]),
+        "examples": fit_examples(documents["examples"]),
+        "tables": [html_table(table) for table in fit_tables(documents["tables"])],
     }
-    measured = [
-        effect
-        for name, one in sorted(comparisons.items(), key=lambda item: (chapter_of(item[0]), item[0]))
-        for effect in effects(one, _task(name, comparisons))
-    ]
-    claims = [claim for document in load_documents(out, "claims") for claim in read_claims(document)]
-    chapters = [_arrange(*chapter, comparisons) for chapter in in_chapters(folders)]
-    run, missing = what_was_run(out)
-    glance = pick_example(folders["examples"], comparisons)
-    heading = title or (QUESTION if comparisons or claims else f"Results in {out.resolve().name}")
+    chapters = [_arrange(*chapter) for chapter in in_chapters(folders)]
+    rows = [row for chapter in chapters for row in chapter.effects]
+    groups: dict[str, list[Claim]] = {}
+    for document in load_documents(out, "claims"):
+        for claim in read_claims(document):
+            groups.setdefault(claim.group, []).append(claim)
+    claims = [claim for group in groups.values() for claim in group]
+    run = what_was_run(cells) if cells else ""
+    unfinished = run and not of_the_paper and any(cell.about.state != "done" for cell in cells)
+    glance = pick_example(folders["examples"], documents["effects"])
+    heading = title or (QUESTION if rows or claims else f"Results in {out.resolve().name}")
+    reached = [table["see"] for table in documents["tables"] if table["name"].endswith("-cells-conditions")]
+    said = " ".join(sentence for chapter in chapters for sentence in chapter.sentences)
     body = _body(
         title=heading,
-        answer=answer(measured, "task" if of_the_paper else "setting")
-        or " ".join(one["see"] for one in found["tables"] if one["name"].endswith("-cells-conditions")),
-        forest=forest(measured[:_EFFECTS]),
-        more_effects=max(0, len(measured) - _EFFECTS),
+        answer=answer(rows) or " ".join(reached),
+        forests=forests(rows[:_EFFECTS]),
+        more_effects=max(0, len(rows) - _EFFECTS),
         glance=glance,
-        claims=claims,
-        verdicts=count_verdicts(claims),
+        claims=groups,
+        verdicts=f"{count(len(claims), 'claim')}: {count_verdicts(claims)}",
         chapters=chapters,
-        slugs={chapter.slug for chapter, *_ in chapters},
+        slugs={chapter.place.slug for chapter in chapters},
         chapter_of=chapter_of,
         run=run,
-        missing="" if of_the_paper else missing,
+        missing=f"{run}. Only what is done is on this page." if unfinished else "",
         explorer=beside and of_the_paper,
         words=Definitions(),
-        glossary={term: TERMS[term] for term in terms_in(_texts(plain([folders, claims])))},
+        glossary={term: TERMS[term] for term in terms_in([said, json_text(plain([folders, claims]))])},
         names=_names,
         number=page_text,
-        mean=mean_of,
         signed=signed_text,
+        null_change=null_change,
         links=Links(out, path),
         version=__version__,
     )
@@ -144,105 +149,73 @@ def _body(**values: Any) -> str:
     return environment.from_string(template).render(**values)
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All texts inside plain data."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _texts(item)
-
-
 def _names(document: Document) -> list[str]:
     """What the columns and rows of a table are called."""
     heads = [text for _, text in document.get("heads") or ()]
     return heads + [text for line in document.get("lines") or () for _, text in line[:2]]
 
 
-def _taken(out: Path, found: Mapping[str, list[Document]]) -> set[str]:
-    """Groups of cells that the page leaves to the documents of the experiments that ran them.
-
-    With documents, cells are shown if they are trainings on a task that no document is about.
-    """
-    from fasterqk_lab.runs import Store
-    from fasterqk_lab.runs._table import summaries
-
-    slugs = {chapter_of(one["name"]).slug for documents in found.values() for one in documents}
-    if not slugs:
-        return set()
-    cells = summaries(Store(out))
-    groups = {str(cell.fields.get("task") or cell.kind or "unknown"): "task" in cell.fields for cell in cells}
+def _uncovered(cells: Sequence[Cell], slugs: set[str]) -> list[Cell]:
+    """The cells that no document is about: all without documents, else trainings on other tasks."""
     # Experiments that are named after what they vary (layers, ablation, ...) run on HateXplain.
-    others = {slug for slug in slugs if slug not in _DATA and not slug.startswith("figure-")}
+    others = any(slug not in _DATA and not slug.startswith("figure-") for slug in slugs)
     covered = slugs | ({"hatexplain"} if others else set())
-    return {name for name, task in groups.items() if not task or name in covered}
+    return [cell for cell in cells if not slugs or (cell.is_training and cell.group not in covered)]
 
 
-def _check_pictures(out: Path, figures: list[Document]) -> None:
-    for figure in figures:
-        image = out / "figures" / f"{figure['name']}.svg"
-        if not image.is_file():
-            raise InputError(f"{str(image)!r} is missing beside its .json; make the figure again")
+# The example of the first screen comes from the data that are closest to what people write.
+_EXAMPLES_FROM = ("hatexplain", "sva", "squad", "agreement")
 
 
-def _task(name: str, comparisons: Mapping[str, Document]) -> str:
-    """The data of a comparison in a sentence; where two have the same data, also its protocol."""
-    found = _IN_A_SENTENCE.get(chapter_of(name).slug)
-    if found is None or "file" in comparisons[name]:  # cells are named by their settings
-        return found if found and len(comparisons) == 1 else str(comparisons[name].get("title") or name)
-    others = [
-        other for other in comparisons if other != name and chapter_of(other).slug == chapter_of(name).slug
-    ]
-    return f"{found} ({name.rsplit('-', 1)[-1]})" if others else found
-
-
-def pick_example(
-    sets: Sequence[Document], comparisons: Mapping[str, Document] | None = None
-) -> Document | None:
+def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> Document | None:
     """Which example the first screen shows, as ``{name, index, arms, titles, note}``; None without examples.
 
-    It comes from the data set that is closest to what people write. Of the examples that both arms answer
-    rightly (of all, if there are none) it is the shortest among the two thirds in which the arms differ most
-    in their attention on relevant words; ``note`` says so. ``titles`` say what the arms are.
+    Of the examples that both arms answer rightly (of all, if there are none) it is the shortest among the two
+    thirds in which the arms differ most in their attention on relevant words; ``note`` says so. ``titles``
+    say what the arms are.
     """
-    order = ["hatexplain", "sva", "squad", "agreement"]
 
-    def place(one: Document) -> tuple[int, str]:
-        slug = chapter_of(one["name"]).slug
-        return (order.index(slug) if slug in order else len(order)), one["name"]
+    def place(examples: Document) -> tuple[int, str]:
+        slug = chapter_of(examples["name"]).slug
+        return _EXAMPLES_FROM.index(slug) if slug in _EXAMPLES_FROM else len(_EXAMPLES_FROM), examples["name"]
 
-    for one in sorted(sets, key=place):
-        arms = one["arms"][:2]
-        examples = one["examples"]
+    for document in sorted(sets, key=place):
+        arms, examples = document["arms"][:2], document["examples"]
+        masses = {index: [_mass(example, arm) for arm in arms] for index, example in enumerate(examples)}
         differences = {
-            index: abs(masses[1] - masses[0])
-            for index, example in enumerate(examples)
-            if len(masses := [mass for arm in arms if (mass := _mass(example, arm)) is not None]) == 2
+            index: abs(pair[1] - pair[0])
+            for index, pair in masses.items()
+            if len(pair) == 2 and pair[0] is not None and pair[1] is not None
         }
         if not differences:
             continue
-        right = [index for index in differences if _is_right(examples[index], arms)]
+        right = [
+            index
+            for index in differences
+            if {examples[index]["arms"][arm].get("prediction") for arm in arms}
+            == {examples[index].get("label")}
+        ]
         ranked = sorted(right or differences, key=lambda index: -differences[index])
         most = ranked[: max(1, 2 * len(ranked) // 3)]
-        chosen = min(most, key=lambda index: (len(examples[index]["tokens"]), index))
         among = " that both models answer rightly" if right else ""
-        chosen_from = f"Chosen from {count(len(ranked), 'example')}{among}"
-        compared = (comparisons or {}).get(one["name"]) or {"arms": []}
-        ratios = {arm["arm"]: arm.get("qk_ratio") for arm in compared["arms"]}
-        titles = [_arm_title(arm, ratios.get(arm)) for arm in arms]
-        note = f"{chosen_from}: the shortest of the {len(most)} in which the models differ most."
-        return {"name": one["name"], "index": chosen, "arms": arms, "titles": titles, "note": note}
+        ratios = {
+            effect["arm"]: effect.get("ratio")
+            for one in effects
+            if one["name"] == document["name"]
+            for effect in one["effects"]
+        }
+        return {
+            "name": document["name"],
+            "index": min(most, key=lambda index: (len(examples[index]["tokens"]), index)),
+            "arms": arms,
+            "titles": [
+                f"{arm}: query-key learning rate times {ratios[arm]:g}" if ratios.get(arm) else arm
+                for arm in arms
+            ],
+            "note": f"Chosen from {count(len(ranked), 'example')}{among}: the shortest of the {len(most)}"
+            " in which the models differ most.",
+        }
     return None
-
-
-def _arm_title(arm: str, ratio: float | None) -> str:
-    if ratio is None:
-        return arm
-    return f"{arm}: {'equal learning rates' if ratio == 1 else f'query-key learning rate times {ratio:g}'}"
-
-
-def _is_right(example: Document, arms: Sequence[str]) -> bool:
-    return all(example["arms"][arm].get("prediction") == example.get("label") for arm in arms)
 
 
 def _mass(example: Document, arm: str) -> float | None:
@@ -267,17 +240,6 @@ _DATA = {
     "kvqa": "Key-value questions",
     "squad": "SQuAD",
     "sva": "Subject-verb agreement",
-    "hatexplain": "HateXplain",
-}
-
-
-# The same where a sentence names them.
-_IN_A_SENTENCE = {
-    "jsonl": "your data",
-    "agreement": "generated agreement",
-    "kvqa": "generated key-value questions",
-    "squad": "SQuAD",
-    "sva": "subject-verb agreement",
     "hatexplain": "HateXplain",
 }
 
@@ -324,48 +286,51 @@ def in_chapters(folders: dict[str, list[Document]]) -> list[tuple[Chapter, list[
     return sorted(chapters.items(), key=lambda item: item[0])
 
 
-def _arrange(
-    chapter: Chapter, documents: list[tuple[str, Document]], comparisons: Mapping[str, Document]
-) -> tuple[Chapter, list[str], list[tuple[str, Document]], list[tuple[str, Document]], bool]:
-    """A chapter with its sentences, what it shows in order, its tables, and whether these are open.
+@dataclass(frozen=True)
+class Arranged:
+    """A chapter as the page shows it: its effects, figures in order as ``(kind, document)``, and tables."""
 
-    Attention at equal loss comes first and heat maps of single seeds' means last; each has a line that says
-    what to see. Where curves can be drawn against the loss, they replace the picture of the same name.
-    """
-    own = [document for folder, document in documents if folder == "comparisons"]
-    names = {(folder, document["name"]) for folder, document in documents}
-    sentences = [
-        f"{one['title']}: {text[0].lower()}{text[1:]}" if len(own) > 1 else text
-        for one in own
-        for text in comparison_sentences(comparisons[one["name"]])
-    ]
-    if len(sentences) > _SENTENCES:
-        sentences[_SENTENCES:] = [f"{len(sentences) - _SENTENCES} more are in the tables below."]
-    shown: list[tuple[int, str, Document]] = []
-    tables = []
+    place: Chapter
+    effects: list[Row]
+    figures: list[tuple[str, Document]]
+    tables: list[tuple[str, Document]]
+
+    @property
+    def sentences(self) -> list[str]:
+        return sentences(self.effects)
+
+    @property
+    def open(self) -> bool:
+        """Whether its tables are short enough to be shown unfolded."""
+        return sum(len(document["lines"]) for _, document in self.tables) <= _ROWS_SHOWN
+
+
+def _arrange(place: Chapter, documents: list[tuple[str, Document]]) -> Arranged:
+    """A chapter: attention at equal loss comes first, heat maps last; effects without a table become one."""
+    tabulated = {document["name"] for folder, document in documents if folder == "tables"}
+    titles = {document["name"]: document["title"] for folder, document in documents if folder == "effects"}
+    chapter = Arranged(place, [], [], [])
+    ordered: list[tuple[int, str, Document]] = []
     for folder, document in documents:
-        name = document["name"]
-        compared = comparisons.get(re.sub(r"-(dtap|loss|by-layer)$", "", name))
-        if folder in ("tables", "comparisons"):
-            if folder == "tables" or ("tables", f"{name}-end") not in names:
-                tables.append((folder, document))
-            continue
-        if folder == "curves":
+        if folder == "effects":
+            chapter.effects.extend(read_rows(document, place.title))
+            if document["name"] not in tabulated:
+                chapter.tables.append((folder, html_table(effects_table(document))))
+        elif folder == "tables":
+            chapter.tables.append((folder, document))
+        elif folder == "curves":
             if _against_loss(document):
-                see = see_at_equal_loss(compared) if compared else ""
-                title = f"{document['title'].removesuffix(': along training')}: at equal training loss"
-                shown.append((0, "equal-loss", {**document, "title": title, "see": see}))
-            shown.append((2, "curves", document))
-        elif folder == "examples":
-            shown.append((3, "examples", document))
-        elif name.endswith("-dtap"):
-            see = document.get("see") or (see_in_dtap(compared) if compared else "")
-            shown.append((4, "figures", {**document, "see": see}))
-        elif not (name.endswith("-loss") and ("curves", name.removesuffix("-loss")) in names):
-            shown.append((1, "figures", document))
-    shown.sort(key=lambda item: item[0])
-    rows = sum(len(document["lines"]) for _, document in tables)
-    return chapter, sentences, [(kind, one) for _, kind, one in shown], tables, rows <= _ROWS_SHOWN
+                title = f"{titles.get(document['name'], place.title)}: at equal training loss"
+                ordered.append((0, "equal-loss", {**document, "title": title, "see": _SEE_AT_EQUAL_LOSS}))
+            ordered.append((2, folder, document))
+        elif document["name"].endswith("-dtap"):
+            ordered.append((4, folder, {**document, "see": document["see"] or _SEE_IN_DTAP}))
+        else:
+            ordered.append((3 if folder == "examples" else 1, folder, document))
+    chapter.figures.extend(
+        (kind, document) for _, kind, document in sorted(ordered, key=lambda item: item[0])
+    )
+    return chapter
 
 
 def _against_loss(curves: Document) -> bool:
@@ -480,17 +445,19 @@ class Links:
             path = self._out / "figures" / f"{name}.{suffix}"
             if not path.is_file():
                 continue
-            found = address(path)
-            if len(found) <= min(_ONE_IMAGE_BYTES, self._left):
-                self._left -= len(found)
-                return Markup(found)
+            data = address(path)
+            if len(data) <= min(_ONE_IMAGE_BYTES, self._left):
+                self._left -= len(data)
+                return Markup(data)
         return None
 
     def width(self, name: str) -> int:
         """The width in pixels below which the text of a figure is too small to read."""
-        head = (self._out / "figures" / f"{name}.svg").read_text(encoding="utf-8")[:2000]
-        found = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', head)
-        return round(float(found[1])) if found else 520
+        path = self._out / "figures" / f"{name}.svg"
+        if not path.is_file():
+            raise InputError(f"{str(path)!r} is missing beside its .json; make the figure again")
+        width = re.search(r'<svg[^>]*\swidth="([\d.]+)pt"', path.read_text(encoding="utf-8")[:2000])
+        return round(float(width[1])) if width else 520
 
 
 def _svg_address(path: Path) -> str:

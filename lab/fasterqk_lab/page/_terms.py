@@ -38,8 +38,8 @@ _MARKED = {term for term in TERMS if term.isupper() and len(term) > 1} - {"QK", 
 
 def terms_in(texts: Iterable[Any]) -> list[str]:
     """The terms with a definition that occur in ``texts``, in the order of the list."""
-    found = {term for text in texts if isinstance(text, str) for term in _TERM.findall(text)}
-    return [term for term in TERMS if term in found]
+    present = {term for text in texts if isinstance(text, str) for term in _TERM.findall(text)}
+    return [term for term in TERMS if term in present]
 
 
 class Definitions:
@@ -59,8 +59,8 @@ class Definitions:
         """``text``, escaped, with every abbreviation that has a definition as an ``abbr`` element."""
         from markupsafe import Markup, escape
 
-        def mark(found: re.Match[str]) -> str:
-            term = found[1]
+        def mark(match: re.Match[str]) -> str:
+            term = match[1]
             return f'<abbr title="{escape(TERMS[term])}">{term}</abbr>' if term in _MARKED else term
 
         return Markup(_TERM.sub(mark, str(escape(text))))

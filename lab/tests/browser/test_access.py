@@ -5,16 +5,17 @@ from itertools import pairwise
 import pytest
 
 from fasterqk.pages import write_explorer
+from fasterqk_lab.compare import STANDS, VERDICTS
 from fasterqk_lab.figures import (
     plotting,
-    save_comparison,
     save_curves,
     save_dtap,
+    save_effects,
     save_examples,
     save_figure,
     save_table,
 )
-from fasterqk_lab.page import VERDICTS, Claim, save_claims, write_page
+from fasterqk_lab.page import Claim, save_claims, write_page
 
 ARMS = ["baseline", "faster QK"]
 WIDTHS = [390, 1280]
@@ -66,21 +67,17 @@ def report(tmp_path_factory):
     def interval(mean, half_width=0.02, n=5):
         return {"mean": mean, "half_width": half_width, "n": n}
 
-    for name, title, difference in [
-        ("table-hatexplain-paper", "HateXplain, one layer", interval(0.3)),
-        ("table-kvqa-paper", "Generated key-value questions", interval(-0.1, None, 1)),
+    for name, title, stands, difference in [
+        ("table-hatexplain-paper", "HateXplain, one layer", "more", interval(0.3)),
+        ("table-kvqa-paper", "Generated key-value questions", "open", interval(-0.1, None, 1)),
     ]:
-        arms = [
-            {"arm": arm, "qk_ratio": ratio, "metrics": {"mrta": interval(mass), "accuracy": interval(0.9)}}
-            | {"null": {"mrta": 0.4}}
-            for arm, ratio, mass in zip(ARMS, (1, 30), (0.4, 0.7), strict=True)
-        ]
-        level = {
-            "loss": 0.05,
-            "arms": {"baseline": {"mrta": interval(0.4)}, "faster QK": {"mrta": interval(0.7)}},
-            "difference": {"faster QK": {"mrta": difference, "test_accuracy": interval(0.0)}},
-        }
-        save_comparison(out, name, title=title, setting="5 seeds", arms=arms, matched=[level])
+        effect = {"arm": "faster QK", "score": "mrta", "at": "level", "loss": 0.05, "null": 0.4, "ratio": 30}
+        effect |= {"before": interval(0.4), "after": interval(0.7), "difference": difference}
+        effects = [{**effect, "stands": stands, "levels": 0.9, "progress": [0.2, 0.3]}]
+        save_effects(out, name, title=title, setting="5 seeds", effects=effects)
+    # Other scores have charts of their own.
+    effects = [{**effect, "arm": stands, "score": "sufficiency_5", "stands": stands} for stands in STANDS]
+    save_effects(out, "faithfulness", title="Faithfulness", setting="5 seeds", effects=effects)
     save_curves(
         out,
         "table-hatexplain-paper",
@@ -148,7 +145,7 @@ def report(tmp_path_factory):
         caption="Percent.",
     )
     claims = [
-        Claim(f"Claim {k}", "Table 1", verdict, "Because of MRTA.", effect=interval(0.1), seeds=5)
+        Claim(f"Claim {k}", "Table 1", verdict, "+0.10 ± 0.02, n = 5", "MRTA.", "table-main", "depth")
         for k, verdict in enumerate(VERDICTS)
     ]
     save_claims(out, claims, title="Claims")
@@ -260,7 +257,10 @@ def test_a_wide_table_shows_its_names_a_number_and_a_hint_on_a_phone(opened):
 
 def test_the_first_screen_holds_the_answer_the_example_and_the_chart(open_page, report):
     page = open_page(report, viewport={"width": 1280, "height": 800})
-    assert page.locator(".answer").inner_text().startswith("Yes, on 1 of 2 tasks")
+    answer = page.locator(".answer").inner_text()
+    assert answer.endswith(
+        "puts more attention on the relevant words in HateXplain; open in Key-value questions."
+    )
     for part in [
         ".answer",
         ".forest tbody tr >> nth=0",

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fasterqk_lab.figures import save_comparison, save_curves, save_examples, save_table
+from fasterqk_lab.figures import save_curves, save_effects, save_examples, save_table
 from fasterqk_lab.page import write_page
 
 SCRIPT = "<script>window.broken = true</script>"
@@ -53,12 +53,17 @@ def report(tmp_path_factory):
             {"arm": "a", "value": interval, "paper": 2},
         ],
     )
-    save_comparison(
+    values = dict.fromkeys(("before", "after", "difference"), interval)
+    save_effects(
         out,
         "table1-agreement",
         title=f"Agreement {SCRIPT}",
         setting=IMAGE,
-        arms=[{"arm": arm, "metrics": {"mrta": interval}, "null": {"mrta": 0.1}} for arm in ARMS],
+        effects=[
+            {"arm": arm, "score": score, "at": SCRIPT, "null": 0.1, "stands": "open", **values}
+            for arm in ARMS[1:]
+            for score in ("mrta", SCRIPT)
+        ],
     )
     save_curves(
         out,

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, show_arms
 
 from fasterqk_lab import reproduce
 from fasterqk_lab.cli.main import main
@@ -23,7 +24,6 @@ from fasterqk_lab.experiments import (
 )
 from fasterqk_lab.experiments import all as everything
 from fasterqk_lab.experiments import table_agreement as agreement
-from fasterqk_lab.experiments._arms import BASELINE, FASTER, Comparison, show_arms
 from fasterqk_lab.experiments._registry import read_cells
 from fasterqk_lab.experiments.all import Part
 from fasterqk_lab.runs import sweep
@@ -107,10 +107,8 @@ def test_an_unknown_experiment_is_one_line_with_the_choices(capsys):
 
 def test_names_of_earlier_versions_are_understood_and_not_shown(capsys, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(fig3, "write_fig3", lambda *_: {})
-    monkeypatch.setattr(
-        fig3, "compute", lambda runner, protocol, **_: asked.append(protocol) or fig3.Fig3(protocol, [], 1)
-    )
+    monkeypatch.setattr(fig3, "save", lambda *_: {})
+    monkeypatch.setattr(fig3, "compute", lambda runner, protocol, **_: asked.append(protocol) or [])
     for name in ("paper", "no-biases"):
         assert run(capsys, "fig3", "--protocol", name, "--out", str(tmp_path), "--json")[0] == 0
     assert asked == ["no-biases", "no-biases"]

@@ -4,9 +4,6 @@ import math
 import numpy as np
 import pytest
 import torch
-
-from fasterqk.attention import SCORES, Score
-from fasterqk.files import canonical_json
 from fasterqk_lab.experiments._arm_tables import end_rows, matched_rows, save_arms
 from fasterqk_lab.experiments._arms import (
     ANSWER,
@@ -17,6 +14,9 @@ from fasterqk_lab.experiments._arms import (
     run_arms,
     summarize_arms,
 )
+
+from fasterqk.attention import SCORES, Score
+from fasterqk.files import canonical_json
 from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.figures._documents import comparison_table, load_documents
 from fasterqk_lab.models._classifier import attention_rows, head_rows

@@ -1,10 +1,8 @@
 """The covert channel: its arms, the predicted gain, what is written."""
 
-import csv
 import doctest
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,11 +22,11 @@ def test_examples_in_docstrings():
 
 
 def test_the_arms():
-    found = arms()
-    assert {arm.part for arm in found} == set(PARTS)
-    assert len({arm.cell for arm in found}) == len(found)
-    assert all(arm.cell.language.blind == (arm.part == "blind") for arm in found)
-    assert all(arm.cell.closed == (arm.part == "threshold") for arm in found)
+    every = arms()
+    assert {arm.part for arm in every} == set(PARTS)
+    assert len({arm.cell for arm in every}) == len({arm.name for arm in every}) == len(every)
+    assert all(arm.cell.language.blind == (arm.part == "blind") for arm in every)
+    assert all(arm.cell.closed == (arm.part == "threshold") for arm in every)
     with pytest.raises(InputError, match="'wide'"):
         arms(["wide"])
 
@@ -82,39 +80,34 @@ def test_the_linear_equations_are_those_of_a_population():
 
 
 def test_separation_counts_errors():
-    def row(gain, bits):
-        return {"part": "threshold", "gain": gain, "bits": bits}
-
-    rows = [row(1.0, 0.1), row(4.0, 0.0), row(5.5, 0.2), row(7.0, 1.9), row(9.0, 2.0)]
-    found = separation(rows)
-    assert found["right"] == 1.0
-    assert found["threshold"] == pytest.approx(6.25)
-    assert found["right_by_constant"] == pytest.approx(0.6)
-    assert separation([*rows, row(8.0, 0.0)])["right"] == pytest.approx(5 / 6)
+    pairs = [(1.0, 0.1), (4.0, 0.0), (5.5, 0.2), (7.0, 1.9), (9.0, 2.0)]
+    split = separation(pairs)
+    assert split["right"] == 1.0
+    assert split["threshold"] == pytest.approx(6.25)
+    assert split["right_by_constant"] == pytest.approx(0.6)
+    assert separation([*pairs, (8.0, 0.0)])["right"] == pytest.approx(5 / 6)
     assert separation([]) is None
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    """Few short cells: rows per seed in the CSV, and all of it again from the exported cells."""
+    """Few short cells: the numbers of every cell, and all of it again from the exported cells."""
     monkeypatch.setattr(module, "GAMMAS", (0.2,))
     monkeypatch.setattr(module, "SCALES", (1e-3,))
     monkeypatch.setattr(module, "RATIOS", (1.0,))
     monkeypatch.setattr(module, "LITERAL_GAMMAS", (0.355,))
     monkeypatch.setattr(module, "LITERAL_MODELS", (("CACO", "adam"),))
-    monkeypatch.setattr(module, "MOST_STEPS", 200)
+    monkeypatch.setattr(module, "MOST_STEPS", 20)
     file = tmp_path / "cells.jsonl"
-    words = ["reproduce", "covert-channel", "--parts", "threshold,blind", "--seeds", "1", "--json"]
-    assert main([*words, "--out", str(tmp_path / "a"), "--workers", "1", "--export", str(file)]) == 0
-    first = json.loads(capsys.readouterr().out)
-    with Path(first["files"]["csv"]).open(encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert len(rows) == len(first["cells"]) == 3 + 4 + 3
-    assert {row["blind"] for row in rows} == {"True", "False"}
-    assert all(row["null_bits"] for row in rows)
-    assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
-    again = json.loads(capsys.readouterr().out)
-    assert [row["attention"] for row in again["cells"]] == pytest.approx(
-        [row["attention"] for row in first["cells"]], rel=1e-5
+    words = ["reproduce", "covert-channel", "--parts", "threshold,blind", "--seeds", "1"]
+    assert (
+        main([*words, "--out", str(tmp_path / "a"), "--workers", "1", "--export", str(file), "--json"]) == 0
     )
-    assert main([*words[:-1], "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert len(first["arms"]) == 3 + 4 + 3
+    assert all(("gain" in arm) == (arm["part"] == "threshold") for arm in first["arms"])
+    monkeypatch.setattr(module, "save", lambda *_: first["files"])  # drawn once
+    assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
     assert "a gain above" in capsys.readouterr().out
+    one, two = ((tmp_path / place / "results" / "covert-channel.csv").read_text() for place in "ab")
+    assert one == two
+    assert one.count(",covert_null_bits,") == one.count(",reached,") == 10

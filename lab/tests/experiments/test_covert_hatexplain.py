@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasterqk_lab.experiments import covert_hatexplain
+from fasterqk_lab.experiments import covert_hatexplain, find_experiment
 from fasterqk_lab.experiments.covert_hatexplain import SCORES, measure_covert
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._loop import build_trainable
@@ -11,11 +11,11 @@ from fasterqk_lab.training._loop import build_trainable
 
 @pytest.fixture(scope="module")
 def trainable():
-    found = build_trainable(TrainConfig("agreement", train_limit=64, train_subset=64, init_scale=0.5))
-    found.splits["test"] = found.splits["test"].take(torch.arange(150))
+    built = build_trainable(TrainConfig("agreement", train_limit=64, train_subset=64, init_scale=0.5))
+    built.splits["test"] = built.splits["test"].take(torch.arange(150))
     with torch.no_grad():  # so that the query of the read position does not know the length of its text
-        found.model.positions.zero_()
-    return found
+        built.model.positions.zero_()
+    return built
 
 
 @pytest.mark.parametrize("planted", [False, True])
@@ -33,10 +33,29 @@ def test_the_choice_of_a_word_says_the_class_only_where_the_query_knows_it(train
     if planted:
         monkeypatch.setattr(covert_hatexplain, "_stream", knowing)
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
-    found = measure_covert(trainable, torch.Generator().manual_seed(0))
-    assert set(SCORES) <= set(found)
+    scores = measure_covert(trainable, torch.Generator().manual_seed(0))
+    assert set(SCORES) <= set(scores)
     if planted:
-        assert found["bits_above_null"] > 0.1
+        assert scores["bits_above_null"] > 0.1
     else:
-        assert abs(found["bits_above_null"]) < 1e-6
+        assert abs(scores["bits_above_null"]) < 1e-6
     assert all(torch.equal(weight, before[key]) for key, weight in model.state_dict().items())
+
+
+def test_bits_are_compared_with_those_of_shuffled_classes(rebuilt, capsys):
+    comparison = covert_hatexplain.covert_hatexplain(seeds=2, layers=[2])
+    facts = {
+        f"{arm} {seed}": dict.fromkeys(SCORES, 0.5)
+        | {"bits": bits + seed / 1e5, "null_bits": 0.01, "drop": float("nan")}
+        for seed in comparison.seeds
+        for arm, bits in (("two layers", 0.0), ("two layers, faster QK", 0.8))
+    }
+    history = [{"loss": 1.0, "mrta": 0.4}, {"loss": 0.5, "mrta": 0.5}]
+    summary = rebuilt("covert-hatexplain", [comparison], lambda *_: history, facts, seeds=2, layers=[2])
+    last = summary["above_null"][-1]
+    assert (last["arm"], last["difference"]["n"]) == ("two layers, faster QK", 2)
+    assert last["difference"]["mean"] == pytest.approx(0.79 + 1234.5e-5, rel=1e-4)
+    titles = {row["score"] for row in summary["rows"]}
+    assert titles == {title for score, title in SCORES.items() if score != "drop"}
+    find_experiment("covert-hatexplain").show(summary)
+    assert "shuffled classes" in capsys.readouterr().out

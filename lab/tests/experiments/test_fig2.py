@@ -1,6 +1,5 @@
-"""Figure 2: panels, summaries over seeds, and the comparison at matched loss."""
+"""Figure 2: panels, summaries over seeds, the comparison at equal loss, and what the result depends on."""
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 
 import fasterqk_lab.experiments._fig2_dependence as dependence
 from fasterqk.errors import InputError
+from fasterqk_lab.compare import END, LEVEL, LOSS, measured
 from fasterqk_lab.experiments import find_experiment
 from fasterqk_lab.experiments._fig2_dependence import (
     EQUAL,
@@ -17,124 +17,128 @@ from fasterqk_lab.experiments._fig2_dependence import (
     READINGS,
     Reading,
     compute_dependence,
-    write_dependence,
+    save_dependence,
 )
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments._synthetic import (
-    OLD_NAMES,
-    PROTOCOLS,
-    RAMP_STEPS,
-    levels_for,
-    panels,
-    summarize_seeds,
-)
+from fasterqk_lab.experiments._synthetic import OLD_NAMES, PROTOCOLS, RAMP_STEPS, panels
 from fasterqk_lab.experiments.fig2 import (
-    RELEASED_TOP_ROWS,
     Fig2,
     compute,
     differences_from_saved,
-    write_fig2,
+    save,
 )
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results"
+CELLS = Path(__file__).parents[3] / "docs" / "results" / "cells"
 
 
-def read_csv(path):
-    with Path(path).open(encoding="utf-8", newline="") as stream:
-        return list(csv.DictReader(stream))
+@pytest.fixture(scope="module")
+def rebuilt(tmp_path_factory):
+    """The published panels and what they depend on, from the published cells."""
+    runner = CellRunner(tmp_path_factory.mktemp("out"), files=[str(CELLS / "fig2-published.jsonl.xz")])
+    return compute(runner, "published"), compute_dependence(runner)
 
 
-def test_the_published_panels_have_the_paper_multipliers():
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Panels a and e with four outputs, two seeds, and the folder of their cells."""
+    out = tmp_path_factory.mktemp("out")
+    return compute(CellRunner(out, workers=0), "four-tokens", seeds=2, names=["a", "e"]), out
+
+
+def test_the_panels_have_the_paper_multipliers():
     for protocol in ("literal", "scaled-scores", "four-tokens"):
-        found = {panel.name: panel.cell for panel in panels(protocol)}
-        assert [found[name].parameterization for name in "abcd"] == ["FAFO", "FACO", "CAFO", "CACO"]
-        assert [found[name].qk_ratio for name in "abcdefgh"] == [1, 1, 1, 1, 10, 20, 5, 10]
-        assert [found[name].ramp_steps for name in "efgh"] == [0, RAMP_STEPS, 0, RAMP_STEPS]
-        assert {cell.lr for cell in found.values()} == {0.2}
-        assert {cell.ov_init for cell in found.values()} == {found["a"].qk_init}
+        cells = {panel.name: panel.cell for panel in panels(protocol)}
+        assert [cells[name].parameterization for name in "abcd"] == ["FAFO", "FACO", "CAFO", "CACO"]
+        assert [cells[name].qk_ratio for name in "abcdefgh"] == [1, 1, 1, 1, 10, 20, 5, 10]
+        assert [cells[name].ramp_steps for name in "efgh"] == [0, RAMP_STEPS, 0, RAMP_STEPS]
+        assert {cell.lr for cell in cells.values()} == {0.2}
+        assert {cell.ov_init for cell in cells.values()} == {cells["a"].qk_init}
 
 
-def test_the_released_panels_are_the_notebooks_settings():
-    found = {panel.name: panel.for_seed(1) for panel in panels("published")}
-    assert [found[name].qk_ratio for name in "abcdefgh"] == [1, 1, 1, 1, 20, 40, 5, 10]
+def test_the_published_panels_are_the_notebooks_settings():
+    cells = {panel.name: panel.for_seed(1) for panel in panels("published")}
+    assert [cells[name].qk_ratio for name in "abcdefgh"] == [1, 1, 1, 1, 20, 40, 5, 10]
     caps = [625_000, 625_000, 1_000_000, 500_000, 100_000, 200_000, 200_000, 200_000]
-    assert [found[name].max_steps for name in "abcdefgh"] == caps
-    assert [found[name].language.context for name in "aeg"] == [62, 62, 126]
-    assert all(cell.scaled_scores and cell.fresh and cell.language.attend_query for cell in found.values())
-    assert [found[name].init_seed for name in "abdg"] == [1234, 1234, 1235, 1235]
-    assert [found[name].qk_init.kind for name in "aeg"] == ["linear", "identity", "linear"]
+    assert [cells[name].max_steps for name in "abcdefgh"] == caps
+    assert [cells[name].language.context for name in "aeg"] == [62, 62, 126]
+    assert all(cell.scaled_scores and cell.fresh and cell.language.attend_query for cell in cells.values())
+    assert [cells[name].init_seed for name in "abdg"] == [1234, 1234, 1235, 1235]
+    assert [cells[name].qk_init.kind for name in "aeg"] == ["linear", "identity", "linear"]
 
 
-def test_faster_qk_in_both_kinds_of_softmax(tmp_path):
-    opened = compute(CellRunner(tmp_path, workers=0), "literal", seeds=1, names=["a", "e"])
-    closed = compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=2, names=["a", "e"])
-    assert opened.summaries["e"]["mrta"] < 0.1 < opened.summaries["a"]["mrta"]
-    assert closed.summaries["a"]["mrta"] < closed.summaries["e"]["mrta"]
-    assert all(summary["accuracy"] > 0.99 for summary in closed.summaries.values())
-    lowest = closed.matched[0]
-    assert lowest["loss"] < 0.003
-    assert lowest["difference"]["e"]["mrta"].mean > 0.05
-    files = write_fig2(closed, tmp_path)
-    assert (tmp_path / "figures" / "fig2-four-tokens.png").exists()
-    assert files["table"]["csv"].endswith("fig2-four-tokens-panels.csv")
+def test_a_faster_qk_attends_more_at_equal_loss(trained):
+    data, out = trained
+    assert all(drawn.scores["accuracy"].mean > 0.99 for drawn in data.drawn.values())
+    assert data.level < 0.003
+    assert data.drawn["e"].matched.mean > data.drawn["a"].matched.mean + 0.05
+    assert {value.at for value in data.measured.values if value.arm == "e"} >= {END, LOSS}
+    assert data.measured.of("a", "reached", END) == {0: 1.0, 1: 1.0}
+    assert sum(data.measured.of("a", f"top_row_{n}", END)[0] for n in range(1, 6)) == pytest.approx(100)
+    assert save(data, out)["table"]["csv"].endswith("fig2-four-tokens-panels.csv")
+    assert (out / "figures" / "fig2-four-tokens.png").exists()
 
 
-def test_stored_cells_are_not_trained_again(tmp_path, monkeypatch):
-    first = compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=1, names=["a"])
+def test_stored_cells_are_not_trained_again(trained, monkeypatch):
+    data, out = trained
     monkeypatch.setattr("fasterqk_lab.synthetic._train.train", lambda *_, **__: pytest.fail("trained again"))
-    again = compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=1, names=["a"])
-    assert again.results == first.results
+    again = compute(CellRunner(out, workers=0), "four-tokens", seeds=2, names=["a", "e"])
+    assert again.measured.values == data.measured.values
 
 
-def fake(mrta, reached=True, diverged=False):
+def made_up(mrta, reached=True, diverged=False):
     nothing = None if diverged else 0.5
-    table = None if diverged else [[0.0, 0.0], [100 * (1 - mrta), 100 * mrta]]
+    row = [0.0, 0.0, 0.0, 100 * (1 - mrta), 100 * mrta]
     return {
         **dict.fromkeys(("loss", "accuracy", "query_mass", "ac", "acmc", "train_loss"), nothing),
         "mrta": None if diverged else mrta,
         "steps": 10,
-        "dtap": table,
-        "dtap_edges": [0.0, 0.5, 1.0],
+        "dtap": None if diverged else [[0.0] * 5] * 4 + [row],
         "null": dict.fromkeys(("mrta", "ac", "acmc"), nothing),
         "reached": reached,
         "diverged": diverged,
         "history": [{"step": 0, "loss": 1.0, "mrta": 0.1}, {"step": 10, "loss": 0.1, "mrta": mrta}],
+        "window_losses": [3.3, 2.2],
     }
 
 
-def test_summaries_mark_caps_and_divergence_and_take_means_of_the_rest():
-    summary = summarize_seeds({0: fake(0.2), 1: fake(0.4, reached=False), 2: fake(0.0, diverged=True)})
-    assert summary["mrta"] == pytest.approx(0.3)
-    assert summary["capped"] == [1]
-    assert summary["diverged"]
-    assert summary["diverged_seeds"] == [2]
-    assert summary["dtap_deviation"][1][1] == pytest.approx(np.std([20, 40], ddof=1))
-    lost = summarize_seeds({0: fake(0.0, diverged=True)})
-    assert lost["mrta"] is None
-    assert lost["dtap"] is None
+def figure(*results, name="a", protocol="literal"):
+    cells = {(name, seed): result for seed, result in enumerate(results)}
+    return Fig2(protocol, panels(protocol, [name]), cells, measured("fig2", cells))
+
+
+def test_caps_and_divergence_are_marked_and_means_are_of_the_rest(tmp_path):
+    data = figure(made_up(0.2), made_up(0.4, reached=False), made_up(0.0, diverged=True))
+    drawn = data.drawn["a"]
+    assert drawn.scores["mrta"].mean == pytest.approx(0.3)
+    assert (drawn.capped, drawn.diverged) == ((1,), (2,))
+    assert drawn.dtap[1][-1][-1] == pytest.approx(np.std([20, 40], ddof=1))
+    lost = figure(made_up(0.0, diverged=True), protocol="four-tokens")
+    assert lost.drawn["a"].scores == {} and lost.drawn["a"].dtap is None
+    save(lost, tmp_path)
+    assert "diverged" in (tmp_path / "figures" / "fig2-four-tokens.svg").read_text()
 
 
 def test_cells_that_hit_the_cap_do_not_decide_the_level():
-    stuck = fake(0.2, reached=False)
+    stuck = made_up(0.2, reached=False)
     stuck["history"] = [{"loss": 1.0, "mrta": 0.1}, {"loss": 0.9, "mrta": 0.1}]
-    assert levels_for({("a", 0): fake(0.3), ("b", 0): stuck}, 1) == [pytest.approx(0.1)]
-    assert levels_for({("b", 0): stuck}, 1) == [pytest.approx(0.9)]
+    assert figure(made_up(0.3), stuck).level == pytest.approx(0.1)
+    assert figure(stuck).level == pytest.approx(0.9)
 
 
 def test_differences_from_the_saved_panels():
-    summary = {"dtap": [[0] * 5] * 4 + [list(RELEASED_TOP_ROWS["g"])], "seeds": [0, 1]}
-    results = {("g", 0): {"window_losses": [3.3, 2.2]}, ("g", 1): {"window_losses": [3.0, 2.0]}}
-    found = differences_from_saved(Fig2("published", [], results, {"g": summary}, []))
-    assert found["g"]["top_row"] == [0] * 5
-    assert found["g"]["losses"] == {"100": [3.3, 3.284], "200": [2.2, 2.212]}
-    assert found["g"]["final_losses"] == [[2.2, 0.006], [2.0, 0.006]]
+    differences = differences_from_saved(figure(*[made_up(0.2)] * 5, name="g", protocol="published"))
+    assert differences["g"]["top_row"] == pytest.approx([0, 0, -2.3, 80 - 76.8, 20 - 20.8])
+    assert differences["g"]["losses"] == {"100": [3.3, 3.284], "200": [2.2, 2.212]}
+    assert differences["g"]["final_losses"][0] == [2.2, 0.006]
 
 
-def test_a_diverged_panel_is_drawn_as_such(tmp_path):
-    data = compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=1, names=["a"])
-    lost = {**data.summaries["a"], **summarize_seeds({0: fake(0.0, diverged=True)})}
-    write_fig2(replace(data, summaries={"a": lost}), tmp_path)
-    assert (tmp_path / "figures" / "fig2-four-tokens.svg").read_text().count("diverged")
+def test_the_published_cells_are_within_one_point_of_the_saved_panels(rebuilt):
+    data, _ = rebuilt
+    for name, differences in differences_from_saved(data).items():
+        assert max(map(abs, differences["top_row"])) < 1, name
+    # Panels with a faster circuit are read where their baseline stands at its end.
+    assert data.measured.losses(LEVEL, "e", "mrta") == data.measured.losses(LEVEL, "f", "mrta")
+    assert data.measured.baseline_of("g") == "d"
 
 
 def test_unknown_names_are_quoted():
@@ -142,23 +146,14 @@ def test_unknown_names_are_quoted():
         panels("literal", ["a", "z"])
     with pytest.raises(InputError, match="'notebook'"):
         panels("notebook")
-    assert PROTOCOLS[0] == "published"
 
 
 def test_figure_2_as_published_is_the_default_and_old_names_are_understood():
     experiment = find_experiment("fig2")
-    assert experiment.check_options({})["protocol"] == "published"
-    assert set(OLD_NAMES.values()) == set(PROTOCOLS)
+    assert experiment.check_options({})["protocol"] == PROTOCOLS[0] == "published"
     for old, new in OLD_NAMES.items():
         assert experiment.check_options({"protocol": old})["protocol"] == new
         assert panels(old) == panels(new)
-
-
-def test_the_published_panels_of_the_documents_are_within_one_point_of_those_saved():
-    rows = read_csv(RESULTS / "fig2-published-panels.csv")
-    found = {row["panel"]: row["top_row"].split() for row in rows}
-    for name, saved in RELEASED_TOP_ROWS.items():
-        assert [float(value) for value in found[name]] == pytest.approx(saved, abs=1)
 
 
 def test_a_row_of_the_dependence_changes_what_it_says():
@@ -173,54 +168,39 @@ def test_both_cells_of_a_pair_are_read_at_one_loss(tmp_path, monkeypatch):
     readings = (Reading(four_tokens=True), Reading(query_attended=True))
     monkeypatch.setattr(dependence, "READINGS", readings)
     monkeypatch.setattr(dependence, "PARAMETERIZATIONS", ("FAFO",))
-    runner = CellRunner(tmp_path, workers=0)
-    sharper, covert = compute_dependence(runner)
-    assert sharper.difference.mean > 0.05
-    assert covert.difference.mean < -0.5
+    sharper, covert = compute_dependence(CellRunner(tmp_path, workers=0))
+    assert sharper.effect.value.mean > 0.05
+    assert covert.effect.value.mean < -0.5
     assert covert.query_mass[FASTER] > 0.9 > covert.query_mass[EQUAL]
-    assert max(sharper.loss, covert.loss) < 0.002
-    files = write_dependence([sharper, covert], tmp_path)
-    row = read_csv(files["table"]["csv"])[1]
-    assert (row["query"], row["softmax"], row["difference_n"]) == ("attended", "50 tokens", "1")
-    assert float(row["difference"]) == pytest.approx(covert.difference.mean)
-    of_seeds = {
-        (row["arm"], row["at"]): float(row["value"])
-        for row in read_csv(runner.write_per_seed()[0])
-        if row["score"] == "mrta"
-    }
-    for pair in (sharper, covert):
-        for arm in (EQUAL, FASTER):
-            name = ", ".join([*pair.reading.columns.values(), "FAFO", arm])
-            found = of_seeds[name, f"training loss {pair.loss:.6g}"]
-            assert found == pytest.approx(pair.attention[arm].mean, rel=1e-5)
+    assert max(sharper.effect.loss, covert.effect.loss) < 0.002
+    table = Path(save_dependence([sharper, covert], tmp_path)["table"]["csv"]).read_text()
+    assert "as they are,attended,50 tokens,0.001,FAFO" in table
 
 
-def test_what_the_text_beside_the_figure_says_is_in_its_numbers():
-    """The sentences of `TEXT`, one after the other."""
-    rows = read_csv(RESULTS / "fig2-dependence.csv")
-    assert len(rows) == len(READINGS) * 4
+def test_what_the_page_says_of_the_dependence_is_in_the_published_cells(rebuilt):
+    """The sentences of docs/synthetic.md, one after the other."""
+    _, pairs = rebuilt
+    assert len(pairs) == len(READINGS) * 4
 
-    def changes(names, **settings):
+    def changes(*names, **settings):
         chosen = [
-            row
-            for row in rows
-            if row["parameterization"] in names and all(row[key] == value for key, value in settings.items())
+            (pair.effect.second.mean, pair.effect.first.mean)
+            for pair in pairs
+            if pair.parameterization in names
+            and all(getattr(pair.reading, key) == value for key, value in settings.items())
         ]
         assert chosen
-        return [(float(row[EQUAL]), float(row[FASTER])) for row in chosen]
+        return chosen
 
-    everything, factorized, collapsed = ("FAFO", "FACO", "CAFO", "CACO"), ("FAFO", "CAFO"), ("FACO", "CACO")
+    everything = ("FAFO", "FACO", "CAFO", "CACO")
     assert all(
         after > before + 0.05 or after > 0.97
-        for before, after in changes(everything, softmax="4 tokens", query="not")
+        for before, after in changes(*everything, four_tokens=True, query_attended=False)
     )
-    assert all(after > before + 0.05 for before, after in changes(factorized, scores="÷ √d"))
-    unscaled = changes(everything, scores="as they are", softmax="50 tokens")
-    assert all(after < 0.03 for _, after in unscaled)
-    scaled = {"scores": "÷ √d", "softmax": "50 tokens"}
-    assert all(after < before - 0.3 for before, after in changes(collapsed, query="attended", **scaled))
-    assert all(after < before - 0.3 for before, after in changes(collapsed, start="0.1", **scaled))
-    usual = changes(("CACO",), query="not", start="0.001", **scaled)
-    assert all(before - 0.2 < after < before for before, after in usual)
-    panel = {row["panel"]: row for row in read_csv(RESULTS / "fig2-scaled-scores-panels.csv")}
-    assert float(panel["g"]["matched"]) > float(panel["d"]["matched"])
+    assert all(after > before + 0.05 for before, after in changes("FAFO", "CAFO", scaled=True))
+    assert all(after < 0.03 for _, after in changes(*everything, scaled=False, four_tokens=False))
+    scaled = {"scaled": True, "four_tokens": False}
+    for change in ({"query_attended": True}, {"start": 0.1}):
+        assert all(after < before - 0.3 for before, after in changes("FACO", "CACO", **scaled, **change))
+    [(before, after)] = changes("CACO", query_attended=False, start=1e-3, **scaled)
+    assert before - 0.2 < after < before

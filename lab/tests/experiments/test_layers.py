@@ -1,9 +1,9 @@
 """Attention layer by layer: both arms, their difference, its null, and what is written."""
 
 import pytest
-
 from fasterqk_lab.experiments._arms import BASELINE, FASTER
 from fasterqk_lab.experiments._layers import rows_of_score, save_layers, summarize_layers
+
 from fasterqk_lab.experiments.table_layers import table_layers
 from fasterqk_lab.training import TrainResult
 

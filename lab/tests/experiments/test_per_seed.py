@@ -4,9 +4,9 @@ import csv
 from pathlib import Path
 
 import pytest
+from fasterqk_lab.experiments._per_seed import BEST, END, per_seed_rows
 
 from fasterqk.attention import matched_loss
-from fasterqk_lab.experiments._per_seed import BEST, END, per_seed_rows
 from fasterqk_lab.experiments._registry import CellRunner, read_cells, settings_of, write_cells
 from fasterqk_lab.training import TrainConfig
 

@@ -1,6 +1,5 @@
 """Prediction beside practice: the languages, the theories, the needed ratio, the command."""
 
-import csv
 import doctest
 import json
 from pathlib import Path
@@ -10,13 +9,13 @@ import pytest
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting
 from fasterqk_lab.cli.main import main
+from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import prediction as module
 from fasterqk_lab.experiments._synthetic import theory_setting
 from fasterqk_lab.experiments.prediction import (
     VARIED,
     arms,
     crossing,
-    needed_ratios,
     predicted,
     predicted_ratio,
     varied_language,
@@ -53,25 +52,29 @@ def test_the_needed_ratio_lies_between_its_neighbours():
     points = [(0.1, 0.5), (0.4, 0.85), (1.6, 0.95)]
     assert 0.4 < crossing(points, 0.9) < 1.6
     assert crossing(points, 0.99) is None and crossing(points, 0.4) is None
-    rows = [
-        {"part": "needed", "varied": "n", "value": 40, "parameterization": "CACO", "seed": 0}
-        | {"qk_ratio": ratio, "attention": attention}
-        for ratio, attention in [*points, (3.2, None)]
-    ]
-    (found,) = needed_ratios(rows)
-    assert found["needed"] == pytest.approx(crossing(points, 0.9))
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
+    """Both parts with the smallest languages: values of every seed, distances and the needed ratio."""
     monkeypatch.setattr(module, "RATIOS", (0.3, 3.0))
+    monkeypatch.setattr(module, "NEEDED_RATIOS", (0.3, 3.0))
     monkeypatch.setattr(module, "LEVELS", (0.5, 0.01))
     monkeypatch.setattr(module, "NAMES", ("FAFO",))
-    words = ["reproduce", "prediction", "--parts", "attention", "--seeds", "2", "--out", str(tmp_path)]
+    monkeypatch.setattr(module, "VARIED", {"b": (2,), "n": (20,), "M": (2,), "context": (16,)})
+    words = ["reproduce", "prediction", "--seeds", "1", "--out", str(tmp_path)]
     assert main([*words, "--workers", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    with Path(found["files"]["csv"]).open(encoding="utf-8") as stream:
-        rows = list(csv.DictReader(stream))
-    assert len(rows) == 2 * 2 * 2  # ratios, levels, seeds
-    assert {entry["loss"] for entry in found["distance"]} == {0.5, 0.01}
+    summary = json.loads(capsys.readouterr().out)
+    assert {row["loss"] for row in summary["distance"]} == {0.5, 0.01}
+    values = {
+        (value.arm, value.at, value.score): value.value for value in read_values(Path(summary["results"]))
+    }
+    assert 0 < values["FAFO, QK x3", "loss 0.5", "attention"] < 1
+    [row] = [row for row in summary["needed"] if row["varied"] == "M"]
+    if not row["missing"]:
+        assert values["FAFO, M = 2", "needed ratio", "needed"] == pytest.approx(
+            row["needed"]["mean"], rel=1e-5
+        )
+    assert values["FAFO, M = 2", "needed ratio", "sign"] == pytest.approx(row["sign"]["mean"], rel=1e-5)
+    monkeypatch.setattr(module, "save", lambda *_: summary["files"])  # drawn once
     assert main(words) == 0
     assert "distance of the theories" in capsys.readouterr().out

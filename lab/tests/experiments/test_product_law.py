@@ -14,6 +14,7 @@ from fasterqk_lab.experiments import product_law as module
 from fasterqk_lab.experiments.product_law import (
     SPLITS,
     PopulationCell,
+    Reading,
     descend_population,
     hatexplain_arms,
     role_ratios,
@@ -57,19 +58,18 @@ def test_sign_descent_of_the_splits_agrees():
 
 
 def test_the_summary_tells_spread_from_reach():
-    rows = [
-        {"part": "toy", "condition": "x", "loss": 0.01, "seed": seed, "split": split, "R": product}
-        | {"attention": product / 10 + (0.01 if split == "Q" else -0.01), "law": product / 10}
+    readings = [
+        Reading("toy", "x", seed, split, product, 0.01, product / 10 + shift, product / 10)
         for seed in (0, 1)
-        for split in ("Q", "K")
+        for split, shift in (("Q", 0.01), ("K", -0.01))
         for product in (1.0, 5.0)
     ]
-    (found,) = summarize(rows)
-    assert found["spread"] == pytest.approx(0.01)
-    assert found["reach"] == pytest.approx(0.2)
-    assert found["law"] == pytest.approx(0.01)
-    assert found["seed_spread"] == pytest.approx(0)
-    assert found["explained"] == pytest.approx(1 - 1e-4 / (1e-4 + 0.04))
+    [row] = summarize(readings)
+    assert row["spread"] == pytest.approx(0.01)
+    assert row["reach"] == pytest.approx(0.2)
+    assert row["law"] == pytest.approx(0.01)
+    assert row["seed_spread"] == pytest.approx(0)
+    assert row["explained"] == pytest.approx(1 - 1e-4 / (1e-4 + 0.04))
 
 
 def test_the_arms_of_hatexplain():
@@ -94,12 +94,14 @@ def test_the_arms_of_hatexplain():
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    cell = PopulationCell(step=2e-3, scale=2e-2, products=(1.0,), steps=600)
+    cell = PopulationCell(step=2e-3, scale=2e-2, products=(1.0,), steps=300)
     monkeypatch.setattr(module, "CONDITIONS", (cell,))
     words = ["reproduce", "product-law", "--parts", "population", "--seeds", "1", "--out", str(tmp_path)]
     assert main([*words, "--workers", "1", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert {row["split"] for row in found["cells"]} == set(SPLITS)
+    summary = json.loads(capsys.readouterr().out)
+    assert {row["split"] for row in summary["cells"]} == set(SPLITS)
+    assert "product-law-population" in (tmp_path / "results" / "product-law.csv").read_text()
+    monkeypatch.setattr(module, "save", lambda *_: summary["files"])  # drawn once
     assert main(words) == 0
     assert "splits of one R" in capsys.readouterr().out
     assert main([*words[:3], "wide", *words[4:]]) == 2

@@ -1,6 +1,5 @@
 """Stability: its cells, sensitivity, intervals and files, from made-up cells; training has its own tests."""
 
-import csv
 import doctest
 import json
 import math
@@ -10,17 +9,18 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk_lab.cli.main import main
+from fasterqk_lab.compare import Measured, read_values
 from fasterqk_lab.experiments import stability as module
 from fasterqk_lab.experiments.stability import (
     METHODS,
     RATES,
     SLOWER,
     decision,
+    method_rows,
     method_values,
+    rate_rows,
     sensitivity,
     stability_cells,
-    summarize_methods,
-    summarize_rates,
 )
 
 
@@ -71,60 +71,60 @@ def test_sensitivity_is_the_mean_loss_above_the_best():
     assert sensitivity([None] * 5, 5.5) == 0  # nothing trains: the best loss, beside it, says so
 
 
+def table_of(**options):
+    return Measured("stability-methods", method_values(results_of(**options)))
+
+
 def test_differences_are_paired_and_corrected():
-    rows = summarize_methods(method_values(results_of()))
-    by_name = {(row["method"], row["rates"]): row for row in rows}
+    table = table_of()
+    families = dict.fromkeys((name, width) for name, width, *_ in stability_cells())
+    by_name = {(row["method"], row["rates"]): row for row in method_rows(table, list(families))}
     plain, slower = by_name["plain", "5 rates"], by_name[SLOWER, "5 rates"]
-    assert "sensitivity_minus_plain" not in plain
-    assert plain["p"] is None
+    assert "sensitivity_minus_plain" not in plain and "p" not in plain
     difference = slower["sensitivity_minus_plain"]
     assert difference.mean == pytest.approx(slower["sensitivity"].mean - plain["sensitivity"].mean)
     assert slower["p"] == difference.p_value  # the one that decides stands alone
-    assert decision(rows)["verdict"] == "less sensitive"
-    others = [row for row in rows if "sensitivity_minus_plain" in row and row is not slower]
+    others = [row for row in by_name.values() if "p" in row and row is not slower]
     assert len(others) == len(METHODS) - 2 + 3
     assert all(not row["p"] < row["sensitivity_minus_plain"].p_value for row in others)
     narrow = by_name[f"{SLOWER}, width 64", "3 rates"]
     assert narrow["sensitivity_minus_plain"].mean == pytest.approx(
         narrow["sensitivity"].mean - by_name["plain, width 64", "3 rates"]["sensitivity"].mean
     )
-    assert decision(summarize_methods(method_values(results_of(seeds=1))))["verdict"].startswith(
-        "not settled"
-    )
-    assert decision(summarize_methods(method_values(results_of(methods=["plain"])))) is None
+    assert decision(table)["verdict"] == "less sensitive"
+    assert decision(table_of(seeds=1))["verdict"] == "open"
+    assert decision(table_of(methods=["plain"])) is None
 
 
 def test_a_diverged_cell_is_listed_and_counts_as_untrained():
     results = results_of(methods=["plain", "qk_ratio=10"], widths=[96])
-    rates = {(row["method"], row["rate"]): row for row in summarize_rates(results)}
+    rates = {(row["method"], row["rate"]): row for row in rate_rows(results)}
     assert rates["qk_ratio=10", 0.1]["capped"] == [0, 1, 2]
     assert math.isnan(rates["qk_ratio=10", 0.1]["loss"].mean)
     assert rates["plain", 0.1]["capped"] == []
-    fast = [row for row in method_values(results) if row["arm"] == "qk_ratio=10" and row["seed"] == 0]
-    value = next(row["value"] for row in fast if row["score"] == "sensitivity")
+    values = Measured("", method_values(results)).of("qk_ratio=10", "sensitivity", "5 rates")
     losses = [results["qk_ratio=10", 96, rate, 0]["loss"] for rate in RATES[:4]]
-    assert value == pytest.approx((sum(losses) + 5.5) / 5 - min(losses))
+    assert values[0] == pytest.approx((sum(losses) + 5.5) / 5 - min(losses))
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    """Tables, per-seed values and figure from cells, and again from the exported ones."""
+    """Tables, values and figure from cells, and the values again from the exported ones."""
     monkeypatch.setattr(
         "fasterqk_lab.experiments._registry.sweep",
         lambda configs, function, out, **options: [result_of(cell) for cell in configs],
     )
-    words = ["reproduce", "stability", "--exploratory-seeds", "1"]
+    words = ["reproduce", "stability", "--exploratory-seeds", "1", "--methods", f"plain,{SLOWER},qk_ratio=10"]
     file = tmp_path / "cells.jsonl.xz"
     assert main([*words, "--out", str(tmp_path / "a"), "--export", str(file), "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
     assert first["decides"]["verdict"] == "less sensitive"
+    monkeypatch.setattr(module, "save", lambda *_: first["files"])  # drawn once
     assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
     assert "qk_ratio=0.1 against plain: less sensitive" in capsys.readouterr().out
-    names = ("rates", "methods", "per-seed", "methods-per-seed")
-    for name in names:
-        one, two = (tmp_path / place / "tables" / f"stability-{name}.csv" for place in "ab")
-        rows = list(csv.DictReader(one.open(encoding="utf-8")))
-        assert len(rows) == len(list(csv.DictReader(two.open(encoding="utf-8")))) > 0
-    assert {row["arm"] for row in rows} >= {"plain", "qk_norm", f"{SLOWER}, width 128"}
+    one, two = (list(read_values(tmp_path / place / "results" / "stability.csv")) for place in "ab")
+    assert len(one) == len(two)
+    assert {value.experiment for value in one} == {"stability", "stability-methods"}
+    assert {value.arm for value in one} >= {"plain", f"{SLOWER}, width 128", "plain, rate 0.001"}
     assert Path(first["files"]["figure"]["svg"]).stat().st_size > 10_000
     assert main(["reproduce", "stability", "--methods", "norm", "--out", str(tmp_path / "c")]) == 2
     assert "no method 'norm'; choose from plain, qk_norm" in capsys.readouterr().err

@@ -7,9 +7,7 @@ import pytest
 from fasterqk.errors import InputError
 from fasterqk_lab.experiments import fig2_init, phase
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments._synthetic import Panel, measure, with_scale
-from fasterqk_lab.experiments.fig2_init import write_fig2_init
-from fasterqk_lab.experiments.phase import write_phase
+from fasterqk_lab.experiments._synthetic import GridArm, Panel, run_grid, with_scale
 from fasterqk_lab.synthetic import Language, SyntheticCell
 
 QUICK = SyntheticCell(
@@ -35,18 +33,21 @@ def quick_panels(monkeypatch):
 
 def test_arms_of_a_group_are_read_at_one_loss(tmp_path):
     cells = [replace(QUICK, qk_ratio=ratio) for ratio in (1.0, 30.0)]
-    never = replace(QUICK, lr=1e-6)
+    never = replace(QUICK, lr=1e-6, language=replace(QUICK.language, gamma=0.3))
     lost = replace(QUICK, lr=1e5, qk_ratio=100.0)
-    arms = {("closed", cell): "all" for cell in (*cells, never, lost)}
-    slow, fast, stuck, gone = measure(arms, CellRunner(tmp_path, workers=0), seeds=2, title="")
+    arms = [GridArm("closed", cell, "all") for cell in (*cells, never, lost)]
+    runner = CellRunner(tmp_path, workers=0, experiment="grid")
+    slow, fast, stuck, gone = run_grid("grid", arms, runner, seeds=2, title="")
     assert slow.level == fast.level == stuck.level <= 0.5
     assert slow.alpha.n == fast.alpha.n == 2
     assert fast.alpha.mean > slow.alpha.mean
-    assert stuck.alpha is None
-    assert stuck.missing == (0, 1)
+    assert (stuck.alpha, stuck.missing) == (None, (0, 1))
     assert gone.diverged == (0, 1)
     assert gone.record()["diverged"]
     assert slow.record()["init_scale"] == 1e-3
+    # The faster arm is also read where the same arm with equal rates ends.
+    rows = (tmp_path / "results" / "grid.csv") if runner.write_results() else None
+    assert sum("QK x30" in line and ",level," in line for line in rows.read_text().splitlines()) >= 2
 
 
 def test_with_scale_scales_both_circuits():
@@ -60,7 +61,7 @@ def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels):
     data = fig2_init.compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=2, scales=(1e-3, 0.1))
     assert len(data.points) == 4 * 2 * 2
     assert data.null == pytest.approx(0.4)
-    paths = write_fig2_init(data, tmp_path)
+    paths = fig2_init.save(data, tmp_path)
     assert paths["csv"].endswith("fig2-init-four-tokens.csv")
 
 
@@ -74,7 +75,7 @@ def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, over):
     assert len(data.adam) == 4 * 2
     alphas = [point["alpha"] for point in data.theory if point["gamma"] == data.theory[0]["gamma"]]
     assert alphas == sorted(alphas)  # the theory knows no way back
-    paths = write_phase(data, tmp_path)
+    paths = phase.save(data, tmp_path)
     assert paths["png"].endswith(f"phase-{over}-four-tokens.png")
 
 

@@ -1,5 +1,6 @@
-from fasterqk.files import config_values
 from fasterqk_lab.experiments._arms import BASELINE, FASTER
+
+from fasterqk.files import config_values
 from fasterqk_lab.experiments.table_hatexplain import PAPER, RELEASED, table_hatexplain
 
 

@@ -1,4 +1,5 @@
 from fasterqk_lab.experiments._arms import BASELINE, FASTER
+
 from fasterqk_lab.experiments.table_kvqa import QK_RATIO, table_kvqa
 
 

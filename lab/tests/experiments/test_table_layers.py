@@ -1,7 +1,7 @@
 import pytest
+from fasterqk_lab.experiments._arms import BASELINE, FASTER
 
 from fasterqk.files import config_values
-from fasterqk_lab.experiments._arms import BASELINE, FASTER
 from fasterqk_lab.experiments.table_layers import MODELS, PAPER, table_layers
 
 

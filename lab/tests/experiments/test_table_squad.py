@@ -1,7 +1,7 @@
 import pytest
+from fasterqk_lab.experiments._arms import BASELINE, FASTER
 
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments._arms import BASELINE, FASTER
 from fasterqk_lab.experiments.table_squad import PAPER, RELEASED, RELEASED_STEPS, SIZES, arms_of, table_squad
 
 

@@ -4,12 +4,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fasterqk_lab.experiments._arms import BASELINE, FASTER
 
 from fasterqk.errors import InputError
 from fasterqk.files import config_values
 from fasterqk_lab.experiments import _registry
 from fasterqk_lab.experiments import table_sva as module
-from fasterqk_lab.experiments._arms import BASELINE, FASTER
 from fasterqk_lab.experiments.table_sva import RATES, choose_rate, released_epochs, table_sva
 
 

@@ -3,17 +3,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from fasterqk_lab.experiments import reproduce
-from fasterqk_lab.experiments._registry import settings_of, write_cells
+from fasterqk_lab.compare import read_values
+from fasterqk_lab.experiments import find_experiment
 from fasterqk_lab.experiments.temperature_hatexplain import (
+    AT,
     FAITHFUL,
     MASS,
+    READINGS,
     sharpened_as_read,
     sharpened_in_the_model,
-    summarize_temperature,
     temperature_hatexplain,
 )
-from fasterqk_lab.training import TrainConfig, TrainResult
+from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._classification import Classification
 from fasterqk_lab.training._loop import build_trainable
 
@@ -23,17 +24,17 @@ def workload():
     config = TrainConfig(
         "agreement", heads=1, train_limit=64, train_subset=64, init_scale=1.0, random_along=True
     )
-    found = build_trainable(config)
-    assert isinstance(found, Classification)
-    return found
+    trainable = build_trainable(config)
+    assert isinstance(trainable, Classification)
+    return trainable
 
 
 def test_with_one_head_a_power_of_the_rows_is_a_factor_of_the_scores(workload):
     before = {name: weight.clone() for name, weight in workload.model.state_dict().items()}
     read, model = (sharpen(workload, [1.0, 3.0]) for sharpen in (sharpened_as_read, sharpened_in_the_model))
-    for one, other in zip(read, model, strict=True):
+    for as_read, in_the_model in zip(read, model, strict=True):
         for name in (MASS, "ac", "entropy"):
-            assert one[name] == pytest.approx(other[name], rel=1e-4), name
+            assert as_read[name] == pytest.approx(in_the_model[name], rel=1e-4), name
     assert read[1]["entropy"] < read[0]["entropy"]
     assert all(torch.equal(weight, before[name]) for name, weight in workload.model.state_dict().items())
 
@@ -46,52 +47,34 @@ def curve(entropies, masses):
     ]
 
 
-def test_the_baseline_is_compared_at_the_entropy_of_the_faster_arm():
-    comparison = temperature_hatexplain(seeds=2)
-    baseline = {
-        "read": curve([3.0, 2.0, 1.0], [0.4, 0.5, 0.6]),
-        "model": curve([3.0, 2.0, 1.0], [0.4, 0.5, 0.6]),
-    }
-    faster = {"read": curve([1.5], [0.7]), "model": curve([1.5], [0.7])}
+def test_the_baseline_is_read_at_the_entropy_of_the_faster_arm_if_it_gets_there(rebuilt, capsys):
+    comparison = temperature_hatexplain(seeds=3)
+    baseline, faster = curve([3.0, 2.0, 1.0], [0.4, 0.5, 0.6]), curve([1.5], [0.7])
     curves = {
-        f"{arm} {seed}": each
+        f"{arm} {seed}": {"read": points, "model": points}
         for seed in comparison.seeds
-        for arm, each in (("baseline", baseline), ("faster_qk", faster))
+        for arm, points in (("baseline", baseline), ("faster_qk", faster))
     }
-    summary = summarize_temperature(comparison, curves)
-    assert summary["readings"]["as_read"][MASS]["mean"] == pytest.approx(0.55)
-    assert summary["difference"]["as_read"][MASS]["mean"] == pytest.approx(0.15)
-    assert summary["difference"]["baseline"][MASS]["mean"] == pytest.approx(0.3)
-
-
-def test_an_entropy_that_is_never_reached_has_no_number():
-    comparison = temperature_hatexplain(seeds=1)
-    flat = {"read": curve([3.0, 2.9], [0.4, 0.4]), "model": curve([3.0, 2.9], [0.4, 0.4])}
-    sharp = {"read": curve([1.0], [0.7]), "model": curve([1.0], [0.7])}
-    seed = comparison.seeds[0]
-    summary = summarize_temperature(comparison, {f"baseline {seed}": flat, f"faster_qk {seed}": sharp})
-    assert MASS not in summary["difference"]["as_read"]
-
-
-def test_tables_are_rebuilt_from_cells_with_the_readings_of_every_seed(tmp_path):
-    comparison = temperature_hatexplain(seeds=2)
-    lines = []
-    for (arm, seed), config in comparison.cells().items():
-        result = TrainResult("hatexplain", seed, 1.0, False, 3, 0.6, history=[{"loss": 0.6, MASS: 0.4}])
-        about = {"experiment": "temperature-hatexplain", "protocol": "paper"}
-        splits = {"train": {}, "validation": {}, "test": {}}
-        cell = {
-            "arm": arm,
-            "seed": seed,
-            "settings": settings_of(config),
-            "result": result.to_json() | splits,
-        }
-        points = ([3.0, 2.0, 1.0], [0.4, 0.5, 0.6]) if arm == "baseline" else ([1.5], [0.7])
-        both = {"read": curve(*points), "model": curve(*points)}
-        lines += [about | cell, about | {"fact": f"{arm} {seed}", "value": both}]
-    file = write_cells(tmp_path / "cells.jsonl", lines)
-    summary = reproduce("temperature-hatexplain", tmp_path / "out", seeds=2, cells=[str(file)])
-    [path] = summary["per_seed"]
-    rows = [line for line in Path(path).read_text().splitlines() if f"equal entropy,{MASS}," in line]
-    assert len(rows) == 8  # four readings of two seeds
-    assert rows[-1] == f"faster QK,1235,equal entropy,{MASS},0.7"
+    flat = curve([3.0, 2.9], [0.4, 0.4])
+    curves[f"baseline {comparison.seeds[-1]}"] = {"read": flat, "model": flat}  # never as sharp
+    summary = rebuilt(
+        "temperature-hatexplain",
+        [comparison],
+        lambda arm, config, seed: [{"loss": 0.6, MASS: 0.4}],
+        curves,
+        seeds=3,
+    )
+    decide = {effect["score"]: effect["difference"] for effect in summary["at_equal_entropy"]}
+    assert decide.keys() == {MASS, FAITHFUL}
+    assert decide[MASS]["mean"] == pytest.approx(0.15)
+    assert decide[MASS]["n"] == 2
+    values = {
+        (value.arm, value.seed): value.value
+        for value in read_values(Path(summary["results"]))
+        if (value.at, value.score) == (AT, MASS)
+    }
+    assert len(values) == 4 * 3 - 2  # four readings of three seeds, two of them without a number
+    assert values[READINGS["as_read"], 1234] == pytest.approx(0.55)
+    assert values[READINGS["faster_qk"], 1236] == 0.7
+    find_experiment("temperature-hatexplain").show(summary)
+    assert "what decides" in capsys.readouterr().out

@@ -12,8 +12,8 @@ import pytest
 from fasterqk.errors import InputError
 from fasterqk_lab.figures._documents import (
     load_documents,
-    save_comparison,
     save_curves,
+    save_effects,
     save_examples,
     save_table,
 )
@@ -79,19 +79,23 @@ def test_a_metric_without_a_label_is_refused(tmp_path):
         save_demo_curves(tmp_path, [], metrics=[{"key": "loss"}])
 
 
-def test_a_comparison_comes_back_and_a_wrong_metric_is_quoted(tmp_path):
-    baseline = {"arm": "baseline", "qk_ratio": 1, "metrics": {"mrta": 0.2, "accuracy": 0.9}}
-    faster = {"arm": "faster", "qk_ratio": 10, "metrics": {"mrta": {"mean": 0.4, "half_width": 0.01, "n": 5}}}
-    arms = [baseline, {**faster, "null": {"mrta": 0.1}}]
-    save_comparison(tmp_path, "demo", title="T", setting="S", arms=arms)
-    [found] = load_documents(tmp_path, "comparisons")
-    assert found["arms"] == arms
-    with pytest.raises(InputError, match="'sharpness'"):
-        save_comparison(
-            tmp_path, "other", title="T", setting="S", arms=[{"arm": "a", "metrics": {"sharpness": 1}}]
-        )
-    with pytest.raises(InputError, match="baseline"):
-        save_comparison(tmp_path, "other", title="T", setting="S", arms=[])
+EFFECT = {"arm": "faster QK", "score": "mrta", "at": "end", "stands": "more"}
+EFFECT |= {key: {"mean": 0.4, "half_width": 0.01, "n": 5} for key in ("before", "after", "difference")}
+
+
+def test_effects_come_back(tmp_path):
+    save_effects(tmp_path, "demo", title="T", setting="S", effects=[EFFECT])
+    [document] = load_documents(tmp_path, "effects")
+    assert document["effects"] == [EFFECT]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"stands": "sharper"}, "'sharper' is not one of more, less"), ({"difference": 0.3}, "is no interval")],
+)
+def test_a_wrong_effect_is_refused(tmp_path, change, said):
+    with pytest.raises(InputError, match=said):
+        save_effects(tmp_path, "demo", title="T", setting="S", effects=[{**EFFECT, **change}])
 
 
 COLUMNS = [{"key": "arm", "label": "arm"}, {"key": "ac", "label": "AC", "digits": 1, "source": "paper"}]

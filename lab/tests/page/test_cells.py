@@ -7,7 +7,7 @@ import pytest
 
 from fasterqk_lab.figures import save_table
 from fasterqk_lab.page import write_page
-from fasterqk_lab.page._cells import CONDITIONS_DRAWN, cell_documents
+from fasterqk_lab.page._cells import ARMS_DRAWN, cell_documents, read_cells
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs._execute import save_error
 
@@ -48,17 +48,17 @@ def by_name(documents, folder):
     return {one["name"]: one for one in documents[folder]}
 
 
-def test_a_sweep_becomes_comparisons_curves_and_tables(tmp_path):
+def test_a_sweep_becomes_effects_curves_and_tables(tmp_path):
     configs = [Training(qk_ratio=r, lr=lr, seed=s) for r in (30, 1) for lr in (1e-3, 1e-2) for s in range(3)]
     fill(tmp_path, configs)
-    documents = cell_documents(tmp_path)
-    first, second = documents["comparisons"]
-    assert (first["title"], second["title"]) == ("mine, lr 0.001", "mine, lr 0.01")
-    assert [arm["arm"] for arm in first["arms"]] == ["qk_ratio 1", "qk_ratio 30"]
-    assert [arm["null"]["mrta"] for arm in first["arms"]] == pytest.approx([0.1, 0.1])
-    difference = first["matched"][0]["difference"]["qk_ratio 30"]["mrta"]
-    assert difference["mean"] == pytest.approx(0.4)
-    assert difference["n"] == 3
+    documents = cell_documents(read_cells(tmp_path))
+    [document] = documents["effects"]
+    effects = [effect for effect in document["effects"] if effect["score"] == "mrta"]
+    assert [effect["arm"] for effect in effects] == ["qk_ratio 30, lr 0.001", "qk_ratio 30, lr 0.01"]
+    for effect in effects:
+        assert (effect["stands"], effect["ratio"], effect["null"]) == ("more", 30, pytest.approx(0.1))
+        assert (effect["difference"]["mean"], effect["difference"]["n"]) == (pytest.approx(0.4), 3)
+    assert {effect["score"] for effect in document["effects"]} == {"mrta", "test_accuracy"}
     [curves] = documents["curves"]
     assert len(curves["cells"]) == 12
     assert [metric["key"] for metric in curves["metrics"]] == ["loss", "mrta", "test_accuracy"]
@@ -72,7 +72,7 @@ def test_a_sweep_becomes_comparisons_curves_and_tables(tmp_path):
     assert conditions[0]["mass"]["mean"] == pytest.approx(0.21)
     assert conditions[0]["null"]["mean"] == pytest.approx(0.1)
     text = write_page(tmp_path).read_text()
-    assert "Yes, on both settings measured here" in text
+    assert "faster query-key learning puts more attention on the relevant words in Mine." in text
     assert 'href="curves/' not in text  # there is no such file
 
 
@@ -85,72 +85,79 @@ def test_what_is_not_done_is_said_and_left_out(tmp_path):
     store.save(
         Training(qk_ratio=400), {"diverged": True, "loss": None, "history": [{"epoch": 0, "loss": None}]}
     )
-    documents = cell_documents(tmp_path)
+    documents = cell_documents(read_cells(tmp_path))
     states = {row["state"]: row for row in by_name(documents, "tables")["mine-cells-every"]["rows"]}
     assert set(states) == {"done", "failed", "stopped"}
     assert states["failed"]["error"] == "ValueError: <b>too fast</b>"
     conditions = by_name(documents, "tables")["mine-cells-conditions"]["rows"]
     assert [row["qk_ratio"] for row in conditions] == ["1", "30", "400"]
     assert conditions[2]["diverged"] == 1
-    assert conditions[2]["mass"] is None
-    [comparison] = documents["comparisons"]
-    assert [arm["arm"] for arm in comparison["arms"]] == ["qk_ratio 1", "qk_ratio 30"]
+    assert "mass" not in conditions[2]
+    [document] = documents["effects"]
+    assert {effect["arm"] for effect in document["effects"]} == {"qk_ratio 30"}
     text = write_page(tmp_path).read_text()
-    assert "Of 10 cells, 7 are done; not on this page: 1 damaged, 1 failed, 1 stopped." in text
+    assert "10 cells: 7 done, 1 failed, 1 stopped, 1 damaged. Only what is done is on this page." in text
     assert "ValueError: &lt;b&gt;too fast&lt;/b&gt;" in text
 
 
 def test_one_training_is_a_page(tmp_path):
     fill(tmp_path, [Training(qk_ratio=30)])
-    documents = cell_documents(tmp_path)
-    assert documents["comparisons"] == []
+    documents = cell_documents(read_cells(tmp_path))
+    assert documents["effects"] == []
     text = write_page(tmp_path, title="One <i>training</i>").read_text()
     assert "<h1>One &lt;i&gt;training&lt;/i&gt;</h1>" in text
-    assert (
-        "In one training of mine, attention on the relevant words is 0.600 (uniform attention: 0.100)" in text
-    )
-    assert "Yes" not in re.search('class="answer">([^<]*)', text)[1]
+    answer = re.search('class="answer">([^<]*)', text)[1]
+    assert answer == "Attention on the relevant words is 0.600 (uniform attention: 0.100) after training."
 
 
 def test_one_seed_gets_no_strong_word(tmp_path):
     fill(tmp_path, [Training(qk_ratio=r) for r in (1, 30)])
     said = re.search('class="answer">([^<]*)', write_page(tmp_path).read_text())[1]
-    assert said.startswith("Not known yet")
-    assert "a single seed points to more" in said
+    assert "leaves open whether attention on the relevant words changes" in said
 
 
 def test_slower_arms_are_no_answer_to_the_question(tmp_path):
     fill(tmp_path, [Training(qk_ratio=r, seed=s) for r in (1, 0.1) for s in range(3)])
     text = write_page(tmp_path).read_text()
-    assert "faster query-key learning puts" not in text
+    assert "At equal training loss, faster query-key learning" not in text
     assert "qk_ratio 0.1" in text
 
 
 def test_a_sweep_over_something_else_is_compared_with_its_first_condition(tmp_path):
     fill(tmp_path, [Training(lr=lr, seed=s) for lr in (1e-2, 1e-3) for s in range(2)])
-    [comparison] = cell_documents(tmp_path)["comparisons"]
-    assert [arm["arm"] for arm in comparison["arms"]] == ["lr 0.001", "lr 0.01"]
-    assert "Yes, on" not in write_page(tmp_path).read_text()
+    [document] = cell_documents(read_cells(tmp_path))["effects"]
+    assert {effect["arm"] for effect in document["effects"]} == {"lr 0.01"}
+    assert "At equal training loss, faster query-key learning" not in write_page(tmp_path).read_text()
 
 
 @pytest.mark.parametrize(
-    "content", [{"size": 3}, {"score": 0.5}, {"history": [1, 2]}, {"history": [{"step": 1, "height": 2.5}]}]
+    "content",
+    [
+        {"size": 3},
+        {"score": 0.5},
+        {"history": [1, 2]},
+        {"history": [{"step": 1, "height": 2.5}]},
+        {"test": {"mrta": 0.5}, "loss": None, "history": []},
+        {"test": [1], "history": [{"loss": 1.0}]},
+        {"test": {"mrta": 0.5, "groups": 3}, "train": 0.5, "history": [{"loss": 1.0}]},
+        {"test": {"mrta": 0.5}, "history": [{"loss": -1.0}, {"loss": -2.0}]},
+    ],
 )
 def test_results_of_any_function_are_shown(tmp_path, content):
     Store(tmp_path).save(Other(2), content)
     Store(tmp_path).save(Other(3), content)
-    documents = cell_documents(tmp_path)
+    documents = cell_documents(read_cells(tmp_path))
     assert by_name(documents, "tables")["other-cells-differences"]["rows"][0]["values"] == "2, 3"
     drawn = [metric["key"] for one in documents["curves"] for metric in one["metrics"]]
-    assert drawn == (["height"] if isinstance(content.get("history", [1])[0], dict) else [])
+    assert drawn == (["height"] if "height" in str(content) else [])
     assert "Other" in write_page(tmp_path).read_text()
 
 
 def test_very_many_conditions_stay_readable(tmp_path):
     fill(tmp_path, [Training(lr=0.001 * k, qk_ratio=1 + k % 2) for k in range(1, 61)])
-    [curves] = cell_documents(tmp_path)["curves"]
-    assert len({cell["arm"] for cell in curves["cells"]}) == CONDITIONS_DRAWN
-    assert f"The first {CONDITIONS_DRAWN} of 60 conditions" in curves["caption"]
+    [curves] = cell_documents(read_cells(tmp_path))["curves"]
+    assert len({cell["arm"] for cell in curves["cells"]}) == ARMS_DRAWN
+    assert f"The first {ARMS_DRAWN} of 60 conditions" in curves["caption"]
     assert len(write_page(tmp_path).read_text()) < 500_000
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from fasterqk.capture._modules import is_attention
 
@@ -167,10 +168,12 @@ class Recorder:
         ]
 
     @contextmanager
-    def watching(self, model: nn.Module) -> Iterator[None]:
-        """Follow the modules of ``model`` and receive its ``record`` calls, until the end."""
+    def watching(self, model: nn.Module, path: str = "") -> Iterator[None]:
+        """Follow the modules of ``model`` (at ``path``) and receive its ``record`` calls, until the end."""
         with ExitStack() as hooks:
-            for name, module in model.named_modules():
+            for name, module in model.named_modules(prefix=path):
+                if isinstance(module, ScriptModule):
+                    continue  # it takes no hooks
                 module.__dict__[ATTRIBUTE] = self
                 hooks.callback(module.__dict__.pop, ATTRIBUTE, None)
                 enter = partial(self._enter, name)

@@ -7,8 +7,7 @@ and the registry (a new architecture goes here); ``_guess`` labels from registry
 weight; ``_optimizer`` ``make_optimizer``; ``_hooks`` what it does around a step; ``_joint`` two optimizers as
 one; ``_convert`` states of other optimizers; ``_isolated`` a model runs and stays as it was; ``_gradients``
 scaling per circuit; ``_scores``, ``_logits`` attention logits in training, ``_monitor`` ``LogitMonitor``,
-``_clip`` ``qk_clip``; ``_check`` ``describe`` and ``check_circuits``. Beside them: ``_libraries``,
-``_survey``, ``_survey_page`` every model of a library, with ``_perturbation``, a second opinion on labels.
+``_clip`` ``qk_clip``; ``_check`` ``describe`` and ``check_circuits``.
 """
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
@@ -29,9 +28,6 @@ from fasterqk.circuits._ratio import PartnerNorm, Ramp, RatioLike
 from fasterqk.circuits._request import Rules
 from fasterqk.circuits._scores import Reading
 from fasterqk.circuits._slices import Circuit, Circuits, Role, Slice
-from fasterqk.circuits._survey import survey
-from fasterqk.circuits._survey_page import summary as survey_summary
-from fasterqk.circuits._survey_page import write_section as write_survey
 
 __all__ = [
     "Circuit",
@@ -64,7 +60,4 @@ __all__ = [
     "rates",
     "read_model_config",
     "scale_circuits",
-    "survey",
-    "survey_summary",
-    "write_survey",
 ]

@@ -3,15 +3,13 @@
 import copy
 import dataclasses
 import math
-import random
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,7 +18,7 @@ from fasterqk.capture._modules import nothing_compiled, stack_of, uncompiled
 from fasterqk.circuits._find import Labels, find_circuits
 from fasterqk.circuits._fused import COPYING
 from fasterqk.circuits._hooks import GroupPlan, StepHooks, hooks_of, unwrapped
-from fasterqk.circuits._isolated import copied, isolated
+from fasterqk.circuits._isolated import copied, isolated, random_states_kept
 from fasterqk.circuits._slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
 from fasterqk.errors import InputError
 
@@ -57,7 +55,9 @@ def describe(optimizer: torch.optim.Optimizer) -> str:
     >>> describe(make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10))
     'qk 144 parameters (2 tensors, 2 split) lr 1e-3 - ov 144 parameters (4 tensors, 2 split) lr 1e-4'
     """
-    return " - ".join(map(str, shares(optimizer))) + _without_softmax(optimizer)
+    hooks = hooks_of(optimizer)
+    unverified = "" if hooks is None or hooks.first_pass is None else hooks.first_pass.note()
+    return " - ".join(map(str, shares(optimizer))) + _without_softmax(optimizer) + unverified
 
 
 def _without_softmax(optimizer: torch.optim.Optimizer) -> str:
@@ -318,7 +318,8 @@ def _updates(
 ) -> list[tuple[float, int, int]]:
     """Of every member: the sum of squares of its update, entries that moved, all entries."""
     live = list(model.parameters())
-    with _random_states_kept(), nothing_compiled(), torch.enable_grad(), isolated(model):
+    rehearsal = nullcontext() if hooks.first_pass is None else hooks.first_pass.rehearsal()
+    with rehearsal, random_states_kept(), nothing_compiled(), torch.enable_grad(), isolated(model):
         stepper = _twin(optimizer, hooks, dict(zip(map(id, live), model.parameters(), strict=True)))
         if at_base:
             _all_at_base(stepper, optimizer, hooks)
@@ -346,7 +347,8 @@ def _twin(
     for name, value in vars(optimizer).items():
         if not hasattr(stepper, name) and not isinstance(value, StepHooks):
             setattr(stepper, name, copied(value, memo))
-    dataclasses.replace(hooks, fused=fused, owners=[], frozen=[], recipe=None).attach(stepper)
+    twin = dataclasses.replace(hooks, fused=fused, owners=[], frozen=[], recipe=None, first_pass=None)
+    twin.attach(stepper)
     return stepper
 
 
@@ -411,15 +413,3 @@ def _backward(loss: torch.Tensor) -> None:
             "parameters frozen?), so nothing would move"
         )
     loss.backward()
-
-
-@contextmanager
-def _random_states_kept() -> Iterator[None]:
-    """Dropout draws the same numbers in each copy, and the generators are left as they were."""
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
-    try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002

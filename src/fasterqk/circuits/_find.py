@@ -15,21 +15,26 @@ from torch import nn
 
 from fasterqk.capture._modules import head_counts, meaning, parameters_by_module, stack_of, uncompiled
 from fasterqk.circuits._from_config import can_be_rebuilt, small_copies
-from fasterqk.circuits._guess import Scope, guess, layer_prefixes, nearest, slice_by_head
+from fasterqk.circuits._guess import Scope, find_scopes, guess, layer_prefixes, nearest, slice_by_head
 from fasterqk.circuits._inputs import run_guessed, runner
 from fasterqk.circuits._layouts import Block, matching, refused, spans_of
-from fasterqk.circuits._probe import WITHOUT_AUTOGRAD, Judgement, first_guesses, judge, transfer
+from fasterqk.circuits._probe import (
+    SMALL,
+    WITHOUT_AUTOGRAD,
+    Evidence,
+    Judgement,
+    first_guesses,
+    judge,
+    settle,
+    transfer,
+    with_discovered,
+)
 from fasterqk.circuits._slices import CIRCUIT_OF_ROLE, NO_SOFTMAX, Circuits, Role, Slice
 from fasterqk.errors import InputError
 
 # One role, or slices (axis, start, stop, role) that cover the tensor.
 LabelValue = Role | Sequence[tuple[int, int, int, Role] | Slice]
 Labels = Mapping[str, LabelValue] | Callable[[str, nn.Parameter], LabelValue | None]
-
-# Up to this many parameters the probe runs on a copy of the model itself; larger ones are verified on a
-# small copy where there is a configuration to build it from, and copied only when a layout is unknown.
-_SMALL = 8_000_000
-_COPY = 400_000_000
 
 
 def find_circuits(
@@ -72,7 +77,7 @@ def find_circuits(
         raise InputError(f'verify is True, False or "auto", not {verify!r}')
     model = uncompiled(model)
     given = roles_from_labels(labels, model)
-    judgement = _judgement(model, given, verify, inputs)
+    judgement = _judgement(model, verify, inputs, heads)
     judgement.linear = _without_softmax(model, judgement)
     _refuse_open(model, judgement, given)
     if verify is True:
@@ -81,7 +86,7 @@ def find_circuits(
     _refuse_without_attention(model, judgement, circuits)
     _refuse_without_queries(model, judgement, circuits)
     notes = _notes(judgement, circuits, verify)
-    return Circuits(_under_own_names(model, circuits), notes)
+    return Circuits(_under_own_names(model, circuits), notes, tuple(judgement.scopes))
 
 
 def _under_own_names(model: nn.Module, circuits: Circuits) -> tuple[Slice, ...]:
@@ -112,24 +117,23 @@ def given_or_found(
     return circuits
 
 
-def _judgement(model: nn.Module, given: Mapping[str, Any], verify: bool | str, inputs: Any) -> Judgement:
+def _judgement(model: nn.Module, verify: bool | str, inputs: Any, heads: bool) -> Judgement:
     plain = first_guesses(model)
     if verify is False:
         return plain
     size = sum(parameter.numel() for parameter in model.parameters())
     has_memory = not any(parameter.is_meta for parameter in model.parameters())
     run = run_guessed if inputs is None else runner(inputs)
-    if (not has_memory or (size > _SMALL and inputs is None)) and can_be_rebuilt(model):
+    if (not has_memory or (size > SMALL and inputs is None)) and can_be_rebuilt(model):
         carried, settled = _from_small_copies(model)
         if carried is not None and (settled or not has_memory):
             return carried
         plain = carried or plain
     if not has_memory:
         plain.failure = plain.failure or "a model on the meta device does not run"
-    unknown = [name for name in plain.open() if name not in given]
-    if has_memory and (size <= _COPY or unknown or verify is True):
-        return _tried(model, run)
-    return plain
+        return plain
+    judgement = _tried(model, run, heads)
+    return plain if plain.ran > judgement.ran else judgement
 
 
 def _without_softmax(model: nn.Module, judgement: Judgement) -> dict[str, nn.Module]:
@@ -152,7 +156,7 @@ def _from_small_copies(model: nn.Module) -> tuple[Judgement | None, bool]:
     """What the small copy that shows most says of ``model``, and whether that settles everything."""
     best: Judgement | None = None
     for small in small_copies(type(model), model.config):
-        seen = _tried(small, run_guessed)
+        seen = _tried(small, run_guessed, heads=False)
         if best is None or len(seen.ran) > len(best.ran):
             best = seen
         if {stack_of(path) for path in best.ran} == {stack_of(path) for path in best.scopes}:
@@ -160,10 +164,10 @@ def _from_small_copies(model: nn.Module) -> tuple[Judgement | None, bool]:
     return (None, False) if best is None else transfer(best, model)
 
 
-def _tried(model: nn.Module, run: Any) -> Judgement:
+def _tried(model: nn.Module, run: Any, heads: bool) -> Judgement:
     """The judgement of the probe, or the guesses alone if the model does not run."""
     try:
-        return judge(model, run)
+        return judge(model, run, heads)
     except InputError:
         raise
     except Exception as error:
@@ -172,6 +176,48 @@ def _tried(model: nn.Module, run: Any) -> Judgement:
         judgement = first_guesses(model)
         judgement.failure = f"{type(error).__name__}: {error}"
         return judgement
+
+
+# --- One block, by what was seen of it in training ---
+
+
+def scopes_of(model: nn.Module, circuits: Circuits) -> dict[str, Scope]:
+    """The attention blocks of ``model``: those that names show, and those that only the probe has seen."""
+    named = find_scopes(model)
+    paths = {path for path, _ in model.named_modules()}
+    return with_discovered(model, named, [p for p in circuits.blocks if p not in named and p in paths])
+
+
+def resting_on_names(circuits: Circuits) -> list[str]:
+    """The attention blocks of whose labels the probe has seen none, and the user has given none."""
+    inside: dict[str, set[str]] = {}
+    for part in circuits:
+        path = nearest(part.parameter, {block: block for block in circuits.blocks})
+        if path is not None and part.circuit != "rest":
+            inside.setdefault(path, set()).add(part.decided_by)
+    return [path for path, sources in inside.items() if sources <= {"name", "registry"}]
+
+
+def slices_by_evidence(
+    model: nn.Module, scope: Scope, evidence: Evidence, heads: bool
+) -> dict[str, list[Slice]] | None:
+    """By parameter of one block the slices that the evidence shows; None if it shows no attention."""
+    guesses = first_guesses(model, {scope.path: scope})
+    parameters = dict(parameters_by_module(model))
+    judgement = settle(guesses, evidence, parameters)
+    if scope.path not in judgement.ran & judgement.complete:
+        return None
+    slices = {}
+    for name in judgement.guesses:
+        if name not in judgement.confirmed | judgement.found.keys():
+            continue
+        parameter = parameters[name]
+        whole = Slice(name, None, None, None, "rest", scope.layer, "name", parameter.numel())
+        parts = _from_judgement(whole, parameter, scope, judgement, heads)
+        if heads:
+            parts = _by_head(model, scope, parameter, parts, judgement)
+        slices[name] = _joined(parts)
+    return slices
 
 
 # --- The user's labels ---
@@ -278,7 +324,7 @@ def _assemble(model: nn.Module, judgement: Judgement, given: Mapping[str, Any], 
         if _crosses(model, judgement, parts, parameter, names[id(parameter)]):
             parts = [replace(whole, role="shared", decided_by="name")]
         elif heads and scope is not None and not judgement.is_linear(name):
-            parts = slice_by_head(model, scope, parameter, parts, judgement.heads.get(scope.path))
+            parts = _by_head(model, scope, parameter, parts, judgement)
         slices += _joined(parts)
     return Circuits(tuple(slices))
 
@@ -308,11 +354,8 @@ def _from_judgement(
     if role is not None:
         return [replace(whole, role=role, decided_by=by)]
     assert axis is not None
-    if not heads:
-        blocks = [replace(block, head=None) for block in blocks]
-    elif all(block.head is None for block in blocks) and (seen := judgement.heads.get(scope.path)):
-        # The module does not state how many heads it has; the probe has seen it.
-        blocks = matching(spans_of(blocks), seen, seen) or blocks
+    if not heads or scope.path in judgement.heads:
+        blocks = [replace(block, head=None) for block in blocks]  # the probe has seen which head they are
     return _cut(whole, parameter, axis, blocks, by)
 
 
@@ -323,6 +366,37 @@ def _cut(whole: Slice, parameter: nn.Parameter, axis: int, blocks: Sequence[Bloc
         span = replace(whole, axis=axis, start=start, stop=stop, numel=numel)
         slices.append(replace(span, role=block.role, decided_by=by, head=block.head))
         start = stop
+    return slices
+
+
+def _by_head(
+    model: nn.Module, scope: Scope, parameter: nn.Parameter, parts: list[Slice], judgement: Judgement
+) -> list[Slice]:
+    """The slices of one parameter head by head: as the probe saw them, else by what the module says."""
+    if scope.path in judgement.irregular:
+        raise InputError(
+            f"heads=True, but in {scope.path or type(model).__name__} the query heads that share a key head "
+            "are not neighbours, so its heads have no order; give one ratio for all heads of a layer"
+        )
+    counts = judgement.heads.get(scope.path)
+    axis, heads = judgement.head_lines.get(parts[0].parameter, (None, ()))
+    whole = parts[0].axis is None
+    if counts is not None and not whole:
+        # The only head of keys or values, in a weight that holds more than them.
+        single = {role for role, number in (("k", counts[1]), ("v", counts[3])) if number == 1}
+        parts = [replace(part, head=0) if part.role in single else part for part in parts]
+    labelled = parts[0].decided_by == "label"
+    if counts is None or axis is None or labelled or not (whole or parts[0].axis == axis):
+        return slice_by_head(model, scope, parameter, parts, counts)
+    slices = []
+    for part in parts:
+        start, stop = (0, len(heads)) if whole else (part.start or 0, part.stop or 0)
+        for head, same in groupby(range(start, stop), lambda line: heads[line]):
+            lines = list(same)
+            numel = parameter.numel() // len(heads) * len(lines)
+            head = part.head if head is None else head
+            span = replace(part, axis=axis, start=lines[0], stop=lines[-1] + 1)
+            slices.append(replace(span, numel=numel, head=head))
     return slices
 
 
@@ -434,7 +508,7 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
             f"{path or 'the model'} ({type(block).__name__}) forms no softmax over queries and keys, and "
             f"nothing in {own} does: it has no QK circuit"
             + (_OTHER_FORMS if path in judgement.silent else "")
-            + (f"; to name one {_labels_text(model, named)}" if named else "")
+            + (f"; to name one {labels_text(model, named)}" if named else "")
         )
     if any(part.circuit != "rest" for part in circuits):
         return
@@ -444,9 +518,14 @@ def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: 
             "parameters; label and train the model before it is quantised"
         )
     named = _likely(model, judgement, [""])
-    text = _labels_text(model, named)
+    text = labels_text(model, named)
     advice = f"; if there is, say which parameters make queries and keys, in the form {text}" if named else ""
     raise InputError(f"no attention was found in {own}{advice}")
+
+
+def likely_labels(model: nn.Module, paths: Iterable[str]) -> dict[str, Any]:
+    """Labels to begin with for the blocks at ``paths``."""
+    return _likely(model, first_guesses(model), paths)
 
 
 def _likely(model: nn.Module, judgement: Judgement, paths: Iterable[str]) -> dict[str, Any]:
@@ -489,7 +568,7 @@ def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Ci
         weights = [next(parameters_by_module(model.get_submodule(path), path))[0] for path in without]
         raise InputError(
             f"{without[0] or 'the model'} forms attention, but no parameter in it was found to make queries "
-            f"or keys; say which does, for example {_labels_text(model, dict.fromkeys(weights, 'q'))}"
+            f"or keys; say which does, for example {labels_text(model, dict.fromkeys(weights, 'q'))}"
         )
 
 
@@ -507,7 +586,7 @@ def _refuse_open(model: nn.Module, judgement: Judgement, given: Mapping[str, Any
     why = _why(judgement, "the probe could not run: ")
     raise InputError(
         f"{len(roles)} attention parameters have no label: {shown}{why}; say what they are, for "
-        f"example {_labels_text(model, roles)}, or let the probe see them: "
+        f"example {labels_text(model, roles)}, or let the probe see them: "
         "circuits=find_circuits(model, inputs=batch)"
     )
 
@@ -529,7 +608,7 @@ def _refuse_unverified(judgement: Judgement, given: Mapping[str, Any]) -> None:
         )
 
 
-def _labels_text(model: nn.Module, roles: Mapping[str, Any]) -> str:
+def labels_text(model: nn.Module, roles: Mapping[str, Any]) -> str:
     """``labels={...}`` with these roles: one pattern per stack of layers where it matches nothing else."""
     every = [name for name, _ in parameters_by_module(model)]
     found = {}

@@ -7,6 +7,7 @@ of it.
 """
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,8 +15,8 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from fasterqk.capture._modules import uncompiled
-from fasterqk.circuits._find import Labels, given_or_found, roles_from_labels
+from fasterqk.capture._modules import stack_of, uncompiled
+from fasterqk.circuits._find import Labels, given_or_found, resting_on_names, roles_from_labels
 from fasterqk.circuits._ratio import RatioLike
 from fasterqk.circuits._request import ROLES, OwnGroup, Request, Rules, Settings
 from fasterqk.circuits._slices import CIRCUITS, Circuits, Slice
@@ -369,7 +370,14 @@ def param_groups(
     if request.gradient_norms:
         raise InputError("rules with 'gradient_norm' act at every step: use make_optimizer")
     model = uncompiled(model)
-    assigned = assign(model, request, circuits_for(model, request, circuits, labels), only)
+    circuits = circuits_for(model, request, circuits, labels)
+    if unverified := resting_on_names(circuits):
+        warnings.warn(
+            f"the labels of {stack_of(unverified[0])} rest on names; plain groups are not compared with a "
+            "training pass; find_circuits(model, inputs=batch, verify=True) verifies them",
+            stacklevel=2,
+        )
+    assigned = assign(model, request, circuits, only)
     fused = [each.name for each in assigned if each.split]
     if fused:
         raise InputError(

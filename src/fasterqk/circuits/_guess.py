@@ -7,8 +7,9 @@ labelled parameters of a block by head. The probe (``_probe``) then confirms or 
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -123,6 +124,29 @@ def find_scopes(model: nn.Module) -> dict[str, Scope]:
     return {scope.path: scope for scope in scopes}
 
 
+def stacks(model: nn.Module, scopes: Mapping[str, "Scope"]) -> dict[str, list[str]]:
+    """The attention blocks that are alike, by the first of them: same place, code, shapes and switches."""
+    alike: dict[Any, list[str]] = {}
+    for path, scope in scopes.items():
+        block = model.get_submodule(path)
+        shapes = tuple((name, tuple(value.shape)) for name, value in parameters_by_module(block))
+        switches = {k: v for k, v in vars(scope.module).items() if isinstance(v, bool | str)}
+        settings = tuple(sorted((key, value) for key, value in switches.items() if key != "training"))
+        code = tuple(code_of(module) for module in block.modules())
+        alike.setdefault((stack_of(path), code, shapes, settings), []).append(path)
+    return {paths[0]: paths for paths in alike.values()}
+
+
+def code_of(module: nn.Module) -> tuple[str, Any]:
+    """The class of a module and the function that runs: an instance may have a ``forward`` of its own."""
+    kind = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
+    forward: Any = getattr(module, "forward", None)
+    while isinstance(forward, partial):
+        forward = forward.func
+    forward = getattr(forward, "__func__", forward)
+    return f"{kind.__module__}.{kind.__qualname__}", getattr(forward, "__code__", forward)
+
+
 def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:
     """The value of the innermost path around ``name``.
 
@@ -195,7 +219,7 @@ def _caller(model: nn.Module, name: str, module: nn.Module) -> str:
     """The module that is called: not a dictionary of projections, not a single head among others."""
     parent, _, own = name.rpartition(".")
     if isinstance(module, nn.ModuleDict | nn.ModuleList):
-        return parent
+        return _caller(model, parent, model.get_submodule(parent)) if parent else parent
     around = parent.rpartition(".")[0]
     listed = own.isdigit() and isinstance(model.get_submodule(parent), nn.ModuleList)
     if listed and says_attention(model.get_submodule(around)) and not _has_output(module):
@@ -260,6 +284,8 @@ def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) ->
         output = any(one.output for one in said) and not any(one.norm for one in said)
         return Guess("o" if output else "rest", "name")
     location = locate(model, scope.core, name, parameter)
+    if _is_part(model, location, name, parameter):
+        return Guess(None, "name", certain=False)  # a layout of all rows says nothing of some
     for module, component in zip(reversed(location.modules), reversed(location.components), strict=True):
         entry = registered(module, component)
         if entry is not None and not isinstance(entry, str):
@@ -267,6 +293,16 @@ def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) ->
         if entry is not None:
             return Guess(entry, "registry")
     return _by_name(scope, location, parameter)
+
+
+def _is_part(model: nn.Module, location: Location, name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parametrization joins several parameters, of which this one has some of the rows."""
+    path, parametrized, rest = name.partition("parametrizations.")
+    if not parametrized or not parameter.dim():
+        return False
+    joined = getattr(model.get_submodule(path.rstrip(".")), rest.partition(".")[0])
+    axis = min(location.axis, parameter.dim() - 1, joined.dim() - 1)
+    return bool(parameter.shape[axis] != joined.shape[axis])
 
 
 def _by_name(scope: Scope, location: Location, parameter: nn.Parameter) -> Guess | None:
@@ -331,14 +367,18 @@ def _fused(
 
 
 def slice_by_head(
-    model: nn.Module, scope: Scope, parameter: nn.Parameter, slices: list[Slice], seen: int | None = None
+    model: nn.Module,
+    scope: Scope,
+    parameter: nn.Parameter,
+    slices: list[Slice],
+    seen: tuple[int, int, int, int] | None = None,
 ) -> list[Slice]:
     """The slices of one parameter; a whole tensor with one role is cut head by head.
 
     Queries, keys and values along their output, output projections along their input; key-value heads
     where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
-    output bias) keeps ``head`` None. ``seen``: the number of heads the probe saw, for modules that do not
-    state it.
+    output bias) keeps ``head`` None. ``seen``: the numbers of heads that the probe saw (queries, keys,
+    contexts, values); else the module says them.
     """
     whole = slices[0]
     if len(slices) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
@@ -347,14 +387,10 @@ def slice_by_head(
     single = _single_head(location)
     if single is not None:
         return [replace(whole, head=single)]
-    counted = parameter.shape[0] if parameter.dim() == 3 else _listed(model, scope)
-    counts = head_counts(scope.module) or ((counted, counted) if counted else _from_widths(model, scope))
-    counts = counts or ((seen, seen) if seen else None)
-    if counts is None:
-        raise InputError(
-            f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
-            "say how many heads it has; set num_heads on the module"
-        )
+    if seen is not None:
+        counts = seen[2:] if whole.role in ("v", "o") else seen[:2]
+    else:
+        counts = _stated_counts(model, scope, parameter)
     number = counts[0] if whole.role in ("q", "o") else counts[1]
     axis = _head_axis(location, parameter, whole.role, number, counts[0], _width(model, scope, whole.role))
     if axis is None:
@@ -363,6 +399,25 @@ def slice_by_head(
     size = parameter.shape[axis] // number
     one = replace(whole, axis=axis, numel=whole.numel // number)
     return [replace(one, start=i * size, stop=(i + 1) * size, head=i) for i in range(number)]
+
+
+def _stated_counts(model: nn.Module, scope: Scope, parameter: nn.Parameter) -> tuple[int, int]:
+    """(query heads, key heads) by what the module says of itself and the widths of its projections."""
+    counted = parameter.shape[0] if parameter.dim() == 3 else _listed(model, scope)
+    counts = head_counts(scope.module)
+    if counts is not None and counts[0] == counts[1]:
+        # Key heads may be stated under any name; they are as wide as those of the queries.
+        queries, keys = _width(model, scope, "q"), _width(model, scope, "k")
+        width = queries // counts[0]
+        fits = width > 0 and queries % counts[0] == 0 and keys % width == 0
+        counts = (counts[0], keys // width) if keys and keys < queries and fits else counts
+    counts = counts or ((counted, counted) if counted else _from_widths(model, scope))
+    if counts is None or counts[0] % counts[1]:
+        raise InputError(
+            f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
+            "say how many heads it has; set num_heads on the module"
+        )
+    return counts
 
 
 def _single_head(location: Location) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fasterqk.circuits._first_pass import FirstPass
 from fasterqk.circuits._fused import FusedWeight, forbid_copies, memory_exchanged, zero_grad_with
 from fasterqk.circuits._ratio import PartnerRatio, Ratio, finite_number
 from fasterqk.circuits._request import plain_parameters
@@ -55,7 +56,8 @@ class StepHooks:
     ``owners`` are (module, attribute, parameter) of everything optimized; ``members`` are the labelled
     slices with the index of their group; ``normalize`` is called on the gradients before the step;
     ``frozen`` are names and parameters that were not trainable and so are not optimized; ``by_role``: ratios
-    were given by role; ``recipe`` splits groups that are added later.
+    were given by role; ``recipe`` splits groups that are added later; ``first_pass`` compares the labels with
+    the first training pass.
     """
 
     plans: list[GroupPlan]
@@ -67,6 +69,7 @@ class StepHooks:
     recipe: Any = None
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
     frozen: Sequence[tuple[str, nn.Parameter]] = ()
+    first_pass: FirstPass | None = None
     _saved: list[tuple[dict[str, Any], str, Any]] = field(default_factory=list, init=False)
     _inside: bool = field(default=False, init=False)
     _parameters: list[list[nn.Parameter]] = field(default_factory=list, init=False)
@@ -168,6 +171,8 @@ class StepHooks:
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside:
             self._leave()  # the last step raised half-way
+        if self.first_pass is not None:
+            self.first_pass.before_step()
         self.check(optimizer)
         self._set_rates(optimizer)
         self._inside = True

@@ -1,4 +1,4 @@
-"""``isolated``: a model runs, and is afterwards exactly what it was.
+"""``isolated``: a model (or a part of it) runs, and is afterwards exactly what it was.
 
 A deep copy of a model does not always run itself. TRL, Accelerate, PEFT and many scripts replace
 ``model.forward`` by a function that remembers the original's bound method; such a function is not copied, so
@@ -8,24 +8,32 @@ back at the end, whatever happens in between.
 """
 
 import copy
+import random
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
+from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 _CONTAINERS = (dict, list, set, deque)
 
 
 @contextmanager
-def isolated(model: nn.Module) -> Iterator[None]:
-    """Within, what the modules of ``model`` hold are copies; at the end all of it is as it was.
+def isolated(
+    model: nn.Module, root: nn.Module | None = None, *, share_weights: bool = False
+) -> Iterator[None]:
+    """Swap everything the modules of ``model`` hold for copies; restore the originals on exit.
 
-    The copied parameters have no gradients and no hooks. Sharded models are a ``RuntimeError``: their
-    modules exchange parameters with other processes as they run.
+    The copied parameters have no gradients and no hooks. ``root`` is the model around a part. With
+    ``share_weights`` the parameters are new objects in the memory of the originals: no weight is copied, and
+    the code inside must not write to them. Sharded models are a ``RuntimeError``: their modules exchange
+    parameters with other processes as they run.
 
     >>> import torch
     >>> model = nn.Linear(2, 2)
@@ -43,7 +51,11 @@ def isolated(model: nn.Module) -> Iterator[None]:
     modules = [module for module in model.modules() if not isinstance(module, ScriptModule)]
     held = [vars(module) for module in modules]
     lent = [(tensor, tensor.data, tensor.grad, tensor.requires_grad) for tensor in live]
-    copies = _copies(modules, {id(module): module for module in model.modules()})
+    memo: dict[int, Any] = {id(module): module for module in (root or model).modules()}
+    if share_weights:
+        plain = [parameter for parameter in model.parameters() if type(parameter) is nn.Parameter]
+        memo |= {id(parameter): nn.Parameter(parameter.detach(), False) for parameter in plain}
+    copies = _copies(modules, memo)
     try:
         for module, own in zip(modules, copies, strict=True):
             object.__setattr__(module, "__dict__", own)
@@ -89,6 +101,44 @@ def nothing_checkpointed() -> Iterator[None]:
     finally:
         for name, value in theirs.items():
             setattr(checkpoint, name, value)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """Restore the random generators of torch, numpy and Python on exit."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    try:
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+
+
+class _DetachedCopies(TorchFunctionMode):
+    """Deep copies of tensors are detached and float32; deepcopy itself refuses those that were computed."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            alone = tensor.detach().clone()
+            memo[id(tensor)] = alone.float() if alone.is_floating_point() else alone
+        return memo[id(tensor)]
+
+
+def detached_copy(value: Any, root: nn.Module) -> Any:
+    """A deep copy of a call's arguments (caches included), detached and float32; modules stay themselves."""
+    memo: dict[int, Any] = {id(module): module for module in root.modules()}
+    with _DetachedCopies():
+        if type(value) in (tuple, list):
+            return type(value)(copied(item, memo) for item in value)
+        if type(value) is dict:
+            return {key: copied(item, memo) for key, item in value.items()}
+        return copied(value, memo)
 
 
 def _copies(modules: list[nn.Module], memo: dict[int, Any]) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from fasterqk.capture._modules import head_counts
 from fasterqk.capture._trace import PRODUCTS, SOFTMAXES, carries, tensors_in
 from fasterqk.circuits._guess import find_scopes, nearest
+from fasterqk.circuits._probe import probing
 from fasterqk.circuits._scores import KernelScores, Scores, WrittenScores
 from fasterqk.circuits._slices import Circuits, Slice
 from fasterqk.errors import InputError
@@ -84,6 +85,8 @@ class LogitTrace(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if probing():
+            return func(*args, **kwargs)
         if func is F.scaled_dot_product_attention:
             self._kernel(*args, **kwargs)
             return func(*args, **kwargs)

@@ -18,6 +18,7 @@ from torch.jit import ScriptModule
 
 from fasterqk.capture._modules import uncompiled
 from fasterqk.circuits._find import Labels
+from fasterqk.circuits._first_pass import FirstPass
 from fasterqk.circuits._fused import (
     FusedWeight,
     Leaf,
@@ -124,6 +125,8 @@ def make_optimizer(
     if request.same_everywhere:
         _accept_plain_groups(optimizer, model)
         return optimizer
+    first_pass = FirstPass(model, circuits, by_role=ratios is not None)
+    first_pass.attach()
     StepHooks(
         plans=parts.plans(optimizer.param_groups, decay),
         fused=parts.fused,
@@ -138,6 +141,7 @@ def make_optimizer(
             if not each.requires_grad and not request.groups and (only is None or only(name, each))
         ],
         recipe=recipe,
+        first_pass=first_pass,
     ).attach(optimizer)
     return optimizer
 

@@ -1,14 +1,17 @@
 """The autograd probe: which rows of which parameter reach the queries, the keys, the values, the output.
 
-The model runs once on tiny inputs, with copies of its weights (``_isolated``). The hidden states that enter
-an attention block are detached from the graph, so gradients stay inside it. Then gradients of random
-projections of the queries, the keys, the probabilities and the contexts (with probabilities detached) are
-taken: a row is in the QK circuit where the first three reach it, in the OV circuit where the last does, and
-shared where both do. ``judge`` then compares what the probe saw with the guesses of registry and names.
+A model runs once on tiny inputs (``probe``), or one block of it on the inputs it has in training
+(``probe_call``), isolated from the rest (``_isolated``). The hidden states that enter an attention block are
+detached from the graph, so gradients stay inside it. Then gradients of random projections of the queries, the
+keys, the probabilities and the contexts (with probabilities detached) are taken: a row is in the QK circuit
+where the first three reach it, in the OV circuit where the last does, and shared where both do. ``settle``
+then compares this evidence with the guesses of registry and names.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import groupby
@@ -17,21 +20,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.utils._python_dispatch import _disable_current_modes
 
 from fasterqk.capture._modules import nothing_compiled, parameters_by_module, says_attention, stack_of
 from fasterqk.capture._recorder import Recorder
-from fasterqk.circuits._guess import Guess, Scope, find_scopes, guess, layer_numbers, nearest
-from fasterqk.circuits._isolated import isolated, nothing_checkpointed
+from fasterqk.circuits._guess import Guess, Scope, code_of, find_scopes, guess, layer_numbers, nearest, stacks
+from fasterqk.circuits._isolated import detached_copy, isolated, nothing_checkpointed, random_states_kept
 from fasterqk.circuits._layouts import Span, spans_of
 from fasterqk.circuits._signals import (
+    ACTING,
     CONTEXT,
     KEY,
     QUERY,
     SCORE,
     UNKNOWN,
     Finding,
+    HeadCounts,
+    HeadLines,
     Signals,
     SignalTrace,
+    heads_of,
     reach_codes,
     reached_by,
     roles_from_codes,
@@ -51,10 +59,13 @@ class Evidence:
 
     ``ran`` are the blocks that formed probabilities, ``complete`` those among them in which a product of
     queries and keys was seen, or a softmax of both; ``silent`` ones ran without any softmax. ``elsewhere``
-    are modules outside all blocks in which such a product was seen. ``heads``: their number by block.
+    are modules outside all blocks in which such a product was seen. ``heads``: their numbers by block, and
+    ``head_lines`` the lines of parameters that belong to each; in ``irregular`` blocks a key head does not
+    serve neighbours.
     ``foreign``: blocks whose queries or keys are made outside of them. ``failure``: why the forward pass
     ended early, if it did; what was seen until then counts. ``reached``: of blocks that ran
-    without such a product, by softmax, the entries of their parameters that reach it.
+    without such a product, by softmax, the entries of their parameters that reach it. ``inputs``: codes of
+    the tensors that a block with foreign keys was called with.
     """
 
     findings: dict[str, Finding] = field(default_factory=dict)
@@ -62,31 +73,128 @@ class Evidence:
     complete: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     elsewhere: tuple[str, ...] = ()
-    heads: dict[str, int] = field(default_factory=dict)
+    heads: dict[str, HeadCounts] = field(default_factory=dict)
+    head_lines: HeadLines = field(default_factory=dict)
+    irregular: set[str] = field(default_factory=set)
     foreign: dict[str, str] = field(default_factory=dict)
     failure: str = ""
     reached: dict[str, list[dict[str, Tensor]]] = field(default_factory=dict)
+    inputs: list[int] = field(default_factory=list)
 
 
-def probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
+# Models of up to this many parameters are probed on copies of all weights, every block by itself. Of larger
+# ones no weight is copied outside of one block per stack.
+SMALL = 8_000_000
+_running = ContextVar("the probe is running", default=False)
+
+
+def probing() -> bool:
+    """Whether the probe is running a model: observers of its training then look away."""
+    return _running.get()
+
+
+def probe(
+    model: nn.Module,
+    run: Callable[[nn.Module], Any],
+    scopes: Sequence[str],
+    known: Iterable[str] = (),
+    heads: bool = False,
+) -> Evidence:
     """Probe the attention blocks at the paths ``scopes`` while ``run(model)`` runs the model.
 
-    It runs on copies of its weights; the model and the random state are left as they were.
+    ``known`` are the paths of blocks that need no look. The model and the random state are left as they were.
     """
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
-    with torch.random.fork_rng(devices=[device.index or 0 for device in devices]), isolated(model):
+    large = sum(parameter.numel() for parameter in model.parameters()) > SMALL
+    with random_states_kept(), isolated(model, share_weights=large), _alone():
         torch.manual_seed(0)
-        return _probe(add_noise(model.eval()), run, scopes)
+        model.eval()
+        blocks = [model.get_submodule(path) for path in scopes]
+        add_noise(model, blocks if large else None)
+        return _probe(model, run, scopes, known, heads=heads)
+
+
+def probe_call(
+    model: nn.Module, path: str, args: tuple[Any, ...], kwargs: dict[str, Any], heads: bool
+) -> Evidence:
+    """Probe the block at ``path`` with the arguments of one call of it, in the middle of a training pass.
+
+    Only what the block holds is copied. One example of the batch is enough, where the block takes it. If its
+    keys are made outside of it, it runs again to see which of the arguments they are.
+    """
+    block = model.get_submodule(path)
+    device = next((parameter.device.type for parameter in block.parameters()), "cpu")
+    evidence, follow = Evidence(), False
+    for inputs in (_first_example((args, kwargs)), (args, kwargs), (args, kwargs)):
+        with (
+            random_states_kept(),
+            torch.enable_grad(),
+            torch.autocast(device, enabled=False),
+            torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept),
+            _disable_current_modes(),  # activation checkpointing counts what runs inside of it
+            isolated(block, model),
+            _alone(),
+        ):
+            torch.manual_seed(0)
+            for name in ("_forward_pre_hooks", "_forward_hooks"):
+                setattr(block, name, OrderedDict())  # they have been called with these arguments
+            call = tuple(detached_copy(part, model) for part in inputs)
+            leaves = [tensor.requires_grad_() for tensor in float_tensors(call)] if follow else []
+            add_noise(block)
+            try:
+                run = partial(_call, *call)
+                again = _probe(block, run, [path], path=path, heads=heads and not follow, inputs=leaves)
+                if follow:
+                    evidence.inputs = again.inputs
+                    break
+                evidence = again
+            except InputError:
+                raise
+            except Exception as error:
+                evidence = Evidence(failure=f"{type(error).__name__}: {error}")
+        if evidence.complete and not evidence.foreign:
+            break
+        follow = bool(evidence.complete)
+    return evidence
+
+
+def _call(args: tuple[Any, ...], kwargs: dict[str, Any], block: nn.Module) -> Any:
+    return block(*args, **kwargs)
+
+
+def _first_example(value: Any) -> Any:
+    """The arguments of a call with the first example of the batch alone."""
+    states = next((tensor for tensor in float_tensors(value) if tensor.dim() > 2), None)
+    if states is None:
+        return value
+
+    def cut(part: Any) -> Any:
+        if isinstance(part, Tensor):
+            return part[:1] if part.dim() > 1 and part.shape[0] == states.shape[0] else part
+        if type(part) is dict:
+            return {key: cut(item) for key, item in part.items()}
+        return type(part)(cut(item) for item in part) if type(part) in (tuple, list) else part
+
+    return cut(value)
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    token = _running.set(True)
+    try:
+        yield
+    finally:
+        _running.reset(token)
 
 
 @torch.no_grad()
-def add_noise(model: nn.Module) -> nn.Module:
-    """``model`` itself, made float32 and trainable, with noise on every parameter.
+def add_noise(model: nn.Module, blocks: Iterable[nn.Module] | None = None) -> nn.Module:
+    """``model`` itself, made float32 and trainable, with noise on every parameter (of ``blocks``).
 
     Fresh models have parameters at exactly zero (gates, LoRA's second factor) that block every gradient.
     """
     generator = torch.Generator().manual_seed(0)
     done: set[int] = set()
+    noisy = None if blocks is None else {id(module) for block in blocks for module in block.modules()}
     for module in model.modules():
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
@@ -94,6 +202,9 @@ def add_noise(model: nn.Module) -> nn.Module:
         for name, parameter in parameters_by_module(module, recurse=False):
             if parameter.is_floating_point() and id(parameter) not in done:
                 done.add(id(parameter))
+                if noisy is not None and id(module) not in noisy:
+                    parameter.requires_grad_(True)
+                    continue
                 noise = torch.randn(parameter.shape, generator=generator).to(parameter.device)
                 # A half-precision model that overflowed has infinite weights.
                 kept = torch.nan_to_num(parameter.data, 0.0, 0.0, 0.0).clamp(-100.0, 100.0)
@@ -120,9 +231,22 @@ def fan_in(module: nn.Module, name: str, parameter: Tensor) -> float:
     return max(1.0, parameter.numel() / max(1, min(shape)))
 
 
-def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[str]) -> Evidence:
+def _probe(
+    model: nn.Module,
+    run: Callable[[nn.Module], Any],
+    scopes: Sequence[str],
+    known: Iterable[str] = (),
+    path: str = "",
+    heads: bool = False,
+    inputs: Sequence[Tensor] = (),
+) -> Evidence:
+    """The evidence of the blocks ``scopes`` in ``model``, which is itself at ``path`` of a larger one.
+
+    ``inputs`` are tensors of the call whose part in it is asked, too.
+    """
     recorder = Recorder()
     trace = SignalTrace(recorder)
+    blocks = {name: model.get_submodule(name.removeprefix(path).lstrip(".")) for name in scopes}
     outputs: list[Tensor] = []
     finished: set[str] = set()
     without: set[str] = set()
@@ -131,8 +255,8 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
         with (
             nothing_compiled(),
             nothing_checkpointed(),
-            recorder.watching(model),
-            _detaching(model, scopes, outputs, finished, without),
+            recorder.watching(model, path),
+            _detaching(blocks, outputs, finished, without, {id(tensor) for tensor in inputs}),
             torch.enable_grad(),
             trace,
         ):
@@ -144,28 +268,27 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
             raise
         failure = f"{type(error).__name__}: {error}"
     held = {
-        path: {
-            name: parameter
-            for name, parameter in parameters_by_module(model.get_submodule(path), path)
-            if parameter.is_floating_point()
-        }
-        for path in scopes
+        path: {n: value for n, value in parameters_by_module(block, path) if value.is_floating_point()}
+        for path, block in blocks.items()
     }
+    elsewhere_known = set(known)
     inside: dict[str, list[Signals]] = {}
-    elsewhere = []
+    elsewhere: list[str] = []
     for signals in trace.found:
-        path = next((frame.name for frame in signals.frames if frame.name in held), None)
+        around = next((frame.name for frame in signals.frames if frame.name in held), None)
         if not signals.probabilities.requires_grad:
             continue  # formed without autograd
-        if path is not None:
-            inside.setdefault(path, []).append(signals)
-        elif signals.complete:
+        if around is not None:
+            inside.setdefault(around, []).append(signals)
+        elif signals.complete and not any(frame.name in elsewhere_known for frame in signals.frames):
             elsewhere.append(_innermost(signals))
     # In a block with scores of queries and keys, other softmaxes (a gate, a kernel) are something else.
     signals_of = {path: [one for one in found if one.complete] or found for path, found in inside.items()}
     signals_of = {path: found for path, found in signals_of.items() if all(one.finite for one in found)}
     parameters = {name: value for path in scopes for name, value in held[path].items()}
-    codes = reach_codes(parameters, list(signals_of.values()), outputs)
+    asked: dict[str, Any] = {f" {number}": tensor for number, tensor in enumerate(inputs)}
+    codes = reach_codes(parameters | asked, list(signals_of.values()), outputs)
+    bits = [_bits(codes.pop(name)) for name in asked]
     signals_of = {
         path: found
         for path, found in signals_of.items()
@@ -175,6 +298,18 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
         failure = failure or "numbers that are not finite in the forward pass"
     if without - finished:
         failure = failure or WITHOUT_AUTOGRAD
+    counted: dict[str, HeadCounts] = {}
+    lines: HeadLines = {}
+    irregular: set[str] = set()
+    for name, found in signals_of.items() if heads else ():
+        if len(found) == 1 and found[0].complete:
+            try:
+                numbers, own_lines = heads_of(found[0], held[name], {n: codes[n] for n in held[name]})
+            except ValueError:
+                irregular.add(name)
+                continue
+            counted |= {} if numbers is None else {name: numbers}
+            lines |= own_lines
     return Evidence(
         findings=_findings(parameters, codes, signals_of),
         ran=set(signals_of),
@@ -182,17 +317,16 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
         # A block that was called with nothing to attend to (no image, no protein) uses none of its weights.
         silent={path for path in finished - inside.keys() if any(codes[name].any() for name in held[path])},
         elsewhere=tuple(dict.fromkeys(elsewhere)),
-        heads={
-            path: found[0].probabilities.shape[1]
-            for path, found in signals_of.items()
-            if found[0].probabilities.dim() == 4
-        },
+        heads=counted,
+        head_lines=lines,
+        irregular=irregular,
         foreign={
             path: made
             for path, found in signals_of.items()
             if found[0].complete and (made := _made_outside([codes[name] for name in held[path]]))
         },
         failure=failure,
+        inputs=bits,
         reached={
             path: [reached_by(one.probabilities, held[path]) for one in found]
             for path, found in signals_of.items()
@@ -201,25 +335,33 @@ def _probe(model: nn.Module, run: Callable[[nn.Module], Any], scopes: Sequence[s
     )
 
 
+def _bits(code: Tensor) -> int:
+    return sum(bit for bit in (QUERY, KEY, CONTEXT) if bool((code & bit).any()))
+
+
 @contextmanager
 def _detaching(
-    model: nn.Module, scopes: Sequence[str], outputs: list[Tensor], finished: set[str], without: set[str]
+    blocks: dict[str, nn.Module],
+    outputs: list[Tensor],
+    finished: set[str],
+    without: set[str],
+    kept: Collection[int] = (),
 ) -> Iterator[None]:
     """Detach what enters each scope from the graph, and keep what leaves it.
 
-    The names of scopes that ran are added to ``finished``, or to ``without`` where autograd was off.
+    The names of scopes that ran are added to ``finished``, or to ``without`` where autograd was off. With
+    ``kept`` tensors nothing is detached.
     """
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-        return _detached(args), _detached(kwargs)
+        return None if kept else (_detached(args), _detached(kwargs))
 
     def leave(name: str, module: nn.Module, args: Any, output: Any) -> None:
         (finished if torch.is_grad_enabled() else without).add(name)
-        outputs.extend(_float_tensors(output))
+        outputs.extend(float_tensors(output))
 
     with ExitStack() as hooks:
-        for name in scopes:
-            module = model.get_submodule(name)
+        for name, module in blocks.items():
             hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
             hooks.enter_context(module.register_forward_hook(partial(leave, name)))
         yield
@@ -228,19 +370,18 @@ def _detaching(
 def _findings(
     parameters: dict[str, nn.Parameter], codes: dict[str, Tensor], signals_of: dict[str, list[Signals]]
 ) -> dict[str, Finding]:
-    projections = set().union(*(one.output_parameters for found in signals_of.values() for one in found))
     complete = {path: True for path, found in signals_of.items() if found[0].complete}
     findings = {}
     for name, code in codes.items():
         finding = roles_from_codes(code)
-        direct = id(parameters[name]) in projections
-        if finding is None and direct:
-            finding = Finding(None, ((0, 0, "o"),))
+        direct = bool((code & ACTING).any())
         if finding is not None:
             on_scores = bool((code & SCORE).any()) and not bool((code & (QUERY | KEY | CONTEXT)).any())
             # Where queries were not seen, they are scores as far as the probe knows.
             on_scores = on_scores and nearest(name, complete) is not None
-            findings[name] = replace(finding, direct=direct, on_scores=on_scores)
+            made = code & (QUERY | KEY | CONTEXT)
+            latent = bool(((made == KEY | CONTEXT) | (made == QUERY | CONTEXT)).any())
+            findings[name] = replace(finding, direct=direct, on_scores=on_scores, latent=latent)
     return findings
 
 
@@ -282,11 +423,12 @@ def _moderate(states: Tensor) -> Tensor:
     return states
 
 
-def _float_tensors(value: Any) -> list[Tensor]:
+def float_tensors(value: Any) -> list[Tensor]:
+    """The tensors of numbers in nested arguments, in order."""
     if isinstance(value, Tensor):
         return [value] if value.is_floating_point() else []
     items = value.values() if isinstance(value, dict) else value if isinstance(value, tuple | list) else ()
-    return [tensor for item in items for tensor in _float_tensors(item)]
+    return [tensor for item in items for tensor in float_tensors(item)]
 
 
 # --- Guesses and probe together: what is confirmed, what the probe decides, what stays open ---
@@ -338,33 +480,65 @@ def first_guesses(model: nn.Module, scopes: dict[str, Scope] | None = None) -> J
     return judgement
 
 
-def judge(model: nn.Module, run: Callable[[nn.Module], Any]) -> Judgement:
-    """Guesses of ``model`` with what the probe sees while ``run`` runs it on copies of its weights."""
+def judge(model: nn.Module, run: Callable[[nn.Module], Any], heads: bool = False) -> Judgement:
+    """Guesses of ``model`` with what the probe sees while ``run`` runs it.
+
+    Of a large model one block per stack is probed, for all of the stack.
+    """
+    large = sum(parameter.numel() for parameter in model.parameters()) > SMALL
     judgement = first_guesses(model)
-    evidence = probe(model, run, list(judgement.scopes))
-    if evidence.elsewhere:
-        scopes = _with_discovered(model, judgement.scopes, evidence.elsewhere)
-        judgement = first_guesses(model, scopes)
-        evidence = probe(model, run, list(judgement.scopes))
+    for _ in range(2):
+        alike = stacks(model, judgement.scopes) if large else {path: [path] for path in judgement.scopes}
+        evidence = probe(model, run, list(alike), judgement.scopes, heads)
+        if not evidence.elsewhere:
+            break
+        judgement = first_guesses(model, with_discovered(model, judgement.scopes, evidence.elsewhere))
+    return settle(judgement, _spread(evidence, alike), dict(parameters_by_module(model)))
+
+
+def _spread(evidence: Evidence, alike: dict[str, list[str]]) -> Evidence:
+    """What was seen of the first block of each stack, for all of its blocks."""
+    for first, paths in alike.items():
+
+        def moved(table: dict[str, Any], path: str, first: str = first) -> dict[str, Any]:
+            inside = (name for name in table if name == first or name.startswith(first + "."))
+            return {path + name.removeprefix(first): table[name] for name in list(inside)}
+
+        for path in paths[1:]:
+            for blocks in (evidence.ran, evidence.complete, evidence.silent, evidence.irregular):
+                blocks |= {path} if first in blocks else set()
+            for table in (evidence.heads, evidence.head_lines, evidence.foreign, evidence.findings):
+                table |= moved(table, path)
+            if first in evidence.reached:
+                evidence.reached[path] = [moved(softmax, path) for softmax in evidence.reached[first]]
+    return evidence
+
+
+def settle(judgement: Judgement, evidence: Evidence, parameters: dict[str, nn.Parameter]) -> Judgement:
+    """Guesses and evidence together: which guess is confirmed, and what the probe decides otherwise."""
     judgement = Judgement(judgement.scopes, judgement.guesses, **vars(evidence))
-    parameters = dict(parameters_by_module(model))
     meeting = {path: _meet(judgement, path) for path in judgement.reached}
     judgement.complete |= {path for path, meet in meeting.items() if meet}
     judgement.silent |= {path for path, meet in meeting.items() if meet is False}
-    for name, own in judgement.guesses.items():
+    for name, guessed in judgement.guesses.items():
         finding = judgement.findings.get(name)
         scope = judgement.scope_of(name)
         if finding is None or scope is None or scope.path not in judgement.ran:
             continue
-        # What is called a value beside the values that attention weights is a part of the output.
-        beside = own is not None and own.role == "v" and finding.role == "o" and _has_all(judgement, scope)
-        if own is not None and agree(own, finding) and not beside:
+        # A weight named `value` that attention never multiplies belongs to the output.
+        beside = (
+            guessed is not None and guessed.role == "v" and finding.role == "o" and _has_all(judgement, scope)
+        )
+        complete = scope.path in judgement.complete
+        if guessed is not None and agree(guessed, finding) and not beside:
             judgement.confirmed.add(name)
-        elif scope.path not in judgement.complete and own is not None and own.role in ("q", "k"):
+        elif not complete and guessed is not None and guessed.role in ("q", "k"):
             # A softmax that does not depend on what is called queries and keys is not over their scores.
             judgement.silent.add(scope.path)
-        elif _decides(own, finding, scope, parameters[name]):
-            judgement.found[name] = finding if scope.named else _attention_only(finding)
+        elif guessed is None and _is_feed_forward(judgement, scope, name, parameters):
+            judgement.found[name] = Finding(None, ((0, 0, "rest"),))
+        elif _decides(guessed, finding, scope, parameters[name], complete):
+            judgement.found[name] = finding
     judgement.ran -= judgement.silent
     _biases_follow(judgement, parameters)
     for name in judgement.open():
@@ -380,6 +554,18 @@ def _has_all(judgement: Judgement, scope: Scope) -> bool:
     seen = (name for name in judgement.findings if judgement.scope_of(name) is scope)
     roles = {role for name in seen for _, _, role in judgement.findings[name].spans}
     return scope.path in judgement.complete and {"q", "k", "v"} <= roles
+
+
+def _is_feed_forward(
+    judgement: Judgement, scope: Scope, name: str, parameters: dict[str, nn.Parameter]
+) -> bool:
+    """Whether a matrix (or the bias of one) reaches the output without acting on it, beside one that does."""
+    weight = name if parameters[name].dim() > 1 else name.removesuffix("bias") + "weight"
+    finding = judgement.findings.get(weight)
+    if finding is None or finding.role != "o" or finding.direct or parameters[weight].dim() < 2:
+        return False
+    inside = (other for key, other in judgement.findings.items() if judgement.scope_of(key) is scope)
+    return any(other.direct and other.role == "o" for other in inside)
 
 
 def _meet(judgement: Judgement, path: str) -> bool | None:
@@ -421,20 +607,25 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
 
     Parameters correspond by name without the layer numbers and by guess: layers of one stack may differ.
     Slices that the probe found in the small copy against its guess cannot be carried over: their rows are
-    other rows.
+    other rows. Blocks that run other code than the copy (an instance with its own ``forward``) are left out.
     """
     scopes = find_scopes(model)
     discovered = {stack_of(path) for path in small.scopes} - {stack_of(path) for path in scopes}
-    scopes = _with_discovered(
+    scopes = with_discovered(
         model, scopes, [path for path, _ in model.named_modules() if stack_of(path) in discovered]
     )
     judgement = first_guesses(model, scopes)
     confirmed = {_kind(small, name) for name in small.confirmed}
     found = {_kind(small, name): finding for name, finding in small.found.items()}
-    settled = True
+    running = {(stack_of(path), _code(scope.module)) for path, scope in small.scopes.items()}
+    patched = {p for p, scope in scopes.items() if (stack_of(p), _code(scope.module)) not in running}
+    settled = not patched
     for name in judgement.guesses:
         kind = _kind(judgement, name)
         finding = found.get(kind)
+        scope = judgement.scope_of(name)
+        if scope is not None and scope.path in patched:
+            continue
         if finding is not None and finding.axis is None:
             judgement.found[name] = finding
         elif finding is not None:
@@ -445,7 +636,8 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     def corresponding(paths: set[str]) -> set[str]:
         # A hybrid may keep attention and another mixer under one name.
         kinds = {(stack_of(path), type(small.scopes[path].module).__name__) for path in paths}
-        return {p for p, own in scopes.items() if (stack_of(p), type(own.module).__name__) in kinds}
+        alike = {p for p, own in scopes.items() if (stack_of(p), type(own.module).__name__) in kinds}
+        return alike - patched
 
     judgement.ran = corresponding(small.ran)
     judgement.complete = corresponding(small.complete)
@@ -455,6 +647,10 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     judgement.foreign = {path: foreign[stack_of(path)] for path in scopes if stack_of(path) in foreign}
     judgement.failure = small.failure
     return judgement, settled and not judgement.open()
+
+
+def _code(block: nn.Module) -> frozenset[Any]:
+    return frozenset((stack_of(name), code_of(module)) for name, module in block.named_modules())
 
 
 def _kind(judgement: Judgement, name: str) -> tuple[str, tuple[Role | None, ...]]:
@@ -487,28 +683,21 @@ def _circuits(spans: Iterable[Span]) -> list[tuple[str, int]]:
     return [(circuit, list(same)[-1][1]) for circuit, same in found]
 
 
-def _decides(own: Guess | None, finding: Finding, scope: Scope, parameter: nn.Parameter) -> bool:
+def _decides(
+    guessed: Guess | None, finding: Finding, scope: Scope, parameter: nn.Parameter, complete: bool
+) -> bool:
     """Whether the finding replaces the guess it disagrees with."""
-    if own is None:
+    if guessed is None:
         return True
-    if own.firm or (parameter.dim() == 1 and own.role is not None and finding.role is None):
-        # The softmax is blind to a bias of the keys: what the probe sees of it is rounding noise.
-        return False
-    if own.role == "rest":
+    if guessed.role == "rest":
         # A norm in front of attention is reached from both circuits without being part of them; a block
         # that is not called attention holds other things too. What acts on a context itself is output, and
         # what acts on scores or probabilities alone is part of where a model looks.
-        looks = any(role in ("q", "k", "v") for _, _, role in finding.spans) and (own.open or not scope.named)
+        looks = any(role in ("q", "k", "v") for _, _, role in finding.spans) or finding.latent
+        looks = looks and (guessed.open or not scope.named) and (complete or parameter.dim() > 1)
         return looks or finding.on_scores or (finding.direct and finding.role == "o")
-    return True
-
-
-def _attention_only(finding: Finding) -> Finding:
-    """In a block that is not called attention, rows that only reach its output are something else."""
-    if finding.axis is None or finding.direct:
-        return finding
-    spans = ((start, stop, "rest" if role == "o" else role) for start, stop, role in finding.spans)
-    return replace(finding, spans=tuple(spans))
+    # The softmax is blind to a bias of the keys: what the probe sees of it is rounding noise.
+    return not (guessed.firm or (parameter.dim() == 1 and guessed.role is not None and finding.role is None))
 
 
 def _biases_follow(judgement: Judgement, parameters: dict[str, nn.Parameter]) -> None:
@@ -530,7 +719,7 @@ def _biases_follow(judgement: Judgement, parameters: dict[str, nn.Parameter]) ->
                 judgement.found[name] = replace(judgement.found[weight], axis=0)
 
 
-def _with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
+def with_discovered(model: nn.Module, scopes: dict[str, Scope], paths: Sequence[str]) -> dict[str, Scope]:
     """The scopes, and the modules whose attention only the probe has seen."""
     layers = layer_numbers(list(paths), model)
     found = dict(scopes)

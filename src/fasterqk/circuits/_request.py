@@ -39,6 +39,7 @@ class Settings:
 
 ROLES = ("q", "k", "v", "o", "embedding")  # those that `ratios=` may name
 _CIRCUITS_OF_RATIOS = {"qk": ("q", "k"), "ov": ("v", "o")}
+_ROLES_OF_CIRCUIT = {**_CIRCUITS_OF_RATIOS, "rest": ("embedding",)}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Request:
                 finite_number(self.lr, "lr, beside a rule that sets another one,")
                 if self.groups:
                     raise InputError(f"rules[{circuit!r}]['lr'] and groups= both set rates; give ratios")
-                for role in _CIRCUITS_OF_RATIOS.get(circuit, ()):
+                for role in _ROLES_OF_CIRCUIT.get(circuit, ()):
                     if role in self.by_role and not self.by_role[role].plain_one:
                         raise InputError(
                             f"rules[{circuit!r}]['lr']={rule['lr']!r} and {self.by_role[role]} "

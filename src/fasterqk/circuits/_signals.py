@@ -28,12 +28,16 @@ from fasterqk.circuits._slices import Role
 _SCORES = "_fasterqk_scores"
 _PROBABILITIES = "_fasterqk_weights"
 _CONTEXT = "_fasterqk_context"
-# A projection ends what was a context; everything before it (norms, gates) still belongs to it.
+_PROJECTED = "_fasterqk_projected"
+# Everything before the first projection (norms, gates) acts on the context. After it only further matrices
+# (a low-rank output) and gates do, until another stream is added.
 _PROJECTIONS = {F.linear, torch.addmm, F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, *PRODUCTS}
 # A softmax written out: the exponentials of the scores, divided by their sum before or after.
 _EXPONENTIALS = {torch.exp, Tensor.exp, torch.exp_, Tensor.exp_, F.log_softmax, torch.log_softmax}
 _EXPONENTIALS |= {Tensor.log_softmax}
 _SUMS = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, Tensor.__iadd__, Tensor.add_}
+_JOINS = {torch.cat, torch.concat, torch.concatenate, torch.stack, torch.hstack}
+_GATES = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
 _MANY_HEADS = 128
 _LARGEST = 2**27  # entries of one tensor; half a gigabyte
 _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Tensor.as_strided}
@@ -41,15 +45,22 @@ _PIECES = {Tensor.__getitem__, torch.narrow, Tensor.narrow, torch.as_strided, Te
 
 @dataclass(eq=False)
 class Signals:
-    """One softmax that weighted values, or the exponentials of one that is written out."""
+    """One softmax that weighted values, or the exponentials of one that is written out.
+
+    ``products`` are queries times keys, ``weights`` the probabilities as they met the values; ``acting`` are
+    the weights and gates that act on a context on its way out. ``head_axes`` are those of the heads in each
+    context, empty where that cannot be said.
+    """
 
     probabilities: Tensor
     frames: tuple[Frame, ...]
     queries: list[Tensor] = field(default_factory=list)
     keys: list[Tensor] = field(default_factory=list)
-    weights: list[Tensor] = field(default_factory=list)  # probabilities as they met the values
+    products: list[Tensor] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
     contexts: list[Tensor] = field(default_factory=list)
-    output_parameters: set[int] = field(default_factory=set)
+    head_axes: list[tuple[int, ...]] = field(default_factory=list)
+    acting: list[Tensor] = field(default_factory=list)
 
     @property
     def complete(self) -> bool:
@@ -99,6 +110,7 @@ class SignalTrace(TorchFunctionMode):
             for signals in getattr(weighting, _PROBABILITIES):
                 signals.weights.append(weighting)
                 signals.contexts.append(output.clone())  # what is added to it in place is not part of it
+                signals.head_axes.append(_context_axes(args, tensors, weighting, output))
             setattr(output, _CONTEXT, getattr(weighting, _PROBABILITIES))
             return output
         output = _without_empty_rows(func, args, kwargs) if func in SOFTMAXES else func(*args, **kwargs)
@@ -112,11 +124,12 @@ class SignalTrace(TorchFunctionMode):
             raise MemoryError(f"the probe came upon a tensor of shape {tuple(output.shape)}")
         if func in SOFTMAXES or (func in _EXPONENTIALS and _are_scores(tensors[0])):
             signals = Signals(output, tuple(self.recorder.frames))
-            for query, key in getattr(tensors[0], _SCORES, ()):
+            for query, key, product in getattr(tensors[0], _SCORES, ()):
                 # Keys lie along the axis of the softmax.
                 pair = (key, query) if _over_rows(output, args, kwargs) else (query, key)
                 signals.queries.append(pair[0])
                 signals.keys.append(pair[1])
+                signals.products.append(product)
             self.found.append(signals)
             setattr(output, _PROBABILITIES, [signals])
             return output
@@ -124,21 +137,55 @@ class SignalTrace(TorchFunctionMode):
         if func in PRODUCTS and len(tensors) >= 2 and weighting is None:
             pair = _query_and_key(func, args, tensors)
             # A product with a weight is a projection; scores come from two activations.
-            if not any(isinstance(_source(one), nn.Parameter) for one in pair):
-                setattr(output, _SCORES, [pair])
+            if not any(isinstance(_source(factor), nn.Parameter) for factor in pair):
+                setattr(output, _SCORES, [(*pair, output.clone())])  # masks may be added in place
         else:
             _carry(func, tensors, output)
         return output
 
     def _project(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
+        """Note what acts on a context, and mark the outputs that still carry it."""
         for operand in tensors:
-            found = getattr(operand, _CONTEXT, ())
-            for signals in found:
-                signals.output_parameters |= {id(t) for t in tensors if isinstance(t, nn.Parameter)}
-            if found:
-                ends = func in _PROJECTIONS or (func in _SUMS and _joins_another_stream(tensors))
-                if not ends and carries(func, operand, output):
-                    setattr(output, _CONTEXT, found)
+            before, after = getattr(operand, _CONTEXT, ()), getattr(operand, _PROJECTED, ())
+            if not before and not after:
+                continue
+            if func in _SUMS and _joins_another_stream(tensors):
+                continue
+            others = [other for other in tensors if other is not operand and other.requires_grad]
+            if func in _JOINS or (after and func not in _PROJECTIONS | _GATES):
+                others = []
+            elif after:
+                # A norm or a scale after the projection is another step; a gate depends on the input.
+                wide = func in _PROJECTIONS
+                others = [x for x in others if (x.dim() > 1 if wide else not isinstance(x, nn.Parameter))]
+            for signals in before or after:
+                signals.acting += others
+            together = func in _JOINS and all(hasattr(other, _CONTEXT) for other in tensors)
+            if func in _PROJECTIONS:
+                setattr(output, _PROJECTED, before or after)
+            elif carries(func, operand, output) or together:
+                if before:
+                    setattr(output, _CONTEXT, before)
+                else:
+                    setattr(output, _PROJECTED, after)
+
+
+def _leading(dimensions: int) -> tuple[int, ...]:
+    """The axes of heads before two others: all but that of the batch."""
+    return tuple(range(dimensions - 2))[1:] or tuple(range(dimensions - 2))
+
+
+def _context_axes(
+    args: tuple[Any, ...], tensors: list[Tensor], weighting: Tensor, output: Tensor
+) -> tuple[int, ...]:
+    """The axes of the heads in a context."""
+    if not isinstance(args[0], str):
+        return _leading(output.dim())
+    terms, _, result = args[0].replace(" ", "").partition("->")
+    term = terms.split(",")[next(i for i, tensor in enumerate(tensors) if tensor is weighting)]
+    letters = [term[axis] for axis in _leading(len(term))]
+    known = "." not in terms and all(letter in result for letter in letters)
+    return tuple(result.index(letter) for letter in letters) if known else ()
 
 
 def _in_pairs(equation: str, tensors: list[Tensor]) -> Tensor:
@@ -205,7 +252,7 @@ def _over_rows(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
     """Pass marks on to outputs that still hold the marked elements: masked, padded, joined, cut out."""
-    scores: list[tuple[Tensor, Tensor]] = list(getattr(output, _SCORES, ()))
+    scores: list[tuple[Tensor, Tensor, Tensor]] = list(getattr(output, _SCORES, ()))
     weights: list[Signals] = list(getattr(output, _PROBABILITIES, ()))
     for operand in tensors:
         if func not in _PIECES and output.numel() < operand.numel():
@@ -221,7 +268,7 @@ def _carry(func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> N
 def _are_scores(tensor: Tensor) -> bool:
     """Whether both factors are learned: features of a kernel (q times a random matrix) are not scores."""
     pairs = getattr(tensor, _SCORES, ())
-    return bool(pairs) and all(query.requires_grad and key.requires_grad for query, key in pairs)
+    return bool(pairs) and all(query.requires_grad and key.requires_grad for query, key, _ in pairs)
 
 
 def _mixes_heads(tensors: list[Tensor]) -> bool:
@@ -249,7 +296,11 @@ def _mixes_probabilities(args: tuple[Any, ...], tensors: list[Tensor], weighting
 
 def _joins_another_stream(tensors: list[Tensor]) -> bool:
     """Whether a sum adds something other than a context or a bias: the residual stream."""
-    return any(not hasattr(t, _CONTEXT) and not isinstance(_source(t), nn.Parameter) for t in tensors)
+    marks = (_CONTEXT, _PROJECTED)
+    return any(
+        not any(hasattr(t, mark) for mark in marks) and not isinstance(_source(t), nn.Parameter)
+        for t in tensors
+    )
 
 
 def _source(tensor: Tensor) -> Tensor:
@@ -285,9 +336,9 @@ def _query_and_key(
 
 # --- Which entries of the parameters the gradients reach ---
 
-# Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output.
-# A gradient that is not finite is no answer, neither yes nor no.
-QUERY, KEY, CONTEXT, SCORE, OUTPUT, UNKNOWN = 1, 2, 4, 8, 16, 32
+# Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output,
+# or of what acts on a context. A gradient that is not finite is no answer, neither yes nor no.
+QUERY, KEY, CONTEXT, SCORE, OUTPUT, UNKNOWN, ACTING = 1, 2, 4, 8, 16, 32, 64
 
 
 def reach_codes(
@@ -300,7 +351,6 @@ def reach_codes(
     """
     generator = torch.Generator().manual_seed(1)
     codes = {name: torch.zeros(value.shape, dtype=torch.int8) for name, value in parameters.items()}
-    projections: set[int] = set()
     for turn in range(max(map(len, blocks), default=0)):
         found = [signals[turn] for signals in blocks if turn < len(signals)]
         sources = {
@@ -309,11 +359,10 @@ def reach_codes(
             # Without known queries the probabilities were not cut out of the context.
             CONTEXT: [tensor for signals in found if signals.queries for tensor in signals.contexts],
             SCORE: [tensor for signals in found for tensor in (signals.probabilities, *signals.weights)],
+            ACTING: [tensor for signals in found for tensor in signals.acting],
         }
         for name, code in _codes(sources, parameters, generator).items():
-            if id(parameters[name]) not in projections:
-                codes[name] = torch.where(codes[name] == 0, code, codes[name])
-        projections |= {number for signals in found for number in signals.output_parameters}
+            codes[name] = torch.where(codes[name] == 0, code, codes[name])
     for name, code in _codes({OUTPUT: outputs}, parameters, generator).items():
         # What the output says counts only where nothing else was seen.
         codes[name] |= torch.where(codes[name] == 0, code, code & OUTPUT)
@@ -354,9 +403,97 @@ def _gradients(
     return {name: gradient for name, gradient in zip(parameters, found, strict=True) if gradient is not None}
 
 
+# --- Heads: which entries one head of the products, or of the contexts, reaches ---
+
+_MOST_HEADS = 256
+# (query heads, key heads), and the same of contexts and values
+HeadCounts = tuple[int, int, int, int]
+# By parameter the axis along which heads follow each other, and the head of every line (None: no single one).
+HeadLines = dict[str, tuple[int, tuple[int | None, ...]]]
+
+
+def heads_of(
+    signals: Signals, parameters: dict[str, nn.Parameter], codes: dict[str, Tensor]
+) -> tuple[HeadCounts | None, HeadLines]:
+    """The numbers of heads of one attention call and the lines of the parameters that belong to each.
+
+    Key heads that serve several query heads serve neighbours; any other order is a ``ValueError``. The
+    numbers are None where the axis of the heads is unknown.
+    """
+    looking = _reached_by_head(signals.products, [_leading(p.dim()) for p in signals.products], parameters)
+    saying = _reached_by_head(signals.contexts, signals.head_axes, parameters)
+    lines: HeadLines = {}
+    serving: dict[str, list[int]] = {"q": [1], "k": [], "v": []}
+    for name, code in codes.items():
+        for role, (number, reached) in (("q", looking), ("k", looking), ("v", saying)):
+            bit = {"q": QUERY, "k": KEY, "v": CONTEXT}[role]
+            entries = (code & (QUERY | KEY | CONTEXT)) == bit
+            if not number or name not in reached or not bool(entries.any()):
+                continue
+            groups = _groups(reached[name], entries)
+            if code.dim() > 1:
+                serving[role].append(groups[1])
+            if groups[1] < number:
+                _add_lines(lines, name, groups[0] // groups[1], entries)
+    numbers = looking[0], saying[0]
+    if not all(numbers):
+        return None, {}
+    keys, values = (
+        number // min(serving[role], default=1) for role, number in zip("kv", numbers, strict=True)
+    )
+    return (numbers[0], keys, numbers[1], values), lines
+
+
+def _reached_by_head(
+    tensors: list[Tensor], axes: list[tuple[int, ...]], parameters: dict[str, nn.Parameter]
+) -> tuple[int, dict[str, Tensor]]:
+    """The number of heads, and by parameter and entry which of them reach it (heads along the first axis)."""
+    sizes = {tuple(tensor.shape[axis] for axis in own) for tensor, own in zip(tensors, axes, strict=True)}
+    number = math.prod(next(iter(sizes))) if len(sizes) == 1 else 0
+    if not all(axes) or not 0 < number <= _MOST_HEADS:
+        return 0, {}
+    reached: dict[str, Tensor] = {}
+    for head in range(number):
+        one_head = [
+            tensor.movedim(own, tuple(range(len(own)))).flatten(0, len(own) - 1)[head]
+            for tensor, own in zip(tensors, axes, strict=True)
+        ]
+        for name, gradient in _gradients(one_head, parameters, torch.Generator().manual_seed(1)).items():
+            if name not in reached:
+                reached[name] = torch.zeros((number, *gradient.shape), dtype=torch.bool)
+            reached[name][head] = (gradient != 0).cpu()
+    return number, reached
+
+
+def _groups(reached: Tensor, entries: Tensor) -> tuple[Tensor, int]:
+    """By entry the first head that reaches it, and how many do."""
+    count = reached.sum(0)
+    numbers = [number for number in count[entries].unique().tolist() if number]
+    first = reached.int().argmax(0)
+    last = len(reached) - 1 - reached.flip(0).int().argmax(0)
+    size = numbers[0] if numbers else 1
+    whole = (last - first + 1 == size) & (first % size == 0)
+    if len(numbers) > 1 or not bool(whole[entries & (count > 0)].all()):
+        raise ValueError("not groups of neighbours")
+    return first, size
+
+
+def _add_lines(lines: HeadLines, name: str, head: Tensor, entries: Tensor) -> None:
+    """Add the heads of ``entries`` along the axis on which every line has one head."""
+    for axis in range(head.dim()) if name not in lines else [lines[name][0]]:
+        number = torch.where(entries, head + 1, 0).movedim(axis, 0).flatten(1) if head.dim() > 1 else None
+        number = torch.where(entries, head + 1, 0)[:, None] if number is None else number
+        top = number.amax(1)
+        if bool(((number == top[:, None]) | (number == 0)).all()) and len(top.unique()) > 1:
+            before = lines[name][1] if name in lines else (None,) * len(top)
+            now = tuple(own if not new else new - 1 for own, new in zip(before, top.tolist(), strict=True))
+            lines[name] = axis, now
+            return
+
+
 # --- Roles from codes ---
 
-_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared")
+_ROLES: tuple[Role, ...] = ("q", "k", "v", "o", "shared", "rest")
 
 
 @dataclass(frozen=True)
@@ -365,13 +502,14 @@ class Finding:
 
     ``axis`` None means that the whole tensor has one role. ``direct``: the parameter acts on a context
     itself, as an output projection does. ``on_scores``: it acts on scores or probabilities, and makes neither
-    queries nor keys nor values.
+    queries nor keys nor values. ``latent``: values and only one of queries and keys depend on it.
     """
 
     axis: int | None
     spans: tuple[Span, ...]
     direct: bool = False
     on_scores: bool = False
+    latent: bool = False
 
     @property
     def role(self) -> Role | None:
@@ -384,8 +522,12 @@ def roles_from_codes(code: Tensor) -> Finding | None:
     if bool((code & UNKNOWN).any()):
         return None
     roles = code.new_zeros(code.shape)
-    for value in code.unique().tolist():
+    values = code.unique().tolist()
+    fused = any(value & (QUERY | KEY | CONTEXT) for value in values)
+    for value in values:
         role = _role(value)
+        if fused and value == OUTPUT:
+            role = "rest"  # feed-forward rows beside queries, keys and values (PaLM)
         if role is not None:
             roles[code == value] = 1 + _ROLES.index(role)
     seen = [number for number in roles.unique().tolist() if number]
@@ -405,6 +547,48 @@ def roles_from_codes(code: Tensor) -> Finding | None:
     return best
 
 
+def role_of_gradients(keys: list[Tensor], values: list[Tensor], parameter: Any) -> Finding | None:
+    """Which rows of ``parameter`` make these keys and values."""
+    codes = _codes({KEY: keys, CONTEXT: values}, {"": parameter}, torch.Generator().manual_seed(1))
+    return roles_from_codes(codes[""]) if codes else None
+
+
+_MATRIX_PRODUCT = ("Mm", "Addmm", "Bmm", "Baddbmm", "Linear", "Convolution")
+_VIEWS = ("T", "View", "Permute", "Expand", "UnsafeView", "ReshapeAlias", "Select", "Slice", "Split", "Alias")
+_FEW = 3  # matrices behind one tensor: a weight, and an adapter's two; a residual stream has more
+
+
+def matrices_behind(tensor: Tensor) -> list[Tensor]:
+    """The weight matrices whose product ``tensor`` is, however it was cut, turned and scaled since.
+
+    Empty for a residual stream, which sums the products of many.
+    """
+    matrices: dict[int, Tensor] = {}
+    nodes, known = [tensor.grad_fn], set()
+    while nodes and len(matrices) <= _FEW:
+        node = nodes.pop()
+        if node is None or node in known:
+            continue
+        known.add(node)
+        if type(node).__name__.startswith("Embedding"):
+            return []
+        if type(node).__name__.startswith(_MATRIX_PRODUCT):
+            leaves = (_leaf(behind) for behind, _ in node.next_functions)
+            weights = {id(leaf): leaf for leaf in leaves if leaf is not None and leaf.dim() > 1}
+            matrices |= weights
+            if weights:
+                continue
+        nodes += [behind for behind, _ in node.next_functions]
+    return list(matrices.values()) if len(matrices) <= _FEW else []
+
+
+def _leaf(node: Any) -> Tensor | None:
+    """The parameter behind views and casts."""
+    while node is not None and type(node).__name__.startswith(_VIEWS):
+        node = node.next_functions[0][0]
+    return getattr(node, "variable", None)
+
+
 def _role(code: int) -> Role | None:
     looks = code & (QUERY | KEY)
     if code & CONTEXT:
@@ -413,7 +597,7 @@ def _role(code: int) -> Role | None:
         return "k" if looks == KEY else "q"
     if code & SCORE:
         return "k"
-    return "o" if code & OUTPUT else None
+    return "o" if code & (OUTPUT | ACTING) else None
 
 
 def _spans(numbers: list[int]) -> tuple[Span, ...]:

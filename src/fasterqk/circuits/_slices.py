@@ -66,11 +66,13 @@ class Circuits(Sequence[Slice]):
     """All slices of a model in parameter order; every parameter is covered exactly once.
 
     Prints as a table, and as HTML in a notebook; ``as_dict`` and ``to_json`` return the same as data.
-    ``notes`` are lines about the labels, such as which blocks the probe did not see.
+    ``notes`` are lines about the labels, such as which blocks the probe did not see; ``blocks`` the paths of
+    the attention blocks.
     """
 
     slices: tuple[Slice, ...]
     notes: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Check that the slices of each parameter follow each other without gap or overlap."""

@@ -7,10 +7,9 @@ import shlex
 import sys
 from typing import Any
 
-from fasterqk.cli.common import Parser, add_json, examples, positive_float
+from fasterqk.cli.common import Parser, add_json, examples
 from fasterqk.console import print_result
 from fasterqk.errors import InputError
-from fasterqk.files import check_output
 
 
 def configure(parser: Parser) -> None:
@@ -24,7 +23,6 @@ def configure(parser: Parser) -> None:
         "fasterqk circuits ./my-model --heads",
         "fasterqk circuits --config config.json --json",
         "fasterqk circuits jamba --label JambaMambaMixer=rest",
-        "fasterqk circuits --survey timm --only 'vit_*' --out vit.jsonl",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="directory, model type or hub name")
     parser.add_argument("--config", metavar="FILE", help="a config.json instead of MODEL")
@@ -38,51 +36,10 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument("--heads", action="store_true", help="slices per head")
     parser.add_argument("--all", action="store_true", help="a line for every layer")
-    survey = parser.add_argument_group(
-        "survey", "label or refuse every model of a library, with a second opinion by perturbation"
-    )
-    survey.add_argument(
-        "--survey", metavar="LIBRARY", help="transformers, timm, torchvision or diffusers, as installed"
-    )
-    survey.add_argument("--only", metavar="PATTERN", help="only the names that match, as 'vit_*'")
-    survey.add_argument(
-        "--out",
-        metavar="FILE",
-        help="a JSON line per model, as soon as it is done; names in it are not run again",
-    )
-    survey.add_argument("--page", metavar="FILE", help="write the counts between the marks of this page")
-    survey.add_argument(
-        "--seconds",
-        type=positive_float,
-        default=120.0,
-        help="time for each model (default: 120)",
-        metavar="S",
-    )
     add_json(parser)
 
 
-def _survey(arguments: argparse.Namespace) -> int:
-    from fasterqk.circuits import survey, survey_summary, write_survey
-    from fasterqk.console import progress_bar
-
-    library, out, page = arguments.survey, arguments.out, arguments.page
-    if arguments.model or arguments.config or arguments.label:
-        raise InputError("--survey is about all models of a library; MODEL, --config and --label about one")
-    if out is not None:
-        check_output(out)
-    with progress_bar(f"survey of {library}") as progress:
-        lines = survey(library, arguments.only, out, arguments.seconds, progress=progress)
-    if page is not None:
-        write_survey(page, library, lines)
-    return print_result(arguments.json, lines, lambda _: print(survey_summary(library, lines)))
-
-
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.survey:
-        return _survey(arguments)
-    alone = [flag for flag in ("only", "out", "page") if getattr(arguments, flag) is not None]
-    if alone:
-        raise InputError(f"--{alone[0]} belongs to --survey LIBRARY")
     if arguments.model and arguments.config:
         raise InputError(f"give MODEL or --config, not both: {arguments.model!r} and {arguments.config!r}")
     from fasterqk.circuits import find_circuits, model_without_weights

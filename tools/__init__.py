@@ -1,0 +1,1 @@
+"""Tools of the repository for developers. No wheel holds them."""
