@@ -71,11 +71,11 @@ def read_sealed(
     try:
         text = _head(data, before) if before else data
         document = parse_json(text if lists else _without_lists(text), str(path))
-        checksum = document.pop("sha256")
+        del document["sha256"]
         version = document["schema"]
     except (ValueError, KeyError, AttributeError, TypeError):
         raise _damaged(path, "it is not the JSON that was written") from None
-    if not data.startswith(_PREFIX) or checksum != _checksum(data[_HEAD:]):
+    if not _is_sealed(data):
         raise _damaged(path, "its checksum is wrong")
     if version != SCHEMA_VERSION:
         writer = "a newer fasterqk" if version > SCHEMA_VERSION else "fasterqk 0.1"
@@ -91,6 +91,10 @@ def is_whole(path: str | os.PathLike[str]) -> bool:
         data = Path(path).read_bytes()
     except FileNotFoundError:
         return True
+    return _is_sealed(data)
+
+
+def _is_sealed(data: bytes) -> bool:
     return data[:_HEAD] == _PREFIX + _checksum(data[_HEAD:]).encode("ascii") + _SUFFIX
 
 
