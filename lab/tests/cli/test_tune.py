@@ -56,7 +56,7 @@ def test_json_is_one_document_with_what_was_chosen(capsys, data, tmp_path):
     assert not any("mrta" in key for key in found)
     for kind in ("table", "figure"):
         assert (tmp_path / "out" / f"{kind}s" / "tune-jsonl.csv").exists()
-    with open(found["files"]["per_seed"]["csv"], encoding="utf-8", newline="") as stream:
+    with open(found["files"]["results"]["csv"], encoding="utf-8", newline="") as stream:
         rows = [row for row in csv.DictReader(stream) if row["arm"] == "base rate 0.005"]
     assert [row["seed"] for row in rows] == ["0", "1"]
     assert mean(float(row["value"]) for row in rows) == pytest.approx(0.6)
