@@ -1,14 +1,13 @@
 """Every command line of a program, found by walking its parsers."""
 
 import argparse
-from collections.abc import Iterable
-from importlib import import_module
 
 from fasterqk.cli.common import Parser
+from fasterqk.cli.program import Program
 
 
-def command_lines(package: str, commands: Iterable[str]) -> list[list[str]]:
-    """Every command line of ``commands``, modules of ``package``, that takes ``--help``."""
+def command_lines(program: Program) -> list[list[str]]:
+    """Every command line of ``program`` that takes ``--help``."""
 
     def walk(parser: argparse.ArgumentParser, words: list[str]) -> list[list[str]]:
         lines = [words]
@@ -19,8 +18,9 @@ def command_lines(package: str, commands: Iterable[str]) -> list[list[str]]:
         return lines
 
     lines = []
-    for name in commands:
+    for name in program.commands:
         parser = Parser(prog=name)
-        import_module(f"{package}.{name}").configure(parser)
+        configure, _ = program.command(name)
+        configure(parser)
         lines += walk(parser, [name])
     return lines

@@ -9,13 +9,13 @@ import pytest
 from tests.cli.lines import command_lines
 
 from fasterqk import __version__
-from fasterqk.cli.main import COMMANDS, main
+from fasterqk.cli.main import PROGRAM, main
 from fasterqk.errors import WorkError
 
 HEAVY = ["numpy", "scipy", "torch", "numba", "matplotlib", "transformers", "rich"]
 
 
-ALL_COMMAND_LINES = command_lines("fasterqk.cli", COMMANDS)
+ALL_COMMAND_LINES = command_lines(PROGRAM)
 
 
 @pytest.mark.parametrize("words", ALL_COMMAND_LINES, ids=" ".join)

@@ -1,15 +1,16 @@
-"""The paper's models as anybody would write them: what tests compare the quick ones with and benchmarks time.
+"""How benchmarks time, and the paper's models as anybody would write them, which tests compare ours with.
 
 The classifier and the generator compute every position of every layer of a padded text. They share with the
 quick models the names of the parameters (classifier) or the weights (generator), and no computation. The
 model of the toy language is the paper's equation 1: one-hot embedding, one attention layer, no biases.
 """
 
-from collections.abc import Mapping, Sequence
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -18,6 +19,54 @@ from torch.nn.functional import dropout, gelu, linear
 from fasterqk.capture import record
 from fasterqk_lab.models import Classifier, GPTAnswerGenerator
 from fasterqk_lab.synthetic._cell import layer_names
+
+Progress = Callable[..., None]
+
+
+def take_turns(
+    ways: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    progress: Progress = lambda *_: None,
+    *,
+    before: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
+    """Seconds of each of ``ways``, one value per round; the first round warms up and is not counted.
+
+    They take turns, so that whatever else the machine does falls on all. ``before`` runs ahead of each call
+    and is not timed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for turn in range(rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            before()
+            start = clock()
+            ways[name]()
+            duration = clock() - start
+            if turn:
+                seconds[name].append(duration)
+        progress(turn + 1, rounds + 1)
+    return seconds
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    """What ``function`` returns, and how many seconds it took."""
+    start = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - start
+
+
+def compared(plain_seconds: float, seconds: float) -> dict[str, Any]:
+    """What every benchmark says first."""
+    return {"speedup": plain_seconds / seconds, "plain_seconds": plain_seconds, "seconds": seconds}
+
+
+def overhead(seconds: Mapping[str, Sequence[float]], name: str) -> float:
+    """The median over rounds of one way over ``plain`` in the same round."""
+    return statistics.median(
+        ours / plain for ours, plain in zip(seconds[name], seconds["plain"], strict=True)
+    )
 
 
 class PlainClassifier(nn.Module):
@@ -176,10 +225,3 @@ class AttentionModel(nn.Module):
             values, output = self.get_submodule("value")(attended), self.get_submodule("output")
         logits: Tensor = output(torch.einsum("bt,btd->bd", attention, values))
         return logits[:, self.outputs]
-
-    def load_matrices(self, matrices: Mapping[str, np.ndarray]) -> "AttentionModel":
-        """Take over full matrices by layer name (see ``initial_matrices``); returns the model."""
-        with torch.no_grad():
-            for name, parameter in self.named_parameters():
-                parameter.copy_(torch.from_numpy(matrices[name.removesuffix(".weight")]))
-        return self

@@ -8,7 +8,6 @@ comprehensiveness, AUPRC, token F1 and token IOU. The others form the attention 
 import json
 import lzma
 import time
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fasterqk.attention import (
     CONVENTIONS,
@@ -23,12 +23,16 @@ from fasterqk.attention import (
     HuggingFaceClassifier,
     Instance,
     Measurement,
+    TorchClassifier,
     collate,
     encode_for_classifier,
     faithfulness,
     measure,
     read_example,
 )
+from fasterqk_lab.benchmarks._plain import Progress, compared, timed
+from fasterqk_lab.models import Classifier, ClassifierConfig
+from fasterqk_lab.training._steps import one_thread
 
 POSTS = 200
 SIZE = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 1024}
@@ -38,53 +42,40 @@ _CLASSES = ("hatespeech", "normal", "offensive")
 PERCENTS, ROUNDING = CONVENTIONS["ferret"]
 
 
-def run(progress: Callable[[float, float], None]) -> dict[str, Any]:
+def run_measure(progress: Progress) -> dict[str, Any]:
     """Seconds of every way, their ratios, and the largest difference between their numbers."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         tokenizer, model, instances = _setting()
         _measured(model, instances[:8], 8)  # first calls set things up
         steps = len(BATCH_SIZES) + 2
         seconds, needed = {}, {}
         for step, size in enumerate(BATCH_SIZES):
-            start = time.perf_counter()
-            found = _measured(model, instances, size)
-            seconds[size] = time.perf_counter() - start
+            measured, seconds[size] = timed(lambda: _measured(model, instances, size))  # noqa: B023
             needed[size] = _forward_passes(model, instances, size)
             progress(step + 1, steps)
-        start = time.perf_counter()
-        plain = _plain(model, instances, found)
-        plain_seconds = time.perf_counter() - start
+        plain, plain_seconds = timed(lambda: _plain(model, instances, measured))
         progress(steps - 1, steps)
         best = min(seconds, key=lambda size: seconds[size])
-        own = found.faithfulness
-        result: dict[str, Any] = {
-            "speedup": plain_seconds / seconds[best],
-            "plain_seconds": plain_seconds,
-            "seconds": seconds[best],
+        scores = measured.faithfulness
+        pairs = zip((scores.sufficient, scores.comprehensive), plain, strict=True)
+        result = compared(plain_seconds, seconds[best]) | {
             "batch_size": best,
             "needed_seconds": min(needed.values()),
             "over_needed": seconds[best] / min(needed.values()),
-            "max_difference": float(np.abs(own.sufficient - plain[0]).max(initial=0)),
+            "max_difference": max(float(np.abs(ours - other).max(initial=0)) for ours, other in pairs),
             "posts": len(instances),
             "k": list(PERCENTS),
             "threads": 1,
         }
-        result["max_difference"] = max(
-            result["max_difference"], float(np.abs(own.comprehensive - plain[1]).max(initial=0))
-        )
-        result |= _ferret(tokenizer, model, instances, found, seconds[best])
+        result |= _ferret(tokenizer, model, instances, measured, seconds[best])
         progress(steps, steps)
-    finally:
-        torch.set_num_threads(threads)
     return result
 
 
 def _measured(model: HuggingFaceClassifier, instances: list[Instance], size: int) -> Measurement:
-    found = measure(model, instances, percents=PERCENTS, rounding=ROUNDING, batch_size=size)
-    found.summary()
-    return found
+    measurement = measure(model, instances, percents=PERCENTS, rounding=ROUNDING, batch_size=size)
+    measurement.summary()
+    return measurement
 
 
 def _forward_passes(model: HuggingFaceClassifier, instances: list[Instance], size: int) -> float:
@@ -98,28 +89,29 @@ def _forward_passes(model: HuggingFaceClassifier, instances: list[Instance], siz
         model.predict = predict  # type: ignore[method-assign]
     order = sorted(instances, key=lambda instance: len(instance.tokens))
     asked += [collate(order[start : start + size]) for start in range(0, len(order), size)]
-    start = time.perf_counter()
-    for batch in asked:
-        model.predict(batch)
-    return time.perf_counter() - start
+    return timed(lambda: [model.predict(batch) for batch in asked])[1]
 
 
 def _plain(
-    model: HuggingFaceClassifier, instances: list[Instance], found: Measurement
+    model: HuggingFaceClassifier, instances: list[Instance], measurement: Measurement
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """One text and one k at a time, attention included: the outcomes on the top k% alone and without them."""
     parts = []
-    for instance, importance in zip(instances, found.importance, strict=True):
+    for instance, importance in zip(instances, measurement.importance, strict=True):
         batch = collate([instance])
         whole = model.read(batch).answer.outcomes
         options = {"percents": PERCENTS, "rounding": ROUNDING, "whole": whole}
         parts.append(faithfulness(model.predict, batch, importance[None], **options))  # type: ignore[arg-type]
-    alone, without = ([getattr(one, name) for one in parts] for name in ("sufficient", "comprehensive"))
+    alone, without = ([getattr(part, name) for part in parts] for name in ("sufficient", "comprehensive"))
     return np.concatenate(alone), np.concatenate(without)
 
 
 def _ferret(
-    tokenizer: Any, model: HuggingFaceClassifier, instances: list[Instance], found: Measurement, ours: float
+    tokenizer: Any,
+    model: HuggingFaceClassifier,
+    instances: list[Instance],
+    measurement: Measurement,
+    ours: float,
 ) -> dict[str, Any]:
     if find_spec("ferret") is None:
         return {"ferret_seconds": None, "ferret_ratio": None}
@@ -138,22 +130,22 @@ def _ferret(
     scores: dict[str, list[float]] = {kind.SHORT_NAME: [] for kind in kinds}
     start = time.perf_counter()
     for number, instance in enumerate(instances):
-        target = int(found.faithfulness.predicted[number])
+        target = int(measurement.faithfulness.predicted[number])
         rationale = np.zeros(len(instance.tokens), dtype=int)
         rationale[instance.rankable] = instance.rationale
-        given = ExplanationWithRationale(
+        explanation = ExplanationWithRationale(
             instance.texts[0],
             list(instance.pieces),
-            found.importance[number],
+            measurement.importance[number],
             "attention",
             target,
             rationale.tolist(),
         )
         for evaluator in evaluators if rationale.any() else evaluators[:2]:
-            scored = evaluator.compute_evaluation(given, target, top_k_rationale=int(rationale.sum()))
+            scored = evaluator.compute_evaluation(explanation, target, top_k_rationale=int(rationale.sum()))
             scores[evaluator.SHORT_NAME].append(float(np.mean(scored.score)))
     taken = time.perf_counter() - start
-    summary = found.summary()
+    summary = measurement.summary()
     pairs = (("aopc_compr", "aopc_comprehensiveness"), ("aopc_suff", "aopc_sufficiency"))
     pairs += (("auprc_plau", "auprc"),)
     return {
@@ -185,12 +177,85 @@ def _examples() -> list[Any]:
             if len(examples) == POSTS:
                 break
             words = record["text"].split()
-            rated = [[int(mark) for mark in own] for own in record.get("rationales") or []]
+            rated = [[int(mark) for mark in marks] for marks in record.get("rationales") or []]
             if record["split"] != "test" or record["label"] not in _CLASSES:
                 continue
-            if any(len(own) != len(words) for own in rated):
+            if any(len(marks) != len(words) for marks in rated):
                 continue
             relevance = np.mean(rated, 0).tolist() if rated else [0] * len(words)
             line = {"tokens": words, "relevance": relevance, "label": record["label"], "id": record["id"]}
             examples.append(read_example(line, record["id"]))
     return examples
+
+
+# --- Attention and faithfulness in batches against the same code one instance at a time, on one thread ---
+
+INSTANCES = 1000
+TOKENS = 28  # as long as a HateXplain post
+ATTENTION_PERCENTS = (5, 10, 20, 50)
+BATCH = 64
+_VOCABULARY = 2000
+_TURN = 256
+
+
+def run_attention(progress: Progress) -> dict[str, Any]:
+    """Seconds for both ways, their ratio, and the largest difference between their numbers."""
+    with one_thread():
+        config = ClassifierConfig(
+            vocabulary_size=_VOCABULARY, classes=3, layers=2, width=64, heads=4, head_width=16, init_scale=0.1
+        )
+        model = Classifier(config, torch.Generator().manual_seed(0))
+        wrapped = TorchClassifier(model, classes=("a", "b", "c"), inputs=_inputs, read="last")
+        instances = _instances(np.random.default_rng(0))
+        _timed_measure(wrapped, instances[:BATCH], BATCH)  # first calls set things up
+        seconds, plain_seconds, difference = 0.0, 0.0, 0.0
+        # The two take turns, so that whatever else the machine does falls on both.
+        for start in range(0, INSTANCES, _TURN):
+            some = instances[start : start + _TURN]
+            batched, batched_seconds = _timed_measure(wrapped, some, BATCH)
+            single, single_seconds = _timed_measure(wrapped, some, 1)
+            seconds, plain_seconds = seconds + batched_seconds, plain_seconds + single_seconds
+            difference = max(difference, _difference(batched, single))
+            progress(start + len(some), INSTANCES)
+    return compared(plain_seconds, seconds) | {
+        "max_difference": difference,
+        "instances": INSTANCES,
+        "tokens": TOKENS,
+        "k": list(ATTENTION_PERCENTS),
+        "batch_size": BATCH,
+        "threads": 1,
+    }
+
+
+def _timed_measure(
+    model: TorchClassifier, instances: list[Instance], batch_size: int
+) -> tuple[Measurement, float]:
+    options = {
+        "generator": np.random.default_rng(0),
+        "percents": ATTENTION_PERCENTS,
+        "batch_size": batch_size,
+    }
+    return timed(lambda: measure(model, instances, **options))
+
+
+def _inputs(batch: Batch) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(batch.tokens), torch.from_numpy(batch.last)
+
+
+def _instances(generator: np.random.Generator) -> list[Instance]:
+    return [
+        Instance(
+            tokens=generator.integers(1, _VOCABULARY, TOKENS),
+            rankable=np.ones(TOKENS, dtype=bool),
+            relevance=(generator.random(TOKENS) < 0.2) | (np.arange(TOKENS) == 3),
+            label=int(generator.integers(3)),
+        )
+        for _ in range(INSTANCES)
+    ]
+
+
+def _difference(left: Measurement, right: Measurement) -> float:
+    pairs = [(left.columns[name], right.columns[name]) for name in left.columns]
+    pairs.append((left.faithfulness.sufficient, right.faithfulness.sufficient))
+    pairs.append((left.faithfulness.comprehensive, right.faithfulness.comprehensive))
+    return max(float(np.abs(a - b).max()) for a, b in pairs)

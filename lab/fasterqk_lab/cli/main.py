@@ -16,6 +16,17 @@ COMMANDS = {
     "bench": "time our code against a plain implementation in one process",
 }
 
+# Where the commands are; one with a module of its own name is there too.
+MODULES = {
+    name: module
+    for module, names in {
+        "reproduce": ("reproduce", "report", "bench"),
+        "train": ("train", "tune", "synthetic", "data"),
+        "sweep": ("sweep", "plan", "runs"),
+    }.items()
+    for name in names
+}
+
 WELCOME = """\
 fasterqk-lab: the paper's figures, tables and claims, made again.
 
@@ -32,5 +43,6 @@ PROGRAM = Program(
     package="fasterqk_lab.cli",
     commands=COMMANDS,
     welcome=WELCOME,
+    modules=MODULES,
 )
 main = PROGRAM.main

@@ -1,16 +1,19 @@
-"""The `sweep` command: do the cells of a spec that are not done yet, and show how far they are."""
+"""The commands `sweep`, `plan` and `runs`: do the cells of a spec, say what is left, keep the store."""
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import (
     Parser,
+    add_action,
     add_json,
     add_out,
     check_out,
@@ -25,16 +28,18 @@ from fasterqk.files import config_values, content_hash, plain
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fasterqk_lab.runs import Plan
     from fasterqk_lab.runs._execute import Backend, Event
     from fasterqk_lab.runs._spec import Resources, SpecCell
     from fasterqk_lab.runs._sweep import RunningSweep
+
 
 # More rows than this are better read with `fasterqk-lab runs list`.
 ROWS_SHOWN = 40
 RESULTS_SHOWN = 5
 
 
-def configure(parser: Parser) -> None:
+def configure_sweep(parser: Parser) -> None:
     parser.epilog = examples(
         "fasterqk-lab sweep SPEC.toml --out out --workers 2",
         "fasterqk-lab sweep SPEC.toml --shard 2/8        # the second of eight jobs",
@@ -69,10 +74,9 @@ def configure(parser: Parser) -> None:
     add_json(parser)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_sweep(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs import Store, read_spec
-    from fasterqk_lab.runs._sweep import RunningSweep, take_shard
-    from fasterqk_lab.runs._tensorboard import TensorBoard
+    from fasterqk_lab.runs._sweep import RunningSweep, TensorBoard, take_shard
 
     check_out(arguments.out, arguments.spec)
     spec = read_spec(arguments.spec)
@@ -103,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         "seconds": seconds,
         "cells": [_row(name, cell, sweep) for name, cell in shown.items()],
     }
-    print_result(arguments.json, result, lambda _: _show(result, len(cells)))
+    print_result(arguments.json, result, lambda _: _show_sweep(result, len(cells)))
     for failure in sweep.failures:
         print(f"fasterqk-lab sweep: cell {failure.cell}: {failure.line}", file=sys.stderr)
     return 1 if sweep.failures else 0
@@ -158,7 +162,7 @@ def _row(name: str, cell: "SpecCell", sweep: "RunningSweep") -> dict[str, Any]:
     }
 
 
-def _show(result: dict[str, Any], total: int) -> None:
+def _show_sweep(result: dict[str, Any], total: int) -> None:
     from fasterqk_lab.runs._table import flatten, varying
 
     rows, lines = result["cells"], []
@@ -246,3 +250,215 @@ class Board:
             words = Text(f"{self._labels[cell]}  {note}"[:72])
             table.add_row("", "", f"{100 * share:.0f}%", "", "", words)
         return table
+
+
+# --- plan: which cells of a sweep are left, and an estimate of their time ---
+
+
+_BASIS = {
+    "siblings": "as long as cells that differ only in the seed",
+    "spec": "as long as other cells of this sweep",
+    "store": "as long as other cells of this kind in the store",
+}
+
+
+def configure_plan(parser: Parser) -> None:
+    parser.epilog = examples(
+        "fasterqk-lab plan SPEC.toml --out out --workers 2", "fasterqk-lab plan SPEC.toml --json"
+    )
+    parser.add_argument("spec", metavar="SPEC.toml", help="the sweep, as for `fasterqk-lab sweep`")
+    add_out(parser)
+    parser.add_option("--workers", positive_int, "N", "cells at a time (default: one per processor)")
+    add_json(parser)
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    from fasterqk_lab.runs import plan, read_spec
+
+    check_out(arguments.out)
+    estimate = plan(read_spec(arguments.spec, imports=False), arguments.out)
+    workers = arguments.workers or processors()
+    wall = estimate.wall_seconds(workers)
+    result = {**dataclasses.asdict(estimate), "workers": workers, "wall_seconds": wall}
+    return print_result(arguments.json, result, lambda _: _show_plan(estimate, arguments, workers, wall))
+
+
+def _show_plan(estimate: "Plan", arguments: argparse.Namespace, workers: int, wall: float | None) -> None:
+    states = ", ".join(f"{count} {name}" for name, count in estimate.states.items() if count)
+    print(f"{estimate.cells} cells in {arguments.spec}: {states or 'none begun'}; {estimate.left} left")
+    if not estimate.left:
+        return
+    if wall is None or estimate.seconds is None or estimate.low is None or estimate.high is None:
+        print(
+            "no estimate: no comparable cell has been measured yet; "
+            f"`fasterqk-lab sweep {arguments.spec} --out {arguments.out} --shard 1/{estimate.cells}` "
+            "measures one"
+        )
+        return
+    scale = wall / estimate.seconds if estimate.seconds else 0.0
+    print(
+        f"about {duration_text(wall)} with {workers} workers "
+        f"({duration_text(estimate.low * scale)} to {duration_text(estimate.high * scale)}), "
+        f"from {estimate.measured} measured cells"
+    )
+    for name, words in _BASIS.items():
+        if estimate.basis[name]:
+            print(f"  {estimate.basis[name]} taken to be {words}")
+
+
+# --- runs: list, show, remove and collect the cells of a store ---
+
+
+# States whose cells can be removed all at once.
+REMOVABLE = ("failed", "stopped", "damaged")
+
+
+def configure_runs(parser: Parser) -> None:
+    parser.epilog = examples(
+        "fasterqk-lab runs list --out out",
+        "fasterqk-lab runs show 3f2a --out out",
+        "fasterqk-lab runs rm --failed --out out",
+        "fasterqk-lab runs collect job1 job2 --out out",
+    )
+    chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = add_action(
+        chosen,
+        "list",
+        "all cells of a store: done, running, failed, stopped or damaged; what differs, and their results",
+        "fasterqk-lab runs list --out out",
+        "fasterqk-lab runs list --state failed --json",
+    )
+    listing.add_option("--state", str, "STATE", "only cells in this state")
+    show = add_action(
+        chosen,
+        "show",
+        "configuration, result, journal and files of one cell",
+        "fasterqk-lab runs show 3f2a --out out",
+    )
+    show.add_argument("cell", metavar="CELL", help="the beginning of its name")
+    remove = add_action(
+        chosen,
+        "rm",
+        "remove cells, so that a sweep does them again; a running cell is not removed",
+        "fasterqk-lab runs rm 3f2a 91bc",
+        "fasterqk-lab runs rm --failed",
+        "fasterqk-lab runs rm --damaged",
+    )
+    remove.add_argument("cells", nargs="*", metavar="CELL", help="the beginnings of their names")
+    for name in REMOVABLE:
+        remove.add_argument(f"--{name}", action="store_true", help=f"all {name} cells")
+    collecting = add_action(
+        chosen,
+        "collect",
+        "copy the cells that are done in other results folders and not in this one",
+        "fasterqk-lab runs collect job1 job2 job3 --out out",
+    )
+    collecting.add_argument("others", nargs="+", metavar="OTHER", help="results folders to read")
+    for action in (listing, show, remove, collecting):
+        add_out(action)
+        add_json(action)
+
+
+def run_runs(arguments: argparse.Namespace) -> int:
+    if arguments.action != "collect" and not Path(arguments.out).is_dir():
+        raise InputError(f"--out {arguments.out!r} is no folder; name the one that a sweep was given")
+    actions = {"list": _list_cells, "show": _show_cell, "rm": _remove_cells, "collect": _collect_cells}
+    return actions[arguments.action](arguments)
+
+
+def _list_cells(arguments: argparse.Namespace) -> int:
+    from fasterqk_lab.runs import Store
+    from fasterqk_lab.runs._table import STATES, summaries
+
+    if arguments.state not in (None, *STATES):
+        raise InputError(f"{arguments.state!r} is no state; choose from {', '.join(STATES)}")
+    wanted = STATES if arguments.state is None else (arguments.state,)
+    cells = summaries(Store(arguments.out), with_result=True)
+    rows = [dataclasses.asdict(summary) for summary in cells if summary.state in wanted]
+    if not rows and not arguments.json:
+        print(f"no cells in {arguments.out}")
+        return 0
+    return print_result(arguments.json, rows, _show_list)
+
+
+def _show_list(rows: list[dict[str, Any]]) -> None:
+    from fasterqk_lab.runs._table import HEADLINE, varying
+
+    kinds = len({summary["kind"] for summary in rows}) > 1
+    columns = ("cell", "kind", "state", "seconds") if kinds else ("cell", "state", "seconds")
+    differences = varying([summary["fields"] for summary in rows])
+    shown = {name for summary in rows for name in summary["result"]}
+    names = [name for name in HEADLINE if name in shown] + sorted(shown - HEADLINE.keys())
+    fields = {name for differing in differences for name in differing}
+    print_table(
+        [
+            {name: summary[name] for name in columns}
+            | differing
+            | {f"result.{name}" if name in fields else name: summary["result"].get(name) for name in names}
+            for summary, differing in zip(rows, differences, strict=True)
+        ]
+    )
+
+
+def _show_cell(arguments: argparse.Namespace) -> int:
+    from fasterqk_lab.runs import Store
+    from fasterqk_lab.runs._table import cell_details
+
+    details = cell_details(Store(arguments.out).find(arguments.cell))
+    return print_result(arguments.json, details, _show_details)
+
+
+def _show_details(description: dict[str, Any]) -> None:
+    print(f"cell {description['cell']} is {description['state']}, in {description['folder']}")
+    for title in ("config", "result", "environment"):
+        _print_part(title, description[title] or {})
+    print("journal")
+    for line in description["journal"]:
+        words = f"  {line.get('time')}  attempt {line['attempt']}  {line['event']}  {line.get('line', '')}"
+        print(words.rstrip())
+    _print_part("files", {name: f"{size} bytes" for name, size in description["files"].items()})
+    for line in description["damaged"]:
+        print(line)
+    if description["error"]:
+        print(description["error"]["traceback"], end="")
+
+
+def _print_part(title: str, part: dict[str, Any]) -> None:
+    """Scalars as they are, under dotted names; of a list only its length, since results hold long ones."""
+    from fasterqk_lab.runs._table import flatten
+
+    shown = flatten(part) | {name: f"{len(v)} values" for name, v in part.items() if isinstance(v, list)}
+    width = max(map(len, shown), default=0)
+    print(title)
+    for name, value in shown.items():
+        print(f"  {name:<{width}}  {'-' if value is None else value}")
+
+
+def _remove_cells(arguments: argparse.Namespace) -> int:
+    from fasterqk_lab.runs import Store
+    from fasterqk_lab.runs._table import summaries
+
+    store = Store(arguments.out)
+    states = [name for name in REMOVABLE if getattr(arguments, name)]
+    if not arguments.cells and not states:
+        raise InputError("name the cells to remove, or give --failed, --stopped or --damaged")
+    folders = {store.find(prefix) for prefix in arguments.cells}
+    if states:
+        folders |= {store.root / summary.cell for summary in summaries(store) if summary.state in states}
+    for folder in sorted(folders):
+        store.remove(folder)
+    names = sorted(folder.name for folder in folders)
+    text = "\n  ".join([f"removed {len(names)} cells", *names])
+    return print_result(arguments.json, {"removed": names}, lambda _: print(text))
+
+
+def _collect_cells(arguments: argparse.Namespace) -> int:
+    from fasterqk_lab.runs import Store
+    from fasterqk_lab.runs._ray import collect
+
+    for other in arguments.others:
+        if not Store(other).root.is_dir():
+            raise InputError(f"{other!r} is no results folder: it has no folder 'runs'")
+    counts = {other: collect(Store(arguments.out), Store(other)) for other in arguments.others}
+    rows = [{"from": other, **count} for other, count in counts.items()]
+    return print_result(arguments.json, counts, lambda _: print_table(rows))

@@ -1,22 +1,29 @@
-"""The `train` command: one model on one task, with its query-key circuit at a rate of its own."""
+"""The commands `train`, `tune`, `synthetic` and `data`: one training, a search for its rates, its data."""
 
 import argparse
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import (
     Parser,
+    add_action,
     add_data_dir,
     add_json,
+    add_out,
     check_out,
     examples,
+    list_of,
     positive_float,
     positive_int,
 )
-from fasterqk.console import duration_text, print_result, print_table, progress_bar
+from fasterqk.console import duration_text, print_json, print_result, print_table, progress_bar
+from fasterqk.errors import InputError
+from fasterqk.files import config_types
 
 if TYPE_CHECKING:
     from fasterqk_lab.training import TrainResult
+
 
 # Options that set a field of the configuration of the same name; others have the task's own setting.
 FIELDS = (
@@ -33,7 +40,7 @@ FIELDS = (
 )
 
 
-def configure(parser: Parser) -> None:
+def configure_train(parser: Parser) -> None:
     parser.epilog = examples(
         "fasterqk-lab train agreement --qk-ratio 30",
         "fasterqk-lab train hatexplain --qk-ratio 30 --lr 5e-5 --seed 0 --epochs 30 --out out --json",
@@ -77,9 +84,9 @@ def task_options() -> list[str]:
     return [action.dest for action in parser._actions if action.option_strings and action.dest != "help"]
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_train(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.training._loop import dismiss, follow
-    from fasterqk_lab.training._processes import joined
+    from fasterqk_lab.training._steps import joined
 
     config = task_config(arguments)
     if arguments.out is not None:
@@ -94,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
         dismiss(processes)
     seconds = round(time.perf_counter() - start, 2)
     document = {**result.to_json(), "seconds": seconds}
-    return print_result(arguments.json, document, lambda _: _show(result, seconds))
+    return print_result(arguments.json, document, lambda _: _show_train(result, seconds))
 
 
 def task_config(arguments: argparse.Namespace, without: str = "") -> Any:
@@ -107,8 +114,8 @@ def task_config(arguments: argparse.Namespace, without: str = "") -> Any:
     from fasterqk_lab.tasks import checksum
     from fasterqk_lab.training import TrainConfig
 
-    given = {name: getattr(arguments, name, None) for name in FIELDS if name != without}
-    fields = {name: value for name, value in given.items() if value is not None}
+    options = {name: getattr(arguments, name, None) for name in FIELDS if name != without}
+    fields = {name: value for name, value in options.items() if value is not None}
     if arguments.data:
         # The checksum is part of the configuration: a file that changed is another cell.
         fields |= {"file": arguments.data, "checksum": checksum(Path(arguments.data))}
@@ -136,7 +143,7 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "Train
     return TrainResult.from_json(result)
 
 
-def _show(result: "TrainResult", seconds: float) -> None:
+def _show_train(result: "TrainResult", seconds: float) -> None:
     if result.diverged:
         print(f"diverged after {result.steps} steps; try a smaller --lr or --qk-ratio")
         return
@@ -163,3 +170,242 @@ def _show(result: "TrainResult", seconds: float) -> None:
 
         print(f"left out of the data: {left_out(result.skipped)}")
     print(f"{result.steps} steps in {duration_text(seconds)}")
+
+
+# --- tune: the base rate by validation accuracy, then the multiplier of the query-key rate ---
+
+
+def configure_tune(parser: Parser) -> None:
+    parser.description = (
+        "Choose the base learning rate on a grid in [1e-6, 1e-2] by validation accuracy, all parameters at "
+        "one rate; then, at that rate, the multiplier of the query-key rate in the same way. Attention is "
+        "not measured. A run ends when validation accuracy has not risen and validation loss has not fallen "
+        "for --patience epochs, and counts with the best accuracy it reached; every value is tried with one "
+        "seed, the best three with --seeds of them. What is done is kept in --out: a search that was stopped "
+        "goes on there."
+    )
+    parser.epilog = examples(
+        "fasterqk-lab tune agreement --out out",
+        "fasterqk-lab tune hatexplain --out out --workers 2       # within half an hour on two cores",
+        "fasterqk-lab tune jsonl --data mine.jsonl --rates 1e-4,5e-4,2e-3 --ratios 5,30 --json",
+    )
+    add_task_options(parser)
+    rates = "base rates to try (default: 1, 2 and 5 in every decade from 1e-6 to 1e-2)"
+    parser.add_option("--rates", list_of(positive_float), "RATE,...", rates)
+    ratios = "multipliers to try (default: 5,10,20,30,100)"
+    parser.add_option("--ratios", list_of(positive_float), "R,...", ratios)
+    parser.add_option("--epochs", positive_int, "N", "the most a run takes (default: the task's, at most 12)")
+    parser.add_option("--patience", positive_int, "N", "epochs without a rise", default=3)
+    parser.add_option("--seeds", positive_int, "N", "seeds of the best values", default=3)
+    add_out(parser)
+    parser.add_option("--workers", positive_int, "N", "runs at a time", default=2)
+    parser.add_argument("--force", action="store_true", help="do finished runs again")
+    add_json(parser)
+
+
+def run_tune(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from fasterqk_lab.experiments._registry import CellRunner
+    from fasterqk_lab.experiments._tuning import save_tuning, search_of, tune
+    from fasterqk_lab.tasks import use_data_folder
+
+    check_out(arguments.out, arguments.data)
+    grids = {"rates": arguments.rates, "ratios": arguments.ratios}
+    search = search_of(
+        task_config(arguments, without="ratios"),  # here they are the multipliers to try
+        arguments.epochs,
+        arguments.patience,
+        seeds=arguments.seeds,
+        **{name: tuple(values) for name, values in grids.items() if values is not None},
+    )
+    start = time.perf_counter()
+    with use_data_folder(arguments.data_dir):
+        choice = tune(search, CellRunner(arguments.out, workers=arguments.workers, force=arguments.force))
+    choice = {**choice, "files": save_tuning(choice, Path(arguments.out))}
+    choice["seconds"] = round(time.perf_counter() - start, 2)
+    choice["command"] = train_command(arguments, choice["lr"], choice["qk_ratio"])
+    if arguments.json:
+        print_json(choice)
+    else:
+        _show_tune(choice)
+    return 0
+
+
+def train_command(arguments: argparse.Namespace, lr: float, qk_ratio: float) -> str:
+    """The command that trains with these rates what the options describe; it works when it is pasted."""
+    words = ["fasterqk-lab", "train", arguments.task, "--lr", f"{lr:g}", "--qk-ratio", f"{qk_ratio:g}"]
+    for name in task_options():
+        if (value := getattr(arguments, name)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return shlex.join(words)
+
+
+def _show_tune(choice: dict[str, Any]) -> None:
+    from fasterqk_lab.experiments._tuning import TITLES, reason, tuning_rows
+
+    for name, stage in choice["stages"].items():
+        rows = [
+            {key: value for key, value in row.items() if key != "stage"}
+            for row in tuning_rows(choice)
+            if row["stage"] == TITLES[name]
+        ]
+        print_table(rows, title=f"{TITLES[name]}, by the best validation accuracy of a run")
+        print(reason(choice, stage) + "\n")
+    print(
+        f"{choice['runs']} runs of at most {choice['epochs']} epochs; no attention was measured. "
+        f"To train with what was chosen:\n  {choice['command']}"
+    )
+    print(f"figure: {choice['files']['figure']['png']}")
+
+
+# --- synthetic: train one cell of the toy language ---
+
+
+def configure_synthetic(parser: Parser) -> None:
+    parser.epilog = examples(
+        "fasterqk-lab synthetic train --parameterization FAFO --qk-ratio 10 --seed 0 --json"
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    train = add_action(
+        actions,
+        "train",
+        "train one parameterization until its loss is reached; defaults: figure 2's `paper` protocol",
+        "fasterqk-lab synthetic train --parameterization FAFO --qk-ratio 10 --seed 0 --json",
+        "fasterqk-lab synthetic train --parameterization CACO --qk-ratio 5 --closed",
+        "fasterqk-lab synthetic train --parameterization FAFO --qk-ratio 20 --ramp-steps 10000",
+    )
+    train.add_argument("--parameterization", required=True, metavar="NAME", help="FAFO, FACO, CAFO or CACO")
+    train.add_option("--seed", int, "N", "of the init, the sample and the held-out set", default=0)
+    train.add_option("--qk-ratio", positive_float, "R", "QK rate / OV rate", default=1.0)
+    train.add_argument(
+        "--ramp-steps",
+        type=positive_int,
+        nargs="?",
+        const=200_000,
+        default=0,
+        metavar="N",
+        help="reach the ratio linearly from 1 over so many steps (200000 when no number follows)",
+    )
+    train.add_option("--lr", positive_float, "RATE", "base learning rate", default=0.2)
+    train.add_option("--optimizer", str, "NAME", "sgd or adam", default="sgd")
+    train.add_option("--init-scale", positive_float, "S", "of both circuits", default=1e-3)
+    train.add_option("--gamma", float, "SHARE", "of distinct tokens", default=0.355)
+    train.add_option("--context", positive_int, "T", "tokens before the query", default=63)
+    train.add_option("--target-loss", positive_float, "L", "where training ends", default=0.001)
+    train.add_option("--max-steps", positive_int, "N", "when it ends otherwise", default=500_000)
+    train.add_argument("--scaled", action="store_true", help="divide scores by the square root of 50")
+    train.add_argument("--closed", action="store_true", help="softmax over the four next tokens only")
+    train.add_argument("--attend-query", action="store_true", help="the query can attend to itself")
+    train.add_argument("--fresh", action="store_true", help="new sequences all the time, no fixed sample")
+    add_json(train)
+
+
+def run_synthetic(arguments: argparse.Namespace) -> int:
+    from fasterqk_lab.synthetic import Init, Language, SyntheticCell
+    from fasterqk_lab.synthetic._train import train
+
+    init = Init("gaussian", arguments.init_scale)
+    cell = SyntheticCell(
+        language=Language(**_fields(Language, arguments)),
+        qk_init=init,
+        ov_init=init,
+        scaled_scores=arguments.scaled,
+        **_fields(SyntheticCell, arguments),
+    )
+    with progress_bar(f"{cell.parameterization}, QK {cell.qk_ratio:g}x") as progress:
+        result = train(cell, progress=progress)
+    return print_result(arguments.json, {"cell": cell, **result}, _show_synthetic)
+
+
+def _fields(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that have the name of a field of ``kind``, a dataclass."""
+    names = config_types(kind)
+    return {name: value for name, value in vars(arguments).items() if name in names}
+
+
+def _show_synthetic(result: dict[str, Any]) -> None:
+    from fasterqk.attention import dtap_lines
+
+    if result["diverged"]:
+        print(f"diverged after {result['steps']} steps; lower --lr or --qk-ratio")
+        return
+    keys = ("loss", "accuracy", "steps", "reached", "mrta", "ac", "acmc")
+    rows = [{"": "this model"} | {key: result[key] for key in keys}]
+    print_table([*rows, {"": "uniform attention", **result["null"]}], title="held-out sequences:")
+    print()
+    print_table(dtap_lines(result["dtap"], result["dtap_edges"]), title="percent of sequences (DTAP):")
+
+
+# --- data: which data files are there, what is in them, and what is missing ---
+
+
+# Where a data folder may be named; the others need not exist.
+NAMED = ("--data-dir", "$FASTERQK_DATA")
+
+
+def configure_data(parser: Parser) -> None:
+    lines = ("fasterqk-lab data check", "fasterqk-lab data check --data-dir ./data --json")
+    parser.epilog = examples(*lines)
+    chosen = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    summary = "list the data of every task: what is found, its counts, what is missing"
+    check = add_action(chosen, "check", summary, *lines)
+    add_data_dir(check)
+    add_json(check)
+
+
+def run_data(arguments: argparse.Namespace) -> int:
+    from fasterqk_lab.tasks import data_source, wrong_checksums
+
+    folder, source = data_source(arguments.data_dir)
+    if arguments.data_dir == "":
+        raise InputError("--data-dir '' is no folder")
+    if source in NAMED and not folder.is_dir():
+        raise InputError(f"{source} {str(folder)!r} is no folder")
+    tasks = _check_tasks(folder)
+    wrong = wrong_checksums(folder)
+    result = {"data_dir": str(folder), "source": source, "wrong_checksums": wrong, "tasks": tasks}
+    print_result(arguments.json, result, _show_data)
+    return 1 if wrong or any(report["status"] == "damaged" for report in tasks.values()) else 0
+
+
+def _check_tasks(folder: Any) -> dict[str, dict[str, Any]]:
+    from fasterqk_lab.tasks import TASKS, task_module
+
+    tasks = {}
+    for name in TASKS:
+        try:
+            report = task_module(name).check(folder)
+            status = "missing" if report["missing"] else "ready"
+        except InputError as error:
+            report, status = {"files": [], "missing": [], "error": str(error)}, "damaged"
+        tasks[name] = {"status": status, **report}
+    return tasks
+
+
+def _show_data(result: dict[str, Any]) -> None:
+    print(f"data folder {result['data_dir']} (from {result['source']})")
+    for name in result["wrong_checksums"]:
+        print(f"  {name} is not the file that SHA256SUMS names; get it again")
+    for name, report in result["tasks"].items():
+        _show_task(name, report)
+
+
+def _show_task(name: str, report: dict[str, Any]) -> None:
+    print(f"\n{name}: {report['status']}")
+    for path in report["files"]:
+        print(f"  found {path}")
+    if report.get("counts"):
+        counts, rated = report["counts"], report.get("with_rationale")
+        parts = [
+            f"{split} {count} questions"
+            if rated is None
+            else f"{split} {count} ({rated[split]} with rationale)"
+            for split, count in counts.items()
+        ]
+        print(f"  {', '.join(parts)}{'' if report['files'] else '; generated, no file'}")
+        if not report["expected"]:
+            print("  these are not the counts or the checksum of the published data")
+    for line in (*report["missing"], report.get("error"), report.get("note")):
+        if line:
+            print(f"  {line}")

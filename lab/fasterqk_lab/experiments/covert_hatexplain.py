@@ -43,7 +43,7 @@ from fasterqk_lab.experiments.table_layers import table_layers
 from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, head_rows
 from fasterqk_lab.runs import Store
-from fasterqk_lab.synthetic._evaluate import mutual_bits
+from fasterqk_lab.synthetic._train import mutual_bits
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._classification import Classification
 from fasterqk_lab.training._loop import load_trained

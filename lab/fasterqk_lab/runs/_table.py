@@ -161,12 +161,7 @@ def summaries(store: Store, *, with_result: bool = False) -> list[Summary]:
 
 
 # The headline of a training: what its numbers are called, and where its result holds them.
-HEADLINE = {
-    "loss": "loss",
-    "accuracy": "test.accuracy",
-    "mass": "test.mrta",
-    "null": "test.null.mrta",
-}
+HEADLINE = {"loss": "loss", "accuracy": "test.accuracy", "mass": "test.mrta", "null": "test.null.mrta"}
 _NUMBERS_SHOWN = 4
 
 
@@ -183,9 +178,9 @@ def headline(result: Mapping[str, Any]) -> dict[str, Any]:
     flat = flatten(result)
     if result.get("diverged"):
         return {"diverged": True}
-    found = {name: flat[key] for name, key in HEADLINE.items() if isinstance(flat.get(key), float)}
-    if len(found) > 1:
-        return found
+    headlines = {name: flat[key] for name, key in HEADLINE.items() if isinstance(flat.get(key), float)}
+    if len(headlines) > 1:
+        return headlines
     numbers = [(name, value) for name, value in flat.items() if isinstance(value, float)]
     return dict(numbers[:_NUMBERS_SHOWN])
 
@@ -269,11 +264,11 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     """
     store = Store(out)
     configs = _folders(store, spec)
-    found = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
-    count = Counter(summary.state for summary in found.values())
-    left = [configs[folder] for folder in configs if folder not in found or found[folder].state != "done"]
+    begun = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
+    count = Counter(summary.state for summary in begun.values())
+    left = [configs[folder] for folder in configs if folder not in begun or begun[folder].state != "done"]
     siblings: dict[str, list[float]] = {}
-    for folder, summary in found.items():
+    for folder, summary in begun.items():
         if (seconds := _measured(summary)) is not None:
             siblings.setdefault(_but_the_seed(configs[folder]), []).append(seconds)
     here = [seconds for group in siblings.values() for seconds in group]
@@ -314,17 +309,17 @@ def _folders(store: Store, spec: Spec) -> dict[Path, Any]:
             folders[store.folder(config)] = config
             continue
         if stored is None:
-            stored = [(folder, found) for folder in store.cells() if (found := _config_of(folder))]
-        given = frozenset(config.fields)
-        if given not in known:
+            stored = [(folder, document) for folder in store.cells() if (document := _config_of(folder))]
+        names = frozenset(config.fields)
+        if names not in known:
             # A cell whose other fields all have their defaults is the one that these fields name.
-            known[given] = {
-                _comparable({name: found["all"].get(name) for name in given}): folder
-                for folder, found in stored
-                if found["kind"] == config.kind and given >= set(found["fields"])
+            known[names] = {
+                _comparable({name: document["all"].get(name) for name in names}): folder
+                for folder, document in stored
+                if document["kind"] == config.kind and names >= set(document["fields"])
             }
         fields = _comparable(config.fields)
-        folders[known[given].get(fields, store.root / f"not begun: {fields}")] = config
+        folders[known[names].get(fields, store.root / f"not begun: {fields}")] = config
     return folders
 
 

@@ -4,40 +4,15 @@ Configurations are light. The modules that compute import numba: ``_train`` (fig
 (figure 3, attention held fixed).
 """
 
-from fasterqk_lab.synthetic._cell import (
-    FIXED_CIRCUITS,
-    OPTIMIZERS,
-    PARAMETERIZATIONS,
-    STOP_RULES,
-    FixedAttentionCell,
-    Init,
-    SyntheticCell,
-    factorized_output,
-    initial_matrices,
-)
-from fasterqk_lab.synthetic._language import (
-    Counts,
-    Language,
-    Sequences,
-    count_tokens,
-    draw_counts,
-    draw_sequences,
-)
-
-__all__ = [
-    "FIXED_CIRCUITS",
-    "OPTIMIZERS",
-    "PARAMETERIZATIONS",
-    "STOP_RULES",
-    "Counts",
-    "FixedAttentionCell",
-    "Init",
-    "Language",
-    "Sequences",
-    "SyntheticCell",
-    "count_tokens",
-    "draw_counts",
-    "draw_sequences",
-    "factorized_output",
-    "initial_matrices",
-]
+from fasterqk_lab.synthetic._cell import FIXED_CIRCUITS as FIXED_CIRCUITS
+from fasterqk_lab.synthetic._cell import OPTIMIZERS as OPTIMIZERS
+from fasterqk_lab.synthetic._cell import PARAMETERIZATIONS as PARAMETERIZATIONS
+from fasterqk_lab.synthetic._cell import STOP_RULES as STOP_RULES
+from fasterqk_lab.synthetic._cell import Counts as Counts
+from fasterqk_lab.synthetic._cell import FixedAttentionCell as FixedAttentionCell
+from fasterqk_lab.synthetic._cell import Init as Init
+from fasterqk_lab.synthetic._cell import Language as Language
+from fasterqk_lab.synthetic._cell import SyntheticCell as SyntheticCell
+from fasterqk_lab.synthetic._cell import draw_counts as draw_counts
+from fasterqk_lab.synthetic._cell import factorized_output as factorized_output
+from fasterqk_lab.synthetic._cell import initial_matrices as initial_matrices

@@ -52,14 +52,13 @@ def _compile(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
         before, settings.CACHE_DIR = settings.CACHE_DIR, _FOLDER or settings.CACHE_DIR
         try:
             # Division by zero gives infinity, as everywhere in numpy.
-            made: Any = njit(nogil=True, error_model="numpy", fastmath=flags, cache=_FOLDER is not None)(
-                function
-            )
+            options = {"nogil": True, "error_model": "numpy", "fastmath": flags, "cache": _FOLDER is not None}
+            kernel: Any = njit(**options)(function)
         finally:
             settings.CACHE_DIR = before
         if _FOLDER is not None:
-            made._cache.save_overload = _unless_the_disk_is_full(made._cache.save_overload)
-        return made
+            kernel._cache.save_overload = _unless_the_disk_is_full(kernel._cache.save_overload)
+        return kernel
 
     return decorate
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasterqk.console import Progress
-from fasterqk_lab.synthetic._cell import FixedAttentionCell, linear_draws
+from fasterqk_lab.synthetic._cell import FixedAttentionCell, draw_counts, linear_draws
 from fasterqk_lab.synthetic._compiled import compiled, total
 from fasterqk_lab.synthetic._kernel import (
     Stream,
@@ -27,7 +27,6 @@ from fasterqk_lab.synthetic._kernel import (
     power_scratch,
     softmax_errors,
 )
-from fasterqk_lab.synthetic._language import draw_counts
 
 
 class _Curve:
@@ -206,9 +205,9 @@ def fixed_gradient(
     for c in range(task.labels.shape[0]):
         start, stop = starts[c], starts[c + 1]
         np.dot(even[start:stop].T, work.errors[start:stop], rows)
-        own = common + c * task.distinct  # the class's distinct tokens follow one another
+        first = common + c * task.distinct  # the class's distinct tokens follow one another
         _add(1.0 - alpha, rows[:common], gradient[:common])
-        _scale(alpha, rows[common:last], gradient[own : own + task.distinct])
+        _scale(alpha, rows[common:last], gradient[first : first + task.distinct])
         _add(1.0, rows[last:], bias)
     return loss
 
@@ -233,8 +232,8 @@ def evaluate_fixed(
     _scale(1.0 - alpha, effective[:common], rows[:common])
     _scale(1.0, effective[common + task.labels.shape[0] * task.distinct :], rows[last:])
     for c in range(task.labels.shape[0]):
-        own = common + c * task.distinct
-        _scale(alpha, effective[own : own + task.distinct], rows[common:last])
+        first = common + c * task.distinct
+        _scale(alpha, effective[first : first + task.distinct], rows[common:last])
         start, stop = starts[c], starts[c + 1]
         np.dot(even[start:stop], rows, work.logits[start:stop])
     return softmax_errors(starts, task.labels, work.logits, work.errors, work.powers)

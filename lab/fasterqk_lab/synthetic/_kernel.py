@@ -20,9 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fasterqk_lab.synthetic._cell import Weights
+from fasterqk_lab.synthetic._cell import Language, Weights
 from fasterqk_lab.synthetic._compiled import compiled, dot, exponentiate, largest, total
-from fasterqk_lab.synthetic._language import Language
 
 _BLOCK = 8  # sequences whose softmax is taken together
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants

@@ -145,10 +145,10 @@ def find_files(folder: Path, alternatives: Sequence[Sequence[str]]) -> list[Path
 
 def require_files(folder: Path, alternatives: Sequence[Sequence[str]], download: str) -> list[Path]:
     """As :func:`find_files`, but missing files are an error that says where it looked and what to get."""
-    found = find_files(folder, alternatives)
-    if found is None:
+    paths = find_files(folder, alternatives)
+    if paths is None:
         raise InputError(missing_files(folder, alternatives, download))
-    return found
+    return paths
 
 
 def missing_files(folder: Path, alternatives: Sequence[Sequence[str]], download: str) -> str:

@@ -2,8 +2,8 @@
 
 import re
 import zlib
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -17,6 +17,21 @@ from numpy.typing import NDArray
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json, read_lines
 from fasterqk_lab.tasks._registry import find_files, require_files
+
+# --- Words as tokens ---
+
+PAD, UNKNOWN = "[PAD]", "[UNK]"
+
+
+def frequent_words(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
+    """Padding, the unknown word, and the words of ``texts``, frequent ones first.
+
+    >>> frequent_words([["b", "a"], ["b"]])
+    ('[PAD]', '[UNK]', 'b', 'a')
+    """
+    counts = Counter(word for words in texts for word in words)
+    return (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
+
 
 # --- BERT's word pieces: words to token ids, each with the word it came from ---
 
@@ -37,13 +52,13 @@ class WordPieces:
 
         self.path = path
         self.vocabulary = tuple(read_lines(path))
-        for position, token in ((0, "[PAD]"), (100, "[UNK]")):
+        for position, token in ((0, PAD), (100, UNKNOWN)):
             if self.vocabulary[position : position + 1] != (token,):
                 raise InputError(
                     f"{str(path)!r} is not BERT's vocabulary: line {position + 1} is not {token}"
                 )
         pieces = {token: index for index, token in enumerate(self.vocabulary)}
-        self._tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
+        self._tokenizer = Tokenizer(models.WordPiece(pieces, unk_token=UNKNOWN))
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
@@ -65,7 +80,7 @@ class WordPieces:
         for words in texts:
             ids = [pieces[word] for word in words]
             tokens = np.fromiter(chain.from_iterable(ids), dtype=np.int64)
-            encoded.append((tokens, np.repeat(np.arange(len(ids)), [len(own) for own in ids])))
+            encoded.append((tokens, np.repeat(np.arange(len(ids)), [len(word) for word in ids])))
         return encoded
 
 
@@ -133,20 +148,22 @@ class BytePairs:
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """The tokens of every text."""
-        found: defaultdict[str, int] = defaultdict()
-        found.default_factory = found.__len__
+        chunks: defaultdict[str, int] = defaultdict()
+        chunks.default_factory = chunks.__len__
         texts_chunks = [
-            np.fromiter(map(found.__getitem__, _CHUNKS.findall(text)), dtype=np.int32) for text in texts
+            np.fromiter(map(chunks.__getitem__, _CHUNKS.findall(text)), dtype=np.int32) for text in texts
         ]
         chunk = np.concatenate([np.empty(0, dtype=np.int32), *texts_chunks])
-        cut = self._tokenizer.encode_batch(list(found), add_special_tokens=False)
-        sizes = np.array([len(one) for one in cut], dtype=np.int64)
-        ids = np.array([number for one in cut for number in one.ids], dtype=np.int64)
-        offsets = np.array([offset for one in cut for offset in one.offsets], dtype=np.int32).reshape(-1, 2)
+        cut = self._tokenizer.encode_batch(list(chunks), add_special_tokens=False)
+        sizes = np.array([len(encoding) for encoding in cut], dtype=np.int64)
+        ids = np.array([number for encoding in cut for number in encoding.ids], dtype=np.int64)
+        offsets = np.array(
+            [offset for encoding in cut for offset in encoding.offsets], dtype=np.int32
+        ).reshape(-1, 2)
         # Where each occurrence of a chunk begins, counted in characters of its own text.
-        widths = np.array([len(text) for text in found], dtype=np.int64)[chunk]
+        widths = np.array([len(text) for text in chunks], dtype=np.int64)[chunk]
         text_begins = np.cumsum([0, *map(len, texts)])[:-1]
-        per_text = np.array([len(own) for own in texts_chunks], dtype=np.int64)
+        per_text = np.array([len(numbers) for numbers in texts_chunks], dtype=np.int64)
         begins = np.cumsum(widths) - widths - np.repeat(text_begins, per_text)
         # Tokens of every occurrence: those of its chunk, one after another.
         counts = sizes[chunk]
@@ -222,8 +239,8 @@ WORD_VECTORS_FILES = [[f"{place}{name}"] for name in WORD_VECTORS_NAMES for plac
 
 def find_word_vectors(folder: Path) -> Path | None:
     """GloVe's file in the data folder (300 dimensions before 100), or None."""
-    found = find_files(folder, WORD_VECTORS_FILES)
-    return found[0] if found else None
+    paths = find_files(folder, WORD_VECTORS_FILES)
+    return paths[0] if paths else None
 
 
 def read_word_vectors(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
@@ -248,21 +265,21 @@ def _packed(path: Path, tokens: int) -> NDArray[np.float32]:
 def _official(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:
     """Rows of the official text file: a token is looked up as it is, in lower case, and without its blank."""
     spellings = [_spellings(token) for token in vocabulary]
-    wanted = {spelling for own in spellings for spelling in own}
-    found: dict[str, NDArray[np.float32]] = {}
+    wanted = {spelling for accepted in spellings for spelling in accepted}
+    rows: dict[str, NDArray[np.float32]] = {}
     for number, line in enumerate(read_lines(path), start=1):
         word, _, numbers = line.partition(" ")
         if word in wanted:
             try:
-                found[word] = np.array(numbers.split(" "), dtype=np.float32)
+                rows[word] = np.array(numbers.split(" "), dtype=np.float32)
             except ValueError:
                 raise InputError(f"{str(path)!r} line {number} is not a word and its vector") from None
-    widths = {len(vector) for vector in found.values()}
+    widths = {len(vector) for vector in rows.values()}
     if len(widths) != 1:
         raise InputError(f"{str(path)!r} does not hold word vectors of one length")
     vectors = np.full((len(vocabulary), widths.pop()), np.nan, dtype=np.float32)
-    for row, own in zip(vectors, spellings, strict=True):
-        known = next((found[spelling] for spelling in own if spelling in found), None)
+    for row, accepted in zip(vectors, spellings, strict=True):
+        known = next((rows[spelling] for spelling in accepted if spelling in rows), None)
         if known is not None:
             row[:] = known
     return vectors

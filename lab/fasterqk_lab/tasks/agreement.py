@@ -82,15 +82,15 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task; nothing is read."""
     generator = Random(SAMPLE_SEED)
     ids = {word: index for index, word in enumerate(VOCABULARY)}
-    seen: set[tuple[str, ...]] = set()
+    sentences: set[tuple[str, ...]] = set()
     splits = {}
     for split, count in COUNTS.items():
         examples: list[LabelledInstance] = []
         while len(examples) < count:
             sentence, subject, number, attractors = draw_sentence(generator)
-            if tuple(sentence) in seen:  # no sentence stands in two splits
+            if tuple(sentence) in sentences:  # no sentence stands in two splits
                 continue
-            seen.add(tuple(sentence))
+            sentences.add(tuple(sentence))
             relevance = np.zeros(len(sentence))
             relevance[subject] = 1.0
             examples.append(

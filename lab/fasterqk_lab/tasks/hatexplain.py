@@ -140,7 +140,7 @@ def read_official(dataset: Path, divisions: Path) -> list[Post]:
             where = f"{str(dataset)!r} post {identity!r}"
             record = _field(records, identity, repr(str(dataset)), dict)
             annotators = _field(record, "annotators", where, list)
-            label = majority([_label(_field(one, "label", where), where) for one in annotators])
+            label = majority([_label(_field(annotator, "label", where), where) for annotator in annotators])
             if label is None:
                 continue
             masks = tuple(_marks(mask, 1, where) for mask in _field(record, "rationales", where, list))

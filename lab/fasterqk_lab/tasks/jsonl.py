@@ -7,7 +7,6 @@ lines moves none of the others.
 
 import hashlib
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from fasterqk.attention import Example, read_examples
 from fasterqk.errors import InputError
 from fasterqk_lab.tasks._registry import SPLITS, checksum
 from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk_lab.tasks._tokens import frequent_words
 
 FORMS = ("words",)
-PAD, UNKNOWN = "[PAD]", "[UNK]"
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
@@ -36,13 +35,12 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
     if len(classes) < 2:
         raise InputError(f"{str(path)!r} has the one class {classes[0]!r}; a classifier needs two or more")
     texts = {split: [_read(line) for line in lines if split_of(line.id) == split] for split in SPLITS}
-    for split, found in texts.items():
-        if not found:
+    for split, examples in texts.items():
+        if not examples:
             raise InputError(
                 f"no line of {str(path)!r} fell into the {split} split; give more than {len(lines)}"
             )
-    counts = Counter(word for _, words, _ in texts["train"] for word in words)
-    vocabulary = (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
+    vocabulary = frequent_words(words for _, words, _ in texts["train"])
     numbers = {word: index for index, word in enumerate(vocabulary)}
     splits = {
         split: LabelledInstances.collect(
@@ -52,9 +50,9 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
                 label=classes.index(str(line.label)),
                 relevance=np.array(relevance) if any(relevance) else None,
             )
-            for line, words, relevance in found
+            for line, words, relevance in examples
         )
-        for split, found in texts.items()
+        for split, examples in texts.items()
     }
     return ClassificationTask(
         name="jsonl", splits=splits, classes=classes, vocabulary=vocabulary, files={path.name: checksum(path)}
@@ -82,12 +80,12 @@ def _read(line: Example) -> tuple[Example, list[str], list[float]]:
     """The words of a line in lower case, and how relevant each is."""
     if line.words is not None and line.relevance is not None:
         return line, [word.lower() for word in line.words], list(line.relevance)
-    found = list(re.finditer(r"\S+", line.text))
+    matches = list(re.finditer(r"\S+", line.text))
     relevance = [
         max(
             [weight for start, end, weight in line.relevant if start < m.end() and m.start() < end],
             default=0.0,
         )
-        for m in found
+        for m in matches
     ]
-    return line, [match.group().lower() for match in found], relevance
+    return line, [match.group().lower() for match in matches], relevance

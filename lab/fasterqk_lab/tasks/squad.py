@@ -71,23 +71,23 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
     skipped: Counter[str] = Counter()
     train, test = (read_squad(path, skipped) for path in paths)
     asked = _split(train, test)
-    splits = {name: _tokens(own, form.removesuffix(FULL), pairs, skipped) for name, own in asked.items()}
-    for name, own in splits.items():
-        if not own.asked:
+    splits = {name: _tokens(split, form.removesuffix(FULL), pairs, skipped) for name, split in asked.items()}
+    for name, split in splits.items():
+        if not split.asked:
             path, left = paths[name == "test"], f" ({left_out(skipped)} left out)" if skipped else ""
             raise InputError(f"{str(path)!r} has no usable question for the {name} split{left}")
     if form.endswith(FULL):
         kept = np.arange(len(pairs.vocabulary))
     else:
         kept = np.unique(
-            np.concatenate([flat for own in splits.values() for flat in (own.prompts.ids, own.answers)])
+            np.concatenate([flat for split in splits.values() for flat in (split.prompts.ids, split.answers)])
         )
     numbers = np.full(len(pairs.vocabulary), -1)
     numbers[kept] = np.arange(len(kept))
     read = [*paths, *pairs.paths, *([] if glove is None else [glove])]
     return AnswerTask(
         name="squad",
-        splits={name: own.questions(numbers) for name, own in splits.items()},
+        splits={name: split.questions(numbers) for name, split in splits.items()},
         vocabulary=tuple(pairs.vocabulary[token] for token in kept),
         end=int(numbers[pairs.end]),
         text=lambda ids: pairs.decode([int(kept[token]) for token in ids]).strip(),
@@ -99,23 +99,23 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
 
 def check(folder: Path) -> dict[str, Any]:
     """The report of ``fasterqk-lab data check``: files, questions per split, what is left out or missing."""
-    found = {part: find_squad(folder, part) for part in ("train", "dev")}
-    paths = [path for path in found.values() if path is not None]
-    missing = [missing_squad(folder, part) for part, path in found.items() if path is None]
+    files = {part: find_squad(folder, part) for part in ("train", "dev")}
+    paths = [path for path in files.values() if path is not None]
+    missing = [missing_squad(folder, part) for part, path in files.items() if path is None]
     pairs = find_files(folder, BYTE_PAIRS_FILES)
     if not pairs:
         missing.append(missing_files(folder, BYTE_PAIRS_FILES, BYTE_PAIRS_DOWNLOAD))
     glove = find_word_vectors(folder)
     read = [*paths, *(pairs or []), *([glove] if glove else [])]
     report: dict[str, Any] = {"files": [str(path) for path in read], "missing": missing}
-    if len(paths) < len(found):
+    if len(paths) < len(files):
         return report
     skipped: list[Counter[str]] = [Counter() for _ in paths]
-    asked = [read_squad(path, own) for path, own in zip(paths, skipped, strict=True)]
-    report["counts"] = {name: len(own) for name, own in _split(*asked).items()}
+    asked = [read_squad(path, questions) for path, questions in zip(paths, skipped, strict=True)]
+    report["counts"] = {name: len(questions) for name, questions in _split(*asked).items()}
     report["expected"] = all(
-        len(own) + left.total() == ANSWERABLE[path.name.split(".json")[0]]
-        for path, own, left in zip(paths, asked, skipped, strict=True)
+        len(questions) + left.total() == ANSWERABLE[path.name.split(".json")[0]]
+        for path, questions, left in zip(paths, asked, skipped, strict=True)
     )
     left = skipped[0] + skipped[1]
     notes = [f"left out: {left_out(left)}"] if left else []
@@ -129,9 +129,9 @@ def check(folder: Path) -> dict[str, Any]:
 def _split(train: list[SquadQuestion], test: list[SquadQuestion]) -> dict[str, list[SquadQuestion]]:
     """The questions of each split, from those of the train and the dev file."""
     held_out = _held_out(train)
-    validation = [one for one in train if one.title in held_out]
-    validation.sort(key=lambda one: uniform(one.id))
-    train = [one for one in train if one.title not in held_out]
+    validation = [question for question in train if question.title in held_out]
+    validation.sort(key=lambda question: uniform(question.id))
+    train = [question for question in train if question.title not in held_out]
     return dict(zip(SPLITS, (train, validation[:VALIDATION], test), strict=True))
 
 
@@ -140,7 +140,7 @@ def _held_out(asked: Sequence[SquadQuestion]) -> set[str]:
 
     They hold twice the questions it takes, so that no single article weighs much; a small file gives a tenth.
     """
-    sizes = Counter(one.title for one in asked)
+    sizes = Counter(question.title for question in asked)
     wanted = min(2 * VALIDATION, len(asked) // 10)
     chosen: set[str] = set()
     held = 0
@@ -166,29 +166,29 @@ class _Tokens:
         """The split question by question, token ``i`` of GPT-2's as ``numbers[i]``."""
         bounds = self.prompts.bounds
         return Questions(
-            ids=tuple(one.id for one in self.asked),
+            ids=tuple(question.id for question in self.asked),
             prompts=_pieces(numbers[self.prompts.ids], bounds),
             answers=_pieces(numbers[self.answers], self.answer_bounds),
             relevance=_pieces(self.relevant.astype(np.float64), bounds),
-            gold=tuple(one.gold for one in self.asked),
+            gold=tuple(question.gold for question in self.asked),
         )
 
 
 def _tokens(asked: Sequence[SquadQuestion], kind: str, pairs: BytePairs, skipped: Counter[str]) -> _Tokens:
     shown, prompts, spans = [], [], []
-    for one in asked:
-        cut = window(one, kind)
+    for question in asked:
+        cut = window(question, kind)
         if cut is None:
             skipped[TOO_LONG] += 1
             continue
-        before = f"Q: {one.question} C: "
+        before = f"Q: {question.question} C: "
         shift = len(before) - cut[0]
-        shown.append(one)
-        prompts.append(f"{before}{one.context[slice(*cut)]} A:")
-        spans.append((one.start + shift, one.stop + shift))
+        shown.append(question)
+        prompts.append(f"{before}{question.context[slice(*cut)]} A:")
+        spans.append((question.start + shift, question.stop + shift))
     encoded = pairs.encode(prompts)
     first, last = np.array(spans, dtype=np.int64).reshape(-1, 2).T
-    answers = pairs.encode([f" {one.answer}" for one in shown])
+    answers = pairs.encode([f" {question.answer}" for question in shown])
     return _Tokens(
         asked=shown,
         prompts=encoded,
@@ -287,16 +287,16 @@ def find_squad(folder: Path, part: str) -> Path | None:
         for place in ("squad/", "")
         for packed in ("", ".xz")
     ]
-    found = find_files(folder, [[name] for name in names])
-    return found[0] if found else None
+    paths = find_files(folder, [[name] for name in names])
+    return paths[0] if paths else None
 
 
 def require_squad(folder: Path, part: str) -> Path:
     """As :func:`find_squad`, but a missing file is an error that says where to get it."""
-    found = find_squad(folder, part)
-    if found is None:
+    path = find_squad(folder, part)
+    if path is None:
         raise InputError(missing_squad(folder, part))
-    return found
+    return path
 
 
 def missing_squad(folder: Path, part: str) -> str:
@@ -311,7 +311,7 @@ def read_squad(path: Path, skipped: Counter[str]) -> list[SquadQuestion]:
     position is certain: it stands in the context where it says, and nothing marks the place as a guess
     (``n_occurrences`` above 1, in copies of the data that lost the original positions).
     """
-    return [found for found in _questions(path, skipped) if found is not None]
+    return [question for question in _questions(path, skipped) if question is not None]
 
 
 def read_paragraphs(path: Path) -> list[str]:
@@ -345,7 +345,7 @@ def _question(
 ) -> SquadQuestion | None:
     identity = _field(record, "id", str, where)
     where = f"{where} question {identity!r}"
-    gold, reasons, found = [], [], None
+    gold, reasons, span = [], [], None
     for answer in _field(record, "answers", list, where):
         text = _field(answer, "text", str, where).strip()
         start = _field(answer, "answer_start", int, where)
@@ -355,13 +355,13 @@ def _question(
             reasons.append(NOT_IN_CONTEXT)
         elif answer.get("n_occurrences", 1) != 1:
             reasons.append(GUESSED)
-        elif found is None:
-            found = (start, start + len(text))
-    if found is None:
+        elif span is None:
+            span = (start, start + len(text))
+    if span is None:
         skipped[reasons[0]] += 1
         return None
     question = _field(record, "question", str, where).strip()
-    return SquadQuestion(identity, title, question, context, *found, tuple(gold))
+    return SquadQuestion(identity, title, question, context, *span, tuple(gold))
 
 
 def _field(record: Any, name: str, kind: type, where: str) -> Any:

@@ -24,7 +24,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import read_lines
 from fasterqk_lab.tasks._registry import SPLITS, checksum, find_files, left_out, missing_files, require_files
 from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
-from fasterqk_lab.tasks._tokens import WordPieces
+from fasterqk_lab.tasks._tokens import WordPieces, frequent_words
 
 # The part of speech of the verb is the label: singular, plural.
 LABELS = ("VBZ", "VBP")
@@ -42,7 +42,6 @@ SIZES = {"train": 100_000, "validation": 20_000, "test": 20_000}
 RELEASED_TRAIN = 157_721
 # Test prefixes per number of attractors, from the compact file.
 MOST_PREFIXES = 2_000
-PAD, UNKNOWN = "[PAD]", "[UNK]"
 NEVER = "(never)"
 
 
@@ -80,21 +79,21 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
         vocabulary = pieces.vocabulary
         encoded = pieces.encode([sentence.words for sentence in sentences])
     else:
-        vocabulary = _vocabulary(sentences)
+        vocabulary = frequent_words(sentence.words for sentence in sentences if sentence.split == "train")
         numbers = {word: number for number, word in enumerate(vocabulary)}
         encoded = [
-            (np.array([numbers.get(word, 1) for word in one.words]), np.arange(len(one.words)))
-            for one in sentences
+            (np.array([numbers.get(word, 1) for word in sentence.words]), np.arange(len(sentence.words)))
+            for sentence in sentences
         ]
     splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLITS}
     for sentence, (tokens, places) in zip(sentences, encoded, strict=True):
-        own = splits[sentence.split]
+        examples = splits[sentence.split]
         relevance = np.isin(places, [sentence.subject, -1 if sentence.verb is None else sentence.verb])
         attractors = {} if sentence.attractors is None else {"attractors": sentence.attractors}
         label = LABELS.index(sentence.label)
-        own.append(
+        examples.append(
             LabelledInstance(
-                f"{sentence.split}-{len(own)}", tokens, label, relevance.astype(float), attractors
+                f"{sentence.split}-{len(examples)}", tokens, label, relevance.astype(float), attractors
             )
         )
     return ClassificationTask(
@@ -140,12 +139,6 @@ def _read(paths: Sequence[Path], form: str, skipped: Counter[str]) -> list[Sente
     return train + read_prefixes(paths[1], skipped, MOST_PREFIXES)
 
 
-def _vocabulary(sentences: Sequence[Sentence]) -> tuple[str, ...]:
-    """Padding, the unknown word, and the words of the training split, frequent ones first."""
-    counts = Counter(word for sentence in sentences if sentence.split == "train" for word in sentence.words)
-    return (PAD, UNKNOWN, *sorted(counts, key=lambda word: (-counts[word], word)))
-
-
 # --- The files ---
 
 
@@ -173,9 +166,9 @@ def read_official(path: Path, skipped: Counter[str], column: str, sizes: Mapping
         if number not in split_of:
             continue
         places = _number(row["subj_index"], first=1), _number(row["verb_index"], first=1)
-        found = _sentence(split_of[number], row, row[column], places, skipped)
-        if found:
-            sentences.append(found)
+        sentence = _sentence(split_of[number], row, row[column], places, skipped)
+        if sentence:
+            sentences.append(sentence)
     return sentences
 
 
@@ -203,9 +196,9 @@ def read_sentences(path: Path, skipped: Counter[str]) -> list[Sentence]:
         if split not in SPLIT_NAMES:
             raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
         places = _number(row["subj_idx"]), _number(row["verb_idx"])
-        found = _sentence(SPLIT_NAMES[split], row, row["sentence"], places, skipped)
-        if found:
-            sentences.append(found)
+        sentence = _sentence(SPLIT_NAMES[split], row, row["sentence"], places, skipped)
+        if sentence:
+            sentences.append(sentence)
     return sentences
 
 
@@ -228,13 +221,13 @@ def read_prefixes(path: Path, skipped: Counter[str], most: int) -> list[Sentence
             skipped[WRONG_INDEX] += 1
         else:
             attractors = _number(row["n_attractors"])
-            own = sets.setdefault(row["set"], [])
-            split = "validation" if row["set"] == "val" and len(own) % 2 == 0 else "test"
-            own.append(Sentence(split, row["verb_pos"], words, subject, None, attractors))
+            sentences = sets.setdefault(row["set"], [])
+            split = "validation" if row["set"] == "val" and len(sentences) % 2 == 0 else "test"
+            sentences.append(Sentence(split, row["verb_pos"], words, subject, None, attractors))
     return [
         sentence
-        for name, own in sets.items()
-        for sentence in (own if name == "val" else own[:: max(1, -(-len(own) // most))])
+        for name, sentences in sets.items()
+        for sentence in (sentences if name == "val" else sentences[:: max(1, -(-len(sentences) // most))])
     ]
 
 

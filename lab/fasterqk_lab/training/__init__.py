@@ -1,17 +1,11 @@
 """One training loop for every task; what sweeps and experiments call."""
 
-from fasterqk_lab.training._classification import EVALUATIONS
-from fasterqk_lab.training._config import Data, Evaluation, Model, Optimisation, TrainConfig
-from fasterqk_lab.training._loop import TrainResult, train, train_on_two_cores
-
-__all__ = [
-    "EVALUATIONS",
-    "Data",
-    "Evaluation",
-    "Model",
-    "Optimisation",
-    "TrainConfig",
-    "TrainResult",
-    "train",
-    "train_on_two_cores",
-]
+from fasterqk_lab.training._classification import EVALUATIONS as EVALUATIONS
+from fasterqk_lab.training._config import Data as Data
+from fasterqk_lab.training._config import Evaluation as Evaluation
+from fasterqk_lab.training._config import Model as Model
+from fasterqk_lab.training._config import Optimisation as Optimisation
+from fasterqk_lab.training._config import TrainConfig as TrainConfig
+from fasterqk_lab.training._loop import TrainResult as TrainResult
+from fasterqk_lab.training._loop import train as train
+from fasterqk_lab.training._loop import train_on_two_cores as train_on_two_cores

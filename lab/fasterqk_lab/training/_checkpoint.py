@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -189,10 +190,8 @@ def _labels(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     labels: list[str] = []
     for group in optimizer.param_groups:
-        given = group.get("param_names", [])
-        for index, parameter in enumerate(group["params"]):
-            own = given[index] if index < len(given) else names.get(id(parameter), f"#{len(labels)}")
-            labels.append(own)
+        for parameter, label in zip_longest(group["params"], group.get("param_names", [])):
+            labels.append(label or names.get(id(parameter), f"#{len(labels)}"))
     return labels
 
 

@@ -23,14 +23,7 @@ READINGS = ("heads", "plain", "residual", "carried")
 
 # The defaults of the parts below are the paper's one-layer HateXplain model; other tasks differ in these.
 TASK_SETTINGS: dict[str, dict[str, Any]] = {
-    "sva": {
-        "lr": 1e-3,
-        "epochs": 6,
-        "batch_size": 256,
-        "mlp_width": 0,
-        "residual": False,
-        "read": "last",
-    },
+    "sva": {"lr": 1e-3, "epochs": 6, "batch_size": 256, "mlp_width": 0, "residual": False, "read": "last"},
     "agreement": {"lr": 1e-4, "epochs": 8, "context": 32},
     "jsonl": {"lr": 5e-4, "epochs": 15},
     # The paper's answer generator; epochs, batches and smoothing are those of the released notebooks.
@@ -144,20 +137,20 @@ class Optimisation:
         >>> Optimisation(ratios="k=3, q=10").by_role()
         {'q': 10.0, 'k': 3.0}
         """
-        found: dict[str, float] = {}
+        ratios: dict[str, float] = {}
         for item in filter(None, (item.strip() for item in self.ratios.split(","))):
             role, _, number = (part.strip() for part in item.partition("="))
             try:
                 ratio = float(number)
             except ValueError:
                 ratio = math.nan
-            if role not in RATIO_ROLES or role in found or not 0 < ratio < math.inf:
+            if role not in RATIO_ROLES or role in ratios or not 0 < ratio < math.inf:
                 raise InputError(
                     f"ratios {self.ratios!r}: {item!r} is not a role and a number above 0; write q=10,k=3 "
                     f"with the roles {', '.join(RATIO_ROLES)}, each once"
                 )
-            found[role] = ratio
-        return {role: found[role] for role in RATIO_ROLES if role in found}
+            ratios[role] = ratio
+        return {role: ratios[role] for role in RATIO_ROLES if role in ratios}
 
 
 @dataclass(frozen=True)
@@ -300,15 +293,15 @@ class TrainConfig:
         values = {"task": task, "seed": seed}
         for name, kind in PARTS.items():
             names = [field.name for field in dataclasses.fields(kind)]
-            own = {name: fields.pop(name) for name in names if name in fields}
+            changes = {name: fields.pop(name) for name in names if name in fields}
             if name in fields:
                 whole = fields.pop(name)
                 if type(whole) is not kind:
                     raise InputError(f"{name} {whole!r} is not of type {kind.__name__}")
-                values[name] = dataclasses.replace(whole, **own)
+                values[name] = dataclasses.replace(whole, **changes)
             else:
                 settings = TASK_SETTINGS.get(task, {})
-                values[name] = kind(**{name: settings[name] for name in names if name in settings} | own)
+                values[name] = kind(**{name: settings[name] for name in names if name in settings} | changes)
         for name in fields:
             known = ", ".join(config_types(type(self)))
             raise InputError(f"{name!r} is no field of a training; fields are {known}")
@@ -323,12 +316,7 @@ class TrainConfig:
         return dataclasses.replace(self, **changes)
 
 
-PARTS: dict[str, Any] = {
-    "optimisation": Optimisation,
-    "model": Model,
-    "data": Data,
-    "evaluation": Evaluation,
-}
+PARTS: dict[str, Any] = {"optimisation": Optimisation, "model": Model, "data": Data, "evaluation": Evaluation}
 
 
 def _written(ratios: dict[str, float]) -> str:

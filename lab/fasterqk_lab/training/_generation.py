@@ -121,9 +121,9 @@ class Generation:
     def evaluate(self) -> dict[str, Any]:
         record: dict[str, Any] = {"loss": measure_fit(self.model, self.subset).loss}
         for name, split in self.along.items():
-            found = self._measure(split, attention=name == "test", sample=FAITHFULNESS_SAMPLE)
-            record |= {f"{name}_{key}": found.pop(key) for key in ("loss", "accuracy", "f1")}
-            record |= flat(found) if name == "test" else {}
+            scores = self._measure(split, attention=name == "test", sample=FAITHFULNESS_SAMPLE)
+            record |= {f"{name}_{key}": scores.pop(key) for key in ("loss", "accuracy", "f1")}
+            record |= flat(scores) if name == "test" else {}
         del record["train_loss"]  # `loss` is that of a larger part
         return record
 
@@ -226,8 +226,8 @@ def greedy(
     position = lengths.clone()
     for _ in range(limit):
         token = logits.argmax(1).cpu()
-        for instance, each in zip(going.tolist(), token.tolist(), strict=True):
-            written[instance].append(each)
+        for instance, number in zip(going.tolist(), token.tolist(), strict=True):
+            written[instance].append(number)
         stays = (token != end) & (position < context)
         if not stays.all():
             going, token, position = going[stays], token[stays], position[stays]
@@ -293,7 +293,7 @@ def measure_answers(
     percents = config.evaluation.rationale_k
     edges, mass, probability = SCALES.get(task.name, (DTAP_EDGES, 0.5, 0.5))
     rankings = None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)
-    found = measure_steps(
+    measurement = measure_steps(
         generator,
         instances,
         percents=percents if sample is None else (),
@@ -301,7 +301,7 @@ def measure_answers(
         by_layer=True,
         edges=edges,
     )
-    scores = scores_json(found.summary(mass, probability, plausibility_sample=0))
+    scores = scores_json(measurement.summary(mass, probability, plausibility_sample=0))
     if sample is not None and percents:
         some = measure_steps(generator, instances[:sample], percents=percents, need_relevance=False)
         asked = scores_json(some.summary(plausibility_sample=0))

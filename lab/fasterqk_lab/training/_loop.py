@@ -15,8 +15,16 @@ from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk_lab.training import _checkpoint as checkpoint
 from fasterqk_lab.training._config import TrainConfig
-from fasterqk_lab.training._processes import ForkedCall, Processes, one_thread, spare_core
-from fasterqk_lab.training._steps import Steps, Trainable, build_optimizer, build_trainable
+from fasterqk_lab.training._steps import (
+    ForkedCall,
+    Processes,
+    Steps,
+    Trainable,
+    build_optimizer,
+    build_trainable,
+    one_thread,
+    spare_core,
+)
 
 # A training whose loss is this many times the one it started with has diverged, even while it is finite.
 DIVERGED = 100.0
@@ -61,18 +69,18 @@ class TrainResult:
 
     def to_json(self) -> dict[str, Any]:
         """The result as plain JSON data, null for what a diverged training does not have."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        missing = {name: found[name] or None for name in ("train", "validation", "test", "best")}
+        document = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        missing = {name: document[name] or None for name in ("train", "validation", "test", "best")}
         if not self.skipped:
-            del found["skipped"]
-        return found | missing
+            del document["skipped"]
+        return document | missing
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> "TrainResult":
         """The result that :meth:`to_json` wrote; other entries are left out."""
-        names = [each.name for each in fields(cls)]
-        given = {name: document[name] for name in names if document.get(name) is not None}
-        return cls(**{"loss": None} | given)
+        names = [entry.name for entry in fields(cls)]
+        values = {name: document[name] for name in names if document.get(name) is not None}
+        return cls(**{"loss": None} | values)
 
 
 def train(
@@ -133,8 +141,8 @@ def load_trained(config: TrainConfig, folder: Path) -> Trainable:
     """
     trainable = build_trainable(config)
     optimizer = build_optimizer(trainable.model, config)
-    found = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, config=config)
-    if found is None:
+    scalars = checkpoint.load(folder, model=trainable.model, optimizer=optimizer, config=config)
+    if scalars is None:
         raise InputError(f"no checkpoint in {str(folder)!r}; train this cell first")
     trainable.model.eval()
     return trainable
@@ -293,10 +301,7 @@ class _Training:
         if self.folder is None:
             return
         saved = checkpoint.load(
-            self.folder,
-            model=self.trainable.model,
-            optimizer=self.steps.optimizer,
-            config=self.config,
+            self.folder, model=self.trainable.model, optimizer=self.steps.optimizer, config=self.config
         )
         if saved is not None:
             self.steps.done, self.history = saved["step"], saved["history"]

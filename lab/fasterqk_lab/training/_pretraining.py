@@ -25,8 +25,7 @@ from fasterqk_lab.models import GeneratorConfig, GPTAnswerGenerator
 from fasterqk_lab.models._generator import head_loss
 from fasterqk_lab.tasks import data_folder
 from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
-from fasterqk_lab.training._processes import one_thread
-from fasterqk_lab.training._steps import clip_gradients, set_rates
+from fasterqk_lab.training._steps import clip_gradients, one_thread, set_rates
 
 PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
 METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO)
@@ -94,9 +93,9 @@ class Pretraining:
     """The state of one training on ``text``, a row of bytes; ``held_out`` is another."""
 
     def __init__(self, cell: PretrainingCell, text: Tensor, held_out: Tensor) -> None:
-        for name, given in (("text", text), ("held-out text", held_out)):
-            if len(given) <= cell.context:
-                raise InputError(f"the {name} has {len(given)} bytes; give more than {cell.context}")
+        for name, part in (("text", text), ("held-out text", held_out)):
+            if len(part) <= cell.context:
+                raise InputError(f"the {name} has {len(part)} bytes; give more than {cell.context}")
         self.cell, self.text = cell, text
         sizes = GeneratorConfig(
             vocabulary_size=256,
@@ -140,20 +139,20 @@ class Pretraining:
         null = null_entropy(cell.context)
         result: dict[str, Any] = {"initial_loss": self.validation_loss(), "null_entropy": null}
         along: list[dict[str, Any]] = []
-        seen = torch.full((cell.layers,), -math.inf)
+        largest = torch.full((cell.layers,), -math.inf)
         for step in range(cell.steps):
             losses.append(self._step(step))
             if not math.isfinite(losses[-1]):
                 break
             if (step + 1) % cell.last == 0:
                 along.append(self._record(step + 1, losses[-cell.last :]))
-                seen = torch.maximum(seen, self.largest)
+                largest = torch.maximum(largest, self.largest)
                 self.largest.fill_(-math.inf)
             if progress is not None and step % 20 == 0:
                 progress(step, cell.steps)
-        seen = torch.maximum(seen, self.largest)
-        result |= {"steps": len(losses), "largest_logit": _finite(seen.max())}
-        result["largest_logit_by_layer"] = _by_layer(seen)
+        largest = torch.maximum(largest, self.largest)
+        result |= {"steps": len(losses), "largest_logit": _finite(largest.max())}
+        result["largest_logit_by_layer"] = _by_layer(largest)
         if self.clip is not None:
             result["clipped_heads"] = self.clip.total
         validation = self.validation_loss()
@@ -244,7 +243,7 @@ def null_entropy(context: int) -> float:
     >>> round(null_entropy(3), 4), round((math.log(1) + math.log(2) + math.log(3)) / 3, 4)
     (0.5973, 0.5973)
     """
-    return sum(math.log(seen) for seen in range(1, context + 1)) / context
+    return sum(math.log(keys) for keys in range(1, context + 1)) / context
 
 
 # --- Scores: read from what enters them, so that training keeps torch's own kernel ---
@@ -269,10 +268,10 @@ def watch_scores(model: GPTAnswerGenerator, see: Callable[[int, Tensor], None]) 
     handles = []
 
     def watch(layer: int, attention: Any) -> None:
-        def keep_query(module: Any, given: Any, query: Tensor) -> None:
+        def keep_query(module: Any, inputs: Any, query: Tensor) -> None:
             queries[layer] = query.detach()
 
-        def take_key(module: Any, given: Any, key: Tensor) -> None:
+        def take_key(module: Any, inputs: Any, key: Tensor) -> None:
             see(layer, _scores(queries.pop(layer), key.detach(), _hidden(key.shape[2])))
 
         handles.append(attention.query_norm.register_forward_hook(keep_query))

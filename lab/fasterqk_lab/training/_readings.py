@@ -1,4 +1,4 @@
-"""More readings of a deeper model than rollout and whole layers, for those who ask for them.
+"""Readings of attention beside the paper's scores: of deeper models, and those of the released notebooks.
 
 - ``heads``: every head by itself, and the best one of a layer and of the model. The best is chosen by the
   score itself, in every arm alike; its null is that of any head, uniform attention.
@@ -7,13 +7,31 @@
   the position behind it, where the next layer then finds it. The null rises with what counts as relevant.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from fasterqk.attention import Aggregation, Instance, Measurable, Measurement, measure
+from fasterqk.attention import (
+    Aggregation,
+    Instance,
+    Measurable,
+    Measurement,
+    Summary,
+    measure,
+    percent_count,
+    relevant_mass,
+    summarize,
+)
+from fasterqk.capture import capture
+from fasterqk_lab.models import Classifier
+from fasterqk_lab.models._classifier import Block, attention_rows
+from fasterqk_lab.training._batches import EVALUATION_BATCH, PaddedInstances
 
 ROLLOUTS = {"plain": Aggregation("rollout", residual=0.0), "residual": Aggregation("rollout", residual=0.5)}
 # What is kept of each reading.
@@ -44,20 +62,20 @@ def more_readings(
         "max_weights": None,
     }
     shared |= {"stronger_nulls": False, "need_relevance": False}
-    found: dict[str, float | None] = {}
+    readings: dict[str, float | None] = {}
     for name in (name for name in ROLLOUTS if name in asked):
         rollout = measure(model, instances, aggregation=ROLLOUTS[name], **shared)
-        found |= _of(rollout, f"{name}_", by_layer=False)
-    for prefix, own in (("", instances), ("carried_", carried(instances))):
+        readings |= _of(rollout, f"{name}_", by_layer=False)
+    for prefix, rated in (("", instances), ("carried_", carried(instances))):
         if (prefix and "carried" not in asked) or (not prefix and "heads" not in asked):
             continue
         scores = names if "heads" in asked else None
-        whole = measure(model, own, aggregation=aggregation, by_layer=True, scores=scores, **shared)
+        whole = measure(model, rated, aggregation=aggregation, by_layer=True, scores=scores, **shared)
         if prefix:
-            found |= _of(whole, prefix, by_layer=True)
+            readings |= _of(whole, prefix, by_layer=True)
         if scores:
-            found |= {f"{prefix}{name}": value for name, value in _of_heads(whole, layers, heads).items()}
-    return found
+            readings |= {f"{prefix}{name}": value for name, value in _of_heads(whole, layers, heads).items()}
+    return readings
 
 
 def carried(instances: Sequence[Instance]) -> list[Instance]:
@@ -68,14 +86,14 @@ def carried(instances: Sequence[Instance]) -> list[Instance]:
     [0.0, 1.0, 1.0, 0.0]
     """
     return [
-        replace(one, relevance=np.maximum(one.relevance, np.pad(one.relevance, (1, 0))[:-1]))
-        for one in instances
+        replace(instance, relevance=np.maximum(instance.relevance, np.pad(instance.relevance, (1, 0))[:-1]))
+        for instance in instances
     ]
 
 
-def _of(found: Measurement, prefix: str, by_layer: bool) -> dict[str, float | None]:
+def _of(measurement: Measurement, prefix: str, by_layer: bool) -> dict[str, float | None]:
     """Rollout, and every layer, with their nulls."""
-    document = found.summary(plausibility_sample=0).to_json()
+    document = measurement.summary(plausibility_sample=0).to_json()
     parts = {"": document}
     if by_layer:
         parts |= {f"layer_{number}_": layer for number, layer in document.get("layer", {}).items()}
@@ -86,20 +104,216 @@ def _of(found: Measurement, prefix: str, by_layer: bool) -> dict[str, float | No
     return scores
 
 
-def _of_heads(found: Measurement, layers: int, heads: int) -> dict[str, float | None]:
+def _of_heads(measurement: Measurement, layers: int, heads: int) -> dict[str, float | None]:
     """Mass of every head and of the best ones, with the null of the layer, which all its heads share."""
-    relevant = [i for i, one in enumerate(found.instances) if one.relevant]
+    relevant = [i for i, instance in enumerate(measurement.instances) if instance.relevant]
     scores: dict[str, float | None] = {}
     best: list[float] = []
     for layer in range(layers):
-        own = []
+        head_scores = []
         for head in range(heads):
-            weights = found.rankings[f"layer:{layer}/head:{head}"].importance
-            masses = [float(weights[i] @ found.instances[i].relevance) for i in relevant]
-            own.append(float(np.mean(masses)))
-            scores[f"layer_{layer + 1}_head_{head + 1}_mrta"] = own[-1]
+            weights = measurement.rankings[f"layer:{layer}/head:{head}"].importance
+            masses = [float(weights[i] @ measurement.instances[i].relevance) for i in relevant]
+            head_scores.append(float(np.mean(masses)))
+            scores[f"layer_{layer + 1}_head_{head + 1}_mrta"] = head_scores[-1]
         name = f"layer_{layer + 1}_best_head_"
-        null = float(found.columns[f"null_layer_{layer + 1}_mass"][relevant].mean())
-        scores |= {f"{name}mrta": max(own), f"{name}null_mrta": null}
-        best.append(max(own))
+        null = float(measurement.columns[f"null_layer_{layer + 1}_mass"][relevant].mean())
+        scores |= {f"{name}mrta": max(head_scores), f"{name}null_mrta": null}
+        best.append(max(head_scores))
     return scores | {"best_head_mrta": max(best), "best_head_null_mrta": null}
+
+
+# --- What the released notebooks measure, literally, so that their numbers can be matched ---
+# The HateXplain notebooks, first, differ from the paper's evaluation in this:
+#
+# - texts are padded to 128 tokens and attention is measured in the row of the **last** padding token, which
+#   sees all 128 positions and predicts nothing (the prediction is read at the first padding token);
+# - every instance counts, posts without rationale as mass 0; relevance is the share of three annotators;
+# - DTAP has three columns and rows cut at .33 and .66; AC and ACMC start at .33, for mass and probability;
+# - faithfulness takes k% of 128 tokens, whatever the length of the text, padding included;
+# - the kept tokens stay in the order ``numpy.argpartition`` leaves them in, and where no padding is among
+#   them the prediction is read at position 0, so that sufficiency sees one arbitrary token.
+
+
+# One entry per instance.
+Columns = dict[str, NDArray[np.float64]]
+PADDED_TO = 128
+HATEXPLAIN_EDGES = (0.0, 0.33, 0.66, 1.1)
+THRESHOLD = 0.33
+
+
+def measure_released(
+    model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
+) -> Summary:
+    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
+    batches = torch.arange(len(split)).split(EVALUATION_BATCH)
+    columns = _joined(_measure_batch, model, split, batches, percents)
+    scores = summarize(
+        *(columns[name] for name in ("mass", "probability", "null_mass")),
+        edges=HATEXPLAIN_EDGES,
+        mass_threshold=THRESHOLD,
+        probability_threshold=THRESHOLD,
+    )
+    return _summary(scores, columns, percents)
+
+
+def _joined(
+    measure_batch: Callable[..., Columns],
+    model: Classifier,
+    split: PaddedInstances,
+    batches: Sequence[Tensor],
+    percents: Sequence[int],
+) -> Columns:
+    """What ``measure_batch`` finds in all batches, one after the other."""
+    model.eval()
+    parts = [measure_batch(model, split, chosen, percents) for chosen in batches]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _summary(scores: dict[str, Any], columns: Columns, percents: Sequence[int]) -> Summary:
+    summary = {name: scores[name] for name in ("mrta", "ac", "acmc")}
+    for name in ("sufficiency", "comprehensiveness"):
+        means = columns[name].mean(0).tolist()
+        summary |= {f"{name}_{k}": value for k, value in zip(percents, means, strict=True)}
+    return Summary(len(columns["mass"]), 0, summary, scores["null"], scores["dtap"], scores["dtap_edges"])
+
+
+def _measure_batch(
+    model: Classifier, split: PaddedInstances, chosen: Tensor, percents: Sequence[int]
+) -> Columns:
+    tokens = _widened(split.tokens[chosen], split.pad)
+    relevance = _widened(split.relevance[chosen], 0)
+    _, rows, null_rows = attention_rows(model, tokens, torch.full((len(chosen),), PADDED_TO - 1))
+    whole = _probabilities(model, tokens, split.pad)
+    return {
+        "mass": relevant_mass(rows, relevance).double().numpy(),
+        "null_mass": relevant_mass(null_rows, relevance).double().numpy(),
+        "probability": whole[torch.arange(len(chosen)), split.labels[chosen]].numpy(),
+        **_lost(partial(_probabilities, model, pad=split.pad), tokens, rows.numpy(), whole, percents),
+    }
+
+
+def _lost(
+    probabilities: Callable[[Tensor], Tensor],
+    tokens: Tensor,
+    importance: NDArray[Any],
+    whole: Tensor,
+    percents: Sequence[int],
+) -> Columns:
+    """What the predicted class loses, ``(instance, k)``, by keeping or removing k% of 128 tokens."""
+    instance, predicted = torch.arange(len(tokens)), whole.argmax(1)
+    lost: dict[str, list[Tensor]] = {"sufficiency": [], "comprehensiveness": []}
+    for percent in percents:
+        count = percent_count(percent, PADDED_TO)
+        order = torch.from_numpy(np.argpartition(importance, -count, axis=1))
+        rest = order[:, :-count].sort(1).values
+        for name, kept in (("sufficiency", order[:, -count:]), ("comprehensiveness", rest)):
+            left = probabilities(tokens.gather(1, kept))
+            lost[name].append((whole - left)[instance, predicted])
+    return {name: torch.stack(values, 1).numpy() for name, values in lost.items()}
+
+
+@torch.no_grad()
+def _probabilities(model: Classifier, tokens: Tensor, pad: int) -> Tensor:
+    """Class probabilities read at the first padding token, or at position 0 where there is none."""
+    read = (tokens == pad).int().argmax(1)
+    logits: Tensor = model(tokens, read)
+    return logits.double().softmax(1)
+
+
+def _widened(values: Tensor, fill: float) -> Tensor:
+    return torch.nn.functional.pad(values, (0, PADDED_TO - values.shape[1]), value=fill)
+
+
+# --- The subject-verb notebooks ---
+# They differ from :mod:`fasterqk_lab.training._classification` in this:
+#
+# - sentences are padded to 128 tokens and attention is measured in the row of the **last** padding token.
+#   Padding may not be looked at, so that row sees the whole sentence; but it predicts nothing (the
+#   prediction is read at the last real token), and its query never had a gradient except in the bias;
+# - DTAP, AC and ACMC look at **head 0 alone**, MRTA and faithfulness at the mean of the heads;
+# - DTAP has three columns and rows cut at .1 and .5; AC is mass above .1 and probability above .1, ACMC
+#   mass above .1 and probability above .5;
+# - faithfulness takes k% of 128 tokens (7 for k = 5), whatever the length of the sentence;
+# - the kept tokens stay in the order ``numpy.argpartition`` leaves them in.
+
+SVA_EDGES = (0.0, 0.1, 0.5, 1.1)
+MASS_FROM = PROBABILITY_FROM = 0.1
+CONFIDENT_FROM = 0.5
+
+
+def measure_released_sva(
+    model: Classifier, split: PaddedInstances, percents: Sequence[int], **options: Any
+) -> Summary:
+    """The notebooks' MRTA, AC, ACMC, DTAP, sufficiency and comprehensiveness; options make no difference."""
+    columns = _joined(_measure_sva_batch, model, split, split.by_length(EVALUATION_BATCH), percents)
+    mass, probability, null_mass = (columns[name] for name in ("first_head", "probability", "null_mass"))
+    scores = summarize(
+        mass,
+        probability,
+        null_mass,
+        edges=SVA_EDGES,
+        mass_threshold=MASS_FROM,
+        probability_threshold=CONFIDENT_FROM,
+    )
+    scores["mrta"] = float(columns["mass"].mean())
+    for target, masses in ((scores, mass), (scores["null"], null_mass)):
+        target["ac"] = float(100 * ((masses >= MASS_FROM) & (probability >= PROBABILITY_FROM)).mean())
+    return _summary(scores, columns, percents)
+
+
+def _measure_sva_batch(
+    model: Classifier, split: PaddedInstances, chosen: Tensor, percents: Sequence[int]
+) -> Columns:
+    # What lies to the right of the sentences is padding, which no row may look at: it can be left out.
+    width = int(split.lengths[chosen].max())
+    tokens, relevance = split.tokens[chosen, :width], split.relevance[chosen, :width]
+    heads = _last_row(model, tokens, split.pad)
+    row = heads.mean(1)
+    whole = _sva_probabilities(model, tokens, split.pad)
+    padded = torch.nn.functional.pad(tokens, (0, PADDED_TO - width), value=split.pad)
+    importance = np.zeros(padded.shape)
+    importance[:, :width] = row.numpy()
+    uniform = (tokens != split.pad).double()
+    return {
+        "mass": relevant_mass(row, relevance).double().numpy(),
+        "first_head": relevant_mass(heads[:, 0], relevance).double().numpy(),
+        "null_mass": relevant_mass(uniform / uniform.sum(1, keepdim=True), relevance).double().numpy(),
+        "probability": whole[torch.arange(len(chosen)), split.labels[chosen]].numpy(),
+        **_lost(partial(_sva_probabilities, model, pad=split.pad), padded, importance, whole, percents),
+    }
+
+
+def _last_row(model: Classifier, tokens: Tensor, pad: int) -> Tensor:
+    """Attention (batch, head, position) of a padding token at position 127 to the sentence before it."""
+
+    def forward(tokens: Tensor) -> Tensor:
+        stream = model.embedding(tokens) + model.positions[: tokens.shape[1]]
+        query = model.embedding(torch.tensor([pad])) + model.positions[PADDED_TO - 1]
+        attended: Tensor = model.blocks[-1](stream, query.expand(len(tokens), -1), tokens == pad)
+        return attended
+
+    return capture(model, (tokens,), forward=forward)[0][:, :, 0]
+
+
+@torch.no_grad()
+def _sva_probabilities(model: Classifier, tokens: Tensor, pad: int) -> Tensor:
+    """Class probabilities read before the first padding token, or at the end where there is none.
+
+    Where padding comes first the notebooks read position -1, which is the end as well.
+    """
+    padding = tokens == pad
+    read = padding.int().argmax(1) - 1
+    read = torch.where(read < 0, tokens.shape[1] - 1, read)
+    stream = model.embedding(tokens) + model.positions[: tokens.shape[1]]
+    hidden = padding | (torch.arange(tokens.shape[1]) > read[:, None])
+    block = cast(Block, model.blocks[-1])
+    rows: Tensor = block(stream, stream[torch.arange(len(read)), read], hidden)
+    empty = hidden.all(1)
+    if empty.any():
+        # All real tokens were removed. Their mask is a large number, not infinity, so that such a row
+        # looks at every position alike.
+        attention = block.attention
+        values = torch.einsum("nd,hde->nhe", stream[empty].mean(1), attention.W_V) + attention.b_V
+        rows[empty] = torch.einsum("nhe,hed->nd", values, attention.W_O) + attention.b_O
+    return torch.addmm(model.b_U, rows, model.W_U).double().softmax(1)

@@ -7,12 +7,12 @@ import sys
 import pytest
 from tests.cli.lines import command_lines
 
-from fasterqk_lab.cli.main import COMMANDS, main
+from fasterqk_lab.cli.main import PROGRAM, main
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs._store import state
 
 HEAVY = ["numpy", "scipy", "torch", "numba", "matplotlib", "transformers", "rich"]
-LINES = command_lines("fasterqk_lab.cli", COMMANDS)
+LINES = command_lines(PROGRAM)
 
 
 @pytest.mark.parametrize("words", LINES, ids=" ".join)

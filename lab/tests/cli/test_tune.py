@@ -7,7 +7,7 @@ import pytest
 import fasterqk_lab.training
 from fasterqk.cli.common import Parser
 from fasterqk_lab.cli.main import main
-from fasterqk_lab.cli.train import configure
+from fasterqk_lab.cli.train import configure_train
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import _registry
 from fasterqk_lab.runs import sweep
@@ -95,7 +95,7 @@ def test_the_printed_command_works_when_it_is_pasted(capsys, data, tmp_path, mon
 
 def configured(command):
     parser = Parser(prog="train")
-    configure(parser)
+    configure_train(parser)
     return parser.parse_args(command[1:])
 
 

@@ -21,7 +21,6 @@ from fasterqk.errors import InputError
 from fasterqk.files import content_hash
 from fasterqk_lab.runs import Store, SweepError, sweep
 from fasterqk_lab.runs import _ray as ray_backend
-from fasterqk_lab.runs import _remote as remote
 from fasterqk_lab.runs._execute import Event, read_journal
 from fasterqk_lab.runs._ray import RayCluster, join
 from fasterqk_lab.runs._store import claim, is_claimed, read_sealed, state
@@ -84,8 +83,8 @@ def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedRay]:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     yield played
-    while remote._idle:
-        remote._idle.popitem()[1].close()
+    while ray_backend._idle:
+        ray_backend._idle.popitem()[1].close()
 
 
 def events_of(store: Store, config: Any) -> list[tuple[str, int]]:

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 import fasterqk
 from fasterqk.files import content_hash, write_text
 from fasterqk_lab.runs import Store
-from fasterqk_lab.runs import _remote as remote
+from fasterqk_lab.runs import _ray as remote
 from fasterqk_lab.runs._execute import OUTPUT_NAME, Event, read_journal, write_journal
-from fasterqk_lab.runs._remote import FileChanges, FolderWatch, collect, do_cell, read_files, write_files
+from fasterqk_lab.runs._ray import FileChanges, FolderWatch, collect, do_cell, read_files, write_files
 from fasterqk_lab.runs._store import LOCK_NAME, claim, read_sealed
 
 names = st.sampled_from(["history.jsonl", "checkpoint.json", "result.json", "part/weights.bin"])

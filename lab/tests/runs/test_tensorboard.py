@@ -15,7 +15,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import content_hash, write_text
 from fasterqk_lab.runs import SpecCell, Store
 from fasterqk_lab.runs._execute import Event
-from fasterqk_lab.runs._tensorboard import FOLDER_NAME, TensorBoard, scalars
+from fasterqk_lab.runs._sweep import FOLDER_NAME, TensorBoard, scalars
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._steps import factor, set_rates
 

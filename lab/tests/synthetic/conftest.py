@@ -5,10 +5,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from lab.tests.synthetic.matrices import Sequences, count_tokens, draw_sequences, load_matrices
 from torch.nn import functional
 
 from fasterqk_lab.benchmarks._plain import AttentionModel
-from fasterqk_lab.synthetic import Counts, Language, Sequences, SyntheticCell, count_tokens, draw_sequences
+from fasterqk_lab.synthetic import Counts, Language, SyntheticCell
 
 
 class Batch(NamedTuple):
@@ -42,7 +43,7 @@ def plain() -> Any:
             language.attend_query,
             cell.outputs,
         )
-        model.double().load_matrices(matrices)
+        load_matrices(model.double(), matrices)
         labels = torch.tensor(cell.labels)[torch.from_numpy(sequences.classes)]
         return model, functional.cross_entropy(model(torch.from_numpy(sequences.tokens)), labels)
 

@@ -8,10 +8,9 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk_lab.synthetic import Language, SyntheticCell, draw_counts
-from fasterqk_lab.synthetic import _evaluate as module
+from fasterqk_lab.synthetic import _train as module
 from fasterqk_lab.synthetic._cell import zeros_like
-from fasterqk_lab.synthetic._evaluate import covert_channel, mutual_bits
-from fasterqk_lab.synthetic._train import Trainer
+from fasterqk_lab.synthetic._train import Trainer, covert_channel, mutual_bits
 
 BLIND = Language(queries=(5, 5, 5, 5))
 

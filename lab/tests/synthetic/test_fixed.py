@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from lab.tests.synthetic.matrices import count_tokens, draw_sequences
 from torch import nn
 from torch.nn import functional
 
-from fasterqk_lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell, count_tokens, draw_sequences
+from fasterqk_lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
 from fasterqk_lab.synthetic._fixed import (
     FixedScratch,
     draw_even,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab.tests.synthetic.matrices import unpack
+from lab.tests.synthetic.matrices import count_tokens, draw_sequences, load_matrices, unpack
 from torch.nn import functional
 
 from fasterqk_lab.benchmarks._plain import AttentionModel
@@ -16,8 +16,6 @@ from fasterqk_lab.synthetic import (
     Init,
     Language,
     SyntheticCell,
-    count_tokens,
-    draw_sequences,
     initial_matrices,
 )
 from fasterqk_lab.synthetic._cell import CIRCUITS, layer_names, pack, zeros_like
@@ -165,7 +163,7 @@ def trajectories(cell: SyntheticCell, batches: int, epochs: int):
     trainer.sample = Sample(
         np.stack([one.counts for one in counted]), np.stack([one.starts for one in counted])
     )
-    model = AttentionModel(cell.parameterization).double().load_matrices(trainer.matrices)
+    model = load_matrices(AttentionModel(cell.parameterization).double(), trainer.matrices)
     groups = [
         {"params": [value], "circuit": CIRCUITS[name.removesuffix(".weight")]}
         for name, value in model.named_parameters()

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from lab.tests.synthetic.matrices import count_tokens, draw_sequences
 
 from fasterqk.errors import InputError
-from fasterqk_lab.synthetic import Language, count_tokens, draw_counts, draw_sequences
+from fasterqk_lab.synthetic import Language, draw_counts
 
 
 def test_the_paper_language_has_fifty_tokens():

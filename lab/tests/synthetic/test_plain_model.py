@@ -8,7 +8,7 @@ from fasterqk.capture import capture
 from fasterqk_lab.benchmarks._plain import AttentionModel
 from fasterqk_lab.synthetic import PARAMETERIZATIONS, Init, Language, SyntheticCell, initial_matrices
 from fasterqk_lab.synthetic._cell import CIRCUITS, layer_names, pack
-from fasterqk_lab.synthetic._evaluate import evaluate
+from fasterqk_lab.synthetic._train import evaluate
 
 
 @pytest.mark.parametrize("attend_query", [False, True])

@@ -8,8 +8,8 @@ from transformers import BertConfig, BertModel
 from fasterqk.errors import InputError
 from fasterqk_lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk_lab.training import TrainConfig, _steps, train
-from fasterqk_lab.training import _finetuning as module
-from fasterqk_lab.training._finetuning import pretrained_folder
+from fasterqk_lab.training import _classification as module
+from fasterqk_lab.training._classification import pretrained_folder
 from fasterqk_lab.training._steps import build_trainable
 
 VOCABULARY = ("[PAD]", "[CLS]", "[SEP]", *(f"w{n}" for n in range(17)))

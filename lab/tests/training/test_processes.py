@@ -10,8 +10,7 @@ import torch
 
 from fasterqk.errors import InputError
 from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._processes import ForkedCall, Processes, one_thread
-from fasterqk_lab.training._steps import Steps
+from fasterqk_lab.training._steps import ForkedCall, Processes, Steps, one_thread
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from fasterqk_lab.models import Classifier, ClassifierConfig
 from fasterqk_lab.tasks import LabelledInstance, LabelledInstances
 from fasterqk_lab.training._batches import pad_instances
 from fasterqk_lab.training._classification import scores_json
-from fasterqk_lab.training._released import PADDED_TO, measure_released, measure_released_sva
+from fasterqk_lab.training._readings import PADDED_TO, measure_released, measure_released_sva
 from fasterqk_lab.training._steps import build_trainable
 
 

@@ -4,7 +4,8 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from io import TextIOWrapper
@@ -29,8 +30,9 @@ class Program:
     """A program with commands: its name, what it is for, and where its commands are.
 
     ``commands`` maps a command to its summary. Each is a module of ``package`` with ``configure(parser)`` and
-    ``run(arguments)``. It is imported only when it is asked for, and imports numpy, scipy and torch only
-    inside ``run``. ``welcome`` is printed when no command is given.
+    ``run(arguments)``; a command in ``modules`` shares the module named there, and its functions are called
+    ``configure_NAME`` and ``run_NAME``. A module is imported only when it is asked for, and imports numpy,
+    scipy and torch only inside ``run``. ``welcome`` is printed when no command is given.
     """
 
     # No dataclass: importing that module would take longer than all else here.
@@ -43,6 +45,7 @@ class Program:
         package: str,
         commands: Mapping[str, str],
         welcome: str,
+        modules: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
         self.version = version
@@ -50,6 +53,7 @@ class Program:
         self.package = package
         self.commands = commands
         self.welcome = welcome
+        self.modules = modules or {}
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one command line; returns the exit code."""
@@ -98,11 +102,17 @@ class Program:
             parser = self._parser()
             command = parser.parse_args(words[:1]).command
             parser.error(f"unknown command {command!r}; choose from {', '.join(self.commands)}")
-        module = import_module(f"{self.package}.{words[0]}")
+        configure, run = self.command(words[0])
         parser = Parser(prog=f"{self.name} {words[0]}", description=self.commands[words[0]])
-        module.configure(parser)
+        configure(parser)
         arguments = parser.parse_args(words[1:])
-        return int(module.run(arguments) or 0)
+        return int(run(arguments) or 0)
+
+    def command(self, name: str) -> tuple[Callable[[Parser], None], Callable[[Namespace], int]]:
+        """The functions ``configure`` and ``run`` of a command."""
+        module = import_module(f"{self.package}.{self.modules.get(name, name)}")
+        suffix = f"_{name}" if name in self.modules else ""
+        return getattr(module, f"configure{suffix}"), getattr(module, f"run{suffix}")
 
     def _parser(self) -> Parser:
         """The top-level parser; commands are listed but not imported."""
