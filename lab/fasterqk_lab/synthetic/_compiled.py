@@ -52,7 +52,12 @@ def _compile(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
         before, settings.CACHE_DIR = settings.CACHE_DIR, _FOLDER or settings.CACHE_DIR
         try:
             # Division by zero gives infinity, as everywhere in numpy.
-            options = {"nogil": True, "error_model": "numpy", "fastmath": flags, "cache": _FOLDER is not None}
+            options: dict[str, Any] = {
+                "nogil": True,
+                "error_model": "numpy",
+                "fastmath": flags,
+                "cache": _FOLDER is not None,
+            }
             kernel: Any = njit(**options)(function)
         finally:
             settings.CACHE_DIR = before
