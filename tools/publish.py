@@ -103,7 +103,7 @@ def main() -> None:
             publish(name, [arguments.out])
     else:
         files: dict[str, list[Path]] = {}
-        for file in sorted((PAPER / "cells").glob("*.jsonl*")):
+        for file in sorted((PAPER / "cells").glob("*.jsonl*"), key=lambda path: path.name.split(".")[0]):
             for name in dict.fromkeys(name for name, _ in parts(file)):
                 files.setdefault(name, []).append(file)
         for name in arguments.names or files:

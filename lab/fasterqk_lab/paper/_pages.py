@@ -250,15 +250,43 @@ def experiment_page(title: str, command: str, out: Path, images: Path) -> str:
 
 def _table_parts(document: Mapping[str, Any]) -> list[str]:
     rows = [
-        row for row in document["rows"] if row.get("kind") != "exploratory" or row.get("at") == "equal loss"
+        row
+        for row in document["rows"]
+        if row.get("kind") != "exploratory" or row.get("at") in ("equal loss", "lowest common loss")
     ]
-    columns = [c for c in document["columns"] if any(row.get(c["key"]) is not None for row in rows)]
-    shown = [[_cell(row.get(c["key"])) for c in columns] for row in rows[:_ROWS]]
+    columns = {column["key"]: column["label"] for column in document["columns"]}
+    if {"score", "arm", "value", "difference"} <= set(columns) and len({row["arm"] for row in rows}) == 2:
+        rows, columns = _wide(rows, columns)
+    columns = {key: label for key, label in columns.items() if any(row.get(key) is not None for row in rows)}
+    shown = [[_cell(row.get(key)) for key in columns] for row in rows[:_ROWS]]
     parts = ["", f"## {document['title']}: table", "", document["caption"], ""]
-    parts += table([c["label"] for c in columns], shown)
-    if len(document["rows"]) > len(shown):
-        parts += ["", f"{len(shown)} of {len(document['rows'])} rows; the command writes all of them."]
+    parts += table(list(columns.values()), shown)
+    if len(document["rows"]) > len(rows[:_ROWS]):
+        parts += ["", "The command writes all scores, at all moments."]
     return parts
+
+
+def _wide(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """The rows of two arms side by side: one row per moment and score, with a column for either arm."""
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
+    shared = [key for key in columns if key not in ("arm", "value", "kind", "paper", "released")]
+    table_rows: dict[Any, dict[str, Any]] = {}
+    for row in rows:
+        line = table_rows.setdefault((row["at"], row["score"]), {})
+        line |= {key: row[key] for key in shared if row.get(key) is not None}
+        line[row["arm"]] = row["value"]
+        line |= {f"{source}, {row['arm']}": row.get(source) for source in ("paper", "released")}
+    before = shared.index("null")
+    sources = {
+        f"{key}, {arm}": f"{columns[key]}, {arm}"
+        for key in ("paper", "released")
+        if key in columns
+        for arm in arms
+    }
+    order = [*shared[:before], *arms, *shared[before:]]
+    return list(table_rows.values()), {key: columns.get(key, key) for key in order} | sources
 
 
 def _cell(value: Any) -> str:
