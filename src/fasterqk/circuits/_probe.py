@@ -618,9 +618,9 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     confirmed = {_kind(small, name) for name in small.confirmed}
     found = {_kind(small, name): finding for name, finding in small.found.items()}
     running: dict[str, set[Any]] = {}
-    for path, scope in small.scopes.items():
-        running.setdefault(stack_of(path), set()).update(_code(scope.module))
-    patched = {p for p, scope in scopes.items() if not _code(scope.module) <= running.get(stack_of(p), set())}
+    for path, own in small.scopes.items():
+        running.setdefault(stack_of(path), set()).update(_code(own.module))
+    patched = {p for p, own in scopes.items() if not _code(own.module) <= running.get(stack_of(p), set())}
     settled = not patched
     for name in judgement.guesses:
         kind = _kind(judgement, name)
