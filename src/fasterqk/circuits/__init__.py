@@ -5,10 +5,11 @@ and the registry (a new architecture goes here); ``_guess`` labels from registry
 ``_from_config``, ``_signals``, ``_probe`` the autograd probe that verifies them; ``_find`` ``find_circuits``;
 ``_ratio``, ``_request``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused
 weight; ``_optimizer`` ``make_optimizer``; ``_first_pass`` its labels against the first training pass;
-``_hooks`` what it does around a step; ``_joint`` two optimizers as one; ``_convert`` states of
-other optimizers; ``_isolated`` a model runs and stays as it was; ``_gradients`` scaling per circuit; ``_scores``, ``_logits`` attention logits in training, ``_monitor`` ``LogitMonitor``,
-``_clip`` ``qk_clip``; ``_check`` ``describe`` and ``check_circuits``. Beside them: ``_libraries``,
-``_survey``, ``_survey_page`` every model of a library, with ``_perturbation``, a second opinion on labels.
+``_hooks`` what it does around a step; ``_joint`` two optimizers as one; ``_convert`` states of other
+optimizers; ``_isolated`` a model runs and stays as it was; ``_gradients`` scaling per circuit; ``_scores``,
+``_logits`` attention logits in training, ``_monitor`` ``LogitMonitor``, ``_clip`` ``qk_clip``; ``_check``
+``describe`` and ``check_circuits``. Beside them: ``_libraries``, ``_survey``, ``_survey_page`` every model of
+a library, with ``_perturbation``, a second opinion on labels.
 """
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates
