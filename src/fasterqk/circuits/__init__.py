@@ -4,10 +4,11 @@ The chapters, from labels to a step: ``_slices`` labelled slices and their table
 and the registry (a new architecture goes here); ``_guess`` labels from registry and names; ``_inputs``,
 ``_from_config``, ``_signals``, ``_probe`` the autograd probe that verifies them; ``_find`` ``find_circuits``;
 ``_ratio``, ``_request``, ``_groups`` learning rates and parameter groups; ``_fused`` a step of a fused
-weight; ``_optimizer`` ``make_optimizer``; ``_hooks`` what it does around a step; ``_joint`` two optimizers as
-one; ``_convert`` states of other optimizers; ``_isolated`` a model runs and stays as it was; ``_gradients``
-scaling per circuit; ``_scores``, ``_logits`` attention logits in training, ``_monitor`` ``LogitMonitor``,
-``_clip`` ``qk_clip``; ``_check`` ``describe`` and ``check_circuits``.
+weight; ``_optimizer`` ``make_optimizer``; ``_first_pass`` its labels against the first training pass;
+``_hooks`` what it does around a step; ``_joint`` two optimizers as one; ``_convert`` states of other
+optimizers; ``_isolated`` a model runs and stays as it was; ``_gradients`` scaling per circuit; ``_scores``,
+``_logits`` attention logits in training, ``_monitor`` ``LogitMonitor``, ``_clip`` ``qk_clip``; ``_check``
+``describe`` and ``check_circuits``.
 """
 
 from fasterqk.circuits._check import CircuitCheck, CircuitUpdate, check_circuits, describe, rates

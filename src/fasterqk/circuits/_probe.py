@@ -617,8 +617,10 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     judgement = first_guesses(model, scopes)
     confirmed = {_kind(small, name) for name in small.confirmed}
     found = {_kind(small, name): finding for name, finding in small.found.items()}
-    running = {(stack_of(path), _code(scope.module)) for path, scope in small.scopes.items()}
-    patched = {p for p, scope in scopes.items() if (stack_of(p), _code(scope.module)) not in running}
+    running: dict[str, set[Any]] = {}
+    for path, own in small.scopes.items():
+        running.setdefault(stack_of(path), set()).update(_code(own.module))
+    patched = {p for p, own in scopes.items() if not _code(own.module) <= running.get(stack_of(p), set())}
     settled = not patched
     for name in judgement.guesses:
         kind = _kind(judgement, name)
@@ -649,8 +651,8 @@ def transfer(small: Judgement, model: nn.Module) -> tuple[Judgement, bool]:
     return judgement, settled and not judgement.open()
 
 
-def _code(block: nn.Module) -> frozenset[Any]:
-    return frozenset((stack_of(name), code_of(module)) for name, module in block.named_modules())
+def _code(block: nn.Module) -> set[Any]:
+    return {(stack_of(name), code_of(module)) for name, module in block.named_modules()}
 
 
 def _kind(judgement: Judgement, name: str) -> tuple[str, tuple[Role | None, ...]]:

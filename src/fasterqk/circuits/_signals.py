@@ -339,6 +339,7 @@ def _query_and_key(
 # Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output,
 # or of what acts on a context. A gradient that is not finite is no answer, neither yes nor no.
 QUERY, KEY, CONTEXT, SCORE, OUTPUT, UNKNOWN, ACTING = 1, 2, 4, 8, 16, 32, 64
+_STREAM = QUERY | KEY | CONTEXT
 
 
 def reach_codes(
@@ -362,6 +363,9 @@ def reach_codes(
             ACTING: [tensor for signals in found for tensor in signals.acting],
         }
         for name, code in _codes(sources, parameters, generator).items():
+            if turn:
+                # What is between two layers of one module makes the states that all of the later one reads.
+                code = torch.where((code & _STREAM) == _STREAM, OUTPUT, code)
             codes[name] = torch.where(codes[name] == 0, code, codes[name])
     for name, code in _codes({OUTPUT: outputs}, parameters, generator).items():
         # What the output says counts only where nothing else was seen.
