@@ -2,7 +2,7 @@
 
 import json
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -12,11 +12,17 @@ from transformers import BertConfig, BertModel, BertTokenizerFast
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def printed(script: str, *words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / script), *words], capture_output=True, text=True, check=True
-    )
-    return done.stdout
+@pytest.fixture
+def printed(monkeypatch, capsys):
+    """Run a script as `python SCRIPT WORDS` does, in this process; returns what it prints."""
+
+    def run(script: str, *words: str) -> str:
+        path = str(EXAMPLES / script)
+        monkeypatch.setattr(sys, "argv", [path, *words])
+        runpy.run_path(path, run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.slow
@@ -24,7 +30,7 @@ def printed(script: str, *words: str) -> str:
     ("script", "attention"),
     [("finetune.py", r"layer 0: ([\d.]+) of the"), ("measure_your_own.py", r"mrta ([\d.]+),")],
 )
-def test_a_faster_query_key_circuit_attends_more_sharply(script, attention):
+def test_a_faster_query_key_circuit_attends_more_sharply(printed, script, attention):
     mass = {}
     for ratio in ("1", "10"):
         text = printed(script, "--qk-ratio", ratio)
@@ -34,7 +40,7 @@ def test_a_faster_query_key_circuit_attends_more_sharply(script, attention):
 
 
 @pytest.mark.slow
-def test_a_pretrained_folder_is_fine_tuned_with_the_trainer(tmp_path):
+def test_a_pretrained_folder_is_fine_tuned_with_the_trainer(printed, tmp_path):
     words = [f"word{number}" for number in range(20)]
     (tmp_path / "vocab.txt").write_text(
         "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "bad", *words])

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,15 +14,14 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", README, flags=re.DOTALL)
 
 
-def run(language: str, block: str, folder: Path) -> str:
-    """What a block prints when it is run in ``folder`` with this Python's commands first on the path."""
+@cache
+def run(language: str, block: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a block in ``folder``, once for all tests, with this Python's commands first on the path."""
     command = {"python": [sys.executable, "-c", block], "bash": ["bash", "-euo", "pipefail", "-c", block]}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
+    return subprocess.run(
         command[language], cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +62,16 @@ def workplace(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(("language", "block"), BLOCKS, ids=[block[:20] for _, block in BLOCKS])
 def test_block_runs(language, block, workplace):
-    assert run(language, block, workplace)
+    done = run(language, block, workplace)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
 
 
 def test_the_first_code_prints_one_table_and_no_warning(workplace):
     """In a process of its own, as a reader would paste it; installed is what the README names."""
     _, block = next(item for item in BLOCKS if item[0] == "python")
     assert "After `pip install '.[hf]'`:" in README[: README.index(block)]
-    done = subprocess.run([sys.executable, "-c", block], cwd=workplace, capture_output=True, text=True)
+    done = run("python", block, workplace)
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["circuit", "qk", "ov", "rest"]
@@ -77,7 +79,7 @@ def test_the_first_code_prints_one_table_and_no_warning(workplace):
 
 def test_the_ratio_in_the_text_is_the_ratio_that_is_printed(workplace):
     block = next(block for _, block in BLOCKS if "theory ratio" in block)
-    printed = run("bash", block, workplace).strip()
+    printed = run("bash", block, workplace).stdout.strip()
     assert f"prints {printed}:" in README
 
 

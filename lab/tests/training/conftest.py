@@ -27,7 +27,7 @@ def data_file(tmp_path_factory):
     return str(path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def config(data_file):
     """A run of a second: a small model on the little task."""
     return TrainConfig(

@@ -24,6 +24,18 @@ class StopAfter:
             raise KeyboardInterrupt
 
 
+@pytest.fixture(scope="module")
+def long_config(config):
+    """Enough epochs to learn the little task."""
+    return config.replace(epochs=25, lr=5e-3)
+
+
+@pytest.fixture(scope="module")
+def long_run(long_config):
+    """Its result, which tests share."""
+    return train(long_config)
+
+
 def final_state(config, folder):
     trainable = build_trainable(config)
     optimizer = build_optimizer(trainable.model, config)
@@ -112,10 +124,9 @@ def test_history_starts_before_training_and_has_every_evaluation(config, tmp_pat
     assert result.history[-1]["mrta"] == result.test["mrta"]
 
 
-def test_a_falling_loss_is_looked_at_more_often(config):
-    config = config.replace(epochs=25, lr=5e-3)
-    plain = train(config).history
-    often = train(config.replace(evaluate_at_fall=0.7)).history
+def test_a_falling_loss_is_looked_at_more_often(long_config, long_run):
+    plain = long_run.history
+    often = train(long_config.replace(evaluate_at_fall=0.7)).history
     regular = [record["step"] for record in plain]
     extra = [record["step"] for record in often if record["step"] not in regular]
     assert extra
@@ -159,23 +170,21 @@ def test_a_run_judged_by_its_fit_measures_no_attention(config):
     assert not any("mrta" in record for record in result.history)
 
 
-def test_the_best_evaluation_is_that_of_accuracy_or_of_loss(config):
-    config = config.replace(epochs=25, lr=5e-3)
-    result, by_loss = train(config), train(config.replace(best_by="validation_loss"))
+def test_the_best_evaluation_is_that_of_accuracy_or_of_loss(long_config, long_run):
+    result, by_loss = long_run, train(long_config.replace(best_by="validation_loss"))
     highest = max(record["validation_accuracy"] for record in result.history)
     lowest = min(record["validation_loss"] for record in result.history)
     assert (result.best["validation_accuracy"], by_loss.best["validation_loss"]) == (highest, lowest)
     assert result.best["epoch"] != by_loss.best["epoch"]
     with pytest.raises(InputError, match="best_by 'loss' is not one of validation_accuracy, "):
-        config.replace(best_by="loss")
+        long_config.replace(best_by="loss")
 
 
-def test_the_little_task_is_learnt_and_attention_goes_to_the_reason(config):
-    result = train(config.replace(epochs=25, lr=5e-3))
-    assert result.train["accuracy"] > 0.95
-    assert result.test["accuracy"] > 0.8
-    assert result.test["mrta"] > result.test["null"]["mrta"] + 0.1
-    assert result.test["majority_accuracy"] < 0.8
+def test_the_little_task_is_learnt_and_attention_goes_to_the_reason(long_run):
+    assert long_run.train["accuracy"] > 0.95
+    assert long_run.test["accuracy"] > 0.8
+    assert long_run.test["mrta"] > long_run.test["null"]["mrta"] + 0.1
+    assert long_run.test["majority_accuracy"] < 0.8
 
 
 def test_divergence_is_reported_and_not_hidden(config, tmp_path):

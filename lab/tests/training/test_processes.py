@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fasterqk.errors import InputError
+from fasterqk_lab.cli.main import main
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._steps import ForkedCall, Processes, Steps, one_thread
 
@@ -25,30 +26,26 @@ def data(tmp_path):
     return path
 
 
-def train_in_processes(data, processes, *options):
-    launch = [sys.executable, "-m"]
-    if processes > 1:
-        launch += ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    command = ["fasterqk_lab", "train", "jsonl", "--data", str(data), "--epochs", "2", "--batch-size", "7"]
-    done = subprocess.run(
-        [*launch, *command, "--qk-ratio", "10", "--json", *options],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(done.stdout)
-
-
 @pytest.mark.slow
-def test_two_processes_train_as_one_and_share_its_store(data, tmp_path):
-    alone = train_in_processes(data, 1)
-    both = train_in_processes(data, 2, "--out", str(tmp_path / "out"))
+def test_two_processes_train_as_one_and_share_its_store(data, tmp_path, capsys):
+    words = ["train", "jsonl", "--data", str(data), "--epochs", "2", "--batch-size", "7"]
+    words += ["--qk-ratio", "10", "--json"]
+
+    def train_in_two():
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [*launcher, "-m", "fasterqk_lab", *words, "--out", str(tmp_path / "out")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return json.loads(done.stdout)
+
+    assert main(words) == 0
+    alone = json.loads(capsys.readouterr().out)
+    both = train_in_two()
     assert both["steps"] == alone["steps"]
-    for one, other in zip(alone["history"], both["history"], strict=True):
-        for name, value in one.items():
-            assert other[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
-    again = train_in_processes(data, 2, "--out", str(tmp_path / "out"))  # nobody waits for a run that is done
+    for entry, entry_of_both in zip(alone["history"], both["history"], strict=True):
+        for name, value in entry.items():
+            assert entry_of_both[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    again = train_in_two()  # nobody waits for a run that is done
     assert again["history"] == both["history"]
 
 
@@ -57,8 +54,8 @@ def test_shares_make_up_the_batch(count):
     batch = torch.arange(5)
     shares = [Processes(rank, count).share(batch) for rank in range(count)]
     assert sum(weight for _, weight in shares) == pytest.approx(1)
-    seen = torch.cat([mine for mine, weight in shares if weight])
-    assert sorted(seen.tolist()) == batch.tolist()
+    instances = torch.cat([mine for mine, weight in shares if weight])
+    assert sorted(instances.tolist()) == batch.tolist()
     assert all(len(mine) for mine, _ in shares)
 
 
@@ -85,7 +82,7 @@ def test_what_the_copy_raises_is_raised_here():
         ForkedCall(fail).result()
 
 
-def test_a_copy_that_dies_is_told():
+def test_a_copy_that_dies_is_an_error():
     with pytest.raises(RuntimeError, match="exit code 7"):
         ForkedCall(lambda: os._exit(7)).result()
 
