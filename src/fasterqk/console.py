@@ -1,6 +1,6 @@
-"""What commands print: JSON for scripts, tables and durations for people, progress where somebody watches.
+"""Output of commands: JSON for scripts, tables and durations for people, progress bars on terminals.
 
-One formatting of a number serves the terminal, sentences, captions and the tables of the report.
+Numbers are formatted in one way on the terminal, in sentences, in captions and in the tables of the report.
 """
 
 import json
@@ -14,12 +14,12 @@ from typing import Any, Protocol
 from fasterqk.errors import errors_name_standard_output
 from fasterqk.files import plain
 
-# Signs that a terminal's reader may paste into a shell or a program.
+# Signs that can be pasted from a terminal into a shell or a program.
 _ASCII_SIGNS = str.maketrans("−–", "--")
 
 
 class Progress(Protocol):
-    """Callback through which a long computation says how far it is."""
+    """A callback through which a long computation reports its progress."""
 
     def __call__(self, done: float, total: float, note: str = "") -> None: ...
 
@@ -30,7 +30,7 @@ def print_json(value: Any) -> None:
 
 
 def print_result(as_json: bool, result: Any, show: Callable[[Any], None]) -> int:
-    """Print the result of a command as JSON or by ``show(result)``; returns 0, the exit code of success."""
+    """Print the result of a command as JSON or with ``show(result)``; returns 0, the exit code of success."""
     with errors_name_standard_output():
         if as_json:
             print_json(result)
@@ -40,16 +40,16 @@ def print_result(as_json: bool, result: Any, show: Callable[[Any], None]) -> int
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], title: str | None = None) -> None:
-    """Print ``rows`` as :func:`text_table` aligns them, below ``title``."""
+    """Print ``rows`` as a :func:`text_table` below ``title``."""
     if title:
         print(title)
     print(text_table(rows))
 
 
 def text_table(rows: Sequence[Mapping[str, Any]], right: Collection[str] | None = None) -> str:
-    """``rows`` as lines below their column names, the columns in ``right`` (None: all) aligned to the right.
+    """Format ``rows`` as a table; the columns in ``right`` (None: all) are aligned to the right.
 
-    Cells are those of :func:`cell_text`, with ASCII signs for minus and for a missing value.
+    Cells are formatted by :func:`cell_text`, with ASCII signs for minus and for missing values.
 
     >>> print(text_table([{"arm": "r = 1", "loss": 0.123456}, {"arm": "r = 10", "change": -2}]))
        arm    loss  change
@@ -78,7 +78,7 @@ def is_interval(value: Any) -> bool:
 
 
 def mean_of(value: Any) -> float | None:
-    """The number itself or the mean of an interval; None when there is none."""
+    """The number itself or the mean of an interval; None if there is no finite number."""
     number = value["mean"] if is_interval(value) else value
     if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
         return None
@@ -96,13 +96,13 @@ def number_text(value: float, digits: int | None = None) -> str:
     else:
         text = f"{value:.4g}" if digits is None else f"{value:.{digits}f}"
     if text.startswith("-"):
-        # What rounds to zero has no sign.
+        # Numbers that round to zero have no sign.
         return f"−{text[1:]}" if float(text) else text[1:]
     return text
 
 
 def cell_text(value: Any, digits: int | None = None) -> str:
-    """A cell of a table: a number, an interval as ``mean ± half width``, a text, or a dash for nothing.
+    """Format a table cell: a number, an interval as ``mean ± half width``, a text, or a dash for None.
 
     >>> cell_text({"mean": 0.5, "half_width": 0.25, "n": 3}, 2), cell_text(None)
     ('0.50 ± 0.25', '–')
@@ -121,13 +121,13 @@ def cell_text(value: Any, digits: int | None = None) -> str:
     if digits is None and max(abs(mean), half_width) < 1e-3:
         return " ± ".join(number_text(float(f"{number:.2g}")) for number in (mean, half_width))
     if digits is None:
-        # Two significant digits of the half width decide how many digits of the mean mean anything.
+        # Two significant digits of the half width determine how many digits of the mean are meaningful.
         digits = max(0, min(6, 1 - math.floor(math.log10(half_width)))) if half_width > 0 else 3
     return f"{number_text(mean, digits)} ± {number_text(half_width, digits)}"
 
 
 def duration_text(seconds: float) -> str:
-    """``seconds`` as people say them.
+    """``seconds`` in a form that people read easily.
 
     >>> duration_text(0.5), duration_text(42.3), duration_text(720), duration_text(5430)
     ('0.5 s', '42 s', '12 min', '1 h 30 min')
@@ -140,7 +140,7 @@ def duration_text(seconds: float) -> str:
 
 @contextmanager
 def progress_bar(description: str) -> Iterator[Progress]:
-    """A progress bar on standard error when that is a terminal and rich is installed, otherwise silence.
+    """A progress bar on standard error if it is a terminal and rich is installed; otherwise nothing.
 
     Yields a function ``report(done, total, note="")``.
     """

@@ -1,4 +1,4 @@
-"""Errors in one line: bad input, a package that an extra would install, and work that failed."""
+"""Errors with one-line messages: bad input, a missing package of an extra, and work that failed."""
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -7,23 +7,30 @@ from contextlib import contextmanager
 class InputError(ValueError):
     """Bad input, described in one line that quotes it.
 
-    The command line prints the message and exits with code 2; library users catch it as the
-    ``ValueError`` it is. Any other exception is a bug in fasterqk.
+    The command line prints the message and exits with code 2. Library users can catch it as a
+    ``ValueError``. Any other exception is a bug in fasterqk.
+
+    >>> import fasterqk
+    >>> try:
+    ...     fasterqk.Ramp(1, 20, steps=0)
+    ... except ValueError as error:
+    ...     print(error)
+    Ramp(start=1, stop=20, steps=0): steps must be a whole number of at least 1, not 0
     """
 
 
 class WorkError(RuntimeError):
-    """Work that failed for a reason that no input mends (a worker that was killed, no memory), in one line.
+    """Work that failed although the input is fine (a killed worker, no memory), described in one line.
 
     The command line prints the message and exits with code 1.
     """
 
 
 class MissingExtra(InputError, ModuleNotFoundError):
-    """A package is missing that comes with an extra; ``name`` is the package."""
+    """A package that an extra would install is missing; ``name`` is the package."""
 
 
-# The packages of each extra, by the names under which they are imported.
+# The packages of each extra, by their import names.
 EXTRAS = {
     "theory": ("scipy",),
     "hf": ("transformers", "tokenizers", "accelerate", "peft"),
@@ -34,9 +41,9 @@ EXTRAS = {
 def needs_extra(
     extra: str, packages: Collection[str] | None = None, *, of: str = "fasterqk"
 ) -> Iterator[None]:
-    """Import packages of ``extra`` inside this context: one that is missing becomes a :class:`MissingExtra`.
+    """Turn a missing package of ``extra``, imported inside this context, into a :class:`MissingExtra`.
 
-    ``packages`` are the names under which they are imported; those of this package's extras are known.
+    ``packages`` are the import names of the extra's packages; by default those of the extras of fasterqk.
 
     >>> with needs_extra("theory"):
     ...     raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
@@ -56,7 +63,7 @@ def needs_extra(
 
 @contextmanager
 def errors_name_standard_output() -> Iterator[None]:
-    """Let an ``OSError`` that names no file name the standard output: those of ``print`` name nothing."""
+    """Let an ``OSError`` without a file name, as ``print`` raises, name the standard output."""
     try:
         yield
     except OSError as error:

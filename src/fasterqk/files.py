@@ -25,16 +25,27 @@ from typing import Any
 
 from fasterqk.errors import InputError
 
-# --- Atomic writes: no reader, crash or full disk leaves half a file ---
-# Every write goes to a temporary file beside its target, is flushed to the disk, and is then renamed over the
+# --- Atomic writes: readers, crashes and full disks never see or leave half a file ---
+# Every write goes to a temporary file beside its target, is flushed to disk, and is then renamed over the
 # target. The folder is flushed too, so that the rename itself survives a power cut.
 
 
 def check_output(path: str | os.PathLike[str], *, reads: Iterable[str | os.PathLike[str]] = ()) -> Path:
-    """Refuse a ``path`` that must not be written; returns where it leads, symbolic links followed.
+    """Check that ``path`` may be written, and return it with symbolic links resolved.
 
-    Refused are folders, pipes, devices and read-only files, and with ``reads`` also these files under any
-    name and the files in these folders. Commands call it before they begin, writers before they write.
+    Folders, pipes, devices and read-only files are refused. So are the files in ``reads``, under any name,
+    and files inside the folders in ``reads``. Commands call this before they begin, writers before they
+    write.
+
+    Arguments:
+        path: The file to write.
+        reads: Files and folders that must not be overwritten.
+
+    Returns:
+        The resolved path.
+
+    Raises:
+        InputError: The path must not be written.
 
     >>> check_output("mine.jsonl", reads=["mine.jsonl"]).name
     'mine.jsonl'
@@ -46,14 +57,14 @@ def check_output(path: str | os.PathLike[str], *, reads: Iterable[str | os.PathL
     """
     name = os.fspath(path)
     if not name or "\0" in name:
-        raise InputError(f"{name!r} is no name of a file")
+        raise InputError(f"{name!r} is not a file name")
     target = Path(os.path.realpath(name))
     try:
         status = os.stat(name)
     except (FileNotFoundError, NotADirectoryError):
         if os.path.basename(name) in ("", ".", ".."):
             raise InputError(f"{name!r} is the name of a folder; name a file") from None
-        return target  # what is wrong with its folder, the write says
+        return target  # writing reports errors of the folder
     except OSError as error:
         raise InputError(f"cannot write {name!r}: {error.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
@@ -73,11 +84,11 @@ def check_output(path: str | os.PathLike[str], *, reads: Iterable[str | os.PathL
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write ``data`` to ``path`` atomically, making parent folders; returns the path.
+    """Write ``data`` to ``path`` atomically, creating parent folders; returns the path.
 
-    A symbolic link stays, and the file it leads to is written. What :func:`check_output` refuses is not
-    written. When the write fails (disk full, no permission) the old file is untouched, no temporary file
-    stays behind, and the ``OSError`` names ``path``.
+    A symbolic link stays, and its target is written. :func:`check_output` may refuse the path. If the write
+    fails (disk full, no permission), the old file is untouched, no temporary file stays behind, and the
+    ``OSError`` names ``path``.
     """
     target = check_output(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -102,23 +113,23 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
     """Write ``text`` as UTF-8 to ``path`` atomically; returns the path.
 
-    What UTF-8 has no bytes for, the halves of characters in names that are no text, is written escaped.
+    Lone surrogates, as in file names that are not valid text, are written escaped.
     """
     return write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def user_cache() -> Path:
-    """The user's cache folder of fasterqk, in ``$XDG_CACHE_HOME`` or else in ``~/.cache``."""
+    """The cache folder of fasterqk, in ``$XDG_CACHE_HOME`` or else in ``~/.cache``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "fasterqk"
 
 
 @contextmanager
 def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Fill a folder that appears under its name only when it is complete.
+    """Write a folder that appears under its name only when it is complete.
 
-    Yields a temporary folder beside ``path``. On success its files are flushed and it is renamed to
-    ``path``; when the block raises it is removed, and an error of the disk names ``path``. ``path`` must
-    not exist.
+    Yields a temporary folder beside ``path``, which must not exist. On success its files are flushed and it
+    is renamed to ``path``. If the block raises, the temporary folder is removed, and an ``OSError`` names
+    ``path``.
 
     >>> with write_folder("results") as folder:
     ...     print((folder / "a.txt").write_text("hello"), Path("results").exists())
@@ -146,10 +157,10 @@ def write_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def append_line(path: str | os.PathLike[str], line: str) -> None:
-    """Append a line to a text file that others may read meanwhile, and that a crash may cut short.
+    """Append a line to a text file that others may be reading, and that a crash may have cut short.
 
-    After a line without its end it begins a new one. When the write fails the file is as it was, and the
-    ``OSError`` names ``path``.
+    If the last line of the file has no end, the new line still starts on its own. If the write fails, the
+    file is as it was, and the ``OSError`` names ``path``.
 
     >>> append_line("journal.jsonl", '{"step": 1}')
     >>> append_line("journal.jsonl", '{"step": 2}')
@@ -165,7 +176,7 @@ def append_line(path: str | os.PathLike[str], line: str) -> None:
 
 
 def append_bytes(path: str | os.PathLike[str], data: bytes) -> None:
-    """Append ``data`` to a file; when that fails the file is as it was, and the ``OSError`` names it."""
+    """Append ``data`` to a file; if that fails, the file is as it was, and the ``OSError`` names it."""
     with _errors_name(path), open(path, "ab", buffering=0) as stream:
         size = stream.tell()
         try:
@@ -177,13 +188,13 @@ def append_bytes(path: str | os.PathLike[str], data: bytes) -> None:
             raise
 
 
-# How libraries written in Rust (safetensors, tokenizers) tell an error of the operating system.
+# How libraries written in Rust (safetensors, tokenizers) report an error of the operating system.
 _OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 
 @contextmanager
 def _errors_name(path: str | os.PathLike[str], temporary: Path | None = None) -> Iterator[None]:
-    """Let an error of the disk be an ``OSError`` that names ``path``, not nothing and not ``temporary``."""
+    """Turn disk errors into an ``OSError`` that names ``path`` instead of ``temporary`` or nothing."""
     try:
         yield
     except OSError as error:
@@ -199,8 +210,8 @@ def _errors_name(path: str | os.PathLike[str], temporary: Path | None = None) ->
 
 
 def _temporary_beside(target: Path) -> Path:
-    # Not tempfile: its files are private to their owner, and a store may be shared by a group.
-    # The name is cut so that it is never too long where that of the target is not.
+    # Not tempfile, whose files are private to their owner: a store may be shared by a group.
+    # The target's name is cut, so that the temporary name is never too long for the file system.
     return target.with_name(f".{target.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
 
@@ -213,7 +224,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# --- Readers of text and JSON: what is wrong with a file is an InputError ---
+# --- Readers of text and JSON; a bad file is an InputError ---
 
 
 def read_lines(path: str | os.PathLike[str]) -> Iterator[str]:
@@ -235,9 +246,8 @@ def read_json_lines(
 ) -> Iterator[tuple[int, str, dict[str, Any]]]:
     """The JSON objects of a file, one per line: line number, ``FILE line N`` for messages, and the object.
 
-    The file may be compressed, as for :func:`read_lines`. Empty lines are passed over. With
-    ``skip_bad_lines`` so is every line that holds no JSON object: a file that another process appends to
-    may end in half a line.
+    The file may be compressed, as for :func:`read_lines`. Empty lines are skipped. With ``skip_bad_lines`` so
+    are lines without a JSON object: a file that another process appends to may end in half a line.
     """
     for number, line in enumerate(_lines(path), start=1):
         if not line.strip():
@@ -256,18 +266,18 @@ def read_json_lines(
 
 
 class NotJson(InputError):
-    """A text is not JSON, or such that no program should go on with it."""
+    """A text is not JSON, or is JSON that no program should go on with."""
 
 
-# More than any file that people or programs write on purpose; Python's own limit is a crash.
+# Deeper than any file that is written on purpose; at Python's own limit the interpreter would crash.
 _DEEPEST = 100
 
 
 def parse_json(text: str | bytes, where: str) -> Any:
-    """The JSON document in ``text``; ``where`` says in errors what that is.
+    """Parse the JSON document in ``text``; error messages begin with ``where``.
 
-    JSON that is nested deeper than 100 levels is refused, and so is half a character (a lone surrogate),
-    which can be neither printed nor written.
+    JSON nested deeper than 100 levels is refused, and so are lone surrogates, which can be neither printed
+    nor written.
 
     >>> parse_json('{"a": [1]}', "this text")
     {'a': [1]}
@@ -325,9 +335,10 @@ def _decoded(data: bytes, path: str | os.PathLike[str]) -> str:
 
 
 def plain(value: Any) -> Any:
-    """``value`` as plain JSON data: arrays become lists, not-a-number and infinity become null.
+    """``value`` as plain JSON data.
 
-    Dataclasses become objects, enumerations their value, paths and other keys strings.
+    Arrays become lists, not-a-number and infinity null, dataclasses objects, enumerations their values, paths
+    and other keys strings.
 
     >>> plain({"k": (1, float("nan"))})
     {'k': [1, None]}
@@ -353,7 +364,7 @@ def plain(value: Any) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """One text for one value: sorted keys, no blanks, ASCII, shortest floats.
+    """The canonical JSON text of a value: sorted keys, no blanks, ASCII, shortest floats.
 
     >>> canonical_json({"b": 1.0, "a": [True, None]})
     '{"a":[true,null],"b":1.0}'
@@ -363,16 +374,16 @@ def canonical_json(value: Any) -> str:
 
 # --- Configurations: frozen dataclasses, named by the hash of their content ---
 
-# Of hashes and stored files; 1 was fasterqk 0.1.
+# The version of hashes and stored files; 1 was fasterqk 0.1.
 SCHEMA_VERSION = 2
-# Metadata of a field that is a part of a configuration: a dataclass whose fields count as the configuration's
-# own. It is read by part (`config.model.layers`), while its JSON, its hash and the specs of sweeps are flat
-# (`layers`), so names of fields have to be unique over the parts.
+# Metadata of a field that is a part of a configuration: a dataclass whose fields count as fields of the
+# configuration. Code reads them by part (`config.model.layers`), while JSON, hashes and the specs of sweeps
+# are flat (`layers`), so field names must be unique over all parts.
 PART = {"part": True}
 
 
 def config_values(config: Any) -> Iterator[tuple[str, Any]]:
-    """The name and value of each field of a dataclass, with the fields of a part in its place."""
+    """The name and value of each field of a dataclass; a part is replaced by its fields."""
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if "part" in field.metadata:
@@ -382,7 +393,7 @@ def config_values(config: Any) -> Iterator[tuple[str, Any]]:
 
 
 def config_types(kind: Any) -> dict[str, Any]:
-    """The type of each field that a dataclass is made with, with the fields of a part in its place."""
+    """The type of each constructor argument of a dataclass; a part is replaced by its fields."""
     hints = typing.get_type_hints(kind)
     types: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
@@ -395,8 +406,8 @@ def config_types(kind: Any) -> dict[str, Any]:
 def config_fields(config: Any) -> dict[str, Any]:
     """The fields of a frozen dataclass that differ from their defaults, as plain JSON data.
 
-    Nested dataclasses are reduced in the same way, and name their class where it is not that of the
-    default. Fields without a default are always there.
+    Nested dataclasses are reduced in the same way, and name their class if it differs from that of the
+    default. Fields without a default are always included.
     """
     fields: dict[str, Any] = {}
     kind: Any = type(config)
@@ -411,7 +422,7 @@ def config_fields(config: Any) -> dict[str, Any]:
         elif _all_finite(value):
             fields[name] = plain(value)
         else:
-            # JSON has no word for it: infinity, not-a-number and None would share one hash.
+            # JSON cannot express it: infinity, not-a-number and None would share one hash.
             raise InputError(f"{name} = {value} cannot be part of a configuration; give a finite number")
     return fields
 
@@ -424,8 +435,8 @@ def config_defaults(kind: Any) -> dict[str, Any]:
 def content_hash(config: Any) -> str:
     """Sixteen hexadecimal digits that name a frozen dataclass by its content.
 
-    The hash covers the class name, the schema version and the non-default fields, so a new field
-    with a default leaves the hashes of old configurations as they were.
+    The hash covers the class name, the schema version and the non-default fields, so a new field with a
+    default does not change the hashes of old configurations.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Example:
@@ -445,7 +456,7 @@ def content_hash(config: Any) -> str:
 
 @functools.cache  # a sweep hashes thousands of configurations of one class
 def _defaults(kind: Any) -> dict[str, Any]:
-    """The default of each field of a dataclass, ``MISSING`` where there is none."""
+    """The default of each field of a dataclass, ``MISSING`` if it has none."""
     defaults: dict[str, Any] = {}
     for field in dataclasses.fields(kind):
         factory = field.default_factory
@@ -474,7 +485,7 @@ def _is_default(default: Any, value: Any) -> bool:
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     """``rows`` as CSV text; columns in order of first appearance, missing cells empty.
 
-    Floats keep all their digits, so a table read back is the table that was written.
+    Floats keep all digits, so a table read back equals the table that was written.
 
     >>> print(csv_text([{"r": 1, "alpha": 0.5}, {"r": 10}]), end="")
     r,alpha

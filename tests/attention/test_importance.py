@@ -237,7 +237,7 @@ def test_words_characters_and_spans_are_carried_over_to_tokens(instances):
         ([], "0 scores, but the instance has"),
         ([1, float("nan"), 2], "score 1 is not a finite number"),
         ([[1], [2]], r"scores of shape \(2, 1\); give one number per token"),
-        (["a", "b"], r"\['a', 'b'\] are no numbers"),
+        (["a", "b"], r"\['a', 'b'\] are not numbers"),
         (
             {"scores": [1, 2, 3], "tokens": ["the", "dogs", "sat"]},
             "token 1 is 'dogs', but the model reads 'cats'",
@@ -251,7 +251,7 @@ def test_words_characters_and_spans_are_carried_over_to_tokens(instances):
         ({"spans": [[0, 20, 1]]}, r"the span \[0, 20, 1\] does not lie in the text of 12 characters"),
         ({"spans": [[0, 2]]}, r"the span \[0, 2\] is not \[start, end, number\]"),
         ({"spans": 5}, "'spans' is 5; give a list of"),
-        ({"scores": {"a": 1}}, "are no numbers"),
+        ({"scores": {"a": 1}}, "are not numbers"),
         ({"scores": [1], "spans": []}, "give one of 'scores', 'characters', 'spans'"),
         ({"text": "the cats sat"}, "give one of"),
     ],

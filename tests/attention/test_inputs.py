@@ -218,7 +218,7 @@ def test_adapters_that_cannot_be_measured_are_one_line(adapter, tmp_path):
     for changed, message in (
         (
             {"base_model_name_or_path": "nowhere/model"},
-            "is an adapter of 'nowhere/model', which is no folder",
+            "is an adapter of 'nowhere/model', which is not a folder",
         ),
         ({"task_type": "TOKEN_CLS"}, "holds an adapter of task type 'TOKEN_CLS'; only sequence classifiers"),
     ):

@@ -131,7 +131,7 @@ def test_dtap_over_seeds_is_mean_and_sample_deviation():
         (lambda: dtap([0.1], [0.2], (0, 0.5)), "do not cover"),
         (lambda: dtap([0.1], [0.2], (0, 0.5, 0.5, 1)), "do not increase"),
         (lambda: dtap([[0.1]], [0.2]), "shape (1, 1)"),
-        (lambda: sum_cells(PAPER_CELLS, PAPER_EDGES, 0.2), "0.2 is no edge"),
+        (lambda: sum_cells(PAPER_CELLS, PAPER_EDGES, 0.2), "0.2 is not an edge"),
         (lambda: sum_cells(PAPER_CELLS, DTAP_EDGES, 0.2), "does not fit"),
         (lambda: dtap_over_seeds([]), "no DTAP table"),
         (lambda: dtap_over_seeds([[[1.0]], [[1.0, 2.0]]]), "differ in shape"),

@@ -169,7 +169,7 @@ def test_two_models_are_compared_on_the_same_data(command, folders, tmp_path):
         (["--resamples", "-1"], "--resamples -1 is negative"),
         (["--null", "0"], "--null: '0' is not at least 1"),
         (["--null", "some"], "--null: 'some' is not a whole number"),
-        (["--k", "sheffield"], "'sheffield' is no convention (eraser, ferret) and no list like 5,10"),
+        (["--k", "sheffield"], "'sheffield' is neither a convention (eraser, ferret) nor a list like 5,10"),
     ],
 )
 def test_bad_combinations_are_one_line(command, folders, options, message):

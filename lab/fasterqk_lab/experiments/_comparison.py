@@ -147,8 +147,8 @@ def printed_row(
 def layer_scores(layers: int) -> dict[str, str]:
     """Scores of the average of all layers and of single ones, with their titles.
 
-    >>> list(layer_scores(2).items())[-1]
-    ('layer_2_entropy', 'layer 2: attention entropy, nats')
+    >>> layer_scores(2)["layer_2_entropy"]
+    'layer 2: attention entropy, nats'
     """
     places = {"average": "layer average"} | {f"layer_{n}": f"layer {n}" for n in range(1, layers + 1)}
     kinds = [kind for name in LAYER_SCORES for kind in (name, *(f"{null}_{name}" for null in STRONGER_NULLS))]

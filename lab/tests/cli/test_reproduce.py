@@ -175,9 +175,12 @@ def test_tables_are_rebuilt_from_exported_cells_without_training(capsys, tmp_pat
             json.loads((folder / "tables" / table).read_text()) for folder in (tmp_path / "out", again)
         )
         assert_equal(before, after)
-    code, _, err = run(capsys, "table-agreement", "--cells", str(file), "--out", str(again))
+    # Without options it takes those of the file; others are refused.
+    code, out, _ = run(capsys, "table-agreement", "--cells", str(file), "--out", str(again), "--json")
+    assert (code, json.loads(out)["seeds"]) == (0, [0, 1])
+    code, _, err = run(capsys, "table-agreement", "--seeds", "3", "--cells", str(file), "--out", str(again))
     assert code == 2
-    assert "has no cell of arm 'baseline' with seed 0 and these settings" in err
+    assert "has no cell of arm 'baseline' with seed 2 and these settings" in err
 
 
 def assert_equal(before, after):

@@ -28,7 +28,7 @@ from fasterqk_lab.experiments.fig2 import (
     save,
 )
 
-CELLS = Path(__file__).parents[3] / "docs" / "results" / "cells"
+CELLS = Path(__file__).parents[3] / "lab" / "paper" / "cells"
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_a_base_rate_that_is_given_is_not_searched_for():
 
 
 def test_the_recorded_rates_are_what_the_rule_chooses_from_the_recorded_accuracies(tmp_path):
-    cells = Path(__file__).parents[3] / "docs" / "results" / "cells" / "table-sva.jsonl.xz"
+    cells = Path(__file__).parents[3] / "lab" / "paper" / "cells" / "table-sva.jsonl.xz"
     for form, rate in module.FOUND_RATES.items():
         runner = _registry.CellRunner(tmp_path, experiment="table-sva", files=[str(cells)])
         assert choose_rate(form, runner)["lr"] == rate

@@ -75,7 +75,7 @@ def test_a_verdict_that_was_read_must_be_one_of_the_six(tmp_path):
 
 
 def test_without_results_one_line_says_what_to_name(tmp_path):
-    with pytest.raises(InputError, match="name lab/paper of a checkout"):
+    with pytest.raises(InputError, match="name the folder lab/paper of a checkout"):
         Published(tmp_path)
 
 

@@ -1,7 +1,7 @@
-"""From the attention of all layers to the rows that predict, and the same of uniform attention (the null).
+"""Aggregate the attention of all layers and heads into the rows that make the prediction.
 
-First what each row may see (:class:`Pattern`), then how heads and layers are aggregated
-(:class:`Aggregation`), last the aggregation of attention that is uniform over what each row may see.
+:class:`Pattern` says which keys a row may see. :class:`Aggregation` says how heads and layers are combined.
+The null is the same aggregation of attention that is uniform over the keys a row may see.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ _WINDOW_EVIDENCE = 16
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which keys a query may see: only those before it (``causal``), only within a ``window``, or all.
+    """Which keys a query may see: only earlier ones (``causal``), only those within a ``window``, or all.
 
     A window of w hides keys that are w or more tokens away.
     """
@@ -30,21 +30,21 @@ class Pattern:
     window: int | None = None
 
     def pairs(self, real: Tensor) -> Tensor:
-        """What each row may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``."""
+        """A mask of visible keys, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``."""
         pairs = allowed_pairs(real, self.causal)
         return pairs if self.window is None else pairs & (_ahead(real).abs() < self.window)
 
     def row(self, real: Tensor, read: Tensor) -> Tensor:
-        """What the rows at ``read``, ``(batch,)`` or ``(batch, row)``, may see: ``(batch, row, key)``."""
+        """A mask of keys visible at ``read``, ``(batch,)`` or ``(batch, row)``: ``(batch, row, key)``."""
         ahead = _ahead_of(real, read)
         visible = real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
         return visible if self.window is None else visible & (ahead.abs() < self.window)
 
 
 def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
-    """Which key each query may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``.
+    """Which keys each query may see, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``.
 
-    Padding is neither seen nor sees.
+    Padding neither attends nor is attended to.
     """
     real = real.bool()
     pairs = real.unsqueeze(1) & real.unsqueeze(2)
@@ -52,7 +52,7 @@ def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
 
 
 def pattern_of(mask: Mask | None, length: int) -> Pattern | None:
-    """The pattern that a model's own mask over ``length`` tokens shows; None if it is unknown or no window.
+    """The pattern of a model's mask over ``length`` tokens; None if the mask is unknown or not a window.
 
     >>> pattern_of(Mask(behind=2, ahead=0, gaps=False), length=8)
     Pattern(causal=True, window=3)
@@ -64,9 +64,9 @@ def pattern_of(mask: Mask | None, length: int) -> Pattern | None:
 
 
 def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
-    """The pattern of one layer, guessed from the weights it gives: for models that do not show their mask.
+    """Guess the pattern of one layer from its weights, for models that do not expose their mask.
 
-    ``layer`` is ``(batch, head, query, key)``, or has the queries at the positions ``read`` alone, which are
+    ``layer`` is ``(batch, head, query, key)``, or holds only the queries at the positions ``read``, which are
     ``(batch,)`` or ``(batch, row)``.
     """
     if layer.shape[2] != layer.shape[3] or layer.shape[2] == 1:
@@ -98,8 +98,8 @@ def _ahead_of(real: Tensor, read: Tensor) -> Tensor:
 def read_rows(layer: Tensor, read: Tensor) -> Tensor:
     """The rows ``(batch, head, row, key)`` of ``layer`` at the read positions ``(batch, row)``.
 
-    Read positions ``(batch,)`` give ``(batch, head, key)``. A model that computes nothing else in its last
-    layer may give these rows in place of the layer.
+    Read positions ``(batch,)`` give ``(batch, head, key)``. ``layer`` may already hold these rows alone, as
+    from a model that computes no others in its last layer.
     """
     if read.dim() == 1:
         return read_rows(layer, read.unsqueeze(1)).squeeze(2)
@@ -112,23 +112,23 @@ def read_rows(layer: Tensor, read: Tensor) -> Tensor:
 
 
 def in_full_precision(values: Tensor) -> Tensor:
-    """Half precision as single; everything else as it is."""
+    """Convert half precision to single; leave everything else unchanged."""
     return values.float() if values.dtype in HALF else values
 
 
 def uniform_attention(allowed: Tensor) -> Tensor:
-    """Attention that spreads evenly over what each row may see, ``(batch, 1, query, key)``.
+    """Attention spread evenly over the keys each row may see, ``(batch, 1, query, key)``.
 
-    Rows that may see nothing (padding) are zero.
+    Rows that see nothing (padding) are zero.
     """
     weights = allowed.float()
     return (weights / weights.sum(-1, keepdim=True).clamp_min(1)).unsqueeze(1)
 
 
 def check_rows(rows: Tensor, allowed: Tensor, name: str, tolerance: float = 1e-3) -> None:
-    """Raise unless every row that may see something is finite and sums to one over what it may see.
+    """Raise unless every row that sees any key is finite and sums to one over the keys it may see.
 
-    ``rows`` and ``allowed`` are ``(batch, query, key)``; ``name`` says which layer it is.
+    ``rows`` and ``allowed`` are ``(batch, query, key)``; ``name`` is the layer's name in error messages.
     """
     used = allowed.any(-1)
     total = torch.where(allowed, rows, 0).sum(-1)
@@ -159,13 +159,16 @@ Allowed = Tensor | Sequence[Tensor]
 class Aggregation:
     """How attention is aggregated over heads and layers.
 
-    ``method``: ``rollout`` (Abnar and Zuidema), ``mean`` or ``max`` over layers (the maximum is not
-    renormalised), the ``last`` layer, or the ``layer`` of that number. ``head`` picks one head instead of
-    the mean over heads. ``residual`` is the weight of the identity in rollout: .5 is the original (A+I)/2,
-    0 is plain multiplication. ``discard`` percent of the weights a row may see, its lowest, are set to
-    zero first, and the row renormalised; weights equal to the smallest one kept stay. ``without_first`` takes
-    the first token, on which decoders rest their attention (the attention sink), out of every row of every
-    layer and renormalises; a row that has nothing else keeps it.
+    Arguments:
+        method: ``rollout`` (Abnar and Zuidema), ``mean`` or ``max`` over layers (the maximum is not
+            renormalised), the ``last`` layer, or ``layer`` for a single one.
+        layer: The number of that single layer, from 0.
+        head: One head instead of the mean over heads.
+        residual: The weight of the identity in rollout; .5 is the original (A+I)/2, 0 plain multiplication.
+        discard: The percentage of a row's visible weights, the lowest, that is set to zero before the row is
+            renormalised. Weights equal to the smallest one kept stay.
+        without_first: Remove the first token, the attention sink of decoders, from every row of every layer
+            and renormalise. A row with no other weight keeps it.
 
     >>> Aggregation.parse("layer:2")
     Aggregation(method='layer', layer=2, head=None, residual=0.5, discard=0, without_first=False)
@@ -192,7 +195,7 @@ class Aggregation:
 
     @classmethod
     def parse(cls, text: str, **options: Any) -> "Aggregation":
-        """From what a user types: ``rollout``, ``mean``, ``max``, ``last`` or ``layer:N`` (from 0)."""
+        """Parse what a user types: ``rollout``, ``mean``, ``max``, ``last`` or ``layer:N`` (from 0)."""
         name, _, number = text.partition(":")
         if name == "layer" and number.isdecimal():
             return cls("layer", int(number), **options)
@@ -203,10 +206,10 @@ class Aggregation:
 
 
 def default_aggregation(patterns: Iterable[Pattern], **options: Any) -> Aggregation:
-    """Rollout, or the mean over layers where all of them are causal.
+    """Rollout, or the mean over layers if every layer is causal.
 
-    Each layer of rollout carries attention further back, so that over the many layers of a decoder nearly
-    all of it ends on the first token, whatever the model attends to.
+    Each layer of rollout carries attention further back. Over the many layers of a decoder nearly all of it
+    ends up on the first token, whatever the model attends to.
 
     >>> default_aggregation([Pattern(causal=True)] * 30).method, default_aggregation([Pattern(False)]).method
     ('mean', 'rollout')
@@ -221,15 +224,26 @@ def aggregate(
     how: Aggregation = Aggregation(),  # noqa: B008 - frozen
     first: Tensor | None = None,
 ) -> Tensor:
-    """The aggregated attention row at the read position, ``(batch, key)``.
+    """Aggregate attention over heads and layers at the read position.
 
-    ``layers`` are ``(batch, head, query, key)``, bottom first; ``read`` is the query of each instance,
-    ``(batch,)``, or several of them, ``(batch, row)``, which give ``(batch, row, key)``. ``allowed``,
-    ``(batch, query, key)``, one for all layers or one per layer, says what each row may see (everything, by
-    default): nothing else receives weight. Only the read rows are computed: rollout multiplies them from the
-    top layer down, the other methods take the rows of one layer after the other, so ``layers`` may be a
-    generator for them. The last layer may hold the read rows alone, ``(batch, head, row, key)``. ``first`` is
-    the position of each first token, ``(batch,)`` (0, by default), for ``how.without_first``.
+    Only the read rows are computed: rollout multiplies them from the top layer down, the other methods read
+    the rows of one layer after the other.
+
+    Arguments:
+        layers: Attention probabilities ``(batch, head, query, key)``, bottom layer first; a generator is
+            fine unless the method is rollout. The last layer may hold the read rows alone,
+            ``(batch, head, row, key)``.
+        read: The query position of each instance, ``(batch,)``, or several of them, ``(batch, row)``.
+        allowed: The keys each row may see, ``(batch, query, key)``, one mask for all layers or one per layer;
+            by default all keys. No other key receives weight.
+        how: The :class:`Aggregation`.
+        first: The position of each first token, ``(batch,)``, for ``how.without_first``; by default 0.
+
+    Returns:
+        The aggregated row ``(batch, key)``, or ``(batch, row, key)`` for several read positions.
+
+    Raises:
+        InputError: The rows do not sum to one, or ``how`` names a layer or head that does not exist.
 
     >>> quarter = torch.full((1, 1, 4, 4), 0.25)
     >>> aggregate([quarter], torch.tensor([3])).tolist()
@@ -261,7 +275,7 @@ def aggregate(
 
 
 def relevant_mass(rows: Tensor, relevance: Tensor) -> Tensor:
-    """Attention on relevant tokens, ``(batch,)``: the weights of ``rows`` where ``relevance`` is."""
+    """Attention on relevant tokens, ``(batch,)``: the sum of ``rows`` times ``relevance``."""
     return (rows * relevance.to(rows)).sum(-1)
 
 
@@ -315,7 +329,7 @@ def _clean(
 
 
 def _without_first(matrix: Tensor, first: Tensor) -> Tensor:
-    """The rows without the weight on the first token, renormalised; those with nothing else as they are."""
+    """Remove the first token's weight and renormalise; rows with no other weight stay as they are."""
     column = first[:, None, None].expand(-1, matrix.shape[1], 1).to(matrix.device)
     rest = matrix.scatter(2, column, 0)
     total = rest.sum(-1, keepdim=True)
@@ -344,7 +358,7 @@ def aggregate_null(
     how: Aggregation = Aggregation(),  # noqa: B008
     first: Tensor | None = None,
 ) -> Tensor:
-    """The same aggregation of attention that is uniform over what each row may see: the null."""
+    """The null: the same aggregation of attention that is uniform over the keys each row may see."""
     uniform = (
         [uniform_attention(allowed)] * layers
         if isinstance(allowed, Tensor)
@@ -355,7 +369,7 @@ def aggregate_null(
 
 @lru_cache(maxsize=4096)
 def null_row(patterns: tuple[Pattern, ...], how: Aggregation, length: int, read: int) -> Tensor:
-    """The null ``(token,)`` of one text of ``length`` tokens, read at ``read``, for layers with ``patterns``.
+    """The null ``(token,)`` of a text of ``length`` tokens read at position ``read``, for these layers.
 
     >>> null_row((Pattern(causal=True),), Aggregation("last"), length=3, read=1).tolist()
     [0.5, 0.5, 0.0]

@@ -30,7 +30,7 @@ class Interval:
 
     @property
     def p_value(self) -> float:
-        """Of the two-sided t-test that the mean is zero: below .05 where the interval leaves zero out.
+        """The p-value of the two-sided t-test that the mean is zero: below .05 if the interval excludes zero.
 
         It is nan for a single seed and for a missing value.
 
@@ -52,8 +52,8 @@ class Interval:
 def interval(values: Iterable[float | None]) -> Interval:
     """The mean of ``values`` with its 95% t-interval.
 
-    A missing value (None or nan) makes mean and half width nan: a cell that has no number is never
-    dropped in silence.
+    A missing value (None or nan) makes mean and half width nan: a cell without a number is never silently
+    dropped.
 
     >>> print(interval([1.0, 2.0, 3.0]))
     2 ± 2.5
@@ -76,7 +76,7 @@ def _student() -> tuple[Any, Any]:
 
 
 def paired_difference(a: Sequence[float | None], b: Sequence[float | None]) -> Interval:
-    """The 95% t-interval of ``a - b``, value by value: both in the same order of seeds.
+    """The 95% t-interval of the paired differences ``a - b``; both lists have the same order of seeds.
 
     >>> paired_difference([2.0, 3.0, 4.0], [1.0, 2.0, 3.0])
     Interval(mean=1.0, half_width=0.0, n=3)
@@ -91,17 +91,21 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 def holm(differences: Mapping[Name, Interval | float]) -> dict[Name, float]:
-    """The p-value of every difference, corrected for how many there are (Holm 1979).
+    """Holm's correction (1979) of the p-values of several differences.
 
-    A difference is an interval, tested against zero, or its p-value from elsewhere.
+    The smallest of m p-values is multiplied by m, the next by m - 1, and so on; none is below the one before
+    it. If every difference below .05 is called real, the chance that at least one of them is zero is at most
+    5%, however the differences depend on each other.
 
-    The smallest of m is multiplied by m, the next by m - 1, and so on; none is below the one before it.
-    Where all that are below .05 are called real, the chance that one or more of them is zero is at most
-    5%, however the differences depend on each other. A difference without a p-value (one seed, a missing
-    value) stays nan, and still counts as one of the m.
+    Arguments:
+        differences: By name, an interval (tested against zero) or a p-value computed elsewhere.
 
-    >>> found = {"a": Interval(0.5, 0.1, 5), "b": Interval(0.2, 0.19, 5), "c": Interval(0.0, 0.1, 5)}
-    >>> {name: f"{value:.3f}" for name, value in holm(found).items()}
+    Returns:
+        The corrected p-value of each name. A difference without a p-value (one seed, a missing value) stays
+        nan, and still counts as one of the m.
+
+    >>> differences = {"a": Interval(0.5, 0.1, 5), "b": Interval(0.2, 0.19, 5), "c": Interval(0.0, 0.1, 5)}
+    >>> {name: f"{value:.3f}" for name, value in holm(differences).items()}
     {'a': '0.000', 'b': '0.086', 'c': '1.000'}
     """
     values = {
@@ -128,17 +132,24 @@ _SMALLEST_LOSS = 1e-300
 def matched_loss(
     histories: Mapping[Cell, History], metrics: Sequence[str], levels: int | Sequence[float] = 3
 ) -> list[dict[str, Any]]:
-    """Metrics of every arm where its training loss first falls to common levels.
+    """Compare the metrics of several arms at equal training loss.
 
-    ``histories`` maps ``(arm, seed)`` to records along training, each with ``loss`` and the
-    ``metrics``. ``levels`` is how many levels to take, or the losses themselves. Counted, the first is
-    the lowest loss that all cells reach (a cell without any finite loss is left out of that decision
-    and listed); the others divide the way up to the highest loss they share evenly in log loss. A
-    metric at a level is interpolated in log loss between the two records around the first crossing.
+    A metric at a loss level is interpolated in log loss between the two records around the first crossing.
 
-    Returns one dictionary per level: ``loss``; ``arms`` as ``{arm: {metric: Interval}}`` over seeds;
-    ``difference`` as ``{arm: {metric: Interval}}``, that arm minus the first one, paired by seed; and
-    ``missing``, the cells ``[arm, seed]`` that never crossed the level.
+    Arguments:
+        histories: Records along training by ``(arm, seed)``, each with ``loss`` and the ``metrics``.
+        metrics: The names of the metrics to compare.
+        levels: The losses to compare at, or how many of them to choose. The first chosen level is the lowest
+            loss that every cell reaches; the others lie evenly in log loss between it and the highest loss
+            that all cells share. A cell without any finite loss does not take part in this choice.
+
+    Returns:
+        One dictionary per level: ``loss``; ``arms`` as ``{arm: {metric: Interval}}`` over seeds;
+        ``difference`` as ``{arm: {metric: Interval}}``, that arm minus the first one, paired by seed; and
+        ``missing``, the cells ``[arm, seed]`` that never cross the level.
+
+    Raises:
+        InputError: No history is given, or a loss is negative.
 
     >>> slow = [{"loss": 1.0, "ac": 0.0}, {"loss": 0.01, "ac": 20.0}]
     >>> fast = [{"loss": 1.0, "ac": 0.0}, {"loss": 0.1, "ac": 50.0}]
@@ -154,10 +165,10 @@ def matched_loss(
 
 
 def common_levels(histories: Mapping[Cell, History], count: int = 3) -> list[float]:
-    """The lowest loss that every cell reaches, and higher ones up to (without) the highest they share.
+    """The lowest loss that every cell reaches, and higher ones below the highest loss that all share.
 
-    Only the lowest is returned where the cells share no range of losses. Cells that have no finite
-    loss do not take part; with none left the list is empty.
+    Only the lowest is returned if the cells share no range of losses. Cells without a finite loss are
+    ignored; if none is left the list is empty.
     """
     finite = [[loss for loss in map(_loss, records) if isfinite(loss)] for records in histories.values()]
     finite = [losses for losses in finite if losses]

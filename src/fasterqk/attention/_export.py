@@ -1,12 +1,13 @@
-"""A measurement for others to read, in ERASER's format.
+"""Export a measurement in ERASER's format.
 
-ERASER's own code scores what :func:`write_eraser` writes; :func:`eraser_commands` says how. The folder
-``NAME.data`` holds the human rationales and the tokens (``docs.jsonl``). ``NAME.jsonl`` has the predictions
-for its ``test.jsonl``, all instances; ``NAME.rationales.jsonl`` those for its ``rationales.jsonl``, the ones
-with a rationale. There are two because ERASER's ``metrics.py`` takes soft scores of all instances or of none,
-and counts an AUPRC of .5 where there is no rationale.
+ERASER's own code can score the files that :func:`write_eraser` writes; :func:`eraser_commands` returns the
+command lines. The folder ``NAME.data`` holds the human rationales and the tokens (``docs.jsonl``).
+``NAME.jsonl`` has the predictions for all instances (``test.jsonl`` in that folder),
+``NAME.rationales.jsonl`` those for instances with a rationale (``rationales.jsonl``). There are two because
+ERASER's ``metrics.py`` takes soft scores of all instances or of none, and counts an AUPRC of .5 for an
+instance without a rationale.
 
-The unit is the model's own token; special tokens are left out.
+The unit is the model's token; special tokens are left out.
 """
 
 import json
@@ -31,13 +32,13 @@ ERASER_PERCENTS = (1, 5, 10, 20, 50)
 
 
 def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[Path]:
-    """Write predictions to ``path``, rationales and documents to the folder beside it; returns all paths.
+    """Write predictions to ``path``, rationales and documents to the folder beside it; return all paths.
 
-    Instances with a rationale come first, because ERASER looks at the first one to see what there is. The
-    fields ``sufficiency_classification_scores`` and ``comprehensiveness_classification_scores`` are those of
-    the first k, ``thresholded_scores`` has all. For causal models the only outcome is the target text.
-    ERASER cannot score the predictions if one names a class that no instance has (:func:`unscorable_class`);
-    then they are left out, and the rationales alone are written.
+    Instances with a rationale come first, because ERASER decides by the first instance which fields to
+    score. The fields ``sufficiency_classification_scores`` and ``comprehensiveness_classification_scores``
+    belong to the first k; ``thresholded_scores`` has all k. The only outcome of a causal model is the target
+    text. ERASER cannot score predictions that name a class no instance has (:func:`unscorable_class`); in
+    that case only the rationales are written.
     """
     target, test, documents, rationales, rated_test = eraser_paths(path)
     _check_ids(measurement)
@@ -65,8 +66,8 @@ def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[
 
 
 def eraser_paths(path: str | PathLike[str]) -> tuple[Path, Path, Path, Path, Path]:
-    """The files that :func:`write_eraser` writes: predictions, annotations, documents, and without the
-    instances that have no rationale again predictions and annotations.
+    """The files that :func:`write_eraser` writes: predictions, annotations and documents of all instances,
+    then predictions and annotations of those with a rationale.
 
     >>> [str(path) for path in eraser_paths("out/mine.jsonl")][:3]
     ['out/mine.jsonl', 'out/mine.data/test.jsonl', 'out/mine.data/docs.jsonl']
@@ -80,7 +81,7 @@ def eraser_paths(path: str | PathLike[str]) -> tuple[Path, Path, Path, Path, Pat
 
 
 def eraser_commands(measurement: "Measurement", path: str | PathLike[str]) -> list[str]:
-    """The commands that score, with ERASER's code, the files that :func:`write_eraser` has written."""
+    """The command lines that score the files of :func:`write_eraser` with ERASER's code."""
     target, test, _, alone, _ = eraser_paths(path)
     command = f"python rationale_benchmark/metrics.py --data_dir {quote(str(test.parent))} --split"
     whole = f"{command} test --results {quote(str(target))}"
@@ -92,7 +93,7 @@ def eraser_commands(measurement: "Measurement", path: str | PathLike[str]) -> li
 
 
 def unscorable_class(measurement: "Measurement") -> str | None:
-    """A class that the model predicts but no instance has, which stops ERASER's code; None without one."""
+    """A class that the model predicts but no instance has, which ERASER's code cannot score; else None."""
     if not measurement.classes:
         return None
     labels = {instance.label for instance in measurement.instances}
@@ -168,7 +169,7 @@ def _document(measurement: "Measurement", number: int) -> dict[str, str]:
 
 
 def _pieces(measurement: "Measurement", number: int) -> list[str]:
-    """The ranked tokens as text without white space, because ERASER splits its documents at blanks."""
+    """The ranked tokens as text without white space, because ERASER splits documents at blanks."""
     instance = measurement.instances[number]
     pieces = instance.pieces or tuple(str(token) for token in instance.tokens)
     ranked = [piece for piece, may in zip(pieces, instance.rankable, strict=True) if may]

@@ -1,6 +1,6 @@
-"""Whether the tokens a model looks at are why it predicts, and whether people point at the same ones.
+"""Faithfulness (do the top tokens cause the prediction?) and plausibility (do people point at them too?).
 
-First how tokens are ranked and removed, then sufficiency and comprehensiveness, then plausibility.
+The sections: ranking and removing tokens, sufficiency and comprehensiveness, agreement with rationales.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from fasterqk.errors import InputError
 
 How = Literal["delete", "mask", "attention"]
 Rounding = Literal["up", "down"]
-# Lists of k with the rounding that goes with them, as others use them.
+# The percentages k of other tools, with their rounding.
 CONVENTIONS: dict[str, tuple[tuple[int, ...], Rounding]] = {
     "eraser": ((1, 5, 10, 20, 50), "up"),
     "ferret": (tuple(range(10, 101, 10)), "down"),
@@ -26,8 +26,8 @@ CONVENTIONS: dict[str, tuple[tuple[int, ...], Rounding]] = {
 class Removal:
     """How tokens are removed.
 
-    ``delete`` takes them out and closes the gap, in the original order; ``mask`` puts ``mask_token`` in
-    their place; ``attention`` leaves them where they are and hides them from every row.
+    ``delete`` drops them and closes the gap; ``mask`` replaces them by ``mask_token``; ``attention`` leaves
+    them in place and hides them from every row.
     """
 
     how: How = "delete"
@@ -54,9 +54,9 @@ def percent_count(percent: int, count: int) -> int:
 def most_important(
     importance: NDArray[np.float64], rankable: NDArray[np.bool_], count: NDArray[np.int64]
 ) -> NDArray[np.bool_]:
-    """Marks the ``count`` rankable tokens of highest importance in each row ``(batch, token)``.
+    """Mark the ``count`` rankable tokens of highest importance in each row ``(batch, token)``.
 
-    Of equally important tokens the earlier comes first.
+    Among equally important tokens the earlier one comes first.
     """
     if not np.isfinite(importance[rankable]).all():
         raise InputError("the importance of a token is not a finite number; tokens cannot be ranked")
@@ -69,9 +69,9 @@ def most_important(
 def top_percent(
     importance: NDArray[np.float64], rankable: NDArray[np.bool_], percent: int, rounding: Rounding = "up"
 ) -> NDArray[np.bool_]:
-    """Marks the top ``percent`` of the rankable tokens of each row, counted by :func:`percent_count`.
+    """Mark the top ``percent`` of the rankable tokens of each row, counted by :func:`percent_count`.
 
-    Rounded ``down``, that may be none.
+    With ``rounding="down"`` that may be no token at all.
     """
     if type(percent) is not int or not 1 <= percent <= 100:
         raise InputError(f"k is {percent!r}; give a whole percentage from 1 to 100")
@@ -103,10 +103,10 @@ Predict = Callable[[Batch], NDArray[np.float64]]
 class Faithfulness:
     """Scores of each instance for each k, ``(instance, k)``, and the probabilities behind them.
 
-    ``sufficient`` and ``comprehensive`` are the outcomes ``(instance, k, outcome)`` on the top k% alone and
-    on the rest; ``whole`` ``(instance, outcome)`` on everything; ``predicted`` the outcome that is scored.
-    ``skipped`` ``(instance, k)`` marks those that do not count, whose scores are nan: rounded down, a k may
-    have no token, or those of the k before it.
+    ``whole`` ``(instance, outcome)`` are the outcomes on the full text, ``sufficient`` and ``comprehensive``
+    ``(instance, k, outcome)`` those on the top k% alone and on the rest; ``predicted`` is the outcome that is
+    scored. ``skipped`` ``(instance, k)`` marks entries that do not count and whose scores are nan: rounded
+    down, a k may select no token, or only the tokens of the k before it.
     """
 
     percents: tuple[int, ...]
@@ -141,11 +141,25 @@ def faithfulness(
     whole: NDArray[np.float64] | None = None,
     rounding: Rounding = "up",
 ) -> Faithfulness:
-    """Sufficiency and comprehensiveness of a ranking ``importance`` ``(batch, token)`` of one batch.
+    """Sufficiency and comprehensiveness of a ranking of the tokens of one batch.
 
-    ``predict`` is asked once for each variant of the whole batch; ``whole`` saves asking it for the
-    unchanged one. Special tokens are always kept. An input that removal would leave empty keeps its least
-    important token. :func:`fasterqk.attention.measure` asks for the variants of all batches together.
+    Special tokens are always kept. An input that removal would leave empty keeps its least important token.
+    :func:`fasterqk.attention.measure` predicts the variants of all batches together.
+
+    Arguments:
+        predict: Returns the probabilities ``(batch, outcome)`` of a batch; it is called once per variant.
+        batch: The texts.
+        importance: One number per token, ``(batch, token)``.
+        percents: The percentages k of tokens that are kept or removed.
+        removal: How tokens are removed.
+        whole: The probabilities of the unchanged batch, if they are known.
+        rounding: Whether k% of the tokens is rounded ``"up"`` or ``"down"``.
+
+    Returns:
+        The :class:`Faithfulness` of every instance of the batch.
+
+    Raises:
+        InputError: An importance or a probability is not finite, or a shape does not fit the batch.
     """
     perturbed = perturb(batch, importance, percents, removal, rounding)
     whole = checked_outcomes(predict(batch) if whole is None else whole, batch)
@@ -156,9 +170,9 @@ def faithfulness(
 
 
 class Perturbed(NamedTuple):
-    """A batch with tokens removed: for each k its top tokens ``alone`` and the batch ``without`` them.
+    """A batch with tokens removed: for each k the top tokens ``alone`` and the batch ``without`` them.
 
-    ``skipped`` ``(instance, k)`` marks the k that add no token to the one before, where k is rounded down.
+    ``skipped`` ``(instance, k)`` marks each k, rounded down, that adds no token to the k before it.
     """
 
     alone: list[Batch]
@@ -173,7 +187,7 @@ def perturb(
     removal: Removal,
     rounding: Rounding,
 ) -> Perturbed:
-    """What is asked for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``."""
+    """The variants to predict for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``."""
     if rounding not in get_args(Rounding):
         raise InputError(f"unknown rounding {rounding!r}; choose from {', '.join(get_args(Rounding))}")
     importance = np.asarray(importance, dtype=float)
@@ -200,14 +214,14 @@ def faithfulness_of(
     without: Sequence[NDArray[np.float64]],
     skipped: NDArray[np.bool_] | None,
 ) -> Faithfulness:
-    """The scores from outcomes ``(batch, outcome)``: of the whole texts, and for each k of both variants."""
+    """The scores from outcomes ``(batch, outcome)`` of the full texts and, for each k, of both variants."""
     nothing = np.zeros((*whole.shape[:1], 0, *whole.shape[1:]))
     kept, rest = (np.stack(list(outcomes), 1) if len(outcomes) else nothing for outcomes in (alone, without))
     return Faithfulness(tuple(percents), whole, batch.follow(whole), kept, rest, skipped)
 
 
 def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness:
-    """Scores of several batches as one, instance ``order[i]`` at place i of the joined batches."""
+    """Join the scores of several batches; position i of the joined batches is instance ``order[i]``."""
     place = np.argsort(order)
     fields = ["whole", "predicted", "sufficient", "comprehensive"]
     fields += [] if parts[0].skipped is None else ["skipped"]
@@ -216,7 +230,7 @@ def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness
 
 
 def checked_outcomes(probabilities: ArrayLike, batch: Batch) -> NDArray[np.float64]:
-    """What a model said of ``batch``, ``(batch, outcome)``, all finite numbers."""
+    """The probabilities ``(batch, outcome)`` as an array, checked for their shape and for being finite."""
     probabilities = np.asarray(probabilities, dtype=float)
     if probabilities.ndim != 2 or len(probabilities) != len(batch):
         raise InputError(
@@ -233,7 +247,7 @@ def _not_all(removed: NDArray[np.bool_], importance: NDArray[np.float64], batch:
         return removed
     least = np.where(removed, importance, np.inf)
     kept = removed.copy()
-    # The last of the least important: it would have been removed last.
+    # Among the least important tokens the last one, which would have been removed last.
     column = removed.shape[1] - 1 - least[:, ::-1].argmin(1)
     kept[empty, column[empty]] = False
     return kept
@@ -259,12 +273,12 @@ class Agreement:
 
     @property
     def token_iou(self) -> float:
-        """Intersection over union of as many top tokens as the rationale has, with the rationale."""
+        """Intersection over union of the rationale and as many top tokens as it has."""
         return self.token_f1 / (2 - self.token_f1)
 
 
 def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
-    """Score one ranking against one rationale (0/1 per token, at least one token of it).
+    """Score one ranking against one rationale (0 or 1 per token, at least one 1).
 
     >>> agreement([0.1, 0.6, 0.3], [0, 1, 1])
     Agreement(auprc=1.0, token_f1=1.0, span_precision=1.0, span_recall=1.0)
@@ -283,7 +297,7 @@ def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
 
 
 def plausibility(agreements: Sequence[Agreement]) -> dict[str, float | None]:
-    """``auprc``, ``token_f1``, ``token_iou`` and ``iou_f1`` over instances (None without any)."""
+    """``auprc``, ``token_f1``, ``token_iou`` and ``iou_f1`` over instances; None if there are none."""
     if not agreements:
         return dict.fromkeys(("auprc", "token_f1", "token_iou", "iou_f1"))
     precision = float(np.mean([scores.span_precision for scores in agreements]))
@@ -297,7 +311,7 @@ def plausibility(agreements: Sequence[Agreement]) -> dict[str, float | None]:
 
 
 def auprc(importance: ArrayLike, rationale: ArrayLike) -> float:
-    """Area under the precision-recall curve by the trapezoidal rule; equal scores are one point of it.
+    """Area under the precision-recall curve by the trapezoidal rule; equal scores share one point.
 
     >>> auprc([0.9, 0.8, 0.1], [1, 0, 1])
     0.7916666666666666
@@ -314,7 +328,7 @@ def auprc(importance: ArrayLike, rationale: ArrayLike) -> float:
 
 
 def _rated(importance: ArrayLike, rationale: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """One importance and one mark per token of an instance, checked."""
+    """The importances and marks of one instance as arrays, checked."""
     scores, marks = np.asarray(importance, dtype=float), np.asarray(rationale, dtype=float)
     if scores.ndim != 1 or scores.shape != marks.shape:
         raise InputError(
@@ -332,7 +346,7 @@ def _rated(importance: ArrayLike, rationale: ArrayLike) -> tuple[NDArray[np.floa
 
 
 def top_tokens(importance: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Marks the ``count`` most important tokens of one instance."""
+    """Mark the ``count`` most important tokens of one instance."""
     everything = np.ones((1, importance.size), dtype=bool)
     return most_important(importance[None, :], everything, np.array([count]))[0]
 

@@ -1,9 +1,9 @@
-"""Only the first token through the end of an encoder that predicts from it.
+"""Run only the first token through the end of an encoder that predicts from it.
 
-Behind the last attention every token goes its own way: output projection, norms and feed-forward part mix no
-tokens. A classifier that reads the first token needs them there alone, which saves most of the last layer.
-Where that can begin is found by running the model: a module that comes after the last attention, and whose
-inputs can be cut to their first token without a change of the logits.
+After the last attention no module mixes tokens: output projection, norms and feed-forward layers act on each
+token alone. A classifier that reads the first token therefore needs them for that token only, which saves
+most of the last layer. The place to start is found by running the model: of the modules after the last
+attention whose inputs can be cut to their first token without changing the logits, the one that saves most.
 """
 
 from collections import Counter
@@ -14,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Cut inputs make other matrix products, which round differently: what is allowed, of the largest logit.
+# Shorter matrix products round differently: the largest accepted change, relative to the largest logit.
 _ROUNDING = 1e-5
-# Less than this share of the work saved is not worth two ways to predict.
+# Saving less than this share of the work is not worth a second way to predict.
 _WORTH = 0.01
 
 
 @contextmanager
 def first_token_from(module: nn.Module | None) -> Iterator[None]:
-    """Inside, the inputs ``(batch, token, width)`` of ``module`` are cut to their first token."""
+    """Cut the inputs ``(batch, token, width)`` of ``module`` to their first token inside this context."""
     if module is None:
         yield
         return
@@ -42,7 +42,7 @@ def _first(value: Any) -> Any:
 def find_first_token_end(
     model: nn.Module, attention: Sequence[nn.Module], logits: Callable[[], Tensor], length: int
 ) -> nn.Module | None:
-    """The module from which on the first token suffices: None if there is none, or if nothing is saved.
+    """The module from which on the first token suffices; None if there is none or if it saves nothing.
 
     ``attention`` are the modules that form attention; ``logits()`` runs ``model`` on texts of ``length``
     tokens.
@@ -60,11 +60,11 @@ def find_first_token_end(
         if not entered or calls[id(module)] > 1:
             continue
         if _work(plain[:place]) + _work(plain[place:]) / length >= least:
-            break  # no later beginning saves more
+            break  # starting later saves even less
         try:
             with torch.no_grad(), _watched(model) as cut, first_token_from(module):
                 shortened = logits()
-        except Exception:  # what a model does with inputs of another length may raise anything
+        except Exception:  # a model may raise anything on inputs of another length
             continue
         change = (shortened - expected).abs().max() if shortened.shape == expected.shape else torch.inf
         if _work(cut) < least and change <= _ROUNDING * expected.abs().max():
@@ -72,7 +72,7 @@ def find_first_token_end(
     return best
 
 
-# A module that is entered (True) or left, and then the number of products with its own weights.
+# A module, whether it is entered (True) or left, and on leaving the number of products with its weights.
 _Call = tuple[nn.Module, bool, int]
 
 
@@ -82,7 +82,7 @@ def _work(calls: list[_Call]) -> int:
 
 @contextmanager
 def _watched(model: nn.Module) -> Iterator[list[_Call]]:
-    """Inside, every call of a module of ``model`` is put into the list yielded."""
+    """Yield a list to which every call of a module of ``model`` is added."""
     calls: list[_Call] = []
 
     def enter(module: nn.Module, arguments: Any) -> None:

@@ -1,8 +1,8 @@
-"""The importance of tokens, from anywhere: attention, gradients, leaving tokens out, or numbers of your own.
+"""The importance of tokens: by attention, by gradients, by leaving tokens out, or supplied by the user.
 
-An *importance* is one number per token of an instance; the higher, the more the token counts. It ranks tokens
-for faithfulness and plausibility. First what is built in, then how importances of your own are read and
-aligned with the tokens, last how they are compared with leaving tokens out.
+An *importance* is one number per token of an instance: the higher, the more the token counts. It ranks tokens
+for faithfulness and plausibility. The sections: built-in importances, reading the user's importances and
+aligning them with the tokens, leaving tokens out one at a time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +22,10 @@ from fasterqk.errors import InputError
 from fasterqk.files import read_json_lines
 
 Numbers = NDArray[np.float64]
-# What people give: one number per token, or a record of the file format below.
+# The user's importances of one instance: one number per token, or a record of the file format below.
 RawScores = ArrayLike | Mapping[str, Any]
 Source = str | PathLike[str] | Callable[[Instance], RawScores] | Mapping[str, Any]
-# Those that ask the model for more than its attention, and what they are.
+# Importances that need more from the model than its attention, with their descriptions.
 METHODS = {
     "gradient": "gradient of the log-probability times the embedded input",
     "integrated_gradients": "the same gradient, averaged on the way from a zero input",
@@ -38,8 +38,8 @@ _ATTENTION = "rollout, mean, max, last, layer:N or layer:N/head:M"
 class Importance:
     """Where the importance of tokens comes from, under the ``name`` that tables show.
 
-    Exactly one of these is given: the ``aggregation`` of attention, one of ``METHODS``, or the ``values``
-    themselves, one array per instance. ``absolute`` drops their signs.
+    Exactly one of three is set: the ``aggregation`` of attention, a ``method`` of ``METHODS``, or the
+    ``values`` themselves, one array per instance. ``absolute`` drops the signs of the values.
     """
 
     name: str
@@ -55,16 +55,16 @@ def importances(
     first: Importance,
     absolute: bool = False,
 ) -> dict[str, Importance]:
-    """Everything that shall rank tokens, by name, ``first`` first.
+    """All importances that rank tokens, by name, starting with ``first``.
 
-    ``scores`` is the name of something built in, a JSON lines file, a function of an :class:`Instance`, a
-    mapping from the ids of instances to their numbers, a mapping from names to any of these, or a list.
+    ``scores`` is the name of a built-in importance, a JSON lines file, a function of an :class:`Instance`, a
+    mapping from instance ids to numbers, a mapping from names to any of these, or a list of them.
     """
     by_name = {first.name: first}
     for source in _listed(scores):
         for importance in _importances_from(source, instances, absolute):
             same = by_name.setdefault(importance.name, importance)
-            # Asking for the attention that is measured anyway is no conflict.
+            # It is fine to ask for the attention that is measured anyway.
             measured_anyway = (
                 importance.aggregation is not None and importance.aggregation == same.aggregation
             )
@@ -74,7 +74,7 @@ def importances(
 
 
 def aggregation_name(how: Aggregation) -> str:
-    """What tables call this aggregation of attention.
+    """The name of this aggregation of attention in tables.
 
     >>> aggregation_name(Aggregation("layer", 3, head=1)), aggregation_name(Aggregation())
     ('layer:3/head:1', 'rollout')
@@ -85,7 +85,7 @@ def aggregation_name(how: Aggregation) -> str:
 
 
 def built_in(text: str) -> Importance | None:
-    """What is built in under this name, None if nothing is.
+    """The built-in importance of this name; None if there is none.
 
     >>> built_in("layer:3/head:1").aggregation
     Aggregation(method='layer', layer=3, head=1, residual=0.5, discard=0, without_first=False)
@@ -147,7 +147,7 @@ def _named(name: str, source: Source, instances: Sequence[Instance], absolute: b
 
 
 def _is_source(value: Any) -> bool:
-    """Whether a value of a mapping is itself a source: then the keys are names, and not ids."""
+    """Whether a value of a mapping is itself a source, so that the keys are names rather than ids."""
     if isinstance(value, Mapping):
         return not set(value) & set(_CONTENTS)
     return isinstance(value, str | PathLike) or callable(value)
@@ -175,19 +175,21 @@ def _from_records(
     return Importance(name, values=values, absolute=absolute)
 
 
-# --- Importances of your own: JSON lines, and how they are aligned with the tokens of a model ---
-# One object per line, with the ``id`` of the example (its line number, if the data names none) and one of:
-# ``scores``, one number per token of the model (all, or without special ones) or per word of the data, if you
-# like with ``tokens``, the texts they belong to, which are then compared; ``characters``, one number per
-# character of the text (``characters_pair`` of the second text); ``spans``, ``[start, end, number]`` in
-# characters. ``name`` is what the table calls it (the file, otherwise), so that a file may hold several.
+# --- The user's importances: JSON lines, and their alignment with the tokens of a model ---
+# One object per line, with the ``id`` of the example (its line number if the data has no ids) and one of:
+# - ``scores``: one number per token of the model (with or without special ones), or per word of the data;
+#   optionally ``tokens``, the texts of these tokens, which are compared with the model's;
+# - ``characters``: one number per character of the text (``characters_pair`` for the second text);
+# - ``spans``: ``[start, end, number]`` in characters.
+# An optional ``name`` labels the importance in tables (by default the file name), so that one file may hold
+# several importances.
 
 _CONTENTS = ("scores", "characters", "spans")
 _FIELDS = ("id", "name", "scores", "tokens", "text", "characters", "characters_pair", "spans")
 
 
 def read_scores(path: str | PathLike[str]) -> dict[str, dict[str, tuple[str, Mapping[str, Any]]]]:
-    """The lines of a file by name and id, each with the words that errors call it by.
+    """Read a file of importances: its records by name and id, each with its location for error messages.
 
     >>> with open("lime.jsonl", "w") as file:
     ...     print('{"id": "a", "scores": [0.5, -1]}', file=file)
@@ -210,10 +212,20 @@ def read_scores(path: str | PathLike[str]) -> dict[str, dict[str, tuple[str, Map
 
 
 def align(given: RawScores, instance: Instance, where: str) -> Numbers:
-    """One number per token of ``instance`` from what was ``given``; zero on special tokens.
+    """Align the numbers or the record in ``given`` with the tokens of ``instance``.
 
-    Numbers of words and characters are carried over to the tokens: each gets the number of its word, or the
-    mean over its characters without white space.
+    A token takes the number of its word, or the mean over its characters without white space.
+
+    Arguments:
+        given: One number per token or word, or a record of the file format.
+        instance: The instance the numbers belong to.
+        where: The location of the numbers for error messages.
+
+    Returns:
+        One number per token; zero on special tokens.
+
+    Raises:
+        InputError: The numbers fit neither tokens nor words nor characters, or a text differs.
     """
     if not isinstance(given, Mapping):
         return _of_tokens(_numbers(given, where), None, instance, where)
@@ -234,7 +246,7 @@ def _numbers(values: Any, where: str) -> Numbers:
     try:
         array = np.asarray(values, dtype=float)
     except (TypeError, ValueError):
-        raise InputError(f"{where}: {_short(values)} are no numbers") from None
+        raise InputError(f"{where}: {_short(values)} are not numbers") from None
     if array.ndim != 1:
         raise InputError(f"{where}: scores of shape {array.shape}; give one number per token")
     if not np.isfinite(array).all():
@@ -252,7 +264,7 @@ def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> N
     everything = np.arange(len(instance.tokens))
     ranked = np.flatnonzero(instance.rankable)
     words = _words(instance)
-    # What the numbers may belong to: its name, its texts, and the tokens that get them.
+    # Units that the numbers may belong to: name, texts, and the tokens that take the numbers.
     units = [
         ("tokens", pieces, [everything]),
         ("tokens without special ones", tuple(pieces[i] for i in ranked), [ranked]),
@@ -284,10 +296,10 @@ def _of_tokens(values: Numbers, texts: Any, instance: Instance, where: str) -> N
 
 
 def _first_difference(theirs: Sequence[Any], ours: Sequence[str]) -> int | None:
-    """Where two lists of token texts first differ; marks of white space and case are no difference."""
+    """Where two lists of token texts first differ, apart from white space marks and case; else None."""
     for place, pair in enumerate(zip(theirs, ours, strict=True)):
         their_text, our_text = (_plain(text) for text in pair)
-        # Byte-level tokenizers write other characters for those beyond ASCII.
+        # Byte-level tokenizers write characters beyond ASCII differently.
         if their_text != our_text and their_text.isascii() and our_text.isascii():
             return place
     return None
@@ -301,7 +313,7 @@ def _plain(text: Any) -> str:
 
 
 def _words(instance: Instance) -> list[tuple[str, NDArray[np.intp]]]:
-    """The words of the data with the tokens that each became (none behind a truncated text)."""
+    """The words of the data, each with its tokens (none for words beyond the end of a truncated text)."""
     if instance.words is None or instance.places is None:
         return []
     words, start = [], 0
@@ -356,7 +368,7 @@ def _of_characters(record: Mapping[str, Any], instance: Instance, where: str) ->
 def leave_one_out(
     model: Measurable, batch: Batch, removal: Removal, whole: Numbers, followed: NDArray[np.intp]
 ) -> Numbers:
-    """What the probability of the outcome that is ``followed`` loses without each token, ``(batch, token)``.
+    """The drop in probability of the ``followed`` outcome when each token is removed, ``(batch, token)``.
 
     ``whole`` are the outcomes ``(batch, outcome)`` of the unchanged batch. A text of a single token keeps it.
     """
@@ -375,7 +387,7 @@ def leave_one_out(
 
 
 def kendall_tau(one: ArrayLike, other: ArrayLike) -> float | None:
-    """Kendall's rank correlation (tau-b, which allows for ties); None where either has no order at all.
+    """Kendall's rank correlation (tau-b, which allows for ties); None if either list is constant.
 
     >>> kendall_tau([1, 2, 3], [1, 3, 2]).__round__(4), kendall_tau([1, 1], [1, 2])
     (0.3333, None)

@@ -1,6 +1,6 @@
-"""Instances as a model reads them: token ids, what may be ranked and removed, what is relevant.
+"""Instances: texts as a model reads them, with token ids, relevance, and which tokens may be removed.
 
-A user's data are examples, JSON lines with words or text; a tokenizer makes instances of them.
+The user's data are examples, JSON lines with words or text. A tokenizer turns examples into instances.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,16 +21,28 @@ RATIONALE_FROM = 0.5
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """One input of a model, all arrays one entry per token.
+    """One input of a model; every array has one entry per token.
 
-    ``rankable`` is False for special tokens, which are always kept and never ranked. ``label`` is the
-    class of a classifier; ``target`` holds the token ids a causal model should write. ``pieces`` are the
-    tokens as text, for people. ``truncated`` says that the text went on, ``rated`` that somebody said what is
-    relevant (if only that nothing is). ``texts`` are what was tokenized, a text or a pair, ``words`` those of
-    the data if it had some, and ``places`` ``(token, 3)`` says where each token stands: in which text (-1 for
-    special tokens), from and up to which character. ``relevance_cut`` says that all that was relevant lay in
-    the part of a truncated text that is not read. ``types`` tell the texts of a pair apart, for models that
-    want to know; ``followed`` is the class whose probability is followed (None: the predicted one).
+    Arguments:
+        tokens: Token ids.
+        rankable: False for special tokens, which are always kept and never ranked.
+        relevance: How much each token decides the answer, from 0 to 1.
+        label: The class, for a classifier.
+        target: The token ids that a causal model should write.
+        pieces: The tokens as text, for people.
+        id: The name of the instance.
+        truncated: Whether the text was cut at its end.
+        rated: Whether the data says which tokens are relevant (possibly none).
+        texts: The tokenized text, or pair of texts.
+        words: The words of the data, if it has words.
+        places: Where each token stands, ``(token, 3)``: in which text (-1 for special tokens), from and up to
+            which character.
+        relevance_cut: Whether everything relevant lay in the part of the text that was cut.
+        types: Which text of a pair each token belongs to, for models with token types.
+        followed: The class whose probability is followed when tokens are removed; None for the predicted one.
+
+    Raises:
+        InputError: There are no tokens, or the arrays differ in length.
     """
 
     tokens: NDArray[np.int64]
@@ -72,13 +84,13 @@ class Instance:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Instances side by side, padded on one ``side``; all arrays are ``(batch, token)``.
+    """Instances padded to one length on one ``side``; arrays over tokens are ``(batch, token)``.
 
-    ``real`` is False on padding. ``hidden`` marks tokens that are there but that no row may see (removal
-    by attention mask). ``target`` and ``target_real`` are padded on the right, with no columns for
-    classifiers; ``label`` is -1 where there is none. ``types`` tell the texts of a pair apart, where the
-    model wants to know (None: it does not). ``followed`` is the class whose probability is followed when
-    tokens are removed, -1 for the one the model predicts.
+    ``real`` is False on padding. ``hidden`` marks real tokens that no row may see (removal by attention
+    mask). ``target`` and ``target_real`` are padded on the right and have no columns for classifiers;
+    ``label`` is -1 without a label. ``types`` says which text of a pair each token belongs to; None for
+    models without token types. ``followed`` is the class whose probability is followed when tokens are
+    removed, -1 for the predicted one.
     """
 
     tokens: NDArray[np.int64]
@@ -98,7 +110,7 @@ class Batch:
 
     @property
     def visible(self) -> NDArray[np.bool_]:
-        """Tokens that are there and not hidden: the attention mask."""
+        """The attention mask: tokens that are real and not hidden."""
         return self.real & ~self.hidden
 
     @property
@@ -112,17 +124,17 @@ class Batch:
         return self.real.shape[1] - 1 - self.real[:, ::-1].argmax(1)
 
     def follow(self, outcomes: NDArray[np.float64]) -> NDArray[np.intp]:
-        """The outcome of each instance that is followed: given, or likeliest among ``(batch, outcome)``."""
+        """The followed outcome of each instance: as set, or the likeliest among ``(batch, outcome)``."""
         likeliest = outcomes.argmax(1)
         return likeliest if self.followed is None else np.where(self.followed < 0, likeliest, self.followed)
 
     def rows(self, chosen: slice) -> "Batch":
-        """Some of the instances, without padding that none of them needs."""
+        """The ``chosen`` instances, without padding that none of them needs."""
         arrays = {name: value[chosen] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
         return Batch(**arrays, side=self.side).keep(self.real[chosen])
 
     def keep(self, kept: NDArray[np.bool_]) -> "Batch":
-        """The batch without the tokens that are not ``kept``: order stays, gaps close, padding is trimmed."""
+        """The batch with the ``kept`` tokens only, in order, gaps closed and padding trimmed."""
         kept = kept & self.real
         order = np.argsort(~kept if self.side == "right" else kept, axis=1, kind="stable")
         width = int(kept.sum(1).max())
@@ -136,7 +148,7 @@ class Batch:
 
 
 def collate(instances: Sequence[Instance], side: Side = "right") -> Batch:
-    """Pad ``instances`` to one length (token 0 stands on padding; no model may look at it)."""
+    """Pad ``instances`` to one length; padding has token id 0, which the mask hides from the model."""
     real, tokens = pad_side([x.tokens for x in instances], side)
     targets = [np.zeros(0, dtype=np.int64) if x.target is None else x.target for x in instances]
     target_real, target = pad_side(targets, "right")
@@ -163,7 +175,7 @@ def _types(instances: Sequence[Instance], side: Side) -> NDArray[np.int64] | Non
 
 
 def pad_rows(rows: Sequence[NDArray[np.float64]], real: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """One value per token of each row, laid out where ``real`` ``(row, token)`` is true; zero elsewhere."""
+    """Lay out one value per token of each row where ``real`` ``(row, token)`` is true, zeros elsewhere."""
     laid_out = np.zeros(real.shape)
     laid_out[real] = np.concatenate(rows)
     return laid_out
@@ -177,7 +189,7 @@ def unpad_rows(rows: NDArray[np.float64], real: NDArray[np.bool_]) -> list[NDArr
 def pad_side(
     rows: Sequence[NDArray[np.generic]], side: Side
 ) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
-    """Rows of different lengths padded with zeros on one side: what is real, and the values."""
+    """Pad rows of different lengths with zeros on one side; returns the mask of real entries, and values."""
     lengths = np.array([len(row) for row in rows])
     width = int(lengths.max())
     position = np.arange(width)
@@ -187,20 +199,20 @@ def pad_side(
     return real, values
 
 
-# --- Your own data: JSON lines with words (or text), what is relevant in them, and the right answer ---
-# One object per line. ``tokens`` (a list of words) with ``relevance`` (one number in 0..1 each), or ``text``
+# --- The user's data: JSON lines with words or text, their relevance, and the right answer ---
+# One object per line: ``tokens`` (a list of words) with ``relevance`` (one number in 0..1 each), or ``text``
 # with ``spans`` (a list of ``[start, end]`` in characters); ``label`` (a class of a classifier, by number or
-# name) or ``target`` (the text a causal model should write); and, if you like, an ``id``.
+# name) or ``target`` (the text a causal model should write); optionally an ``id``.
 
 
 @dataclass(frozen=True)
 class Example:
-    """One line of the file, checked.
+    """One line of the user's file, checked.
 
-    ``relevant`` holds ``(start, end, weight)`` in characters of ``text``; words are joined by blanks, and
-    ``words`` keeps them where the line gave ``tokens``. ``rated`` is False where the line does not say what
+    ``relevant`` holds ``(start, end, weight)`` in characters of ``text``. If the line gave ``tokens``,
+    ``words`` keeps them and ``text`` joins them by blanks. ``rated`` is False if the line does not say what
     is relevant. ``pair`` is a second text, with its own relevant parts. ``several`` says that the line has
-    more labels than this one. ``where`` names the line for error messages.
+    more labels than this one. ``where`` is the location of the line for error messages.
     """
 
     id: str
@@ -218,7 +230,16 @@ class Example:
 
 
 def read_examples(path: str | PathLike[str]) -> list[Example]:
-    """All examples of a JSON lines file; each kind of bad line is one clear error.
+    """Read all examples of a JSON lines file.
+
+    Arguments:
+        path: The file; see docs/measure.md for its fields.
+
+    Returns:
+        The examples in order. A line with a list of labels or targets gives one example for each.
+
+    Raises:
+        InputError: A line is wrong, two examples share an id, or the file is empty.
 
     >>> with open("mine.jsonl", "w") as file:
     ...     print('{"text": "the cat sat", "spans": [[4, 7]], "label": "animal"}', file=file)
@@ -241,7 +262,7 @@ def read_examples(path: str | PathLike[str]) -> list[Example]:
 
 
 def _read_line(record: Mapping[str, Any], where: str, number: int) -> list[Example]:
-    """The examples of a line: one for each of its labels or targets, if it has a list of them."""
+    """The examples of a line: one, or one per label or target if it has a list of them."""
     name = "label" if "label" in record else "target"
     answers = record.get(name)
     if not isinstance(answers, list):
@@ -257,7 +278,7 @@ def _read_line(record: Mapping[str, Any], where: str, number: int) -> list[Examp
     return [replace(example, several=name == "label") for example in examples]
 
 
-# All that a line may hold, with the field that each belongs to.
+# The fields of a line, each with the field that it requires.
 FIELDS = {
     "tokens": "",
     "relevance": "tokens",
@@ -272,7 +293,7 @@ FIELDS = {
 
 
 def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Example:
-    """One example from a JSON object; ``where`` is quoted when something is wrong with it."""
+    """One example from a JSON object; error messages quote ``where``."""
     for name in record:
         if name not in FIELDS:
             raise InputError(f"{where}: unknown field {name!r}; a line may have {', '.join(FIELDS)}")
@@ -315,7 +336,7 @@ def _words(value: Any, where: str) -> tuple[str, ...]:
         raise InputError(f"{where}: 'tokens' is {value!r}; give a list of words")
     for word in value:
         if not isinstance(word, str) or not word.strip():
-            raise InputError(f"{where}: the token {word!r} is no word")
+            raise InputError(f"{where}: the token {word!r} is not a word")
     return tuple(value)
 
 
@@ -328,7 +349,7 @@ def _relevance(value: Any, count: int, where: str) -> tuple[float, ...]:
         raise InputError(f"{where}: 'relevance' has {len(value)} numbers but 'tokens' has {count} words")
     for number in value:
         if not isinstance(number, int | float) or not 0 <= number <= 1:
-            raise InputError(f"{where}: the relevance {number!r} is no number in 0..1")
+            raise InputError(f"{where}: the relevance {number!r} is not a number in 0..1")
     return tuple(float(number) for number in value)
 
 
@@ -351,12 +372,12 @@ def _character_spans(value: Any, text: str, where: str) -> tuple[tuple[int, int,
             raise InputError(f"{where}: the span {span!r} does not lie in the text of {len(text)} characters")
         weight = span[2] if len(span) == 3 else 1.0
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight <= 1:
-            raise InputError(f"{where}: the weight {weight!r} of the span {span!r} is no number in 0..1")
+            raise InputError(f"{where}: the weight {weight!r} of the span {span!r} is not a number in 0..1")
         spans.append((span[0], span[1], float(weight)))
     return tuple(spans)
 
 
-# --- From a user's example to the tokens of a model, with relevance carried over to sub-tokens ---
+# --- From the user's examples to a model's tokens; sub-tokens inherit relevance ---
 
 
 def encode_for_classifier(
@@ -366,10 +387,21 @@ def encode_for_classifier(
     limit: int,
     multi_label: bool = False,
 ) -> list[Instance]:
-    """Instances with labels; texts longer than ``limit`` tokens are cut at the end.
+    """Encode examples as instances with labels.
 
-    A pair is cut where its texts are longest. The instances of a ``multi_label`` model follow the probability
-    of their label.
+    Arguments:
+        examples: The examples; each has a label.
+        tokenizer: A fast tokenizer of Hugging Face transformers.
+        classes: The names of the model's classes.
+        limit: Texts longer than this many tokens are cut at the end; of a pair the longer text is cut first.
+        multi_label: Whether a text may have several classes; the instances then follow the probability of
+            their label.
+
+    Returns:
+        One instance per example.
+
+    Raises:
+        InputError: A label is not a class of the model, or the tokenizer does not report offsets.
     """
     labels = [_label(example, classes) for example in examples]
     instances: dict[int, Instance] = {}
@@ -423,10 +455,22 @@ def _classified(example: Example, tokenizer: Any, encoded: Any, row: int) -> Ins
 
 
 def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -> list[Instance]:
-    """Instances with targets: prompt and target are tokenized as one text, and cut where the target starts.
+    """Encode examples as instances with targets.
 
-    One blank stands between them unless either brings its own white space. A token that spans the border
-    belongs to the target. Special tokens behind the target are left out.
+    Prompt and target are tokenized as one text, joined by a blank unless either brings its own white space,
+    and split where the target starts. A token that spans the border belongs to the target. Special tokens
+    after the target are left out.
+
+    Arguments:
+        examples: The examples; each has a target.
+        tokenizer: A fast tokenizer of Hugging Face transformers.
+        limit: The longest input of the model, in tokens.
+
+    Returns:
+        One instance per example.
+
+    Raises:
+        InputError: An example has no target or is longer than ``limit``.
     """
     for example in examples:
         if example.target is None:
@@ -458,13 +502,13 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
 
 
 def _origin(example: Example) -> dict[str, Any]:
-    """What an instance keeps of the example it was made from."""
+    """The fields that an instance takes over from its example."""
     texts = (example.text,) if example.pair is None else (example.text, example.pair)
     return {"rated": example.rated, "texts": texts, "words": example.words}
 
 
 def _places(offsets: Any, special: NDArray[np.bool_], part: ArrayLike = 0) -> NDArray[np.int64]:
-    """Which text each token stands in (-1: special), and from and up to which character."""
+    """Where each token stands: in which text (-1 for special tokens), from and up to which character."""
     ends = np.array(offsets, dtype=np.int64).reshape(-1, 2)
     return np.column_stack([np.where(special, -1, part), ends])
 
@@ -494,8 +538,8 @@ def _token_relevance(
     blank = [place for place, character in enumerate(example.text) if character.isspace()]
     characters[blank] = 0
     relevance = np.array([characters[start:end].max(initial=0.0) for start, end in offsets])
-    # SentencePiece puts a blank before the text. Where it is a token alone, it says that it stands for the
-    # first character, which the next token has.
+    # SentencePiece puts a blank before the text. If this blank is a token of its own, its offsets claim the
+    # first character, which belongs to the next token.
     relevance[[not piece.strip("\u2581") for piece in pieces]] = 0
     return relevance
 

@@ -1,7 +1,7 @@
-"""A model folder of Hugging Face transformers, opened by what its configuration says it is.
+"""Load a model folder of Hugging Face transformers, with the class that its configuration names.
 
-A folder holds a model, or a PEFT adapter of a model that lies in another folder. Nothing is downloaded and no
-code of a folder is run.
+A folder holds a model, or a PEFT adapter of a model in another folder. Nothing is downloaded, and no code
+from the folder is run.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
-# Tokenizers without a limit say 1e30, which no tokenizer can count to.
+# Tokenizers without a limit report 1e30, too large for their own integer arguments.
 _NO_LIMIT = 2**30
 
 
 class Loaded(NamedTuple):
-    """A model ready to be measured, its tokenizer, the longest input it takes, how many tokens it knows."""
+    """A model ready to be measured, its tokenizer, its longest input in tokens, and its vocabulary size."""
 
     model: Measurable
     tokenizer: Any
@@ -63,10 +63,18 @@ class Loaded(NamedTuple):
 def load_model(
     folder: str | PathLike[str], *, device: str | None = None, precision: Precision | None = None
 ) -> Loaded:
-    """The sequence classifier or causal model saved in ``folder``, or the PEFT adapter of one, merged.
+    """Load the sequence classifier or causal language model in ``folder``; PEFT adapters are merged.
 
-    ``device`` is what torch calls it (``"cuda:1"``); ``precision`` the type of the weights. By default the
-    model stays on the CPU, in the precision it was saved in. Other heads are refused.
+    Arguments:
+        folder: A folder that ``save_pretrained`` wrote, with the tokenizer.
+        device: A torch device such as ``"cuda:1"``; by default the CPU.
+        precision: The type of the weights; by default the one they were saved in.
+
+    Returns:
+        The model with its tokenizer and limits; ``loaded.encode(examples)`` makes instances for it.
+
+    Raises:
+        InputError: The folder is incomplete or damaged, or its model has another head.
     """
     with needs_extra("hf"):
         import transformers
@@ -79,7 +87,7 @@ def load_model(
             f"give that: {gguf_recipe(gguf)}"
         )
     if not adapter and not (path / "config.json").is_file():
-        raise InputError(f"{str(folder)!r} is no model folder: it has no config.json")
+        raise InputError(f"{str(folder)!r} is not a model folder: it has no config.json")
     where, kind = _device(device), _precision(precision)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -116,18 +124,18 @@ def _precision(name: str | None) -> torch.dtype | None:
 
 
 def _is_causal(path: Path, config: Any, adapter: bool) -> bool:
-    """Whether the folder holds a causal model, otherwise a classifier; other heads are refused."""
+    """True for a causal language model, False for a classifier; other heads are an ``InputError``."""
     if adapter:
         task = str(read_json(path / "adapter_config.json").get("task_type"))
         causal, classifies = task == "CAUSAL_LM", task == "SEQ_CLS"
-        held = f"an adapter of task type {task!r}"
+        description = f"an adapter of task type {task!r}"
     else:
-        held = (config.architectures or ["a model that names no architecture"])[0]
-        causal = held.endswith(("ForCausalLM", "LMHeadModel"))
-        classifies = held.endswith("ForSequenceClassification")
+        description = (config.architectures or ["a model that names no architecture"])[0]
+        causal = description.endswith(("ForCausalLM", "LMHeadModel"))
+        classifies = description.endswith("ForSequenceClassification")
     if config.is_encoder_decoder or not (causal or classifies):
         raise InputError(
-            f"{str(path)!r} holds {held}; only sequence classifiers and causal language models,"
+            f"{str(path)!r} holds {description}; only sequence classifiers and causal language models,"
             " without an encoder-decoder, can be measured"
         )
     return causal
@@ -157,14 +165,14 @@ def _check_missing(path: Path, architecture: str, missing: Sequence[str]) -> Non
 
 
 def _base_of(path: Path) -> Path:
-    """The folder of the model that an adapter belongs to: as its configuration says, or beside it."""
-    said = str(read_json(path / "adapter_config.json").get("base_model_name_or_path"))
-    for base in (Path(said), path / said, path.parent / said):
+    """The folder of the adapter's base model: as its configuration says, or relative to the adapter."""
+    base_name = str(read_json(path / "adapter_config.json").get("base_model_name_or_path"))
+    for base in (Path(base_name), path / base_name, path.parent / base_name):
         if (base / "config.json").is_file():
             return base
     raise InputError(
-        f"{str(path)!r} is an adapter of {said!r}, which is no folder here; save that model there, or name"
-        " its folder as base_model_name_or_path in adapter_config.json"
+        f"{str(path)!r} is an adapter of {base_name!r}, which is not a folder here; save that model there,"
+        " or name its folder as base_model_name_or_path in adapter_config.json"
     )
 
 
@@ -216,7 +224,7 @@ _HEADS = ("classifier.weight", "classifier.out_proj.weight", "score.weight", "cl
 
 # --- Tokenizers ---
 
-# What tokenizers are saved in; without any, transformers makes up a tokenizer of its special tokens alone.
+# Files of saved tokenizers. Without any, transformers makes up a tokenizer that knows special tokens only.
 _TOKENIZER_FILES = ("tokenizer.json", "vocab*", "*.model", "*.tiktoken", "tekken.json", "merges.txt")
 
 
@@ -236,7 +244,7 @@ def _tokenizer(path: Path) -> Any:
 
 
 def longest_input(model: Any, tokenizer: Any) -> int:
-    """How many tokens the model takes, from its positions and its tokenizer."""
+    """The longest input in tokens, by the model's positions and its tokenizer."""
     limits = [tokenizer.model_max_length]
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if positions is not None and positions > 0:  # XLNet says -1 for "no limit"

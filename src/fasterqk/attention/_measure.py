@@ -1,8 +1,8 @@
 """Measure a model on instances, in batches: attention, faithfulness, plausibility, and their nulls.
 
-:func:`measure` reads each batch once, computes the scores of the registry on the rows that predict and on
-uniform attention, and asks the model again with tokens removed. The :class:`Measurement` keeps the numbers of
-every instance; its :class:`Summary` has the scores, as JSON or as tables for people.
+:func:`measure` runs each batch once, computes the registered scores on the rows that predict and on uniform
+attention, and then predicts the texts again with tokens removed. The :class:`Measurement` keeps the numbers
+of every instance; its :class:`Summary` has the scores, as JSON or as tables for people.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -55,10 +55,10 @@ RankBy = Literal["attention", "gradient"]
 Numbers = NDArray[np.float64]
 # Half a gigabyte in single precision.
 WEIGHTS_IN_MEMORY = 2**27
-# Where instances have several read rows: how many rows are predicted at once with tokens removed. Each has
-# one outcome per token of the vocabulary, so more would fill the memory.
+# For instances with several read rows: how many rows are predicted at once with tokens removed. Each has one
+# outcome per token of the vocabulary, so more would not fit into memory.
 ROWS_AT_ONCE = 256
-# Texts without some tokens that wait to be predicted together.
+# Variants (texts with tokens removed) that are collected before they are predicted together.
 VARIANTS_IN_MEMORY = 50_000
 
 
@@ -86,28 +86,68 @@ def measure(
     need_relevance: bool = True,
     max_weights: int | None = WEIGHTS_IN_MEMORY,
 ) -> "Measurement":
-    """Measure ``model`` on ``instances``, at most ``batch_size`` at a time.
+    """Measure the attention of ``model`` on ``instances``, and how faithful and plausible it is.
 
-    Nothing depends on how instances are batched. Long ones are taken fewer at a time, so that no more than
-    ``max_weights`` attention weights are held at once (None: no limit).
+    The result does not depend on how instances are batched.
 
-    ``aggregation`` says how layers and heads become one row, or chooses that from what the layers may see; by
-    default rollout, or the mean over layers of a causal model (:func:`default_aggregation` says why).
+    Arguments:
+        model: A :class:`Measurable` model: :class:`TorchClassifier`, :class:`HuggingFaceClassifier`,
+            :class:`HuggingFaceCausal`, or the ``model`` that :func:`load_model` returns.
+        instances: The texts as the model reads them.
+        generator: Draws the random rankings that faithfulness and plausibility are compared with. Without it
+            and without ``random_rankings`` there is no such comparison.
+        draws: How many random rankings to draw per instance.
+        scores: Further importances, measured in the same table: the name of a built-in one
+            (``"layer:3/head:1"``, ``"integrated_gradients"``, ``"leave_one_out"``, ...), a function of an
+            :class:`Instance` that returns one number per token, a mapping from ids to such numbers, a JSON
+            lines file, a mapping from names to any of these, or a list of them.
+        absolute: Rank by the absolute values of the importances you supply.
+        percents: The percentages k of tokens that are kept or removed; if empty, nothing is removed.
+        rounding: Whether k% of the tokens is rounded ``"up"``, or ``"down"`` as ferret does.
+        aggregation: How layers and heads are combined into one row, or a function that chooses it from the
+            patterns of the layers. By default rollout, or the mean over layers for a causal model; see
+            :func:`default_aggregation`.
+        removal: How tokens are removed.
+        rank_by: Rank tokens by aggregated ``"attention"`` or by ``"gradient"`` (gradient x input).
+        batch_size: The most instances per batch.
+        edges: The edges of the DTAP table.
+        side: The side on which batches are padded.
+        progress: Called as ``progress(done, total)`` after each batch.
+        random_rankings: One random ranking instead of drawn ones: a value per token of each instance (per row
+            and token for a model that reads several rows).
+        only: The names of the attention scores to compute; by default all.
+        by_layer: Also compute the attention scores of each layer alone.
+        stronger_nulls: Also compute the nulls of sharp and permuted attention. On short instances they take
+            most of the time.
+        need_relevance: Raise if the data marks tokens but none of them is relevant.
+        max_weights: The most attention weights to hold at once, by smaller batches of long instances; None
+            for no limit.
 
-    Tokens are ranked by the aggregated attention, or by gradient x input with ``rank_by="gradient"``.
-    ``scores`` adds importances from anywhere, which are measured beside it in one table: names of what is
-    built in (``"layer:3/head:1"``, ``"integrated_gradients"``, ``"leave_one_out"``, ...), a function of an
-    :class:`Instance` that returns one number per token, a mapping from ids to such numbers, a JSON lines
-    file, a mapping from names to any of these, or a list. ``absolute`` ranks your own by their size.
+    Returns:
+        A :class:`Measurement`: the numbers of every instance, ``summary()`` for the scores over all of them,
+        and tables.
 
-    ``generator`` draws the random rankings that faithfulness and plausibility are compared with, ``draws`` of
-    them for each instance, unless ``random_rankings`` gives one, a value per token of each instance (per row
-    and token, where the model reads several rows); with neither there is no such comparison. ``percents`` may
-    be empty: then nothing is removed. A percentage of tokens is rounded ``up``, or ``down`` as ferret does.
-    ``only`` names the scores that are computed from attention (all, by default); ``by_layer`` adds those of
-    each layer alone. ``stronger_nulls`` are sharp and permuted attention, which take most of the time where
-    instances are short. Without ``need_relevance`` data where no token is relevant is no error.
-    ``progress(done, total)`` is called after each batch.
+    Raises:
+        InputError: There are no instances, no token is relevant, an argument is wrong, or the model's
+            attention cannot be measured.
+
+    >>> from torch import nn
+    >>> from fasterqk.attention import TorchClassifier
+    >>> class Tiny(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.embedding = nn.Embedding(10, 8)
+    ...         self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+    ...         self.head = nn.Linear(8, 2)
+    ...     def forward(self, tokens, visible):
+    ...         x = self.embedding(tokens)
+    ...         return self.head(self.attention(x, x, x, key_padding_mask=~visible)[0][:, 0])
+    >>> texts = [np.array([1, 2, 3]), np.array([1, 4, 5, 6])]
+    >>> instances = [Instance(text, np.ones(len(text), bool), 1.0 * (text > 2), label=0) for text in texts]
+    >>> measurement = measure(TorchClassifier(Tiny(), classes=("no", "yes")), instances)
+    >>> summary = measurement.summary()
+    >>> summary.n, 0 < summary["mrta"] < 1
+    (2, True)
     """
     if not instances:
         raise InputError("no instance was given; nothing can be measured")
@@ -134,16 +174,16 @@ def measure(
     if random_rankings is None and generator is not None:
         random = [[generator.random(len(x.tokens)) for x in instances] for _ in range(draws)]
     hows = [aggregation, *(importance.aggregation for importance in asked.values() if importance.aggregation)]
-    # All but rollout look at the read rows alone, so that no more is kept of any layer.
+    # Every method except rollout needs only the read rows, so nothing else of a layer is kept.
     read_only = all(how.method != "rollout" for how in hows)
-    held = max(heads) if read_only else sum(heads)
+    heads_in_memory = max(heads) if read_only else sum(heads)
     lengths = np.array([len(instances[i].tokens) for i in order])
     columns, null_masses = [], []
     ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*asked, *random)]
     waiting = _Waiting(model, side, batch_size, int(lengths[-1]), tuple(percents), removal, rounding)
-    # The share of all predictions that reading the whole texts is.
+    # The share of the work that reading the full texts takes; predicting variants takes the rest.
     reading = 1 / (1 + 2 * len(percents) * len(ranked))
-    for start, stop in batches(lengths, batch_size, held, max_weights or np.inf):
+    for start, stop in batches(lengths, batch_size, heads_in_memory, max_weights or np.inf):
         chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen], side)
         rows = _ReadRows.of(model, batch, hows, patterns, read_only)
@@ -198,8 +238,8 @@ def batches(
 ) -> Iterator[tuple[int, int]]:
     """Slices ``start, stop`` of ascending ``lengths``: at most ``batch_size`` instances, fewer if long.
 
-    ``heads`` times length squared weights per instance are held at once; a batch takes no more instances
-    than fit into ``weights`` of them, and at least one.
+    An instance holds ``heads`` times its squared length attention weights. A batch takes as many instances as
+    fit into ``weights``, and at least one.
 
     >>> list(batches(np.array([5, 5, 10, 100]), batch_size=3, heads=2, weights=600))
     [(0, 3), (3, 4)]
@@ -216,10 +256,10 @@ def batches(
 def _patterns(
     model: Measurable, longest: Instance, max_weights: int | None
 ) -> tuple[tuple[Pattern, ...], list[int], bool]:
-    """What each layer lets a row see, found on the longest instance, how many heads each layer has, and
-    whether some pattern is guessed from the weights.
+    """The pattern of each layer on the longest instance, the number of heads of each layer, and whether any
+    pattern is guessed from the weights.
 
-    One pattern stands for all layers where the model states it.
+    A model that states its pattern has a single one for all layers.
     """
     if model.pattern is not None and max_weights is None:
         return (model.pattern,), [0], False
@@ -235,17 +275,17 @@ def _patterns(
     if len(known) == len(heads):
         return known, heads, False
     if sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
-        reading = model.read(batch)  # many rows tell more than one
+        reading = model.read(batch)  # the more rows, the better the guess
     real = torch.from_numpy(batch.real).to(reading.read.device)
     layers = zip(stated, reading.layers, strict=True)
     return tuple(pattern or find_pattern(layer, real, reading.read) for pattern, layer in layers), heads, True
 
 
 class _Waiting:
-    """Rankings whose faithfulness waits until the variants of many batches are predicted together.
+    """Collects the variants of many batches, predicts them together, and scores the rankings they belong to.
 
-    A text that was read is known, so that no variant equal to it is predicted. As many tokens are predicted
-    at a time as ``batch_size`` of the longest text have.
+    Variants equal to a text that was read are not predicted again. One pass predicts at most as many tokens
+    as ``batch_size`` copies of the longest text have.
     """
 
     def __init__(
@@ -268,7 +308,7 @@ class _Waiting:
         return len(self.variants)
 
     def add(self, results: list[Faithfulness], batch: Batch, importance: Numbers, whole: Numbers) -> None:
-        """Put the faithfulness of ``importance`` ``(batch, token)`` into ``results`` at the next ``ask``."""
+        """Let the next ``ask`` append the faithfulness of ``importance`` ``(batch, token)`` to results."""
         perturbed = perturb(batch, importance, self.percents, self.removal, self.rounding)
         whole = checked_outcomes(whole, batch)
         self.variants.add(batch, whole)
@@ -276,7 +316,7 @@ class _Waiting:
         self.rankings.append((results, batch, whole, variant_rows, perturbed.skipped))
 
     def ask(self, progress: Callable[[float], None]) -> None:
-        """Predict all variants, each distinct one once, and score the rankings that wait for them."""
+        """Predict each distinct variant once, and score the rankings that wait for them."""
         if self.rankings:
             outcomes = self.variants.ask(self.model.predict, self.tokens, self.single, progress)
         for results, batch, whole, variant_rows, skipped in self.rankings:
@@ -293,11 +333,11 @@ class _Waiting:
 
 @dataclass(frozen=True, eq=False)
 class _ReadRows:
-    """The rows of one batch that predict, one after the other, each belonging to an ``instance``.
+    """The rows of one batch that predict; ``instance`` says which instance each row belongs to.
 
-    ``weights`` and ``null_weights`` ``(row, key)`` are aggregated, ``attention`` holds the weights of every
-    aggregation that was asked for; ``layers`` ``(row, head, key)`` and ``allowed`` ``(row, key)`` are those
-    of every layer. Keys that the model adds stand behind the tokens.
+    ``weights`` and ``null_weights`` ``(row, key)`` are aggregated; ``attention`` holds the weights of every
+    requested aggregation. ``layers`` ``(row, head, key)`` and ``allowed`` ``(row, key)`` have one entry per
+    layer. Keys that the model adds come after the tokens.
     """
 
     batch: Batch
@@ -320,7 +360,7 @@ class _ReadRows:
         patterns: tuple[Pattern, ...],
         read_only: bool,
     ) -> "_ReadRows":
-        """The rows of ``batch``, aggregated as ``hows`` say; the scores are those of the first."""
+        """Read ``batch`` and aggregate its rows in all ways ``hows``; the scores use the first one."""
         reading = model.read(batch, read_only=read_only)
         layers = list(reading.layers)
         if len(patterns) < len(layers):
@@ -330,7 +370,7 @@ class _ReadRows:
         mask = batch.target_real if several else np.ones((len(batch), 1), dtype=bool)
         keys = torch.from_numpy(batch.real).to(read.device) if reading.keys is None else reading.keys
         chosen = torch.from_numpy(mask).to(read.device)
-        # A row beyond the target of its instance stands on padding, which sees nothing.
+        # Rows beyond an instance's target are padding, which sees nothing.
         rows = chosen.unsqueeze(2)
         visible = {
             pattern: pattern.row(keys, read) & rows if read_only else pattern.pairs(keys)
@@ -355,7 +395,7 @@ class _ReadRows:
         )
 
     def columns(self, names: Sequence[str] | None, by_layer: bool) -> dict[str, Numbers]:
-        """Numbers of each instance, the mean over its rows: the answer, and all scores with their nulls."""
+        """One number per instance, the mean over its rows: the answer, and all scores with their nulls."""
         answer = self.reading.answer
         columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
         relevance = self._relevance()
@@ -381,10 +421,10 @@ class _ReadRows:
         return columns
 
     def null_masses(self, numbers: NDArray[np.intp], by_layer: bool) -> list[dict[str, NullMass]]:
-        """For each instance, by its number in the data, its mass under the stronger nulls.
+        """The mass of each instance under the stronger nulls; ``numbers`` are its places in the data.
 
         Keys are ``sharp_mass`` and ``permuted_mass``; ``by_layer`` adds those of each layer,
-        ``sharp_layer_1_mass`` and so on, and of their mean. Instances without relevant tokens have none.
+        ``sharp_layer_1_mass`` and so on, and of their mean. Instances without relevant tokens have no keys.
         """
         relevance = self._relevance()
         kinds = {"mass": (self.weights, self.null_weights)}
@@ -406,14 +446,14 @@ class _ReadRows:
         return masses
 
     def _relevance(self) -> Numbers:
-        """The relevance of what each row reads ``(row, key)``; keys that the model adds have none."""
+        """The relevance of each key of each row, ``(row, key)``; zero for keys that the model adds."""
         relevance = self.each(self.batch.relevance)
         return np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
 
     def importance(
         self, model: Measurable, asked: Importance, numbers: NDArray[np.intp], removal: Removal
     ) -> Numbers:
-        """The importance of each token to each row, ``(row, token)``; ``numbers`` are those in the data."""
+        """The importance of each token to each row, ``(row, token)``; ``numbers`` are places in the data."""
         if asked.aggregation is not None:
             return self.attention[asked.aggregation][:, : self.batch.tokens.shape[1]]
         if asked.values is not None:
@@ -439,7 +479,7 @@ class _ReadRows:
         removal: Removal,
         rounding: Rounding = "up",
     ) -> Faithfulness:
-        """Of instances of several rows, from the ``importance`` ``(row, token)`` of tokens to each row."""
+        """Faithfulness of instances with several rows, by the importance of tokens to each row."""
         if rounding == "down":
             raise InputError("rounding 'down' is not defined for a model that reads several rows")
         whole = self.reading.answer.outcomes[self.batch.target_real]
@@ -454,9 +494,9 @@ class _ReadRows:
         return Faithfulness(rows.percents, means[0], followed, means[1], means[2])
 
     def _row_batch(self, some: slice) -> Batch:
-        """What some rows have read, each as an instance of its own whose target is the token it writes.
+        """Turn rows into instances: the tokens a row has read, with the token it writes as target.
 
-        The position that is read stays, as there would be none to predict from.
+        The read position is not rankable: without it there would be nothing to predict from.
         """
         batch, instance, read = self.batch, self.instance[some], self.position[some, None]
         place = np.arange(batch.tokens.shape[1])
@@ -499,7 +539,7 @@ def _null_weights(
     causal = all(pattern.causal for pattern in patterns)
     weights = np.zeros(real.shape)
     for row, first, length, read in zip(weights, real.argmax(1), real.sum(1), position, strict=True):
-        # What comes behind the read position of a causal model changes nothing.
+        # In a causal model, tokens after the read position change nothing.
         length = read - first + 1 if causal else length
         row[first : first + length] = null_row(patterns, how, int(length), int(read - first)).numpy()
     return weights

@@ -1,7 +1,7 @@
-"""What was measured: a :class:`Measurement` with the numbers of every instance, and its :class:`Summary`.
+"""The result of ``measure``: a :class:`Measurement` with numbers of every instance, and its :class:`Summary`.
 
-A :class:`Ranking` is one importance of the tokens with its faithfulness. A measurement has one or several,
-and random ones to compare them with.
+A :class:`Ranking` is one importance of the tokens with its faithfulness. A measurement has at least one, and
+random rankings to compare with.
 """
 
 import re
@@ -27,7 +27,7 @@ TAU = "tau_leave_one_out"
 
 @dataclass(frozen=True, eq=False)
 class Ranking:
-    """The ``importance`` of the tokens of each instance, and what the model loses when they are removed."""
+    """The ``importance`` of each instance's tokens, and the ``faithfulness`` of that ranking."""
 
     importance: tuple[Numbers, ...]
     faithfulness: Faithfulness
@@ -38,9 +38,9 @@ class Measurement:
     """Everything measured, one entry per instance in the order of the data.
 
     ``columns`` maps a name (``mass``, ``null_mass``, ``probability``, ``correct``, ``entropy``, ...) to its
-    values ``(instance,)``; ``null_masses`` has, for each instance with relevant tokens, its mass under the
-    stronger nulls (None where mass was not asked for). ``rankings`` holds every importance by its name, that
-    of ``measure`` itself first, and ``random`` random ones for comparison (none, if none was asked for).
+    values ``(instance,)``. ``null_masses`` has the mass of each instance with relevant tokens under the
+    stronger nulls; it is None if mass was not measured. ``rankings`` holds every importance by name, the
+    model's attention (or gradient) first; ``random`` holds the random rankings, if any were drawn.
     """
 
     instances: tuple[Instance, ...]
@@ -54,7 +54,7 @@ class Measurement:
 
     @property
     def importance(self) -> tuple[Numbers, ...]:
-        """The importance of the tokens of each instance, that of the first ranking."""
+        """The importance of each instance's tokens in the first ranking."""
         return next(iter(self.rankings.values())).importance
 
     @property
@@ -78,10 +78,16 @@ class Measurement:
         probability_threshold: float = 0.5,
         plausibility_sample: int | None = None,
     ) -> "Summary":
-        """All scores; see docs/measure.md for what each means.
+        """All scores over all instances; docs/measure.md explains them.
 
-        Mass and probability are high from the thresholds on. ``plausibility_sample`` takes plausibility from
-        about so many instances, evenly over all lengths (0: from none).
+        Arguments:
+            mass_threshold: The mass from which on attention counts as confident (AC, ACMC).
+            probability_threshold: The probability from which on an answer counts as confident (ACMC).
+            plausibility_sample: Compute plausibility on about this many instances, evenly over all lengths;
+                by default on all, with 0 on none.
+
+        Returns:
+            A :class:`Summary`.
         """
         relevant = self._relevant
         thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
@@ -139,7 +145,7 @@ class Measurement:
 
     @cached_property
     def _summary(self) -> "Summary":
-        """What tables show."""
+        """The summary with default thresholds, which tables show."""
         return self.summary()
 
     @property
@@ -169,7 +175,7 @@ class Measurement:
         return averages
 
     def _taus(self, ranking: Ranking) -> Numbers:
-        """The rank correlation of each instance with leaving tokens out; nan where there is no order."""
+        """Each instance's rank correlation with leaving tokens out; nan if either ranking is constant."""
         left_out = self.rankings[LEAVE_ONE_OUT].importance
         pairs = zip(self.instances, ranking.importance, left_out, strict=True)
         taus = [kendall_tau(importance[x.rankable], losses[x.rankable]) for x, importance, losses in pairs]
@@ -181,7 +187,7 @@ class Measurement:
         return [] if rankings is None else list(self._agreements(rankings, sample).values())
 
     def _agreements(self, importance: Sequence[Numbers], sample: int | None = None) -> dict[int, Agreement]:
-        """Plausibility by the number of the instance."""
+        """The plausibility of each instance, by its number."""
         if sample == 0:
             return {}
         rated = [i for i, instance in enumerate(self.instances) if instance.rationale.any()]
@@ -198,10 +204,11 @@ class Measurement:
     def instance_scores(
         self, name: str | None = None, mass_threshold: float = 0.5, probability_threshold: float = 0.5
     ) -> dict[str, Numbers]:
-        """Every score of every instance ``(instance,)``, nan where it is not defined, by flat name.
+        """Every score of every instance ``(instance,)`` by flat name, nan where it is not defined.
 
-        A score of the summary is the mean over those that are defined. ``name`` picks a ranking (by default,
-        the first). Instead of ``iou_f1``, which is no mean, there are ``span_precision`` and ``span_recall``.
+        A score of the summary is the mean over the instances that define it. ``name`` selects a ranking, by
+        default the first. ``iou_f1`` is not a mean over instances; ``span_precision`` and ``span_recall``
+        take its place.
         """
         relevant = self._relevant
         by_name = {"accuracy": self.columns["correct"]}
@@ -238,15 +245,15 @@ class Measurement:
         return by_name
 
     def outcomes(self) -> tuple[str, ...]:
-        """Names of what the model chooses from: its classes, or the target text alone."""
+        """The names of the model's outcomes: its classes, or ``target`` for a causal model."""
         return self.classes or ("target",)
 
     # --- Tables ---
 
     def scores_table(self, intervals: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-        """A tidy table: one row per score, with what uniform attention or a random ranking gives.
+        """A tidy table: one row per score, with its null (uniform attention or a random ranking).
 
-        ``intervals`` (from :func:`score_intervals`) add the two ends of each.
+        ``intervals``, from :func:`score_intervals`, add both ends of each score's interval.
         """
         summary = self._summary
         rows = []
@@ -267,7 +274,7 @@ class Measurement:
         return rows
 
     def rankings_table(self) -> list[dict[str, Any]]:
-        """A tidy table: one row per score of a ranking, one column per ranking, and that of random ones."""
+        """A tidy table: one row per score, one column per ranking and one for random rankings."""
         summary = self._summary
         names = dict.fromkeys(name for scores in summary.rankings.values() for name in scores)
         rows = []
@@ -320,13 +327,13 @@ class Measurement:
 
 
 def _mean_of(values: Numbers) -> float | None:
-    """The mean over the instances that have a value; None if none has."""
+    """The mean over the instances with a value; None if there are none."""
     known = values[~np.isnan(values)] if np.isnan(values).any() else values
     return float(known.mean()) if known.size else None
 
 
 def _defined_mean(values: Numbers) -> Numbers:
-    """The mean over the k that count of each instance; nan if none does."""
+    """The mean of each instance over the k that count; nan if none does."""
     if not np.isnan(values).any():
         return np.asarray(values.mean(1))
     there = ~np.isnan(values)
@@ -335,7 +342,7 @@ def _defined_mean(values: Numbers) -> Numbers:
 
 
 def _aopc(values: Numbers) -> float | None:
-    """The mean over k ``(instance, k)``: all alike, or those that count of each instance, then instances."""
+    """The mean over k and instances of values ``(instance, k)``; if some do not count, over k first."""
     if not np.isnan(values).any():
         return float(values.mean(0).mean())
     return _mean_of(_defined_mean(values))
@@ -366,11 +373,10 @@ def _standard_errors(draws: Sequence[Mapping[str, float | None]]) -> dict[str, f
 class Summary:
     """The scores of a measurement by flat name, such as ``mrta`` or ``sufficiency_5``.
 
-    ``null`` has those of uniform attention or of random rankings under the same names, ``null_error`` the
-    standard error of the latter where there are several, ``stronger_nulls`` those of mass under ``sharp`` and
-    ``permuted`` attention. ``rankings`` has the scores of every importance that was measured. Where layers
-    were measured, ``layers`` has the scores of each alone, counted from "1", and ``average`` those of their
-    mean.
+    ``null`` has the scores of uniform attention or of random rankings under the same names; ``null_error``
+    the standard errors over several random rankings; ``stronger_nulls`` the scores of mass under ``sharp``
+    and ``permuted`` attention; ``rankings`` the scores of every measured importance. If layers were measured,
+    ``layers`` has the scores of each, counted from "1", and ``average`` those of their mean.
 
     >>> Summary(2, 0, {"mrta": 0.5, "sufficiency_5": 0.1}, {"mrta": 0.2})["sufficiency_5"]
     0.1
@@ -420,7 +426,7 @@ class Summary:
 
 
 def nested(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """Scores by flat name as the JSON document holds them."""
+    """Scores by flat name, nested as in the JSON document."""
     document: dict[str, Any] = {}
     for name, value in scores.items():
         *groups, key = place_of(name)

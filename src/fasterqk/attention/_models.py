@@ -1,7 +1,4 @@
-"""Models that can be measured: what they must offer, any PyTorch classifier, and Hugging Face transformers.
-
-:class:`Measurable` is the protocol.
-"""
+"""Models that can be measured: the protocol :class:`Measurable`, PyTorch classifiers, Hugging Face models."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -27,10 +24,11 @@ from fasterqk.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A model's answer to a batch: probability of the right answer, whether it is right, all outcomes.
+    """A model's answer to a batch.
 
-    ``probability`` and ``correct`` are ``(batch,)``, ``outcomes`` is ``(batch, outcome)``, or
-    ``(batch, row, 1)`` for a model that reads several rows: the probability of the token each row writes.
+    ``probability`` ``(batch,)`` is the probability of the right answer, ``correct`` ``(batch,)`` whether the
+    model gives it. ``outcomes`` has all probabilities ``(batch, outcome)``; for a model that reads several
+    rows, ``(batch, row, 1)``, the probability of the token that each row writes.
     """
 
     probability: NDArray[np.float64]
@@ -40,20 +38,20 @@ class Answer:
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """What one pass of a model over a batch gives: its attention, the rows that predict, and its answer.
+    """One pass of a model over a batch: its attention, the rows that predict, and its answer.
 
-    ``layers`` are ``(batch, head, query, key)``, bottom first; one may hold the read rows alone,
-    ``(batch, head, row, key)``. ``read`` are the positions of the rows that predict, ``(batch,)``. A model
-    that writes its answer token by token reads one row per token of ``batch.target``: ``(batch, row)``, where
-    ``batch.target_real`` says which rows are there. ``keys`` ``(batch, key)`` marks the positions that are
-    there, if the model adds some behind those of the batch.
+    ``layers`` are ``(batch, head, query, key)``, bottom first; a layer may hold the read rows alone,
+    ``(batch, head, row, key)``. ``read`` ``(batch,)`` are the positions of the rows that predict. A model
+    that writes its answer token by token reads one row per token of ``batch.target``: ``(batch, row)``, of
+    which ``batch.target_real`` marks the real ones. If the model adds keys after those of the batch, ``keys``
+    ``(batch, key)`` marks the real ones.
     """
 
     layers: Sequence[Tensor]
     read: Tensor
     answer: Answer
     keys: Tensor | None = None
-    # Mass is summed in single precision, as trainings always have.
+    # Sum mass in single precision, as training does.
     single: bool = False
 
 
@@ -62,41 +60,51 @@ class Measurable(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, none for a model that writes text."""
+        """The names of the classes; empty for a model that writes text."""
 
     @property
     def pattern(self) -> Pattern | None:
-        """What the rows of every layer may see; None if that is to be found for each layer.
+        """The pattern of every layer; None if it has to be found for each layer.
 
-        A method ``patterns(batch)`` that returns one pattern per layer, from the model's own masks, is then
-        asked. Without it, or where it returns None, the pattern is guessed from the weights.
+        In that case an optional method ``patterns(batch)`` returns one pattern per layer, from the model's
+        masks. Without this method, and for layers where it returns None, the pattern is guessed from the
+        weights.
         """
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
-        """The unchanged batch, read once.
+        """Run the unchanged batch once.
 
-        With ``read_only`` a layer need hold the rows of the read positions alone.
+        With ``read_only`` a layer may hold the rows of the read positions alone.
         """
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
-        """Probabilities ``(batch, outcome)`` of a batch that may have lost tokens."""
+        """Probabilities ``(batch, outcome)`` of a batch, possibly with tokens removed."""
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         """Saliency of each token ``(batch, token)``."""
 
 
-# Nodes of the quadrature on the path of integrated gradients.
+# Quadrature nodes of integrated gradients.
 INTEGRATION_STEPS = 20
 
 
 class TorchClassifier:
-    """Any PyTorch module that returns class logits; it is put into evaluation mode.
+    """Any PyTorch module that returns class logits, ready to be measured.
 
-    ``inputs`` makes the module's arguments from a batch (a mapping, a tuple or a tensor; by default token
-    ids and the mask of visible tokens), ``logits`` finds the logits ``(batch, class)`` in what it returns,
-    ``read`` is the position that makes the prediction, and ``embedding`` the module whose output stands
-    for the input in gradient x input. In a ``multi_label`` model every class has a probability of its own (a
-    sigmoid of its logit), and is right where it is at least one half.
+    Arguments:
+        model: The module; it is put into evaluation mode.
+        classes: The names of its classes.
+        inputs: Makes the module's arguments (a mapping, a tuple or a tensor) from a :class:`Batch`; by
+            default token ids and the mask of visible tokens.
+        logits: Extracts the logits ``(batch, class)`` from the module's output; by default the output itself
+            or its ``logits``.
+        read: The position that makes the prediction.
+        embedding: The module whose output is the input of gradient x input.
+        multi_label: Whether every class has its own probability, the sigmoid of its logit; it is predicted
+            from one half on.
+
+    Raises:
+        InputError: Two classes have the same name.
 
     >>> class Bag(nn.Module):
     ...     def forward(self, tokens, visible):
@@ -143,10 +151,10 @@ class TorchClassifier:
         return Reading(captured.select("self"), read, class_answer(outcomes, batch, self.multi_label))
 
     def _outcomes(self, batch: Batch, outputs: Any) -> NDArray[np.float64]:
-        """Probabilities of a batch that was just run with ``outputs``: it need not run again.
+        """Probabilities of a batch from the ``outputs`` of the pass that captured its attention.
 
-        Kernels that show attention round differently. In half precision that is more than a small difference
-        between texts, so that the answer is that of a plain pass, as it is for texts that lost tokens.
+        Kernels that expose attention round differently. In half precision the error exceeds a small
+        difference between texts, so the answer is taken from a plain pass, as for texts with tokens removed.
         """
         logits = self.logits(outputs)
         return self.predict(batch) if logits.dtype in HALF else self._probabilities(logits)
@@ -156,7 +164,7 @@ class TorchClassifier:
         return (logits.sigmoid() if self.multi_label else logits.softmax(-1)).numpy()
 
     def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
-        """What the model's own masks let each layer see, found on one text; None where they do not show."""
+        """The pattern of each layer by the model's own masks on one text; None where no mask is visible."""
         read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
         masks = capture(self.model, self.inputs(batch), rows=read, masks=True).select("self").masks
         return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
@@ -169,12 +177,12 @@ class TorchClassifier:
         return self._gradient(batch, batch.follow(self.predict(batch)))
 
     def integrated_gradients(self, batch: Batch) -> NDArray[np.float64]:
-        """Gradient x input averaged on the way from zero embeddings to those of the batch."""
+        """Gradient x input, averaged along the path from zero embeddings to those of the batch."""
         chosen = batch.follow(self.predict(batch))
         return integrated(lambda share: self._gradient(batch, chosen, share))
 
     def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
-        """Gradient of the log-probability of the ``chosen`` classes, at a ``share`` of the input, x input."""
+        """Gradient x input of the ``chosen`` classes' log-probability, at ``share`` times the input."""
         with leaf_embedding(self.embedding, share) as leaves:
             logits = self._logits(batch)
             logarithm = logsigmoid(logits) if self.multi_label else logits.log_softmax(-1)
@@ -192,16 +200,16 @@ class TorchClassifier:
 
 
 def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool = False) -> Answer:
-    """The answer of a classifier with these probabilities ``(batch, class)``.
+    """The answer of a classifier with probabilities ``outcomes`` ``(batch, class)``.
 
-    It is right where the label is likeliest, or, of a ``multi_label`` model, has at least one half.
+    It is correct if the label is the likeliest class or, for a ``multi_label`` model, reaches one half.
     """
     wrong = (batch.label < 0) | (batch.label >= outcomes.shape[1])
     if wrong.any():
         label = int(batch.label[wrong][0])
-        said = "no label" if label < 0 else f"the label {label}"
+        fault = "no label" if label < 0 else f"the label {label}"
         raise InputError(
-            f"an instance has {said}; a classifier of {outcomes.shape[1]} classes needs"
+            f"an instance has {fault}; a classifier of {outcomes.shape[1]} classes needs"
             f" label=0 to label={outcomes.shape[1] - 1}"
         )
     probability = outcomes[np.arange(len(batch)), batch.label]
@@ -218,7 +226,7 @@ def integrated(gradient: Callable[[float], NDArray[np.float64]]) -> NDArray[np.f
 
 @contextmanager
 def leaf_embedding(embedding: nn.Module | None, share: float = 1.0) -> Iterator[list[Tensor]]:
-    """Inside, gradients start at a ``share`` of the output of ``embedding``, put into the list yielded."""
+    """Yield a list that collects the outputs of ``embedding``, times ``share``, as leaves of autograd."""
     if embedding is None:
         raise InputError("gradient x input needs to know the model's embedding module; give embedding=...")
     leaves: list[Tensor] = []
@@ -226,7 +234,7 @@ def leaf_embedding(embedding: nn.Module | None, share: float = 1.0) -> Iterator[
     def cut(module: nn.Module, arguments: Any, output: Any) -> Any:
         first = output[0] if isinstance(output, tuple) else output
         leaves.append((share * first.detach()).requires_grad_())
-        # A copy, because some models scale it in place.
+        # A copy, because some models scale their embeddings in place.
         copy = leaves[-1].clone()
         return (copy, *output[1:]) if isinstance(output, tuple) else copy
 
@@ -281,10 +289,10 @@ _PROBE_LENGTH = 6
 class HuggingFaceClassifier(TorchClassifier):
     """A ``...ForSequenceClassification`` model.
 
-    Its read position is not assumed but found: the one final hidden state from which a gradient reaches
-    the logits, the first token in encoders, the last in decoders. Models that pool several are refused.
-    Where padding changes the answer (ConvBERT's convolutions reach into it), texts are run without any.
-    Where that changes nothing, the first token alone goes through the end of the last layer.
+    The read position is found rather than assumed: it is the one final hidden state through which a gradient
+    reaches the logits, the first token in encoders, the last in decoders. Models that pool several tokens are
+    refused. If padding changes the answer (ConvBERT's convolutions reach into it), texts are run without
+    padding. If it changes nothing, only the first token is run through the end of the last layer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -342,7 +350,7 @@ class HuggingFaceClassifier(TorchClassifier):
             return super().predict(batch)
 
     def _outcomes(self, batch: Batch, outputs: Any) -> NDArray[np.float64]:
-        # Without an id to pad with, texts are predicted one by one.
+        # Texts are predicted one by one if there is no id to pad with.
         return self.predict(batch) if self._marker(batch) is None else super()._outcomes(batch, outputs)
 
     def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
@@ -363,7 +371,7 @@ class HuggingFaceClassifier(TorchClassifier):
             return super()._logits(aligned)
 
     def _laid_out(self, batch: Batch) -> Batch:
-        # Encoders read column 0, whatever stands there, so padding cannot come first.
+        # Encoders read column 0 unconditionally, so padding cannot come first.
         if batch.side == "right" or self.reads == "last":
             return batch
         return replace(batch, side="right").keep(batch.real)
@@ -373,7 +381,7 @@ class HuggingFaceClassifier(TorchClassifier):
 
     @contextmanager
     def _padding(self, batch: Batch) -> Iterator[None]:
-        # Decoders read the last token that is not the padding id, and refuse batches where none is defined.
+        # Decoders read the last token that is not the padding id, and refuse batches without a padding id.
         before = self._text_config.pad_token_id
         self._text_config.pad_token_id = self._marker(batch) or 0
         try:
@@ -382,7 +390,7 @@ class HuggingFaceClassifier(TorchClassifier):
             self._text_config.pad_token_id = before
 
     def _marker(self, batch: Batch) -> int | None:
-        """An id to pad with that no text ends in (None in a vocabulary too small for that)."""
+        """A padding id in which no text ends; None if the vocabulary is too small."""
         ends = set(batch.tokens[np.arange(len(batch)), batch.last].tolist())
         padding = self._text_config.pad_token_id
         if padding is not None and padding not in ends:
@@ -397,7 +405,7 @@ class HuggingFaceClassifier(TorchClassifier):
         return collate([Instance(tokens[:n], whole[:n], none[:n]) for n in lengths])
 
     def _find_end(self) -> nn.Module | None:
-        # In half precision rounding is too coarse to tell whether something changes.
+        # In half precision rounding hides whether anything changes.
         half = any(parameter.dtype in HALF for parameter in self.model.parameters())
         if self.reads != "first" or self._unpadded or half or hasattr(self.model, "_orig_mod"):
             return None
@@ -406,7 +414,7 @@ class HuggingFaceClassifier(TorchClassifier):
             with self._padding(batch):
                 names = capture(self.model, self._keywords(batch)).names
         except InputError:
-            return None  # `read` says so, once attention is asked for
+            return None  # `read` raises it again when attention is needed
         attention = [self.model.get_submodule(name) for name in names]
         return find_first_token_end(self.model, attention, lambda: self._logits(batch), _PROBE_LENGTH)
 
@@ -414,11 +422,11 @@ class HuggingFaceClassifier(TorchClassifier):
         batch = self._probe()
         name = type(self.model).__name__
         try:
-            # Gradients start at the embedding, so that those of a frozen model flow too.
+            # Gradients start at the embedding, so that they also flow through a frozen model.
             start = nullcontext() if self.embedding is None else leaf_embedding(self.embedding)
             with start, self._padding(batch), torch.enable_grad():
                 outputs = self.model(**self._keywords(batch), output_hidden_states=True)
-        except Exception as error:  # models ask for images, boxes, a language, ... with any kind of it
+        except Exception as error:  # models that need images, boxes, a language, ... raise any exception
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{name} does not run on token ids and a mask alone: {reason}") from None
         shown = getattr(outputs, "hidden_states", None)
@@ -430,7 +438,7 @@ class HuggingFaceClassifier(TorchClassifier):
                 f"{name} has {last.shape[1]} final states for {batch.tokens.shape[1]} tokens; only models"
                 " that keep one state per token are measured"
             )
-        # Unequal weights: equal ones would cancel where the classes are mirror images.
+        # Unequal weights, because equal ones cancel if the classes are mirror images.
         score = (outputs.logits * torch.arange(1, len(self.classes) + 1).to(outputs.logits)).sum()
         (gradient,) = torch.autograd.grad(score, last, allow_unused=True)
         if gradient is None:
@@ -457,12 +465,12 @@ class HuggingFaceClassifier(TorchClassifier):
 
 
 def _one_by_one(batch: Batch) -> list[Batch]:
-    """The instances, each in a batch of its own, without padding."""
+    """One batch per instance, without padding."""
     return [batch.rows(slice(number, number + 1)) for number in range(len(batch))]
 
 
 def _side_by_side(batch: Batch, readings: Sequence[Reading]) -> Reading:
-    """What was read of each instance of ``batch`` alone, laid out where its tokens stand."""
+    """Merge readings of single instances into one reading of ``batch``, at the positions of their tokens."""
     count, width = batch.tokens.shape
     real = torch.from_numpy(batch.real)
     layers = []
@@ -487,32 +495,32 @@ def _side_by_side(batch: Batch, readings: Sequence[Reading]) -> Reading:
 
 
 def _columns_when_left_aligned(batch: Batch) -> NDArray[np.int64]:
-    """For each column of a batch padded on the left, where that token stands when padding is on the right."""
+    """For each column of a left-padded batch, the column of the same token with padding on the right."""
     return np.asarray((np.arange(batch.real.shape[1]) - batch.first[:, None]) % batch.real.shape[1])
 
 
 def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:
-    """``input_ids`` and ``attention_mask``, with explicit positions where padding comes first."""
+    """``input_ids`` and ``attention_mask``, with explicit positions if padding comes first."""
     mask = batch.visible.astype(np.int64)
     inputs = {"input_ids": on_device_of(model, tokens), "attention_mask": on_device_of(model, mask)}
     if batch.side == "left":
         inputs["position_ids"] = on_device_of(model, np.maximum(batch.real.cumsum(1) - 1, 0))
     config: Any = getattr(model, "config", None)
-    # GPT-2 has the argument too, but adds the embedding of a word for it.
+    # GPT-2 also accepts token types, but adds word embeddings for them.
     if batch.types is not None and (getattr(config, "type_vocab_size", None) or 0) > 1:
         inputs["token_type_ids"] = on_device_of(model, batch.types)
     return inputs
 
 
-# --- Causal language models of Hugging Face transformers, scored on the target text they should write ---
+# --- Causal language models of Hugging Face transformers, scored on their target text ---
 
 
 class HuggingFaceCausal:
     """A ``...ForCausalLM`` model that reads a prompt and is scored on its target.
 
-    The outcome is one number, the mean probability of the target tokens, each after the true ones before
-    it. It is right when the likeliest token is the target's at every step, which is when greedy decoding
-    writes the target. The read position is the last token before the target.
+    The outcome is one number, the mean probability of the target tokens, each given the true tokens before
+    it. The answer is correct if the likeliest token is the target's at every step, that is, if greedy
+    decoding writes the target. The read position is the last token before the target.
     """
 
     classes: tuple[str, ...] = ()
@@ -529,7 +537,7 @@ class HuggingFaceCausal:
         check_layers(layers, batch, self.model)
         # Nothing comes after the last token, so the read rows alone cannot look ahead.
         for layer in () if read_only else layers:
-            # Padding rows may hold anything, so they do not count as looking ahead.
+            # Rows of padding may hold anything and are not checked.
             ahead = layer.triu(1).amax(1)[on_device_of(self.model, batch.real)]
             if bool((ahead > 0).any()):
                 raise InputError(f"{type(self.model).__name__} attends to later tokens: it is not causal")
@@ -540,7 +548,7 @@ class HuggingFaceCausal:
         return Reading(layers, read, Answer(probability, right.all(1), probability[:, None]))
 
     def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
-        """What the model's own masks let each layer see, found on one text; None where they do not show."""
+        """The pattern of each layer by the model's own masks on one text; None where no mask is visible."""
         inputs, read = inputs_of(self.model, batch, batch.tokens), on_device_of(self.model, batch.last)
         masks = capture(self.model, inputs, rows=read, masks=True).select("self").masks
         return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
@@ -554,7 +562,7 @@ class HuggingFaceCausal:
         return self._gradient(batch)
 
     def integrated_gradients(self, batch: Batch) -> NDArray[np.float64]:
-        """Gradient x input averaged on the way from zero embeddings, also of the target, to the true ones."""
+        """Gradient x input, averaged from zero embeddings, also of the target, to the true ones."""
         return integrated(lambda share: self._gradient(batch, share))
 
     def _gradient(self, batch: Batch, share: float = 1.0) -> NDArray[np.float64]:
@@ -577,14 +585,14 @@ class HuggingFaceCausal:
         return there.gather(-1, target).squeeze(-1), there.argmax(-1)
 
     def _shift(self, batch: Batch) -> NDArray[np.int64]:
-        """How far right each prompt stands once its target is behind it."""
+        """How many columns each prompt moves to the right when its target is appended."""
         if batch.side == "right":
             return np.zeros(len(batch), dtype=np.int64)
         return _with_target(batch).tokens.shape[1] - batch.tokens.shape[1] - batch.target_real.sum(1)
 
 
 def _with_target(batch: Batch) -> Batch:
-    """The batch with each target right behind its prompt."""
+    """The batch with each target appended to its prompt."""
     nothing = np.zeros(batch.target.shape, dtype=bool)
     together = replace(
         batch,

@@ -1,17 +1,17 @@
-"""Nulls of mass that are stronger than uniform attention: sharp attention, and attention in another order.
+"""Nulls of mass that are stronger than uniform attention: sharp attention, and permuted attention.
 
-Uniform attention never puts half of its weight on few relevant tokens, so a threshold on mass is easier for
-sharp attention, wherever it looks. Two more nulls tell sharpness from aim. Both are drawn by chance, so that
-each instance has a distribution of masses instead of a single one:
+Uniform attention never puts half of its weight on few relevant tokens, so sharp attention passes a threshold
+on mass more easily, wherever it looks. Two more nulls separate sharpness from aim. Both are random, so each
+instance has a distribution of masses instead of a single one:
 
-- *sharp*: all weight on one token, drawn with the probabilities that the uniform null gives the tokens (each
-  token that the row may see is equally likely, where one layer is read). Its expected MRTA is that of uniform
-  attention, and with relevance 0 or 1 its expected AC is 100 times that MRTA.
-- *permuted*: the model's own weights, dealt out anew to the tokens that the row may see. It is as sharp as
-  the model and knows nothing of the text.
+- *sharp*: all weight on one token, drawn with the probabilities of the uniform null (if one layer is read,
+  every visible token is equally likely). Its expected MRTA is that of uniform attention, and with relevance 0
+  or 1 its expected AC is 100 times that MRTA.
+- *permuted*: the model's own weights, randomly permuted over the visible tokens. It is as sharp as the model
+  and ignores the text.
 
-The distribution of *sharp* is exact where an instance has one row. Everything else is averaged over
-``DRAWS`` draws per instance, which depend on nothing but the place of the instance in the data.
+The distribution of *sharp* is exact for instances with one row. Everything else is averaged over ``DRAWS``
+draws per instance, seeded by the place of the instance in the data alone.
 """
 
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class NullMass:
-    """What the mass of one instance may be under a null, ``values``, and how likely each is, ``chances``.
+    """The distribution of one instance's mass under a null: possible ``values`` with their ``chances``.
 
-    ``expected`` is the exact mean, also where the values were drawn.
+    ``expected`` is the exact mean, even if the values were drawn at random.
     """
 
     values: Numbers
@@ -37,7 +37,7 @@ class NullMass:
     expected: float
 
     def chance_from(self, threshold: float) -> float:
-        """How likely the mass is to reach ``threshold``.
+        """The probability that the mass reaches ``threshold``.
 
         >>> NullMass(np.array([0.0, 1.0]), np.array([0.75, 0.25]), 0.25).chance_from(0.5)
         0.25
@@ -46,7 +46,7 @@ class NullMass:
 
 
 def sharp_mass(probability: Numbers, relevance: Numbers, number: int) -> NullMass:
-    """All weight of each row on one token, drawn by ``probability`` ``(row, token)``; mass is their mean.
+    """The mass if each row puts all weight on one token, drawn with ``probability`` ``(row, token)``.
 
     ``number`` is the place of the instance in the data.
 
@@ -59,7 +59,7 @@ def sharp_mass(probability: Numbers, relevance: Numbers, number: int) -> NullMas
         there = share[0] > 0
         return NullMass(relevance[0, there], share[0, there], expected)
     generator = np.random.default_rng((_SEED, 0, number))
-    # A draw falls on the first token at which the added up probabilities exceed it.
+    # Inverse transform sampling: a draw selects the first token whose cumulative probability exceeds it.
     drawn = [
         relevance_of_row[np.searchsorted(row.cumsum()[:-1], generator.random(DRAWS), side="right")]
         for row, relevance_of_row in zip(share, relevance, strict=True)
@@ -68,7 +68,7 @@ def sharp_mass(probability: Numbers, relevance: Numbers, number: int) -> NullMas
 
 
 def permuted_mass(weights: Numbers, relevance: Numbers, seen: NDArray[np.bool_], number: int) -> NullMass:
-    """The ``weights`` of each row ``(row, token)`` in random orders over the tokens that are ``seen``.
+    """The mass if the ``weights`` of each row ``(row, token)`` are permuted over the tokens it has ``seen``.
 
     >>> permuted_mass(np.array([[0.9, 0.1]]), np.array([[0.0, 1.0]]), np.array([[True, True]]), 0).expected
     0.5

@@ -1,4 +1,4 @@
-"""What `fasterqk measure --out` writes: tables, one row per instance, the DTAP picture, a page to look at."""
+"""The files of `fasterqk measure --out`: tables of scores and instances, the DTAP figure, and a page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ _INTRODUCTION = (
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One model on one data set: the measurement, where both lie, and the intervals of its scores."""
+    """One model measured on one data set, the paths of both, and the intervals of the scores."""
 
     measurement: Measurement
     model: str
@@ -55,10 +55,10 @@ class Measured:
 def save_measured(
     out: Path, models: Mapping[str, Measured], difference: list[dict[str, Any]] | None = None
 ) -> Path:
-    """Write everything about one or two models into ``out``; returns the path of the page.
+    """Write all tables and figures and the page of one or two models into ``out``; returns the page's path.
 
-    ``models`` maps what a model is called to what was measured; ``difference`` has one row per score of how
-    the second differs from the first. Of two models, the files of each are numbered in their order.
+    ``models`` maps a model's name to its measurement; ``difference`` has one row per score with the second
+    model minus the first. The files of two models are numbered in their order.
     """
     for place, measured in enumerate(models.values(), 1):
         _save_model(out, "" if len(models) == 1 else f"-{place}", measured)
@@ -130,7 +130,7 @@ def _section(name: str, measured: Measured, several: bool) -> str:
         f'<p class="from">{counts} Model <code>{escape(measured.model)}</code>,'
         f" data <code>{escape(measured.data)}</code>.</p>"
     )
-    # What these functions return is escaped.
+    # These functions return escaped HTML.
     parts += ["<h2>Every score beside its null</h2>", scores_html(measurement, measured.intervals)]
     if rankings := rankings_html(measurement):
         parts += ["<h2>Every importance of the tokens</h2>", rankings]
@@ -159,10 +159,10 @@ _CELL, _LEFT, _TOP = 52, 60, 8
 
 
 def dtap_svg(dtap: ArrayLike, edges: Sequence[float]) -> str:
-    """A DTAP table as a picture: attention to the right, probability upwards, darker for more instances.
+    """A DTAP table as an SVG figure: attention to the right, probability upwards, darker for more instances.
 
-    ``dtap[i][j]`` is the percent of instances in probability row i and mass column j; cells are equally large
-    whatever their edges.
+    ``dtap[i][j]`` is the percentage of instances in probability row i and mass column j. All cells are drawn
+    equally large, whatever their edges.
     """
     cells = np.asarray(dtap, dtype=float)
     rows, columns = cells.shape
@@ -171,7 +171,7 @@ def dtap_svg(dtap: ArrayLike, edges: Sequence[float]) -> str:
     drawn = []
     for (row, column), percent in np.ndenumerate(cells):
         x, y = _LEFT + column * _CELL, bottom - (row + 1) * _CELL
-        # A square-root scale: most cells hold a few percent, and would all look alike on a linear one.
+        # A square-root scale: most cells hold a few percent and would look alike on a linear scale.
         shade = (percent / 100) ** 0.5
         ink, text = "#ffffff" if shade > 0.6 else "currentColor", f"{percent:.1f}" if percent else "0"
         drawn.append(
@@ -180,7 +180,7 @@ def dtap_svg(dtap: ArrayLike, edges: Sequence[float]) -> str:
             f'<text x="{x + _CELL / 2:g}" y="{y + _CELL / 2 + 4:g}" text-anchor="middle"'
             f' fill="{ink}">{text}</text>'
         )
-    # The released edges end at 1.001 or 1.1 to close the last interval; what they mean is 1.
+    # The released edges end at 1.001 or 1.1 to close the last interval; they stand for 1.
     for place, edge in enumerate(f"{min(edge, 1):g}" for edge in edges):
         x, y = _LEFT + place * _CELL, bottom - place * _CELL
         drawn.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{edge}</text>')

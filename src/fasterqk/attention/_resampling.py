@@ -1,11 +1,11 @@
-"""How sure the scores of one data set are: bootstrap intervals over instances, and two models compared.
+"""Bootstrap intervals of scores over instances, for one model or for the difference of two.
 
-Instances are drawn with replacement as many times as there are; a score is computed again on each draw, and
-the interval holds the middle 95% of what comes out. Two models on the same data are compared on the same
-draws, so that what makes instances easy or hard for both falls out of their difference.
+Each resample draws as many instances as there are, with replacement; the interval holds the middle 95% of the
+scores over resamples. Two models on the same data share the resamples, so instances that are easy or hard for
+both cancel in their difference.
 
-This is the uncertainty of the data alone. Trainings with other seeds differ too: compare those with
-:func:`fasterqk.paired_difference`.
+These intervals cover the uncertainty of the data alone. Trainings with other seeds differ too; compare those
+with :func:`fasterqk.attention.paired_difference`.
 """
 
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ from fasterqk.errors import InputError
 
 Numbers = NDArray[np.float64]
 RESAMPLES = 1000
-# So many counts are held at once.
+# The most counts (resamples times instances) held at once.
 _AT_ONCE = 2**22
 _SPANS = ("span_precision", "span_recall")
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """A score and the two ends of its 95% bootstrap interval (None where no draw has the score)."""
+    """A score and the two ends of its 95% bootstrap interval."""
 
     value: float
     low: float
@@ -42,9 +42,19 @@ def score_intervals(
     name: str | None = None,
     resamples: int = RESAMPLES,
 ) -> dict[str, Bounds]:
-    """Every score of ``measurement`` with its interval over instances, by flat name.
+    """Every score of ``measurement`` with its bootstrap interval over instances.
 
-    ``name`` picks the ranking of faithfulness and plausibility (by default, the first).
+    Arguments:
+        measurement: The result of :func:`measure`.
+        generator: Draws the resamples.
+        name: The ranking whose faithfulness and plausibility are taken; by default the first.
+        resamples: How many resamples to draw.
+
+    Returns:
+        The :class:`Bounds` of each score, by flat name.
+
+    Raises:
+        InputError: ``resamples`` is not a whole number of at least 1.
     """
     values = measurement.instance_scores(name)
     return _bounds(_with_iou(values), *_resampled([values], generator, resamples))
@@ -57,9 +67,20 @@ def paired_scores(
     *,
     resamples: int = RESAMPLES,
 ) -> dict[str, Bounds]:
-    """The scores of ``second`` minus those of ``first``, with intervals, by flat name.
+    """The scores of ``second`` minus those of ``first``, with bootstrap intervals.
 
-    Both have measured the same instances: the same ids in the same order. They may differ in their tokens.
+    Arguments:
+        first: A measurement of one model.
+        second: A measurement of another model on the same instances: the same ids in the same order. The
+            tokens may differ.
+        generator: Draws the resamples.
+        resamples: How many resamples to draw.
+
+    Returns:
+        The :class:`Bounds` of each difference, by flat name.
+
+    Raises:
+        InputError: The instances differ, or ``resamples`` is not a whole number of at least 1.
     """
     if [x.id for x in first.instances] != [x.id for x in second.instances]:
         raise InputError(
@@ -78,7 +99,7 @@ def paired_scores(
 def _resampled(
     tables: list[dict[str, Numbers]], generator: np.random.Generator, resamples: int
 ) -> list[dict[str, Numbers]]:
-    """For each table of values of instances its scores on every draw; all tables share the draws."""
+    """The scores of each table of instance values on every resample; all tables share the resamples."""
     if type(resamples) is not int or resamples < 1:
         raise InputError(f"resamples is {resamples!r}; give a whole number of at least 1")
     names = list(tables[0])
@@ -104,7 +125,7 @@ def _with_iou(table: Mapping[str, Numbers]) -> dict[str, float]:
 
 
 def _iou_of(means: Mapping[str, Any]) -> dict[str, Any]:
-    """``iou_f1``, the F1 of averages, in place of the averages it is made of."""
+    """Replace the averages of span precision and recall by ``iou_f1``, their F1."""
     scores = {name: value for name, value in means.items() if name not in _SPANS}
     if all(name in means for name in _SPANS):
         precision, recall = (np.asarray(means[name], dtype=float) for name in _SPANS)

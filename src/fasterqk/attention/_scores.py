@@ -1,10 +1,10 @@
-"""Scores: one registry of all of them, and how each is computed.
+"""The registry of scores, and how each is computed.
 
-Attention scores are functions of :class:`Rows`, the attention that predicts. MRTA, AC, ACMC and the DTAP
-table summarise two numbers per instance, its *mass* (attention on relevant tokens in the row that makes the
-prediction) and the *probability* of the right answer (the paper's section "Detailed Metric Discussion").
-A new score is an entry of ``_REGISTERED``, from which ``SCORES`` is made: what it is called, where it lies,
-which way is better and what it is compared with. ``measure``, the tables and the report read ``SCORES``.
+Attention scores are functions of :class:`Rows`, the rows of attention that predict. MRTA, AC, ACMC and the
+DTAP table summarise two numbers per instance, its *mass* (attention on relevant tokens in the row that makes
+the prediction) and the *probability* of the right answer (the paper's section "Detailed Metric Discussion").
+A new score is an entry of ``_REGISTERED``: its title, range, direction and null. ``SCORES`` is made from it,
+and ``measure``, the tables and the report read ``SCORES``.
 """
 
 import re
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DTAP_EDGES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-# float32 sums of attention land this far outside [0, 1] at most; anything further is a mistake.
+# float32 sums of attention end at most this far outside [0, 1]; anything further is an error.
 _ROUNDING = 1e-4
 Numbers = NDArray[np.float64]
 
 
-# --- How concentrated a row of attention is, with and without the token it rests on ---
+# --- Concentration of a row of attention, with and without its first token ---
 
 
 def entropy(rows: Numbers) -> Numbers:
@@ -44,12 +44,12 @@ def entropy(rows: Numbers) -> Numbers:
 
 
 def effective_tokens(rows: Numbers) -> Numbers:
-    """How many tokens an even spread of the same entropy would have: ``exp(entropy)``."""
+    """The number of tokens over which an even spread has the same entropy: ``exp(entropy)``."""
     return np.exp(entropy(rows))
 
 
 def largest_weight(rows: Numbers) -> Numbers:
-    """The largest share a single token has in each row."""
+    """The largest share of a single token in each row."""
     return np.asarray(_normalised(rows).max(-1))
 
 
@@ -59,7 +59,7 @@ def first_token_share(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
 
 
 def without_first_token(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
-    """The rows with their first real token taken out and the rest renormalised (zero if nothing is left)."""
+    """The rows without their first real token, renormalised; zero if nothing is left."""
     rest = np.array(rows, dtype=float)
     rest[np.arange(len(rest)), real.argmax(-1)] = 0
     return _normalised(rest)
@@ -68,9 +68,9 @@ def without_first_token(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
 def max_logit(layers: Sequence["Tensor"], read: "Tensor", allowed: Sequence["Tensor"]) -> "Tensor":
     """The largest attention logit of the read rows over layers and heads, ``(batch,)``.
 
-    Softmax forgets a constant of each row, so from probabilities a logit is known only relative to its
-    row: here to the mean logit of what the row may see. Zero means uniform attention. Probabilities that
-    underflowed count as the smallest normal number, so extreme values are lower bounds.
+    Softmax ignores a constant added to a row, so probabilities determine logits only relative to their row:
+    here to the mean logit over the keys the row may see. Zero means uniform attention. Probabilities that
+    underflow count as the smallest normal number, so extreme values are lower bounds.
     """
     from fasterqk.attention._aggregation import read_rows
 
@@ -86,7 +86,7 @@ def _max_logit(layers: Sequence["Tensor"], allowed: Sequence["Tensor"]) -> "Tens
     largest = []
     for layer, pairs in zip(layers, allowed, strict=True):
         rows, visible = in_full_precision(layer), pairs.unsqueeze(1)
-        # Half precision has numbers below its smallest normal one, and zero below those.
+        # float16 has subnormal numbers below its smallest normal one.
         smallest = 2.0**-24 if layer.dtype == torch.float16 else torch.finfo(layer.dtype).tiny
         logarithm = rows.clamp_min(smallest).log()
         mean = torch.where(visible, logarithm, 0).sum(-1) / visible.sum(-1)
@@ -113,12 +113,23 @@ def summarize(
     mass_threshold: float = 0.5,
     probability_threshold: float = 0.5,
 ) -> dict[str, Any]:
-    """All attention scores of one model on one set of instances, as plain JSON data.
+    """The attention scores of one model on one set of instances, as plain JSON data.
 
-    ``mass``, ``probability`` and ``null_mass`` are 1-d arrays over the instances that have relevant
-    tokens. Returns ``mrta`` (0..1), ``ac`` and ``acmc`` (percent), ``dtap`` (percent; row 0 is the
-    lowest probability, column 0 the lowest mass), ``dtap_edges``, and ``null`` with the same three
-    numbers for uniform attention (None where no ``null_mass`` is given).
+    Arguments:
+        mass: Attention on relevant tokens, one number per instance with relevant tokens.
+        probability: The probability of the right answer, one number per instance.
+        null_mass: The mass under uniform attention, one number per instance.
+        edges: The edges of the DTAP table.
+        mass_threshold: The mass from which on attention counts as confident.
+        probability_threshold: The probability from which on an answer counts as confident.
+
+    Returns:
+        ``mrta`` (0..1), ``ac`` and ``acmc`` (percent), ``dtap`` (percent; row 0 is the lowest probability,
+        column 0 the lowest mass), ``dtap_edges``, and ``null`` with the first three scores for uniform
+        attention (None without ``null_mass``).
+
+    Raises:
+        InputError: The arrays differ in length, are empty or hold impossible values.
 
     >>> scores = summarize([0.9, 0.1], [0.8, 0.3], null_mass=[0.2, 0.2])
     >>> scores["mrta"], scores["ac"], scores["acmc"], scores["null"]["ac"]
@@ -142,14 +153,14 @@ def mrta(mass: ArrayLike) -> float:
 
 
 def ac(mass: ArrayLike, threshold: float = 0.5) -> float:
-    """Attention confidence: percent of instances with ``mass >= threshold``."""
+    """Attention confidence: the percentage of instances with ``mass >= threshold``."""
     return 100.0 * float((_checked_values("mass", mass) >= threshold).mean())
 
 
 def acmc(
     mass: ArrayLike, probability: ArrayLike, mass_threshold: float = 0.5, probability_threshold: float = 0.5
 ) -> float:
-    """Percent of instances confident in attention and in the right answer, out of all instances."""
+    """The percentage of all instances that are confident in attention and in the right answer."""
     masses, probabilities = _checked_pair(mass, probability)
     return 100.0 * float(((masses >= mass_threshold) & (probabilities >= probability_threshold)).mean())
 
@@ -195,10 +206,10 @@ def dtap_lines(table: ArrayLike, edges: Sequence[float]) -> list[dict[str, Any]]
 def sum_cells(
     table: ArrayLike, edges: Sequence[float], mass_threshold: float, probability_threshold: float = 0.0
 ) -> float:
-    """Add the printed cells at or above both thresholds, which must be edges of the table.
+    """The sum of the printed cells at or above both thresholds, which must be edges of the table.
 
-    With a printed DTAP this is how the paper works out AC (mass alone) and ACMC (both). From raw
-    values use :func:`ac` and :func:`acmc`: rounded cells add their rounding.
+    This is how AC (mass alone) and ACMC (both) follow from a printed DTAP table. For raw values use
+    :func:`ac` and :func:`acmc`, which have no rounding errors.
 
     >>> sum_cells([[90, 1], [2, 7]], (0, 0.5, 1), mass_threshold=0.5)
     8.0
@@ -209,7 +220,7 @@ def sum_cells(
         raise InputError(f"a table of shape {cells.shape} does not fit {borders.size} edges {tuple(edges)}")
     for name, value in (("mass", mass_threshold), ("probability", probability_threshold)):
         if value not in borders[:-1]:
-            raise InputError(f"the {name} threshold {value} is no edge of the table {tuple(edges)}")
+            raise InputError(f"the {name} threshold {value} is not an edge of the table {tuple(edges)}")
     chosen = cells[borders[:-1] >= probability_threshold][:, borders[:-1] >= mass_threshold]
     return float(chosen.sum())
 
@@ -264,11 +275,11 @@ def _checked_edges(edges: Sequence[float]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """The attention that predicts, one row after the other: ``weights`` ``(row, key)`` are aggregated.
+    """The rows of attention that predict: ``weights`` ``(row, key)``, aggregated over heads and layers.
 
-    ``relevance`` and ``real`` ``(row, key)`` are those of the text that each row reads. ``layers``
-    ``(row, head, key)`` are the same rows in each layer, ``allowed`` ``(row, key)`` what they may see there:
-    for scores that look behind the aggregation.
+    ``relevance`` and ``real`` ``(row, key)`` belong to the text that each row reads. For scores that need
+    more than the aggregate, ``layers`` ``(row, head, key)`` holds the same rows in each layer and ``allowed``
+    ``(row, key)`` the keys they may see there.
     """
 
     weights: Numbers
@@ -276,7 +287,7 @@ class Rows:
     real: NDArray[np.bool_]
     layers: Sequence["Tensor"]
     allowed: Sequence["Tensor"]
-    # Sums mass in single precision, which decides on which side of a threshold an exact half falls.
+    # Sum mass in single precision; it decides on which side of a threshold an exact half falls.
     single: bool = False
 
     @property
@@ -285,7 +296,7 @@ class Rows:
         return without_first_token(self.weights, self.real)
 
     def mass(self, weights: Numbers) -> Numbers:
-        """What ``weights`` put on relevant tokens, ``(row,)``."""
+        """The weight on relevant tokens, ``(row,)``."""
         if not self.single:
             return np.asarray((weights * self.relevance).sum(1))
         from torch import from_numpy
@@ -295,22 +306,27 @@ class Rows:
 
 @dataclass(frozen=True)
 class Score:
-    """What a score is called, where it lies, which way is better, and what it is compared with.
+    """One score: its title, range, direction and null, and how it is computed.
 
-    ``title`` is its name in tables. ``low`` and ``high`` bound it (None: open); ``better`` is the way a good
-    model moves it (None: neither). ``null`` says what it is compared with: ``uniform`` attention, a
-    ``random`` ranking of tokens, or always answering with the ``majority`` class. ``stronger_nulls`` are
-    those of ``STRONGER_NULLS`` that it is compared with too. ``digits`` are the places after the point where
-    single numbers are printed (None: four significant digits).
-
-    A score that is ``per_k`` has one value per percentage of tokens, ``sufficiency_5`` in flat records; one
-    that is ``by_split`` has one per split of the data, ``test_accuracy``. ``group`` is the part of the JSON
-    document that holds the score (its own name where it is ``per_k``; None: the document itself). ``tables``
-    is False for scores that the tables of experiments leave out.
-
-    ``compute`` returns one number per row of :class:`Rows`. An instance has the mean over its rows, and the
-    mean over instances, over those with relevant tokens if ``of_relevant``, is the score. ``column`` names
-    the numbers of the instances in their table; it is the score's own name unless given.
+    Arguments:
+        name: Its name in flat records.
+        title: Its name in tables.
+        description: One line on what it is.
+        low: Its lower bound; None if it has none.
+        high: Its upper bound; None if it has none.
+        better: Whether a good model has a ``higher`` or ``lower`` score; None for neither.
+        null: What it is compared with: ``uniform`` attention, a ``random`` ranking of tokens, or always
+            answering with the ``majority`` class.
+        stronger_nulls: The ``STRONGER_NULLS`` that it is compared with as well.
+        digits: Digits after the point when a single number is printed; None for four significant digits.
+        per_k: Whether it has one value per percentage of tokens, such as ``sufficiency_5``.
+        by_split: Whether it has one value per split of the data, such as ``test_accuracy``.
+        group: The part of the JSON document that holds it (``name`` if ``per_k``); None for the top level.
+        tables: False to leave it out of the tables of experiments.
+        compute: Returns one number per row of :class:`Rows`. The number of an instance is the mean over its
+            rows, and the score is the mean over instances.
+        of_relevant: Whether that mean is over instances with relevant tokens only.
+        column: The name of the instances' numbers in their table; by default ``name``.
     """
 
     name: str
@@ -336,7 +352,7 @@ class Score:
             object.__setattr__(self, "group", self.name)
 
 
-# Nulls of mass beside uniform attention, and what tables call them; `_nulls.py` computes them.
+# Nulls of mass besides uniform attention, with their titles in tables; `_nulls.py` computes them.
 STRONGER_NULLS = {"sharp": "sharp null", "permuted": "permuted null"}
 
 _fit = partial(Score, low=0, high=1, better="higher")
@@ -465,7 +481,7 @@ _SPLITS = ("train", "validation", "test")
 
 
 def score_of(flat_name: str) -> Score:
-    """The score that a flat record keeps under this name.
+    """The score that has this name in flat records.
 
     >>> score_of("sufficiency_5").better, score_of("null_mrta").title, score_of("test_accuracy").name
     ('lower', 'MRTA', 'accuracy')
@@ -474,7 +490,7 @@ def score_of(flat_name: str) -> Score:
 
 
 def title_of(flat_name: str) -> str:
-    """What tables call the score that a flat record keeps under this name.
+    """The title in tables of the score that has this name in flat records.
 
     >>> title_of("sufficiency_5"), title_of("mrta"), title_of("test_accuracy"), title_of("null_ac")
     ('sufficiency, top 5%', 'MRTA', 'test accuracy', 'AC, %, null')
@@ -497,12 +513,12 @@ def format_score(flat_name: str, value: float | None) -> str:
     if value is None or not np.isfinite(value):
         return "–"
     text = f"{value:.4g}" if digits is None else f"{value:.{digits}f}"
-    # What rounds to zero has no sign.
+    # Numbers that round to zero have no sign.
     return text if float(text) else text.removeprefix("-")
 
 
 def place_of(flat_name: str) -> tuple[str, ...]:
-    """The keys under which a JSON document holds the score of a flat record.
+    """The keys of a score in the JSON document, by its name in flat records.
 
     >>> place_of("sufficiency_5"), place_of("aopc_sufficiency"), place_of("auprc"), place_of("mrta")
     (('sufficiency', '5'), ('aopc', 'sufficiency'), ('plausibility', 'auprc'), ('mrta',))
@@ -517,9 +533,9 @@ def place_of(flat_name: str) -> tuple[str, ...]:
 
 
 def table_scores(flat_names: Iterable[str]) -> list[str]:
-    """The names among those of flat records that tables show, in the order of the registry.
+    """Those of the flat names that tables show, in the order of the registry.
 
-    The stronger nulls of a score stand behind it: they change with the model, so they are compared like it.
+    The stronger nulls of a score follow it: they depend on the model and are compared like the score.
 
     >>> table_scores(["epoch", "sufficiency_50", "mrta", "null_mrta", "test_accuracy", "loss", "test_loss"])
     ['loss', 'test_accuracy', 'mrta', 'sufficiency_50']
@@ -537,7 +553,7 @@ def table_scores(flat_names: Iterable[str]) -> list[str]:
 
 
 def _parsed(flat_name: str) -> tuple[Score, re.Match[str]]:
-    """A flat name, ``[null_][layer_2_ or average_][split_]score[_k]``, as its score and its parts."""
+    """Parse a flat name, ``[null_][layer_2_ or average_][split_]score[_k]``, into its score and its parts."""
     parts = re.fullmatch(
         rf"(?:(?P<null>{'|'.join(('null', *STRONGER_NULLS))})_)?(?:layer_\d+_|average_|concentration_)?"
         rf"(?:(?P<split>{'|'.join(_SPLITS)})_)?(?P<name>{'|'.join(SCORES)})(?:_(?P<k>\d+))?",

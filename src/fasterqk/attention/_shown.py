@@ -1,8 +1,8 @@
-"""A measurement to look at: HTML for notebooks, and the same parts for the page that the command writes.
+"""A measurement as HTML, for notebooks and for the page of ``fasterqk measure``.
 
-Scores beside their nulls, how they spread over the instances, and single instances whose tokens are shaded by
-every importance, side by side. Everything that comes from data is escaped. Colours are those of the page
-around it where it has some (``--shade``, ``--against``), so that they fit light and dark.
+It shows scores beside their nulls, their spread over the instances, and single instances with tokens shaded
+by every importance, side by side. Everything from the data is escaped. The surrounding page may set the
+colours (``--shade``, ``--against``), so that they fit light and dark themes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 Numbers = NDArray[np.float64]
 SHOWN = 5
 TOKENS_SHOWN = 200
-# From here on the first token has nearly all of a row.
+# From this share on, the first token counts as having nearly all of a row.
 _COLLAPSED = 0.9
 _BINS = 20
 _SHADE, _AGAINST = "var(--shade, 0, 114, 178)", "var(--against, 213, 94, 0)"
-# Whose spread over the instances is drawn, in this order, where they were measured.
+# The scores whose spread over instances is drawn, in this order, if they were measured.
 SPREAD = ("mrta", "aopc_comprehensiveness", "aopc_sufficiency", "auprc", "tau_leave_one_out", "entropy")
 
 
 def measurement_html(measurement: "Measurement", intervals: Mapping[str, "Bounds"] | None = None) -> str:
-    """Everything at once: scores, their spread, and the instances with most and least agreement."""
+    """The whole measurement: scores, their spread, and the instances with most and least agreement."""
     parts = [
         f"<p>{counts_text(measurement)} {escape(first_token_note(measurement))}</p>",
         scores_html(measurement, intervals),
@@ -45,7 +45,7 @@ def measurement_html(measurement: "Measurement", intervals: Mapping[str, "Bounds
 
 
 def first_token_note(measurement: "Measurement") -> str:
-    """How much of the aggregated attention lies on the first token, in one sentence, and what that means."""
+    """One sentence on how much of the aggregated attention is on the first token, and what follows."""
     if "first_token_share" not in measurement.columns:
         return ""
     share, null = (float(measurement.columns[f"{x}first_token_share"].mean()) for x in ("", "null_"))
@@ -62,7 +62,7 @@ def first_token_note(measurement: "Measurement") -> str:
 
 
 def counts_text(measurement: "Measurement") -> str:
-    """How many instances there are, and what could not be measured on them."""
+    """The number of instances, and what could not be measured on them."""
     count = len(measurement.instances)
     relevant = sum(instance.relevant for instance in measurement.instances)
     measured = measurement.summary(plausibility_sample=0).measured
@@ -82,14 +82,14 @@ def counts_text(measurement: "Measurement") -> str:
 
 
 def scores_html(measurement: "Measurement", intervals: Mapping[str, "Bounds"] | None = None) -> str:
-    """A table: every score, its interval over instances if given, and its nulls."""
+    """A table of every score with its interval over instances, if given, and its nulls."""
     rows = measurement.scores_table(intervals)
     labels = {"k": "k %", "low": "95% from", "high": "to", "null error": "standard error", **STRONGER_NULLS}
     return _table(rows, labels)
 
 
 def rankings_html(measurement: "Measurement") -> str:
-    """A table: the scores of every importance, one column each; nothing where there is one importance."""
+    """A table of the scores of every importance, one column each; empty for a single importance."""
     return _table(measurement.rankings_table(), {"k": "k %"}) if len(measurement.rankings) > 1 else ""
 
 
@@ -117,7 +117,7 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
 
 
 def spreads_html(measurement: "Measurement") -> str:
-    """One small histogram per score: instances by their value, with the mean and the null."""
+    """One small histogram over instances per score, with marks for the mean and the null."""
     summary, values = measurement.summary(), measurement.instance_scores()
     figures = []
     for name in SPREAD:
@@ -178,10 +178,10 @@ def _histogram(name: str, values: Numbers, marks: Mapping[str, float | None]) ->
 
 
 def extremes(measurement: "Measurement", count: int = SHOWN) -> dict[str, list[int]]:
-    """The instances with most and with least agreement, under titles that say with what.
+    """The instances with most and with least agreement, by a title that says with what.
 
-    With people's rationales if there are some; else of the first two importances with each other; else those
-    whose prediction depends most and least on the tokens that are ranked high.
+    Agreement is with people's rationales if there are any, else between the first two importances. Without
+    either, the instances are those whose prediction depends most and least on the top tokens.
     """
     values = measurement.instance_ranking_scores()
     names = list(measurement.rankings)
@@ -209,7 +209,7 @@ def extremes(measurement: "Measurement", count: int = SHOWN) -> dict[str, list[i
 
 
 def legend_html(measurement: "Measurement") -> str:
-    """What shades and lines mean."""
+    """The legend of shades and underlines."""
     signed = any(
         (importance < 0).any()
         for ranking in measurement.rankings.values()
@@ -223,7 +223,7 @@ def legend_html(measurement: "Measurement") -> str:
 
 
 def instance_html(measurement: "Measurement", number: int) -> str:
-    """One instance: its tokens shaded by every importance, side by side, the relevant ones underlined."""
+    """One instance with tokens shaded by every importance, side by side; relevant tokens are underlined."""
     instance = measurement.instances[number]
     probability = float(measurement.columns["probability"][number])
     predicted = measurement.outcomes()[int(measurement.faithfulness.predicted[number])]
@@ -249,7 +249,7 @@ def _tokens(measurement: "Measurement", number: int, name: str) -> str:
     instance = measurement.instances[number]
     pieces = instance.pieces or tuple(str(token) for token in instance.tokens)
     importance = measurement.rankings[name].importance[number]
-    # Special tokens are never ranked: they do not set the scale of the others.
+    # Special tokens are never ranked, so they do not set the scale.
     ranked = np.abs(importance[instance.rankable])
     top = float(ranked.max()) if ranked.size and ranked.max() > 0 else 1.0
     words = [
@@ -268,6 +268,6 @@ def _token(piece: str, share: float, relevance: float, value: float) -> str:
 
 
 def _shade(share: float) -> str:
-    """A background for a share of the largest importance; below zero another colour."""
+    """The background for a share of the largest importance; another colour below zero."""
     colour = _SHADE if share >= 0 else _AGAINST
     return f"background:rgba({colour}, {abs(share) * 0.6:.2f});border-radius:3px;padding:0 .1em"

@@ -1,4 +1,4 @@
-"""Texts that lost tokens, predicted together: every distinct one once, similar lengths side by side."""
+"""Predict texts with tokens removed, each distinct one once, in batches of similar lengths."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,19 +9,19 @@ from numpy.typing import NDArray
 from fasterqk.attention._faithfulness import Predict, checked_outcomes
 from fasterqk.attention._instances import Batch, Side, pad_side
 
-# What a prediction may depend on, so that inputs which agree in it are one.
+# The fields of a batch on which a prediction depends: inputs that agree in them are the same variant.
 _TOKENS = ("tokens", "hidden", "types")
-# What one more pass costs, whatever it holds, in tokens of a small BERT on a processor; larger models have
-# more to do per token, so that passes cost them less.
+# The fixed cost of one more pass, in tokens of a small BERT on a CPU. Larger models do more work per token,
+# so a pass costs them less.
 _PASS = 40
 
 
 class Variants:
-    """Inputs that are waiting for their prediction.
+    """Inputs that wait to be predicted.
 
-    :meth:`add` takes those of a batch and returns the number of each; equal ones have one number.
-    :meth:`ask` predicts all, in order of their length and as many at a time as ``tokens`` allow, padding
-    included, and returns the outcomes by number.
+    :meth:`add` takes the inputs of a batch and returns their numbers; equal inputs have the same number.
+    :meth:`ask` predicts all of them in order of length, as many at a time as ``tokens`` allow (padding
+    included), and returns the outcomes by number.
     """
 
     def __init__(self, side: Side = "right") -> None:
@@ -34,7 +34,7 @@ class Variants:
         return len(self._rows)
 
     def add(self, batch: Batch, outcomes: NDArray[np.float64] | None = None) -> NDArray[np.intp]:
-        """The number of each input of ``batch``; ``outcomes`` ``(batch, outcome)``, if they are known."""
+        """The number of each input of ``batch``, with known ``outcomes`` ``(batch, outcome)`` if given."""
         names = [name for name in _TOKENS if getattr(batch, name) is not None]
         numbers = np.empty(len(batch), dtype=np.intp)
         for place, real in enumerate(batch.real):
@@ -56,7 +56,10 @@ class Variants:
         single: bool = False,
         progress: Callable[[float], None] | None = None,
     ) -> NDArray[np.float64]:
-        """Outcomes ``(number, outcome)``; with ``single`` one at a time. ``progress`` gets the share."""
+        """Predict the outcomes ``(number, outcome)``, with ``single`` one input per pass.
+
+        ``progress`` is called with the share that is done.
+        """
         wanted = [number for number in range(len(self)) if number not in self._known]
         lengths = np.array([len(self._rows[number]["tokens"]) for number in wanted], dtype=np.int64)
         order = np.argsort(lengths, kind="stable")
@@ -93,7 +96,7 @@ class Variants:
 def _chunks(lengths: NDArray[np.int64], tokens: int, single: bool) -> Iterator[tuple[int, int]]:
     """Slices of ascending ``lengths`` that hold at most ``tokens``, padded to their longest.
 
-    A text is padded only where that costs less than one pass more.
+    A text is padded only if that costs less than one more pass.
     """
     stops = range(1, len(lengths) + 1) if single else _stops(lengths, tokens)
     start = 0
@@ -107,11 +110,11 @@ def _chunks(lengths: NDArray[np.int64], tokens: int, single: bool) -> Iterator[t
 
 
 def _stops(lengths: NDArray[np.int64], tokens: int) -> list[int]:
-    """Where to cut ascending ``lengths``, so that padding and passes together cost least."""
+    """Where to cut ascending ``lengths`` so that padding and passes together cost least."""
     if not len(lengths):
         return []
     ends = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
-    # The cost of everything before each end, and the end before it in the cheapest way there.
+    # Dynamic programming: the least cost up to each end, and the previous end on the cheapest way there.
     cost, before = [0.0], [0]
     for place, stop in enumerate(ends[1:], 1):
         longest = int(lengths[stop - 1])

@@ -1,7 +1,7 @@
-"""What modules are, by their names and classes: attention or not, queries or output, how many heads.
+"""Recognise modules by their names and classes: attention or not, queries or output, how many heads.
 
-Internal, shared by ``capture`` and ``circuits``. A name is cut into words (``c_attn`` -> c, attn; ``W_Q`` ->
-w, q; ``queryProj`` -> query, proj), of which a few carry the meaning.
+Internal, shared by ``capture`` and ``circuits``. A name is split into words (``c_attn`` -> c, attn; ``W_Q``
+-> w, q; ``queryProj`` -> query, proj), of which a few carry the meaning.
 """
 
 import re
@@ -21,12 +21,12 @@ _SPELLINGS = {"q": "q query queries wq", "k": "k key keys wk", "v": "v value val
 _SPELLINGS |= {"kv": "kv wkv tokv", "qk": "qk wqk toqk", "qv": "qv", "qkv": "qkv wqkv toqkv"}
 _LETTERS = {word: letters for letters, spelt in _SPELLINGS.items() for word in spelt.split()}
 _OUTPUT = {"o", "wo", "out", "output", "dense", "post", "gate", "g", "ov"}
-# A projection without another word is the output projection.
+# A bare "projection", without another word, is the output projection.
 _BARE = {"proj", "projection"}
 # Fused projections whose names do not spell q, k, v.
 _FUSED = re.compile(r"c_attn|in_proj(_weight|_bias)?|w_?pack|att(n|ention)?_proj", re.IGNORECASE)
 _NORM = {"norm", "layernorm", "rmsnorm", "ln", "batchnorm", "groupnorm", "l2norm", "normalization", "bn"}
-# Parameters that are added to the scores or scale them, and act nowhere else.
+# Parameters that only shift or scale the scores.
 _SCORE = re.compile(
     r"relative_attention_bias|rel(ative)?_pos|relative_position|position_bias|rel_bias|relative_bias|"
     r"logit_scale|sinks?$|attention_bias(es)?$|r_[wrs]_bias|r_kernel|pos_bias|linear_pos|pos_proj|rel_logits|"
@@ -39,8 +39,9 @@ _SCORE = re.compile(
 class Meaning:
     """The meaning of one name.
 
-    ``letters``: which of q, k, v it makes, in that order; ``output``: it makes the output of attention;
-    ``norm``: it is a normalisation; ``score``: it acts on the scores alone.
+    ``letters``: which of q, k, v the module or parameter makes, in that order; ``output``: whether it makes
+    the output of attention; ``norm``: whether it is a normalisation; ``score``: whether it acts on the scores
+    alone.
     """
 
     letters: str = ""
@@ -95,7 +96,7 @@ _KEY_HEADS += ("kv_heads", "kv_n_heads")
 
 
 def head_counts(module: nn.Module) -> tuple[int, int] | None:
-    """(query heads, key-value heads) by attributes of the module or its configuration, or None."""
+    """(query heads, key-value heads) from attributes of the module or its configuration; else None."""
     owners = (module, getattr(module, "config", None), getattr(module, "cfg", None))
     queries = first_number(owners, _QUERY_HEADS)
     if queries is None:
@@ -107,13 +108,13 @@ def head_counts(module: nn.Module) -> tuple[int, int] | None:
 
 
 def first_number(owners: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
-    """The first positive whole number that one of the owners has under one of the names."""
+    """The first positive whole number among these attributes of these owners; else None."""
     for owner in owners:
         for name in names:
             try:
                 number = getattr(owner, name, None)
             except Exception:
-                # Configurations with values per layer raise.
+                # Configurations with values per layer may raise here.
                 continue
             if isinstance(number, int) and not isinstance(number, bool) and number > 0:
                 return number
@@ -123,7 +124,7 @@ def first_number(owners: tuple[Any, ...], names: tuple[str, ...]) -> int | None:
 # --- Attention modules ---
 
 _CLASS = re.compile(r"attention|attn", re.IGNORECASE)
-# A projection is small; a child with more modules than this is a part of a model.
+# A projection has few modules; a child with more than this is a part of the model.
 _SMALL = 24
 
 
@@ -132,21 +133,21 @@ def is_attention(module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return True
     held = _held(module)
-    # Other modules have an ``in_proj`` too: such names count only in a class called attention. A norm of
-    # queries or keys may stand in front of the module that forms them.
+    # Other modules also have an ``in_proj``, so such names count only in a class called attention. Norms of
+    # queries or keys do not count: they may sit outside the module that forms them.
     meanings = [meaning(name) for name in held if not is_fused(name)]
     letters = "".join(meaning.letters for meaning in meanings if not meaning.norm)
     if "q" in letters and "k" in letters:
         return True
     if not says_attention(module):
         return False
-    # Layers that take the keys of another one have queries and an output alone (Gemma 3n).
+    # Layers that reuse the keys of another layer have only queries and an output (Gemma 3n).
     borrows = "q" in letters and any(meaning.output for meaning in meanings)
     return borrows or "k" in letters or any(is_fused(name) for name in held)
 
 
 def says_attention(module: nn.Module) -> bool:
-    """Whether the class of ``module`` is called attention."""
+    """Whether the class name of ``module`` contains "attention"."""
     return bool(_CLASS.search(type(module).__name__))
 
 
@@ -160,7 +161,7 @@ _NUMBERED = re.compile(r"(.*(?:layer|block|stage|level|cell|unit)s?_?)?(\d+)", r
 
 
 def layer_number(part: str) -> int | None:
-    """The number in one component of a path; None where it numbers no layer.
+    """The layer number in one component of a path; None if it has none.
 
     >>> layer_number("3"), layer_number("encoder_layer_11"), layer_number("stage2"), layer_number("attn1")
     (3, 11, 2, None)
@@ -170,7 +171,7 @@ def layer_number(part: str) -> int | None:
 
 
 def stack_of(name: str) -> str:
-    """``name`` with every number of a layer replaced by ``*``: layers of one stack share it.
+    """``name`` with every layer number replaced by ``*``; layers of one stack share the result.
 
     >>> stack_of("transformer.h.3.attn"), stack_of("encoder.encoder_layer_0.attn1")
     ('transformer.h.*.attn', 'encoder.encoder_layer_*.attn1')
@@ -193,7 +194,7 @@ def _held(module: nn.Module) -> list[str]:
 
 
 def uncompiled(model: Any) -> nn.Module:
-    """The module inside one that ``torch.compile`` wrapped: its parameter names are those of checkpoints."""
+    """The module inside a ``torch.compile`` wrapper, whose parameter names are those of checkpoints."""
     if not isinstance(model, nn.Module):
         shown = " ".join(repr(model).split())
         raise InputError(f"a model is a torch.nn.Module, not {shown:.80}")
@@ -204,15 +205,16 @@ def uncompiled(model: Any) -> nn.Module:
 def parameters_by_module(
     model: nn.Module, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
 ) -> Iterator[tuple[str, nn.Parameter]]:
-    """The parameters under names that lead to their modules.
+    """The parameters with names that lead to their modules.
 
-    A model may give them other names (TransformerLens' bridge: those of the model inside it).
+    A model's own ``named_parameters`` may use other names (TransformerLens' bridge: those of the model
+    inside).
     """
     return nn.Module.named_parameters(model, prefix, recurse, remove_duplicate)
 
 
 def nothing_compiled() -> AbstractContextManager[None]:
-    """Compiled parts of a model run uncompiled; compiling them for one forward pass takes minutes."""
+    """Run compiled parts of a model eagerly; compiling them for one forward pass would take minutes."""
     # Nothing is compiled before dynamo is imported, which takes seconds.
     if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
         return torch.compiler.set_stance("force_eager")
@@ -220,7 +222,7 @@ def nothing_compiled() -> AbstractContextManager[None]:
 
 
 def call_with(function: Callable[..., Any], inputs: Any) -> Any:
-    """``function`` called with a mapping by keyword, a tuple by position, or one tensor.
+    """Call ``function`` with a mapping (by keyword), a tuple (by position) or one tensor.
 
     >>> call_with(max, (1, 2))
     2

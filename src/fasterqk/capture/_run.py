@@ -1,7 +1,7 @@
 """``capture``: run a model once and return its attention probabilities.
 
-A forward pass runs under the recorder (``_recorder``) and the trace (``_trace``), Hugging Face models with an
-attention backend of ours. Then the calls get names, four axes and kinds.
+The forward pass runs under the recorder (``_recorder``) and the trace (``_trace``); Hugging Face models use
+our attention backend. The recorded calls then get names, four axes and kinds.
 """
 
 import re
@@ -26,8 +26,8 @@ from fasterqk.capture._recorder import AttentionCall, Kind, Mask, Recorder, reco
 from fasterqk.capture._trace import AttentionTrace, scaled_dot_product_attention
 from fasterqk.errors import InputError
 
-# --- Hugging Face models: a backend that records the probabilities, and the switch to it ---
-# transformers is used only if the model comes from it, and never imported otherwise.
+# --- Hugging Face models: a backend that records probabilities, and the switch to it ---
+# transformers is imported only if the model comes from it.
 
 BACKEND = "fasterqk"
 _INTERNAL = "_attn_implementation_internal"
@@ -41,7 +41,7 @@ def configurations(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def attention_implementation(model: nn.Module, name: str | None) -> Iterator[None]:
-    """Run ``model`` with attention implementation ``name`` (None: its own) and restore its own at the end."""
+    """Run ``model`` with attention implementation ``name`` (None: unchanged), and restore it on exit."""
     before = [(config, getattr(config, _INTERNAL)) for config in configurations(model)]
     try:
         if name is not None:
@@ -76,10 +76,10 @@ def backend(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """The model's own eager attention; its probabilities are recorded.
+    """Run the model's own eager attention and record its probabilities.
 
-    The eager function of the file in which the module is defined implements what is special in that model
-    (soft caps, sinks, grouped queries); models without one get the plain formula.
+    The eager function in the file that defines the module implements the model's special features (soft caps,
+    sinks, grouped queries). Models without such a function get the plain formula.
     """
     for owner in type(module).__mro__:
         eager = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
@@ -88,7 +88,7 @@ def backend(
             if probabilities is not None:
                 record(module, probabilities, kind=None)
             return output, probabilities
-    # Its softmax is seen by the trace, so there is nothing to record.
+    # The trace sees this softmax, so there is nothing to record.
     output = scaled_dot_product_attention(
         query,
         key,
@@ -100,7 +100,7 @@ def backend(
     return output.transpose(1, 2).contiguous(), None
 
 
-# --- One forward pass, and what it returns ---
+# --- One forward pass and its result ---
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
@@ -110,9 +110,9 @@ class Captured(Sequence[Tensor]):
     """Attention probabilities in the order the model formed them, each ``(batch, head, query, key)``.
 
     ``names[i]`` is the module that formed ``captured[i]``. ``kinds[i]`` is ``"self"`` in a model with one
-    stack; where there is cross-attention it is ``"encoder"``, ``"decoder"`` (their self-attention) or
-    ``"cross"``. ``outputs`` is what the model returned. ``masks[i]``, where they were asked for, is what the
-    model's own mask lets the rows of ``captured[i]`` see; None where no softmax shows it.
+    stack; in a model with cross-attention it is ``"encoder"`` or ``"decoder"`` (their self-attention), or
+    ``"cross"``. ``outputs`` is the model's output. With ``masks=True``, ``masks[i]`` is the model's mask in
+    ``captured[i]``, or None if no softmax shows it.
     """
 
     probabilities: tuple[Tensor, ...]
@@ -167,18 +167,26 @@ def capture(
 ) -> Captured:
     """Run ``model`` on ``inputs`` in evaluation mode and return its attention probabilities.
 
-    ``inputs`` is a mapping (passed by keyword), a tuple (by position) or one tensor. The result is a
-    sequence with one tensor ``(batch, head, query, key)`` per layer, in the order the model forms them;
-    see `Captured` for names, kinds and the model's own outputs. With ``differentiable`` the tensors are
-    part of the autograd graph that leads to the outputs. ``forward`` is called in place of the model to
-    run another method (``model.get_text_features``). With ``rows``, a query position per instance
-    ``(batch,)``, only these rows of each layer are kept, ``(batch, head, 1, key)``: memory grows with the
-    length and not with its square. With ``masks`` the result says what the model's masks let each layer see.
-    In half precision probabilities are kept in single where the model's softmax shows them.
+    It works for Hugging Face models with any attention implementation, for ``nn.MultiheadAttention`` and
+    everything built on it, and for any module whose attention is a softmax or torch's attention kernel. The
+    model is left exactly as it was.
 
-    Works on Hugging Face models (whatever attention implementation they use), ``nn.MultiheadAttention``
-    and everything built on it, and any module whose attention is a softmax or torch's attention kernel.
-    The model is left exactly as it was. Fewer layers than the model has are an ``InputError``.
+    Arguments:
+        model: The model.
+        inputs: A mapping (passed by keyword), a tuple (by position) or one tensor.
+        differentiable: Keep the probabilities in the autograd graph of the outputs.
+        forward: Called instead of the model, to run another method (``model.get_text_features``).
+        rows: One query position per instance, ``(batch,)``. Only these rows of each layer are kept,
+            ``(batch, head, 1, key)``, so memory grows with the length instead of its square.
+        masks: Also return the mask of each layer.
+
+    Returns:
+        A :class:`Captured` sequence of tensors ``(batch, head, query, key)``, one per layer in the order in
+        which the model forms them, with names, kinds and the model's outputs. In half precision,
+        probabilities are returned in single precision if the model's softmax is visible.
+
+    Raises:
+        InputError: No attention is found, or some layers of the model are missing.
 
     >>> layer = nn.TransformerEncoderLayer(8, nhead=2, batch_first=True)
     >>> captured = capture(nn.TransformerEncoder(layer, 3), torch.zeros(1, 5, 8))
@@ -210,14 +218,14 @@ def capture(
 
 
 def missing_modules(attention: Mapping[str, nn.Module], recorder: Recorder) -> list[str]:
-    """The names of ``attention`` modules without visible probabilities, or left out while their stack ran.
+    """The names of ``attention`` modules without visible probabilities, and of those skipped in their stack.
 
-    A whole stack that did not run (the vision tower of a model that was given only text) is not missing.
+    A stack that did not run at all (the vision tower of a model that was given only text) is not missing.
     """
     entered = {frame.name for frame in recorder.entered}
     stacks = {stack_of(name) for name in attention if name in entered}
     silent = {frame.name for frame in recorder.entered if frame.name in attention and not frame.recorded}
-    # A part of the attention was seen, but not all of it (Longformer's windows beside its global rows).
+    # Only a part of their attention is visible (Longformer's windows beside its global rows).
     silent |= recorder.lost()
     return [
         name for name in attention if name in silent or (name not in entered and stack_of(name) in stacks)
@@ -232,7 +240,7 @@ def _running(
     differentiable: bool,
     masks: bool = False,
 ) -> Iterator[None]:
-    """Evaluation mode, the attention implementation, hooks and trace; all undone at the end."""
+    """Set evaluation mode, the attention implementation, hooks and trace; undo all of it on exit."""
     training = [(module, module.training) for module in model.modules()]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
@@ -304,7 +312,7 @@ def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:
 
 
 def _name(call: AttentionCall, known: dict[int, str], attention: Mapping[str, nn.Module]) -> str:
-    """The module of this call: the one that recorded it, else the nearest attention module."""
+    """The name of the module of this call: the one that recorded it, else the nearest attention module."""
     if call.module is not None:
         return known.get(id(call.module), "")
     inner = call.frames[::-1]
@@ -372,7 +380,7 @@ def is_cross(call: AttentionCall) -> bool:
         return call.kind == "cross"
     if any(frame.other_source for frame in call.frames):
         return True
-    # Outer names say which part of the model this is ("cross_encoder"): only the last few count.
+    # Outer names describe the part of the model ("cross_encoder"), so only the last few count.
     for frame in call.frames[-3:]:
         if _CROSS.search(frame.name.rpartition(".")[2]) or _CROSS.search(type(frame.module).__name__):
             return not isinstance(frame.module, nn.MultiheadAttention)
@@ -396,7 +404,7 @@ def kinds_of(calls: Sequence[AttentionCall], names: Sequence[str]) -> tuple[Kind
 
 
 def _stack_root(name: str) -> str:
-    """The path down to the first number: the list of layers this one is in."""
+    """The path up to the first number, which is the list of layers that contains this one."""
     parts = name.split(".")
     numbers = [i for i, part in enumerate(parts) if part.isdigit()]
     return ".".join(parts[: numbers[0]]) if numbers else name.rpartition(".")[0]

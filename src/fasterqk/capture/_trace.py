@@ -1,8 +1,8 @@
-"""The trace: sees every softmax that weights values, however a model is written.
+"""The trace: find every softmax that weights values, however a model is written.
 
-``AttentionTrace`` observes each torch function. Fused attention kernels are replaced by the same computation
-in plain operations, and a softmax over the last axis counts as attention once its result (after dropout,
-casts, masks, reshapes) is an operand of a matrix product: routers, gates and class probabilities are not.
+``AttentionTrace`` observes every torch function. It replaces fused attention kernels by the same computation
+in plain operations. A softmax over the last axis counts as attention once its result (after dropout, casts,
+masks, reshapes) is an operand of a matrix product; routers, gates and class probabilities do not count.
 """
 
 import math
@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from fasterqk.capture._recorder import TAG, Formed, Mask, Recorder
 
-# --- Kernels in plain operations: same arguments as in torch, same values to rounding ---
+# --- Kernels in plain operations: the same arguments as in torch, and the same values up to rounding ---
 
 
 def scaled_dot_product_attention(
@@ -158,8 +158,8 @@ _HIDDEN = -5000.0
 class AttentionTrace(TorchFunctionMode):
     """While active, adds attention probabilities to ``recorder``.
 
-    Tensors that still carry the probabilities of one softmax are tagged with one ``Formed`` that holds them.
-    It is emptied when they are recorded: probabilities and tag would keep each other alive.
+    Tensors that still carry the probabilities of a softmax are tagged with a ``Formed`` that holds them. It
+    is emptied when they are recorded, because probabilities and tag would keep each other alive.
     """
 
     def __init__(self, recorder: Recorder, masks: bool = False) -> None:
@@ -207,10 +207,10 @@ class AttentionTrace(TorchFunctionMode):
 
 
 def mask_of(logits: Tensor) -> Mask | None:
-    """What the mask in ``logits`` ``(..., query, key)`` lets queries see; None if that cannot be said."""
+    """The mask that ``logits`` ``(..., query, key)`` show; None if they are not square or all hidden."""
     if logits.shape[-2] != logits.shape[-1]:
         return None
-    # What is not a number is not hidden either.
+    # NaN does not count as hidden.
     visible = (~(logits <= _HIDDEN)).reshape(-1, *logits.shape[-2:]).any(0)
     query, key = visible.nonzero(as_tuple=True)
     if not len(query):

@@ -1,4 +1,4 @@
-"""What commands share: a parser with one-line errors, options and their types, and pages."""
+"""Shared code of the commands: a parser with one-line errors, options and their types, and pages."""
 
 import argparse
 import math
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
-        # So that -1e-3, -inf and -1,2 are read as values, and refused as such, not taken for options.
+        # Read -1e-3, -inf and -1,2 as values, which types refuse, and not as options.
         self._negative_number_matcher = _NEGATIVE_NUMBER
 
     def add_option(
@@ -52,12 +52,12 @@ def add_out(parser: Parser) -> None:
     parser.add_option("--out", str, "DIR", "results folder", default="out")
 
 
-# What commands make in a results folder.
+# The folders that commands create in a results folder.
 _MADE = ("runs", "figures", "tables", "tensorboard")
 
 
 def check_out(out: str, *reads: str | None) -> None:
-    """Refuse a results folder that is a file, or in which a file that the command reads could be replaced."""
+    """Refuse a results folder that is a file, or that would overwrite a file that the command reads."""
     from pathlib import Path
 
     folder = Path(out)
@@ -72,7 +72,7 @@ def check_out(out: str, *reads: str | None) -> None:
 
 
 def prepare_half_precision() -> None:
-    """Before a command computes in half precision, and before any product: avoid AMX that does not work."""
+    """Avoid broken AMX; call it before a command computes anything in half precision."""
     from fasterqk.processor import avoid_faulty_amx
 
     if avoid_faulty_amx():
@@ -142,7 +142,7 @@ def write_and_show(
 ) -> int:
     """Write the page to ``path``, open it when asked to, and print where it is; returns the exit code.
 
-    What it is made of, the files and folders in ``reads``, is not written over.
+    The files and folders in ``reads``, from which the page is made, are not overwritten.
     """
     import webbrowser
 
@@ -150,7 +150,7 @@ def write_and_show(
     from fasterqk.files import check_output
 
     if arguments.output == "":
-        raise InputError("--output '' is no name of a file")
+        raise InputError("--output '' is not a file name")
     if path.is_dir():
         raise InputError(f"{str(path)!r} is a folder; name a file, such as {str(path / f'{name}.html')!r}")
     check_output(path, reads=reads)

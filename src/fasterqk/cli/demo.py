@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def commands(folder: Path) -> list[str]:
-    """What to try on the folder, in this order; each line can be pasted."""
+    """Command lines to try on the folder, in this order; each can be pasted."""
     equal, faster, test = (str(folder / name) for name in ("equal-rates", "faster-qk", "test.jsonl"))
     lines = [
         ["fasterqk", "circuits", faster],

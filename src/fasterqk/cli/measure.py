@@ -158,7 +158,9 @@ def _percentages(text: str) -> tuple[list[int], str]:
         return list(percents), rounding
     if text.strip().isalpha():
         known = ", ".join(CONVENTIONS)
-        raise argparse.ArgumentTypeError(f"{text!r} is no convention ({known}) and no list like 5,10,20,50")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is neither a convention ({known}) nor a list like 5,10,20,50"
+        )
     return list_of(positive_int)(text), "up"
 
 
@@ -185,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     options = {name: getattr(arguments, name) for name in ("residual", "head", "discard")}
     options["without_first"] = arguments.without_first_token
-    Aggregation(**options)  # complains before anything is read
+    Aggregation(**options)  # raises before anything is read
     aggregation: Any = partial(default_aggregation, **options)
     if arguments.aggregate is not None:
         aggregation = Aggregation.parse(arguments.aggregate, **options)
@@ -246,7 +248,7 @@ def _in_half_precision(arguments: argparse.Namespace) -> bool:
 
 
 def _saved_precision(config: Path) -> str | None:
-    """The type of the weights that a config.json names; what is wrong with the file, loading it says."""
+    """The type of the weights by a config.json; None for a bad file, which loading reports later."""
     try:
         document = json.loads(config.read_bytes())
         return str(document.get("dtype") or document.get("torch_dtype"))
@@ -270,7 +272,7 @@ def _write(
 
 
 def _names(models: list[str]) -> list[str]:
-    """What the models are called: their folders, or their paths where the folders have the same name."""
+    """The names of the models: their folder names, or their paths if two folders have the same name."""
     if len(models) > 2:
         raise InputError(f"--model was given {len(models)} times; give one model, or two to compare")
     names = [Path(model).resolve().name for model in models]
@@ -322,7 +324,7 @@ def _document(documents: dict[str, Any], difference: dict[str, Any] | None) -> d
 
 
 def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row per score: both models and what the second has more."""
+    """One row per score: both models, and the second minus the first."""
     from fasterqk.attention import score_of
 
     summaries = {name: measurement.summary() for name, measurement in measurements.items()}

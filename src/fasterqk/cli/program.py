@@ -1,4 +1,4 @@
-"""A program with commands: finds the command, runs it, turns bad input into one line and exit code 2."""
+"""A program with commands: find the command, run it, and turn bad input into one line and exit code 2."""
 
 import errno
 import os
@@ -18,24 +18,24 @@ from fasterqk.errors import InputError, WorkError, errors_name_standard_output
 _WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _WRONG_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 
-# How every command ends; docs/runs.md has the same table.
+# Exit codes of all commands; docs/runs.md has the same table.
 _MACHINE, _INPUT, _INTERRUPTED, _READER_LEFT, _TERMINATED = 1, 2, 130, 141, 143
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM: everything that keeps its work when it is interrupted does so here too."""
+    """SIGTERM, handled like Ctrl-C: code that keeps its work on interruption does so here too."""
 
 
 class Program:
-    """A program with commands: its name, what it is for, and where its commands are.
+    """A program with commands.
 
-    ``commands`` maps a command to its summary. Each is a module of ``package`` with ``configure(parser)`` and
-    ``run(arguments)``; a command in ``modules`` shares the module named there, and its functions are called
-    ``configure_NAME`` and ``run_NAME``. A module is imported only when it is asked for, and imports numpy,
-    scipy and torch only inside ``run``. ``welcome`` is printed when no command is given.
+    ``commands`` maps each command to its summary. A command is a module of ``package`` with
+    ``configure(parser)`` and ``run(arguments)``; a command in ``modules`` shares the module named there, and
+    its functions are called ``configure_NAME`` and ``run_NAME``. A module is imported only when it is used,
+    and imports numpy, scipy and torch only inside ``run``. ``welcome`` is printed if no command is given.
     """
 
-    # No dataclass: importing that module would take longer than all else here.
+    # Not a dataclass: importing that module would take longer than everything else here.
     def __init__(
         self,
         *,
@@ -65,7 +65,7 @@ class Program:
                 try:
                     return self._run(words)
                 finally:
-                    # Here, where a reader that left or a full disk can still be dealt with.
+                    # Flush here, where a closed pipe or a full disk can still be handled.
                     with errors_name_standard_output():
                         sys.stdout.flush()
         except InputError as error:
@@ -79,7 +79,7 @@ class Program:
             _drop_unwritten_output()
             return _TERMINATED if isinstance(stop, Terminated) else _INTERRUPTED
         except BrokenPipeError:
-            # The reader (head, less) went away: that is its right.
+            # The reader (head, less) closed the pipe, which is not an error.
             _drop_unwritten_output()
             return _READER_LEFT
         except OSError as error:
@@ -129,7 +129,7 @@ class Program:
 
 @contextmanager
 def _interrupted_by_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does, unless somebody handles it already."""
+    """Let SIGTERM end the block as Ctrl-C does, unless another handler is installed."""
 
     def stop(number: int, frame: Any) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -149,7 +149,7 @@ def _interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _prepare_streams() -> None:
-    """Make sure that anything can be printed: on a stream that is closed, or in letters it does not know."""
+    """Make printing safe on closed streams and for characters that a stream cannot encode."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -159,7 +159,7 @@ def _prepare_streams() -> None:
 
 
 def _drop_unwritten_output() -> None:
-    """Keep the interpreter from complaining, on its way out, about output that cannot be written."""
+    """Keep the interpreter from reporting, at exit, output that cannot be written."""
     try:
         sys.stdout.flush()
     except OSError:

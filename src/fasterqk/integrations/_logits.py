@@ -13,19 +13,19 @@ with needs_extra("hf"):
 
 
 class LogCallback(TrainerCallback):
-    """A callback with numbers for the Trainer's log entries.
+    """A callback that adds numbers to the Trainer's log entries.
 
-    The Trainer's trackers (TensorBoard, Weights & Biases, ...) come before the callbacks that are given to it
-    and do not see what these add; :meth:`add_to` puts this one in front of them.
+    The Trainer's trackers (TensorBoard, Weights & Biases, ...) run before the callbacks that are passed to it
+    and do not see the numbers these add; :meth:`add_to` puts this callback before the trackers.
     """
 
     def add_to(self, trainer: Trainer) -> None:
-        """Add this callback to ``trainer``, before its trackers: instead of ``callbacks=[...]``."""
+        """Add this callback to ``trainer``, before its trackers; use it instead of ``callbacks=[...]``."""
         trainer.callback_handler.callbacks.insert(0, self)
 
     @staticmethod
     def write(numbers: dict[str, float], state: TrainerState, logs: dict[str, Any]) -> None:
-        """Add ``numbers`` to an entry of the log, which was written before the callbacks run."""
+        """Add ``numbers`` to a log entry; the Trainer's history already holds it when callbacks run."""
         logs.update(numbers)
         if state.log_history:
             state.log_history[-1].update(numbers)
@@ -34,10 +34,13 @@ class LogCallback(TrainerCallback):
 class LogitCallback(LogCallback):
     """Logs the attention logits of the training batches, and clips them with ``clip``.
 
-    ``every``, ``rows`` and ``limit`` are those of :class:`fasterqk.LogitMonitor`; its numbers appear in the
-    first log entry after a reading. ``clip`` is the threshold of :func:`fasterqk.qk_clip`, None for no clip,
-    with ``alpha`` and ``log_only``; how many heads were clipped since the last entry is logged as
-    ``logits/clipped_heads``.
+    The numbers of :class:`fasterqk.LogitMonitor` appear in the first log entry after a reading. With
+    ``clip``, the number of heads clipped since the last entry is logged as ``logits/clipped_heads``.
+
+    Arguments:
+        every, rows, limit: As in :class:`fasterqk.LogitMonitor`.
+        clip: The threshold of :func:`fasterqk.qk_clip`; None for no clipping.
+        alpha, log_only: As in :func:`fasterqk.qk_clip`.
     """
 
     def __init__(

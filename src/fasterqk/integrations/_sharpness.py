@@ -1,4 +1,4 @@
-"""Sharpness: how sharply a model attends while it trains, measured on one held-out batch."""
+"""Sharpness: how sharply a model attends during training, measured on one held-out batch."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,13 +26,15 @@ PREFIX = "attention/"
 
 @dataclass(frozen=True, eq=False)
 class Sharpness:
-    """A measurement on a held-out ``batch`` of model inputs, with ``attention_mask`` where it is padded.
+    """Measures how sharply a model attends on a held-out batch; call it with the model.
 
-    With ``relevance``, 0/1 (or fractions) ``(batch, token)``, the attention on relevant tokens is measured
-    at the read position ``read`` of each text, ``(batch,)``; by default the last token that is not padding.
-    ``aggregation`` says how layers and heads become one row: ``Aggregation("mean")``, ``Aggregation("layer",
-    3)``, ``Aggregation("mean", without_first=True)``, ...; by default rollout, or the mean over layers of a
-    causal model, on whose first token the rollout of many layers ends.
+    Arguments:
+        batch: Model inputs, with ``attention_mask`` if they are padded.
+        relevance: 0/1 or fractions, ``(batch, token)``. With it, attention on relevant tokens is measured.
+        read: The read position of each text, ``(batch,)``; by default the last token that is not padding.
+        aggregation: How layers and heads are combined into one row: ``Aggregation("mean")``,
+            ``Aggregation("layer", 3)``, ``Aggregation("mean", without_first=True)``, ...; by default rollout,
+            or the mean over layers for a causal model, where rollout ends up on the first token.
 
     >>> from torch import nn
     >>> class Tiny(nn.Module):
@@ -53,11 +55,16 @@ class Sharpness:
     aggregation: Aggregation | Callable[[Sequence[Pattern]], Aggregation] = default_aggregation
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
-        """Measure ``model`` as it is now; it is left exactly as it was.
+        """Measure ``model`` as it is now, and leave it exactly as it was.
 
-        ``attention/entropy`` in nats, the mean over rows, heads and layers; ``attention/max_logit``, the
-        largest logit relative to the mean of its row; with relevance ``attention/mass`` and its null, and
-        beside it ``attention/first_token_share``, how much of the same row lies on the first token, and its.
+        Returns:
+            ``attention/entropy`` in nats, the mean over rows, heads and layers; ``attention/max_logit``, the
+            largest logit relative to the mean of its row; with relevance also ``attention/mass`` and
+            ``attention/first_token_share``, the share of the row on its first token, both with their nulls
+            (``attention/null_mass``, ...).
+
+        Raises:
+            InputError: A mask does not fit the attention, or no attention is found.
         """
         device = next((parameter.device for parameter in model.parameters()), None)
         inputs = {

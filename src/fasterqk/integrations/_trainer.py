@@ -17,9 +17,9 @@ with needs_extra("hf"):
 
 
 class CircuitOptimizer:
-    """Takes the place of an optimizer class: the Trainer calls it with its model.
+    """Stands in for an optimizer class: the Trainer calls it with its model.
 
-    Only now are the arguments read: a search over hyperparameters changes them before each training.
+    The arguments are read at that time, because a hyperparameter search changes them before each training.
     """
 
     def __call__(self, model: nn.Module, args: TrainingArguments, **settings: Any) -> torch.optim.Optimizer:
@@ -31,18 +31,26 @@ def trainer_optimizer(
 ) -> tuple[type[CircuitOptimizer], dict[str, Any]]:
     """For ``Trainer(..., optimizer_cls_and_kwargs=trainer_optimizer(args, qk_ratio=10))``.
 
-    The optimizer is the one that ``args`` name (``optim``, learning rate, betas, decay) when training
-    starts, and its query-key circuit learns ``qk_ratio`` times faster; ``settings`` are those of
-    :func:`fasterqk.make_optimizer` (``ratios={"q": 10, "k": 3}`` in place of ``qk_ratio``) and come before
-    ``args``. Warm-up, decay schedules, accumulation,
-    clipping, checkpoints and resuming are the Trainer's own.
+    Warm-up, decay schedules, accumulation, clipping, checkpoints and resuming remain the Trainer's.
+
+    Arguments:
+        args: They name the optimizer (``optim``, learning rate, betas, decay) when training starts.
+        qk_ratio: The query-key circuit learns this many times faster.
+        settings: Arguments of :func:`fasterqk.make_optimizer`, such as ``ratios={"q": 10, "k": 3}`` instead
+            of ``qk_ratio``; they take precedence over ``args``.
+
+    Returns:
+        The pair that ``optimizer_cls_and_kwargs`` expects.
+
+    Raises:
+        InputError: ``args`` name DeepSpeed, or an optimizer that is not a plain torch optimizer.
     """
-    _settings_of(args)  # what is wrong with them is told here
+    _settings_of(args)  # raises now if they are wrong
     return CircuitOptimizer, {"args": args, "qk_ratio": qk_ratio, **settings}
 
 
 def _settings_of(args: TrainingArguments) -> dict[str, Any]:
-    """The optimizer class and its options that ``args`` name now."""
+    """The optimizer class and the options that ``args`` name now."""
     if args.deepspeed:
         raise InputError(
             "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be"
@@ -64,14 +72,14 @@ def _settings_of(args: TrainingArguments) -> dict[str, Any]:
 class SharpnessCallback(LogCallback):
     """Logs learning rates per circuit and, on a held-out batch, how sharply the model attends.
 
-    Values appear in the Trainer's own log entries (and, with ``callback.add_to(trainer)`` in place of
-    ``callbacks=[callback]``, in every tracker): ``lr/qk``, ``lr/ov``, ... in each of them, ``attention/...``
-    (see :class:`Sharpness`) at the first, and then whenever ``every`` steps have passed since the last
-    measurement, which costs about one forward pass on the batch.
+    Values appear in the Trainer's log entries; with ``callback.add_to(trainer)`` instead of
+    ``callbacks=[callback]`` they also appear in every tracker. Each entry has ``lr/qk``, ``lr/ov``, ...; the
+    first one has ``attention/...`` (see :class:`Sharpness`), and so has every entry at least ``every`` steps
+    after the last measurement. A measurement costs about one forward pass on the batch.
 
-    The guard: when the largest logit exceeds ``limit``, or attention is NaN, it warns once or, with
-    ``when_exploding="stop"``, ends the training. At a logit of 50 over the mean of its row, all other
-    tokens have no weight left in half precision.
+    If the largest logit exceeds ``limit`` or attention is NaN, the callback warns once or, with
+    ``when_exploding="stop"``, ends the training. At a logit of 50 above the mean of its row, all other tokens
+    have no weight left in half precision.
     """
 
     def __init__(
@@ -104,7 +112,8 @@ class SharpnessCallback(LogCallback):
         optimizer: torch.optim.Optimizer | None = None,
         **others: Any,
     ) -> None:
-        # The log is written after the scheduler has gone on; its rates are those of the step that was taken.
+        # The log is written after the scheduler's step, but its rates should be those of the optimizer's
+        # step.
         self._rates = {} if optimizer is None else rates(optimizer)
 
     def on_log(

@@ -1,4 +1,4 @@
-"""Self-contained pages to open in a browser, and the explorer of the theory, which is one."""
+"""Self-contained pages to open in a browser, among them the explorer of the theory."""
 
 from fasterqk.pages._page import CHART_SCRIPTS as CHART_SCRIPTS
 from fasterqk.pages._page import json_text as json_text

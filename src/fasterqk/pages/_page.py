@@ -1,7 +1,7 @@
-"""Self-contained HTML pages, and the explorer, which is one: the theory, computed in the browser.
+"""Self-contained HTML pages, such as the explorer of the theory, which computes in the browser.
 
-A page has its style, script and data inside and asks nothing of the network. Its security policy runs no
-script but its own. Callers escape the text of the body.
+A page contains its style, script and data and needs no network. Its security policy allows no other script.
+Callers escape the text of the body.
 """
 
 import base64
@@ -24,7 +24,7 @@ _EXPLORER_PARTS = ("state", "controls", "curves", "charts", "words", "main")
 EXPLORER_SCRIPTS = (*THEORY_SCRIPTS, *CHART_SCRIPTS, *(f"explorer-{part}.js" for part in _EXPLORER_PARTS))
 
 ASSETS = files("fasterqk.pages").joinpath("assets")
-# Letters that could end a script element, as JSON may write them instead.
+# Letters that could end a script element, with their JSON escapes.
 _UNSAFE = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&'"}
 
 
@@ -37,10 +37,18 @@ def page_html(
     data: Any = None,
     folders: Sequence[Traversable] = (),
 ) -> str:
-    """A whole page around ``body``, which is HTML; ``title`` is text.
+    """A complete HTML page.
 
-    ``styles`` and ``scripts`` name assets of this package or of ``folders``, which are joined in order.
-    Scripts find ``data`` as JSON in the element ``#data``.
+    Arguments:
+        title: The title, as text.
+        body: The content, as HTML.
+        styles: Names of style sheets in the assets of this package or in ``folders``, joined in order.
+        scripts: Names of scripts, found and joined in the same way.
+        data: Values for the scripts, as JSON in the element ``#data``.
+        folders: Further folders of assets, searched first.
+
+    Returns:
+        The page as text.
     """
     script = f'(() => {{\n"use strict";\n{_joined(scripts, folders)}\n}})();\n'
     digest = hashlib.sha256(script.encode("utf-8")).digest()
@@ -55,7 +63,7 @@ def page_html(
 
 
 def json_text(value: Any) -> str:
-    r"""``value`` as JSON that may stand inside a script element.
+    r"""``value`` as JSON that is safe inside a script element.
 
     >>> print(json_text("</script>"))
     "\u003c/script\u003e"

@@ -1,9 +1,9 @@
 """Sign descent and full-batch Adam of the full matrices on an enumerated population, many arms at once.
 
-Like ``flow`` it knows nothing about mu_ov, mu_qk or Theorem 1. A matrix has a leading axis, one entry per
-arm, and every role has one learning rate per arm. Matrices are called by their roles: ``qk`` (d, d) or
-``k`` and ``q``, both (d, width), with W_QK = W_K W_Q^T; ``ov`` (M, d) or ``o`` (M, width) and ``v``
-(width, d), with W_OV = W_O W_V.
+Like ``flow``, this module knows nothing about mu_ov, mu_qk or Theorem 1. Every matrix has a leading axis over
+arms, and every role has one learning rate per arm. Matrices are named by their roles: ``qk`` (d, d), or ``k``
+and ``q``, both (d, width), with W_QK = W_K W_Q^T; ``ov`` (M, d), or ``o`` (M, width) and ``v`` (width, d),
+with W_OV = W_O W_V.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ Matrices = dict[str, Floats]
 
 
 class Bags(NamedTuple):
-    """A population as bags of token types: sequences that hold the same tokens are one, with its weight."""
+    """A population as bags of token types: sequences with the same tokens are one bag, with a weight."""
 
     tokens: Floats  # (type, d): the vectors that stand in a context
     queries: Floats  # (query, d)
@@ -54,7 +54,7 @@ class Bags(NamedTuple):
 
 
 class State(NamedTuple):
-    """What a model does on every bag, for every arm."""
+    """The forward pass of a model on every bag, for every arm."""
 
     attention: Floats  # (arm, bag, type)
     values: Floats  # (arm, type, M): the logits that a token votes for
@@ -74,7 +74,7 @@ class Record:
 
 
 def collapsed(matrices: Mapping[str, Floats], circuit: str) -> Floats:
-    """W_QK or W_OV, (arm, rows, columns), from itself or from its factors."""
+    """W_QK or W_OV, (arm, rows, columns): the matrix itself, or the product of its factors."""
     if circuit in matrices:
         return matrices[circuit]
     if circuit == "qk":
@@ -133,12 +133,25 @@ def descend(
     until: float = 0.0,
     steps: int = 100_000,
 ) -> Iterator[Record]:
-    """Steps of sign descent or of full-batch Adam; yields the start and then every ``every``-th step.
+    """Run sign descent or full-batch Adam on the full matrices.
 
-    ``start`` and ``rates`` have one entry per arm, the step of a matrix is its own rate. It ends after
-    ``steps`` steps, or once the loss of every arm is at most ``until``. Sums that are zero by symmetry come
-    out as rounding, and both optimizers make large steps of it; so a gradient's entry counts as zero below
-    ``zero`` times the largest entry of its matrix.
+    Arguments:
+        population: The data.
+        start: The matrices by role, with a leading axis over arms.
+        rates: Their learning rates by role, one per arm.
+        optimizer: ``"sign"`` or ``"adam"``.
+        betas, epsilon: The constants of Adam.
+        zero: Gradient entries below ``zero`` times the largest entry of their matrix count as zero. Sums that
+            vanish by symmetry leave rounding errors, which both optimizers would turn into large steps.
+        every: Yield every so many steps.
+        until: Stop once the loss of every arm is at most this.
+        steps: Stop after this many steps.
+
+    Yields:
+        A :class:`Record` of the start, of every ``every``-th step and of the last one.
+
+    Raises:
+        InputError: The optimizer is unknown, or ``start`` and ``rates`` name different matrices.
 
     >>> from fasterqk.theory import Setting
     >>> population = Population.of(Setting(M=2, b=2, m=1, n=2))
@@ -184,10 +197,10 @@ def small_start(
     *,
     background: bool = False,
 ) -> Matrices:
-    """Gaussian factors ``q``, ``k``, ``v`` and ``o`` of size ``scale``, without the axis of the arms.
+    """Gaussian factors ``q``, ``k``, ``v`` and ``o`` of size ``scale``, without the axis over arms.
 
-    Unless ``background``, the keys and values of background tokens start at zero. They then stay there,
-    because their gradients are zero by symmetry.
+    Unless ``background`` is set, keys and values of background tokens start at zero and stay there, because
+    their gradients vanish by symmetry.
     """
     s, d = population.setting, population.width
     shapes = {"q": (d, qk_width), "k": (d, qk_width), "v": (ov_width, d), "o": (s.M, ov_width)}

@@ -1,4 +1,4 @@
-"""Inverse design (the ratio that gives a wanted attention at a wanted loss) and how fast the scales grow."""
+"""Inverse design (the ratio for a wanted attention at a wanted loss), and bounds on how the scales grow."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,9 +25,20 @@ def ratio_for(
 ) -> Any:
     """The ratio eta_qk / eta_ov at which training reaches ``loss`` with attention ``alpha``.
 
-    Explicit for all four parameterizations: alpha fixes mu_qk, alpha and the loss fix mu_ov, and the
-    path is linear in the ratio. ``alpha`` and ``loss`` broadcast; a pair that no ratio reaches is an
-    InputError that names the reachable interval. ``optimizer`` as in ``solve``.
+    It is explicit for all four parameterizations: alpha determines mu_qk, alpha and the loss determine mu_ov,
+    and the path is linear in the ratio.
+
+    Arguments:
+        setting: The data of Theorem 1.
+        alpha: The wanted attention on class positions; broadcasts against ``loss``.
+        loss: The training loss at which it is wanted.
+        parameterization, mu0, q0, optimizer: As in :func:`solve`.
+
+    Returns:
+        The ratio, of the broadcast shape of ``alpha`` and ``loss``.
+
+    Raises:
+        InputError: No ratio reaches ``alpha`` at ``loss``; the message names the reachable interval.
 
     >>> float(ratio_for(Setting(M=5, b=50, m=5, n=50), alpha=0.9, loss=1e-3).round(3))
     19.725
@@ -38,8 +49,8 @@ def ratio_for(
     margin = np.asarray(setting.margin(check_loss(path, loss)))
     wanted = check_range("alpha", alpha, -np.inf, np.inf)
     wanted, margin = check_shapes(alpha=wanted, loss=margin)
-    # From mu0 > 0 mu_ov never shrinks, which limits alpha = margin / mu_ov. From mu0 < 0 (sign descent) a
-    # faster query-key circuit first looks away, and may end on either side of where it started.
+    # If mu0 > 0, mu_ov never shrinks, which limits alpha = margin / mu_ov. If mu0 < 0 (sign descent), a
+    # faster query-key circuit first looks away and may end on either side of its start.
     limit = np.minimum(1.0, np.abs(margin / path.mu0)) if path.mu0 else np.ones_like(margin)
     least, most = np.minimum(path.start_alpha, limit), np.maximum(path.start_alpha, limit)
     wrong = ~((wanted > least) & (wanted < most))
@@ -76,11 +87,23 @@ def growth_bounds(
     delta: ArrayLike | None = None,
     eta_ov: float = 1.0,
 ) -> GrowthBounds:
-    """The bounds of the growth-rate lemma, for CACO from zero; ``qk_ratio`` and ``times`` broadcast.
+    """The bounds of the growth-rate lemma, for CACO from zero.
 
-    mu_ov lies between two logarithms of time, mu_qk between two squared logarithms times the ratio. The
-    lower bound on mu_qk needs alpha <= 1 - delta up to that time: ``delta`` is the best possible,
-    1 - alpha(time), unless it is given.
+    mu_ov lies between two logarithms of time, mu_qk between two squared logarithms times the ratio.
+
+    Arguments:
+        setting: The data of Theorem 1.
+        qk_ratio: The ratio eta_qk / eta_ov; broadcasts against ``times``.
+        times: Times since the start.
+        delta: The lower bound on mu_qk needs alpha <= 1 - delta up to that time; by default the best
+            possible, 1 - alpha(time).
+        eta_ov: The learning rate of the OV circuit.
+
+    Returns:
+        The four bounds, each of the broadcast shape.
+
+    Raises:
+        InputError: A ratio or a time is outside its range.
 
     >>> bounds = growth_bounds(Setting(), 10, 1e6)
     >>> round(float(bounds.mu_ov_lower), 1), round(float(bounds.mu_ov_upper), 1)
@@ -111,9 +134,9 @@ def saturated_remainder(
 ) -> Any:
     """1 - alpha, the attention left on the background, once alpha is nearly one.
 
-    CACO 2/(kappa mu^2), CAFO gamma_ov/(kappa mu), FACO 2/(kappa gamma_qk mu^2 q) and FAFO
-    gamma_ov/(kappa gamma_qk mu q), with kappa at this ratio. ``mu_qk`` is needed for the last two.
-    As mu_ov grows like log t, attention approaches one only like a power of 1/log t.
+    It is 2/(kappa mu^2) for CACO, gamma_ov/(kappa mu) for CAFO, 2/(kappa gamma_qk mu^2 q) for FACO and
+    gamma_ov/(kappa gamma_qk mu q) for FAFO, with kappa at this ratio; the last two need ``mu_qk``. Since
+    mu_ov grows like log t, attention approaches one only like a power of 1/log t.
 
     >>> state = solve(Setting(), 10, mu_ov=1e4)
     >>> f"{1 - state.alpha:.2e}, {saturated_remainder(Setting(), 10, 1e4):.2e}"

@@ -1,7 +1,7 @@
 """Gradient flow of the full matrices on an enumerated population, for all four parameterizations.
 
-``flow`` knows nothing about mu_ov, mu_qk or Theorem 1, so it checks that two scales describe the matrices.
-``Omega`` and the imbalances describe how factorizing a circuit changes its gradient flow.
+``flow`` knows nothing about mu_ov, mu_qk or Theorem 1, so it is an independent check that two scales describe
+the matrices. ``Omega`` and the imbalances describe how factorizing a circuit changes its gradient flow.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Rates = Callable[[Floats, Floats], tuple[float, float]]
 
 
 def background_width(setting: Setting) -> int:
-    """How many basis vectors the background takes: two, or one per common token."""
+    """The number of basis vectors of the background: two, or one per common token."""
     return 2 if setting.common is None else setting.common
 
 
@@ -252,10 +252,21 @@ def flow(
     role_ratios: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0),
     rtol: float = 1e-11,
 ) -> list[Weights]:
-    """The weights at each of ``times`` (increasing) under gradient flow from ``start``.
+    """Integrate gradient flow of the full matrices from ``start``.
 
-    ``rates`` replaces the constant learning rates (eta_ov, qk_ratio * eta_ov) by ones that depend on the
-    collapsed matrices. ``role_ratios`` multiply the rates of W_Q, W_K, W_V and W_O of factorized circuits.
+    Arguments:
+        population: The data.
+        start: The weights at time zero.
+        times: Increasing times.
+        qk_ratio: The ratio eta_qk / eta_ov.
+        eta_ov: The learning rate of the OV circuit.
+        rates: Replaces the constant learning rates (eta_ov, qk_ratio * eta_ov) by a function of the collapsed
+            matrices.
+        role_ratios: Factors on the rates of W_Q, W_K, W_V and W_O of factorized circuits.
+        rtol: The relative tolerance of the integration.
+
+    Returns:
+        The weights at each of ``times``.
 
     >>> population = Population.of(Setting(M=2, b=2, m=1, n=2))
     >>> start = theorem_weights(population, "CACO", mu_ov=0.1, mu_qk=0.1)
@@ -304,11 +315,11 @@ def scales(population: Population, weights: Weights) -> tuple[float, float, floa
 
 
 def matching_rates(parameterization: str, *, qk_ratio: float = 1.0, eta_ov: float = 1.0) -> Rates:
-    """Learning rates of a collapsed model, from its weights, that make it follow a factorized model exactly.
+    """Learning rates, as a function of the weights, with which a collapsed model follows a factorized one.
 
     The paper remarks that a factorized circuit resembles a collapsed one whose learning rate grows. On the
     directions of Theorem 1 all nonzero singular values of a circuit are equal, so Omega is a number and the
-    remark an identity: the learning rate is twice the circuit's spectral norm, which is
+    remark becomes an identity: the learning rate is twice the circuit's spectral norm, which is
     G_O = 2 sqrt(b) mu_ov for OV and G_A = 2 b mu_qk (2 sqrt(b) mu_qk with a fixed query) for QK.
 
     Pass the result to ``flow(..., rates=...)``; ``qk_ratio`` and ``eta_ov`` are those of the factorized
@@ -334,10 +345,10 @@ def matching_schedule(
     q0: float | None = None,
     eta_ov: float = 1.0,
 ) -> tuple[Any, Any]:
-    """The same rates as a schedule in time: (eta_ov, eta_qk) at ``times``, each of their shape.
+    """The rates of :func:`matching_rates` as a schedule: (eta_ov, eta_qk) at ``times``, each of their shape.
 
     A collapsed model trained with this schedule from the same start (mu0, q0) has the attention of the
-    factorized model at every moment.
+    factorized model at every time.
     """
     state = trajectory(
         setting, qk_ratio, times, parameterization=parameterization, mu0=mu0, q0=q0, eta_ov=eta_ov

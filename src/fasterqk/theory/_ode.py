@@ -1,6 +1,6 @@
 """Numerical integration of Theorem 1's equations: an independent check of the closed form.
 
-Its right-hand sides are written here and nowhere else in this package, and ``solve`` never calls it.
+The right-hand sides are written here and nowhere else in this package, and ``solve`` never calls this module.
 """
 
 import math
@@ -26,7 +26,7 @@ _LARGEST_TIME = 1e100  # DOP853 squares its errors, which overflow for steps bey
 
 @dataclass(frozen=True)
 class Integrated:
-    """States along one integrated trajectory, each array as long as the losses or times given."""
+    """States along one integrated trajectory; each array is as long as the given losses or times."""
 
     mu_ov: Floats
     mu_qk: Floats
@@ -46,10 +46,24 @@ def integrate(
     q0: float | None = None,
     eta_ov: float = 1.0,
 ) -> Integrated:
-    """One trajectory integrated with DOP853 (relative tolerance 1e-12) to given losses or given times.
+    """Integrate one trajectory with DOP853 (relative tolerance 1e-12) to given losses or to given times.
 
-    To stop at losses exactly, without a search for events, the equations are integrated over the margin
+    To stop exactly at a loss, without a search for events, the equations are integrated over the margin
     alpha * mu_ov instead of over time, with time as a third unknown.
+
+    Arguments:
+        setting: The data of Theorem 1.
+        qk_ratio: The ratio eta_qk / eta_ov.
+        losses: The losses to stop at.
+        times: The times to stop at; give either losses or times.
+        parameterization, mu0, q0, eta_ov: As in :func:`solve`.
+
+    Returns:
+        The states in the order of the losses or times.
+
+    Raises:
+        InputError: Both or neither of ``losses`` and ``times`` are given, or an argument is outside its
+        range.
 
     >>> integrate(Setting(), qk_ratio=1, losses=[0.1, 1e-4]).alpha.round(4).tolist()
     [0.2631, 0.5179]
@@ -117,9 +131,8 @@ class _Equations:
         s, alpha = self.path.setting, self.alpha(q)
         ov = self.eta_ov * alpha / s.b
         qk = self.eta_ov * self.qk_ratio * (s.M - 1) * alpha * self.rest(q) * mu / (s.M * s.query_norm)
-        if (
-            s.common is not None
-        ):  # the score of a common token falls by b/C of what that of a class token rises
+        if s.common is not None:
+            # Scores of common tokens fall b/C times as fast as those of class tokens rise.
             qk *= 1 + s.b / s.common
         if self.path.factorized_ov:
             ov *= s.gamma_ov * mu

@@ -54,9 +54,9 @@ Function = Callable[[Floats, np.ndarray], tuple[Floats, Floats]]
 class Path:
     """The states that training passes from one start in one parameterization, for every ratio at once.
 
-    ``mu0`` and ``q0`` are mu_ov and mu_qk at time zero. Make one with ``Path.of``, which checks them. All
-    that concerns the start holds for both optimizers; ``strength`` and the integrals are gradient flow's
-    (sign descent has a law of its own, see ``_sign.py``).
+    ``mu0`` and ``q0`` are mu_ov and mu_qk at time zero. Make paths with ``Path.of``, which checks them. The
+    start is the same for both optimizers; ``strength`` and the integrals are those of gradient flow (for sign
+    descent see ``_sign.py``).
     """
 
     setting: Setting
@@ -74,10 +74,10 @@ class Path:
         q0: float | None = None,
         optimizer: str = "gradient_flow",
     ) -> "Path":
-        """A checked path; starts left out are 0 for a collapsed circuit and 1e-3 for a factorized one.
+        """A checked path; by default a collapsed circuit starts at 0 and a factorized one at 1e-3.
 
-        For a factorized circuit 0 is a saddle that gradient flow never leaves, so it is refused. Only sign
-        descent is solved for starts below 0.
+        A factorized circuit cannot start at 0, a saddle that gradient flow never leaves. Only sign descent is
+        solved for starts below 0.
         """
         if not isinstance(setting, Setting):
             raise InputError(f"setting = {setting!r} is not a Setting")
@@ -240,7 +240,7 @@ def increasing_roots(function: Function, low: Floats, high: Floats, guess: Float
     is replaced by halving the bracket there.
     """
     roots = np.clip(guess, low, high)
-    with np.errstate(all="ignore"):  # whatever a far-off guess gives, the bracket catches it
+    with np.errstate(all="ignore"):  # the bracket catches overflow from far-off guesses
         for begin in range(0, len(roots), _BLOCK):
             block = np.arange(begin, min(begin + _BLOCK, len(roots)))
             roots[block] = _block_roots(function, block, low[block], high[block], roots[block])

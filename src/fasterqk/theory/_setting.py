@@ -23,12 +23,19 @@ _LARGEST_COUNT = 10**6
 class Setting:
     """A population of sequences for which Theorem 1 is exact.
 
-    ``M`` classes, ``b`` tokens that belong to each class, and in every sequence ``m`` positions drawn
-    from the tokens of its class and ``n`` background positions. ``query`` is the last position:
-    ``"token"``, a random token of the class (Theorem 1), or ``"fixed"``, one unit vector per class that
-    is orthogonal to all tokens (the toy language of Section 4). ``common`` is what the background is made
-    of: None, vectors with mean zero (Theorem 1), or so many one-hot tokens, all equally likely. Training then
-    also pushes their scores down; it is solved for collapsed query-key circuits.
+    Arguments:
+        M: The number of classes.
+        b: The number of tokens of each class.
+        m: Positions in every sequence that hold tokens of its class.
+        n: Background positions in every sequence.
+        query: The last position: ``"token"``, a random token of the class (Theorem 1), or ``"fixed"``, one
+            unit vector per class that is orthogonal to all tokens (the toy language of Section 4).
+        common: The background: None for vectors with mean zero (Theorem 1), or the number of equally likely
+            one-hot tokens. Training then also lowers their scores; this case is solved for collapsed
+            query-key circuits.
+
+    Raises:
+        InputError: A number is not a whole number in its range, or the query is unknown.
 
     >>> Setting(M=5, b=50, m=5, n=50).uniform_attention
     0.09090909090909091
@@ -72,7 +79,7 @@ class Setting:
 
     @property
     def push(self) -> float:
-        """1 + b/C for one-hot background, else 1: scores part faster because those of the background fall."""
+        """1 + b/C for one-hot background, else 1: scores separate faster because background scores fall."""
         return 1.0 if self.common is None else 1 + self.b / self.common
 
     @property
@@ -91,9 +98,9 @@ class Setting:
         return 2 * math.sqrt(self.query_norm)
 
     def margin(self, loss: ArrayLike) -> Any:
-        """alpha * mu_ov at a loss: the right logit minus any other logit.
+        """alpha * mu_ov at a loss, the right logit minus any other logit; shape of ``loss``.
 
-        It inverts loss = log(1 + (M-1) exp(-margin)); shape of ``loss``.
+        It inverts loss = log(1 + (M-1) exp(-margin)).
         """
         return np.log(self.M - 1) - np.log(np.expm1(np.asarray(loss, dtype=float)))
 
@@ -110,7 +117,7 @@ def check_parameterization(name: str) -> str:
 
 
 def check_optimizer(name: str, parameterization: str) -> str:
-    """``name`` if it is an optimizer that is solved for the checked ``parameterization``."""
+    """``name`` if this optimizer is solved for ``parameterization``; otherwise an InputError."""
     if name not in OPTIMIZERS:
         raise InputError(f"optimizer {name!r} is unknown; choose from {', '.join(OPTIMIZERS)}")
     if name == "sign" and parameterization != "CACO":

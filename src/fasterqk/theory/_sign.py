@@ -1,17 +1,17 @@
-"""Sign descent of collapsed circuits: what becomes of Theorem 1 when every entry moves at the same speed.
+"""Sign descent of collapsed circuits: Theorem 1 when every entry moves at the same speed.
 
 Sign descent (Adam without memory) moves each entry of a matrix by its learning rate against the sign of its
-gradient. For tokens that are basis vectors the signs of the population gradient are known. W_OV grows at
-(class y, tokens of y) and shrinks at (other classes, tokens of y), whatever the weights are. W_QK moves at
-(token of y, query of y): up while mu_ov > 0, down while mu_ov < 0, because a model whose values vote for the
-wrong class gains by looking away. All other entries have gradient zero. So, with mu_ov the difference that an
-attended class token makes between the logits of its class and of any other,
+gradient. If tokens are basis vectors, the signs of the population gradient are known. W_OV grows at (class y,
+tokens of y) and shrinks at (other classes, tokens of y), whatever the weights. W_QK moves at (token of y,
+query of y): up while mu_ov > 0, down while mu_ov < 0, because a model whose values vote for the wrong class
+gains by looking away. All other entries have gradient zero. Let mu_ov be the difference that an attended
+class token makes between the logits of its class and of any other class. Then
 
     mu_ov = mu0 + 2 eta_ov t,        mu_qk = q0 + (r/2) (|mu_ov| - |mu0|),
 
-neither with b, nor with M, nor with the kind of query in it. At mu_ov = 0 the gradient of W_QK is zero: the
-query-key circuit turns round there, and from mu0 = 0 it starts there. One-hot background tokens have a
-gradient, too: their scores fall as fast as those of class tokens rise, so that r/2 becomes r (``speed``).
+independent of b, of M and of the kind of query. At mu_ov = 0 the gradient of W_QK is zero; there the
+query-key circuit changes direction, or starts if mu0 = 0. One-hot background tokens have a gradient as well:
+their scores fall as fast as those of class tokens rise, so r/2 becomes r (``speed``).
 """
 
 from math import asin, pi, sqrt
@@ -38,7 +38,7 @@ class SignState(NamedTuple):
 
 
 def speed(setting: Setting) -> float:
-    """dmu_qk / dmu_ov at ratio one: 1/2, or 1 with one-hot background, whose scores fall meanwhile."""
+    """dmu_qk / dmu_ov at ratio one: 1/2, or 1 with one-hot background, whose scores fall at the same time."""
     return 0.5 if setting.common is None else 1.0
 
 
@@ -63,8 +63,8 @@ def _at_margin(path: Path, ratio: Floats, margin: Floats) -> tuple[Floats, Float
 
         u + ln u = ln(r l / 2) - ln rho - q0 + (r/2) (|mu0| - l)
 
-    (with r for r/2 where the background is one-hot), so u is Wright's omega function of the right side:
-    nothing has to be searched for.
+    (with r in place of r/2 if the background is one-hot), so u is Wright's omega function of the right side
+    and no root has to be searched.
     """
     size, rho = np.abs(margin), path.setting.rho
     moved = size > 0  # at margin zero mu_ov is zero, whatever the ratio
@@ -74,7 +74,7 @@ def _at_margin(path: Path, ratio: Floats, margin: Floats) -> tuple[Floats, Float
     lag = half * (size - abs(path.mu0))
     omega = wrightomega(log_size - np.log(rho) - path.q0 - lag)
     scale = size + omega / half
-    # Two forms of one number. The first cancels where the circuit has gone back a long way.
+    # Two forms of the same number; the second loses its digits if the circuit has gone back a long way.
     with np.errstate(divide="ignore", invalid="ignore"):
         q = np.where(moved & (lag < 0), log_size - np.log(omega) - np.log(rho), path.q0 + lag + omega)
         alpha = np.where(moved, size / scale, expit(np.log(rho) + q))
@@ -85,7 +85,7 @@ def _at_margin(path: Path, ratio: Floats, margin: Floats) -> tuple[Floats, Float
 
 
 def pattern_share(classes: int) -> float:
-    """p_M: the share of inner coordinates of a factorized OV circuit that tell two given classes apart.
+    """p_M: the share of inner coordinates of a factorized OV circuit that separate two given classes.
 
     Sign descent gives a coordinate one sign per class: whether its start is above or below the mean of all
     classes. For Gaussian starts two classes differ with probability 1/2 + arcsin(1/(M-1))/pi.
@@ -109,12 +109,26 @@ def product_law(
     qk_width: int = 1,
     ov_width: int = 1,
 ) -> float:
-    """The one ratio that stands for the learning rates of W_Q, W_K, W_V and W_O of factorized circuits.
+    """The single ratio equivalent to separate learning rates of W_Q, W_K, W_V and W_O.
 
-    All of them enter as R = q k / (v o) alone. ``"gradient_flow"``: the ``qk_ratio`` sqrt(R) with which FAFO
-    (equal rates within a circuit) is solved; exact for factors that are balanced with their rates.
-    ``"sign"``: the ratio R h_QK / (h_OV p_M) with which collapsed sign descent is solved, h being the width
-    of the factors and p_M ``pattern_share``; it holds from small starts that do not touch the background.
+    The rates enter only through R = q k / (v o). With ``"gradient_flow"`` the result is sqrt(R), the
+    ``qk_ratio`` of FAFO with equal rates within a circuit; it is exact for factors that are balanced with
+    their rates. With ``"sign"`` it is R h_QK / (h_OV p_M), the ratio of collapsed sign descent, where h is
+    the width of the factors and p_M is :func:`pattern_share`; it holds for small starts that leave the
+    background alone.
+
+    Arguments:
+        q, k, v, o: Learning rates of the four factors, relative to a common base.
+        optimizer: ``"gradient_flow"`` or ``"sign"``.
+        classes: The number of classes M (``"sign"``).
+        qk_width: The inner width of the QK factors (``"sign"``).
+        ov_width: The inner width of the OV factors (``"sign"``).
+
+    Returns:
+        The ratio to give to :func:`solve`.
+
+    Raises:
+        InputError: A rate is outside its range, or the optimizer is unknown.
 
     >>> product_law(9, 1, optimizer="gradient_flow"), product_law(3, 3, 1, 1, optimizer="sign")
     (3.0, 9.0)

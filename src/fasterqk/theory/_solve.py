@@ -24,7 +24,7 @@ with needs_extra("theory"):
 LEAST_LOSS = 1e-300
 LARGEST_TIME = 1e300
 _LARGEST_MU_OV = 1e30
-_LARGEST_MARGIN = 700.0  # e^700: times beyond this are no floats
+_LARGEST_MARGIN = 700.0  # e^700: times beyond this overflow a float
 _TINY = 1e-290
 
 # The quadrature of time: Gauss points per panel, and panels integrated together.
@@ -85,12 +85,33 @@ def solve(
     eta_ov: float = 1.0,
     optimizer: str = "gradient_flow",
 ) -> Solution:
-    """The exact state at which training reaches a loss, a time or an OV scale (give one of the three).
+    """The exact state at which training reaches a loss, a time or an OV scale.
 
-    ``qk_ratio`` and that one broadcast against each other. The ratio is eta_qk / eta_ov; the start
-    (``mu0``, ``q0``) is 0 for collapsed circuits and 1e-3 for factorized ones unless given. Nothing is
-    integrated unless a time is asked for or given. ``optimizer`` is ``"gradient_flow"`` or ``"sign"``: sign
-    descent, the idealized Adam, solved for CACO from any start, also below 0.
+    Give exactly one of ``loss``, ``time`` and ``mu_ov``; it broadcasts against ``qk_ratio``. Nothing is
+    integrated unless a time is given or read from the result.
+
+    Arguments:
+        setting: The data of Theorem 1.
+        qk_ratio: The ratio eta_qk / eta_ov of the learning rates.
+        loss: The training loss at which to solve.
+        time: The time since the start, in units in which the OV circuit's learning rate is ``eta_ov``.
+        mu_ov: The scale of the OV circuit.
+        parameterization: ``FAFO``, ``FACO``, ``CAFO`` or ``CACO``: attention (A) and output (O) each
+            factorized (F) or collapsed (C).
+        mu0: mu_ov at the start; by default 0 for a collapsed circuit and 1e-3 for a factorized one.
+        q0: mu_qk at the start, with the same defaults.
+        eta_ov: The learning rate of the OV circuit.
+        optimizer: ``"gradient_flow"``, or ``"sign"`` for sign descent, an idealized Adam, which is solved for
+            CACO from any start, also below 0.
+
+    Returns:
+        A :class:`Solution` with ``alpha`` (attention on class positions), ``mu_ov``, ``mu_qk``, ``loss``,
+        ``time`` and ``effective_ratio``, each of the broadcast shape of the arguments.
+
+    Raises:
+        InputError: An argument is outside its range, the loss is not below that of the start, or the shapes
+        do
+            not broadcast.
 
     >>> state = solve(Setting(M=5, b=50, m=5, n=50), qk_ratio=[0.01, 1, 100], loss=1e-4)
     >>> state.alpha.round(4)
@@ -169,9 +190,20 @@ def trajectory(
     eta_ov: float = 1.0,
     optimizer: str = "gradient_flow",
 ) -> Solution:
-    """The exact state at every time of ``times``; arrays of shape (ratios, times), ratios first.
+    """The exact state at every time of ``times``, for every ratio.
 
-    A single ratio gives arrays of the shape of ``times``.
+    Arguments:
+        setting: The data of Theorem 1.
+        qk_ratio: One ratio eta_qk / eta_ov, or several.
+        times: Times since the start.
+        parameterization, mu0, q0, eta_ov, optimizer: As in :func:`solve`.
+
+    Returns:
+        A :class:`Solution` whose arrays have the shape (ratios, times), or the shape of ``times`` for a
+        single ratio.
+
+    Raises:
+        InputError: An argument is outside its range.
 
     >>> trajectory(Setting(), [1, 10], [1e5, 1e6]).alpha.round(3).tolist()
     [[0.357, 0.475], [0.786, 0.866]]
@@ -213,7 +245,7 @@ def _check_target(path: Path, name: str, value: Any) -> Floats:
     return check_range("mu_ov", value, path.mu0, _LARGEST_MU_OV)
 
 
-# The coordinate at an OV scale, at a loss and at a time.
+# --- The coordinate at an OV scale, at a loss and at a time ---
 
 
 def _coordinate_at_mu_ov(path: Path, strength: Floats, mu_ov: Floats) -> Floats:
@@ -498,7 +530,7 @@ def _at_spread(
 def _far_end(path: Path, strength: Floats, steps: float) -> Floats:
     """Coordinates that lie ``steps`` of spread behind the first panel."""
     first = _first_panel(path, strength)
-    # The spread grows by at least half of what mu_qk does; beyond 700 e^q is no float.
+    # The spread grows at least half as much as mu_qk; beyond 700, e^q overflows a float.
     limit = path.coordinate(np.minimum(path.mu_qk(first) + 2 * steps, 700.0))
     lookup = Lookup.of(path, float(first.min()), float(limit.max()))
     low, high = lookup.position(first), lookup.position(limit)
