@@ -200,6 +200,16 @@ def test_one_graph_for_the_whole_model_leaves_no_room_and_says_so():
     torch._dynamo.reset()
 
 
+def test_a_pass_that_fails_fails_as_it_would_and_the_next_is_compared():
+    model = Model()
+    circuits = find_circuits(model, verify=False)
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=5, circuits=circuits)
+    with pytest.raises(IndexError):
+        model(IDS + 100)
+    model(IDS).sum().backward()
+    assert not hooks_of(optimizer).first_pass.unseen and hooks(model) == 0
+
+
 class Unused(Model):
     """Its second stack of attention never runs."""
 

@@ -62,8 +62,9 @@ class FirstPass:
         self._wrong: list[str] = []
         self._right: dict[str, Any] = {}
         self._outermost: nn.Module | None = None
-        self._session = ExitStack()
+        self._session, self._watching = ExitStack(), ExitStack()
         self._looking: _Looking | None = None
+        self._recorder: Recorder | None = None
         self._handles: list[Any] = []
         self._warned = self._rehearsing = False
 
@@ -107,6 +108,7 @@ class FirstPass:
     def detach(self) -> None:
         """Take the hooks off."""
         self._session.close()
+        self._watching.close()
         self._outermost = None
         _remove(self._handles)
 
@@ -131,7 +133,11 @@ class FirstPass:
             self._session.enter_context(nothing_compiled())
             if self.by_name:
                 # Labels by name: attention may also be where no name says so.
-                self._looking = self._session.enter_context(_Looking(model, self._scopes))
+                if self._recorder is None:  # else there is one, of a pass that failed
+                    self._recorder = Recorder(keep=lambda call: call.probabilities[:0])
+                    self._watching.enter_context(self._recorder.watching(model))
+                self._recorder.frames.clear()
+                self._looking = self._session.enter_context(_Looking(self._recorder, self._scopes))
         first = self._first.get(path)
         if first in self.unseen and self._outermost is not None:
             self._compare(model, path, first, args, kwargs)
@@ -145,10 +151,12 @@ class FirstPass:
         looking, model = self._looking, self._model()
         self._session.close()
         self._outermost = self._looking = None
-        if looking is not None and looking.elsewhere and model is not None:
-            self._refuse_elsewhere(model, looking.elsewhere)
         if sys.exc_info()[0] is not None:
             return  # the pass has failed, and torch is going through its hooks
+        self._watching.close()
+        self._recorder = None
+        if looking is not None and looking.elsewhere and model is not None:
+            self._refuse_elsewhere(model, looking.elsewhere)
         if not self.unseen and not self._rehearsing:
             self.detach()
         if self.refusal:
@@ -385,21 +393,10 @@ _PRODUCT, _SOFTMAX = "_fasterqk_met", "_fasterqk_looks"
 class _Looking(TorchFunctionMode):
     """Collects in ``elsewhere`` the modules that form attention outside of the known blocks."""
 
-    def __init__(self, model: nn.Module, known: dict[str, Scope]) -> None:
+    def __init__(self, recorder: Recorder, known: dict[str, Scope]) -> None:
         super().__init__()
-        self.recorder, self.known = Recorder(keep=lambda call: call.probabilities[:0]), known
+        self.recorder, self.known = recorder, known
         self.elsewhere: dict[str, None] = {}
-        self._hooks = ExitStack()
-        self._model = model
-
-    def __enter__(self) -> "_Looking":
-        self._hooks.enter_context(self.recorder.watching(self._model))
-        super().__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._hooks.close()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
