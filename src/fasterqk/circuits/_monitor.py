@@ -127,7 +127,7 @@ class LogitMonitor:
         model: The model.
         optimizer: Count its steps, with all micro-batches and processes of a step together. Without it, a
             step is one training pass of the model.
-        every: Read every so many steps.
+        every: The number of steps from one reading to the next.
         rows: Read only this many rows of each attention call. Maxima are then lower bounds, and are named so.
         limit: Warn once when a logit exceeds this.
         log: Called with (numbers by name, step) when a reading is complete, for example
