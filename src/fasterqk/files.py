@@ -316,8 +316,8 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
             for number, line in enumerate(stream):
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
-        what = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
-        raise InputError(f"the archive {str(path)!r} {what}; download it again") from None
+        problem = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
+        raise InputError(f"the archive {str(path)!r} {problem}; download it again") from None
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
     except ValueError as error:  # a name with a NUL byte in it

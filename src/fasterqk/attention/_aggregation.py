@@ -269,8 +269,8 @@ def aggregate(
         else:
             result = result + row
     if result is None:
-        asked = "" if how.layer is None else f"; layer {how.layer} was asked for, counted from 0"
-        raise InputError(f"the model has {count} layers of attention{asked}")
+        request = "" if how.layer is None else f"; layer {how.layer} was asked for, counted from 0"
+        raise InputError(f"the model has {count} layers of attention{request}")
     return result / count if how.method == "mean" else result
 
 

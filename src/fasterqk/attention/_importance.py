@@ -92,9 +92,9 @@ def built_in(text: str) -> Importance | None:
     """
     if text in METHODS:
         return Importance(text, method=text)
-    text, without, rest = text.partition("/without-first")
+    text, without, trailing = text.partition("/without-first")
     name, slash, head = text.partition("/head:")
-    if rest or (slash and not head.isdecimal()):
+    if trailing or (slash and not head.isdecimal()):
         return None
     try:
         how = Aggregation.parse(name, head=int(head) if slash else None, without_first=bool(without))
@@ -357,8 +357,8 @@ def _of_characters(record: Mapping[str, Any], instance: Instance, where: str) ->
     for token, (part, start, end) in enumerate(instance.places.tolist()):
         if part < 0 or not instance.rankable[token]:
             continue
-        there = [i for i in range(start, end) if not instance.texts[part][i].isspace()]
-        aligned[token] = characters[part][there].mean() if there else 0.0
+        letters = [i for i in range(start, end) if not instance.texts[part][i].isspace()]
+        aligned[token] = characters[part][letters].mean() if letters else 0.0
     return aligned
 
 

@@ -183,7 +183,7 @@ def pad_rows(rows: Sequence[NDArray[np.float64]], real: NDArray[np.bool_]) -> ND
 
 def unpad_rows(rows: NDArray[np.float64], real: NDArray[np.bool_]) -> list[NDArray[np.float64]]:
     """The inverse of :func:`pad_rows`."""
-    return [row[there] for row, there in zip(rows, real, strict=True)]
+    return [row[mask] for row, mask in zip(rows, real, strict=True)]
 
 
 def pad_side(

@@ -169,17 +169,20 @@ def measure(
         aggregation = aggregation(patterns)
     by_attention = Importance(aggregation_name(aggregation), aggregation)
     first = by_attention if rank_by == "attention" else Importance("gradient", method="gradient")
-    asked = importances(scores, instances, first, absolute)
+    requested = importances(scores, instances, first, absolute)
     random = [] if random_rankings is None else [random_rankings]
     if random_rankings is None and generator is not None:
         random = [[generator.random(len(x.tokens)) for x in instances] for _ in range(draws)]
-    hows = [aggregation, *(importance.aggregation for importance in asked.values() if importance.aggregation)]
+    hows = [
+        aggregation,
+        *(importance.aggregation for importance in requested.values() if importance.aggregation),
+    ]
     # Every method except rollout needs only the read rows, so nothing else of a layer is kept.
     read_only = all(how.method != "rollout" for how in hows)
     heads_in_memory = max(heads) if read_only else sum(heads)
     lengths = np.array([len(instances[i].tokens) for i in order])
     columns, null_masses = [], []
-    ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*asked, *random)]
+    ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*requested, *random)]
     waiting = _Waiting(model, side, batch_size, int(lengths[-1]), tuple(percents), removal, rounding)
     # The share of the work that reading the full texts takes; predicting variants takes the rest.
     reading = 1 / (1 + 2 * len(percents) * len(ranked))
@@ -190,7 +193,7 @@ def measure(
         columns.append(rows.columns(only, by_layer))
         if stronger_nulls and (only is None or "mrta" in only):
             null_masses += rows.null_masses(chosen, by_layer)
-        rankings = [rows.importance(model, importance, chosen, removal) for importance in asked.values()]
+        rankings = [rows.importance(model, importance, chosen, removal) for importance in requested.values()]
         rankings += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
         for (values, faithful), importance in zip(ranked, rankings, strict=True):
             values += unpad_rows(rows.mean(importance), batch.real)
@@ -219,8 +222,8 @@ def measure(
         instances=tuple(instances),
         columns={name: np.concatenate([part[name] for part in columns])[place] for name in columns[0]},
         null_masses=tuple(null_masses[i] for i in place) if null_masses else None,
-        rankings=dict(zip(asked, measured, strict=False)),
-        random=tuple(measured[len(asked) :]),
+        rankings=dict(zip(requested, measured, strict=False)),
+        random=tuple(measured[len(requested) :]),
         classes=model.classes,
         edges=tuple(edges),
         settings={
@@ -271,9 +274,9 @@ def _patterns(
     stated: Sequence[Pattern | None] = model.patterns(batch) if hasattr(model, "patterns") else ()
     if len(stated) != len(heads):
         stated = [None] * len(heads)
-    known = tuple(pattern for pattern in stated if pattern is not None)
-    if len(known) == len(heads):
-        return known, heads, False
+    known_patterns = tuple(pattern for pattern in stated if pattern is not None)
+    if len(known_patterns) == len(heads):
+        return known_patterns, heads, False
     if sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
         reading = model.read(batch)  # the more rows, the better the guess
     real = torch.from_numpy(batch.real).to(reading.read.device)
@@ -451,24 +454,26 @@ class _ReadRows:
         return np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
 
     def importance(
-        self, model: Measurable, asked: Importance, numbers: NDArray[np.intp], removal: Removal
+        self, model: Measurable, importance: Importance, numbers: NDArray[np.intp], removal: Removal
     ) -> Numbers:
         """The importance of each token to each row, ``(row, token)``; ``numbers`` are places in the data."""
-        if asked.aggregation is not None:
-            return self.attention[asked.aggregation][:, : self.batch.tokens.shape[1]]
-        if asked.values is not None:
-            values = self.laid_out([asked.values[number] for number in numbers])
-            return np.abs(values) if asked.absolute else values
-        if asked.method == "gradient":
+        if importance.aggregation is not None:
+            return self.attention[importance.aggregation][:, : self.batch.tokens.shape[1]]
+        if importance.values is not None:
+            values = self.laid_out([importance.values[number] for number in numbers])
+            return np.abs(values) if importance.absolute else values
+        if importance.method == "gradient":
             return self.each(model.gradient_times_input(self.batch))
         if self.reading.read.dim() == 2:
-            raise InputError(f"{asked.name} is not defined for a model that reads several rows")
-        if asked.method == "leave_one_out":
+            raise InputError(f"{importance.name} is not defined for a model that reads several rows")
+        if importance.method == "leave_one_out":
             whole = self.reading.answer.outcomes
             return leave_one_out(model, self.batch, removal, whole, self.batch.follow(whole))
-        method = getattr(model, str(asked.method), None)
+        method = getattr(model, str(importance.method), None)
         if method is None:
-            raise InputError(f"{type(model).__name__} has no method {asked.method!r}: {METHODS[asked.name]}")
+            raise InputError(
+                f"{type(model).__name__} has no method {importance.method!r}: {METHODS[importance.name]}"
+            )
         return np.asarray(method(self.batch))
 
     def faithfulness(
@@ -485,20 +490,24 @@ class _ReadRows:
         whole = self.reading.answer.outcomes[self.batch.target_real]
         parts = []
         for start in range(0, len(whole), ROWS_AT_ONCE):
-            some = slice(start, start + ROWS_AT_ONCE)
-            asked = model.predict, self._row_batch(some), importance[some], percents, removal, whole[some]
-            parts.append(faithfulness(*asked))
+            chunk = slice(start, start + ROWS_AT_ONCE)
+            rows_as_instances = self._row_batch(chunk)
+            parts.append(
+                faithfulness(
+                    model.predict, rows_as_instances, importance[chunk], percents, removal, whole[chunk]
+                )
+            )
         rows = join(parts, np.arange(len(whole)))
         means = [self.mean(values) for values in (rows.whole, rows.sufficient, rows.comprehensive)]
         followed = np.zeros(len(self.batch), dtype=int)
         return Faithfulness(rows.percents, means[0], followed, means[1], means[2])
 
-    def _row_batch(self, some: slice) -> Batch:
+    def _row_batch(self, chunk: slice) -> Batch:
         """Turn rows into instances: the tokens a row has read, with the token it writes as target.
 
         The read position is not rankable: without it there would be nothing to predict from.
         """
-        batch, instance, read = self.batch, self.instance[some], self.position[some, None]
+        batch, instance, read = self.batch, self.instance[chunk], self.position[chunk, None]
         place = np.arange(batch.tokens.shape[1])
         real = batch.real[instance] & (place <= read)
         return Batch(
@@ -508,7 +517,7 @@ class _ReadRows:
             relevance=batch.relevance[instance],
             hidden=batch.hidden[instance],
             label=batch.label[instance],
-            target=batch.target[batch.target_real][some, None],
+            target=batch.target[batch.target_real][chunk, None],
             target_real=np.ones((len(instance), 1), dtype=bool),
             side=batch.side,
         )

@@ -163,11 +163,11 @@ class Measurement:
         """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
         averages: dict[str, float | None] = {}
         faithfulness = ranking.faithfulness
-        both = {name: getattr(faithfulness, name) for name in ("sufficiency", "comprehensiveness")}
-        for name, values in both.items():
+        by_name = {name: getattr(faithfulness, name) for name in ("sufficiency", "comprehensiveness")}
+        for name, values in by_name.items():
             averages |= {f"{name}_{k}": _mean_of(values[:, i]) for i, k in enumerate(faithfulness.percents)}
         if faithfulness.percents:
-            averages |= {f"aopc_{name}": _aopc(values) for name, values in both.items()}
+            averages |= {f"aopc_{name}": _aopc(values) for name, values in by_name.items()}
         averages |= plausibility(list(self._agreements(ranking.importance, sample).values()))
         if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
             taus = self._taus(ranking)
@@ -328,16 +328,16 @@ class Measurement:
 
 def _mean_of(values: Numbers) -> float | None:
     """The mean over the instances with a value; None if there are none."""
-    known = values[~np.isnan(values)] if np.isnan(values).any() else values
-    return float(known.mean()) if known.size else None
+    defined = values[~np.isnan(values)] if np.isnan(values).any() else values
+    return float(defined.mean()) if defined.size else None
 
 
 def _defined_mean(values: Numbers) -> Numbers:
     """The mean of each instance over the k that count; nan if none does."""
     if not np.isnan(values).any():
         return np.asarray(values.mean(1))
-    there = ~np.isnan(values)
-    sums, counts = np.where(there, values, 0).sum(1), there.sum(1)
+    defined = ~np.isnan(values)
+    sums, counts = np.where(defined, values, 0).sum(1), defined.sum(1)
     return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 
@@ -353,8 +353,8 @@ def _defined(value: float) -> float | None:
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None
 
 
 def _standard_errors(draws: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
@@ -364,8 +364,8 @@ def _standard_errors(draws: Sequence[Mapping[str, float | None]]) -> dict[str, f
     errors: dict[str, float | None] = {}
     for name, value in draws[0].items():
         values = [draw[name] for draw in draws]
-        known = None if value is None else np.std(np.array(values, dtype=float), ddof=1) / len(values) ** 0.5
-        errors[name] = None if known is None else float(known)
+        error = None if value is None else np.std(np.array(values, dtype=float), ddof=1) / len(values) ** 0.5
+        errors[name] = None if error is None else float(error)
     return errors
 
 

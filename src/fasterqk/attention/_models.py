@@ -429,8 +429,8 @@ class HuggingFaceClassifier(TorchClassifier):
         except Exception as error:  # models that need images, boxes, a language, ... raise any exception
             reason = " ".join(str(error).split())[:200]
             raise InputError(f"{name} does not run on token ids and a mask alone: {reason}") from None
-        shown = getattr(outputs, "hidden_states", None)
-        last = shown[-1] if shown and isinstance(shown[-1], Tensor) else None
+        hidden_states = getattr(outputs, "hidden_states", None)
+        last = hidden_states[-1] if hidden_states and isinstance(hidden_states[-1], Tensor) else None
         if last is None or not last.requires_grad:
             raise InputError(f"{name} does not show the hidden states that it predicts from")
         if tuple(last.shape[:2]) != batch.tokens.shape:
@@ -446,8 +446,8 @@ class HuggingFaceClassifier(TorchClassifier):
         with torch.no_grad():
             alone = torch.cat([self._logits(single) for single in _one_by_one(batch)]).double()
         rounding = 5e-2 if outputs.logits.dtype in HALF else 1e-4
-        away = float((outputs.logits.detach().double() - alone).abs().max())
-        self._unpadded = away > rounding * float(alone.abs().max())
+        change = float((outputs.logits.detach().double() - alone).abs().max())
+        self._unpadded = change > rounding * float(alone.abs().max())
         used = (gradient != 0).any(-1).cpu().numpy() & batch.real
         if not used.any():
             raise InputError(
@@ -580,9 +580,9 @@ class HuggingFaceCausal:
         before = joined.last[:, None] - batch.target_real.sum(1)[:, None] + np.arange(batch.target.shape[1])
         place = on_device_of(self.model, before.clip(0, joined.tokens.shape[1] - 1))
         rows = torch.arange(len(batch), device=logits.device).unsqueeze(1)
-        there = logits[rows, place].cpu().double().log_softmax(-1)
+        logarithms = logits[rows, place].cpu().double().log_softmax(-1)
         target = torch.from_numpy(batch.target).unsqueeze(-1)
-        return there.gather(-1, target).squeeze(-1), there.argmax(-1)
+        return logarithms.gather(-1, target).squeeze(-1), logarithms.argmax(-1)
 
     def _shift(self, batch: Batch) -> NDArray[np.int64]:
         """How many columns each prompt moves to the right when its target is appended."""

@@ -56,8 +56,8 @@ def sharp_mass(probability: Numbers, relevance: Numbers, number: int) -> NullMas
     share = probability / probability.sum(1, keepdims=True)
     expected = float((share * relevance).sum(1).mean())
     if len(share) == 1:
-        there = share[0] > 0
-        return NullMass(relevance[0, there], share[0, there], expected)
+        possible = share[0] > 0
+        return NullMass(relevance[0, possible], share[0, possible], expected)
     generator = np.random.default_rng((_SEED, 0, number))
     # Inverse transform sampling: a draw selects the first token whose cumulative probability exceeds it.
     drawn = [

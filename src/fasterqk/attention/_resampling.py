@@ -143,8 +143,8 @@ def _place(flat_name: str) -> int:
 def _bounds(values: Mapping[str, float], drawn: Mapping[str, Numbers]) -> dict[str, Bounds]:
     bounds = {}
     for name, value in values.items():
-        known = drawn[name][~np.isnan(drawn[name])]
-        if known.size:
-            low, high = np.quantile(known, (0.025, 0.975))
+        defined = drawn[name][~np.isnan(drawn[name])]
+        if defined.size:
+            low, high = np.quantile(defined, (0.025, 0.975))
             bounds[name] = Bounds(float(value), float(low), float(high))
     return bounds

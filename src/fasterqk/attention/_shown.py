@@ -121,11 +121,11 @@ def spreads_html(measurement: "Measurement") -> str:
     summary, values = measurement.summary(), measurement.instance_scores()
     figures = []
     for name in SPREAD:
-        known = values.get(name, np.empty(0))
-        known = known[~np.isnan(known)]
-        if known.size:
-            marks = {"mean": float(known.mean()), "null": summary.null.get(name)}
-            figures.append(_histogram(name, known, marks))
+        defined = values.get(name, np.empty(0))
+        defined = defined[~np.isnan(defined)]
+        if defined.size:
+            marks = {"mean": float(defined.mean()), "null": summary.null.get(name)}
+            figures.append(_histogram(name, defined, marks))
     return "".join(figures)
 
 
@@ -186,9 +186,9 @@ def extremes(measurement: "Measurement", count: int = SHOWN) -> dict[str, list[i
     values = measurement.instance_ranking_scores()
     names = list(measurement.rankings)
     if "auprc" in values:
-        what, order = "agreement with the rationale (AUPRC)", values["auprc"]
+        criterion, order = "agreement with the rationale (AUPRC)", values["auprc"]
     elif len(names) > 1:
-        what = f"agreement of {names[0]} with {names[1]} (rank correlation)"
+        criterion = f"agreement of {names[0]} with {names[1]} (rank correlation)"
         pairs = zip(
             measurement.instances, *(measurement.rankings[x].importance for x in names[:2]), strict=True
         )
@@ -198,14 +198,14 @@ def extremes(measurement: "Measurement", count: int = SHOWN) -> dict[str, list[i
         ]
         order = np.array([np.nan if tau is None else tau for tau in taus])
     elif "aopc_comprehensiveness" in values:
-        what, order = "comprehensiveness", values["aopc_comprehensiveness"]
+        criterion, order = "comprehensiveness", values["aopc_comprehensiveness"]
     else:
         return {"the first instances": list(range(min(count, len(measurement.instances))))}
-    known = np.flatnonzero(~np.isnan(order))
-    ranked = known[np.argsort(-order[known], kind="stable")].tolist()
+    defined = np.flatnonzero(~np.isnan(order))
+    ranked = defined[np.argsort(-order[defined], kind="stable")].tolist()
     most = ranked[: min(count, -(-len(ranked) // 2))]
     least = [number for number in reversed(ranked) if number not in most][:count]
-    return {f"most {what}": most, f"least {what}": least} if least else {f"most {what}": most}
+    return {f"most {criterion}": most, f"least {criterion}": least} if least else {f"most {criterion}": most}
 
 
 def legend_html(measurement: "Measurement") -> str:

@@ -132,10 +132,10 @@ def is_attention(module: nn.Module) -> bool:
     """Whether ``module`` itself forms queries and keys, by its class and the names of its children."""
     if isinstance(module, nn.MultiheadAttention):
         return True
-    held = _held(module)
+    names = _held(module)
     # Other modules also have an ``in_proj``, so such names count only in a class called attention. Norms of
     # queries or keys do not count: they may sit outside the module that forms them.
-    meanings = [meaning(name) for name in held if not is_fused(name)]
+    meanings = [meaning(name) for name in names if not is_fused(name)]
     letters = "".join(meaning.letters for meaning in meanings if not meaning.norm)
     if "q" in letters and "k" in letters:
         return True
@@ -143,7 +143,7 @@ def is_attention(module: nn.Module) -> bool:
         return False
     # Layers that reuse the keys of another layer have only queries and an output (Gemma 3n).
     borrows = "q" in letters and any(meaning.output for meaning in meanings)
-    return borrows or "k" in letters or any(is_fused(name) for name in held)
+    return borrows or "k" in letters or any(is_fused(name) for name in names)
 
 
 def says_attention(module: nn.Module) -> bool:

@@ -1,16 +1,16 @@
-"""``qk_clip``: after every step, heads whose attention logits passed a threshold are scaled back.
+"""``qk_clip``: after every step, scale back the heads whose attention logits exceed a threshold.
 
 The steps, for an attention block (QK-Clip, Kimi K2):
 
-1. While the model trains, ``Watch`` (``_logits``) shows the scores of every attention call. Where the longest
-   query times the longest key stays below the threshold, no product can exceed it and none is formed.
+1. While the model trains, ``Watch`` (``_logits``) reports the scores of every attention call. If the longest
+   query times the longest key stays below the threshold, no product can exceed it and none is computed.
 2. The largest product of each head is kept until the optimizer has stepped: over micro-batches, over calls of
    a block that is used several times, and over processes.
-3. ``factor = threshold / max(largest, threshold)``; queries are multiplied by ``factor ** alpha`` and keys by
+3. ``factor = threshold / max(largest, threshold)``. Queries are multiplied by ``factor ** alpha`` and keys by
    ``factor ** (1 - alpha)``, weights and biases alike (``ScaledHeads``).
 
-At the first call of each block ``_rehearse`` scales copies of the weights and looks whether the scores follow
-head by head. A block where they do not (a norm on queries or keys, say) is refused.
+At the first call of each block ``_rehearse`` scales copies of the weights and checks that the scores follow
+head by head. A block where they do not, for example because of a norm on queries or keys, is refused.
 """
 
 import math
@@ -39,12 +39,12 @@ from fasterqk.circuits._scores import Scores
 from fasterqk.circuits._slices import Circuits
 from fasterqk.errors import InputError
 
-_ROWS = 16  # of the scores that a rehearsal compares
+_ROWS = 16  # rows of scores that a rehearsal compares
 
 
 @dataclass(frozen=True)
 class Clipped:
-    """One head that passed the threshold: its largest logit, and the factor for its logits."""
+    """One head above the threshold: its largest logit, and the factor by which its logits are scaled."""
 
     block: str
     layer: int | None
@@ -64,22 +64,35 @@ def qk_clip(
     circuits: Circuits | None = None,
     group: Any = None,
 ) -> "QKClip":
-    """After each step of ``optimizer``, scale back the heads whose attention logits passed ``threshold``.
+    """After each step of ``optimizer``, scale back the heads whose attention logits exceed ``threshold``.
 
-    The largest logit of a head is that of query times key, with its scale and rotary positions, over the
-    pairs that the mask lets a query see, in the training passes since the last step. Where it is above the
-    threshold, the head's query weights are multiplied by ``factor ** alpha`` and its key weights by
-    ``factor ** (1 - alpha)``, ``factor = threshold / largest``; biases go with their weights. Query heads
-    that share a key: the key takes the strictest factor of its group, each query the rest of its own. In
-    latent attention the part of the query that meets the shared rotary key takes the whole factor.
-    Additive biases and soft caps stay as they are: what is clipped is the product below them.
+    The largest logit of a head is the largest product of query and key, with scale and rotary positions, over
+    all pairs that the mask allows, in the training passes since the last step. If it exceeds the threshold,
+    the head's query weights are multiplied by ``factor ** alpha`` and its key weights by
+    ``factor ** (1 - alpha)``, with ``factor = threshold / largest``; biases are scaled like their weights. A
+    key that several query heads share takes the strictest factor of its group, and each query the rest of its
+    own factor. In latent attention, the part of the query that meets the shared rotary key takes the whole
+    factor. Additive biases and soft caps stay as they are; the product before them is clipped.
 
-    Returns a :class:`QKClip`, which holds what was clipped (``last``, ``log()``) and can be taken off
-    (``remove()``). ``log_only`` changes no weight. Any optimizer, with accumulation, with DDP or FSDP2 (one
-    maximum over the processes of ``group``, by default all). Passes in evaluation mode or without gradients
-    do not count. It has no state to save: call it again when training resumes. ``labels`` and ``circuits``
-    are as in :func:`make_optimizer`. A model with norms on queries or keys is an ``InputError``, as is one
-    with adapters, or one that is compiled.
+    It works with any optimizer, with gradient accumulation, DDP and FSDP2. Passes in evaluation mode or
+    without gradients do not count. There is no state to save: call it again when training resumes.
+
+    Arguments:
+        model: The model, uncompiled.
+        optimizer: The optimizer that trains its queries and keys.
+        threshold: The largest logit that is allowed.
+        alpha: The share of the factor that queries take, from 0 to 1.
+        log_only: Only record the heads above the threshold; change no weight.
+        labels, circuits: As in :func:`make_optimizer`.
+        group: The processes over which maxima are taken; by default all.
+
+    Returns:
+        A :class:`QKClip`, which holds the clipped heads (``last``, ``log()``) and can be removed
+        (``remove()``).
+
+    Raises:
+        InputError: The model has norms on queries or keys, has adapters, or is compiled, or the optimizer
+            does not train its queries and keys.
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -110,10 +123,10 @@ def qk_clip(
 
 
 class QKClip:
-    """The clip of one model and its optimizer, as :func:`qk_clip` makes it.
+    """The clip of one model and its optimizer, made by :func:`qk_clip`.
 
-    ``last``: the heads that passed the threshold in the last step. ``total``: how often a head did since the
-    start. ``steps``: steps since the start. A context manager: its end takes the clip off.
+    ``last`` are the heads above the threshold in the last step, ``total`` counts such heads since the start,
+    and ``steps`` counts steps. As a context manager it removes the clip on exit.
     """
 
     def __init__(
@@ -145,14 +158,14 @@ class QKClip:
         return f"QKClip({settings}{', log only' if self.log_only else ''})"
 
     def log(self) -> dict[str, float]:
-        """Numbers of the last step for a log: heads above the threshold, and the largest logit if any is."""
+        """Numbers of the last step for a log: how many heads were clipped, and their largest logit."""
         numbers = {"logits/clipped_heads": float(len(self.last))}
         if self.last:
             numbers["logits/largest_clipped"] = max(head.logit for head in self.last)
         return numbers
 
     def remove(self) -> None:
-        """Take all hooks off model and optimizer."""
+        """Remove all hooks from model and optimizer."""
         self._watch.remove()
         self._step_hook.remove()
 
@@ -190,7 +203,7 @@ class QKClip:
         parameters: dict[str, nn.Parameter] = {}
         by_block = largest.split([scaled.heads for scaled in self.blocks])
         for scaled, head_maxima in zip(self.blocks, by_block, strict=True):
-            # Neither a maximum below the threshold nor one that is not finite gives a factor.
+            # Maxima below the threshold and maxima that are not finite have factor one.
             above = head_maxima.isfinite() & (head_maxima.double() > self.threshold)
             factors = torch.where(above, self.threshold / head_maxima.double(), 1.0)
             if not bool((factors < 1).any()):
@@ -217,7 +230,7 @@ class QKClip:
 
 
 def refuse_compiled(model: nn.Module, name: str) -> None:
-    """A compiled model runs code that no hook sees."""
+    """Refuse a compiled model, whose code bypasses hooks."""
     compiled = next(
         (
             path
@@ -235,7 +248,7 @@ def refuse_compiled(model: nn.Module, name: str) -> None:
 
 # --- Which weights belong to which head ---
 
-# By parameter its axis, and by (start, stop) along it the number to multiply with.
+# For each parameter: the axis, and for each span (start, stop) along it the multiplier.
 Multipliers = dict[str, tuple[int, dict[tuple[int, int], float]]]
 
 
@@ -243,7 +256,8 @@ Multipliers = dict[str, tuple[int, dict[tuple[int, int], float]]]
 class Part:
     """Entries of one parameter that make the queries or keys of one head.
 
-    ``whole``: queries that meet a key which all heads share and that is not scaled.
+    ``whole`` marks queries that take the whole factor, because their key is shared by all heads and not
+    scaled.
     """
 
     name: str
@@ -268,7 +282,7 @@ class ScaledHeads:
     def multipliers(
         self, factors: Tensor, alpha: float
     ) -> dict[str, tuple[int, dict[tuple[int, int], float]]]:
-        """By parameter the axis, and for each span along it the number to multiply with."""
+        """For each parameter the axis, and for each span along it the multiplier."""
         strictest = factors.reshape(self.keys, -1).amin(1)
         roles = {part.role for part in self.parts}
         share = 1.0 - alpha if roles == {"q", "k"} else 0.0 if roles == {"q"} else 1.0
@@ -282,7 +296,7 @@ class ScaledHeads:
         return multipliers
 
     def scale(self, parameters: dict[str, nn.Parameter], factors: Tensor, alpha: float) -> None:
-        """Multiply the weights in place; what is multiplied by one keeps its bits."""
+        """Multiply the weights in place; entries with multiplier one keep their bits."""
         for name, (axis, spans) in self.multipliers(factors, alpha).items():
             if any(number != 1 for number in spans.values()):
                 parameter = parameters[name]
@@ -298,7 +312,7 @@ class ScaledHeads:
 
 
 def _vector(shape: Sequence[int], axis: int, spans: dict[tuple[int, int], float]) -> Tensor:
-    """The numbers along ``axis`` of a tensor of this shape, 1 outside of the spans."""
+    """The multipliers along ``axis`` of a tensor of this shape; 1 outside the spans."""
     vector = torch.ones(shape[axis], dtype=torch.float64)
     for (start, stop), number in spans.items():
         vector[start:stop] = number
@@ -306,7 +320,7 @@ def _vector(shape: Sequence[int], axis: int, spans: dict[tuple[int, int], float]
 
 
 def _local(parameter: Any) -> Tensor:
-    """The memory of a parameter; of a sharded one that of this process."""
+    """The memory of a parameter; for a sharded one, the shard of this process."""
     local: Tensor = parameter.to_local() if hasattr(parameter, "placements") else parameter
     return local.detach()
 
@@ -326,7 +340,7 @@ def _local_vector(parameter: Any, axis: int, spans: dict[tuple[int, int], float]
 def _clippable(
     model: nn.Module, blocks: Sequence[AttentionBlock], optimizer: torch.optim.Optimizer
 ) -> list[ScaledHeads]:
-    """The blocks with the parts of their heads; an ``InputError`` for those that cannot be clipped."""
+    """The trained blocks with the parts of their heads; an ``InputError`` if one cannot be clipped."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     hooks = hooks_of(optimizer)
     trained = {id(parameter) for options in optimizer.param_groups for parameter in options["params"]}
@@ -368,7 +382,7 @@ def _scaled_heads(model: nn.Module, block: AttentionBlock) -> ScaledHeads:
             raise InputError(f"{piece.parameter} is in an adapter: merge adapters before qk_clip")
         if piece.head is None:
             shared |= piece.role == "k" and piece.axis is not None
-            continue  # a factor in front of the heads, or a key that all of them share
+            continue  # a factor before the heads, or a key that all heads share
         shape = model.get_parameter(piece.parameter).shape
         stop = shape[0] if piece.stop is None else piece.stop
         parts.append(Part(piece.parameter, piece.axis or 0, piece.start or 0, stop, piece.role, piece.head))
@@ -387,7 +401,7 @@ def _scaled_heads(model: nn.Module, block: AttentionBlock) -> ScaledHeads:
 
 
 def _with_rotary(block: AttentionBlock, parts: list[Part]) -> list[Part]:
-    """Queries of latent attention in two parts; the last rows of a head meet the shared rotary key."""
+    """Split the queries of latent attention: the last rows of each head meet the shared rotary key."""
     rotary = getattr(block.module, "qk_rope_head_dim", None)
     if not isinstance(rotary, int):
         raise InputError(f"{block.path} has a key that all heads share, in a form qk_clip does not know")
@@ -403,13 +417,13 @@ def _with_rotary(block: AttentionBlock, parts: list[Part]) -> list[Part]:
 
 
 def _acts_on_scores(model: nn.Module, name: str) -> bool:
-    """Whether a parameter is added to the scores or scales them, and is no factor of the product."""
+    """Whether a parameter shifts or scales the scores and is not a factor of the product."""
     owner = model.get_submodule(name.rpartition(".")[0])
     return isinstance(owner, nn.Embedding) or any(meaning(part).score for part in name.split("."))
 
 
 def _refuse_norm(model: nn.Module, name: str) -> None:
-    """Refuse norms on queries or keys; ``q_a_layernorm``, between two factors of a projection, is none."""
+    """Refuse norms on queries or keys, but not ``q_a_layernorm`` between two factors of a projection."""
     prefix = name.rpartition(".")[0]
     norm = "norm" in type(model.get_submodule(prefix)).__name__.lower()
     if norm and "a" not in words(prefix.rpartition(".")[2]):
@@ -428,7 +442,7 @@ def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None
     prefix = f"{block.path}." if block.path else ""
     tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
     if any(hasattr(tensor, "placements") for tensor in tensors.values()):
-        return  # sharded over processes, and not gathered here
+        return  # sharded over processes and not gathered here
     factors = torch.linspace(0.5, 0.9, scaled.heads)
     scaled_tensors = dict(tensors)
     for name, (axis, spans) in scaled.multipliers(factors, alpha).items():
@@ -463,7 +477,7 @@ def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None
 def _scores(
     module: nn.Module, heads: int, tensors: dict[str, Tensor], args: Any, kwargs: Any
 ) -> list[Tensor]:
-    """Some rows of the products of every attention call of one more forward pass."""
+    """Run the module once more and return some rows of the products of every attention call."""
     samples: list[Tensor] = []
 
     def see(scores: Scores) -> None:
@@ -478,5 +492,5 @@ def _scores(
 
 
 def _without_cache(value: Any) -> Any:
-    """A cache of keys and values would take the same keys twice."""
+    """Drop a cache of keys and values, which would store the same keys twice."""
     return None if "Cache" in type(value).__name__ and hasattr(value, "update") else value

@@ -1,8 +1,8 @@
-"""``load_converted_state``: go on from the state of another optimizer for the same model.
+"""``load_converted_state``: continue from the state of another optimizer for the same model.
 
-A training that began with a plain AdamW, or with another ratio, has one state per parameter, or per other
-slices. Here the states are put together per parameter of the model and cut again as this optimizer's leaves
-are. It is done on request only: ``optimizer.load_state_dict`` accepts nothing but its own kind of state.
+A training that began with plain AdamW, or with another ratio, has one state per parameter or per other
+slices. This module assembles these states per parameter of the model and splits them into the leaves of the
+new optimizer. It does so only on request: ``optimizer.load_state_dict`` accepts only its own kind of state.
 """
 
 import copy
@@ -27,10 +27,18 @@ def load_converted_state(
 ) -> None:
     """Load ``state``, saved by another optimizer of the same class for the same model, into ``optimizer``.
 
-    It may come from a plain optimizer, also the Hugging Face Trainer's, or from :func:`make_optimizer` with
-    other ratios. What belongs to parameters (moments, step counts) is taken over, slice by slice. The base
-    rate is the one of the saved first group; ratios and all other options are those of ``optimizer``. A
-    ratio that changes begins now, unless the state says how many steps it has seen.
+    Moments and step counts are taken over slice by slice. The base rate is that of the first saved group;
+    ratios and all other options are those of ``optimizer``. A ratio that changes over time starts now, unless
+    the state says how many steps it has seen.
+
+    Arguments:
+        model: The model that both optimizers train.
+        optimizer: The optimizer to load into, made by :func:`make_optimizer`.
+        state: The ``state_dict()`` of a plain optimizer, of the Hugging Face Trainer's, or of
+            :func:`make_optimizer` with other ratios.
+
+    Raises:
+        InputError: The state belongs to another model, or keeps something that cannot be split by entries.
 
     >>> from fasterqk.circuits import make_optimizer
     >>> model = nn.MultiheadAttention(8, 2)
@@ -50,7 +58,7 @@ def load_converted_state(
             place = _Place(name)
             if place.name in whole:
                 target["state"][key] = {
-                    what: place.cut(value, shapes[place.name]) for what, value in whole[place.name].items()
+                    entry: place.cut(value, shapes[place.name]) for entry, value in whole[place.name].items()
                 }
     _take_base_rate(optimizer, target, state)
     optimizer.load_state_dict(target)
@@ -59,25 +67,25 @@ def load_converted_state(
 def _whole_states(
     state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], model: nn.Module
 ) -> dict[str, dict[str, Any]]:
-    """The saved states by parameter of the model, put together where they are of slices."""
+    """The saved states by parameter of the model, assembled from those of its slices."""
     whole: dict[str, dict[str, Any]] = {}
     for place, leaf_state in _saved(state, shapes, model):
-        for what, value in leaf_state.items():
+        for entry, value in leaf_state.items():
             size = shapes[place.name]
             if isinstance(value, Tensor) and value.dim() > 0:
                 expected = place.shape(size)
                 if value.numel() != torch.Size(expected).numel():
                     raise InputError(
-                        f"the saved {what!r} of {place.name!r} has shape {tuple(value.shape)}, the parameter "
-                        f"{size}: it was saved for another model, or keeps something else than one value per "
-                        "entry, which cannot be split"
+                        f"the saved {entry!r} of {place.name!r} has shape {tuple(value.shape)}, the "
+                        f"parameter {size}: it was saved for another model, or keeps something else than one "
+                        "value per entry, which cannot be split"
                     )
                 target = whole.setdefault(place.name, {}).setdefault(
-                    what, torch.zeros(size, dtype=value.dtype)
+                    entry, torch.zeros(size, dtype=value.dtype)
                 )
                 place.put(target, value)
             else:
-                whole.setdefault(place.name, {})[what] = value
+                whole.setdefault(place.name, {})[entry] = value
     return whole
 
 
@@ -101,7 +109,7 @@ def _saved(
 
 
 def _names_in_order(sizes: list[int], model: nn.Module) -> list[str]:
-    """Names for a state without names: the order of the model, or the Trainer's two groups."""
+    """Names for a state without names, by the order of the model or of the Trainer's two groups."""
     names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     exempt = undecayed(model)
     decayed = [name for name in names if name not in exempt]
@@ -115,7 +123,7 @@ def _names_in_order(sizes: list[int], model: nn.Module) -> list[str]:
 
 
 class _Place:
-    """A leaf's place in a parameter of the model, read from its name."""
+    """The place of a leaf in a parameter of the model, parsed from its name."""
 
     def __init__(self, leaf: str) -> None:
         match = _NAME.match(leaf)
@@ -156,7 +164,7 @@ class _Place:
 def _take_base_rate(
     optimizer: torch.optim.Optimizer, target: dict[str, Any], state: Mapping[str, Any]
 ) -> None:
-    """The saved base rate, times the ratios of ``optimizer``; steps that a ratio has seen."""
+    """Set the saved base rate times the ratios of ``optimizer``, and the steps that a ratio has seen."""
     hooks, saved = hooks_of(optimizer), state["param_groups"][0]
     steps = [group["ratio_step"] for group in state["param_groups"] if "ratio_step" in group]
     for index, group in enumerate(target["param_groups"]):

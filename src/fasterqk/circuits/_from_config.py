@@ -1,8 +1,8 @@
-"""Hugging Face models built from a configuration: without weights, or small with random weights.
+"""Build Hugging Face models from a configuration, without weights or small with random weights.
 
 ``model_without_weights`` serves the command ``fasterqk circuits``: a model on the meta device has all names
-and shapes and takes no memory. ``small_copies`` serves the probe: a model of the same class with few layers
-and narrow heads runs in a moment, and its labels hold for the large one.
+and shapes but takes no memory. ``small_copies`` serves the probe: a model of the same class with few layers
+and narrow heads runs instantly, and its labels also hold for the large model.
 """
 
 import copy
@@ -23,7 +23,7 @@ from torch import nn
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json
 
-# Where a class for a configuration is looked for, the plain model first.
+# Mappings from configurations to model classes in the order of search, the plain model first.
 _MAPPINGS = (
     "MODEL_MAPPING",
     "MODEL_FOR_CAUSAL_LM_MAPPING",
@@ -33,9 +33,17 @@ _MAPPINGS = (
 
 
 def model_without_weights(name: str | None = None, config_file: str | None = None) -> tuple[nn.Module, str]:
-    """The model called ``name`` (a directory, a model type, a model on the hub), or that of a config file.
+    """Build a model on the meta device, where it has names and shapes but no weights.
 
-    Returns the model, on the meta device, and a text that says where its configuration comes from.
+    Arguments:
+        name: A model directory, a GGUF file, a model type (its default configuration) or a model on the hub.
+        config_file: A ``config.json`` to use instead.
+
+    Returns:
+        The model, and a text that says where its configuration comes from.
+
+    Raises:
+        InputError: There is no such model, or its configuration is wrong.
 
     >>> model_without_weights("gpt2")[1]
     "default configuration of model type 'gpt2'"
@@ -59,7 +67,7 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
         source = f"default configuration of model type {name!r}"
     else:
         with _refused(f"{name!r} is not a directory, not a model type, and could not be loaded from the hub"):
-            # What was downloaded before needs no network; an unreachable hub would be tried five times.
+            # Cached models need no network, and transformers would try an unreachable hub five times.
             config = transformers.AutoConfig.from_pretrained(name, local_files_only=not _hub_answers())
         source = f"configuration of {name!r} on the hub"
     kind, origin = model_class(config), name or config_file
@@ -72,7 +80,7 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
 
 @contextmanager
 def _refused(message: str) -> Iterator[None]:
-    """An ``InputError`` with ``message`` and the first line of any error inside."""
+    """Turn any error inside into an ``InputError`` with ``message`` and the first line of that error."""
     try:
         yield
     except Exception as error:
@@ -81,7 +89,7 @@ def _refused(message: str) -> Iterator[None]:
 
 
 def gguf_file(path: str | PathLike[str]) -> Path | None:
-    """The GGUF file that ``path`` is, or that lies alone in a folder without a configuration; else None."""
+    """``path`` if it is a GGUF file, or the only one in a folder without a configuration; else None."""
     location = Path(path)
     if location.is_file():
         return location if location.suffix.lower() == ".gguf" else None
@@ -129,13 +137,13 @@ def _from_file(path: str) -> Any:
         return AutoConfig.for_model(kind, **fields)
 
 
-# More layers or experts than any model has: building a thousand million modules takes all time and memory.
+# More layers or experts than any model has; building many more would take all time and memory.
 _MOST = 2000
 _COUNTED = re.compile(r"(layer|block|depth|expert|stage)s?$")
 
 
 def read_model_config(path: str | PathLike[str]) -> dict[str, Any]:
-    """The fields of a ``config.json``; a count of layers or experts that no model can have is refused."""
+    """The fields of a ``config.json``; an impossible number of layers or experts is an ``InputError``."""
     if not Path(path).exists():
         raise InputError(f"there is no {str(path)!r}")
     with _refused(f"{str(path)!r} is not a model configuration"):
@@ -167,7 +175,7 @@ def model_class(config: Any) -> Any:
         known = getattr(modeling_auto, mapping, {})
         try:
             listed = known.get(type(config), None)
-        except ValueError:  # listed there, but not in this transformers
+        except ValueError:  # listed, but not available in this version of transformers
             continue
         if listed is not None:
             return listed[0] if isinstance(listed, tuple | list) else listed
@@ -175,7 +183,7 @@ def model_class(config: Any) -> Any:
 
 
 def _hub_answers() -> bool:
-    """Whether the hub can be reached; behind a proxy only a download can tell."""
+    """Whether the hub can be reached; assumed behind a proxy, where only a download can tell."""
     from huggingface_hub.constants import ENDPOINT, HF_HUB_OFFLINE
 
     if HF_HUB_OFFLINE:
@@ -226,7 +234,7 @@ _AT_MOST = {
 
 
 def shrink(config: Any, head_width: int | None = HEAD_WIDTHS[0]) -> Any:
-    """A small copy of ``config``: a layer or two of each type, few heads of ``head_width``, few tokens."""
+    """A small copy of ``config``: one or two layers of each type, few heads of ``head_width``, few tokens."""
     small = copy.deepcopy(config)
     for part in _parts(small):
         _shrink_part(part, head_width)
@@ -246,7 +254,7 @@ def _parts(config: Any) -> list[Any]:
 def _shrink_part(part: Any, head_width: int | None) -> None:
     values = {name: value for name, value in vars(part).items() if not name.startswith("_attn")}
     if any(isinstance(value, list | tuple) and _HEADS.match(name) for name, value in values.items()):
-        head_width = None  # stages with heads of their own: their widths depend on each other
+        head_width = None  # stages with different heads: their widths depend on each other
     heads = next((v for n, v in values.items() if _HEADS.match(n) and _count(v)), 0)
     kept = _kept_layers(values)
     for name, value in values.items():
@@ -255,7 +263,7 @@ def _shrink_part(part: Any, head_width: int | None) -> None:
             new = _narrower(name, value, heads, head_width)
         if kept and isinstance(value, list) and len(value) == len(values["layer_types"]):
             new = [value[i] for i in kept]
-            if name.endswith("source_layers"):  # numbers of layers themselves
+            if name.endswith("source_layers"):  # its values are layer numbers
                 new = [max((n for n, i in enumerate(kept) if i <= source), default=0) for source in new]
         elif name == "attention_window" and isinstance(value, list):
             new = value[:LAYERS]  # Longformer's windows, one per layer
@@ -272,7 +280,7 @@ def _shrink_part(part: Any, head_width: int | None) -> None:
 
 
 def _fewer(name: str, value: Any, layers: int) -> Any:
-    """Fewer layers, tokens, positions and experts; None where ``name`` is none of these."""
+    """A smaller number of layers, tokens, positions or experts; None if ``name`` is none of these."""
     if name == "depths" and isinstance(value, list | tuple):
         return type(value)(min(depth, LAYERS) for depth in value)
     if not _count(value):
@@ -314,14 +322,14 @@ def _shrink_sections(values: dict[str, Any], head_width: int) -> None:
                 holder["mrope_section"] = small
 
 
-# At most so many values in a list with one value per layer are kinds of layers; more are sizes or numbers.
+# A list with one value per layer describes kinds of layers if it has at most this many distinct values.
 _KINDS = 4
 
 
 def _kept_layers(values: dict[str, Any]) -> list[int]:
-    """One layer of each kind where a configuration lists the types of its layers, else nothing.
+    """The number of one layer of each kind if a configuration lists layer types; else empty.
 
-    Layers of one type may differ in other lists: those without rotary positions, those with fewer heads.
+    Layers of one type may differ in other lists, such as rotary positions or numbers of heads.
     """
     types = values.get("layer_types")
     if not isinstance(types, list) or not types:
@@ -359,7 +367,7 @@ def small_copies(model_class: Any, config: Any) -> Iterator[nn.Module]:
                 torch.manual_seed(0)
                 model: nn.Module = model_class(shrink(config, head_width))
         except Exception:
-            # A smaller configuration can be inconsistent in many ways; the next size may work.
+            # A shrunken configuration can be inconsistent in many ways; the next size may work.
             continue
         yield model.eval()
 

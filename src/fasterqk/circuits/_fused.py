@@ -10,8 +10,8 @@ A step of a fused weight, called by the hooks in ``_hooks``:
 1. The backward pass fills the gradient of the fused weight; a hook makes the leaves' gradients views of it.
 2. ``FusedWeight.check``: do leaves and fused weight still share their memory? If not, an ``InputError``.
 3. The hook sets the learning rate of each group: the base rate times the ratio of its circuit at this step.
-4. ``FusedWeight.collect``: the leaves' gradients are views of what the fused gradient is now. If gradients
-   are normalised per circuit, this happens next.
+4. ``FusedWeight.collect``: the leaves' gradients become views of the current fused gradient. If gradients are
+   normalised per circuit, that happens next.
 5. ``FusedWeight.enter``: leaves that are not contiguous (columns of a weight stored by rows) become copies.
 6. The optimizer steps on the leaves, each with the rate of its group.
 7. ``FusedWeight.leave``: copies are written back, and every leaf is a view again.
@@ -49,10 +49,10 @@ def memory_exchanged(name: str) -> str:
 
 
 class FusedWeight:
-    """A fused parameter and the leaves that stand for its ``slices``, which cover it, in the optimizer.
+    """A fused parameter and the leaves that represent its ``slices`` in the optimizer; slices cover it.
 
-    With ``mechanism="auto"`` leaves that are not contiguous step on copies (:class:`StepCopy`), with
-    ``"copy"`` all leaves do. ``strided``: some leaf steps on memory that is not contiguous.
+    With ``mechanism="auto"``, leaves that are not contiguous step on copies (:class:`StepCopy`); with
+    ``"copy"``, all leaves do. ``strided`` says that some leaf steps on memory that is not contiguous.
     """
 
     def __init__(
@@ -63,8 +63,8 @@ class FusedWeight:
         self._slices = slices
         self._mechanism = mechanism
         self._pointer = parameter.data_ptr()
-        # detach() shares the version counter, so that autograd notices a step between a forward and its
-        # backward pass, as it does without us.
+        # detach() shares the version counter, so autograd notices a step between a forward and its backward
+        # pass, as it does with a stock optimizer.
         self.views = [part.view(parameter.detach()) for part in slices]
         self.leaves = [nn.Parameter(view) for view in self.views]
         for leaf in self.leaves:
@@ -81,9 +81,9 @@ class FusedWeight:
         self._register_hook()
 
     def _register_hook(self) -> None:
-        """Give the leaves every new gradient; the hook goes with this object."""
+        """Give the leaves every new gradient; the hook is removed with this object."""
         if not self.parameter.requires_grad:
-            return  # a copy of a weight that was frozen later: it gets none
+            return  # a copy of a weight that was frozen later has no gradients
         reference = weakref.ref(self)
 
         def accumulated(_: torch.Tensor) -> None:
@@ -99,7 +99,7 @@ class FusedWeight:
         return FusedWeight(self.name, parameter, self._slices, self._mechanism)
 
     def accumulated(self) -> None:
-        """The backward pass has added to the fused gradient."""
+        """Called after the backward pass has added to the fused gradient."""
         self._check_memory()
         gradient = self.parameter.grad
         if gradient is not None and gradient is self._gradient:
@@ -112,9 +112,9 @@ class FusedWeight:
         self._give_gradient(gradient)
 
     def collect(self) -> None:
-        """Before a step: the leaves' gradients are slices of what the fused gradient is now.
+        """Before a step: make the leaves' gradients slices of the current fused gradient.
 
-        A gradient that was assigned to a leaf itself is kept as long as the fused one is unchanged.
+        A gradient that was assigned to a leaf directly is kept while the fused gradient is unchanged.
         """
         gradient = self.parameter.grad
         if gradient is self._gradient and (gradient is None or gradient.data_ptr() == self._gradient_pointer):
@@ -142,7 +142,7 @@ class FusedWeight:
             leaf.grad = view
 
     def clear(self, set_to_none: bool) -> None:
-        """After the optimizer's own ``zero_grad`` cleared the leaves: clear the fused gradient too."""
+        """Clear the fused gradient, after the optimizer's ``zero_grad`` has cleared the leaves."""
         gradient = self.parameter.grad
         if set_to_none:
             self.parameter.grad = None
@@ -150,7 +150,7 @@ class FusedWeight:
             viewed = gradient is self._gradient and all(
                 leaf.grad is view for leaf, view in zip(self.leaves, self._gradient_views, strict=True)
             )
-            if viewed:  # zeroed already, slice by slice
+            if viewed:  # already zeroed, slice by slice
                 return
             gradient.detach_().zero_()
         self._gradient, self._gradient_views = None, []
@@ -172,7 +172,7 @@ class FusedWeight:
             copy.enter()
 
     def flush(self) -> None:
-        """Inside a step: write the copies into the fused weight, and stay on the copies."""
+        """During a step: write the copies into the fused weight, and keep stepping on the copies."""
         for copy in self._copies.values():
             copy.flush()
 
@@ -187,10 +187,10 @@ class FusedWeight:
 
 
 def forbid_copies(thing: nn.Parameter | torch.optim.Optimizer) -> None:
-    """Make copying and pickling an error.
+    """Make copying and pickling raise an error.
 
-    A copied leaf would belong to no model, and a copied optimizer would lose its hooks, which torch does
-    not copy, and with them ratios that change.
+    A copied leaf would belong to no model. A copied optimizer would lose its hooks, which torch does not
+    copy, and with them ratios that change.
     """
 
     def refuse(*_: Any) -> NoReturn:
@@ -218,9 +218,9 @@ def zero_grad_with(optimizer: torch.optim.Optimizer, fused: Sequence[FusedWeight
 
 
 # --- Contiguous copies during a step ---
-# Fused kernels (``fused=True``) read memory as if every tensor were contiguous. A slice that is not would
-# make them overwrite its neighbours, so such a leaf steps on a copy: weights and gradient are copied in
-# before the step, weights copied back after it. Between steps the leaf is a view of the fused weight, and its
+# Fused kernels (``fused=True``) treat every tensor as contiguous and would overwrite the neighbours of a
+# slice that is not. Such a leaf therefore steps on a copy: weights and gradient are copied in before the
+# step, and weights are copied back after it. Between steps the leaf is a view of the fused weight and its
 # gradient a view of the fused gradient, so that clipping and loss scaling work.
 
 
@@ -236,7 +236,7 @@ class StepCopy:
         self._inside = False
 
     def enter(self) -> None:
-        """Copy weights and gradient in; called again inside a step, copy the new gradient only."""
+        """Copy weights and gradient in; if called again during a step, copy only the new gradient."""
         leaf = self._leaf
         if not self._inside:
             if self._weights is None:
@@ -281,7 +281,7 @@ def split_leaves(
     optimizer_class: Any,
     kwargs: dict[str, Any],
 ) -> tuple[list[FusedWeight], list[Leaf]]:
-    """What the optimizer gets: whole parameters, and leaves for the slices of fused weights."""
+    """The fused weights, and what the optimizer trains: whole parameters, and leaves of fused weights."""
     fused = []
     leaves: list[Leaf] = []
     for trained in assigned:
@@ -312,11 +312,11 @@ def split_leaves(
 def _leaf_slices(
     trained: TrainedParameter, optimizer_class: Any, kwargs: dict[str, Any]
 ) -> list[tuple[TrainedSlice, "StridedSlice"]]:
-    """The slices that the leaves of a fused parameter stand for: as few as the optimizer allows.
+    """The slices that become leaves of a fused parameter: as few as the optimizer allows.
 
-    Where the update of an entry depends on no other entry, queries and keys side by side are one slice.
-    Fused kernels round the last few entries of a tensor differently from the rest (scalar instead of vector
-    instructions); where that matters, the slices of all heads become one leaf, as in a separate weight.
+    If the update of an entry depends on no other entry, adjacent queries and keys form one slice. Fused
+    kernels round the last few entries of a tensor differently from the rest (scalar instead of vector
+    instructions); where that matters, the slices of all heads form one leaf, as in a separate weight.
     """
     axis = trained.slices[0].axis or 0
     size = trained.parameter.shape[axis]
@@ -339,7 +339,7 @@ def _single(part: TrainedSlice) -> tuple[TrainedSlice, "StridedSlice"]:
 
 
 def _uses_torch_fused(optimizer_class: Any, kwargs: dict[str, Any]) -> bool:
-    """Also where it is wrapped: ``functools.partial(AdamW, fused=True)``."""
+    """Whether torch's fused kernel is used, also through ``functools.partial(AdamW, fused=True)``."""
     options = {**getattr(optimizer_class, "keywords", {}), **kwargs}
     return bool(options.get("fused")) and _is_torchs_own(optimizer_class)
 
@@ -358,8 +358,8 @@ def _is_torchs_own(optimizer_class: Any) -> bool:
 class StridedSlice:
     """``start:start+length`` along ``axis``, repeated ``repeat`` times every ``period`` entries.
 
-    With ``repeat=1`` it is a plain slice. Otherwise it is one role in the heads of an interleaved layout;
-    its view has two axes, (repeat, length), in the place of ``axis``.
+    With ``repeat=1`` it is a plain slice. Otherwise it is one role in all heads of an interleaved layout, and
+    its view has two axes, (repeat, length), in place of ``axis``.
     """
 
     axis: int
@@ -378,11 +378,11 @@ class StridedSlice:
         """
         if self.repeat == 1:
             return tensor.narrow(self.axis, self.start, self.length)
-        apart = tensor.unflatten(self.axis, (self.repeat, self.period))
-        return apart.narrow(self.axis + 1, self.start, self.length)
+        repeats = tensor.unflatten(self.axis, (self.repeat, self.period))
+        return repeats.narrow(self.axis + 1, self.start, self.length)
 
     def name_in(self, parameter: str) -> str:
-        """``weight[:, 0:64]``, or where it repeats, ``weight[0:64, 192:256, ...]``."""
+        """``weight[:, 0:64]``, or ``weight[0:64, 192:256, ...]`` if the slice repeats."""
         spans = [f"{start}:{start + self.length}" for start in self.starts()]
         return f"{parameter}[{':, ' * self.axis}{', '.join(spans)}]"
 
@@ -392,7 +392,7 @@ class StridedSlice:
 
 
 def repeated(axis: int, size: int, spans: Sequence[tuple[int, int]]) -> StridedSlice | None:
-    """One slice for equal (start, stop) at equal distances over the whole axis; None if they are not."""
+    """One slice for spans of equal length at equal distances over the whole axis; else None."""
     lengths = {stop - start for start, stop in spans}
     steps = {after[0] - before[0] for before, after in pairwise(spans)}
     if len(lengths) != 1 or len(steps) != 1:
@@ -403,16 +403,16 @@ def repeated(axis: int, size: int, spans: Sequence[tuple[int, int]]) -> StridedS
 
 
 # --- mechanism="parametrization": separate parameters, joined at every forward pass ---
-# The parts are real parameters of the module, visible to any optimizer and tool; the price is one copy of the
-# weight per forward pass and other keys in the state dict. ``torch.nn.utils.parametrize`` does the
+# The parts are real parameters of the module, visible to every optimizer and tool. This costs one copy of the
+# weight per forward pass and changes the keys of the state dict. ``torch.nn.utils.parametrize`` does the
 # bookkeeping, and ``remove_parametrizations`` undoes it.
 
 
 class Joined(nn.Module):
     """Joins parts into the fused weight: slice ``i`` along ``axis`` comes from part ``sources[i]``.
 
-    A part may have several slices (the queries of all heads in an interleaved layout); they lie in it one
-    after the other, as in a separate projection.
+    A part may have several slices (the queries of all heads in an interleaved layout); they follow one
+    another in it, as in a separate projection.
     """
 
     def __init__(self, axis: int, lengths: Sequence[int], sources: Sequence[int]) -> None:

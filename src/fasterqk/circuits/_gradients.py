@@ -1,4 +1,4 @@
-"""Scaling per circuit: gradients to a given norm, and weights at the start of training."""
+"""Scale circuits: gradients to a given norm, and weights at the start of training."""
 
 import math
 import re
@@ -22,12 +22,23 @@ def normalize_gradients(
     circuits: Circuits | None = None,
     labels: Labels | None = None,
 ) -> dict[str, float]:
-    """Scale the gradient of each named circuit to the given norm; returns the norms before, by circuit.
+    """Scale the gradient of each named circuit to a given norm.
 
-    Call it between the backward pass and the step, like ``clip_grad_norm_``; it scales up as well as
-    down. ``rules={"qk": {"gradient_norm": 1.0}}`` in :func:`make_optimizer` does it at every step.
-    A circuit without any gradient is left alone. ``labels`` are as in :func:`find_circuits`, or pass its
-    result as ``circuits``.
+    Call it between the backward pass and the step, like ``clip_grad_norm_``; it scales up as well as down.
+    ``rules={"qk": {"gradient_norm": 1.0}}`` in :func:`make_optimizer` does the same at every step. A circuit
+    without any gradient is left unchanged.
+
+    Arguments:
+        model: The model, with gradients.
+        norms: The wanted norm of each circuit: ``qk``, ``ov``, ``shared`` or ``rest``.
+        circuits: The result of :func:`find_circuits`, if it is known.
+        labels: Your own labels, as in :func:`find_circuits`.
+
+    Returns:
+        The norm of each named circuit before scaling.
+
+    Raises:
+        InputError: A circuit is unknown, or a norm is not a finite number above 0.
 
     >>> model = nn.MultiheadAttention(8, 2)
     >>> model(*[torch.randn(3, 1, 8)] * 3)[0].sum().backward()
@@ -56,7 +67,7 @@ def normalize_gradients(
 def normalizer(
     model: nn.Module, circuits: Circuits | None, norms: Mapping[str, float]
 ) -> Callable[[torch.optim.Optimizer], None] | None:
-    """The function that normalises gradients before a step, or None if there are no norms."""
+    """A function that normalises gradients before a step; None without norms."""
     if not norms:
         return None
 
@@ -78,9 +89,9 @@ def _norm(parts: list[torch.Tensor]) -> float:
     return float(torch.linalg.vector_norm(torch.stack([size.to(sizes[0].device) for size in sizes])))
 
 
-# --- Weights: one factor of a circuit larger, with or without changing the product ---
+# --- Weights: scale the factors of a circuit, with or without changing their product ---
 
-# Parameters that are added to the scores or multiply them.
+# Parameters that shift or scale the scores.
 _ON_SCORES = re.compile(r"scale|sink|temperature|table|tau$", re.IGNORECASE)
 
 
@@ -96,15 +107,23 @@ def scale_circuits(
 ) -> None:
     """Scale the weights of the circuits of ``model`` in place.
 
-    ``keep_product=True``: queries are multiplied and keys divided by ``qk``, values multiplied and outputs
-    divided by ``ov``. Scores and outputs, and so the function of the model, stay as they are; how fast
-    each factor learns does not. ``keep_product=False``: the products W_Q W_K and W_V W_O become ``qk`` and
-    ``ov`` times larger, shared equally between their factors.
+    Biases of q, k and v are scaled with their weights. The output bias is added after the product and stays.
+    Norms on queries or keys would undo the scale, so models with such norms are refused, as are models with
+    adapters and models that make queries and keys from one matrix.
 
-    Biases of q, k and v are scaled with their weights; the output bias is added after the product and
-    stays. Norms on queries or keys undo a scale, so a model that has them is refused, as is one with
-    adapters or with queries and keys from one matrix. ``labels`` are as in :func:`find_circuits`, or pass
-    its result as ``circuits``.
+    Arguments:
+        model: The model.
+        qk: The factor of the query-key circuit.
+        ov: The factor of the output-value circuit.
+        keep_product: If true, queries are multiplied and keys divided by ``qk``, values multiplied and
+            outputs divided by ``ov``: the model computes the same function, but its factors learn at other
+            speeds. If false, the products W_Q W_K and W_V W_O become ``qk`` and ``ov`` times larger, shared
+            equally between their factors.
+        circuits: The result of :func:`find_circuits`, if it is known.
+        labels: Your own labels, as in :func:`find_circuits`.
+
+    Raises:
+        InputError: A factor is not a finite number above 0, or the model cannot be scaled.
 
     >>> model, inputs = nn.MultiheadAttention(8, 2), torch.randn(3, 1, 8)
     >>> before = model(inputs, inputs, inputs)[0]
@@ -129,7 +148,7 @@ def scale_circuits(
 
 
 def _check_factors(slices: Circuits, wanted: list[str]) -> None:
-    """Each layer must have both factors of a product, each with weights of its own."""
+    """Raise unless each layer has separate weights for both factors of the product."""
     pairs = {"qk": ("q", "k"), "ov": ("v", "o")}
     for circuit in wanted:
         layers = {part.layer for part in slices if part.circuit == circuit}
@@ -146,7 +165,7 @@ def _check_factors(slices: Circuits, wanted: list[str]) -> None:
 
 
 def _is_factor(model: nn.Module, part: Slice, parameter: nn.Parameter) -> bool:
-    """Whether a slice of a circuit is a factor of its product (or a bias that goes with one)."""
+    """Whether a slice is a factor of its circuit's product, or the bias of one."""
     prefix, _, attribute = part.parameter.rpartition(".")
     owner = model.get_submodule(prefix)
     if "norm" in type(owner).__name__.lower():
@@ -159,7 +178,7 @@ def _is_factor(model: nn.Module, part: Slice, parameter: nn.Parameter) -> bool:
     if "lora_" in part.parameter:
         raise InputError(f"{part.parameter} is an adapter: scale the model before adapters are added")
     if isinstance(owner, nn.Embedding) or _ON_SCORES.search(attribute):
-        return False  # acts on the scores: not a factor of the product
+        return False  # it acts on the scores and is not a factor of the product
     if "bias" in attribute or attribute.startswith("b_"):
         return part.role != "o"
     if parameter.ndim < 2:

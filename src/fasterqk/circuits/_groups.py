@@ -1,9 +1,9 @@
 """Parameter groups: the optimizer options of every slice, and the groups that a stock optimizer takes.
 
-``Request`` (``_request``) is what the user asked for. ``assign`` gives every trainable parameter its
-settings, cut into slices where the settings of a fused weight differ. ``make_groups`` collects equal settings
-into groups: the base first, then each circuit whose settings differ from the base. ``param_groups`` does all
-of it.
+A ``Request`` (``_request``) holds what the user asked for. ``assign`` gives every trainable parameter its
+settings, and splits fused weights into slices whose settings differ. ``make_groups`` collects equal settings
+into groups: the base first, then each circuit whose settings differ from it. ``param_groups`` does all of
+this.
 """
 
 import re
@@ -24,15 +24,15 @@ from fasterqk.errors import InputError
 
 Only = Callable[[str, nn.Parameter], bool]
 
-# The patterns of the Hugging Face Trainer, searched in the lower-case name.
+# The patterns of the Hugging Face Trainer, searched in lower-case names.
 _UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 
 
 def undecayed(model: nn.Module) -> set[str]:
-    """Names of the parameters that take no weight decay, by the rule of the Hugging Face Trainer.
+    """The names of parameters without weight decay, by the rule of the Hugging Face Trainer.
 
-    These are all biases and everything in a normalisation layer, known by its name (as in the Trainer)
-    or by its class, which also finds an ``nn.RMSNorm`` called ``ln_1``.
+    These are all biases and all parameters of normalisation layers, recognised by name (as in the Trainer) or
+    by class, which also finds an ``nn.RMSNorm`` called ``ln_1``.
 
     >>> sorted(undecayed(nn.TransformerEncoderLayer(8, 2)))[:3]
     ['linear1.bias', 'linear2.bias', 'norm1.bias']
@@ -53,8 +53,8 @@ def undecayed(model: nn.Module) -> set[str]:
 class TrainedSlice:
     """Entries ``start:stop`` of a parameter along ``axis`` (None: all of it), with their settings.
 
-    ``group`` is ``base``, or the circuit whose settings differ from the base. ``exempt`` says that the
-    slice is not decayed although others of its group are.
+    ``group`` is ``base``, or the circuit whose settings differ from the base. ``exempt`` says that the slice
+    has no weight decay although others of its group do.
     """
 
     axis: int | None
@@ -85,7 +85,7 @@ class TrainedParameter:
         return len(self.slices) > 1
 
     def by_role(self) -> list[list[TrainedSlice]]:
-        """Slices of one role with equal settings together: the queries of all heads, for example."""
+        """Lists of slices with the same role and settings, such as the queries of all heads."""
         return equal_together(self.slices, lambda part: (part.role, part.key))
 
 
@@ -93,7 +93,7 @@ Item = TypeVar("Item")
 
 
 def equal_together(items: Iterable[Item], key: Callable[[Item], Any]) -> list[list[Item]]:
-    """Lists of the items with equal keys, which need not be hashable (options may be lists)."""
+    """Group items by equal keys, which need not be hashable (options may be lists)."""
     groups: list[list[Item]] = []
     for item in items:
         same = next((group for group in groups if key(group[0]) == key(item)), None)
@@ -107,10 +107,10 @@ def equal_together(items: Iterable[Item], key: Callable[[Item], Any]) -> list[li
 def circuits_for(
     model: nn.Module, request: Request, circuits: Circuits | None, labels: Labels | None
 ) -> Circuits:
-    """The circuits that a request needs: those given, or found; all is rest where all settings are equal."""
+    """The circuits that a request needs, given or found; all ``rest`` if all settings are equal."""
     if circuits is not None or not request.same_everywhere:
         return given_or_found(model, circuits, labels, heads=request.per_head)
-    roles_from_labels(labels, model)  # only to refuse wrong ones
+    roles_from_labels(labels, model)  # raises for wrong labels
     return Circuits(
         tuple(
             Slice(name, None, None, None, "rest", None, "name", parameter.numel())
@@ -137,7 +137,7 @@ def assign(
         if not parameter.requires_grad or (only is not None and not only(name, parameter)):
             continue
         if request.groups and id(parameter) not in owner:
-            continue  # as in a stock optimizer: what is in no group is not trained
+            continue  # as in a stock optimizer, parameters outside all groups are not trained
         parts = labelled.get(id(parameter), [])
         _check_cover(name, parameter, parts)
         group_index = owner.get(id(parameter), 0)
@@ -155,12 +155,12 @@ def assign(
 
 
 def _refuse_without_effect(request: Request, trained: Sequence[Slice]) -> None:
-    """A ratio for a circuit that is frozen (adapters on the values alone) would do nothing."""
+    """Raise if a ratio has no effect because its circuit is frozen (adapters on the values alone)."""
     for circuit in CIRCUITS:
-        asked = request.asks_for(circuit)
-        if asked and all(part.circuit != circuit for part in trained):
+        setting = request.asks_for(circuit)
+        if setting and all(part.circuit != circuit for part in trained):
             raise InputError(
-                f"{asked} would do nothing: the model has no trainable parameter in the {circuit} circuit"
+                f"{setting} would do nothing: the model has no trainable parameter in the {circuit} circuit"
             )
     for role in request.ratios or ():
         if not request.by_role[role].plain_one and all(part.role != role for part in trained):
@@ -170,12 +170,12 @@ def _refuse_without_effect(request: Request, trained: Sequence[Slice]) -> None:
             )
 
 
-# Tables that are parameters of their own, by name: pos_embed, positional_encoding, W_E, W_pos.
+# Tables that are plain parameters, by name: pos_embed, positional_encoding, W_E, W_pos.
 _TABLE = re.compile(r"pos(ition(al)?)?_?(emb|enc|table)|(^|\.)(wte|wpe|W_E|W_pos|positions)$", re.IGNORECASE)
 
 
 def tables(model: nn.Module) -> set[str]:
-    """The names of the tables of tokens and positions, also where another module shares them."""
+    """The names of token and position tables, including those under which other modules share them."""
     table_ids = {
         id(parameter)
         for module in model.modules()
@@ -204,7 +204,7 @@ def with_embeddings(model: nn.Module, circuits: Circuits) -> Circuits:
 
 
 def _matrices(model: nn.Module) -> set[str]:
-    """The names of weight matrices: not of biases, norms or tables."""
+    """The names of weight matrices; biases, norms and tables are left out."""
     return {
         name
         for prefix, module in model.named_modules()
@@ -215,7 +215,7 @@ def _matrices(model: nn.Module) -> set[str]:
 
 
 def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[int, list[Slice]]:
-    """Slices by the identity of their parameter; a tied parameter may be labelled under any of its names."""
+    """Slices by the id of their parameter; a tied parameter may be labelled under any of its names."""
     known = dict(model.named_parameters(remove_duplicate=False))
     slices: dict[int, list[Slice]] = {}
     for name, parts in groupby(circuits, lambda part: part.parameter):
@@ -236,7 +236,7 @@ def _trained_slice(part: Slice, request: Request, decayed: bool, group_index: in
 
 
 def _check_cover(name: str, parameter: nn.Parameter, slices: list[Slice]) -> None:
-    """The slices, which ``Circuits`` keeps without gap or overlap, must reach the end of the parameter."""
+    """Raise unless the slices, which ``Circuits`` keeps without gaps, reach the end of the parameter."""
     last = slices[-1] if slices else None
     if last is None or (last.axis is not None and last.stop != parameter.shape[last.axis]):
         spans = ", ".join(f"{part.start}:{part.stop} of axis {part.axis}" for part in slices) or "nothing"
@@ -247,7 +247,7 @@ def _check_cover(name: str, parameter: nn.Parameter, slices: list[Slice]) -> Non
 
 
 def join_neighbours(slices: Sequence[TrainedSlice], *, by_role: bool = True) -> tuple[TrainedSlice, ...]:
-    """Neighbours with equal settings (and, with ``by_role``, one role) become one slice."""
+    """Join adjacent slices with equal settings and, with ``by_role``, equal roles."""
     groups = groupby(slices, lambda part: (part.key, part.role if by_role else ""))
     equal = [list(group) for _, group in groups]
     return tuple(replace(same[-1], start=same[0].start) for same in equal)
@@ -258,7 +258,7 @@ def join_neighbours(slices: Sequence[TrainedSlice], *, by_role: bool = True) -> 
 
 @dataclass
 class Group:
-    """Parameters with equal settings; ``key`` is that of their slices, ``exempt`` if none is decayed."""
+    """Parameters with equal settings; ``key`` is that of their slices, ``exempt`` that none has decay."""
 
     key: tuple[str, Settings]
     exempt: bool
@@ -271,12 +271,12 @@ class Group:
         return self.key[1]
 
     def options(self, lr: float) -> dict[str, Any]:
-        """The group as an optimizer takes it, without its names."""
+        """The group in the form that an optimizer takes, without its names."""
         settings = self.settings
         options: dict[str, Any] = {"params": self.parameters, **dict(settings.options), "lr": settings.lr}
         if settings.lr is None:
             base = lr if settings.base is None else settings.base
-            # A product also where the ratio changes: a tensor rate must not be shared between groups.
+            # Multiply even by 1.0: a tensor rate must not be shared between groups.
             options["lr"] = base * (settings.ratio if isinstance(settings.ratio, float) else 1.0)
         if settings.weight_decay is not None:
             options["weight_decay"] = settings.weight_decay
@@ -290,9 +290,9 @@ class Group:
 def make_groups(
     leaves: Iterable[tuple[TrainedSlice, nn.Parameter, str]], user_groups: Sequence[OwnGroup] = ()
 ) -> list[Group]:
-    """Collect ``(slice, parameter, name)`` into named groups: the base first, none empty.
+    """Collect ``(slice, parameter, name)`` into named groups, the base first and none empty.
 
-    ``own`` are the user's groups, of which each has its own base.
+    ``user_groups`` are the groups that the user made; each has its own base.
     """
     groups = []
     for same in equal_together(leaves, lambda leaf: leaf[0].key):
@@ -306,9 +306,9 @@ def make_groups(
 
 
 def _name(groups: list[Group], user_names: Sequence[str]) -> None:
-    """``qk``; ``qk x4`` where the circuit has several ratios; ``... no decay`` for biases and norms.
+    """Name the groups: ``qk``, ``qk x4`` if a circuit has several ratios, ``... no decay`` for biases, norms.
 
-    Before it the name of the user's own group, if there are such.
+    If the user made groups, the name of the user's group comes first.
     """
     for group in groups:
         name, ratio, which = group.key[0], group.settings.ratio, group.settings.own
@@ -326,7 +326,7 @@ def _name(groups: list[Group], user_names: Sequence[str]) -> None:
 def members(
     circuits: Iterable[Slice], assigned: Iterable[TrainedParameter], groups: list[Group]
 ) -> list[tuple[Slice, int]]:
-    """Every labelled slice that is trained, with the index of its group."""
+    """Every trained labelled slice with the index of its group."""
     slices = {trained.name: trained.slices for trained in assigned}
     keys = [group.key for group in groups]
     return [
@@ -352,10 +352,28 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Plain parameter groups for any stock optimizer; the query-key group learns ``qk_ratio`` times faster.
 
-    Returns a list of groups with ``params``, ``lr``, ``weight_decay``, ``name`` and ``param_names``; the
-    base group comes first and none is empty. Biases and norms are not decayed, frozen parameters are left
-    out. Groups cannot express fused weights with slices of different circuits, nor a ratio that changes
-    over time: both are an ``InputError`` that points to :func:`make_optimizer`.
+    Biases and norms have no weight decay; frozen parameters are left out.
+
+    Arguments:
+        model: The model to train.
+        lr: The base learning rate.
+        qk_ratio: The rate of the query-key circuit divided by ``lr``.
+        weight_decay: The weight decay of weights.
+        ov_ratio: The rate of the output-value circuit divided by ``lr``.
+        ratios: Ratios by role instead of by circuit, as in :func:`make_optimizer`.
+        rules: Optimizer options per circuit, such as
+            ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``.
+        labels: Your own roles, as in :func:`find_circuits`.
+        circuits: The result of :func:`find_circuits`, if it is known.
+        only: Selects parameters: ``only(name, parameter)`` is true for those to train.
+
+    Returns:
+        Groups with ``params``, ``lr``, ``weight_decay``, ``name`` and ``param_names``; the base group comes
+        first and none is empty.
+
+    Raises:
+        InputError: A fused weight holds slices of different circuits, or a ratio changes over time; groups
+            cannot express these, but :func:`make_optimizer` can. Also for wrong arguments.
 
     >>> model = nn.TransformerDecoderLayer(8, 2)
     >>> groups = param_groups(model, lr=1e-3)
@@ -363,10 +381,6 @@ def param_groups(
     ['base']
     >>> import torch
     >>> optimizer = torch.optim.AdamW(groups)
-
-    ``ratios`` are rates by role, as in :func:`make_optimizer`; ``rules`` are optimizer options per circuit,
-    ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``; ``labels`` are your own roles, as in
-    :func:`find_circuits`; ``only(name, parameter)`` selects parameters.
     """
     request = Request(lr, qk_ratio, ov_ratio, ratios, weight_decay, rules or {})
     if request.gradient_norms:

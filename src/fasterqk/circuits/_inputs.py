@@ -1,4 +1,4 @@
-"""Inputs for the probe: tiny ones, guessed from a model's signature and configuration, or the user's own."""
+"""Inputs for the probe: small ones guessed from a model's signature and configuration, or the user's."""
 
 import inspect
 import re
@@ -41,7 +41,7 @@ def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...
     """Inputs worth trying on ``model``, the likeliest first."""
     config = getattr(model, "config", None)
     main = _main_input(model)
-    # A wrapper may pass on the attributes of a model, with a forward of its own.
+    # A wrapper may expose the attributes of a model but have a different forward.
     if main is not None and config is not None and main in inspect.signature(model.forward).parameters:
         yield from huggingface_inputs(model, config)
     elif any(kind.__module__.startswith("diffusers.") for kind in type(model).__mro__):
@@ -57,9 +57,9 @@ def _main_input(model: nn.Module) -> str | None:
 
 
 def run_guessed(model: nn.Module) -> list[str]:
-    """Run ``model`` on the first inputs it accepts, then those of its parts that did not run.
+    """Run ``model`` on the first inputs it accepts, then each of its parts that did not run.
 
-    Returns the paths of what ran ("" is the model itself); the caller observes what happens inside.
+    Returns the paths of the modules that were run ("" is the model itself); the caller observes the passes.
     Raises ``RuntimeError`` if nothing runs.
     """
     ran: list[str] = []
@@ -82,10 +82,10 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
         before = set(entered)
         try:
             with attention_implementation(model, "eager"), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about inputs the user never wrote
+                warnings.simplefilter("ignore")  # they would be about inputs that are not the user's
                 call_with(model, inputs)
         except Exception as error:
-            # Wrong guess; what ran inside counts as not run.
+            # A wrong guess: modules that ran meanwhile count as not run.
             failures.append(f"{type(error).__name__}: {error}")
             entered &= before
         else:
@@ -94,7 +94,7 @@ def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
 
 
 def accepted(model: nn.Module) -> Callable[[nn.Module], Any] | None:
-    """A function that runs ``model`` on the first inputs it accepts, every time the same; None if on none."""
+    """A function that always runs ``model`` on the first inputs it accepts; None if it accepts none."""
     for inputs in guessed_inputs(model):
         run = runner(inputs)
         try:
@@ -108,7 +108,7 @@ def accepted(model: nn.Module) -> Callable[[nn.Module], Any] | None:
 
 
 def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
-    """For modules that are not of Hugging Face: token ids, hidden states or images, by their first layers."""
+    """Inputs for other modules: token ids, hidden states or images, depending on their first layers."""
     generator = torch.Generator().manual_seed(0)
     if isinstance(model, nn.MultiheadAttention):
         sizes = (model.embed_dim, model.kdim, model.vdim)
@@ -119,7 +119,7 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
     if embedding is not None:
         tokens = torch.randint(0, embedding.num_embeddings, (1, LENGTH), generator=generator)
         if convolution is not None:
-            # An image and a text: alone, either may leave one of two towers out.
+            # An image and a text together, because either alone may skip one of two towers.
             side = next(iter(sides))
             yield torch.randn(1, convolution.in_channels, side, side, generator=generator), tokens
         yield (tokens,)
@@ -132,14 +132,14 @@ def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
     if video is not None:
         for frames, size in ((16, 64), (16, 224), (8, 32), (32, 32), (64, 64)):
             yield (torch.randn(1, video.in_channels, frames, size, size, generator=generator),)
-    # Some cut images into patches without a convolution; one patch alone would have nothing to look at.
+    # Some models cut images into patches without a convolution; a single patch has nothing to attend to.
     channels, tried = (3, _LARGE_FIRST) if convolution is None else (convolution.in_channels, (*sides,))
     for size in tried if video is None else ():
         yield (torch.randn(1, channels, size, size, generator=generator),)
 
 
 def _own_sides(model: nn.Module) -> Iterator[int]:
-    """The side of the images that a model or a tower in it takes, as timm, torchvision and open_clip say."""
+    """Image sizes that a model or one of its towers states, as in timm, torchvision and open_clip."""
     for module in model.modules():
         for name in ("image_size", "img_size"):
             size = getattr(module, name, None)
@@ -153,7 +153,7 @@ def _own_sides(model: nn.Module) -> Iterator[int]:
 
 
 def _sides(model: nn.Module) -> tuple[int, ...]:
-    """Usual sides of images; small ones first where nothing reduces them before attention."""
+    """Usual image sizes; small ones first if no stride reduces images before attention."""
     strides = (getattr(module, "stride", 1) for module in model.modules())
     reduced = any(stride not in (1, (1,), (1, 1), None) for stride in strides)
     return (224, 32, 64, 28, 16) if reduced else (16, 28, 32, 64, 224)
@@ -252,7 +252,7 @@ def _images(config: Any) -> list[Tensor]:
     channels = _number(config, "num_channels", "in_channels", "in_chans") or 3
     shapes: list[tuple[int, ...]] = [(1, channels, height, width)]
     if width > 2 * IMAGE:
-        # Many models take images of any size, and attention grows with the fourth power of it.
+        # Many models take images of any size, and the cost of attention grows with its fourth power.
         shapes.insert(0, (1, channels, IMAGE, IMAGE))
     frames = _number(config, "num_frames")
     if frames is not None:
@@ -261,7 +261,7 @@ def _images(config: Any) -> list[Tensor]:
 
 
 def _patches(config: Any) -> Tensor:
-    """Sixteen patches of an image, one per row, as vision towers with a grid take them."""
+    """Sixteen image patches, one per row, as vision towers with a grid expect them."""
     channels = _number(config, "in_channels", "num_channels", "in_chans") or 3
     area = (_number(config, "patch_size", "spatial_patch_size") or 14) ** 2
     return _normal(16, channels * area * (_number(config, "temporal_patch_size") or 1))
@@ -283,7 +283,7 @@ def _number(owner: Any, *names: str) -> int | None:
 
 
 def diffusers_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
-    """By the names of the arguments of ``forward``; several shapes of latents and widths of the text."""
+    """Inputs by the argument names of ``forward``, with several shapes of latents and text widths."""
     config: Any = getattr(model, "config", {})
     names = inspect.signature(model.forward).parameters
     widths = [config.get(key) for key in _TEXT_WIDTHS if config.get(key)]
@@ -312,13 +312,13 @@ def _latents(config: Any) -> list[tuple[int, ...]]:
         (1, 16, channels),
         (1, channels, frames, side, side),
         (1, frames, channels, side, side),
-        (1, 3, channels, side, side),  # nine frames that an encoder made three
+        (1, 3, channels, side, side),  # nine frames that an encoder reduced to three
         (1, channels, 64),
     ]
 
 
 def _conditions(config: Any, shape: tuple[int, ...], width: int) -> dict[str, Any]:
-    """Values by the name of an argument, for latents of ``shape`` and a text of ``width``."""
+    """Values by argument name, for latents of ``shape`` and a text of ``width``."""
     latents, axes = _normal(*shape), config.get("axes_dims_rope") or (0, 0, 0)
     steps = ("t", "r", "timestep_ratio", "r_timestep", "timestep_r", "guidance", "sigma")
     known: dict[str, Any] = dict.fromkeys(steps, torch.tensor([0.5]))
@@ -355,5 +355,5 @@ _TEXT_WIDTHS = (
     "embedding_dim",
 )
 _ALWAYS = {"hidden_states", "sample", "timestep", "encoder_hidden_states", "pooled_projections"}
-# Only for some configurations of a class.
+# Arguments that only some configurations of a class accept.
 _OPTIONAL = {"guidance", "class_labels", "controlnet_cond"}

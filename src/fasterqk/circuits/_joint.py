@@ -1,8 +1,8 @@
 """Two optimizers as one: Muon on the matrices, AdamW on the rest, with one step, one state and one schedule.
 
-``make_optimizer(..., others=(AdamW, {"lr": 3e-4}))`` gives the hidden matrices to its optimizer class and all
-other parameters to the other one. Frameworks expect a single optimizer, so ``JointOptimizer`` holds both: its
-parameter groups and states *are* theirs.
+``make_optimizer(..., others=(AdamW, {"lr": 3e-4}))`` trains hidden matrices with its own optimizer class and
+all other parameters with the one in ``others``. Frameworks expect a single optimizer, so ``JointOptimizer``
+holds both: its parameter groups and states *are* theirs.
 """
 
 import re
@@ -18,13 +18,13 @@ from fasterqk.errors import InputError
 
 
 class JointOptimizer(torch.optim.Optimizer):
-    """Optimizers that step, save and resume as one.
+    """Several optimizers that step, save and resume as one.
 
-    >>> one, other = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    >>> joint = JointOptimizer([torch.optim.SGD([one], lr=1.0), torch.optim.AdamW([other], lr=0.1)])
-    >>> (one.sum() + other.sum()).backward()
+    >>> matrix, bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    >>> joint = JointOptimizer([torch.optim.SGD([matrix], lr=1.0), torch.optim.AdamW([bias], lr=0.1)])
+    >>> (matrix.sum() + bias.sum()).backward()
     >>> joint.step()
-    >>> one[0].item(), round(other[0].item(), 3), [group["lr"] for group in joint.param_groups]
+    >>> matrix[0, 0].item(), round(bias[0].item(), 3), [group["lr"] for group in joint.param_groups]
     (0.0, 0.899, [1.0, 0.1])
     """
 
@@ -32,7 +32,7 @@ class JointOptimizer(torch.optim.Optimizer):
         self.optimizers = list(optimizers)
         self._sizes = [len(optimizer.param_groups) for optimizer in self.optimizers]
         self._closed = False
-        # Torch keeps the dictionaries it is given, so these groups are those of the optimizers.
+        # Torch keeps the dictionaries it is given, so these groups are the optimizers' own.
         super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
         self._closed = True
         self.defaults = {
@@ -41,7 +41,7 @@ class JointOptimizer(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """The optimizers use the groups and states of this one."""
+        """Let the optimizers use the groups and states of this one."""
         first = 0
         for optimizer, size in zip(self.optimizers, self._sizes, strict=True):
             optimizer.param_groups = self.param_groups[first : first + size]
@@ -49,7 +49,7 @@ class JointOptimizer(torch.optim.Optimizer):
             first += size
 
     def step(self, closure: Any = None) -> Any:
-        """One step of every optimizer; a closure is evaluated once, before them."""
+        """Step every optimizer; a closure is evaluated once, before the first."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -59,12 +59,12 @@ class JointOptimizer(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Load what ``state_dict()`` returned."""
+        """Load a state that ``state_dict()`` returned."""
         super().load_state_dict(state_dict)
         self._share()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: it would not be clear which optimizer takes the group."""
+        """Refuse the group, because it is not clear which optimizer it belongs to."""
         if self._closed:
             raise InputError(
                 "a group cannot be added to two optimizers in one: make it while every parameter is "
@@ -73,12 +73,12 @@ class JointOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
 
 
-# What makes the output: with embeddings, the usual exceptions from Muon.
+# Output heads, which like embeddings are usually not trained with Muon.
 _HEAD = re.compile(r"(^|\.)(lm_head|head|heads|classifier|score|unembed|embed_out|output_projection)(\.|$)")
 
 
 def hidden_matrices(model: nn.Module) -> set[int]:
-    """The identities of the weights that Muon is for: matrices, but not tables and not the output head."""
+    """The ids of the weights that Muon trains: matrices except embedding tables and the output head."""
     kept_out = tables(model)
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
     if isinstance(head, nn.Module):
@@ -92,7 +92,7 @@ def hidden_matrices(model: nn.Module) -> set[int]:
 
 
 def two_groups(model: nn.Module, chosen: set[int], others: Any) -> list[OwnGroup]:
-    """The groups of both optimizers: the ``chosen`` parameters, and the rest with the other's own rate."""
+    """The groups of both optimizers: the ``chosen`` parameters, and the rest with the rate in ``others``."""
     form = "others= looks like (torch.optim.AdamW, {'lr': 3e-4, 'weight_decay': 0.01})"
     if not isinstance(others, tuple) or len(others) != 2 or not callable(others[0]):
         raise InputError(f"{form}, not {others!r}")

@@ -1,9 +1,9 @@
-"""Layouts of fused weights, and the registry of architectures that use them. A new architecture goes here.
+"""Layouts of fused weights, and the registry of architectures that use them. New architectures go here.
 
-A layout says which rows of the output axis make queries, keys and values, of which head. ``REGISTRY`` maps
-the class of a module to the layouts of its children. To add an architecture with a fused weight, add a line
-there; the probe checks it (docs/architectures.md). Separate projections with usual names need no line:
-``_guess`` reads the names. Classes are known by name, so that neither transformers nor timm is imported.
+A layout says which rows of the output axis make the queries, keys and values of which head. ``REGISTRY`` maps
+module classes to the layouts of their children. To add an architecture with a fused weight, add a line to it;
+the probe checks the line (docs/architectures.md). Separate projections with usual names need no line, because
+``_guess`` reads the names. Classes are matched by name, so neither transformers nor timm is imported.
 """
 
 import re
@@ -19,7 +19,7 @@ from fasterqk.circuits._slices import Role
 
 @dataclass(frozen=True)
 class Block:
-    """``size`` neighbouring rows with one role; ``head`` is the query or key-value head they belong to."""
+    """``size`` adjacent rows of one role; ``head`` is the query or key-value head they belong to."""
 
     role: Role
     size: int
@@ -62,7 +62,7 @@ def keys_then_values(rows: int, heads: int, key_heads: int) -> list[Block]:
 
 
 def queries_then_keys(rows: int, heads: int, key_heads: int) -> list[Block]:
-    """[Q of all heads; K]: ConViT, models that keep values apart."""
+    """[Q of all heads; K]: ConViT and other models with separate values."""
     width = _width(rows, heads + key_heads)
     return [*_heads("q", heads, width), *_heads("k", key_heads, width)]
 
@@ -102,7 +102,7 @@ def in_order(*parts: tuple[Role, int]) -> Layout:
     return layout
 
 
-# What the probe's findings are compared with, to recognise the heads of an unregistered layout.
+# Layouts with which the probe compares its findings, to recognise the heads of an unregistered layout.
 KNOWN = (
     concatenated,
     per_group,
@@ -129,7 +129,7 @@ def matching(spans: Sequence[Span], heads: int, key_heads: int) -> list[Block] |
 
 
 def spans_of(blocks: Sequence[Block]) -> list[Span]:
-    """The spans of blocks, neighbours of one role joined."""
+    """The spans of blocks, with adjacent blocks of one role joined."""
     spans: list[Span] = []
     start = 0
     for role, same in groupby(blocks, lambda block: block.role):
@@ -151,7 +151,7 @@ def _width(rows: int, parts: int) -> int:
 
 # --- The registry: layouts by the class of the module ---
 
-# The contents of a module's child: one role, or a layout of its rows; it may depend on the module.
+# The role of a module's child, or the layout of its rows; either may depend on the module.
 Entry = Callable[[nn.Module], "Layout | Role"]
 
 
@@ -170,7 +170,7 @@ def _multi_query(module: nn.Module) -> Layout:
 
 
 def _codegen(rows: int, heads: int, key_heads: int) -> list[Block]:
-    """Four parts, one per accelerator, each [q; v; k] of its share of the heads."""
+    """Four parts, one per accelerator, each [q; v; k] of a quarter of the heads."""
     share, width = heads // 4, rows // (3 * heads)
     roles: tuple[Role, ...] = ("q", "v", "k")
     return [Block(role, width, part * share + i) for part in range(4) for role in roles for i in range(share)]
@@ -186,7 +186,7 @@ def _latent_heads(module: nn.Module) -> Layout:
 
 
 def _gated_query(module: nn.Module) -> "Layout | Role":
-    """For each head [q; gate on the output] where the projection is twice as wide as its heads."""
+    """For each head [q; gate on the output] if the projection is twice as wide as its heads."""
     projection, width = getattr(module, "q_proj", None), _size(module, "head_dim")
     heads = _size(module, "num_heads") or getattr(getattr(module, "config", None), "num_attention_heads", 0)
     rows = getattr(projection, "out_features", 0)
@@ -198,7 +198,7 @@ def _gated_latent_query(module: nn.Module) -> Layout:
 
 
 def _levit(module: nn.Module) -> Layout:
-    """For each head [q; k; v], or [k; v] where queries have their own weight; values are wider."""
+    """For each head [q; k; v], or [k; v] if queries have a separate weight; values are wider."""
     key = _size(module, "key_dim")
     value = int(getattr(module, "attention_ratio", 0) * key)
     query = 0 if hasattr(module, "keys_values") else key
@@ -206,7 +206,7 @@ def _levit(module: nn.Module) -> Layout:
 
 
 def _second_bias(module: nn.Module) -> Role:
-    """Added to the queries where relative attention has two biases; alone it is a bias of the values."""
+    """``bias_v`` belongs to the queries if relative attention also has ``bias_u``, else to the values."""
     return "q" if hasattr(module, "bias_u") else "v"
 
 
@@ -239,13 +239,13 @@ REGISTRY: dict[str, dict[str, Entry]] = {
         ("r", "r_kernel", "seg_embed"), always("k")
     ),
     r"\w*": {"bias_u": always("q"), "bias_v": _second_bias},
-    # Known by its children, which have these names in every model with latent attention.
+    # Recognised by the names of its children, which are the same in every model with latent attention.
     r"\w*(Attention|MLA)": {"kv_a_proj_with_mqa": _latent, "kv_b_proj": _latent_heads},
 }
 
 
 def registered(module: nn.Module, child: str) -> "Layout | Role | None":
-    """The layout or role of the parameters of ``child`` in ``module``, or None if it has no line."""
+    """The registered layout or role of the parameters of ``child`` in ``module``; else None."""
     name = type(module).__name__
     for pattern, entries in REGISTRY.items():
         if child in entries and re.fullmatch(pattern, name):
@@ -253,12 +253,12 @@ def registered(module: nn.Module, child: str) -> "Layout | Role | None":
     if child == "qkv" and type(module).__module__.startswith(("timm.", "transformers.")):
         return concatenated
     if "Indexer" in name:
-        # It chooses which keys are attended to, so all of it is in the QK circuit.
+        # An indexer chooses the keys to attend to, so all of it belongs to the QK circuit.
         return "q" if meaning(child).letters == "q" else "k"
     return None
 
 
-# --- Blocks without a QK circuit: no softmax over scores of queries and keys, by class and parameters ---
+# --- Blocks without a QK circuit (no softmax over scores of queries and keys), by class and parameters ---
 
 _NO_SOFTMAX = re.compile(
     r"mamba|rwkv|deltanet|deltaattention|lightningattention|linear(self)?attention|additiveattention|retention|retnet|hyena|rglru"

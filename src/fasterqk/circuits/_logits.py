@@ -1,9 +1,9 @@
-"""The attention logits of a model while it trains: which attention calls its blocks make.
+"""Observe the attention calls of a model while it trains, and read their logits.
 
 ``Watch`` puts hooks on the attention blocks of a model. While a block runs in training, ``LogitTrace`` sees
-the torch functions it calls and turns each attention call into ``Scores`` (``_scores``), however it is
-written: torch's kernel, ``nn.MultiheadAttention``, FlexAttention, or a product and a softmax. Nothing is
-replaced, so the training is the same to the last bit.
+the torch functions that the block calls and turns each attention call into ``Scores`` (``_scores``), however
+it is written: torch's kernel, ``nn.MultiheadAttention``, FlexAttention, or a product and a softmax. Nothing
+is replaced, so training is bit-identical.
 """
 
 import math
@@ -29,7 +29,7 @@ from fasterqk.circuits._scores import KernelScores, Scores, WrittenScores
 from fasterqk.circuits._slices import Circuits, Slice
 from fasterqk.errors import InputError
 
-# --- The trace: which scores a block forms ---
+# --- The trace: the scores that a block forms ---
 
 _TAG = "_fasterqk_products"
 _MULTIPLIED = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
@@ -43,9 +43,9 @@ _RESHAPED = {getattr(home, name) for home in (Tensor, torch) for name in _SAME.s
 
 @dataclass(eq=False)
 class Products:
-    """What a tensor of scores began as: ``products`` times ``factor`` are the products.
+    """The origin of a tensor of scores: its products of queries and keys are ``products`` times ``factor``.
 
-    ``pure``: nothing but factors came since. ``logits``: the scores before their maximum was subtracted.
+    ``pure``: only factors were applied since. ``logits``: the scores before their maximum was subtracted.
     """
 
     products: Tensor
@@ -64,14 +64,14 @@ class LogitTrace(TorchFunctionMode):
         self.see = see
 
     def flex_attention(self, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call FlexAttention; on a GPU it says the largest score of each row itself."""
+        """Call FlexAttention; on a GPU the kernel itself returns the largest score of each row."""
         named = {**dict(zip(_FLEX_ARGUMENTS, args, strict=False)), **kwargs}
         user_aux, mask = named.get("return_aux"), named.get("block_mask")
         request = _aux_request()
         asks = request is not None and named["query"].is_cuda and not named.get("return_lse")
         if asks:
             kwargs["return_aux"] = request(lse=bool(user_aux and user_aux.lse), max_scores=True)
-        self.__exit__(None, None, None)  # it may be compiled, which a mode would change
+        self.__exit__(None, None, None)  # the kernel may be compiled, which an active mode would change
         try:
             output = kernel(*args, **kwargs)
         finally:
@@ -120,7 +120,7 @@ class LogitTrace(TorchFunctionMode):
         try:
             scores = kind(*arguments)
         except (ValueError, RuntimeError):
-            return  # of another shape: a softmax that is no attention of these heads
+            return  # another shape: this softmax is not attention of these heads
         self.see(scores)
 
     def _product(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
@@ -186,7 +186,7 @@ def _holds(func: Any, source: Tensor, output: Tensor) -> bool:
 
 
 def _is_row_value(value: Any) -> bool:
-    """Whether it is one number per row, such as the maximum that is subtracted before a softmax."""
+    """Whether ``value`` has one number per row, such as the maximum that is subtracted before a softmax."""
     return isinstance(value, Tensor) and value.dim() > 2 and value.shape[-1] == 1
 
 
@@ -201,14 +201,14 @@ def _is_parameter(tensor: Tensor) -> bool:
 
 @cache
 def _seen_inside(func: Any) -> Callable[..., Any]:
-    """The same function, which a trace looks into: it does not ask for one at its beginning."""
+    """A copy of a torch function that skips its dispatch to active modes, so that a trace sees its inside."""
     namespace = {**func.__globals__, "has_torch_function": lambda _: False}
     copy = types.FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
 
 
-# --- FlexAttention: no torch function, so its name is exchanged where a block calls it ---
+# --- FlexAttention is not a torch function, so its name is replaced in the modules that call it ---
 
 _FLEX = "torch.nn.attention.flex_attention"
 _FLEX_ARGUMENTS = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa", "return_lse")
@@ -223,7 +223,7 @@ def _aux_request() -> Any:
 
 
 def flex_names(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where the code of ``module`` has FlexAttention, plain or compiled: namespaces and names."""
+    """The namespaces and names under which the code of ``module`` has FlexAttention, plain or compiled."""
     if _FLEX not in sys.modules:
         return []
     plain = sys.modules[_FLEX].flex_attention
@@ -251,7 +251,7 @@ _WRAPPED = "compile_friendly_flex_attention"
 class AttentionBlock:
     """A module that forms attention, with its labelled queries and keys.
 
-    ``heads``: how many query heads it has; None where only the scores say it.
+    ``heads`` is the number of query heads; None if only the scores show it.
     """
 
     path: str
@@ -262,7 +262,7 @@ class AttentionBlock:
 
 
 def attention_blocks(model: nn.Module, circuits: Circuits) -> list[AttentionBlock]:
-    """The blocks of ``model`` whose queries or keys are labelled, in its order."""
+    """The blocks of ``model`` with labelled queries or keys, in the model's order."""
     scopes = find_scopes(model)
     inside: dict[str, list[Slice]] = {}
     outside: dict[int | None, list[Slice]] = {}
@@ -285,7 +285,7 @@ def attention_blocks(model: nn.Module, circuits: Circuits) -> list[AttentionBloc
 
 
 def _holder(model: nn.Module, names: Sequence[str]) -> str:
-    """The innermost module around all of these parameters that is no projection itself."""
+    """The innermost module that contains all of these parameters and is not itself a projection."""
     parts = [name.split(".")[:-1] for name in names]
     shared = 0
     while all(len(prefix) > shared and prefix[shared] == parts[0][shared] for prefix in parts):
@@ -299,11 +299,11 @@ def _holder(model: nn.Module, names: Sequence[str]) -> str:
 
 
 class Watch:
-    """Hooks on the blocks of a model that pass the scores of its training passes to ``see``.
+    """Hooks on the blocks of a model that pass the scores of training passes to ``see``.
 
-    A pass counts where a block is in training mode and gradients are computed, and ``due()`` says so. With
+    A pass counts if the block is in training mode, gradients are enabled, and ``due()`` is true. With
     activation checkpointing that is the pass whose activations the gradients use. ``after`` is called with
-    the arguments of every call of a block that counted.
+    the arguments of every call that counted.
     """
 
     def __init__(
@@ -329,7 +329,7 @@ class Watch:
     def enter(self, block: AttentionBlock, module: nn.Module, args: Any) -> None:
         """Before the forward pass of a block."""
         if torch.compiler.is_compiling():
-            return  # a compiled pass shows nothing
+            return  # compiled code is invisible to the trace
         if not (module.training and torch.is_grad_enabled() and self._due()):
             return
         self.entered = True
@@ -354,7 +354,7 @@ class Watch:
             return
         self._running.pop()[1].close()
         if output is None:
-            return  # it raised
+            return  # the forward pass raised
         if block.path not in self._seen:
             raise InputError(
                 f"{block.path or 'the model'} ({type(module).__name__}) forms no attention scores that can "
@@ -364,7 +364,7 @@ class Watch:
         self._after(block, args, kwargs)
 
     def remove(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         self._hooks.close()
 
 
@@ -377,7 +377,7 @@ def in_processes() -> bool:
 
 
 def over_processes(largest: Tensor, device: torch.device, group: Any = None) -> Tensor:
-    """One maximum over all processes; NaN, which a maximum may drop, counts as infinite."""
+    """The maximum over all processes; NaN, which a reduction may drop, counts as infinite."""
     if not in_processes():
         return largest
     shared = torch.nan_to_num(largest, nan=math.inf, neginf=-math.inf, posinf=math.inf).to(device)

@@ -1,6 +1,6 @@
-"""``LogitMonitor``: the largest attention logit of every layer and head, on the training batches themselves.
+"""``LogitMonitor``: the largest attention logit of every layer and head, on the training batches.
 
-It has hooks on the attention blocks only in the steps that it reads; in others a model runs as without it.
+The attention blocks have hooks only in the steps that are read; in all other steps the model runs unobserved.
 """
 
 import math
@@ -33,7 +33,7 @@ from fasterqk.errors import InputError
 class Logits:
     """The attention logits of one step: a :class:`Reading` for each attention block, by its path.
 
-    ``layers`` are their numbers. Prints as a table.
+    ``layers`` holds the layer number of each block. Printing shows a table.
     """
 
     step: int
@@ -42,12 +42,12 @@ class Logits:
 
     @property
     def exact(self) -> bool:
-        """False where only some rows were read: maxima are then lower bounds."""
+        """False if only some rows were read, which makes the maxima lower bounds."""
         return all(reading.exact for reading in self.readings.values())
 
     @property
     def largest(self) -> float:
-        """The largest logit of all heads; NaN if any is."""
+        """The largest logit of all heads; NaN if any logit is."""
         return float(torch.cat([reading.logit for reading in self.readings.values()]).amax())
 
     def where(self) -> tuple[str, int]:
@@ -57,10 +57,10 @@ class Logits:
         return path, int(self.readings[path].logit.argmax())
 
     def log(self) -> dict[str, float]:
-        """Numbers for a log: ``logits/max`` of all and of each block, ``logits/entropy``.
+        """Numbers for a log: ``logits/max`` over all blocks and of each block, and ``logits/entropy``.
 
-        Where only some rows were read the names are ``logits/max_of_rows``, a lower bound of the maximum.
-        ``logits/max_product``, before biases and soft caps, stands beside it where there are such.
+        If only some rows were read, the name is ``logits/max_of_rows``, a lower bound of the maximum. Models
+        with additive biases or soft caps also log ``logits/max_product``, before these.
         """
         name = "max" if self.exact else "max_of_rows"
         readings = self.readings.values()
@@ -98,8 +98,8 @@ class Logits:
         for path, reading in self.readings.items():
             head, notes = int(reading.logit.argmax()), []
             if reading.capped or reading.biased:
-                what = " and ".join(["soft cap"] * reading.capped + ["additive bias"] * reading.biased)
-                notes.append(f"with {what}; product {float(reading.product.amax()):.4g}")
+                changes = " and ".join(["soft cap"] * reading.capped + ["additive bias"] * reading.biased)
+                notes.append(f"with {changes}; product {float(reading.product.amax()):.4g}")
             rows.append(
                 {
                     "block": path or "(model)",
@@ -116,19 +116,26 @@ class Logits:
 
 
 class LogitMonitor:
-    """Reads the attention logits of ``model`` in its training passes, at the first and then ``every`` steps.
+    """Reads the attention logits of ``model`` in its training passes: in the first step, then periodically.
 
-    ``last`` holds the newest :class:`Logits`; ``log``, a function of (numbers by name, step), gets them when
-    they are complete: ``log=lambda numbers, step: print(step, numbers)``. With ``optimizer`` a step is one of
-    its steps, micro-batches and processes together; without it, one training pass of the model.
+    A logit is what enters the softmax, rotary positions included, over all pairs that the mask allows. With
+    additive biases or a soft cap, the product before them is reported as well. Training does not change. A
+    step that is read costs about one more product of queries and keys and runs uncompiled; other steps cost
+    nothing. ``last`` is the newest :class:`Logits`, and ``remove()`` removes the monitor.
 
-    A logit is what enters the softmax, rotary positions included, over the pairs that the mask lets a query
-    see; with additive biases or a soft cap the product before them is reported beside it. All rows are read,
-    which costs about one more product of queries and keys in the steps that are read and nothing in others;
-    ``rows=64`` reads as many rows of each call: the maxima are then lower bounds, and are called so.
-    When a logit passes ``limit``, one warning says so, once. Nothing in the training changes.
+    Arguments:
+        model: The model.
+        optimizer: Count its steps, with all micro-batches and processes of a step together. Without it, a
+            step is one training pass of the model.
+        every: The number of steps from one reading to the next.
+        rows: Read only this many rows of each attention call. Maxima are then lower bounds, and are named so.
+        limit: Warn once when a logit exceeds this.
+        log: Called with (numbers by name, step) when a reading is complete, for example
+            ``log=lambda numbers, step: print(step, numbers)``.
+        labels, circuits: As in :func:`make_optimizer`.
 
-    In the steps that are read nothing runs compiled. ``remove()`` takes the monitor off.
+    Raises:
+        InputError: An argument is wrong, or a block forms no scores that can be seen.
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> monitor = LogitMonitor(model)
@@ -175,7 +182,7 @@ class LogitMonitor:
 
     @property
     def last(self) -> Logits:
-        """The newest logits; an ``InputError`` before there are any."""
+        """The newest logits; an ``InputError`` before the first reading."""
         if not self._by_steps:
             self._end()
         if self._last is None:
@@ -186,7 +193,7 @@ class LogitMonitor:
         return self._last
 
     def remove(self) -> None:
-        """Take all hooks off."""
+        """Remove all hooks."""
         self._watching.close()
         self._hooks.close()
 
@@ -213,12 +220,12 @@ class LogitMonitor:
         if self.steps % self.every == 0:
             self._begin()
             for block in self._blocks:
-                if block.module is model:  # its own hook comes too late for this pass
+                if block.module is model:  # a hook added now would miss this pass
                     self._watch.enter(block, model, args)
         self.steps += 1
 
     def _after_pass(self, model: nn.Module, args: Any, output: Any) -> None:
-        self._eager.close()  # what else runs until the next pass may be compiled
+        self._eager.close()  # code between two passes may run compiled
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self._end()
@@ -227,7 +234,7 @@ class LogitMonitor:
             self._begin()
 
     def _end(self) -> None:
-        """Take the hooks off the blocks; what was read is the newest logits."""
+        """Remove the hooks from the blocks, and publish what was read as the newest logits."""
         self._watching.close()
         if not self._calls:
             return
@@ -256,7 +263,7 @@ class LogitMonitor:
 
 
 def _joined(readings: list[Reading]) -> Reading:
-    """One reading of several calls of a block: micro-batches, or a block that is used several times."""
+    """Join the readings of several calls of a block: micro-batches, or a block that is used several times."""
     return Reading(
         torch.stack([reading.logit for reading in readings]).amax(0),
         torch.stack([reading.product for reading in readings]).amax(0),
@@ -268,7 +275,7 @@ def _joined(readings: list[Reading]) -> Reading:
 
 
 def _over_all_processes(readings: dict[str, Reading], device: torch.device) -> dict[str, Reading]:
-    """The maxima over all processes; the entropy is that of this one."""
+    """The readings with maxima over all processes; the entropy is that of this process."""
     sizes = [len(reading.logit) for reading in readings.values()]
     together = torch.cat([torch.cat([reading.logit, reading.product]) for reading in readings.values()])
     parts = over_processes(together, device).split([2 * size for size in sizes])

@@ -1,9 +1,8 @@
 """Ratios: from the argument ``qk_ratio=`` to the ratio of one slice at one step.
 
-A ratio may be a number, a function of the step (``Ramp``), one value per layer (sequence or mapping), one
-value per head (nested), or a function of any of ``layer``, ``head``, ``step``, recognised by the names of
-its arguments. ``Ratios`` resolves all of these for one role. ``PartnerNorm`` is a ratio that depends on the
-weights.
+A ratio may be a number, a function of the step (``Ramp``), one value per layer (a sequence or mapping), one
+value per head (nested), or a function of any of ``layer``, ``head`` and ``step``, recognised by its argument
+names. ``Ratios`` resolves all of these for one role. ``PartnerNorm`` is a ratio that depends on the weights.
 """
 
 import inspect
@@ -21,9 +20,9 @@ from fasterqk.errors import InputError
 
 
 def finite_number(value: Any, what: str, *, zero: bool = False) -> float:
-    """``value`` as a float if it is finite and above 0 (or 0, if that is allowed).
+    """``value`` as a float if it is finite and above 0 (with ``zero``, at least 0).
 
-    Anything else, True and "30" included, is an ``InputError`` that quotes it.
+    Anything else, including True and "30", is an ``InputError`` that quotes it.
 
     >>> finite_number(30, "qk_ratio")
     30.0
@@ -40,7 +39,15 @@ def finite_number(value: Any, what: str, *, zero: bool = False) -> float:
 
 @dataclass(frozen=True)
 class Ramp:
-    """A ratio that changes linearly from ``start`` to ``stop`` in ``steps`` steps and stays there.
+    """A ratio that changes linearly over the first steps of training and then stays constant.
+
+    Arguments:
+        start: The ratio at step 0.
+        stop: The ratio from step ``steps`` on.
+        steps: How many steps the change takes.
+
+    Raises:
+        InputError: A ratio is not a finite number above 0, or ``steps`` is not a whole number of at least 1.
 
     >>> ramp = Ramp(1, 20, steps=100)
     >>> ramp(0), ramp(50), ramp(100), ramp(5000)
@@ -70,14 +77,21 @@ _PARTNERS = {"q": "k", "k": "q"}
 
 @dataclass(frozen=True)
 class PartnerNorm:
-    """Queries learn by the inverse norm of the keys, relative to its start, and keys by that of the queries.
+    """A ratio that divides the rate of queries by the norm of the keys, and that of keys by the queries'.
 
     ``make_optimizer(model, AdamW, lr=3e-3, qk_ratio=PartnerNorm())`` multiplies the rate of the queries by
-    |W_K at the start| / |W_K now| (Frobenius norm of the weight matrices), and the rate of the keys by the
-    same of W_Q, so that a change of the logits keeps its size while the weights grow (Anson & Aitchison,
-    arXiv 2511.21377). ``per`` is ``"layer"``, or ``"head"`` for one norm per head. ``ratio`` is a number or a
-    function of the step that is multiplied in; with 1 the first step is that of the plain optimizer.
-    The start is saved in the optimizer's state (``partner_norm``), so that a resumed training goes on.
+    |W_K at the start| / |W_K now| (Frobenius norms of the weight matrices), and the rate of the keys by the
+    same quotient of W_Q. The logits then keep changing at the same speed while the weights grow (Anson &
+    Aitchison, arXiv 2511.21377). The norms at the start are saved in the optimizer's state
+    (``partner_norm``), so a resumed training continues exactly.
+
+    Arguments:
+        ratio: A number or a function of the step by which the rates are multiplied as well. With 1, the first
+            step is that of the plain optimizer.
+        per: ``"layer"`` for one norm per layer, ``"head"`` for one norm per head.
+
+    Raises:
+        InputError: ``per`` is unknown, or the ratio is not a finite number above 0.
 
     >>> PartnerNorm(ratio=0.3, per="head")
     PartnerNorm(ratio=0.3, per='head')
@@ -94,14 +108,14 @@ class PartnerNorm:
 
 @dataclass(frozen=True)
 class PartnerRatio:
-    """The ratio of one slice under :class:`PartnerNorm`; ``partners`` are the slices whose norm counts."""
+    """The ratio of one slice under :class:`PartnerNorm`; the norm of ``partners`` divides it."""
 
     ratio: float | Callable[[int], float]
     partners: tuple[Slice, ...]
 
     @torch.no_grad()
     def norm(self, model: nn.Module) -> float:
-        """The Frobenius norm of the partners in ``model`` as it is now."""
+        """The current Frobenius norm of the partners in ``model``."""
         total = 0.0
         for part in self.partners:
             prefix, _, attribute = part.parameter.rpartition(".")
@@ -116,14 +130,14 @@ class PartnerRatio:
         return norm
 
     def now(self, model: nn.Module, step: int, start: float) -> float:
-        """The ratio at ``step``, where the norm was ``start`` at the beginning."""
+        """The ratio at ``step``; ``start`` is the norm at the beginning of training."""
         ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
         return ratio * start / self.norm(model)
 
 
-# What the user may write.
+# A ratio as the user may write it.
 RatioLike = float | Callable[..., float] | Sequence[Any] | Mapping[Any, Any] | PartnerNorm
-# The ratio of one slice: a number, a function of the optimizer's step, counted from 0, or one of the weights.
+# The ratio of one slice: a number, a function of the optimizer's step (from 0), or a function of the weights.
 Ratio = float | Callable[[int], float] | PartnerRatio
 
 
@@ -133,8 +147,8 @@ _ARGUMENTS = ("layer", "head", "step")
 class Ratios:
     """The ratio of every slice of one role.
 
-    ``name`` is the name of the argument (``qk_ratio``), for messages; ``slices`` are those of the role's
-    circuit, from which layers and heads are counted.
+    ``name`` is the name of the argument (``qk_ratio``) in messages. ``slices`` are those of the role's
+    circuit; layers and heads are counted from them. ``matrices`` are the names of weight matrices.
     """
 
     def __init__(
@@ -180,7 +194,7 @@ class Ratios:
 
     @property
     def plain_one(self) -> bool:
-        """Whether this is the number 1, which changes nothing."""
+        """Whether the ratio is the number 1, which changes nothing."""
         if callable(self.ratio) or isinstance(self.ratio, PartnerNorm) or _values(self.ratio):
             return False
         return self._number(self.ratio) == 1
@@ -203,7 +217,7 @@ class Ratios:
         return ratios[0]
 
     def _partner(self, part: Slice, rule: PartnerNorm) -> PartnerRatio:
-        """Keys for queries and queries for keys: of the same layer, or of the heads that work together."""
+        """The ratio by partners: keys for queries and vice versa, of the same layer or of matching heads."""
         role = _PARTNERS.get(part.role)
         if role is None:
             raise InputError(f"{self}: PartnerNorm is for q and k, not for {part.role}")
@@ -212,7 +226,7 @@ class Ratios:
             for other in self.slices
             if other.role == role and other.layer == part.layer and self._is_matrix(other)
         ]
-        # A layer may have several blocks, of a decoder and across: the nearest by name is its own.
+        # A layer may have self-attention and cross-attention; the partners are in the block nearest by name.
         shared = [_modules_in_common(part.parameter, other.parameter) for other in partners]
         partners = [other for other, count in zip(partners, shared, strict=True) if count == max(shared)]
         if rule.per == "head" and part.head is not None:
@@ -232,7 +246,7 @@ class Ratios:
         return self.matrices is None or part.parameter in self.matrices
 
     def _query_heads(self, part: Slice) -> list[int | None]:
-        """The heads a slice serves: a key head of grouped-query attention serves its whole group."""
+        """The query heads a slice serves; a key head of grouped-query attention serves its whole group."""
         with_heads = [other for other in self.slices if other.layer == part.layer and other.head is not None]
         query_heads = len({other.head for other in with_heads})
         if part.head is None:
@@ -301,7 +315,7 @@ class Ratios:
 
     def _value(self, value: Any) -> Ratio:
         if callable(value):
-            self._number(value(0))  # a wrong function fails now, not in the middle of training
+            self._number(value(0))  # a wrong function fails now, not during training
             return value
         return self._number(value)
 
@@ -310,7 +324,7 @@ class Ratios:
 
 
 def _argument_names(ratio: Any) -> tuple[str, ...] | None:
-    """Which of layer, head, step a function takes; None for anything but a function.
+    """Which of layer, head and step a function takes; None if ``ratio`` is not a function.
 
     A function of one argument with another name (``lambda t: ...``) is a function of the step.
     """
@@ -338,7 +352,7 @@ def _values(ratio: Any) -> list[Any]:
 
 
 def _modules_in_common(first: str, second: str) -> int:
-    """How many modules, from the outermost, two parameters have in common.
+    """How many enclosing modules, from the outermost, two parameters share.
 
     >>> _modules_in_common("h.0.attn.q.weight", "h.0.attn.k.weight")
     3

@@ -1,8 +1,8 @@
-"""``Scores``: queries times keys of one attention call, and what is read of them by head: maxima, entropies.
+"""``Scores``: the scores of one attention call, and their maxima and entropies by head.
 
-A *product* is a query times a key with the scale, rotary positions included. A *logit* is what enters the
-softmax: the product, after a soft cap and with additive biases where the model has these. Only pairs that the
-mask lets a query see count.
+A *product* is a query times a key, with the scale and rotary positions. A *logit* is what enters the softmax:
+the product after a soft cap and with additive biases, if the model has them. Only pairs that the mask allows
+count.
 """
 
 import math
@@ -16,18 +16,18 @@ from torch import Tensor
 
 # Masks add at least -10000 to a score, or put the smallest number there.
 _HIDDEN = -5000.0
-_CHUNK = 2**24  # entries of scores that are formed at a time
-_ROWS = 64  # rows of which the entropy is taken where a kernel says the maximum itself
+_CHUNK = 2**24  # entries of scores that are computed at a time
+_ROWS = 64  # rows for the entropy if a kernel returns the maximum itself
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read of one attention call, each number by head.
+    """The numbers read from one attention call, each by head.
 
-    ``logit``: the largest logit; ``product``: the largest product; ``entropy``: of the rows in nats, the mean
-    over rows. ``biased`` and ``capped``: logits are products with an additive bias (or FlexAttention's
-    ``score_mod``), or after a soft cap. ``exact``: False where only some rows were read, which makes the
-    maxima lower bounds.
+    ``logit``: the largest logit; ``product``: the largest product; ``entropy``: the mean entropy of the rows,
+    in nats. ``biased``: logits are products plus an additive bias (or FlexAttention's ``score_mod``);
+    ``capped``: logits are products after a soft cap. ``exact``: False if only some rows were read, which
+    makes the maxima lower bounds.
     """
 
     logit: Tensor
@@ -47,24 +47,24 @@ class Scores:
     heads: int
     length: int
     capped = False
-    maxima: Tensor | None = None  # by head the largest logit, where a kernel says it
+    maxima: Tensor | None = None  # the largest logit of each head, if a kernel returns it
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """(products, logits, whether a query sees the key) of these heads and rows, part by part."""
+        """(products, logits, mask of visible pairs) of these heads and rows, chunk by chunk."""
         raise NotImplementedError
 
     def bounds(self) -> Tensor | None:
-        """By head a number that no product exceeds; None where the products are at hand."""
+        """An upper bound on the products of each head; None if the products are available."""
         return None
 
     @torch.no_grad()
     def largest_products(self, below: float) -> Tensor:
-        """The largest product of each head; -inf for heads that surely have none above ``below``."""
+        """The largest product of each head; -inf for heads whose products are certainly at most ``below``."""
         bounds = self.bounds()
         chosen = None
         largest = torch.full((self.heads,), -math.inf)
         if bounds is not None:
-            above = ~(bounds <= below)  # also where it is not a number
+            above = ~(bounds <= below)  # true also for NaN
             chosen = above.nonzero().squeeze(1)
             if not len(chosen):
                 return largest
@@ -81,7 +81,7 @@ class Scores:
 
     @torch.no_grad()
     def reading(self, rows: int | None, turn: int = 0) -> Reading:
-        """Everything that ``Reading`` holds, from all rows or from ``rows`` of them, others at each turn."""
+        """A :class:`Reading` of all rows, or of ``rows`` of them, different ones at each ``turn``."""
         chosen = None
         if rows is None and self.maxima is not None:
             rows = _ROWS
@@ -118,7 +118,7 @@ def _masked(scores: Tensor, visible: Tensor) -> Tensor:
 
 
 class KernelScores(Scores):
-    """The scores of a kernel that does not show them, from its queries, keys and mask."""
+    """The scores of a kernel that does not expose them, computed from its queries, keys and mask."""
 
     def __init__(
         self,
@@ -184,7 +184,7 @@ class KernelScores(Scores):
 
 
 def _indexed_by_tensors() -> AbstractContextManager[Any]:
-    """Functions of FlexAttention index tensors by tensors, which it allows in this way."""
+    """Let the functions of FlexAttention index tensors by tensors, as FlexAttention itself does."""
     try:
         from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
     except ImportError:
@@ -193,7 +193,7 @@ def _indexed_by_tensors() -> AbstractContextManager[Any]:
 
 
 def _for_all_pairs(function: Callable[..., Tensor], scores: int) -> Callable[..., Tensor]:
-    """FlexAttention's function of (scores, batch, head, query, key) numbers as one of whole axes."""
+    """Vectorise FlexAttention's function of single (scores, batch, head, query, key) over whole axes."""
     for axis in reversed(range(4)):
         axes = [0 if dimension == axis else None for dimension in range(4)]
         function = torch.vmap(function, in_dims=tuple([0] * scores + axes))
@@ -204,7 +204,7 @@ class WrittenScores(Scores):
     """The scores of attention that is written out: the products, and the logits that entered the softmax."""
 
     def __init__(self, products: Tensor, logits: Tensor, heads: int | None, capped: bool) -> None:
-        logits = logits[..., : products.shape[-1]]  # beyond the keys: a sink
+        logits = logits[..., : products.shape[-1]]  # columns beyond the keys are attention sinks
         if products.shape != logits.shape:
             products = products.expand(logits.shape)
         self.products, self.logits = four_axes(products, heads), four_axes(logits, heads)
@@ -220,7 +220,7 @@ class WrittenScores(Scores):
 
 
 def _lengths(vectors: Tensor) -> Tensor:
-    """By head the length of the longest vector."""
+    """The length of the longest vector of each head."""
     return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).amax((0, 2))
 
 
@@ -252,7 +252,7 @@ def _key_axes(key: Tensor, query: Tensor) -> Tensor:
 
 
 def _mask_axes(mask: Tensor, query: Tensor, heads: int) -> Tensor:
-    """A mask with four axes that are those of the scores, or 1."""
+    """A mask with four axes, each as long as that of the scores, or 1."""
     if mask.dim() == 4 or mask.dim() == 2:
         return mask if mask.dim() == 4 else mask[None, None]
     if mask.dim() == 3:

@@ -143,7 +143,7 @@ def descend(
         betas, epsilon: The constants of Adam.
         zero: Gradient entries below ``zero`` times the largest entry of their matrix count as zero. Sums that
             vanish by symmetry leave rounding errors, which both optimizers would turn into large steps.
-        every: Yield every so many steps.
+        every: The number of steps from one record to the next.
         until: Stop once the loss of every arm is at most this.
         steps: Stop after this many steps.
 

@@ -135,8 +135,21 @@ def saturated_remainder(
     """1 - alpha, the attention left on the background, once alpha is nearly one.
 
     It is 2/(kappa mu^2) for CACO, gamma_ov/(kappa mu) for CAFO, 2/(kappa gamma_qk mu^2 q) for FACO and
-    gamma_ov/(kappa gamma_qk mu q) for FAFO, with kappa at this ratio; the last two need ``mu_qk``. Since
-    mu_ov grows like log t, attention approaches one only like a power of 1/log t.
+    gamma_ov/(kappa gamma_qk mu q) for FAFO, with kappa at this ratio. Since mu_ov grows like log t, attention
+    approaches one only like a power of 1/log t.
+
+    Arguments:
+        setting: The data of Theorem 1.
+        qk_ratio: The ratio eta_qk / eta_ov.
+        mu_ov: The scale of the OV circuit.
+        mu_qk: The scale of the QK circuit; needed if it is factorized (FACO, FAFO).
+        parameterization: As in :func:`solve`.
+
+    Returns:
+        The remainder, of the broadcast shape of the arguments.
+
+    Raises:
+        InputError: ``mu_qk`` is missing, or the ratio is outside its range.
 
     >>> state = solve(Setting(), 10, mu_ov=1e4)
     >>> f"{1 - state.alpha:.2e}, {saturated_remainder(Setting(), 10, 1e4):.2e}"
