@@ -122,7 +122,7 @@ def test_values_from_python_are_those_of_the_command_line():
     assert Option("data_dir", str, "").check(Path("data")) == "data"
 
 
-RESULTS = Path(__file__).parents[3] / "docs" / "results" / "cells"
+RESULTS = Path(__file__).parents[3] / "lab" / "paper" / "cells"
 FUNCTION = f"{__name__}:square"
 
 
