@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn, optim
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
-from transformers import Phi3Config, Phi3ForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, Phi3Config, Phi3ForCausalLM
 from transformers.models.phi3 import modeling_phi3
 
 from fasterqk.circuits import Circuits, check_circuits, describe, find_circuits, make_optimizer, param_groups
@@ -353,3 +353,25 @@ def test_the_oracle_of_the_hand_written_modules_sees_wrong_labels(monkeypatch):
     monkeypatch.setattr("fasterqk.circuits._first_pass.FirstPass.before_step", lambda own: None)
     assert outcome("GatedQuery", "Attn", False, False)[0] == "WRONG"
     assert isinstance(build("GatedQuery", "Attn", False), nn.Module)
+
+
+def small_gpt2():
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 20, "n_positions": 16}
+    tokens = {"bos_token_id": 0, "eos_token_id": 0}
+    return GPT2LMHeadModel(GPT2Config(**sizes, **tokens))
+
+
+def test_two_settings_of_one_rate_are_refused():
+    """The embedding is part of the rest: a ratio of its own and a rate of the rest contradict each other."""
+    settings = {"ratios": {"q": 10, "k": 10, "embedding": 10}, "rules": {"rest": {"lr": 6e-4}}}
+    with pytest.raises(InputError, match=r"rules\['rest'\]\['lr'\]=0.0006 and ratios\['embedding'\]=10"):
+        make_optimizer(small_gpt2(), torch.optim.AdamW, lr=1e-4, **settings)
+
+
+def test_a_layout_is_for_a_tensor_of_its_row_count():
+    """Split by a parametrization, the parts of `c_attn` are labelled as they are, not by GPT-2's layout."""
+    model = small_gpt2()
+    make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10, mechanism="parametrization")
+    labels = {part.parameter: (part.role, part.axis) for part in find_circuits(model)}
+    name = "transformer.h.0.attn.c_attn.parametrizations.weight.original"
+    assert [labels[f"{name}{place}"] for place in range(3)] == [("q", None), ("k", None), ("v", None)]
