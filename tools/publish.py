@@ -98,6 +98,11 @@ def main() -> None:
         "--from", dest="out", type=Path, help="a results folder, for experiments without cells"
     )
     arguments = parser.parse_args()
+    for name in arguments.names:
+        if name not in EXPERIMENTS:
+            parser.error(f"unknown experiment {name!r}; choose from {', '.join(EXPERIMENTS)}")
+        if arguments.out and not list((arguments.out / "figures").glob(f"{name}*.json")):
+            parser.error(f"--from {str(arguments.out)!r} has no figure of {name!r}; reproduce it there first")
     if arguments.out:
         for name in arguments.names:
             publish(name, [arguments.out])
@@ -107,6 +112,8 @@ def main() -> None:
             for name in dict.fromkeys(name for name, _ in parts(file)):
                 files.setdefault(name, []).append(file)
         for name in arguments.names or files:
+            if name not in files:
+                parser.error(f"no cells of {name!r} in lab/paper/cells; name its results folder with --from")
             with tempfile.TemporaryDirectory() as scratch:
                 folders = [Path(scratch) / str(place) for place in range(len(files[name]))]
                 for file, folder in zip(files[name], folders, strict=True):
