@@ -28,7 +28,7 @@ from fasterqk.attention import (
     measure,
     read_examples,
 )
-from fasterqk.integrations import Sharpness, SharpnessCallback, trainer_optimizer
+from fasterqk.huggingface import Sharpness, SharpnessCallback, trainer_optimizer
 
 
 def watched(instances: list[Instance], tokenizer: Any) -> Sharpness:

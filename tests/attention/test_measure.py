@@ -28,8 +28,8 @@ from fasterqk.attention import (
     uniform_attention,
 )
 from fasterqk.attention._measure import batches
-from fasterqk.capture import capture
 from fasterqk.errors import InputError
+from fasterqk.trace import capture
 
 COLUMNS = [score.column for score in SCORES.values() if score.compute]
 HOWS = [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last"), Aggregation("layer", 0)]

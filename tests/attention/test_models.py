@@ -20,8 +20,8 @@ from fasterqk.attention import (
 )
 from fasterqk.attention._loading import load_model, longest_input
 from fasterqk.attention._models import HuggingFaceCausal, HuggingFaceClassifier
-from fasterqk.capture import record
 from fasterqk.errors import InputError
+from fasterqk.trace import record
 from fasterqk_lab.models import Classifier, ClassifierConfig
 
 

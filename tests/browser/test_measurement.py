@@ -13,7 +13,7 @@ from fasterqk.attention import (
     save_measured,
     score_intervals,
 )
-from fasterqk.capture import record
+from fasterqk.trace import record
 
 SCRIPT = "<script>window.broken = true</script>"
 IMAGE = '"><img src=x onerror="window.broken = true">'

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
 from fasterqk.attention import Aggregation, Pattern, aggregate, aggregate_null
-from fasterqk.capture import capture, record
+from fasterqk.trace import capture, record
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,10 @@ from fasterqk.attention import (
     class_answer,
     measure,
 )
-from fasterqk.capture import capture
-from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
+from fasterqk.optim import scale_circuits
+from fasterqk.trace import capture
 from fasterqk_lab.models import Classifier, ClassifierConfig
 from fasterqk_lab.models._classifier import aggregation_of
 from fasterqk_lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances, checksum

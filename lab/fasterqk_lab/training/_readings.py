@@ -28,7 +28,7 @@ from fasterqk.attention import (
     relevant_mass,
     summarize,
 )
-from fasterqk.capture import capture
+from fasterqk.trace import capture
 from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, attention_rows
 from fasterqk_lab.training._batches import EVALUATION_BATCH, PaddedInstances

@@ -12,8 +12,8 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from fasterqk.capture import Mask
 from fasterqk.errors import InputError
+from fasterqk.trace import Mask
 
 HALF = (torch.float16, torch.bfloat16)
 _WINDOW_EVIDENCE = 16

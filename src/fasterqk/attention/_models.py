@@ -18,8 +18,8 @@ from fasterqk.attention._instances import (
     Instance,
     collate,
 )
-from fasterqk.capture import capture
 from fasterqk.errors import InputError
+from fasterqk.trace import capture
 
 
 @dataclass(frozen=True, eq=False)
