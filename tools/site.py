@@ -1,4 +1,4 @@
-"""Hooks of the site (mkdocs.yml): formulas as MathML, published tables beside the pages, docstrings as Markdown.
+"""Hooks of the site (mkdocs.yml): formulas as MathML, published tables, docstrings as Markdown.
 
 Browsers draw MathML themselves, so no page loads a script for its formulas. Pages link to tables of the
 checkout (``../lab/paper/results/fig2.csv``); the site has them under ``data``.

@@ -1,4 +1,4 @@
-"""List what is in the wheels of a folder, and refuse what does not belong there: `python tools/wheels.py dist`."""
+"""List what the wheels of a folder hold, and refuse what does not belong: `python tools/wheels.py dist`."""
 
 import sys
 from collections import Counter
