@@ -26,7 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from fasterqk.errors import InputError
 from fasterqk.files import append_line, plain, read_json_lines
@@ -169,16 +169,21 @@ def current_name(name: Any) -> Any:
 
 def find_function(name: str) -> Callable[..., Any]:
     """The function that ``"module:function"`` names."""
-    module_name, _, function_name = current_name(name).partition(":")
-    try:
-        function = getattr(import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"no function {name!r} ({error}); give 'module:function' that can be imported"
-        ) from None
+    function = import_name(name, "function")
     if not callable(function):
         raise InputError(f"{name!r} is a {type(function).__name__}, no function")
-    return function
+    return cast(Callable[..., Any], function)
+
+
+def import_name(name: Any, what: str) -> Any:
+    """What ``"module:name"`` names; an error calls it a ``what``."""
+    module, _, attribute = current_name(name).partition(":") if isinstance(name, str) else ("", "", "")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:  # a module of the user's may raise anything
+        raise InputError(
+            f"no {what} {name!r} ({one_line(error)}); give 'module:{what}' that can be imported"
+        ) from None
 
 
 def one_line(error: BaseException) -> str:

@@ -20,11 +20,10 @@
 
 The cells are grid x arms x seeds, seed by seed: a sweep that is stopped early has whole comparisons.
 
-``config`` and ``function`` name a class and a function of any module that Python finds, also beside the spec.
-To sweep is to call them: a spec is a program. To plan is to read: their source is looked at, not imported.
+``config`` and ``function`` name a class and a function of any module that Python finds, also beside the spec:
+a spec is a program. To read it is to import them, to sweep is to call them.
 """
 
-import ast
 import dataclasses
 import difflib
 import itertools
@@ -35,15 +34,13 @@ import tomllib
 import types
 import typing
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
-from importlib.machinery import ModuleSpec
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.files import config_defaults, config_types, read_lines
-from fasterqk_lab.runs._execute import current_name
+from fasterqk_lab.runs._execute import current_name, find_function, import_name
 from fasterqk_lab.tasks import check_task
 
 DEFAULT_CONFIG = "fasterqk_lab.training:TrainConfig"
@@ -58,14 +55,6 @@ class SpecCell:
 
     arm: str
     config: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class NotImported:
-    """What a spec says of a configuration whose class was not imported: its name and the fields given."""
-
-    kind: str
-    fields: Mapping[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,11 +75,10 @@ class Spec:
     resources: Resources = Resources()
 
 
-def read_spec(path: str | os.PathLike[str], *, imports: bool = True) -> Spec:
+def read_spec(path: str | os.PathLike[str]) -> Spec:
     """The sweep that the TOML file at ``path`` describes; errors are one line.
 
-    Modules beside the spec are found, after installed ones. Without ``imports`` no module of the user's is
-    imported: configurations of their classes are :class:`NotImported`.
+    Modules beside the spec are found, after installed ones.
     """
     path = Path(path)
     try:
@@ -107,21 +95,18 @@ def read_spec(path: str | os.PathLike[str], *, imports: bool = True) -> Spec:
     if folder not in sys.path:
         sys.path.append(folder)
     try:
-        return _spec(path, document, imports)
+        return _spec(path, document)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _spec(path: Path, document: Mapping[str, Any], imports: bool) -> Spec:
+def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
     for key in document:
         if key not in KEYS:
             raise InputError(f"unknown key {key!r}{_suggestion(key, KEYS)}")
     function = current_name(document.get("function", DEFAULT_FUNCTION))
-    find_definition(function, "function")
-    name = current_name(document.get("config", DEFAULT_CONFIG))
-    definition = find_definition(name, "config")
-    of_the_lab = name.startswith("fasterqk_lab.")
-    kind: Any = _config_class(name) if imports or of_the_lab else _SourceClass(name, definition)
+    find_function(function)
+    kind = _config_class(document.get("config", DEFAULT_CONFIG))
     base = _table(document, "base")
     arms = {name: _table(_table(document, "arms"), name, "arms.") for name in _table(document, "arms")}
     grid = {name: _values(name, values, "grid") for name, values in _table(document, "grid").items()}
@@ -141,7 +126,7 @@ def _spec(path: Path, document: Mapping[str, Any], imports: bool) -> Spec:
         raise InputError(f"these are {count} cells; a sweep has at most {_MOST_CELLS}")
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     names_for_all = {*base, *grid, *(["seed"] if "seeds" in document else [])}
-    required = _required(kind)
+    required = [name for name in config_types(kind) if name not in config_defaults(kind)]
     for arm, fields in (arms or {"": {}}).items():
         missing = [name for name in required if name not in names_for_all and name not in fields]
         if missing:
@@ -159,19 +144,13 @@ def _spec(path: Path, document: Mapping[str, Any], imports: bool) -> Spec:
 
 
 def _config_class(name: Any) -> type:
-    module_name, _, class_name = name.partition(":") if isinstance(name, str) else ("", "", "")
-    try:
-        kind = getattr(import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(f"config = {name!r} is no 'module:Class' that can be imported ({error})") from None
+    kind = import_name(name, "class")
     if not (isinstance(kind, type) and dataclasses.is_dataclass(kind)):
         raise InputError(f"config = {name!r} is no dataclass")
     return kind
 
 
 def _config(kind: Any, fields: Mapping[str, Any], arm: str) -> Any:
-    if isinstance(kind, _SourceClass):
-        return NotImported(kind.__name__, fields)
     hints = config_types(kind)
     try:
         config = kind(**{name: _typed(name, value, hints[name]) for name, value in fields.items()})
@@ -184,17 +163,6 @@ def _config(kind: Any, fields: Mapping[str, Any], arm: str) -> Any:
     except (ValueError, TypeError, OverflowError) as error:
         raise InputError(f"arm {arm!r}: {error}" if arm else str(error)) from None
     return config
-
-
-def _fields(kind: Any) -> list[str] | None:
-    """The names of the fields of a configuration; None when they cannot be known."""
-    return kind.fields if isinstance(kind, _SourceClass) else list(config_types(kind))
-
-
-def _required(kind: Any) -> list[str]:
-    if isinstance(kind, _SourceClass):
-        return kind.required
-    return [name for name in config_types(kind) if name not in config_defaults(kind)]
 
 
 def _typed(name: str, value: Any, hint: Any) -> Any:
@@ -240,8 +208,8 @@ def _values(name: str, values: Any, where: str = "") -> list[Any]:
 
 
 def _check_field(kind: Any, name: str, where: str) -> None:
-    names = _fields(kind)
-    if names is not None and name not in names:
+    names = list(config_types(kind))
+    if name not in names:
         raise InputError(f"{kind.__name__} has no field {name!r} (in [{where}]){_suggestion(name, names)}")
 
 
@@ -249,81 +217,3 @@ def _suggestion(name: str, known: Sequence[str]) -> str:
     if near := difflib.get_close_matches(name, known):
         return f"; did you mean {' or '.join(map(repr, near))}?"
     return f"; there are {', '.join(known)}"
-
-
-# --- Names of a spec, looked up without importing anything ---
-
-
-def find_definition(name: Any, what: str) -> ast.stmt | None:
-    """Where the source of its module binds the name in ``"module:name"``; refused if it certainly does not.
-
-    None when that cannot be known from the source: a compiled module, or one that makes names as it runs.
-    """
-    module_name, colon, defined = name.partition(":") if isinstance(name, str) else ("", "", "")
-    parts = module_name.split(".")
-    if not colon or not defined.isidentifier() or not all(part.isidentifier() for part in parts):
-        raise InputError(f"{what} = {name!r} is not 'module:{'Class' if what == 'config' else what}'")
-    module, places = None, None
-    for place in range(len(parts)):
-        try:
-            module = _find_module(".".join(parts[: place + 1]), places)
-        except KeyError:  # Python looks into packages without a file of their own only as it imports them
-            return None
-        if module is None:
-            raise InputError(f"{what} = {name!r}: there is no module {'.'.join(parts[: place + 1])!r}")
-        places = list(module.submodule_search_locations or ())
-    if module is None or not str(module.origin).endswith(".py"):
-        return None
-    try:
-        tree = ast.parse("\n".join(read_lines(str(module.origin))))
-    except (SyntaxError, RecursionError, ValueError) as error:
-        raise InputError(f"{what} = {name!r}: {module.origin} is no Python that runs ({error})") from None
-    names = dict(_bindings(tree))
-    if defined not in names and not names.keys() & {"*", "__getattr__"}:
-        raise InputError(
-            f"{what} = {name!r}: {module_name} has no {defined!r}{_suggestion(defined, [*names])}"
-        )
-    return names.get(defined)
-
-
-def _find_module(name: str, places: list[str] | None) -> ModuleSpec | None:
-    if (module := sys.modules.get(name)) is not None:
-        return module.__spec__
-    for finder in sys.meta_path:
-        if (spec := finder.find_spec(name, places)) is not None:
-            return spec
-    return None
-
-
-def _bindings(tree: ast.AST) -> Iterator[tuple[str, ast.stmt]]:
-    """Every name that a module binds: what is bound only in a branch may be there, methods are not."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            yield node.name, node
-            for inner in ast.walk(node):
-                yield from ((name, inner) for name in inner.names) if isinstance(inner, ast.Global) else ()
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            for alias in node.names:
-                yield alias.asname or alias.name.partition(".")[0], node
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                for part in ast.walk(target):
-                    if isinstance(part, ast.Name):
-                        yield part.id, node
-        else:
-            yield from _bindings(node)
-
-
-class _SourceClass:
-    """A dataclass as its source shows it; ``fields`` is None when it may have others, from its bases."""
-
-    def __init__(self, name: str, definition: ast.stmt | None) -> None:
-        self.__name__ = name.partition(":")[2]
-        self.fields: list[str] | None = None
-        self.required: list[str] = []
-        if isinstance(definition, ast.ClassDef) and not definition.bases and not definition.keywords:
-            annotations = [node for node in definition.body if isinstance(node, ast.AnnAssign)]
-            annotations = [node for node in annotations if "ClassVar" not in ast.unparse(node.annotation)]
-            values = {ast.unparse(node.target): node.value for node in annotations}
-            self.fields = list(values)
-            self.required = [field for field, value in values.items() if value is None and field != "_"]

@@ -5,16 +5,17 @@ import os
 import sys
 from collections import Counter, UserList
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import canonical_json, config_fields, csv_text, plain, write_text
+from fasterqk.files import canonical_json, config_fields, csv_text, write_bytes, write_text
 from fasterqk_lab.runs._execute import read_journal
-from fasterqk_lab.runs._spec import NotImported, Spec, read_spec
-from fasterqk_lab.runs._store import Store, is_whole, read_result, read_sealed, state
+from fasterqk_lab.runs._spec import Spec, read_spec
+from fasterqk_lab.runs._store import LOCK_NAME, Store, claim, clear, is_whole, read_result, read_sealed, state
 
 # --- The table of finished cells: one row per cell, one column per field of its config or result ---
 
@@ -258,12 +259,9 @@ class Plan:
 
 
 def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
-    """The plan for ``spec`` on the store in ``out``; nothing is run or written.
-
-    Of a spec read without imports too: its cells are then found by what they have stored of themselves.
-    """
+    """The plan for ``spec`` on the store in ``out``; nothing is run or written."""
     store = Store(out)
-    configs = _folders(store, spec)
+    configs = {store.folder(cell.config): cell.config for cell in spec.cells}
     begun = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
     count = Counter(summary.state for summary in begun.values())
     left = [configs[folder] for folder in configs if folder not in begun or begun[folder].state != "done"]
@@ -274,7 +272,7 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     here = [seconds for group in siblings.values() for seconds in group]
     elsewhere = []
     if left and not here:
-        kind = left[0].kind if isinstance(left[0], NotImported) else type(left[0]).__name__
+        kind = type(left[0]).__name__
         measured_cells = [_measured(summary) for summary in summaries(store) if summary.kind == kind]
         elsewhere = [seconds for seconds in measured_cells if seconds is not None]
     basis = dict.fromkeys(("siblings", "spec", "store", "nothing"), 0)
@@ -299,55 +297,43 @@ def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
     )
 
 
-def _folders(store: Store, spec: Spec) -> dict[Path, Any]:
-    """The configurations of a spec by the folder of their cell."""
-    folders: dict[Path, Any] = {}
-    stored: list[tuple[Path, dict[str, Any]]] | None = None
-    known: dict[frozenset[str], dict[str, Path]] = {}
-    for config in (cell.config for cell in spec.cells):
-        if not isinstance(config, NotImported):
-            folders[store.folder(config)] = config
-            continue
-        if stored is None:
-            stored = [(folder, document) for folder in store.cells() if (document := _config_of(folder))]
-        names = frozenset(config.fields)
-        if names not in known:
-            # A cell whose other fields all have their defaults is the one that these fields name.
-            known[names] = {
-                _comparable({name: document["all"].get(name) for name in names}): folder
-                for folder, document in stored
-                if document["kind"] == config.kind and names >= set(document["fields"])
-            }
-        fields = _comparable(config.fields)
-        folders[known[names].get(fields, store.root / f"not begun: {fields}")] = config
-    return folders
-
-
-def _config_of(folder: Path) -> dict[str, Any] | None:
-    try:
-        return read_sealed(folder / "config.json")
-    except InputError:
-        return None
-
-
-def _comparable(fields: Any) -> str:
-    """Fields as text, in which 30 and 30.0 are the same."""
-
-    def numbers(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: numbers(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [numbers(item) for item in value]
-        return float(value) if type(value) is int and abs(value) < 2**53 else value
-
-    return canonical_json(numbers(plain(fields)))
-
-
 def _measured(summary: Summary) -> float | None:
     # A later attempt went on from a checkpoint: its seconds are not those of the whole cell.
     return summary.seconds if summary.attempt == 1 else None
 
 
 def _but_the_seed(config: Any) -> str:
-    fields = config.fields if isinstance(config, NotImported) else config_fields(config)
-    return canonical_json({name: value for name, value in fields.items() if name != "seed"})
+    return canonical_json({name: value for name, value in config_fields(config).items() if name != "seed"})
+
+
+# --- Collecting the finished cells of another store ---
+
+
+def collect(store: Store, other: Store) -> dict[str, int]:
+    """Copy every cell that is done in ``other`` and not in ``store``; ``other`` is only read.
+
+    Returns how many were ``collected``, ``here`` already, ``unfinished`` or ``damaged`` over there, or
+    ``running`` here. A finished cell replaces what an unfinished one has here.
+    """
+    counts = Counter[str]()
+    for folder in other.cells():
+        state = summarize(folder).state
+        if state != "done":
+            counts["damaged" if state == "damaged" else "unfinished"] += 1
+            continue
+        with claim(store.root / folder.name) as claimed:
+            counts[_copy(folder, store.root / folder.name) if claimed else "running"] += 1
+    return {name: counts[name] for name in ("collected", "here", "unfinished", "damaged", "running")}
+
+
+def _copy(source: Path, target: Path) -> str:
+    with suppress(InputError):  # a damaged result is no result: the whole one takes its place
+        if read_result(target) is not None:
+            return "here"
+    clear(target)
+    paths = [path for path in source.rglob("*") if path.is_file() and path.name != LOCK_NAME]
+    # The result, which marks a finished cell, comes last.
+    for path in sorted(paths, key=lambda path: path.name == "result.json"):
+        if not path.name.endswith(".tmp"):
+            write_bytes(target / path.relative_to(source), path.read_bytes())
+    return "collected"

@@ -11,7 +11,9 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk_lab.runs import Plan, Store, SweepError, load, plan, read_spec, sweep
-from fasterqk_lab.runs._table import cell_details, summaries, varying
+from fasterqk_lab.runs._execute import read_journal, write_journal
+from fasterqk_lab.runs._store import LOCK_NAME, claim
+from fasterqk_lab.runs._table import cell_details, collect, summaries, varying
 
 
 @pytest.fixture
@@ -207,3 +209,53 @@ def test_all_done(planned: Callable[[], Plan], tmp_path: Path, cells: ModuleType
             Store(tmp_path).save(cells.Cell(seed, scale), {}, attempt=1, seconds=1.0)
     found = planned()
     assert (found.left, found.seconds) == (0, 0)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != LOCK_NAME}
+
+
+@pytest.fixture
+def stores(tmp_path: Path, setting: Callable[..., Any]) -> tuple[Store, Store]:
+    """Ours has cells 0 (done), 1 (begun); the other has 0 and 1 and 2 (done), 3 (begun), 4 (damaged)."""
+    ours, other = Store(tmp_path / "ours"), Store(tmp_path / "other")
+    ours.save(setting(0), {"from": "ours"})
+    (ours.begin(setting(1)) / "checkpoint.json").write_text("half")
+    for seed in (0, 1, 2, 4):
+        write_journal(other.save(setting(seed), {"from": "other"}), "saved", 1)
+    other.begin(setting(3))
+    (other.folder(setting(4)) / "result.json").write_text("{}")
+    return ours, other
+
+
+def test_what_is_done_there_and_not_here(stores: tuple[Store, Store], setting: Callable[..., Any]) -> None:
+    ours, other = stores
+    assert collect(ours, other) == {
+        "collected": 2,
+        "here": 1,
+        "unfinished": 1,
+        "damaged": 1,
+        "running": 0,
+    }
+    found = [ours.result(setting(seed)) for seed in range(4)]
+    assert found == [{"from": "ours"}, {"from": "other"}, {"from": "other"}, None]
+    for seed in (1, 2):
+        assert files_of(ours.folder(setting(seed))) == files_of(other.folder(setting(seed)))
+        assert [line["event"] for line in read_journal(ours.folder(setting(seed)))] == ["saved"]
+    assert collect(ours, other)["collected"] == 0
+
+
+def test_a_damaged_result_here_is_replaced(stores: tuple[Store, Store], setting: Callable[..., Any]) -> None:
+    ours, other = stores
+    (ours.folder(setting(0)) / "result.json").write_text("{}")
+    assert collect(ours, other)["collected"] == 3
+    assert ours.result(setting(0)) == {"from": "other"}
+
+
+def test_a_cell_that_runs_here_is_left_alone(
+    stores: tuple[Store, Store], setting: Callable[..., Any]
+) -> None:
+    ours, other = stores
+    with claim(ours.folder(setting(1))):
+        assert collect(ours, other)["running"] == 1
+    assert (ours.folder(setting(1)) / "checkpoint.json").read_text() == "half"
