@@ -48,7 +48,6 @@ def configure_train(parser: Parser) -> None:
         "fasterqk-lab train agreement --ratios q=30,k=10,embedding=0.5    # one ratio per role",
         "fasterqk-lab train jsonl --data mine.jsonl --qk-ratio 10 --out out",
         "fasterqk-lab train kvqa --qk-ratio 5                           # answers are generated",
-        "torchrun --nproc-per-node 2 -m fasterqk_lab train agreement --qk-ratio 30  # two processes",
     )
     add_task_options(parser)
     parser.add_option("--qk-ratio", positive_float, "R", "QK learning rate times R (1)")
@@ -85,20 +84,12 @@ def task_options() -> list[str]:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from fasterqk_lab.training._loop import dismiss, follow
-    from fasterqk_lab.training._steps import joined
-
     config = task_config(arguments)
     if arguments.out is not None:
         check_out(arguments.out, arguments.data)
     start = time.perf_counter()
-    with joined() as processes:
-        if not processes.first:
-            follow(processes, arguments.data_dir)
-            return 0
-        with progress_bar(f"train {config.task}") as progress:
-            result = _result(config, arguments, progress)
-        dismiss(processes)
+    with progress_bar(f"train {config.task}") as progress:
+        result = _result(config, arguments, progress)
     seconds = round(time.perf_counter() - start, 2)
     document = {**result.to_json(), "seconds": seconds}
     return print_result(arguments.json, document, lambda _: _show_train(result, seconds))
