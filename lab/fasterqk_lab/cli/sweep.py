@@ -25,8 +25,7 @@ from fasterqk.files import config_values, content_hash, plain
 if TYPE_CHECKING:
     from fasterqk_lab.runs import Plan
     from fasterqk_lab.runs._execute import Backend
-    from fasterqk_lab.runs._spec import Resources, SpecCell
-    from fasterqk_lab.runs._sweep import RunningSweep
+    from fasterqk_lab.runs._sweep import Resources, RunningSweep, SpecCell
 
 
 # More rows than this are better read with `fasterqk-lab runs list`.
@@ -71,7 +70,8 @@ def configure_sweep(parser: Parser) -> None:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs import Store, read_spec
-    from fasterqk_lab.runs._sweep import RunningSweep, TensorBoard, take_shard
+    from fasterqk_lab.runs._sweep import RunningSweep, take_shard
+    from fasterqk_lab.runs._table import TensorBoard
 
     check_out(arguments.out, arguments.spec)
     spec = read_spec(arguments.spec)
@@ -176,13 +176,6 @@ def _show_sweep(result: dict[str, Any], total: int) -> None:
 # --- plan: which cells of a sweep are left, and an estimate of their time ---
 
 
-_BASIS = {
-    "siblings": "as long as cells that differ only in the seed",
-    "spec": "as long as other cells of this sweep",
-    "store": "as long as other cells of this kind in the store",
-}
-
-
 def configure_plan(parser: Parser) -> None:
     parser.epilog = examples(
         "fasterqk-lab plan SPEC.toml --out out --workers 2", "fasterqk-lab plan SPEC.toml --json"
@@ -209,22 +202,14 @@ def _show_plan(estimate: "Plan", arguments: argparse.Namespace, workers: int, wa
     print(f"{estimate.cells} cells in {arguments.spec}: {states or 'none begun'}; {estimate.left} left")
     if not estimate.left:
         return
-    if wall is None or estimate.seconds is None or estimate.low is None or estimate.high is None:
+    if wall is None:
         print(
-            "no estimate: no comparable cell has been measured yet; "
+            "no estimate: no cell of it has been measured yet; "
             f"`fasterqk-lab sweep {arguments.spec} --out {arguments.out} --shard 1/{estimate.cells}` "
             "measures one"
         )
         return
-    scale = wall / estimate.seconds if estimate.seconds else 0.0
-    print(
-        f"about {duration_text(wall)} with {workers} workers "
-        f"({duration_text(estimate.low * scale)} to {duration_text(estimate.high * scale)}), "
-        f"from {estimate.measured} measured cells"
-    )
-    for name, words in _BASIS.items():
-        if estimate.basis[name]:
-            print(f"  {estimate.basis[name]} taken to be {words}")
+    print(f"about {duration_text(wall)} with {workers} workers, from {estimate.measured} measured cells")
 
 
 # --- runs: list, show, remove and collect the cells of a store ---

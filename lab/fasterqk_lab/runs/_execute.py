@@ -286,7 +286,6 @@ def main(descriptor: int) -> None:
     try:
         # Only from here on is Stop caught; before that, the signal simply ends the process.
         signal.signal(signal.SIGTERM, _stop)
-        connection.send(Event("ready", ""))
         while True:
             message = messages.get()
             try:
@@ -350,8 +349,6 @@ _BOOT = (
 )
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _GRACE_SECONDS = 5.0
-# When so many workers in a row die before they are ready, all of them would.
-_DEAD_STARTS_LIMIT = 3
 
 
 class ThisProcess:
@@ -383,7 +380,6 @@ class LocalWorkers:
         self._threads = threads
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, CellTask]] = {}
-        self._dead_starts = 0
 
     def free(self) -> bool:
         return len(self._busy) < self._count
@@ -402,11 +398,7 @@ class LocalWorkers:
                 event = worker.connection.recv()
             except (EOFError, OSError):
                 del self._busy[worker.connection]
-                notify(self._lost(worker, task))
-                continue
-            if event.kind == "ready":
-                worker.ready = True
-                self._dead_starts = 0
+                notify(Event("lost", task.cell, note=f"its worker died ({worker.end()})"))
                 continue
             if event.last:
                 del self._busy[worker.connection]
@@ -427,20 +419,11 @@ class LocalWorkers:
             for worker in workers:
                 worker.end()
 
-    def _lost(self, worker: "_Worker", task: CellTask) -> Event:
-        reason = worker.end()
-        self._dead_starts += 0 if worker.ready else 1
-        if self._dead_starts >= _DEAD_STARTS_LIMIT:
-            words = f"workers end before they begin ({reason}); {sys.executable} started them"
-            return Event("fatal", task.cell, error=ChildProcessError(words))
-        return Event("lost", task.cell, note=f"its worker died ({reason})")
-
 
 class _Worker:
     """A worker process and the connection to it."""
 
     def __init__(self, threads: int) -> None:
-        self.ready = False
         self.connection, theirs = Pipe()
         environment = os.environ | {name: str(threads) for name in _THREAD_VARIABLES}
         try:

@@ -144,7 +144,7 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
         ("[arms.a]\nseed = 3\n", "[base] or [arms.a] has to give 'task'"),
         ("[base]\ntask = 'agreement'\n[arms.a]\nlr = -1\n", "arm 'a': lr -1.0 is not above 0"),
         (
-            "config = 'fasterqk_lab.runs._spec:SpecCell'\nseeds = [1]\n",
+            "config = 'fasterqk_lab.runs._sweep:SpecCell'\nseeds = [1]\n",
             "SpecCell has no field 'seed' (in [seeds])",
         ),
         ("config = 'nowhere:Config'\n", "no class 'nowhere:Config' (ModuleNotFoundError"),
@@ -221,7 +221,7 @@ def test_a_module_beside_the_spec_is_planned_and_swept(tmp_path: Path) -> None:
     planned = installed_command("plan", *words, "--json", where=tmp_path)
     found = json.loads(planned.stdout)
     assert (found["cells"], found["left"], found["states"]["done"]) == (2, 1, 1)
-    assert found["basis"]["siblings"] == 1
+    assert found["measured"] == 1
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import content_hash, write_text
 from fasterqk_lab.runs import SpecCell, Store
 from fasterqk_lab.runs._execute import Event
-from fasterqk_lab.runs._sweep import FOLDER_NAME, TensorBoard
+from fasterqk_lab.runs._table import FOLDER_NAME, TensorBoard
 
 CELLS = {content_hash(Walk(seed)): SpecCell("an arm/..", Walk(seed)) for seed in (0, 1)}
 FIRST = next(iter(CELLS))
