@@ -33,9 +33,8 @@ from fasterqk.circuits import Circuits, LogitMonitor, Role, Slice, find_circuits
 from fasterqk.theory import Setting, solve
 from fasterqk_lab.benchmarks._plain import Progress, compared, race, timed
 from fasterqk_lab.tasks import data_folder
-from fasterqk_lab.tasks._registry import require_files
 from fasterqk_lab.tasks._tokens import WordPieces
-from fasterqk_lab.tasks.hatexplain import COMPACT, DOWNLOAD, LABELS, read_compact
+from fasterqk_lab.tasks.hatexplain import FILES, LABELS, read_posts
 from fasterqk_lab.training._steps import one_thread
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50257
@@ -332,9 +331,7 @@ def setting_of_measure() -> tuple[Any, HuggingFaceClassifier, list[Instance]]:
         vocab_size=len(vocabulary), initializer_range=0.1, id2label=labels, **SIZE
     )
     model = HuggingFaceClassifier(transformers.BertForSequenceClassification(config))
-    posts = [
-        post for post in read_compact(*require_files(folder, [COMPACT], DOWNLOAD)) if post.split == "test"
-    ]
+    posts = [post for post in read_posts(FILES.require(folder)) if post.split == "test"]
     examples = [
         read_example(
             {
