@@ -5,7 +5,7 @@ import pytest
 
 from fasterqk.attention import collate, measure
 from fasterqk.attention._faithfulness import Removal, perturb
-from fasterqk_lab.benchmarks import measure as benchmark
+from fasterqk_lab.benchmarks import library as benchmark
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def setting(monkeypatch):
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     monkeypatch.setattr(benchmark, "SIZE", small)
     monkeypatch.setattr(benchmark, "POSTS", 25)
-    return benchmark._setting()
+    return benchmark.setting_of_measure()
 
 
 def read_back(tokenizer, batch):
