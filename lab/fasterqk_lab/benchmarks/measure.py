@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fasterqk.attention import (
-    CONVENTIONS,
-    Batch,
     HuggingFaceClassifier,
     Instance,
     Measurement,
+    Nulls,
+    Passes,
+    Removal,
     TorchClassifier,
-    collate,
-    encode_for_classifier,
-    faithfulness,
     measure,
-    read_example,
 )
+from fasterqk.attention.faithfulness import CONVENTIONS, faithfulness
+from fasterqk.attention.instances import Batch, collate, encode_for_classifier, read_example
 from fasterqk_lab.benchmarks._plain import Progress, compared, timed
 from fasterqk_lab.models import Classifier, ClassifierConfig
 from fasterqk_lab.training._steps import one_thread
@@ -40,6 +39,7 @@ BATCH_SIZES = (8, 16, 32, 64)
 _DATA = Path(__file__).parents[3] / "data"
 _CLASSES = ("hatespeech", "normal", "offensive")
 PERCENTS, ROUNDING = CONVENTIONS["ferret"]
+REMOVAL = Removal(percents=PERCENTS, rounding=ROUNDING)
 
 
 def run_measure(progress: Progress) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def run_measure(progress: Progress) -> dict[str, Any]:
 
 
 def _measured(model: HuggingFaceClassifier, instances: list[Instance], size: int) -> Measurement:
-    measurement = measure(model, instances, percents=PERCENTS, rounding=ROUNDING, batch_size=size)
+    measurement = measure(model, instances, removal=REMOVAL, nulls=Nulls(draws=0), passes=Passes(size))
     measurement.summary()
     return measurement
 
@@ -100,8 +100,7 @@ def _plain(
     for instance, importance in zip(instances, measurement.importance, strict=True):
         batch = collate([instance])
         whole = model.read(batch).answer.outcomes
-        options = {"percents": PERCENTS, "rounding": ROUNDING, "whole": whole}
-        parts.append(faithfulness(model.predict, batch, importance[None], **options))  # type: ignore[arg-type]
+        parts.append(faithfulness(model.predict, batch, importance[None], REMOVAL, whole))
     alone, without = ([getattr(part, name) for part in parts] for name in ("sufficient", "comprehensive"))
     return np.concatenate(alone), np.concatenate(without)
 
@@ -230,12 +229,8 @@ def run_attention(progress: Progress) -> dict[str, Any]:
 def _timed_measure(
     model: TorchClassifier, instances: list[Instance], batch_size: int
 ) -> tuple[Measurement, float]:
-    options = {
-        "generator": np.random.default_rng(0),
-        "percents": ATTENTION_PERCENTS,
-        "batch_size": batch_size,
-    }
-    return timed(lambda: measure(model, instances, **options))
+    removal, passes = Removal(percents=ATTENTION_PERCENTS), Passes(batch_size)
+    return timed(lambda: measure(model, instances, removal=removal, passes=passes))
 
 
 def _inputs(batch: Batch) -> tuple[Tensor, Tensor]:
