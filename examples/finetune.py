@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, get_cosine_schedule_with_warmup
 
 import fasterqk
-from fasterqk.capture import capture
+from fasterqk.trace import capture
 
 VOCABULARY, LENGTH, STEPS = 60, 24, 400
 

@@ -22,7 +22,7 @@ from transformers import (
 
 from fasterqk.attention import Instance, Removal, measure, read_examples
 from fasterqk.attention.instances import encode_for_classifier
-from fasterqk.integrations import Sharpness, SharpnessCallback, trainer_optimizer
+from fasterqk.huggingface import Sharpness, SharpnessCallback, trainer_optimizer
 
 
 def watched(instances: list[Instance], tokenizer: Any) -> Sharpness:

@@ -13,7 +13,8 @@ import fasterqk
 NAMES = ["find_circuits", "make_optimizer", "param_groups", "check_circuits", "scale_circuits"]
 NAMES += ["normalize_gradients", "describe", "Ramp", "PartnerNorm", "LogitMonitor", "qk_clip"]
 NAMES += ["measure", "matched_loss", "InputError"]
-PACKAGES = ["circuits", "capture", "attention", "theory", "integrations", "pages"]
+NAMES += ["capture"]
+PACKAGES = ["labels", "optim", "stability", "trace", "attention", "theory", "huggingface", "pages"]
 PACKAGES += ["errors", "files", "console", "processor"]
 
 
@@ -47,7 +48,7 @@ print(sorted(set(sys.modules) - before))
     assert done.stdout == "['fasterqk', 'fasterqk.__main__']\n"
 
 
-LAZY = ["fasterqk", "fasterqk.attention", "fasterqk.integrations", "fasterqk_lab", "fasterqk_lab.tasks"]
+LAZY = ["fasterqk", "fasterqk.attention", "fasterqk.huggingface", "fasterqk_lab", "fasterqk_lab.tasks"]
 
 
 @pytest.mark.parametrize("package", LAZY)

@@ -9,89 +9,74 @@ TYPE_CHECKING = False  # True for editors and type checkers; typing itself would
 if TYPE_CHECKING:
     from typing import Any
 
-    from fasterqk import (
-        attention,
-        capture,
-        circuits,
-        console,
-        errors,
-        files,
-        integrations,
-        pages,
-        processor,
-        theory,
-    )
-    from fasterqk.attention import matched_loss, measure
-    from fasterqk.circuits import (
-        LogitMonitor,
-        PartnerNorm,
-        Ramp,
-        check_circuits,
-        describe,
-        find_circuits,
-        make_optimizer,
-        normalize_gradients,
-        param_groups,
-        qk_clip,
-        scale_circuits,
-    )
-    from fasterqk.errors import InputError
+    from fasterqk import attention as attention
+    from fasterqk import console as console
+    from fasterqk import errors as errors
+    from fasterqk import files as files
+    from fasterqk import huggingface as huggingface
+    from fasterqk import labels as labels
+    from fasterqk import optim as optim
+    from fasterqk import pages as pages
+    from fasterqk import processor as processor
+    from fasterqk import stability as stability
+    from fasterqk import theory as theory
+    from fasterqk import trace as trace
+    from fasterqk.attention import matched_loss as matched_loss
+    from fasterqk.attention import measure as measure
+    from fasterqk.errors import InputError as InputError
+    from fasterqk.labels import find_circuits as find_circuits
+    from fasterqk.optim import PartnerNorm as PartnerNorm
+    from fasterqk.optim import Ramp as Ramp
+    from fasterqk.optim import check_circuits as check_circuits
+    from fasterqk.optim import describe as describe
+    from fasterqk.optim import make_optimizer as make_optimizer
+    from fasterqk.optim import normalize_gradients as normalize_gradients
+    from fasterqk.optim import param_groups as param_groups
+    from fasterqk.optim import scale_circuits as scale_circuits
+    from fasterqk.stability import LogitMonitor as LogitMonitor
+    from fasterqk.stability import qk_clip as qk_clip
+    from fasterqk.trace import capture as capture
 
 __version__ = "0.2.0"
 
-__all__ = [
-    "InputError",
-    "LogitMonitor",
-    "PartnerNorm",
-    "Ramp",
-    "__version__",
-    "attention",
-    "capture",
-    "check_circuits",
-    "circuits",
-    "console",
-    "describe",
-    "errors",
-    "files",
-    "find_circuits",
-    "integrations",
-    "make_optimizer",
-    "matched_loss",
-    "measure",
-    "normalize_gradients",
-    "pages",
-    "param_groups",
-    "processor",
-    "qk_clip",
-    "scale_circuits",
-    "theory",
-]
+# The public names by the module that defines them; the modules are public, too.
+_NAMES = {
+    "attention": ("matched_loss", "measure"),
+    "console": (),
+    "errors": ("InputError",),
+    "files": (),
+    "huggingface": (),
+    "labels": ("find_circuits",),
+    "optim": (
+        "PartnerNorm",
+        "Ramp",
+        "check_circuits",
+        "describe",
+        "make_optimizer",
+        "normalize_gradients",
+        "param_groups",
+        "scale_circuits",
+    ),
+    "pages": (),
+    "processor": (),
+    "stability": ("LogitMonitor", "qk_clip"),
+    "theory": (),
+    "trace": ("capture",),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
-# Where a name comes from that is no module of this package.
-_HOMES = {"InputError": "errors", "matched_loss": "attention", "measure": "attention"}
-_MODULES = (
-    "attention",
-    "capture",
-    "circuits",
-    "console",
-    "errors",
-    "files",
-    "integrations",
-    "pages",
-    "processor",
-    "theory",
-)
+__all__ = sorted([*_NAMES, *_HOMES, "__version__"])
 
 
 def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
-    if name in _MODULES:
+    if name in _NAMES:
         return import_module(f"fasterqk.{name}")
-    if name in __all__:
-        return getattr(import_module(f"fasterqk.{_HOMES.get(name, 'circuits')}"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"fasterqk.{_HOMES[name]}"), name)
     raise AttributeError(f"module 'fasterqk' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasterqk.circuits import Circuits, Slice
+from fasterqk.labels import Circuits, Slice
 
 _FIELDS = ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions")
 _BITS = 60

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fasterqk.capture import capture
+from fasterqk.trace import capture
 
 from .other_models import OTHERS
 from .text_models import TEXT

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fasterqk.capture import capture
-from fasterqk.circuits import Slice, find_circuits
+from fasterqk.labels import Slice, find_circuits
+from fasterqk.trace import capture
 
 from .zoo import ZOO
 

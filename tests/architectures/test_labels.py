@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from torch import nn
 
-from fasterqk.capture._run import attention_implementation
-from fasterqk.circuits import Circuits, Role, find_circuits
+from fasterqk.labels import Circuits, Role, find_circuits
+from fasterqk.trace.run import attention_implementation
 
 from .odd_modules import WrittenOut
 from .second_opinion import contradictions

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import nn
 
 from fasterqk.attention import Instance, TorchClassifier
-from fasterqk.capture import record
+from fasterqk.trace import record
 
 VOCABULARY = 30
 WORDS = ["the", "a", "cat", "dog", "sat", "on", "mat", "film", "was", "good", "bad", "fine", "very", "not"]

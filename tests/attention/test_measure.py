@@ -26,8 +26,8 @@ from fasterqk.attention.instances import collate
 from fasterqk.attention.models import Answer, Reading
 from fasterqk.attention.page import first_token_note
 from fasterqk.attention.scores import SCORES, Score
-from fasterqk.capture import capture
 from fasterqk.errors import InputError
+from fasterqk.trace import capture
 
 COLUMNS = [score.column for score in SCORES.values() if score.compute]
 HOWS = [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last"), Aggregation("layer", 0)]

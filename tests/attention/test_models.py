@@ -23,8 +23,8 @@ from fasterqk.attention import (
 )
 from fasterqk.attention._loading import longest_input
 from fasterqk.attention.instances import Batch, collate, read_example
-from fasterqk.capture import record
 from fasterqk.errors import InputError
+from fasterqk.trace import record
 from fasterqk_lab.models import Classifier, ClassifierConfig
 
 

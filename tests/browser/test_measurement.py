@@ -7,7 +7,7 @@ from torch import nn
 
 from fasterqk.attention import Instance, Nulls, TorchClassifier, measure, score_intervals
 from fasterqk.attention.page import Measured, save_measured
-from fasterqk.capture import record
+from fasterqk.trace import record
 
 SCRIPT = "<script>window.broken = true</script>"
 IMAGE = '"><img src=x onerror="window.broken = true">'

@@ -89,7 +89,7 @@ def test_bad_configurations_are_one_line(
 def test_what_cannot_be_found_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("fasterqk.circuits._from_config._hub_answers", lambda: False)
+    monkeypatch.setattr("fasterqk.labels._from_config._hub_answers", lambda: False)
     for words, message in (
         (["nonesuch/model"], "'nonesuch/model' is not a directory, not a model type"),
         ([str(tmp_path)], "there is no"),

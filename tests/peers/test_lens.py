@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasterqk.circuits import find_circuits, make_optimizer
+from fasterqk.labels import find_circuits
+from fasterqk.optim import make_optimizer
 
 pytest.importorskip("transformer_lens")
 

@@ -7,9 +7,9 @@ import torch
 from tests.architectures.zoo import ZOO
 from torch import Tensor, nn
 
-from fasterqk.circuits import Slice, find_circuits
-from fasterqk.circuits._inputs import accepted
-from fasterqk.circuits._probe import add_noise
+from fasterqk.labels import Slice, find_circuits
+from fasterqk.labels._inputs import accepted
+from fasterqk.labels.probe import add_noise
 from tools.survey.perturbation import contradictions
 
 NAMES = ["gpt2", "gpt_neox", "llama", "encoder", "decoder", "timm", "unregistered", "all-in-one", "lucid"]

@@ -25,8 +25,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fasterqk.circuits import Slice, find_circuits, make_optimizer
 from fasterqk.errors import InputError
+from fasterqk.labels import Slice, find_circuits
+from fasterqk.optim import make_optimizer
 
 WIDTH, HEADS, HEAD, LENGTH, LAYERS, VOCABULARY = 32, 4, 8, 6, 2, 40
 LARGE = 330_000  # rows of a table that make a model of more than ten million parameters

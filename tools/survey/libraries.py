@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fasterqk.circuits._from_config import model_without_weights
 from fasterqk.errors import InputError
+from fasterqk.labels._from_config import model_without_weights
 
 
 @dataclass(frozen=True)

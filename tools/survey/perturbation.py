@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fasterqk.capture._modules import nothing_compiled, stack_of
-from fasterqk.capture._trace import PRODUCTS, SOFTMAXES, WRITTEN_OUT, tensors_in
-from fasterqk.circuits._slices import Slice
+from fasterqk.labels.slices import Slice
+from fasterqk.trace.calls import PRODUCTS, SOFTMAXES, WRITTEN_OUT, tensors_in
+from fasterqk.trace.modules import nothing_compiled, stack_of
 
 LARGEST = 2**27  # entries of one tensor
 _BOTH, _SCORE, _LATER = "q and k", "score", "later"

@@ -24,15 +24,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from fasterqk.capture._modules import stack_of
-from fasterqk.circuits._find import find_circuits
-from fasterqk.circuits._from_config import can_be_rebuilt, small_copies
-from fasterqk.circuits._guess import find_scopes
-from fasterqk.circuits._inputs import accepted
-from fasterqk.circuits._probe import add_noise
-from fasterqk.circuits._slices import NO_SOFTMAX, Circuits
 from fasterqk.errors import InputError
 from fasterqk.files import append_line, write_text
+from fasterqk.labels._from_config import can_be_rebuilt, small_copies
+from fasterqk.labels._inputs import accepted
+from fasterqk.labels.find import find_circuits
+from fasterqk.labels.names import find_scopes
+from fasterqk.labels.probe import add_noise
+from fasterqk.labels.slices import NO_SOFTMAX, Circuits
+from fasterqk.trace.modules import stack_of
 from tools.survey.libraries import LIBRARIES, Library
 from tools.survey.perturbation import contradictions
 

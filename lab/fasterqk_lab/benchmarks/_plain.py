@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.functional import dropout, gelu, linear
 
-from fasterqk.capture import record
+from fasterqk.trace import record
 from fasterqk_lab.models import Classifier, GPTAnswerGenerator
 from fasterqk_lab.synthetic._cell import layer_names
 

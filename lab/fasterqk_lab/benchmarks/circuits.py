@@ -14,7 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fasterqk.circuits import Circuits, LogitMonitor, Role, Slice, find_circuits, make_optimizer, qk_clip
+from fasterqk.labels import Circuits, Role, Slice, find_circuits
+from fasterqk.optim import make_optimizer
+from fasterqk.stability import LogitMonitor, qk_clip
 from fasterqk_lab.benchmarks._plain import Progress, compared, overhead, take_turns
 from fasterqk_lab.training._steps import one_thread
 

@@ -21,7 +21,7 @@ from torch.nn.functional import gelu, linear
 
 from fasterqk.attention import Aggregation
 from fasterqk.attention.aggregation import Pattern, aggregate, aggregate_null
-from fasterqk.capture import capture, record
+from fasterqk.trace import capture, record
 
 
 @dataclass(frozen=True)

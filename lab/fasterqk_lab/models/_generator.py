@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear, scaled_dot_product_attention
 
-from fasterqk.capture import record
+from fasterqk.trace import record
 
 # Sets some entries to zero, such as `Dropout`.
 Drop = Callable[[Tensor], Tensor]

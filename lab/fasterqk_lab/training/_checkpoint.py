@@ -184,7 +184,7 @@ def _refuse_another_optimizer(
 def _labels(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
     """A name for each parameter of the optimizer, in the order of its ``state_dict``.
 
-    The optimizers of :mod:`fasterqk.circuits` name theirs, views of fused weights too. Otherwise the
+    The optimizers of :mod:`fasterqk.optim` name theirs, views of fused weights too. Otherwise the
     model knows the name, or the place in the optimizer has to do.
     """
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -22,10 +22,10 @@ from fasterqk.attention.instances import Batch
 from fasterqk.attention.measurement import Summary
 from fasterqk.attention.models import Reading, class_answer
 from fasterqk.attention.scores import SCORES
-from fasterqk.capture import capture
-from fasterqk.circuits import scale_circuits
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
+from fasterqk.optim import scale_circuits
+from fasterqk.trace import capture
 from fasterqk_lab.models import Classifier, ClassifierConfig
 from fasterqk_lab.models._classifier import aggregation_of
 from fasterqk_lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances, checksum

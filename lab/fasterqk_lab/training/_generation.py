@@ -25,9 +25,9 @@ from fasterqk.attention.aggregation import Pattern
 from fasterqk.attention.instances import Batch
 from fasterqk.attention.models import Answer, Reading
 from fasterqk.attention.scores import DTAP_EDGES
-from fasterqk.capture import capture
 from fasterqk.errors import InputError
 from fasterqk.processor import avoid_faulty_amx
+from fasterqk.trace import capture
 from fasterqk_lab.models._generator import Cache, Dropout, GeneratorConfig, GPTAnswerGenerator, head_loss
 from fasterqk_lab.tasks import AnswerTask, Questions
 from fasterqk_lab.training._batches import (

@@ -23,7 +23,7 @@ from fasterqk.attention.faithfulness import percent_count
 from fasterqk.attention.measurement import Summary
 from fasterqk.attention.models import Measurable
 from fasterqk.attention.scores import summarize
-from fasterqk.capture import capture
+from fasterqk.trace import capture
 from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, attention_rows
 from fasterqk_lab.training._batches import EVALUATION_BATCH, PaddedInstances

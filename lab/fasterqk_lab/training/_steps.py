@@ -23,8 +23,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fasterqk.circuits import Circuits, Slice, find_circuits, make_optimizer
 from fasterqk.errors import InputError
+from fasterqk.labels import Circuits, Slice, find_circuits
+from fasterqk.optim import make_optimizer
 from fasterqk_lab.tasks import AnswerTask, ClassificationTask, load_task
 from fasterqk_lab.training._config import TrainConfig
 

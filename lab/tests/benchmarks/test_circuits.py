@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fasterqk.circuits import make_optimizer
+from fasterqk.optim import make_optimizer
 from fasterqk_lab.benchmarks import circuits
 
 

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fasterqk.capture import capture
-from fasterqk.circuits import find_circuits
+from fasterqk.labels import find_circuits
+from fasterqk.trace import capture
 from fasterqk_lab.benchmarks._plain import PlainClassifier
 from fasterqk_lab.models import Classifier, ClassifierConfig, Embedding
 

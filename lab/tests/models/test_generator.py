@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, gelu, linear
 
-from fasterqk.capture import capture
-from fasterqk.circuits import find_circuits
+from fasterqk.labels import find_circuits
+from fasterqk.trace import capture
 from fasterqk_lab.models._generator import (
     Cache,
     Dropout,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasterqk.capture import capture
+from fasterqk.trace import capture
 from fasterqk_lab.benchmarks._plain import AttentionModel
 from fasterqk_lab.synthetic import PARAMETERIZATIONS, Init, Language, SyntheticCell, initial_matrices
 from fasterqk_lab.synthetic._cell import CIRCUITS, layer_names, pack

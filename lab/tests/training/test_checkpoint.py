@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fasterqk.circuits import Ramp, make_optimizer
 from fasterqk.errors import InputError
+from fasterqk.optim import Ramp, make_optimizer
 from fasterqk_lab.training import _checkpoint as checkpoint
 
 OPTIMIZERS = {

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fasterqk.attention.faithfulness import percent_count
-from fasterqk.capture import capture
+from fasterqk.trace import capture
 from fasterqk_lab.benchmarks._plain import PlainClassifier
 from fasterqk_lab.models._classifier import attention_rows
 from fasterqk_lab.training._batches import EVALUATION_BATCH

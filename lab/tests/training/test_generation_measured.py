@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fasterqk.attention import Aggregation
 from fasterqk.attention import _measure as library
 from fasterqk.attention.aggregation import aggregate, aggregate_null
-from fasterqk.capture import capture
+from fasterqk.trace import capture
 from fasterqk_lab.models._generator import GeneratorConfig, GPTAnswerGenerator
 from fasterqk_lab.tasks import AnswerTask, Questions
 from fasterqk_lab.training import TrainConfig

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fasterqk import LogitMonitor
-from fasterqk.capture import capture
 from fasterqk.errors import InputError
+from fasterqk.trace import capture
 from fasterqk_lab.training import _pretraining as module
 from fasterqk_lab.training._pretraining import PretrainingCell, null_entropy, pretrain, watch_scores
 

@@ -24,8 +24,8 @@ from fasterqk.attention.models import (
     on_device_of,
     saliency,
 )
-from fasterqk.capture import capture
 from fasterqk.errors import InputError
+from fasterqk.trace import capture
 
 _PROBE_LENGTH = 6
 

@@ -22,9 +22,9 @@ from fasterqk.attention.instances import (
     read_rows,
 )
 from fasterqk.attention.models import Measurable
-from fasterqk.circuits import gguf_file, gguf_recipe, read_model_config
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json
+from fasterqk.labels import gguf_file, gguf_recipe, read_model_config
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
 # Tokenizers without a limit report 1e30, too large for their own integer arguments.

@@ -15,8 +15,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from fasterqk.capture import Mask
 from fasterqk.errors import InputError
+from fasterqk.trace import Mask
 
 HALF = (torch.float16, torch.bfloat16)
 _WINDOW_EVIDENCE = 16

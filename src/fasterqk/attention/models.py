@@ -13,8 +13,8 @@ from torch.nn.functional import logsigmoid
 
 from fasterqk.attention.aggregation import HALF, Pattern, pattern_of
 from fasterqk.attention.instances import Batch
-from fasterqk.capture import capture
 from fasterqk.errors import InputError
+from fasterqk.trace import capture
 
 
 @dataclass(frozen=True, eq=False)

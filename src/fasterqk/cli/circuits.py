@@ -42,7 +42,7 @@ def configure(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.model and arguments.config:
         raise InputError(f"give MODEL or --config, not both: {arguments.model!r} and {arguments.config!r}")
-    from fasterqk.circuits import find_circuits, model_without_weights
+    from fasterqk.labels import find_circuits, model_without_weights
 
     labels: dict[str, Any] = dict(_label(option) for option in arguments.label)
     model, source = model_without_weights(arguments.model, arguments.config)

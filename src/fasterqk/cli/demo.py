@@ -23,7 +23,7 @@ def configure(parser: Parser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from fasterqk.integrations import make_demo
+    from fasterqk.huggingface import make_demo
 
     with progress_bar("demo") as progress:
         models = make_demo(arguments.folder, progress=progress)

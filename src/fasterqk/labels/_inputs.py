@@ -1,0 +1,359 @@
+"""Inputs for the probe: small ones guessed from a model's signature and configuration, or the user's."""
+
+import inspect
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fasterqk.errors import InputError
+from fasterqk.trace.modules import call_with, first_number
+from fasterqk.trace.run import attention_implementation
+
+LENGTH, IMAGE = 12, 128  # tokens; pixels of an image's side
+_LARGE_FIRST = (256, 224, 384, 128, 64, 32, 28)
+
+
+def runner(inputs: Any) -> Callable[[nn.Module], Any]:
+    """A function that runs a model on the user's ``inputs``; a failure is an ``InputError``."""
+
+    def run(model: nn.Module) -> Any:
+        try:
+            with attention_implementation(model, "eager"):
+                return call_with(model, inputs)
+        except InputError:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise InputError(
+                f"{type(model).__name__} does not run on the inputs given for the probe: {reason}"
+            ) from error
+
+    return run
+
+
+def guessed_inputs(model: nn.Module) -> Iterator[dict[str, Any] | tuple[Any, ...]]:
+    """Inputs worth trying on ``model``, the likeliest first."""
+    config = getattr(model, "config", None)
+    main = _main_input(model)
+    # A wrapper may expose the attributes of a model but have a different forward.
+    if main is not None and config is not None and main in inspect.signature(model.forward).parameters:
+        yield from huggingface_inputs(model, config)
+    elif any(kind.__module__.startswith("diffusers.") for kind in type(model).__mro__):
+        yield from diffusers_inputs(model)
+    else:
+        yield from _for_module(model)
+
+
+def _main_input(model: nn.Module) -> str | None:
+    """The name of the first main input of a Hugging Face model; OneFormer lists two."""
+    name: Any = getattr(model, "main_input_name", None)
+    return name[0] if isinstance(name, list | tuple) else name
+
+
+def run_guessed(model: nn.Module) -> list[str]:
+    """Run ``model`` on the first inputs it accepts, then each of its parts that did not run.
+
+    Returns the paths of the modules that were run ("" is the model itself); the caller observes the passes.
+    Raises ``RuntimeError`` if nothing runs.
+    """
+    ran: list[str] = []
+    failures: list[str] = []
+    entered: set[int] = set()
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.enter_context(module.register_forward_pre_hook(lambda called, _: entered.add(id(called))))
+        for path, part in model.named_modules():
+            whole = path == "" or hasattr(part, "main_input_name")
+            if whole and id(part) not in entered and _try(part, entered, failures):
+                ran.append(path)
+    if not ran:
+        raise RuntimeError("; ".join(["no inputs could be guessed that run it", *failures[:1]]))
+    return ran
+
+
+def _try(model: nn.Module, entered: set[int], failures: list[str]) -> bool:
+    for inputs in guessed_inputs(model):
+        before = set(entered)
+        try:
+            with attention_implementation(model, "eager"), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they would be about inputs that are not the user's
+                call_with(model, inputs)
+        except Exception as error:
+            # A wrong guess: modules that ran meanwhile count as not run.
+            failures.append(f"{type(error).__name__}: {error}")
+            entered &= before
+        else:
+            return True
+    return False
+
+
+def accepted(model: nn.Module) -> Callable[[nn.Module], Any] | None:
+    """A function that always runs ``model`` on the first inputs it accepts; None if it accepts none."""
+    for inputs in guessed_inputs(model):
+        run = runner(inputs)
+        try:
+            with torch.no_grad(), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                run(model)
+        except InputError:
+            continue
+        return run
+    return None
+
+
+def _for_module(model: nn.Module) -> Iterator[tuple[Any, ...]]:
+    """Inputs for other modules: token ids, hidden states or images, depending on their first layers."""
+    generator = torch.Generator().manual_seed(0)
+    if isinstance(model, nn.MultiheadAttention):
+        sizes = (model.embed_dim, model.kdim, model.vdim)
+        yield tuple(torch.randn(LENGTH, 1, size, generator=generator) for size in sizes)
+    embedding = next((module for module in model.modules() if isinstance(module, nn.Embedding)), None)
+    convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    sides = dict.fromkeys((*_own_sides(model), *_sides(model)))
+    if embedding is not None:
+        tokens = torch.randint(0, embedding.num_embeddings, (1, LENGTH), generator=generator)
+        if convolution is not None:
+            # An image and a text together, because either alone may skip one of two towers.
+            side = next(iter(sides))
+            yield torch.randn(1, convolution.in_channels, side, side, generator=generator), tokens
+        yield (tokens,)
+        yield (tokens, tokens)
+    for width in list(dict.fromkeys(_widths(model)))[:3]:
+        states = torch.randn(1, LENGTH, width, generator=generator)
+        for count in (1, 2, 3):
+            yield (states,) * count
+    video = next((module for module in model.modules() if isinstance(module, nn.Conv3d)), None)
+    if video is not None:
+        for frames, size in ((16, 64), (16, 224), (8, 32), (32, 32), (64, 64)):
+            yield (torch.randn(1, video.in_channels, frames, size, size, generator=generator),)
+    # Some models cut images into patches without a convolution; a single patch has nothing to attend to.
+    channels, tried = (3, _LARGE_FIRST) if convolution is None else (convolution.in_channels, (*sides,))
+    for size in tried if video is None else ():
+        yield (torch.randn(1, channels, size, size, generator=generator),)
+
+
+def _own_sides(model: nn.Module) -> Iterator[int]:
+    """Image sizes that a model or one of its towers states, as in timm, torchvision and open_clip."""
+    for module in model.modules():
+        for name in ("image_size", "img_size"):
+            size = getattr(module, name, None)
+            size = size[0] if isinstance(size, tuple | list) and size else size
+            if isinstance(size, int) and size > 0:
+                yield size
+        settings = getattr(module, "default_cfg", None)
+        size = settings.get("input_size") if isinstance(settings, dict) else None
+        if isinstance(size, tuple | list) and len(size) == 3:
+            yield int(size[1])
+
+
+def _sides(model: nn.Module) -> tuple[int, ...]:
+    """Usual image sizes; small ones first if no stride reduces images before attention."""
+    strides = (getattr(module, "stride", 1) for module in model.modules())
+    reduced = any(stride not in (1, (1,), (1, 1), None) for stride in strides)
+    return (224, 32, 64, 28, 16) if reduced else (16, 28, 32, 64, 224)
+
+
+def _widths(model: nn.Module) -> Iterator[int]:
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention):
+            yield module.embed_dim
+        elif isinstance(module, nn.Linear):
+            yield module.in_features
+        elif isinstance(module, nn.LayerNorm):
+            yield module.normalized_shape[-1]
+
+
+# --- Hugging Face models: inputs from the names of the arguments and the configuration ---
+
+_CROSS = re.compile(r"cross|encoder_attn|encdec", re.IGNORECASE)
+
+
+def huggingface_inputs(model: nn.Module, config: Any) -> Iterator[dict[str, Any]]:
+    """Inputs worth trying, the likeliest first; a model refuses by raising."""
+    signature = inspect.signature(model.forward).parameters
+    required = [name for name, parameter in signature.items() if parameter.default is inspect.Parameter.empty]
+    candidates = {name: values for name in signature if (values := _inputs(name, config))}
+    main = _main_input(model) or "input_ids"
+    decoder = ["decoder_input_ids"] if "decoder_input_ids" in signature else []
+    if "grid_thw" in signature:
+        yield {next(iter(signature)): _patches(config), "grid_thw": torch.tensor([[1, 4, 4]])}
+    if "spatial_shapes" in signature:
+        yield {
+            main: _patches(config).unsqueeze(0),
+            "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long),
+            "spatial_shapes": torch.tensor([[4, 4]]),
+        }
+    crosses = any(_CROSS.search(name.rpartition(".")[2]) for name, _ in model.named_modules())
+    tried: list[list[str]] = []
+    for chosen in (
+        [main, "encoder_hidden_states"] if crosses and not decoder else [main, *decoder],
+        [main],
+        [main, *required, *decoder],
+        ["input_ids", "pixel_values"],
+        [main, *required, "input_ids", "pixel_values", "bbox"],
+        [main, *required, "input_ids", "input_features"],
+        ["input_ids"],
+        ["pixel_values"],
+        ["inputs_embeds"],
+        ["hidden_states"],
+        [main, "input_features_mask"],
+        [main, "visual_feats", "visual_pos"],
+        ["query_embeds", "encoder_hidden_states"],
+    ):
+        wanted = [name for name in dict.fromkeys(chosen) if name in candidates]
+        if wanted and wanted not in tried:
+            tried.append(wanted)
+            for combination in product(*(candidates[name] for name in wanted)):
+                yield dict(zip(wanted, combination, strict=True))
+
+
+def _inputs(name: str, config: Any) -> list[Tensor]:
+    """Values that may fit an argument called ``name``; none for unknown names."""
+    if name in ("input_ids", "decoder_input_ids"):
+        text = getattr(config, "text_config", None) or getattr(config, "decoder", None) or config
+        tokens = first_number((text, config), ("vocab_size", "text_vocab_size")) or 32
+        return [torch.randint(min(5, tokens - 1), tokens, (1, LENGTH), generator=_generator())]
+    if name in ("visual_feats", "visual_pos"):
+        width = 4 if name == "visual_pos" else _number(config, "visual_feat_dim")
+        return [] if width is None else [_normal(1, LENGTH, width)]
+    if name == "bbox":
+        return [torch.zeros(1, LENGTH, 4, dtype=torch.long)]
+    if name in ("inputs", "inputs_embeds", "hidden_states", "query_embeds", "encoder_hidden_states"):
+        widths = ["hidden_size", "d_model", "n_embd", "dim"]
+        if name == "encoder_hidden_states":
+            widths = ["cross_attention_hidden_size", "encoder_hidden_size", *widths]
+        width = _number(config, *widths)
+        return [] if width is None else [_normal(1, LENGTH, width)]
+    if name == "pixel_values":
+        return _images(getattr(config, "vision_config", None) or config)
+    if name in ("input_features", "input_features_mask"):
+        audio = getattr(config, "audio_config", None) or config
+        length = 2 * (_number(audio, "max_source_positions") or 50)
+        bins = _number(audio, "num_mel_bins", "feature_size", "input_feat_per_channel") or 80
+        if name == "input_features_mask":
+            return [torch.ones(1, length, dtype=torch.long)]
+        wide = _number(audio, "feature_projection_input_dim", "input_dim") or bins
+        return [_normal(1, bins, length), _normal(1, length, wide)]
+    if name == "input_values":
+        frames, bands = _number(config, "max_length"), _number(config, "num_mel_bins")
+        return [_normal(1, frames, bands)] if frames and bands else [_normal(1, 4000)]
+    return []
+
+
+def _images(config: Any) -> list[Tensor]:
+    size: Any = getattr(config, "image_size", None) or 32
+    height, width = (size if isinstance(size, list | tuple) else (size, size))[:2]
+    channels = _number(config, "num_channels", "in_channels", "in_chans") or 3
+    shapes: list[tuple[int, ...]] = [(1, channels, height, width)]
+    if width > 2 * IMAGE:
+        # Many models take images of any size, and the cost of attention grows with its fourth power.
+        shapes.insert(0, (1, channels, IMAGE, IMAGE))
+    frames = _number(config, "num_frames")
+    if frames is not None:
+        shapes.insert(0, (1, frames, channels, height, width))
+    return [_normal(*shape) for shape in shapes]
+
+
+def _patches(config: Any) -> Tensor:
+    """Sixteen image patches, one per row, as vision towers with a grid expect them."""
+    channels = _number(config, "in_channels", "num_channels", "in_chans") or 3
+    area = (_number(config, "patch_size", "spatial_patch_size") or 14) ** 2
+    return _normal(16, channels * area * (_number(config, "temporal_patch_size") or 1))
+
+
+def _normal(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=_generator())
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+def _number(owner: Any, *names: str) -> int | None:
+    return first_number((owner,), names)
+
+
+# --- diffusers: latents, a time and a text ---
+
+
+def diffusers_inputs(model: nn.Module) -> Iterator[dict[str, Any]]:
+    """Inputs by the argument names of ``forward``, with several shapes of latents and text widths."""
+    config: Any = getattr(model, "config", {})
+    names = inspect.signature(model.forward).parameters
+    widths = [config.get(key) for key in _TEXT_WIDTHS if config.get(key)]
+    widths = [width[0] if isinstance(width, tuple | list) else width for width in widths]
+    for shape, width in product(_latents(config), dict.fromkeys(widths or [24])):
+        known = _conditions(config, shape, width)
+        every = {name: known[name] for name in names if name in known}
+        needed = {
+            name: value
+            for name, value in every.items()
+            if names[name].default is inspect.Parameter.empty or name in _ALWAYS
+        }
+        yield needed
+        yield {name: value for name, value in every.items() if name not in _OPTIONAL}
+        yield every
+
+
+def _latents(config: Any) -> list[tuple[int, ...]]:
+    """Shapes of images, sequences and videos."""
+    channels = config.get("in_channels") or 4
+    side = config.get("sample_size") or config.get("sample_height") or 16
+    side = side if isinstance(side, int) else 16
+    frames = config.get("sample_frames") or config.get("num_frames") or 4
+    return [
+        (1, channels, side, side),
+        (1, 16, channels),
+        (1, channels, frames, side, side),
+        (1, frames, channels, side, side),
+        (1, 3, channels, side, side),  # nine frames that an encoder reduced to three
+        (1, channels, 64),
+    ]
+
+
+def _conditions(config: Any, shape: tuple[int, ...], width: int) -> dict[str, Any]:
+    """Values by argument name, for latents of ``shape`` and a text of ``width``."""
+    latents, axes = _normal(*shape), config.get("axes_dims_rope") or (0, 0, 0)
+    steps = ("t", "r", "timestep_ratio", "r_timestep", "timestep_r", "guidance", "sigma")
+    known: dict[str, Any] = dict.fromkeys(steps, torch.tensor([0.5]))
+    known |= dict.fromkeys(("original_size", "target_size", "crop_coords"), torch.tensor([[16.0, 16.0]]))
+    known |= dict.fromkeys(
+        ("encoder_attention_mask", "encoder_hidden_states_mask"), torch.ones(1, 5, dtype=torch.bool)
+    )
+    return known | {
+        "hidden_states": latents,
+        "sample": latents,
+        "x": latents,
+        "controlnet_cond": latents,
+        "timestep": torch.tensor([3]),
+        "encoder_hidden_states": _normal(1, 5, width),
+        "pooled_projections": _normal(1, config.get("pooled_projection_dim") or 20),
+        "class_labels": torch.tensor([1]),
+        "img_ids": torch.zeros(shape[1], len(axes)),
+        "txt_ids": torch.zeros(5, len(axes)),
+        "img_shapes": [[(1, 4, 4)]],
+        "txt_seq_lens": [5],
+        "num_frames": 1,
+        "height": 4,
+        "width": 4,
+    }
+
+
+_TEXT_WIDTHS = (
+    "joint_attention_dim",
+    "cross_attention_dim",
+    "caption_channels",
+    "text_embed_dim",
+    "text_dim",
+    "cap_feat_dim",
+    "embedding_dim",
+)
+_ALWAYS = {"hidden_states", "sample", "timestep", "encoder_hidden_states", "pooled_projections"}
+# Arguments that only some configurations of a class accept.
+_OPTIONAL = {"guidance", "class_labels", "controlnet_cond"}

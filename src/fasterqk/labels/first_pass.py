@@ -1,0 +1,434 @@
+"""``FirstPass``: the labels of an optimizer against the first training pass of its model.
+
+``make_optimizer`` puts hooks on the attention blocks. In the first training pass one block per stack runs
+once more, alone, on the inputs it has there and with its own weights (``probe_call``: unsharded, whatever
+wraps the model), and the rows that make queries, keys and values are compared with the labels, heads
+included. A contradiction is an ``InputError`` at the end of that pass, before the first step. Then the hooks
+are gone. A step without that check warns once where labels rest on names alone.
+"""
+
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from fasterqk.errors import InputError
+from fasterqk.labels._signals import CONTEXT, KEY, QUERY, matrices_behind, role_of_gradients
+from fasterqk.labels.find import (
+    labels_text,
+    likely_labels,
+    resting_on_names,
+    scopes_of,
+    slices_by_evidence,
+)
+from fasterqk.labels.names import Scope, nearest, stacks
+from fasterqk.labels.probe import float_tensors, probe_call, probing
+from fasterqk.labels.slices import NO_SOFTMAX, Circuits, Slice
+from fasterqk.trace.calls import PRODUCTS, SOFTMAXES, carries, tensors_in
+from fasterqk.trace.modules import nothing_compiled, parameters_by_module, stack_of
+from fasterqk.trace.recorder import Recorder
+
+_BY_HEAD = "circuits=find_circuits(model, inputs=batch, heads=True)"
+_VERIFY = "find_circuits(model, inputs=batch, verify=True) verifies them, labels= names them"
+
+
+class FirstPass:
+    """Compares ``circuits`` with the first training pass of ``model``; see above.
+
+    ``by_role``: roles count, not circuits alone. ``unseen``: why a stack was not compared yet, by its first
+    block. ``by_name``: the first blocks of the stacks whose labels rest on names.
+    """
+
+    def __init__(self, model: nn.Module, circuits: Circuits, by_role: bool) -> None:
+        self._model = weakref.ref(model)
+        self._by_role = by_role
+        self._scopes = scopes_of(model, circuits)
+        self._labels = self._by_block(model, circuits)
+        self._heads = any(part.head is not None for part in circuits)
+        scopes = {path: scope for path, scope in self._scopes.items() if self._is_open(path)}
+        self._stacks = stacks(model, scopes)
+        self._first = {path: first for first, paths in self._stacks.items() for path in paths}
+        self.unseen = dict.fromkeys(self._stacks, "no training pass was seen")
+        self.by_name = self._stacks.keys() & set(resting_on_names(circuits))
+        self.refusal = ""
+        self._wrong: list[str] = []
+        self._right: dict[str, Any] = {}
+        self._outermost: nn.Module | None = None
+        self._session, self._watching = ExitStack(), ExitStack()
+        self._looking: _Looking | None = None
+        self._recorder: Recorder | None = None
+        self._handles: list[Any] = []
+        self._warned = self._rehearsing = False
+
+    # --- Labels by block ---
+
+    def _by_block(self, model: nn.Module, circuits: Circuits) -> dict[str, dict[str, list[Slice]]]:
+        """By block and parameter (under the name that leads to its module) its labelled slices."""
+        inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
+        names = {name: inside[id(parameter)] for name, parameter in model.named_parameters()}
+        self._every: dict[str, list[Slice]] = {}
+        labels: dict[str, dict[str, list[Slice]]] = {path: {} for path in self._scopes}
+        for part in circuits:
+            name = names.get(part.parameter, part.parameter)
+            scope = nearest(name, self._scopes)
+            self._every.setdefault(name, []).append(part)
+            if scope is not None:
+                labels[scope.path].setdefault(name, []).append(part)
+        return labels
+
+    def _is_open(self, path: str) -> bool:
+        """Whether something in the block was labelled by us: the user's own labels are not questioned."""
+        parts = [part for parts in self._labels[path].values() for part in parts]
+        ours = [part for part in parts if part.decided_by != "label"]
+        return bool(ours) and not any(part.decided_by == NO_SOFTMAX for part in ours)
+
+    # --- Hooks ---
+
+    def attach(self) -> None:
+        """Put hooks on the attention blocks and the modules around them."""
+        model = self._model()
+        if model is None or not self._stacks:
+            return
+        around = {path[:end] for path in self._first for end in _ends(path)}
+        for path in dict.fromkeys(["", *around, *self._first]):
+            module = model.get_submodule(path)
+            entry, end = _Entry(self, path), _Exit(self, path)
+            self._handles.append(module.register_forward_pre_hook(entry, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(end, always_call=True, prepend=True))
+        weakref.finalize(self, _remove, self._handles)
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        self._session.close()
+        self._watching.close()
+        self._outermost = None
+        _remove(self._handles)
+
+    @contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Compare in a pass on copies of the model, and leave hooks and all else for the first real one."""
+        unseen, by_name, self._rehearsing = dict(self.unseen), set(self.by_name), True
+        try:
+            yield
+        finally:
+            self.unseen, self.by_name, self._rehearsing = unseen, by_name, False
+
+    def entered(self, path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module begins to run."""
+        model = self._model()
+        if model is None or not self._handles or probing():
+            return
+        if self._outermost is None:
+            if not torch.is_grad_enabled():
+                return  # no training pass
+            self._outermost = module
+            self._session.enter_context(nothing_compiled())
+            if self.by_name:
+                # Labels by name: attention may also be where no name says so.
+                if self._recorder is None:  # else there is one, of a pass that failed
+                    self._recorder = Recorder(keep=lambda call: call.probabilities[:0])
+                    self._watching.enter_context(self._recorder.watching(model))
+                self._recorder.frames.clear()
+                self._looking = self._session.enter_context(_Looking(self._recorder, self._scopes))
+        first = self._first.get(path)
+        if first in self.unseen and self._outermost is not None:
+            self._compare(model, path, first, args, kwargs)
+            if not self.unseen and self._looking is None:
+                self._session.close()  # what is compiled may run compiled again
+
+    def left(self, module: nn.Module) -> None:
+        """A module has run; at the end of the pass a contradiction is raised."""
+        if module is not self._outermost or probing():
+            return
+        looking, model = self._looking, self._model()
+        self._session.close()
+        self._outermost = self._looking = None
+        if sys.exc_info()[0] is not None:
+            return  # the pass has failed, and torch is going through its hooks
+        self._watching.close()
+        self._recorder = None
+        if looking is not None and looking.elsewhere and model is not None:
+            self._refuse_elsewhere(model, looking.elsewhere)
+        if not self.unseen and not self._rehearsing:
+            self.detach()
+        if self.refusal:
+            raise InputError(self.refusal)
+
+    # --- Comparison ---
+
+    def _compare(
+        self, model: nn.Module, path: str, first: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        scope = self._scopes[path]
+        try:
+            evidence = probe_call(model, path, args, kwargs, self._heads)
+            verdicts = slices_by_evidence(model, scope, evidence, self._heads)
+        except InputError as error:
+            self.refusal = self.refusal or str(error)
+            del self.unseen[first]
+            return
+        except Exception as error:
+            # The pass itself shall not fail because it cannot be observed.
+            self.unseen[first] = f"{type(error).__name__}: {error}".splitlines()[0]
+            return
+        if verdicts is None:
+            self.unseen[first] = (
+                evidence.failure.partition("\n")[0] or "no softmax of queries and keys was seen"
+            )
+            return
+        del self.unseen[first]
+        self.by_name.discard(first)
+        wrong = {
+            name: parts
+            for name, parts in verdicts.items()
+            if self._contradicts(self._labels[path].get(name, []), parts)
+        }
+        if wrong:
+            self._refuse(model, path, first, wrong)
+        if path in evidence.foreign:
+            self._compare_makers(model, evidence.inputs, float_tensors((args, kwargs)))
+
+    def _compare_makers(self, model: nn.Module, codes: Sequence[int], tensors: Sequence[Tensor]) -> None:
+        """Compare the parameters that make keys and values outside of the block that they enter."""
+        arguments = [(code, tensor) for code, tensor in zip(codes, tensors, strict=False) if not code & QUERY]
+        keys = [tensor for code, tensor in arguments if code & KEY]
+        values = [tensor for code, tensor in arguments if code & CONTEXT]
+        names = {id(parameter): name for name, parameter in parameters_by_module(model)}
+        sharded = any(hasattr(parameter, "placements") for parameter in model.parameters())
+        for maker in {id(m): m for tensor in (*keys, *values) for m in matrices_behind(tensor)}.values():
+            name = names.get(id(maker))
+            labelled = self._every.get(name or "", [])
+            if name is None or not labelled or any(part.decided_by == "label" for part in labelled):
+                continue
+            # A gradient would wake the hooks of sharded modules.
+            finding = None if sharded else role_of_gradients(keys, values, maker)
+            if finding is None and any(part.circuit in ("qk", "shared") for part in labelled):
+                continue
+            parts = [Slice(name, None, None, None, "k", None, "probe", 0)]
+            if finding is not None:
+                parts = [
+                    replace(parts[0], axis=finding.axis, start=start, stop=stop, role=role)
+                    for start, stop, role in finding.spans
+                ]
+            if _settings(labelled, self._by_role) != _settings(parts, self._by_role):
+                self._labels.setdefault("", {})[name] = labelled
+                self._refuse(model, "", "", {name: parts})
+
+    def _contradicts(self, labelled: Sequence[Slice], verdict: Sequence[Slice]) -> bool:
+        if not labelled or any(part.decided_by == "label" for part in labelled):
+            return False
+        return _settings(labelled, self._by_role) != _settings(verdict, self._by_role)
+
+    def _refuse(self, model: nn.Module, path: str, first: str, wrong: dict[str, list[Slice]]) -> None:
+        for name, parts in wrong.items():
+            self._wrong.append(
+                f"in {stack_of(name)} {_spoken(parts)}, labelled {_spoken(self._labels[path][name])}"
+            )
+            if _as_label(parts) != _as_label(self._labels[path][name]):
+                for other in self._stacks.get(first, [path]):
+                    self._right[other + name.removeprefix(path)] = _as_label(parts)
+        more = f" (and {len(self._wrong) - 1} more parameters)" if len(self._wrong) > 1 else ""
+        right = labels_text(model, self._right) if self._right else _BY_HEAD
+        self.refusal = (
+            f"the first training pass contradicts the labels: {self._wrong[0]}{more}; no step was taken; "
+            f"make the optimizer with {right}"
+        )
+
+    def _refuse_elsewhere(self, model: nn.Module, paths: Iterable[str]) -> None:
+        path = next(iter(paths))
+        kind = type(model.get_submodule(path)).__name__
+        self.refusal = self.refusal or (
+            f"{path or 'the model'} ({kind}) forms attention in the first training pass, but nothing in it "
+            "is labelled; no step was taken; say what makes queries and keys, for example "
+            + labels_text(model, likely_labels(model, [path]))
+        )
+
+    # --- Steps ---
+
+    def before_step(self) -> None:
+        """Refuse a step after a contradiction; warn once where labels rest on names alone."""
+        if self.refusal:
+            raise InputError(self.refusal)
+        if self._handles:
+            self.detach()
+        if self.by_name and not self._warned:
+            self._warned = True
+            reason = self.unseen[min(self.by_name)]
+            warnings.warn(
+                f"the labels of {self._named()} rest on names: {reason} before this step; {_VERIFY}",
+                stacklevel=2,
+            )
+
+    def note(self) -> str:
+        """For ``describe``: which labels rest on names so far."""
+        return f" (labels by name until the first training pass: {self._named()})" if self.by_name else ""
+
+    def _named(self) -> str:
+        places = list(dict.fromkeys(stack_of(path) or "the model" for path in sorted(self.by_name)))
+        return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+
+
+def _ends(path: str) -> list[int]:
+    """Where the paths of the modules around ``path`` end."""
+    return [i for i, letter in enumerate(path) if letter == "."]
+
+
+def _remove(handles: list[Any]) -> None:
+    while handles:
+        handles.pop().remove()
+
+
+class _Hook:
+    """A hook that knows its observer weakly, and can be copied and pickled with a model.
+
+    A compiled model leaves its graph to call it; one graph for all of it (``fullgraph``) has no room for it.
+    """
+
+    def __init__(self, observer: FirstPass, path: str = "") -> None:
+        self.observer: Callable[[], FirstPass | None] = weakref.ref(observer)
+        self.path = path
+        self.call = torch.compiler.disable(self.observe)
+
+    def __reduce__(self) -> Any:
+        return _Nothing, ()
+
+    def __deepcopy__(self, memo: Any) -> "_Hook":
+        return self  # in an isolated model it observes; for a copy that is trained there is no observer
+
+    def observe(self, *call: Any) -> None:
+        raise NotImplementedError
+
+    def __call__(self, *call: Any) -> None:
+        if not torch.compiler.is_compiling() or _may_break():
+            self.call(*call)
+
+
+class _Entry(_Hook):
+    def observe(self, *call: Any) -> None:
+        observer = self.observer()
+        if observer is not None:
+            observer.entered(self.path, *call)
+
+
+class _Exit(_Hook):
+    def observe(self, *call: Any) -> None:
+        observer = self.observer()
+        if observer is not None:
+            observer.left(call[0])
+
+
+class _Nothing:
+    """What a pickled model has in place of a hook."""
+
+    def __call__(self, *call: Any) -> None:
+        return None
+
+
+def _may_break() -> bool:
+    """Whether the graph that is being traced may be left; asked while it is traced."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator
+
+        translator: Any = InstructionTranslator.current_tx()
+        return not (translator.one_graph or translator.error_on_graph_break)
+    except Exception:
+        return False
+
+
+_may_break._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def _settings(parts: Sequence[Slice], by_role: bool) -> list[tuple[Any, ...]]:
+    """What gets its own rate along which entries, neighbours of one kind joined."""
+    joined: list[list[Any]] = []
+    for part in parts:
+        kind = (part.role if by_role else part.circuit, part.head)
+        if joined and joined[-1][0] == kind:
+            joined[-1][2] = part.stop
+        else:
+            joined.append([kind, part.start, part.stop])
+    if len(joined) == 1:
+        return [(joined[0][0],)]
+    return [(parts[0].axis, *part) for part in joined]
+
+
+def _as_label(parts: Sequence[Slice]) -> Any:
+    """A value for ``labels=``: a role, or slices."""
+    if parts[0].axis is None:
+        return parts[0].role
+    slices: list[list[Any]] = []
+    for part in parts:
+        if slices and slices[-1][3] == part.role:
+            slices[-1][2] = part.stop
+        else:
+            slices.append([part.axis, part.start, part.stop, part.role])
+    return [tuple(part) for part in slices] if len(slices) > 1 else slices[0][3]
+
+
+def _spoken(parts: Sequence[Slice]) -> str:
+    """``0:64 q, 64:128 k (rows)``."""
+    if parts[0].axis is None:
+        return f"all is {parts[0].role}"
+    heads = any(part.head is not None for part in parts)
+    shown = [
+        f"{part.start}:{part.stop} {part.role}" + (f" of head {part.head}" if heads else "") for part in parts
+    ]
+    axis = {0: "rows", 1: "columns"}.get(parts[0].axis, f"axis {parts[0].axis}")
+    return f"{axis} " + ", ".join(shown[:6]) + (", ..." if len(shown) > 6 else "")
+
+
+# --- Attention where no name says so ---
+
+_PRODUCT, _SOFTMAX = "_fasterqk_met", "_fasterqk_looks"
+
+
+class _Looking(TorchFunctionMode):
+    """Collects in ``elsewhere`` the modules that form attention outside of the known blocks."""
+
+    def __init__(self, recorder: Recorder, known: dict[str, Scope]) -> None:
+        super().__init__()
+        self.recorder, self.known = recorder, known
+        self.elsewhere: dict[str, None] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        output = func(*args, **kwargs)
+        if probing():
+            return output
+        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
+            self._saw()
+        if not isinstance(output, Tensor):
+            return output
+        tensors = tensors_in(args, kwargs)
+        if func in PRODUCTS:
+            if any(hasattr(tensor, _SOFTMAX) for tensor in tensors):
+                self._saw()
+            elif not any(isinstance(tensor, nn.Parameter) for tensor in tensors):
+                setattr(output, _PRODUCT, True)
+        elif func in SOFTMAXES:
+            if hasattr(tensors[0], _PRODUCT):
+                setattr(output, _SOFTMAX, True)
+        else:
+            for tensor in tensors:
+                for tag in (_PRODUCT, _SOFTMAX):
+                    if hasattr(tensor, tag) and carries(func, tensor, output):
+                        setattr(output, tag, True)
+        return output
+
+    def _saw(self) -> None:
+        frames = self.recorder.frames
+        if any(frame.name in self.known for frame in frames):
+            return
+        holding = [frame for frame in frames if any(p.dim() > 1 for p in frame.module.parameters())]
+        if holding:
+            self.elsewhere[holding[-1].name] = None

@@ -1,0 +1,476 @@
+"""First labels, from registry and names: attention blocks, the path to each parameter, its likely role.
+
+``find_scopes`` finds the attention blocks of a model, ``locate`` the path from a block down to a parameter
+(through adapters and wrappers), ``guess`` gives the parameter a role or a layout. ``slice_by_head`` cuts the
+labelled parameters of a block by head. The probe (``_probe``) then confirms or corrects the guesses.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeVar
+
+from torch import nn
+
+from fasterqk.errors import InputError
+from fasterqk.labels._layouts import (
+    Block,
+    Layout,
+    concatenated,
+    keys_then_values,
+    queries_then_keys,
+    registered,
+)
+from fasterqk.labels.slices import Role, Slice
+from fasterqk.trace.modules import (
+    attention_modules,
+    first_number,
+    head_counts,
+    layer_number,
+    meaning,
+    parameters_by_module,
+    says_attention,
+    stack_of,
+    words,
+)
+
+# Modules that only wrap another one: PEFT, parametrizations, TransformerLens, torch.compile, FSDP, ...
+_WRAPPERS = {"base_layer", "parametrizations", "modules_to_save", "original_module"}
+_WRAPPERS |= {"_original_component", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
+# Usual names of a projection's parameters; weight norm and spectral norm have names of their own.
+_PLAIN_LEAVES = {"weight", "bias", "original", "original0", "original1"}
+_PLAIN_LEAVES |= {"weight_g", "weight_v", "weight_orig", "weight_u"}
+
+
+@dataclass(frozen=True)
+class Location:
+    """The path from an attention block down to a parameter.
+
+    ``components`` are the names on it that carry meaning (``("q_proj",)``, ``("output", "dense")``),
+    ``modules`` the modules that hold each of them, outermost first. ``adapter`` is None for a parameter
+    of the model itself, ``"in"`` for the factor of an adapter that reads its input (LoRA's A), ``"out"``
+    for the one that writes its output (LoRA's B and everything else). ``axis`` is the output axis.
+    """
+
+    components: tuple[str, ...]
+    modules: tuple[nn.Module, ...]
+    adapter: str | None
+    axis: int
+    bias: bool
+
+
+def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Location:
+    """The location, below the module at ``path``, of the parameter called ``name`` in ``root``."""
+    parts = name.split(".")[path.count(".") + 1 if path else 0 :]
+    module = root.get_submodule(path)
+    components: list[str] = []
+    holders: list[nn.Module] = []
+    adapter = None
+    for part in parts[:-1]:
+        if adapter is None and hasattr(module, "base_layer") and part != "base_layer":
+            adapter = "in" if part.endswith(("_A", "_a")) else "out"
+        if adapter is None and part not in _WRAPPERS:
+            components.append(part)
+            holders.append(module)
+        module = getattr(module, part)
+    leaf = parts[-1]
+    if adapter is None and leaf not in _PLAIN_LEAVES:
+        components.append(leaf)
+        holders.append(module)
+    return Location(
+        tuple(components),
+        tuple(holders),
+        adapter,
+        # Conv1D of GPT-2 keeps (in, out) where nn.Linear keeps (out, in).
+        axis=1 if type(module).__name__ == "Conv1D" and parameter.dim() == 2 else 0,
+        bias=leaf == "bias" or leaf.endswith("_bias"),
+    )
+
+
+# --- Attention blocks: the module that forms queries and keys, and the wrapper around it ---
+
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Scope:
+    """One attention block.
+
+    ``core`` is the path of the module that forms queries and keys. ``path`` is that of the module around
+    it where the core has no output projection of its own (BERT), else the same. ``layer`` is its number in
+    the stack. ``named``: the class is called attention, so everything inside belongs to it.
+    """
+
+    path: str
+    core: str
+    module: nn.Module
+    layer: int | None
+    named: bool = True
+
+
+def find_scopes(model: nn.Module) -> dict[str, Scope]:
+    """The attention blocks of ``model`` by path; a core inside another belongs to the outer one."""
+    cores: dict[str, nn.Module] = {}
+    for found, module in attention_modules(model).items():
+        name = _caller(model, found, module)
+        if not any(outer and name.startswith(outer + ".") for outer in cores):
+            cores.setdefault(name, model.get_submodule(name))
+    layers = layer_numbers(list(cores), model)
+    scopes = (
+        Scope(_wrapper(model, name, core, cores), name, core, layers[name], _named(core))
+        for name, core in cores.items()
+    )
+    return {scope.path: scope for scope in scopes}
+
+
+def stacks(model: nn.Module, scopes: Mapping[str, "Scope"]) -> dict[str, list[str]]:
+    """The attention blocks that are alike, by the first of them: same place, code, shapes and switches."""
+    alike: dict[Any, list[str]] = {}
+    for path, scope in scopes.items():
+        block = model.get_submodule(path)
+        shapes = tuple((name, tuple(value.shape)) for name, value in parameters_by_module(block))
+        switches = {k: v for k, v in vars(scope.module).items() if isinstance(v, bool | str)}
+        settings = tuple(sorted((key, value) for key, value in switches.items() if key != "training"))
+        code = tuple(code_of(module) for module in block.modules())
+        alike.setdefault((stack_of(path), code, shapes, settings), []).append(path)
+    return {paths[0]: paths for paths in alike.values()}
+
+
+def code_of(module: nn.Module) -> tuple[str, Any]:
+    """The class of a module and the function that runs: an instance may have a ``forward`` of its own."""
+    kind = next(kind for kind in type(module).__mro__ if not kind.__name__.startswith("FSDP"))
+    forward: Any = getattr(module, "forward", None)
+    while isinstance(forward, partial):
+        forward = forward.func
+    forward = getattr(forward, "__func__", forward)
+    return f"{kind.__module__}.{kind.__qualname__}", getattr(forward, "__code__", forward)
+
+
+def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:
+    """The value of the innermost path around ``name``.
+
+    >>> nearest("h.0.attn.q.weight", {"h.0": 1, "h.0.attn": 2, "h.1": 3})
+    2
+    """
+    path = name
+    while path:
+        path = path.rpartition(".")[0]
+        if path in by_path:
+            return by_path[path]
+    return None
+
+
+def layer_numbers(paths: list[str], model: nn.Module | None = None) -> dict[str, int | None]:
+    """The number of each path in its stack of layers.
+
+    Where one number of the path varies, it is that number; where several do (Swin's stages and blocks),
+    blocks are counted from 0; a path without numbers has None. In a list of sublayers (x-transformers keeps
+    attention, feed-forward, attention, ... in lists of one list), layers are counted from 0.
+
+    >>> layer_numbers(["h.0.attn", "h.2.attn"])
+    {'h.0.attn': 0, 'h.2.attn': 2}
+    >>> list(layer_numbers(["s.0.b.0", "s.0.b.1", "s.1.b.0"]).values())
+    [0, 1, 2]
+    """
+    numbered = _numbered(paths)
+    numbers = {path: number for path, (number, _) in numbered.items()}
+    if model is None:
+        return numbers
+    stacks: dict[str, list[str]] = {}
+    for path, (number, prefix) in numbered.items():
+        if number is not None and isinstance(model.get_submodule(prefix), nn.ModuleList):
+            stacks.setdefault(prefix.rpartition(".")[0], []).append(path)
+    for members in stacks.values():
+        own = sorted({numbers[path] or 0 for path in members})
+        # Attention that follows attention (a decoder's, to the encoder) is in the same layer.
+        starts = [one for one in own if one - 1 not in own]
+        if own != list(range(len(own))):
+            for path in members:
+                numbers[path] = sum(start <= (numbers[path] or 0) for start in starts) - 1
+    return numbers
+
+
+def layer_prefixes(scopes: Iterable[Scope]) -> dict[str, int]:
+    """The layer number by path of each numbered layer, for parameters of the layer outside attention."""
+    every = list(scopes)
+    numbered = _numbered([scope.core for scope in every])
+    return {numbered[scope.core][1]: scope.layer for scope in every if scope.layer is not None}
+
+
+def _numbered(paths: list[str]) -> dict[str, tuple[int | None, str]]:
+    """By path its number and the path up to it, by the numbers in the names alone."""
+    stacks: dict[str, list[list[str]]] = {}
+    for path in paths:
+        stacks.setdefault(stack_of(path), []).append(path.split("."))
+    numbers: dict[str, tuple[int | None, str]] = {}
+    for members in stacks.values():
+        digits = [i for i, part in enumerate(members[0]) if layer_number(part) is not None]
+        varying = [i for i in digits if len({parts[i] for parts in members}) > 1]
+        for count, parts in enumerate(members):
+            chosen = (varying or digits[:1])[-1:]
+            prefix = ".".join(parts[: chosen[0] + 1]) if chosen else ""
+            number = count if len(varying) > 1 else layer_number(parts[chosen[0]]) if chosen else None
+            numbers[".".join(parts)] = (number, prefix)
+    return {path: numbers[path] for path in paths}
+
+
+def _caller(model: nn.Module, name: str, module: nn.Module) -> str:
+    """The module that is called: not a dictionary of projections, not a single head among others."""
+    parent, _, own = name.rpartition(".")
+    if isinstance(module, nn.ModuleDict | nn.ModuleList):
+        return _caller(model, parent, model.get_submodule(parent)) if parent else parent
+    around = parent.rpartition(".")[0]
+    listed = own.isdigit() and isinstance(model.get_submodule(parent), nn.ModuleList)
+    if listed and says_attention(model.get_submodule(around)) and not _has_output(module):
+        return around
+    return name
+
+
+def _has_output(module: nn.Module) -> bool:
+    return any(meaning(child).output for child, _ in module.named_children())
+
+
+def _named(core: nn.Module) -> bool:
+    return says_attention(core) or isinstance(core, nn.MultiheadAttention)
+
+
+def _wrapper(model: nn.Module, name: str, core: nn.Module, cores: dict[str, nn.Module]) -> str:
+    """The parent, if it is called attention and can hold the output projection; else the core itself."""
+    if not _named(core) or _has_output(core):
+        return name
+    parent = name.rpartition(".")[0]
+    alone = sum(1 for other in cores if other.startswith(parent + ".")) == 1
+    return parent if parent and alone and says_attention(model.get_submodule(parent)) else name
+
+
+# --- A first label, from the class of the module and the names on the path ---
+
+_SCALES = {"scale", "scaling", "temperature"}
+# Names of an output projection in a module of any name.
+_OUTPUTS = {"to_out", "out_proj", "proj_out"}
+# Words in the name of a norm that acts on the output.
+_INNER = {"sub", "inner"}
+# A feed-forward network in a block that is called attention as a whole.
+_FEED_FORWARD = {"mlp", "ff", "ffn", "feed_forward", "feedforward", "feedForward"}
+# What a fused weight with these letters in its name most likely holds.
+_LAYOUTS: dict[str, Layout] = {"kv": keys_then_values, "qk": queries_then_keys}
+
+
+@dataclass(frozen=True)
+class Guess:
+    """The label of one parameter by registry or name (``by``).
+
+    Either one ``role`` for the whole tensor, or ``blocks`` along ``axis``. ``certain`` is False for a
+    fused weight whose layout only its name suggests: the probe has to confirm it. ``firm`` labels stay
+    whatever the probe sees. ``open``: rest, unless the probe sees queries, keys or values made there.
+    """
+
+    role: Role | None
+    by: str
+    axis: int | None = None
+    blocks: tuple[Block, ...] = ()
+    certain: bool = True
+    firm: bool = False
+    open: bool = False
+
+
+def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) -> Guess | None:
+    """The first label of ``name``, which is inside ``scope``; None if neither registry nor name decides."""
+    if scope.core and not name.startswith(scope.core + "."):
+        # In the wrapper but not in the core: BERT's output projection.
+        beside = locate(model, scope.path, name, parameter)
+        said = [meaning(component) for component in beside.components]
+        output = any(one.output for one in said) and not any(one.norm for one in said)
+        return Guess("o" if output else "rest", "name")
+    location = locate(model, scope.core, name, parameter)
+    if _is_part(model, location, name, parameter):
+        return Guess(None, "name", certain=False)  # a layout of all rows says nothing of some
+    for module, component in zip(reversed(location.modules), reversed(location.components), strict=True):
+        entry = registered(module, component)
+        if entry is not None and not isinstance(entry, str):
+            return _fused(location, parameter, module, entry, "registry", certain=True)
+        if entry is not None:
+            return Guess(entry, "registry")
+    return _by_name(scope, location, parameter)
+
+
+def _is_part(model: nn.Module, location: Location, name: str, parameter: nn.Parameter) -> bool:
+    """Whether a parametrization joins several parameters, of which this one has some of the rows."""
+    path, parametrized, rest = name.partition("parametrizations.")
+    if not parametrized or not parameter.dim():
+        return False
+    joined = getattr(model.get_submodule(path.rstrip(".")), rest.partition(".")[0])
+    axis = min(location.axis, parameter.dim() - 1, joined.dim() - 1)
+    return bool(parameter.shape[axis] != joined.shape[axis])
+
+
+def _by_name(scope: Scope, location: Location, parameter: nn.Parameter) -> Guess | None:
+    said = [meaning(component) for component in location.components]
+    norm = any(one.norm for one in said)
+    if any(one.score for one in said) and not (norm and not any(one.letters for one in said)):
+        scale = any(_SCALES & set(words(component)) for component in location.components)
+        queries = any(one.letters == "q" for one in said)
+        return Guess("q" if scale or queries else "k", "name", firm=True)
+    letters = next((one.letters for one in reversed(said) if one.letters), "")
+    if letters in ("q", "k", "v"):
+        return Guess(letters, "name")  # type: ignore[arg-type]
+    if letters == "qk" and (norm or location.adapter == "in"):
+        return Guess("q", "name")
+    if letters:
+        if norm or location.adapter == "in":
+            return Guess("shared", "name")
+        # Whatever the rows of queries and keys are, they are in one circuit.
+        layout, certain = _LAYOUTS.get(letters, concatenated), letters == "qk"
+        own = _fused(location, parameter, scope.module, layout, "name", certain)
+        return Guess("q", "name") if certain and not own.blocks else own
+    if _FEED_FORWARD & set(location.components):
+        return Guess("rest", "name", open=True)
+    if norm:
+        inside = {word for component in location.components for word in words(component)}
+        on_output = inside & _INNER or any(one.output and one.norm for one in said)
+        return Guess("o", "name") if on_output else Guess("rest", "name")
+    if any(one.output for one in said) and (scope.named or _strictly_output(location)):
+        return Guess("o", "name")
+    return None if scope.named else Guess("rest", "name")
+
+
+def _strictly_output(location: Location) -> bool:
+    """In a module that is not called attention ``out`` may mean anything; ``W_O`` is unambiguous."""
+    return any(
+        {"o", "wo", "ov"} & set(words(component)) or component in _OUTPUTS
+        for component in location.components
+    )
+
+
+def _fused(
+    location: Location, parameter: nn.Parameter, module: nn.Module, layout: Layout, by: str, certain: bool
+) -> Guess:
+    if location.adapter == "in" or not parameter.is_floating_point():
+        # LoRA's first factor feeds all parts; quantised storage has no rows to slice.
+        return Guess("shared", by, firm=True)
+    axis = 0 if location.adapter else location.axis
+    rows = parameter.shape[axis]
+    counts = head_counts(module)
+    try:
+        blocks = layout(rows, *(counts or (1, 1)))
+    except ValueError:
+        return Guess(None, by, certain=False)
+    if len({block.role for block in blocks}) == 1:
+        return Guess(blocks[0].role, by)  # nothing but the latent of keys and values (Mistral Large 4)
+    if counts is None:
+        blocks = [Block(block.role, block.size) for block in blocks]
+    return Guess(None, by, axis, tuple(blocks), certain)
+
+
+# --- Slices per head ---
+
+
+def slice_by_head(
+    model: nn.Module,
+    scope: Scope,
+    parameter: nn.Parameter,
+    slices: list[Slice],
+    seen: tuple[int, int, int, int] | None = None,
+) -> list[Slice]:
+    """The slices of one parameter; a whole tensor with one role is cut head by head.
+
+    Queries, keys and values along their output, output projections along their input; key-value heads
+    where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
+    output bias) keeps ``head`` None. ``seen``: the numbers of heads that the probe saw (queries, keys,
+    contexts, values); else the module says them.
+    """
+    whole = slices[0]
+    if len(slices) > 1 or whole.axis is not None or whole.circuit in ("rest", "shared"):
+        return slices
+    location = locate(model, scope.path, whole.parameter, parameter)
+    single = _single_head(location)
+    if single is not None:
+        return [replace(whole, head=single)]
+    if seen is not None:
+        counts = seen[2:] if whole.role in ("v", "o") else seen[:2]
+    else:
+        counts = _stated_counts(model, scope, parameter)
+    number = counts[0] if whole.role in ("q", "o") else counts[1]
+    axis = _head_axis(location, parameter, whole.role, number, counts[0], _width(model, scope, whole.role))
+    if axis is None:
+        return slices
+    number = counts[0] if parameter.shape[axis] == counts[0] else number
+    size = parameter.shape[axis] // number
+    one = replace(whole, axis=axis, numel=whole.numel // number)
+    return [replace(one, start=i * size, stop=(i + 1) * size, head=i) for i in range(number)]
+
+
+def _stated_counts(model: nn.Module, scope: Scope, parameter: nn.Parameter) -> tuple[int, int]:
+    """(query heads, key heads) by what the module says of itself and the widths of its projections."""
+    counted = parameter.shape[0] if parameter.dim() == 3 else _listed(model, scope)
+    counts = head_counts(scope.module)
+    if counts is not None and counts[0] == counts[1]:
+        # Key heads may be stated under any name; they are as wide as those of the queries.
+        queries, keys = _width(model, scope, "q"), _width(model, scope, "k")
+        width = queries // counts[0]
+        fits = width > 0 and queries % counts[0] == 0 and keys % width == 0
+        counts = (counts[0], keys // width) if keys and keys < queries and fits else counts
+    counts = counts or ((counted, counted) if counted else _from_widths(model, scope))
+    if counts is None or counts[0] % counts[1]:
+        raise InputError(
+            f"heads=True, but {scope.core or type(model).__name__} ({type(scope.module).__name__}) does not "
+            "say how many heads it has; set num_heads on the module"
+        )
+    return counts
+
+
+def _single_head(location: Location) -> int | None:
+    """The number of the head in a list with one module per head: ``heads.3.query``."""
+    listed = (number for name, number in pairwise(location.components) if "head" in name.lower())
+    return next((int(number) for number in listed if number.isdigit()), None)
+
+
+def _head_axis(
+    location: Location, parameter: nn.Parameter, role: str, number: int, queries: int, width: int
+) -> int | None:
+    """The axis along which ``parameter`` has one part per head; None if there is none."""
+    shape = parameter.shape
+    if any(meaning(component).score for component in location.components):
+        return next((axis for axis in reversed(range(len(shape))) if shape[axis] == queries), None)
+    if len(shape) == 3:
+        return next((axis for axis in range(3) if shape[axis] == number), None)
+    if role == "o":
+        inward = 1 - location.axis
+        fits = len(shape) == 2 and not location.bias and location.adapter != "out"
+        return inward if fits and shape[inward] % number == 0 else None
+    if len(shape) == 2 and location.bias:
+        return 0 if shape[0] == number else None
+    axis = 0 if location.adapter else location.axis
+    axis = axis if axis < len(shape) else 0
+    return axis if location.adapter != "in" and shape[axis] == width and width % number == 0 else None
+
+
+def _width(model: nn.Module, scope: Scope, role: str) -> int:
+    """The rows of the projection that makes these heads: the widest of that role in the block."""
+    widest = 0
+    for name, parameter in parameters_by_module(scope.module, scope.core):
+        if parameter.dim() == 2:
+            location = locate(model, scope.core, name, parameter)
+            said = [meaning(component) for component in location.components]
+            if any(one.letters == role and not one.score for one in said) and location.adapter != "in":
+                widest = max(widest, parameter.shape[0 if location.adapter else location.axis])
+    return widest
+
+
+def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
+    """The number of heads, from the width of one and the rows of the projections."""
+    size = first_number(
+        (scope.module,), ("head_dim", "attention_head_size", "head_size", "dim_head", "d_head")
+    )
+    queries, keys = (_width(model, scope, role) // size if size else 0 for role in ("q", "k"))
+    return (queries, keys) if queries and keys else None
+
+
+def _listed(model: nn.Module, scope: Scope) -> int:
+    """The number of heads, from a list with one module per head; 0 if there is none."""
+    found = {
+        _single_head(locate(model, scope.path, name, parameter))
+        for name, parameter in parameters_by_module(scope.module, scope.core)
+    }
+    return len(found - {None})

@@ -1,0 +1,293 @@
+"""Labelled slices: which part of which parameter has which role, and how a table of them is printed.
+
+A *slice* is a parameter or a part of one. Its *role* (q, k, v, o, shared, rest) says what it makes, its
+*circuit* (qk, ov, shared, rest) which learning rate it gets. ``Circuits`` holds the slices of a whole model.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from itertools import groupby
+from typing import Any, Literal, get_args, overload
+
+from torch import Tensor
+
+from fasterqk import console
+from fasterqk.errors import InputError
+from fasterqk.files import canonical_json
+from fasterqk.trace.modules import stack_of
+
+Role = Literal["q", "k", "v", "o", "embedding", "shared", "rest"]
+Circuit = Literal["qk", "ov", "shared", "rest"]
+CIRCUITS: tuple[Circuit, ...] = get_args(Circuit)
+
+CIRCUIT_OF_ROLE: dict[Role, Circuit] = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
+CIRCUIT_OF_ROLE |= {"embedding": "rest", "shared": "shared", "rest": "rest"}
+
+
+# What decided that a parameter is rest where it belongs to a block that mixes positions in another way.
+NO_SOFTMAX = "no softmax"
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A parameter, or its entries ``start:stop`` along ``axis``, with the role they have.
+
+    ``axis`` is None for a whole tensor (``start`` and ``stop`` are then None too). ``head`` is filled
+    only when slices were asked for head by head. ``decided_by`` names the source of the role: ``label``
+    (given by the user), ``registry``, ``name`` or ``probe``, with ``+probe`` when the probe confirmed it;
+    ``no softmax`` marks blocks such as Mamba's, which stay at the base rate.
+    """
+
+    parameter: str
+    axis: int | None
+    start: int | None
+    stop: int | None
+    role: Role
+    layer: int | None
+    decided_by: str
+    numel: int
+    head: int | None = None
+
+    @property
+    def circuit(self) -> Circuit:
+        """``qk``, ``ov``, ``shared`` or ``rest``."""
+        return CIRCUIT_OF_ROLE[self.role]
+
+    def view(self, tensor: Tensor) -> Tensor:
+        """The entries of ``tensor`` (the parameter, or its gradient) that this slice is, as a view."""
+        if self.axis is None or self.start is None or self.stop is None:
+            return tensor
+        return tensor.narrow(self.axis, self.start, self.stop - self.start)
+
+
+@dataclass(frozen=True, repr=False)
+class Circuits(Sequence[Slice]):
+    """All slices of a model in parameter order; every parameter is covered exactly once.
+
+    Prints as a table, and as HTML in a notebook; ``as_dict`` and ``to_json`` return the same as data.
+    ``notes`` are lines about the labels, such as which blocks the probe did not see; ``blocks`` the paths of
+    the attention blocks.
+    """
+
+    slices: tuple[Slice, ...]
+    notes: tuple[str, ...] = ()
+    blocks: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check that the slices of each parameter follow each other without gap or overlap."""
+        ended: dict[str, tuple[int | None, int | None]] = {}
+        for piece in self.slices:
+            axis, stop = ended.get(piece.parameter, (piece.axis, 0))
+            follows = piece.axis is None or (axis == piece.axis and stop == piece.start)
+            if not follows or (piece.axis is None and piece.parameter in ended):
+                raise ValueError(f"the slices of {piece.parameter!r} leave a gap or overlap")
+            ended[piece.parameter] = (piece.axis, piece.stop)
+
+    def numel(self, circuit: Circuit) -> int:
+        """The number of entries of a circuit."""
+        return sum(piece.numel for piece in self.slices if piece.circuit == circuit)
+
+    def splits(self, axis: int = 0) -> dict[str, list[int]]:
+        """``{parameter: sizes}`` of every fused weight, as Muon implementations and ``torch.split`` take it.
+
+        The sizes follow each other along ``axis``: 0 is that of ``nn.Linear``, 1 that of GPT-2's ``Conv1D``;
+        in an interleaved layout they repeat from head to head. A weight that only registry or names have
+        labelled is an ``InputError``, as is a weight that is fused along another axis.
+
+        >>> from torch import nn
+        >>> from fasterqk.labels import find_circuits
+        >>> find_circuits(nn.MultiheadAttention(8, 2)).splits()
+        {'in_proj_weight': [8, 8, 8]}
+        """
+        found: dict[str, list[int]] = {}
+        for name, parts in groupby(self.slices, lambda piece: piece.parameter):
+            pieces = list(parts)
+            first = pieces[0]
+            if first.axis is None or len({piece.role for piece in pieces}) == 1:
+                continue
+            sizes = [(piece.stop or 0) - (piece.start or 0) for piece in pieces]
+            if first.numel == sizes[0]:
+                continue  # a bias
+            if first.axis != axis:
+                raise InputError(
+                    f"{name} is fused along axis {first.axis}, not {axis}: circuits.splits(axis={first.axis})"
+                )
+            if not all("probe" in piece.decided_by or piece.decided_by == "label" for piece in pieces):
+                raise InputError(
+                    f"the slices of {name} were decided by {first.decided_by} and not verified; let the "
+                    "probe see it: find_circuits(model, inputs=batch, verify=True)"
+                )
+            found[name] = sizes
+        return found
+
+    def summary(self) -> str:
+        """One line: parameters, tensors and split tensors of each circuit.
+
+        >>> from torch import nn
+        >>> from fasterqk.labels import find_circuits
+        >>> find_circuits(nn.MultiheadAttention(8, 2)).summary()
+        'qk 144 parameters (2 tensors, 2 split) - ov 144 parameters (4 tensors, 2 split)'
+        """
+        parts = []
+        circuits_of: dict[str, set[Circuit]] = {}
+        for piece in self.slices:
+            circuits_of.setdefault(piece.parameter, set()).add(piece.circuit)
+        for circuit in CIRCUITS:
+            own = [piece for piece in self.slices if piece.circuit == circuit]
+            tensors = {piece.parameter for piece in own}
+            split = {name for name in tensors if len(circuits_of[name]) > 1}
+            if own:
+                counted = f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}"
+                counted += f", {len(split)} split" if split else ""
+                parts.append(f"{circuit} {readable(self.numel(circuit))} parameters ({counted})")
+        return " - ".join(parts)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data: ``parameters`` by circuit, ``slices`` with all their fields, ``notes``."""
+        return {
+            "parameters": {circuit: self.numel(circuit) for circuit in CIRCUITS},
+            "slices": [{**asdict(piece), "circuit": piece.circuit} for piece in self.slices],
+            "notes": list(self.notes),
+        }
+
+    def to_json(self) -> str:
+        """``as_dict`` as canonical JSON."""
+        return canonical_json(self.as_dict())
+
+    def by_stack(self) -> str:
+        """The table with one line for what all layers have in common."""
+        return self._text(rows_by_stack(self.slices))
+
+    def __str__(self) -> str:
+        return self._text(rows_of(self.slices))
+
+    def _text(self, rows: list["Row"]) -> str:
+        return "\n".join([text_table(rows), self.summary(), *self._noted()])
+
+    def _noted(self) -> list[str]:
+        return [f"note: {note}" for note in self.notes]
+
+    def __repr__(self) -> str:
+        return f"Circuits({self.summary()})"
+
+    def _repr_html_(self) -> str:
+        return html_table(rows_of(self.slices), "; ".join([self.summary(), *self._noted()]))
+
+    @overload
+    def __getitem__(self, index: int) -> Slice: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Slice]: ...
+    def __getitem__(self, index: int | slice) -> Slice | Sequence[Slice]:
+        return self.slices[index]
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+
+# --- Tables, for a terminal and for a notebook ---
+
+Row = dict[str, str]
+_RIGHT = {"numel", "layer", "head"}
+
+
+def rows_of(slices: Sequence[Slice]) -> list[Row]:
+    """One row per slice; a column for heads only where there are any."""
+    by_head = any(piece.head is not None for piece in slices)
+    return [_row(piece, _span(piece), by_head) for piece in slices]
+
+
+def rows_by_stack(slices: Sequence[Slice]) -> list[Row]:
+    """One row for what all layers and, in a fused weight, all heads have in common."""
+    by_head = any(piece.head is not None for piece in slices)
+    rows: dict[tuple[str, ...], Row] = {}
+    layers: dict[tuple[str, ...], list[int | None]] = {}
+    for name, pieces in groupby(slices, lambda piece: piece.parameter):
+        for piece, span in _periods(list(pieces)):
+            row = _row(piece, span, by_head)
+            row["parameter"] = stack_of(name)
+            key = tuple(value for column, value in row.items() if column != "layer")
+            rows.setdefault(key, row)
+            layers.setdefault(key, []).append(piece.layer)
+    for key, row in rows.items():
+        row["layer"] = _ranges(layers[key])
+    return list(rows.values())
+
+
+def text_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """``rows`` as lines with aligned columns, numbers to the right.
+
+    >>> print(text_table([{"parameter": "wte.weight", "numel": "12"}]))
+    parameter   numel
+    wte.weight     12
+    """
+    return console.text_table(rows, right=_RIGHT) if rows else "(no parameters)"
+
+
+def html_table(rows: Sequence[Mapping[str, str]], caption: str) -> str:
+    """``rows`` as an HTML table with a caption."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in (rows[0] if rows else ()))
+    body = "".join(
+        "<tr>" + "".join(f"<td>{escape(value)}</td>" for value in row.values()) + "</tr>" for row in rows
+    )
+    return (
+        f"<table><caption>{escape(caption)}</caption>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    )
+
+
+def readable(number: int) -> str:
+    """A count in short form.
+
+    >>> readable(144), readable(1_234_567), readable(7_000_000_000)
+    ('144', '1.2M', '7B')
+    """
+    for size, letter in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.1f}".removesuffix(".0") + letter
+    return str(number)
+
+
+def _row(piece: Slice, span: str, by_head: bool) -> Row:
+    head = {"head": "" if piece.head is None else str(piece.head)}
+    return {
+        "parameter": piece.parameter,
+        "slice": span,
+        "role": piece.role,
+        "circuit": piece.circuit,
+        "layer": "" if piece.layer is None else str(piece.layer),
+        **(head if by_head else {}),
+        "numel": f"{piece.numel:,}",
+        "decided by": piece.decided_by,
+    }
+
+
+def _span(piece: Slice) -> str:
+    return "all" if piece.axis is None else f"{piece.start}:{piece.stop} of axis {piece.axis}"
+
+
+def _periods(pieces: list[Slice]) -> Iterable[tuple[Slice, str]]:
+    """The slices of one parameter; those that repeat from head to head appear once, with a count."""
+    for period in range(1, len(pieces) // 2 + 1):
+        times = len(pieces) // period
+        head, first = pieces[:period], pieces[period]
+        if period * times != len(pieces) or times < 3 or first.start is None:
+            continue
+        if all(_alike(pieces[i], pieces[i - period]) for i in range(period, len(pieces))):
+            return [
+                (one, f"{one.start}:{one.stop} of every {first.start} ({times} times), axis {one.axis}")
+                for one in head
+            ]
+    return [(piece, _span(piece)) for piece in pieces]
+
+
+def _alike(one: Slice, other: Slice) -> bool:
+    return (one.role, one.numel, one.head) == (other.role, other.numel, other.head)
+
+
+def _ranges(layers: Sequence[int | None]) -> str:
+    """``0-11`` for consecutive layers, else their numbers."""
+    numbers = sorted({layer for layer in layers if layer is not None})
+    if len(numbers) > 2 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(map(str, numbers))

@@ -1,0 +1,370 @@
+"""Ratios: from the argument ``qk_ratio=`` to the ratio of one slice at one step.
+
+A ratio may be a number, a function of the step (``Ramp``), one value per layer (a sequence or mapping), one
+value per head (nested), or a function of any of ``layer``, ``head`` and ``step``, recognised by its argument
+names. ``Ratios`` resolves all of these for one role. ``PartnerNorm`` is a ratio that depends on the weights.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fasterqk.errors import InputError
+from fasterqk.labels.slices import Slice
+
+
+def finite_number(value: Any, what: str, *, zero: bool = False) -> float:
+    """``value`` as a float if it is finite and above 0 (with ``zero``, at least 0).
+
+    Anything else, including True and "30", is an ``InputError`` that quotes it.
+
+    >>> finite_number(30, "qk_ratio")
+    30.0
+    """
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number) or number < 0 or (number == 0 and not zero):
+        bound = "of at least 0" if zero else "above 0"
+        raise InputError(f"{what} must be a finite number {bound}, not {value!r}")
+    return number
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A ratio that changes linearly over the first steps of training and then stays constant.
+
+    Arguments:
+        start: The ratio at step 0.
+        stop: The ratio from step ``steps`` on.
+        steps: How many steps the change takes.
+
+    Raises:
+        InputError: A ratio is not a finite number above 0, or ``steps`` is not a whole number of at least 1.
+
+    >>> ramp = Ramp(1, 20, steps=100)
+    >>> ramp(0), ramp(50), ramp(100), ramp(5000)
+    (1.0, 10.5, 20.0, 20.0)
+    """
+
+    start: float
+    stop: float
+    steps: int
+
+    def __post_init__(self) -> None:
+        for value in (self.start, self.stop):
+            finite_number(value, f"{self!r}: the ratio")
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 1:
+            raise InputError(f"{self!r}: steps must be a whole number of at least 1, not {self.steps!r}")
+
+    def __call__(self, step: int) -> float:
+        """The ratio at ``step``; the first step is 0."""
+        done = min(max(step, 0) / self.steps, 1.0)
+        return float(self.start) * (1 - done) + float(self.stop) * done
+
+
+# --- A ratio that depends on the weights ---
+
+_PARTNERS = {"q": "k", "k": "q"}
+
+
+@dataclass(frozen=True)
+class PartnerNorm:
+    """A ratio that divides the rate of queries by the norm of the keys, and that of keys by the queries'.
+
+    ``make_optimizer(model, AdamW, lr=3e-3, qk_ratio=PartnerNorm())`` multiplies the rate of the queries by
+    |W_K at the start| / |W_K now| (Frobenius norms of the weight matrices), and the rate of the keys by the
+    same quotient of W_Q. The logits then keep changing at the same speed while the weights grow (Anson &
+    Aitchison, arXiv 2511.21377). The norms at the start are saved in the optimizer's state
+    (``partner_norm``), so a resumed training continues exactly.
+
+    Arguments:
+        ratio: A number or a function of the step by which the rates are multiplied as well. With 1, the first
+            step is that of the plain optimizer.
+        per: ``"layer"`` for one norm per layer, ``"head"`` for one norm per head.
+
+    Raises:
+        InputError: ``per`` is unknown, or the ratio is not a finite number above 0.
+
+    >>> PartnerNorm(ratio=0.3, per="head")
+    PartnerNorm(ratio=0.3, per='head')
+    """
+
+    ratio: float | Callable[[int], float] = 1.0
+    per: Literal["layer", "head"] = "layer"
+
+    def __post_init__(self) -> None:
+        if self.per not in ("layer", "head"):
+            raise InputError(f"PartnerNorm(per={self.per!r}): per is 'layer' or 'head'")
+        finite_number(self.ratio(0) if callable(self.ratio) else self.ratio, f"{self!r}: the ratio")
+
+
+@dataclass(frozen=True)
+class PartnerRatio:
+    """The ratio of one slice under :class:`PartnerNorm`; the norm of ``partners`` divides it."""
+
+    ratio: float | Callable[[int], float]
+    partners: tuple[Slice, ...]
+
+    @torch.no_grad()
+    def norm(self, model: nn.Module) -> float:
+        """The current Frobenius norm of the partners in ``model``."""
+        total = 0.0
+        for part in self.partners:
+            prefix, _, attribute = part.parameter.rpartition(".")
+            weight = part.view(getattr(model.get_submodule(prefix), attribute))
+            squares = weight.double().square().sum()
+            total += float(squares.full_tensor() if hasattr(squares, "full_tensor") else squares)
+        norm = math.sqrt(total)
+        if not norm > 0 or not math.isfinite(norm):
+            raise InputError(
+                f"PartnerNorm divides by the norm of {self.partners[0].parameter}, which is {norm:g}"
+            )
+        return norm
+
+    def now(self, model: nn.Module, step: int, start: float) -> float:
+        """The ratio at ``step``; ``start`` is the norm at the beginning of training."""
+        ratio = self.ratio(step) if callable(self.ratio) else float(self.ratio)
+        return ratio * start / self.norm(model)
+
+
+# A ratio as the user may write it.
+RatioLike = float | Callable[..., float] | Sequence[Any] | Mapping[Any, Any] | PartnerNorm
+# The ratio of one slice: a number, a function of the optimizer's step (from 0), or a function of the weights.
+Ratio = float | Callable[[int], float] | PartnerRatio
+
+
+_ARGUMENTS = ("layer", "head", "step")
+
+
+class Ratios:
+    """The ratio of every slice of one role.
+
+    ``name`` is the name of the argument (``qk_ratio``) in messages. ``slices`` are those of the role's
+    circuit; layers and heads are counted from them. ``matrices`` are the names of weight matrices.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ratio: RatioLike,
+        slices: Iterable[Slice] = (),
+        matrices: Collection[str] | None = None,
+    ) -> None:
+        self.matrices = matrices
+        self.name = name
+        self.ratio = ratio = ratio.tolist() if hasattr(ratio, "tolist") else ratio
+        self.slices = list(slices)
+        self._known: dict[tuple[int | None, int | None], Ratio] = {}
+        self._arguments = _argument_names(ratio)
+        layers = sorted({part.layer for part in self.slices if part.layer is not None})
+        if isinstance(ratio, str):
+            self._number(ratio)
+        if isinstance(ratio, Sequence | Mapping) and self.slices and not layers:
+            raise InputError(
+                f"{self} has values per layer, but the layers of this model have no numbers: "
+                f"{self.slices[0].parameter!r}; give one ratio for all"
+            )
+        if isinstance(ratio, Sequence) and self.slices and len(ratio) != len(layers):
+            raise InputError(f"{self} has {len(ratio)} values for {len(layers)} layers; give one per layer")
+        if isinstance(ratio, Mapping) and self.slices:
+            unknown = [key for key in ratio if key is not None and key not in layers]
+            if unknown:
+                raise InputError(f"{self} names layer {unknown[0]!r}, but the layers are {_span(layers)}")
+        self._layers = layers
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.ratio!r}"
+
+    @property
+    def per_head(self) -> bool:
+        """Whether slices per head are needed."""
+        if isinstance(self.ratio, PartnerNorm):
+            return self.ratio.per == "head"
+        if self._arguments is not None:
+            return "head" in self._arguments
+        return any(isinstance(value, Sequence | Mapping) for value in _values(self.ratio))
+
+    @property
+    def plain_one(self) -> bool:
+        """Whether the ratio is the number 1, which changes nothing."""
+        if callable(self.ratio) or isinstance(self.ratio, PartnerNorm) or _values(self.ratio):
+            return False
+        return self._number(self.ratio) == 1
+
+    def of(self, part: Slice) -> Ratio:
+        """The ratio of one slice: a number, or a function of the step or of the weights."""
+        if isinstance(self.ratio, PartnerNorm):
+            return self._partner(part, self.ratio)
+        if not self.per_head:
+            return self._at(part.layer, None, part)
+        heads = self._query_heads(part)
+        ratios = [self._at(part.layer, head, part) for head in heads]
+        if any(ratio != ratios[0] for ratio in ratios[1:]):
+            who = "all heads" if part.head is None else f"heads {_span(heads)}"
+            raise InputError(
+                f"{self.name}: {part.parameter} serves {who} of layer {part.layer}, "
+                f"whose ratios differ ({', '.join(map(_short, ratios))}); give them one ratio"
+                + (", or a value under the key None" if part.head is None else "")
+            )
+        return ratios[0]
+
+    def _partner(self, part: Slice, rule: PartnerNorm) -> PartnerRatio:
+        """The ratio by partners: keys for queries and vice versa, of the same layer or of matching heads."""
+        role = _PARTNERS.get(part.role)
+        if role is None:
+            raise InputError(f"{self}: PartnerNorm is for q and k, not for {part.role}")
+        partners = [
+            other
+            for other in self.slices
+            if other.role == role and other.layer == part.layer and self._is_matrix(other)
+        ]
+        # A layer may have self-attention and cross-attention; the partners are in the block nearest by name.
+        shared = [_modules_in_common(part.parameter, other.parameter) for other in partners]
+        partners = [other for other, count in zip(partners, shared, strict=True) if count == max(shared)]
+        if rule.per == "head" and part.head is not None:
+            served = set(self._query_heads(part))
+            together = [other for other in partners if served & set(self._query_heads(other))]
+            partners = [other for other in together if other.head is not None] or partners
+        if not partners:
+            raise InputError(f"{self}: layer {part.layer} has no {role} matrix whose norm could set the rate")
+        if any("lora_" in other.parameter for other in (part, *partners)):
+            raise InputError(
+                f"{self}: {part.parameter} is an adapter, whose product with its partner has no norm of "
+                "its own; give a number"
+            )
+        return PartnerRatio(rule.ratio, tuple(partners))
+
+    def _is_matrix(self, part: Slice) -> bool:
+        return self.matrices is None or part.parameter in self.matrices
+
+    def _query_heads(self, part: Slice) -> list[int | None]:
+        """The query heads a slice serves; a key head of grouped-query attention serves its whole group."""
+        with_heads = [other for other in self.slices if other.layer == part.layer and other.head is not None]
+        query_heads = len({other.head for other in with_heads})
+        if part.head is None:
+            if self._arguments is not None or self._has_value_without_head(part.layer):
+                return [None]
+            return list(range(query_heads)) or [None]
+        heads_of_role = len({other.head for other in with_heads if other.role == part.role})
+        group = query_heads // heads_of_role
+        return list(range(part.head * group, (part.head + 1) * group))
+
+    def _has_value_without_head(self, layer: int | None) -> bool:
+        row = self._lookup(self.ratio, layer) if layer is not None else None
+        return isinstance(row, Mapping) and None in row
+
+    def _at(self, layer: int | None, head: int | None, part: Slice) -> Ratio:
+        if (layer, head) not in self._known:
+            self._known[layer, head] = self._resolve(layer, head, part)
+        return self._known[layer, head]
+
+    def _resolve(self, layer: int | None, head: int | None, part: Slice) -> Ratio:
+        names = self._arguments
+        if names is not None:
+            chosen = {"layer": layer, "head": head}
+            fixed = {name: chosen[name] for name in names if name != "step"}
+            ratio: Any = self.ratio
+            if "step" in names:
+                return self._value(ratio if not fixed else lambda step: ratio(step=step, **fixed))
+            try:
+                return self._value(ratio(**fixed))
+            except TypeError as error:
+                if layer is not None or "layer" not in names:
+                    raise
+                raise InputError(
+                    f"{self.name} is a function of layer, but {part.parameter!r} belongs to no numbered "
+                    f"layer and layer=None gives {error}; return a ratio for None, or give one ratio for all"
+                ) from None
+        if not _values(self.ratio):
+            return self._value(self.ratio)
+        if layer is None:
+            raise InputError(
+                f"{self.name} has one value per layer, but {part.parameter} belongs to no single layer; "
+                "give a function of layer that accepts None, or one ratio for all"
+            )
+        value = self._lookup(self.ratio, layer)
+        if isinstance(value, Sequence | Mapping):
+            value = self._row(value, layer, head)
+        return self._value(value)
+
+    def _lookup(self, ratio: Any, layer: int) -> Any:
+        if isinstance(ratio, Mapping):
+            return ratio.get(layer, 1.0)  # other layers keep the base rate
+        return ratio[self._layers.index(layer)]
+
+    def _row(self, row: Any, layer: int, head: int | None) -> Any:
+        heads = {e.head for e in self.slices if e.layer == layer and e.head is not None}
+        if isinstance(row, Mapping):
+            unknown = [key for key in row if key is not None and key not in heads]
+            if unknown:
+                raise InputError(
+                    f"{self.name}: layer {layer} has no head {unknown[0]!r}; its heads are {_span(heads)}"
+                )
+            return row.get(head, 1.0)
+        if head is None or len(row) != len(heads):
+            raise InputError(f"{self.name}: layer {layer} has {len(heads)} heads, but the row is {row!r}")
+        return row[head]
+
+    def _value(self, value: Any) -> Ratio:
+        if callable(value):
+            self._number(value(0))  # a wrong function fails now, not during training
+            return value
+        return self._number(value)
+
+    def _number(self, value: Any) -> float:
+        return finite_number(value, f"{self}: the ratio")
+
+
+def _argument_names(ratio: Any) -> tuple[str, ...] | None:
+    """Which of layer, head and step a function takes; None if ``ratio`` is not a function.
+
+    A function of one argument with another name (``lambda t: ...``) is a function of the step.
+    """
+    if not callable(ratio):
+        return None
+    try:
+        parameters = inspect.signature(ratio).parameters.values()
+    except (TypeError, ValueError):  # some built-in functions have no signature
+        return ("step",)
+    required = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    if required and all(name in _ARGUMENTS for name in required):
+        return tuple(required)
+    if len(required) > 1:
+        raise InputError(
+            f"a ratio function takes some of layer, head, step by these names, not {', '.join(required)}"
+        )
+    return ("step",)
+
+
+def _values(ratio: Any) -> list[Any]:
+    """The values of a sequence or mapping; empty for a number or a function."""
+    if isinstance(ratio, Mapping):
+        return list(ratio.values())
+    return list(ratio) if isinstance(ratio, Sequence) and not isinstance(ratio, str) else []
+
+
+def _modules_in_common(first: str, second: str) -> int:
+    """How many enclosing modules, from the outermost, two parameters share.
+
+    >>> _modules_in_common("h.0.attn.q.weight", "h.0.attn.k.weight")
+    3
+    """
+    paths = zip(first.split(".")[:-1], second.split(".")[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], paths))
+
+
+def _short(ratio: Any) -> str:
+    return f"{ratio:g}" if isinstance(ratio, float) else getattr(ratio, "__name__", repr(ratio))
+
+
+def _span(numbers: Iterable[int | None]) -> str:
+    known = sorted(number for number in numbers if number is not None)
+    return f"{known[0]} to {known[-1]}" if len(known) > 1 else ", ".join(map(str, known)) or "none"

@@ -1,0 +1,8 @@
+"""Attention logits in training: ``LogitMonitor`` reads them, ``qk_clip`` bounds them."""
+
+from fasterqk.stability._clip import Clipped as Clipped
+from fasterqk.stability._clip import QKClip as QKClip
+from fasterqk.stability._clip import qk_clip as qk_clip
+from fasterqk.stability._monitor import LogitMonitor as LogitMonitor
+from fasterqk.stability._monitor import Logits as Logits
+from fasterqk.stability._scores import Reading as Reading

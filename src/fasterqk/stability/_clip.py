@@ -1,0 +1,496 @@
+"""``qk_clip``: after every step, scale back the heads whose attention logits exceed a threshold.
+
+The steps, for an attention block (QK-Clip, Kimi K2):
+
+1. While the model trains, ``Watch`` (``_logits``) reports the scores of every attention call. If the longest
+   query times the longest key stays below the threshold, no product can exceed it and none is computed.
+2. The largest product of each head is kept until the optimizer has stepped: over micro-batches, over calls of
+   a block that is used several times, and over processes.
+3. ``factor = threshold / max(largest, threshold)``. Queries are multiplied by ``factor ** alpha`` and keys by
+   ``factor ** (1 - alpha)``, weights and biases alike (``ScaledHeads``).
+
+At the first call of each block ``_rehearse`` scales copies of the weights and checks that the scores follow
+head by head. A block where they do not, for example because of a norm on queries or keys, is refused.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fasterqk.errors import InputError
+from fasterqk.labels.find import Labels, given_or_found
+from fasterqk.labels.slices import Circuits
+from fasterqk.optim.hooks import hooks_of, unwrapped
+from fasterqk.optim.ratio import finite_number
+from fasterqk.stability._logits import (
+    AttentionBlock,
+    LogitTrace,
+    Watch,
+    attention_blocks,
+    in_processes,
+    over_processes,
+)
+from fasterqk.stability._scores import Scores
+from fasterqk.trace.modules import meaning, words
+
+_ROWS = 16  # rows of scores that a rehearsal compares
+
+
+@dataclass(frozen=True)
+class Clipped:
+    """One head above the threshold: its largest logit, and the factor by which its logits are scaled."""
+
+    block: str
+    layer: int | None
+    head: int
+    logit: float
+    factor: float
+
+
+def qk_clip(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    threshold: float = 100.0,
+    alpha: float = 0.5,
+    *,
+    log_only: bool = False,
+    labels: Labels | None = None,
+    circuits: Circuits | None = None,
+    group: Any = None,
+) -> "QKClip":
+    """After each step of ``optimizer``, scale back the heads whose attention logits exceed ``threshold``.
+
+    The largest logit of a head is the largest product of query and key, with scale and rotary positions, over
+    all pairs that the mask allows, in the training passes since the last step. If it exceeds the threshold,
+    the head's query weights are multiplied by ``factor ** alpha`` and its key weights by
+    ``factor ** (1 - alpha)``, with ``factor = threshold / largest``; biases are scaled like their weights. A
+    key that several query heads share takes the strictest factor of its group, and each query the rest of its
+    own factor. In latent attention, the part of the query that meets the shared rotary key takes the whole
+    factor. Additive biases and soft caps stay as they are; the product before them is clipped.
+
+    It works with any optimizer, with gradient accumulation, DDP and FSDP2. Passes in evaluation mode or
+    without gradients do not count. There is no state to save: call it again when training resumes.
+
+    Arguments:
+        model: The model, uncompiled.
+        optimizer: The optimizer that trains its queries and keys.
+        threshold: The largest logit that is allowed.
+        alpha: The share of the factor that queries take, from 0 to 1.
+        log_only: Only record the heads above the threshold; change no weight.
+        labels, circuits: As in :func:`make_optimizer`.
+        group: The processes over which maxima are taken; by default all.
+
+    Returns:
+        A :class:`QKClip`, which holds the clipped heads (``last``, ``log()``) and can be removed
+        (``remove()``).
+
+    Raises:
+        InputError: The model has norms on queries or keys, has adapters, or is compiled, or the optimizer
+            does not train its queries and keys.
+
+    >>> model = nn.TransformerEncoderLayer(8, 2)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    >>> clip = qk_clip(model, optimizer, threshold=0.01)
+    >>> model(torch.randn(3, 1, 8)).sum().backward()
+    >>> optimizer.step()
+    >>> clip.last[0].block, clip.last[0].head, clip.last[0].logit > 0.01
+    ('self_attn', 0, True)
+    """
+    finite_number(threshold, "threshold")
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+        raise InputError(f"alpha={alpha!r} is not a number between 0 and 1")
+    if not isinstance(unwrapped(optimizer), torch.optim.Optimizer):
+        raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
+    refuse_compiled(model, "qk_clip")
+    hooks = hooks_of(optimizer)
+    if hooks is not None and hooks.recipe is not None and hooks.recipe.mechanism == "parametrization":
+        raise InputError("qk_clip scales fused weights, not their parametrizations: use mechanism='auto'")
+    labelled = given_or_found(model, circuits, labels, heads=True)
+    if all(part.head is None for part in labelled if part.role in ("q", "k")):
+        raise InputError(
+            "qk_clip needs labels per head: set num_heads on the attention modules"
+            if circuits is None
+            else "qk_clip needs labels per head: circuits=find_circuits(model, heads=True)"
+        )
+    blocks = _clippable(model, attention_blocks(model, labelled), unwrapped(optimizer))
+    return QKClip(model, unwrapped(optimizer), blocks, float(threshold), float(alpha), log_only, group)
+
+
+class QKClip:
+    """The clip of one model and its optimizer, made by :func:`qk_clip`.
+
+    ``last`` are the heads above the threshold in the last step, ``total`` counts such heads since the start,
+    and ``steps`` counts steps. As a context manager it removes the clip on exit.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        blocks: "list[ScaledHeads]",
+        threshold: float,
+        alpha: float,
+        log_only: bool,
+        group: Any,
+    ) -> None:
+        self.model, self.blocks = model, blocks
+        self.threshold, self.alpha, self.log_only = threshold, alpha, log_only
+        self.last: list[Clipped] = []
+        self.total, self.steps = 0, 0
+        self._group = group
+        self._by_path = {scaled.block.path: scaled for scaled in blocks}
+        self._unverified = set(self._by_path)
+        self._warned = False
+        self._watch = Watch([scaled.block for scaled in blocks], self._see, after=self._verify)
+        self._step_hook = optimizer.register_step_post_hook(self._after_step)
+
+    def __repr__(self) -> str:
+        heads = sum(scaled.heads for scaled in self.blocks)
+        settings = (
+            f"{len(self.blocks)} blocks, {heads} heads, threshold {self.threshold:g}, alpha {self.alpha:g}"
+        )
+        return f"QKClip({settings}{', log only' if self.log_only else ''})"
+
+    def log(self) -> dict[str, float]:
+        """Numbers of the last step for a log: how many heads were clipped, and their largest logit."""
+        numbers = {"logits/clipped_heads": float(len(self.last))}
+        if self.last:
+            numbers["logits/largest_clipped"] = max(head.logit for head in self.last)
+        return numbers
+
+    def remove(self) -> None:
+        """Remove all hooks from model and optimizer."""
+        self._watch.remove()
+        self._step_hook.remove()
+
+    def __enter__(self) -> "QKClip":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _see(self, block: AttentionBlock, scores: Scores) -> None:
+        scaled = self._by_path[block.path]
+        scaled.largest = torch.maximum(scaled.largest, scores.largest_products(self.threshold))
+
+    def _verify(self, block: AttentionBlock, args: Any, kwargs: Any) -> None:
+        if block.path in self._unverified:
+            self._unverified.remove(block.path)
+            _rehearse(self._by_path[block.path], self.alpha, args, kwargs)
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if not self._watch.entered:
+            raise InputError(
+                "no training pass was seen before this step of qk_clip; call model.train(), and run the "
+                "model that was given to it, uncompiled"
+            )
+        largest = torch.cat([scaled.largest for scaled in self.blocks])
+        for scaled in self.blocks:
+            scaled.largest = torch.full_like(scaled.largest, -math.inf)
+        if bool((largest == -math.inf).all()) and not in_processes():
+            self._finish([])
+            return
+        largest = over_processes(largest, next(self.model.parameters()).device, self._group)
+        self._warn(largest)
+        clipped = []
+        parameters: dict[str, nn.Parameter] = {}
+        by_block = largest.split([scaled.heads for scaled in self.blocks])
+        for scaled, head_maxima in zip(self.blocks, by_block, strict=True):
+            # Maxima below the threshold and maxima that are not finite have factor one.
+            above = head_maxima.isfinite() & (head_maxima.double() > self.threshold)
+            factors = torch.where(above, self.threshold / head_maxima.double(), 1.0)
+            if not bool((factors < 1).any()):
+                continue
+            clipped += scaled.clipped(head_maxima, factors)
+            if not self.log_only:
+                parameters = parameters or dict(self.model.named_parameters(remove_duplicate=False))
+                scaled.scale(parameters, factors, self.alpha)
+        self._finish(clipped)
+
+    def _finish(self, clipped: list[Clipped]) -> None:
+        self.last = clipped
+        self.total += len(clipped)
+        self.steps += 1
+
+    def _warn(self, largest: Tensor) -> None:
+        if not self._warned and bool((largest.isnan() | (largest == math.inf)).any()):
+            self._warned = True
+            warnings.warn(
+                f"attention logits are not finite after {self.steps} steps, and qk_clip leaves these heads "
+                "alone; go back to a checkpoint, with a lower learning rate or threshold",
+                stacklevel=2,
+            )
+
+
+def refuse_compiled(model: nn.Module, name: str) -> None:
+    """Refuse a compiled model, whose code bypasses hooks."""
+    compiled = next(
+        (
+            path
+            for path, module in model.named_modules()
+            if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        ),
+        None,
+    )
+    if compiled is not None:
+        raise InputError(
+            f"{compiled or 'the model'} is compiled, so {name} cannot see its queries and keys; train the "
+            "model uncompiled, or compile only its other parts (block.mlp.compile())"
+        )
+
+
+# --- Which weights belong to which head ---
+
+# For each parameter: the axis, and for each span (start, stop) along it the multiplier.
+Multipliers = dict[str, tuple[int, dict[tuple[int, int], float]]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Entries of one parameter that make the queries or keys of one head.
+
+    ``whole`` marks queries that take the whole factor, because their key is shared by all heads and not
+    scaled.
+    """
+
+    name: str
+    axis: int
+    start: int
+    stop: int
+    role: str
+    head: int
+    whole: bool = False
+
+
+@dataclass(eq=False)
+class ScaledHeads:
+    """The queries and keys of one block by head, and the largest product of each head since the last step."""
+
+    block: AttentionBlock
+    heads: int
+    keys: int
+    parts: list[Part]
+    largest: Tensor
+
+    def multipliers(
+        self, factors: Tensor, alpha: float
+    ) -> dict[str, tuple[int, dict[tuple[int, int], float]]]:
+        """For each parameter the axis, and for each span along it the multiplier."""
+        strictest = factors.reshape(self.keys, -1).amin(1)
+        roles = {part.role for part in self.parts}
+        share = 1.0 - alpha if roles == {"q", "k"} else 0.0 if roles == {"q"} else 1.0
+        keys = strictest.double() ** share
+        queries = factors.double() / keys.repeat_interleave(self.heads // self.keys)
+        multipliers: Multipliers = {}
+        for part in self.parts:
+            number = keys[part.head] if part.role == "k" else queries[part.head]
+            number = factors[part.head] if part.whole else number
+            multipliers.setdefault(part.name, (part.axis, {}))[1][part.start, part.stop] = float(number)
+        return multipliers
+
+    def scale(self, parameters: dict[str, nn.Parameter], factors: Tensor, alpha: float) -> None:
+        """Multiply the weights in place; entries with multiplier one keep their bits."""
+        for name, (axis, spans) in self.multipliers(factors, alpha).items():
+            if any(number != 1 for number in spans.values()):
+                parameter = parameters[name]
+                _local(parameter).mul_(_local_vector(parameter, axis, spans))
+
+    def clipped(self, largest: Tensor, factors: Tensor) -> list[Clipped]:
+        """The heads above the threshold."""
+        block = self.block
+        return [
+            Clipped(block.path, block.layer, head, float(largest[head]), float(factors[head]))
+            for head in (factors < 1).nonzero().squeeze(1).tolist()
+        ]
+
+
+def _vector(shape: Sequence[int], axis: int, spans: dict[tuple[int, int], float]) -> Tensor:
+    """The multipliers along ``axis`` of a tensor of this shape; 1 outside the spans."""
+    vector = torch.ones(shape[axis], dtype=torch.float64)
+    for (start, stop), number in spans.items():
+        vector[start:stop] = number
+    return vector.reshape([-1 if dimension == axis else 1 for dimension in range(len(shape))])
+
+
+def _local(parameter: Any) -> Tensor:
+    """The memory of a parameter; for a sharded one, the shard of this process."""
+    local: Tensor = parameter.to_local() if hasattr(parameter, "placements") else parameter
+    return local.detach()
+
+
+def _local_vector(parameter: Any, axis: int, spans: dict[tuple[int, int], float]) -> Tensor:
+    numbers = _vector(parameter.shape, axis, spans)
+    if hasattr(parameter, "placements"):
+        from torch.distributed.tensor import distribute_tensor
+
+        mesh, axes = parameter.device_mesh, parameter.placements
+        whole = numbers.to(parameter.device).expand(parameter.shape).contiguous()
+        numbers = distribute_tensor(whole, mesh, axes).to_local()
+    local = _local(parameter)
+    return numbers.to(local.device, torch.promote_types(local.dtype, torch.float32))
+
+
+def _clippable(
+    model: nn.Module, blocks: Sequence[AttentionBlock], optimizer: torch.optim.Optimizer
+) -> list[ScaledHeads]:
+    """The trained blocks with the parts of their heads; an ``InputError`` if one cannot be clipped."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    hooks = hooks_of(optimizer)
+    trained = {id(parameter) for options in optimizer.param_groups for parameter in options["params"]}
+    trained |= {id(fused.parameter) for fused in hooks.fused} if hooks is not None else set()
+    owners: dict[int, str] = {}
+    clippable = []
+    for block in blocks:
+        scaled = _scaled_heads(model, block)
+        weights = {
+            part.name: parameters[part.name] for part in scaled.parts if parameters[part.name].dim() > 1
+        }
+        frozen = [name for name, weight in weights.items() if not weight.requires_grad]
+        if len(frozen) == len(weights):
+            continue
+        if frozen:
+            raise InputError(f"{frozen[0]} is frozen, but other queries or keys of {block.path} are trained")
+        for name, weight in weights.items():
+            if id(weight) not in trained:
+                raise InputError(
+                    f"{name} is not trained by this optimizer, which would undo or miss the clip; give "
+                    "qk_clip the optimizer that trains the queries and keys of this model"
+                )
+            if owners.setdefault(id(weight), block.path) != block.path:
+                raise InputError(f"{name} also makes the queries or keys of {owners[id(weight)]}: it is tied")
+        clippable.append(scaled)
+    if not clippable:
+        raise InputError("the queries and keys of this model are frozen: there is nothing to clip")
+    return clippable
+
+
+def _scaled_heads(model: nn.Module, block: AttentionBlock) -> ScaledHeads:
+    parts: list[Part] = []
+    shared = False
+    for piece in block.slices:
+        if _acts_on_scores(model, piece.parameter):
+            continue
+        _refuse_norm(model, piece.parameter)
+        if "lora_" in piece.parameter or ".base_layer." in piece.parameter:
+            raise InputError(f"{piece.parameter} is in an adapter: merge adapters before qk_clip")
+        if piece.head is None:
+            shared |= piece.role == "k" and piece.axis is not None
+            continue  # a factor before the heads, or a key that all heads share
+        shape = model.get_parameter(piece.parameter).shape
+        stop = shape[0] if piece.stop is None else piece.stop
+        parts.append(Part(piece.parameter, piece.axis or 0, piece.start or 0, stop, piece.role, piece.head))
+    query_heads, key_heads = ({part.head for part in parts if part.role == role} for role in ("q", "k"))
+    heads, keys = len(query_heads) or len(key_heads), len(key_heads) or len(query_heads)
+    gaps = any(numbers != set(range(len(numbers))) for numbers in (query_heads, key_heads))
+    if not parts or heads % keys or gaps:
+        raise InputError(
+            f"it is not known which rows of {block.path or 'the model'} make the queries and keys of which "
+            "head; leave it out with labels= that call its queries and keys rest"
+        )
+    if shared:
+        parts = _with_rotary(block, parts)
+    block.heads = heads
+    return ScaledHeads(block, heads, keys, parts, torch.full((heads,), -math.inf))
+
+
+def _with_rotary(block: AttentionBlock, parts: list[Part]) -> list[Part]:
+    """Split the queries of latent attention: the last rows of each head meet the shared rotary key."""
+    rotary = getattr(block.module, "qk_rope_head_dim", None)
+    if not isinstance(rotary, int):
+        raise InputError(f"{block.path} has a key that all heads share, in a form qk_clip does not know")
+    split = []
+    for part in parts:
+        if part.role == "k":
+            split.append(part)
+            continue
+        middle = part.stop - rotary
+        split.append(Part(part.name, part.axis, part.start, middle, "q", part.head))
+        split.append(Part(part.name, part.axis, middle, part.stop, "q", part.head, whole=True))
+    return [part for part in split if part.start < part.stop]
+
+
+def _acts_on_scores(model: nn.Module, name: str) -> bool:
+    """Whether a parameter shifts or scales the scores and is not a factor of the product."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return isinstance(owner, nn.Embedding) or any(meaning(part).score for part in name.split("."))
+
+
+def _refuse_norm(model: nn.Module, name: str) -> None:
+    """Refuse norms on queries or keys, but not ``q_a_layernorm`` between two factors of a projection."""
+    prefix = name.rpartition(".")[0]
+    norm = "norm" in type(model.get_submodule(prefix)).__name__.lower()
+    if norm and "a" not in words(prefix.rpartition(".")[2]):
+        raise InputError(
+            f"{name} normalises queries or keys, so scaling their weights changes nothing: this model bounds "
+            "its logits itself; watch them with LogitMonitor"
+        )
+
+
+# --- The rehearsal: do the scores follow the weights? ---
+
+
+def _rehearse(scaled: ScaledHeads, alpha: float, args: Any, kwargs: Any) -> None:
+    """Raise unless scaling copies of the weights of a block scales its scores head by head."""
+    module, block = scaled.block.module, scaled.block
+    prefix = f"{block.path}." if block.path else ""
+    tensors = {name: parameter.detach() for name, parameter in module.named_parameters()}
+    if any(hasattr(tensor, "placements") for tensor in tensors.values()):
+        return  # sharded over processes and not gathered here
+    factors = torch.linspace(0.5, 0.9, scaled.heads)
+    scaled_tensors = dict(tensors)
+    for name, (axis, spans) in scaled.multipliers(factors, alpha).items():
+        before = tensors[name.removeprefix(prefix)]
+        scaled_tensors[name.removeprefix(prefix)] = before * _vector(before.shape, axis, spans).to(before)
+    args = [_without_cache(value) for value in args]
+    kwargs = {name: _without_cache(value) for name, value in kwargs.items()}
+    try:
+        plain = _scores(module, scaled.heads, tensors, args, kwargs)
+        changed = _scores(module, scaled.heads, scaled_tensors, args, kwargs)
+    except Exception as error:
+        line = str(error).partition("\n")[0]
+        warnings.warn(
+            f"qk_clip could not verify {block.path}, whose forward pass did not run again: {line}",
+            stacklevel=2,
+        )
+        return
+    for original, rescaled in zip(plain, changed, strict=True):
+        expected = original * factors.to(original.device).view(1, -1, 1, 1)
+        size = original.abs().amax()
+        tolerance = 1e-3 if next(iter(tensors.values())).dtype == torch.float32 else 5e-2
+        if torch.is_autocast_enabled(original.device.type):
+            tolerance = 5e-2
+        if bool(size.isfinite()) and not bool((rescaled - expected).abs().amax() <= tolerance * size):
+            raise InputError(
+                f"the scores of {block.path or 'the model'} ({type(module).__name__}) do not follow the "
+                "weights of its queries and keys head by head (a norm on them bounds the logits, or another "
+                "term is in the scores): qk_clip cannot clip it; watch it with LogitMonitor"
+            )
+
+
+def _scores(
+    module: nn.Module, heads: int, tensors: dict[str, Tensor], args: Any, kwargs: Any
+) -> list[Tensor]:
+    """Run the module once more and return some rows of the products of every attention call."""
+    samples: list[Tensor] = []
+
+    def see(scores: Scores) -> None:
+        rows = torch.arange(min(_ROWS, scores.length))
+        samples.extend(products[:1].clone() for products, _, _ in scores.parts(None, rows))
+
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    devices = {tensor.device.index or 0 for tensor in tensors.values() if tensor.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)), LogitTrace(heads, see):
+        functional_call(module, {**tensors, **buffers}, tuple(args), kwargs)
+    return samples
+
+
+def _without_cache(value: Any) -> Any:
+    """Drop a cache of keys and values, which would store the same keys twice."""
+    return None if "Cache" in type(value).__name__ and hasattr(value, "update") else value

@@ -1,0 +1,410 @@
+"""``capture``: run a model once and return its attention probabilities.
+
+The forward pass runs under the recorder (``_recorder``) and the trace (``_trace``); Hugging Face models use
+our attention backend. The recorded calls then get names, four axes and kinds.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, get_args, overload
+
+import torch
+from torch import Tensor, nn
+
+from fasterqk.errors import InputError
+from fasterqk.trace.calls import AttentionTrace, scaled_dot_product_attention
+from fasterqk.trace.modules import (
+    attention_modules,
+    call_with,
+    head_counts,
+    nothing_compiled,
+    stack_of,
+    uncompiled,
+)
+from fasterqk.trace.recorder import AttentionCall, Kind, Mask, Recorder, record
+
+# --- Hugging Face models: a backend that records probabilities, and the switch to it ---
+# transformers is imported only if the model comes from it.
+
+BACKEND = "fasterqk"
+_INTERNAL = "_attn_implementation_internal"
+
+
+def configurations(model: nn.Module) -> list[Any]:
+    """The distinct transformers configurations that the modules of ``model`` read."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in configs if hasattr(config, _INTERNAL)}.values())
+
+
+@contextmanager
+def attention_implementation(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Run ``model`` with attention implementation ``name`` (None: unchanged), and restore it on exit."""
+    before = [(config, getattr(config, _INTERNAL)) for config in configurations(model)]
+    try:
+        if name is not None:
+            for config, _ in before:
+                setattr(config, _INTERNAL, name)
+        yield
+    finally:
+        for config, implementation in before:
+            setattr(config, _INTERNAL, implementation)
+
+
+def register_backend() -> bool:
+    """Register the backend in transformers, with its mask function; False if this version cannot.
+
+    Without the mask function transformers would silently drop every mask.
+    """
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface, eager_mask
+    except ImportError:
+        return False
+    AttentionInterface.register(BACKEND, backend)
+    AttentionMaskInterface.register(BACKEND, eager_mask)
+    return True
+
+
+def backend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Run the model's own eager attention and record its probabilities.
+
+    The eager function in the file that defines the module implements the model's special features (soft caps,
+    sinks, grouped queries). Models without such a function get the plain formula.
+    """
+    for owner in type(module).__mro__:
+        eager = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
+        if eager is not None:
+            output, probabilities = eager(module, query, key, value, attention_mask, **kwargs)
+            if probabilities is not None:
+                record(module, probabilities, kind=None)
+            return output, probabilities
+    # The trace sees this softmax, so there is nothing to record.
+    output = scaled_dot_product_attention(
+        query,
+        key,
+        value,
+        attention_mask,
+        scale=kwargs.get("scaling"),
+        enable_gqa=query.shape[-3] != key.shape[-3],
+    )
+    return output.transpose(1, 2).contiguous(), None
+
+
+# --- One forward pass and its result ---
+
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
+
+@dataclass(frozen=True)
+class Captured(Sequence[Tensor]):
+    """Attention probabilities in the order the model formed them, each ``(batch, head, query, key)``.
+
+    ``names[i]`` is the module that formed ``captured[i]``. ``kinds[i]`` is ``"self"`` in a model with one
+    stack; in a model with cross-attention it is ``"encoder"`` or ``"decoder"`` (their self-attention), or
+    ``"cross"``. ``outputs`` is the model's output. With ``masks=True``, ``masks[i]`` is the model's mask in
+    ``captured[i]``, or None if no softmax shows it.
+    """
+
+    probabilities: tuple[Tensor, ...]
+    names: tuple[str, ...]
+    kinds: tuple[Kind, ...]
+    outputs: Any = field(default=None, repr=False)
+    masks: tuple[Mask | None, ...] = ()
+
+    def select(self, kind: Kind) -> "Captured":
+        """The layers of one kind; ``"self"`` means all that are not cross-attention."""
+        if kind not in KINDS:
+            raise InputError(f"unknown kind of attention {kind!r}; choose from {', '.join(KINDS)}")
+        chosen = [
+            i
+            for i, layer_kind in enumerate(self.kinds)
+            if layer_kind == kind or (kind == "self" and layer_kind != "cross")
+        ]
+        return Captured(
+            tuple(self.probabilities[i] for i in chosen),
+            tuple(self.names[i] for i in chosen),
+            tuple(self.kinds[i] for i in chosen),
+            self.outputs,
+            tuple(self.masks[i] for i in chosen if self.masks),
+        )
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        return self.probabilities[index]
+
+    def __len__(self) -> int:
+        return len(self.probabilities)
+
+    def __repr__(self) -> str:
+        layers = ", ".join(
+            f"{name} ({kind}) {tuple(tensor.shape)}"
+            for name, kind, tensor in zip(self.names, self.kinds, self.probabilities, strict=True)
+        )
+        return f"Captured({len(self)} layers: {layers})"
+
+
+def capture(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    differentiable: bool = False,
+    forward: Callable[..., Any] | None = None,
+    rows: Tensor | None = None,
+    masks: bool = False,
+) -> Captured:
+    """Run ``model`` on ``inputs`` in evaluation mode and return its attention probabilities.
+
+    It works for Hugging Face models with any attention implementation, for ``nn.MultiheadAttention`` and
+    everything built on it, and for any module whose attention is a softmax or torch's attention kernel. The
+    model is left exactly as it was.
+
+    Arguments:
+        model: The model.
+        inputs: A mapping (passed by keyword), a tuple (by position) or one tensor.
+        differentiable: Keep the probabilities in the autograd graph of the outputs.
+        forward: Called instead of the model, to run another method (``model.get_text_features``).
+        rows: One query position per instance, ``(batch,)``. Only these rows of each layer are kept,
+            ``(batch, head, 1, key)``, so memory grows with the length instead of its square.
+        masks: Also return the mask of each layer.
+
+    Returns:
+        A :class:`Captured` sequence of tensors ``(batch, head, query, key)``, one per layer in the order in
+        which the model forms them, with names, kinds and the model's outputs. In half precision,
+        probabilities are returned in single precision if the model's softmax is visible.
+
+    Raises:
+        InputError: No attention is found, or some layers of the model are missing.
+
+    >>> layer = nn.TransformerEncoderLayer(8, nhead=2, batch_first=True)
+    >>> captured = capture(nn.TransformerEncoder(layer, 3), torch.zeros(1, 5, 8))
+    >>> len(captured), captured[0].shape
+    (3, torch.Size([1, 2, 5, 5]))
+    """
+    model = uncompiled(model)
+    attention = attention_modules(model)
+    tries: list[str | None] = [None]
+    if "transformers" in sys.modules and configurations(model):
+        tries = [BACKEND, "eager"] if register_backend() else ["eager"]
+    for position, implementation in enumerate(tries):
+        last = position == len(tries) - 1
+        recorder = Recorder(None if rows is None else _keep_rows(rows))
+        try:
+            with _running(model, recorder, implementation, differentiable, masks):
+                outputs = call_with(forward or model, inputs)
+        except Exception:
+            if last:
+                raise
+            continue
+        calls = recorder.chosen()
+        missing = missing_modules(attention, recorder)
+        if last or (calls and not missing):
+            break
+    if missing or not calls:
+        raise InputError(_error_text(model, missing, len(calls), partly=recorder.lost() >= set(missing)))
+    return _captured(model, attention, calls, outputs, inputs, differentiable, masks)
+
+
+def missing_modules(attention: Mapping[str, nn.Module], recorder: Recorder) -> list[str]:
+    """The names of ``attention`` modules without visible probabilities, and of those skipped in their stack.
+
+    A stack that did not run at all (the vision tower of a model that was given only text) is not missing.
+    """
+    entered = {frame.name for frame in recorder.entered}
+    stacks = {stack_of(name) for name in attention if name in entered}
+    silent = {frame.name for frame in recorder.entered if frame.name in attention and not frame.recorded}
+    # Only a part of their attention is visible (Longformer's windows beside its global rows).
+    silent |= recorder.lost()
+    return [
+        name for name in attention if name in silent or (name not in entered and stack_of(name) in stacks)
+    ]
+
+
+@contextmanager
+def _running(
+    model: nn.Module,
+    recorder: Recorder,
+    implementation: str | None,
+    differentiable: bool,
+    masks: bool = False,
+) -> Iterator[None]:
+    """Set evaluation mode, the attention implementation, hooks and trace; undo all of it on exit."""
+    training = [(module, module.training) for module in model.modules()]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    try:
+        model.eval()
+        torch.backends.mha.set_fastpath_enabled(False)
+        with (
+            nothing_compiled(),
+            attention_implementation(model, implementation),
+            recorder.watching(model),
+            torch.set_grad_enabled(differentiable),
+            AttentionTrace(recorder, masks),
+        ):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
+        for module, was in training:
+            module.training = was
+
+
+def _error_text(model: nn.Module, missing: list[str], captured: int, partly: bool) -> str:
+    if not missing:
+        return (
+            f"no attention probabilities were formed in {type(model).__name__}; "
+            "call fasterqk.trace.record(self, probabilities) where your model forms them"
+        )
+    classes = sorted({type(model.get_submodule(name)).__name__ for name in missing})
+    shown = ", ".join(missing[:6]) + (", ..." if len(missing) > 6 else "")
+    problem = (
+        f"only a part of the attention of {len(missing)} layers can be seen"
+        if partly
+        else f"captured {captured} attention layers, but {len(missing)} more form no softmax that can be seen"
+    )
+    return (
+        f"{problem}: {shown} ({', '.join(classes)}); "
+        "call fasterqk.trace.record(self, probabilities) in their forward"
+    )
+
+
+def _captured(
+    model: nn.Module,
+    attention: Mapping[str, nn.Module],
+    calls: list[AttentionCall],
+    outputs: Any,
+    inputs: Any,
+    differentiable: bool,
+    masks: bool,
+) -> Captured:
+    known = {id(module): name for name, module in model.named_modules()}
+    names = tuple(_name(call, known, attention) for call in calls)
+    batch = _batch(inputs)
+    tensors = tuple(four_axes(call, name, batch) for call, name in zip(calls, names, strict=True))
+    if not differentiable:
+        tensors = tuple(tensor.detach() for tensor in tensors)
+    shown = tuple(call.mask for call in calls) if masks else ()
+    return Captured(tensors, names, kinds_of(calls, names), outputs, shown)
+
+
+def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:
+    def keep(call: AttentionCall) -> Tensor:
+        layer = four_axes(call, call.frames[-1].name if call.frames else "", len(rows))
+        if layer.shape[2] == 1:  # the model formed no other row
+            return layer
+        if len(layer) != len(rows) or layer.shape[2] <= int(rows.max()):
+            raise InputError(f"attention of shape {tuple(layer.shape)} has no rows {rows.tolist()}")
+        # A copy: a view would keep the whole layer in memory.
+        return layer[torch.arange(len(rows), device=layer.device), :, rows.to(layer.device)].unsqueeze(2)
+
+    return keep
+
+
+def _name(call: AttentionCall, known: dict[int, str], attention: Mapping[str, nn.Module]) -> str:
+    """The name of the module of this call: the one that recorded it, else the nearest attention module."""
+    if call.module is not None:
+        return known.get(id(call.module), "")
+    inner = call.frames[::-1]
+    named = [frame.name for frame in inner if frame.name in attention]
+    named += [frame.name for frame in inner if any(True for _ in frame.module.parameters())]
+    return named[0] if named else ""
+
+
+def _batch(inputs: Any) -> int | None:
+    values = [inputs] if isinstance(inputs, Tensor) else inputs
+    if hasattr(values, "keys"):
+        values = [values[name] for name in values.keys()]  # noqa: SIM118
+    for value in values:
+        if isinstance(value, Tensor) and value.dim():
+            return value.shape[0]
+    return None
+
+
+# --- Shapes: probabilities as ``(batch, head, query, key)`` ---
+
+
+def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
+    """The probabilities of ``call`` with four axes.
+
+    Older code keeps ``(batch * head, query, key)``; single-head code ``(batch, query, key)`` or
+    ``(query, key)``; grouped-query code may keep ``(batch, group, head in group, query, key)``.
+    """
+    probabilities = call.probabilities
+    shape = tuple(probabilities.shape)
+    modules = [call.module, *(frame.module for frame in reversed(call.frames))]  # the nearest first
+    stated = (head_counts(module) for module in modules if module is not None)
+    heads = next((counts[0] for counts in stated if counts is not None), None)
+    if len(shape) == 4:
+        return probabilities
+    if len(shape) == 2:
+        return probabilities[None, None]
+    if len(shape) == 3:
+        if shape[0] == batch and heads in (None, 1):
+            return probabilities.unsqueeze(1)
+        if heads is not None and shape[0] == heads * (batch or shape[0] // heads):
+            return probabilities.reshape(-1, heads, *shape[1:])
+        if batch is not None and shape[0] == batch:
+            return probabilities.unsqueeze(1)
+        if batch is not None and heads is None and shape[0] % batch == 0:
+            return probabilities.reshape(batch, -1, *shape[1:])
+    if len(shape) == 5 and heads is not None and shape[1] * shape[2] == heads:
+        return probabilities.flatten(1, 2)
+    raise InputError(
+        f"attention of {name!r} has shape {shape}, which is not (batch, head, query, key); "
+        "call fasterqk.trace.record(self, probabilities) with four axes in its forward"
+    )
+
+
+# --- Kinds: self-attention of an encoder or a decoder, and cross-attention ---
+
+# Names of cross-attention: BART encoder_attn, T5 EncDecAttention, torch multihead_attn, ...
+_CROSS = re.compile(
+    r"cross|encoder_attn|enc_?dec|multihead_attn|inter_?attention|src_attn|encattention", re.I
+)
+
+
+def is_cross(call: AttentionCall) -> bool:
+    """Whether the keys of this call come from other hidden states than its queries."""
+    if call.kind is not None:
+        return call.kind == "cross"
+    if any(frame.other_source for frame in call.frames):
+        return True
+    # Outer names describe the part of the model ("cross_encoder"), so only the last few count.
+    for frame in call.frames[-3:]:
+        if _CROSS.search(frame.name.rpartition(".")[2]) or _CROSS.search(type(frame.module).__name__):
+            return not isinstance(frame.module, nn.MultiheadAttention)
+    return False
+
+
+def kinds_of(calls: Sequence[AttentionCall], names: Sequence[str]) -> tuple[Kind, ...]:
+    """The kind of each call. Without cross-attention in the model all are ``"self"``."""
+    decoders = {_stack_root(name) for call, name in zip(calls, names, strict=True) if is_cross(call)}
+
+    def kind_of(call: AttentionCall, name: str) -> Kind:
+        if is_cross(call):
+            return "cross"
+        if call.kind == "encoder" or call.kind == "decoder":  # the model says so
+            return call.kind
+        if not decoders:
+            return "self"
+        return "decoder" if _stack_root(name) in decoders else "encoder"
+
+    return tuple(map(kind_of, calls, names))
+
+
+def _stack_root(name: str) -> str:
+    """The path up to the first number, which is the list of layers that contains this one."""
+    parts = name.split(".")
+    numbers = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0]]) if numbers else name.rpartition(".")[0]

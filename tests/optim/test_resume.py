@@ -1,0 +1,81 @@
+"""200 steps are 120 steps, a checkpoint, a new process and 80 steps: to the last bit."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fasterqk.optim import Ramp, make_optimizer
+
+
+def run(net, circuits, kernel, steps, source=None):
+    """Train with a ramped ratio and a scheduler, from ``source`` if there is one; returns everything."""
+    made = make_optimizer(
+        net,
+        torch.optim.AdamW,
+        lr=3e-3,
+        weight_decay=0.1,
+        qk_ratio=Ramp(1, 20, 150),
+        decay="independent",
+        circuits=circuits,
+        **{kernel: True},
+    )
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(made, 200, eta_min=1e-5)
+    if source is not None:
+        saved = torch.load(source, weights_only=True)
+        net.load_state_dict(saved["net"])
+        scheduler.load_state_dict(saved["scheduler"])
+        made.load_state_dict(saved["optimizer"])
+    for _ in range(steps):
+        made.zero_grad()
+        net.loss().backward()
+        made.step()
+        scheduler.step()
+    return {"net": net.state_dict(), "optimizer": made.state_dict(), "scheduler": scheduler.state_dict()}
+
+
+CASES = [("columns", "fused"), ("interleaved", "foreach")]
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory, net, label):
+    """What one new process makes of the checkpoints after 120 steps, by layout."""
+    folder = tmp_path_factory.mktemp("resume")
+    for layout, kernel in CASES:
+        torch.save(run(model := net(layout), label(model), kernel, 120), folder / f"{layout}.pt")
+    subprocess.run([sys.executable, __file__, folder], check=True, capture_output=True, text=True)
+    return {layout: torch.load(folder / f"{layout}-resumed.pt", weights_only=True) for layout, _ in CASES}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("layout", "kernel"), CASES)
+def test_resume_is_bit_exact(layout, kernel, resumed, net, label):
+    whole = run(model := net(layout), label(model), kernel, 200)
+    for name, weight in whole["net"].items():
+        assert torch.equal(weight, resumed[layout]["net"][name]), name
+    ours, theirs = whole["optimizer"], resumed[layout]["optimizer"]
+    assert ours["state"].keys() == theirs["state"].keys() and ours["state"]
+    for index, state in ours["state"].items():
+        for key, value in state.items():
+            assert torch.equal(value, theirs["state"][index][key]), (index, key)
+    assert ours["param_groups"] == theirs["param_groups"]
+    assert ours["param_groups"][-1]["ratio_step"] == 200
+    assert whole["scheduler"] == resumed[layout]["scheduler"]
+
+
+def resume_in_a_new_process():
+    folder = Path(sys.argv[1])
+    spec = importlib.util.spec_from_file_location("nets", Path(__file__).parents[1] / "conftest.py")
+    nets = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(nets)
+    for layout, kernel in CASES:
+        model = nets.Net(layout)
+        resumed = run(model, nets.labels(model), kernel, 80, folder / f"{layout}.pt")
+        torch.save(resumed, folder / f"{layout}-resumed.pt")
+
+
+if __name__ == "__main__":
+    resume_in_a_new_process()

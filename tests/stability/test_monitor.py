@@ -1,0 +1,286 @@
+"""LogitMonitor: its maxima are those of the full score matrix, and training stays the same, bit for bit."""
+
+import math
+import warnings
+
+import pytest
+import torch
+import transformers
+from torch import nn, optim
+from torch.nn.attention import flex_attention as flex
+
+from fasterqk import LogitMonitor, find_circuits
+from fasterqk.errors import InputError
+from fasterqk.stability._logits import LogitTrace
+
+TEXT = {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "num_key_value_heads": 2}
+SMALL |= {"intermediate_size": 24, "head_dim": 4}
+
+
+def large(model):
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, 0, 0.5)
+    return model.train()
+
+
+def llama():
+    return large(transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL, **TEXT)))
+
+
+def gemma():
+    """A soft cap; half of its layers see a window."""
+    config = transformers.Gemma2Config(sliding_window=3, attn_logit_softcapping=2.0, **SMALL, **TEXT)
+    return large(transformers.Gemma2ForCausalLM(config))
+
+
+def gpt_oss():
+    """Sinks, and a maximum that is subtracted before the softmax."""
+    config = transformers.GptOssConfig(num_local_experts=2, num_experts_per_tok=1, **SMALL, **TEXT)
+    return large(transformers.GptOssForCausalLM(config))
+
+
+def bloom():
+    config = transformers.BloomConfig(n_layer=2, n_head=4, hidden_size=16, **TEXT)
+    return large(transformers.BloomForCausalLM(config))
+
+
+def t5():
+    config = transformers.T5Config(
+        d_model=16, d_kv=4, num_heads=4, d_ff=16, num_layers=2, vocab_size=20, dropout_rate=0.0
+    )
+    return large(transformers.T5EncoderModel(config))
+
+
+def batch():
+    ids = torch.randint(2, 20, (3, 8), generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(ids)
+    mask[1, -2:] = 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def full_scores(model, monkeypatch):
+    """What enters the softmax of each layer, from the model's own eager attention."""
+    found = []
+    softmax = nn.functional.softmax
+
+    def recorded(scores, *args, **kwargs):
+        found.append(scores.detach())
+        return softmax(scores, *args, **kwargs)
+
+    before = model.config._attn_implementation
+    with monkeypatch.context() as patch, torch.no_grad():
+        patch.setattr(nn.functional, "softmax", recorded)
+        model.config._attn_implementation = "eager"
+        model(**batch())
+    model.config._attn_implementation = before
+    return [scores for scores in found if scores.dim() == 4]
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_maxima_and_entropies_of_the_full_score_matrix(implementation, monkeypatch):
+    model = llama()
+    model.config._attn_implementation = implementation
+    monitor = LogitMonitor(model)
+    model(**batch())
+    scores = full_scores(model, monkeypatch)
+    assert len(scores) == len(monitor.last.readings) == 2 and monitor.last.exact
+    for own, reading in zip(scores, monitor.last.readings.values(), strict=True):
+        torch.testing.assert_close(reading.logit, own.amax((0, 2, 3)), rtol=1e-5, atol=1e-6)
+        assert torch.equal(reading.logit, reading.product) and not reading.biased and not reading.capped
+        weights = own.softmax(-1)
+        entropy = -torch.xlogy(weights, weights).sum(-1)
+        torch.testing.assert_close(reading.entropy, entropy.mean((0, 2)), rtol=1e-4, atol=1e-5)
+    assert monitor.last.largest == pytest.approx(max(float(own.max()) for own in scores), rel=1e-6)
+    assert monitor.last.log()["logits/max"] == monitor.last.largest
+    assert "self_attn" in str(monitor.last) and "at least" not in str(monitor.last)
+
+
+@pytest.mark.parametrize("make", [gemma, bloom, t5])
+def test_soft_caps_and_additive_biases_are_reported_as_such(make, monkeypatch):
+    model = make()
+    monitor = LogitMonitor(model)
+    model(**batch())
+    for own, reading in zip(full_scores(model, monkeypatch), monitor.last.readings.values(), strict=True):
+        torch.testing.assert_close(reading.logit, own.amax((0, 2, 3)), rtol=1e-4, atol=1e-5)
+        assert (reading.capped, reading.biased) == (make is gemma, make is not gemma)
+        if reading.capped:
+            uncapped = 2 * torch.atanh(own.double().masked_fill(own < -5000, 0.0) / 2)
+            shown = uncapped.masked_fill(own < -5000, -math.inf).amax((0, 2, 3)).float()
+            keep = shown < 6  # beyond it the cap has rounded the product away
+            torch.testing.assert_close(reading.product[keep], shown[keep], rtol=1e-3, atol=1e-3)
+            assert (reading.product > reading.logit).all()
+    assert monitor.last.log()["logits/max_product"] >= 0
+    assert ("soft cap" if make is gemma else "additive bias") in str(monitor.last)
+
+
+def test_sinks_are_no_keys(monkeypatch):
+    model = gpt_oss()
+    monitor = LogitMonitor(model)
+    model(**batch())
+    for own, reading in zip(full_scores(model, monkeypatch), monitor.last.readings.values(), strict=True):
+        # The softmax sees scores and sink less the larger of both; rows where a score is largest show it.
+        shown = own[..., :-1].masked_fill(own[..., :-1] < -5000, -math.inf)
+        assert (shown.amax((0, 2, 3)) <= 1e-6).all() and (reading.logit > 1).all()
+        assert not reading.biased
+
+
+class Custom(nn.Module):
+    """Attention in other words: one weight, three axes, and a mask that is multiplied and subtracted."""
+
+    heads = 2
+
+    def __init__(self):
+        super().__init__()
+        self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(8, 8, bias=False) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (self.by_head(each(x)) for each in (self.to_q, self.to_k, self.to_v))
+        scores = torch.einsum("bid,bjd->bij", q * 4**-0.5, k)
+        self.shown = scores - 1e10 * torch.ones_like(scores).triu(1)
+        mixed = torch.bmm(self.shown.softmax(dim=-1), v)
+        return self.to_out(mixed.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2))
+
+    def by_head(self, x):
+        return x.unflatten(-1, (2, 4)).transpose(1, 2).flatten(0, 1)
+
+
+def test_custom_code():
+    model = large(Custom())
+    monitor = LogitMonitor(model)
+    model(torch.randn(3, 5, 8))
+    expected = model.shown.unflatten(0, (3, 2)).amax((0, 2, 3))
+    torch.testing.assert_close(monitor.last.readings[""].logit, expected)
+    torch.testing.assert_close(monitor.last.readings[""].product, expected)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_multihead_attention(need_weights):
+    model = large(nn.MultiheadAttention(8, 2, batch_first=True))
+    monitor = LogitMonitor(model)
+    x = torch.randn(3, 5, 8)
+    hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    output = model(x, x, x, attn_mask=hidden, need_weights=need_weights)[0]
+    q, k, _ = nn.functional.linear(x, model.in_proj_weight, model.in_proj_bias).chunk(3, -1)
+    q, k = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (q, k))
+    scores = (q @ k.transpose(-1, -2) / 2).masked_fill(hidden, -math.inf)
+    torch.testing.assert_close(monitor.last.readings[""].logit, scores.amax((0, 2, 3)))
+    monitor.remove()
+    assert torch.equal(output, model(x, x, x, attn_mask=hidden, need_weights=need_weights)[0])
+
+
+class Flexible(nn.Module):
+    """FlexAttention with a causal mask and a bias; frozen, because it does not train on a processor."""
+
+    num_heads = 2
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(8, 8) for _ in range(4))
+        self.requires_grad_(False)
+
+    def forward(self, x):
+        q, k, v = (
+            each(x).unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, 5, 5, device="cpu")
+        return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 0.5 * (j - i), block_mask=mask)
+
+
+def flex_attention(query, key, value, score_mod=None, block_mask=None, return_aux=None):
+    """What torch's function computes; without its compiler, which takes half a minute."""
+    scores = query @ key.transpose(-1, -2) / 2 + 0.5 * (torch.arange(5) - torch.arange(5).unsqueeze(1))
+    scores = scores.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
+    output = scores.softmax(-1) @ value
+    return output if return_aux is None else (output, flex.AuxOutput(max_scores=scores.amax(-1)))
+
+
+def test_flex_attention(monkeypatch):
+    monkeypatch.setattr(flex, "flex_attention", flex_attention)  # the name by which it is known
+    model = large(Flexible())
+    monitor = LogitMonitor(model, circuits=find_circuits(model, verify=False))
+    x = torch.randn(3, 5, 8)
+    with torch.enable_grad():
+        model(x)
+    q, k = (each(x).unflatten(-1, (2, 4)).transpose(1, 2) for each in (model.q_proj, model.k_proj))
+    _, said = flex_attention(q, k, k, return_aux=flex.AuxRequest(max_scores=True))
+    reading = monitor.last.readings[""]
+    torch.testing.assert_close(reading.logit, said.max_scores.amax((0, 2)))
+    assert reading.biased
+    assert globals()["flex_attention"] is flex.flex_attention
+
+
+def test_rows_are_a_lower_bound_and_say_so():
+    model = llama()
+    every, some = LogitMonitor(model), LogitMonitor(model, rows=2)
+    model(**batch())
+    for path, reading in some.last.readings.items():
+        assert (reading.logit <= every.last.readings[path].logit + 1e-6).all() and not reading.exact
+    assert "at least" in str(some.last) and not some.last.exact
+    assert "logits/max_of_rows" in some.last.log() and "logits/max" not in some.last.log()
+    assert some.last.as_dict()["exact"] is False
+
+
+def test_steps_micro_batches_and_the_log():
+    model = llama()
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    logged = []
+    monitor = LogitMonitor(
+        model, optimizer, every=2, log=lambda numbers, step: logged.append((step, numbers))
+    )
+    with pytest.raises(InputError, match=r"optimizer\.step\(\)"):
+        monitor.last  # noqa: B018
+    for step in range(3):
+        for scale in (1, 1 + step):  # the second micro-batch repeats tokens
+            model(input_ids=batch()["input_ids"][:, : 4 * scale]).logits.sum().backward()
+        model.eval()
+        model(**batch())
+        model.train()
+        optimizer.step()
+    assert [step for step, _ in logged] == [0, 2] and monitor.steps == 3
+    assert logged[1][1]["logits/max"] >= logged[0][1]["logits/max"]
+    monitor.remove()
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+
+
+def test_it_warns_once_in_one_line():
+    model = llama()
+    monitor = LogitMonitor(model, every=1, limit=1.0)
+    with pytest.warns(UserWarning, match=r"have reached .* head \d, at step 0 \(limit 1\)") as found:
+        model(**batch())
+        assert monitor.last
+    assert "\n" not in str(found[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(**batch())
+        assert monitor.last.step == 1
+
+
+def test_training_is_the_same_to_the_last_bit():
+    def trained(watched):
+        model = llama()
+        optimizer = optim.AdamW(model.parameters(), lr=0.01)
+        if watched:
+            LogitMonitor(model, optimizer, every=1)
+        for _ in range(2):
+            model(**batch()).logits.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return list(model.parameters())
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(True), trained(False), strict=True))
+
+
+def test_wrong_arguments_are_refused():
+    for wrong in ({"every": 0}, {"rows": -1}, {"limit": 0}, {"every": True}):
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            LogitMonitor(llama(), **wrong)
+
+
+def test_a_softmax_that_is_no_attention_is_left_alone():
+    seen = []
+    with LogitTrace(2, seen.append):
+        (torch.randn(3, 5, 8) @ torch.randn(8, 4)).softmax(-1)  # a router
+    assert not seen
