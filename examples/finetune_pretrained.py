@@ -11,7 +11,6 @@ import argparse
 import tempfile
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import (
     AutoModelForSequenceClassification,
@@ -21,13 +20,8 @@ from transformers import (
     TrainingArguments,
 )
 
-from fasterqk.attention import (
-    HuggingFaceClassifier,
-    Instance,
-    encode_for_classifier,
-    measure,
-    read_examples,
-)
+from fasterqk.attention import Instance, Removal, measure, read_examples
+from fasterqk.attention.instances import encode_for_classifier
 from fasterqk.huggingface import Sharpness, SharpnessCallback, trainer_optimizer
 
 
@@ -82,11 +76,9 @@ def main() -> None:
     )
     trainer.train()
 
-    found = measure(
-        HuggingFaceClassifier(model), held, percents=(20,), generator=np.random.default_rng(0)
-    ).summary()
-    print(f"accuracy {found['accuracy']:.3f} on {found.n} held out examples")
-    print(f"attention on relevant tokens {found['mrta']:.3f}, uniform {found.null['mrta']:.3f}")
+    summary = measure(model, held, removal=Removal(percents=(20,))).summary()
+    print(f"accuracy {summary['accuracy']:.3f} on {summary.n} held out examples")
+    print(f"attention on relevant tokens {summary['mrta']:.3f}, uniform {summary.null['mrta']:.3f}")
 
 
 if __name__ == "__main__":

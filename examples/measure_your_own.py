@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import fasterqk
-from fasterqk.attention import Aggregation, Instance, TorchClassifier, measure
+from fasterqk.attention import Instance, Nulls, Removal, TorchClassifier, measure
 
 VOCABULARY, STEPS = 40, 300
 
@@ -68,9 +68,9 @@ def main() -> None:
     measurement = measure(
         TorchClassifier(model, classes=("first", "second"), embedding=model.embedding),
         [make_instance(generator) for _ in range(500)],
-        generator=generator,
-        percents=(20,),
-        aggregation=Aggregation("last"),  # one layer: its own attention, without the residual stream
+        aggregation="last",  # one layer: its own attention, without the residual stream
+        removal=Removal(percents=(20,)),
+        nulls=Nulls(seed=generator),
     )
     result = measurement.summary()
     print(f"accuracy {result['accuracy']:.3f}")

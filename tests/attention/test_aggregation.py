@@ -5,19 +5,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasterqk.attention import (
-    Aggregation,
+from fasterqk.attention import Aggregation
+from fasterqk.attention.aggregation import (
     Pattern,
     aggregate,
     aggregate_null,
     allowed_pairs,
+    check_rows,
     default_aggregation,
     find_pattern,
     null_row,
+    read_rows,
     relevant_mass,
     uniform_attention,
 )
-from fasterqk.attention._aggregation import check_rows, read_rows
 from fasterqk.errors import InputError
 
 REAL = torch.tensor([[1] * 6, [1] * 4 + [0] * 2, [0] * 3 + [1] * 3]).bool()

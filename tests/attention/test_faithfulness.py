@@ -9,21 +9,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasterqk.attention import (
+from fasterqk.attention import Instance, Nulls, Removal, measure
+from fasterqk.attention.faithfulness import (
     CONVENTIONS,
-    Instance,
-    Removal,
     agreement,
     auprc,
-    collate,
     faithfulness,
-    measure,
     percent_count,
-    plausibility,
     remove,
+    spans,
     top_percent,
+    top_tokens,
 )
-from fasterqk.attention._faithfulness import spans, top_tokens
+from fasterqk.attention.instances import collate
+from fasterqk.attention.statistics import with_iou_f1
 from fasterqk.errors import InputError
 
 CLASSES = 3
@@ -80,7 +79,7 @@ def test_equal_to_erasers_definitions(seed, side):
     importance = np.zeros(batch.real.shape)
     importance[batch.real] = np.concatenate(rankings)
     percents = (5, 10, 20, 50, 100)
-    found = faithfulness(predict, batch, importance, percents)
+    found = faithfulness(predict, batch, importance, Removal(percents=percents))
     for row, (instance, ranking) in enumerate(zip(instances, rankings, strict=True)):
         for column, percent in enumerate(percents):
             expected = by_definition(instance.tokens.tolist(), ~instance.rankable, ranking, percent)
@@ -97,7 +96,7 @@ def test_worked_by_hand():
         return np.stack([sevens, 1 - sevens], 1)
 
     batch = collate([Instance(np.array([7, 7, 1]), np.ones(3, bool), np.zeros(3))])
-    found = faithfulness(share, batch, np.array([[0.5, 0.1, 0.4]]), [50])
+    found = faithfulness(share, batch, np.array([[0.5, 0.1, 0.4]]), Removal(percents=[50]))
     assert found.sufficiency[0] == pytest.approx([2 / 3 - 1 / 2], abs=1e-12)
     assert found.comprehensiveness[0] == pytest.approx([2 / 3 - 1], abs=1e-12)
 
@@ -107,7 +106,7 @@ def test_all_of_everything_suffices():
     batch = collate(instances)
     importance = np.zeros(batch.real.shape)
     importance[batch.real] = np.concatenate(rankings)
-    found = faithfulness(predict, batch, importance, [100])
+    found = faithfulness(predict, batch, importance, Removal(percents=[100]))
     assert found.sufficiency == pytest.approx(0, abs=1e-12)
 
 
@@ -119,10 +118,10 @@ def test_an_input_is_never_emptied():
         seen.append(asked.tokens[asked.visible].tolist())
         return np.array([[0.5, 0.5]])
 
-    faithfulness(watch, batch, np.array([[0.9, 0.1]]), [100])
+    faithfulness(watch, batch, np.array([[0.9, 0.1]]), Removal(percents=[100]))
     assert seen == [[3, 4], [3, 4], [4]]
     seen.clear()
-    faithfulness(watch, batch, np.array([[0.9, 0.1]]), [100], Removal("attention"))
+    faithfulness(watch, batch, np.array([[0.9, 0.1]]), Removal("attention", percents=[100]))
     assert seen == [[3, 4], [3, 4], [4]]
 
 
@@ -135,7 +134,7 @@ def test_known_probabilities_are_not_asked_for_again():
         asked.append(some)
         return np.array([[0.5, 0.5]])
 
-    found = faithfulness(watch, batch, np.array([[0.9, 0.1]]), [50], whole=whole)
+    found = faithfulness(watch, batch, np.array([[0.9, 0.1]]), Removal(percents=[50]), whole=whole)
     assert len(asked) == 2
     assert found.predicted.tolist() == [1]
     assert found.sufficiency[0] == pytest.approx([0.3], abs=1e-12)
@@ -144,9 +143,9 @@ def test_known_probabilities_are_not_asked_for_again():
 def test_a_model_that_breaks_its_word_is_named():
     batch = collate([Instance(np.array([3]), np.ones(1, bool), np.zeros(1))])
     with pytest.raises(InputError, match=r"shape \(1,\) for 1 instances"):
-        faithfulness(lambda b: np.array([0.5]), batch, np.ones((1, 1)), [5])
+        faithfulness(lambda b: np.array([0.5]), batch, np.ones((1, 1)), Removal(percents=[5]))
     with pytest.raises(InputError, match="not finite"):
-        faithfulness(lambda b: np.array([[np.nan, 1.0]]), batch, np.ones((1, 1)), [5])
+        faithfulness(lambda b: np.array([[np.nan, 1.0]]), batch, np.ones((1, 1)), Removal(percents=[5]))
 
 
 @settings(deadline=None)
@@ -270,9 +269,11 @@ def test_f1_by_definition(data):
         recalls.append(good / len(true))
     precision, recall = np.mean(precisions), np.mean(recalls)
     expected = 2 * precision * recall / (precision + recall) if precision and recall else 0.0
-    found = plausibility([agreement(*zip(*tokens, strict=True)) for tokens in data])
-    assert found["token_f1"] == pytest.approx(np.mean(token_scores), abs=1e-12)
-    assert found["iou_f1"] == pytest.approx(expected, abs=1e-12)
+    agreements = [agreement(*zip(*tokens, strict=True)) for tokens in data]
+    names = ("token_f1", "span_precision", "span_recall")
+    means = with_iou_f1({name: np.mean([getattr(x, name) for x in agreements]) for name in names})
+    assert means["token_f1"] == pytest.approx(np.mean(token_scores), abs=1e-12)
+    assert means["iou_f1"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_worked_by_hand_of_plausibility():
@@ -294,7 +295,6 @@ def test_spans_and_top_tokens():
 
 
 def test_nothing_to_agree_with():
-    assert plausibility([]) == {"auprc": None, "token_f1": None, "token_iou": None, "iou_f1": None}
     with pytest.raises(InputError, match="rationale of 0 among 2 tokens"):
         auprc([0.1, 0.2], [0, 0])
 
@@ -307,7 +307,9 @@ def test_rounded_down_repeated_and_empty_sets_do_not_count(small_model, some_ins
     model, instances = small_model(), some_instances()
     percents, rounding = CONVENTIONS["ferret"]
     assert (percents[0], percents[-1], len(percents), rounding) == (10, 100, 10, "down")
-    found = measure(model, instances, percents=percents, rounding=rounding)
+    found = measure(
+        model, instances, removal=Removal(percents=percents, rounding=rounding), nulls=Nulls(draws=0)
+    )
     scores = found.instance_scores()
     for number, instance in enumerate(instances):
         ranked = np.flatnonzero(instance.rankable)
@@ -329,10 +331,15 @@ def test_rounded_down_repeated_and_empty_sets_do_not_count(small_model, some_ins
 
 
 def test_rounded_up_everything_counts(small_model, some_instances):
-    found = measure(small_model(), some_instances(), percents=CONVENTIONS["eraser"][0])
+    found = measure(
+        small_model(),
+        some_instances(),
+        removal=Removal(percents=CONVENTIONS["eraser"][0]),
+        nulls=Nulls(draws=0),
+    )
     assert not np.isnan(found.faithfulness.sufficiency).any()
     with pytest.raises(InputError, match="unknown rounding 'nearest'; choose from up, down"):
-        measure(small_model(), some_instances(), rounding="nearest")
+        measure(small_model(), some_instances(), removal=Removal(rounding="nearest"), nulls=Nulls(draws=0))
 
 
 @given(st.integers(1, 20), st.integers(0, 20))
@@ -379,5 +386,5 @@ def test_importance_and_probabilities_have_the_shape_of_the_batch(some_instances
         faithfulness(predict, batch, np.ones(width))
     with pytest.raises(InputError, match="shape"):
         faithfulness(predict, batch, np.ones((count, width)), whole=np.ones(count))
-    nothing = faithfulness(predict, batch, np.ones((count, width)), percents=())
+    nothing = faithfulness(predict, batch, np.ones((count, width)), Removal(percents=()))
     assert nothing.sufficiency.shape == nothing.comprehensiveness.shape == (count, 0)

@@ -12,16 +12,14 @@ from scipy.stats import kendalltau
 from fasterqk.attention import (
     HuggingFaceCausal,
     HuggingFaceClassifier,
+    Nulls,
+    Passes,
+    Rankings,
     Removal,
-    align,
-    collate,
-    encode_for_causal,
-    encode_for_classifier,
-    kendall_tau,
     measure,
-    read_example,
 )
-from fasterqk.attention._importance import built_in
+from fasterqk.attention._importance import align, built_in, kendall_tau
+from fasterqk.attention.instances import collate, encode_for_causal, encode_for_classifier, read_example
 from fasterqk.errors import InputError
 
 EXAMPLES = [
@@ -56,9 +54,7 @@ NAMES = [
 
 
 def test_everything_built_in_stands_in_one_table(classifier, instances):
-    found = measure(
-        classifier, instances, scores=NAMES, percents=[20, 50], generator=np.random.default_rng(0)
-    )
+    found = measure(classifier, instances, scores=NAMES, removal=Removal(percents=[20, 50]))
     assert list(found.rankings) == ["rollout", *NAMES]
     table = found.rankings_table()
     assert {(row["score"], row["k"]) for row in table} == {
@@ -76,14 +72,39 @@ def test_everything_built_in_stands_in_one_table(classifier, instances):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_importance_beside_another_is_the_same_as_alone(classifier, instances, name):
-    beside = measure(classifier, instances, scores=name, percents=[20], batch_size=1)
+    beside = measure(
+        classifier,
+        instances,
+        scores=name,
+        removal=Removal(percents=[20]),
+        nulls=Nulls(draws=0),
+        passes=Passes(batch_size=1),
+    )
     asked = built_in(name)
     if asked.aggregation:
-        alone = measure(classifier, instances, aggregation=asked.aggregation, percents=[20])
+        alone = measure(
+            classifier,
+            instances,
+            aggregation=asked.aggregation,
+            removal=Removal(percents=[20]),
+            nulls=Nulls(draws=0),
+        )
     elif name == "gradient":
-        alone = measure(classifier, instances, rank_by="gradient", percents=[20])
+        alone = measure(
+            classifier,
+            instances,
+            scores=Rankings(rank_by="gradient"),
+            removal=Removal(percents=[20]),
+            nulls=Nulls(draws=0),
+        )
     else:
-        alone = measure(classifier, instances, scores={"again": name}, percents=[20])
+        alone = measure(
+            classifier,
+            instances,
+            scores={"again": name},
+            removal=Removal(percents=[20]),
+            nulls=Nulls(draws=0),
+        )
         alone = replace(alone, rankings={"again": alone.rankings["again"]})
     for one, other in zip(beside.rankings[name].importance, alone.importance, strict=True):
         assert other == pytest.approx(one, abs=1e-5)
@@ -94,7 +115,10 @@ def test_an_importance_beside_another_is_the_same_as_alone(classifier, instances
 
 def test_heads_are_those_of_the_layer(classifier, instances):
     found = measure(
-        classifier, instances, scores=["layer:1/head:0", "layer:1/head:1", "layer:1"], percents=()
+        classifier,
+        instances,
+        scores=["layer:1/head:0", "layer:1/head:1", "layer:1"],
+        removal=Removal(percents=()),
     )
     first, second, both = (found.rankings[f"layer:1{name}"].importance for name in ("/head:0", "/head:1", ""))
     for one, other, mean in zip(first, second, both, strict=True):
@@ -138,9 +162,9 @@ def test_integrated_gradients_of_captum(classifier, instances):
 
 @pytest.mark.parametrize("removal", [Removal(), Removal("attention"), Removal("mask", 4)])
 def test_leaving_one_out_is_asking_again(classifier, instances, removal):
-    from fasterqk.attention import remove
+    from fasterqk.attention.faithfulness import remove
 
-    found = measure(classifier, instances, scores="leave_one_out", percents=(), removal=removal)
+    found = measure(classifier, instances, scores="leave_one_out", removal=replace(removal, percents=()))
     for instance, lost in zip(instances, found.rankings["leave_one_out"].importance, strict=True):
         whole = classifier.predict(collate([instance]))[0]
         for place in range(len(instance.tokens)):
@@ -158,7 +182,7 @@ def test_causal_models_have_all_of_them(make_model, word_pieces):
     model = HuggingFaceCausal(make_model("GPT2LMHeadModel", "GPT2Config"))
     line = {"tokens": ["the", "cats", "sat"], "relevance": [0, 1, 0], "target": "mat"}
     instances = encode_for_causal([read_example(line, "line 1")], word_pieces, 64)
-    found = measure(model, instances, scores=NAMES, percents=[50])
+    found = measure(model, instances, scores=NAMES, removal=Removal(percents=[50]), nulls=Nulls(draws=0))
     assert all(np.isfinite(own.importance[0]).all() for own in found.rankings.values())
     gradients = model.integrated_gradients(collate(instances, "left"))
     assert gradients == pytest.approx(model.integrated_gradients(collate(instances)), abs=1e-5)
@@ -184,36 +208,56 @@ def test_a_function_a_mapping_and_a_file_give_the_same(classifier, instances, tm
     path = tmp_path / "other.jsonl"
     path.write_text("\n".join(json.dumps({"id": key, "scores": own.tolist()}) for key, own in values.items()))
     for scores, name in ((mine, "mine"), (values, "scores"), (path, "other"), (str(path), "other")):
-        found = measure(classifier, instances, scores=scores, percents=[50])
+        found = measure(
+            classifier, instances, scores=scores, removal=Removal(percents=[50]), nulls=Nulls(draws=0)
+        )
         assert list(found.rankings) == ["rollout", name]
         for instance, own in zip(instances, found.rankings[name].importance, strict=True):
             assert own == pytest.approx(values[instance.id])
     named = measure(
-        classifier, instances, scores={"a": mine, "b": path, "c": "gradient", "d": values}, percents=()
+        classifier,
+        instances,
+        scores={"a": mine, "b": path, "c": "gradient", "d": values},
+        removal=Removal(percents=()),
     )
     assert list(named.rankings) == ["rollout", "a", "b", "c", "d"]
 
 
 def test_instances_without_ids_keep_their_own_importances(classifier, instances):
     nameless = [replace(x, id="") for x in instances]
-    found = measure(classifier, nameless, scores=lambda x: np.arange(len(x.tokens)) * x.rankable, percents=())
+    found = measure(
+        classifier,
+        nameless,
+        scores=lambda x: np.arange(len(x.tokens)) * x.rankable,
+        removal=Removal(percents=()),
+    )
     for instance, own in zip(nameless, found.rankings["scores"].importance, strict=True):
         assert own == pytest.approx(np.arange(len(instance.tokens)) * instance.rankable)
     with pytest.raises(InputError, match="2 instances have 1 ids, so scores cannot be told apart"):
-        measure(classifier, nameless, scores={"": [1.0] * len(instances[0].tokens)})
+        measure(classifier, nameless, scores={"": [1.0] * len(instances[0].tokens)}, nulls=Nulls(draws=0))
 
 
 def test_faithfulness_of_given_importances_is_that_of_the_same_ranking(classifier, instances):
-    by_gradient = measure(classifier, instances, rank_by="gradient", percents=[20, 50])
+    by_gradient = measure(
+        classifier,
+        instances,
+        scores=Rankings(rank_by="gradient"),
+        removal=Removal(percents=[20, 50]),
+        nulls=Nulls(draws=0),
+    )
     given = dict(zip((x.id for x in instances), by_gradient.importance, strict=True))
-    found = measure(classifier, instances, scores=given, percents=[20, 50]).rankings["scores"]
+    found = measure(
+        classifier, instances, scores=given, removal=Removal(percents=[20, 50]), nulls=Nulls(draws=0)
+    ).rankings["scores"]
     assert found.faithfulness.sufficiency == pytest.approx(by_gradient.faithfulness.sufficiency, abs=1e-6)
 
 
 def test_signs_count_unless_they_are_dropped(classifier, instances):
     values = {x.id: [-2.0, *[1.0] * (int(x.rankable.sum()) - 1)] for x in instances}
     for absolute, first in ((False, -2.0), (True, 2.0)):
-        found = measure(classifier, instances, scores=values, absolute=absolute, percents=())
+        found = measure(
+            classifier, instances, scores=Rankings(values, absolute=absolute), removal=Removal(percents=())
+        )
         assert found.rankings["scores"].importance[0][instances[0].rankable][0] == first
 
 
@@ -276,7 +320,7 @@ def test_files_that_do_not_belong_to_the_data(classifier, instances, tmp_path, l
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(map(json.dumps, lines)))
     with pytest.raises(InputError, match=message):
-        measure(classifier, instances, scores=path)
+        measure(classifier, instances, scores=path, nulls=Nulls(draws=0))
 
 
 def test_a_file_may_hold_several(classifier, instances, tmp_path):
@@ -285,9 +329,13 @@ def test_a_file_may_hold_several(classifier, instances, tmp_path):
         {"id": x.id, "name": name, "scores": [1.0] * len(x.tokens)} for x in instances for name in ("a", "b")
     ]
     path.write_text("\n".join(map(json.dumps, lines)))
-    assert list(measure(classifier, instances, scores=path, percents=()).rankings) == ["rollout", "a", "b"]
+    assert list(measure(classifier, instances, scores=path, removal=Removal(percents=())).rankings) == [
+        "rollout",
+        "a",
+        "b",
+    ]
     with pytest.raises(InputError, match="holds several importances, so it cannot be called 'mine'"):
-        measure(classifier, instances, scores={"mine": path})
+        measure(classifier, instances, scores={"mine": path}, nulls=Nulls(draws=0))
 
 
 @pytest.mark.parametrize(
@@ -304,7 +352,7 @@ def test_a_file_may_hold_several(classifier, instances, tmp_path):
 )
 def test_unknown_importances_are_one_line(classifier, instances, scores, message):
     with pytest.raises(InputError, match=message):
-        measure(classifier, instances, scores=scores)
+        measure(classifier, instances, scores=scores, nulls=Nulls(draws=0))
 
 
 # --- Without rationales ---
@@ -317,7 +365,7 @@ def test_without_rationales_what_needs_none_is_measured(classifier, word_pieces)
     examples = [read_example(line, f"line {n}", n) for n, line in enumerate(lines, 1)]
     assert not any(example.rated for example in examples)
     instances = encode_for_classifier(examples, word_pieces, ("no", "yes"), 64)
-    found = measure(classifier, instances, scores="leave_one_out", generator=np.random.default_rng(0))
+    found = measure(classifier, instances, scores="leave_one_out")
     summary = found.summary()
     for name in ("sufficiency_20", "aopc_comprehensiveness", "tau_leave_one_out", "accuracy", "entropy"):
         assert np.isfinite(summary[name])
@@ -328,7 +376,7 @@ def test_without_rationales_what_needs_none_is_measured(classifier, word_pieces)
 
 
 def test_scores_of_instances_average_to_the_summary(classifier, instances):
-    found = measure(classifier, instances, scores=["leave_one_out"], generator=np.random.default_rng(0))
+    found = measure(classifier, instances, scores=["leave_one_out"])
     summary, values = found.summary(), found.instance_scores()
     for name, value in summary.scores.items():
         if name != "iou_f1":
@@ -340,17 +388,15 @@ def test_scores_of_instances_average_to_the_summary(classifier, instances):
 
 
 def test_the_table_of_instances_has_predictions_and_importances(classifier, instances):
-    rows = measure(classifier, instances, scores=["gradient"], percents=[20]).instances_table()
+    rows = measure(
+        classifier, instances, scores=["gradient"], removal=Removal(percents=[20]), nulls=Nulls(draws=0)
+    ).instances_table()
     assert [row["id"] for row in rows] == ["one", "two"]
     for row, instance in zip(rows, instances, strict=True):
         assert row["label"] == f"LABEL_{instance.label}"
         assert row["predicted"] in ("LABEL_0", "LABEL_1")
-        assert json.loads(row["token_texts"]) == list(instance.pieces)
-        assert (
-            len(json.loads(row["importance"]))
-            == len(json.loads(row["gradient importance"]))
-            == len(instance.tokens)
-        )
+        assert row["token_texts"] == list(instance.pieces)
+        assert len(row["importance"]) == len(row["gradient importance"]) == len(instance.tokens)
         assert {"auprc", "token_iou", "gradient auprc", "gradient sufficiency_20", "aopc_sufficiency"} <= set(
             row
         )

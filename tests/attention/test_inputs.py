@@ -10,13 +10,14 @@ from tokenizers import processors
 
 from fasterqk.attention import (
     HuggingFaceClassifier,
-    collate,
-    encode_for_classifier,
+    Nulls,
+    Passes,
+    Removal,
     load_model,
     measure,
-    read_example,
     read_examples,
 )
+from fasterqk.attention.instances import collate, encode_for_classifier, read_example
 from fasterqk.errors import InputError
 
 PAIR = {
@@ -78,8 +79,20 @@ def test_a_pair_is_predicted_as_by_transformers_also_when_batched(make_model, pa
         untold = model(inputs["input_ids"], inputs["attention_mask"]).logits.softmax(-1)[0]
     assert found[0] == pytest.approx(expected.numpy(), abs=1e-5)
     assert np.abs(expected.numpy() - untold.numpy()).max() > 1e-3  # the types make a difference
-    single = measure(wrapped, instances, batch_size=1, scores=["leave_one_out", "gradient"])
-    batched = measure(wrapped, instances, batch_size=2, scores=["leave_one_out", "gradient"])
+    single = measure(
+        wrapped,
+        instances,
+        scores=["leave_one_out", "gradient"],
+        nulls=Nulls(draws=0),
+        passes=Passes(batch_size=1),
+    )
+    batched = measure(
+        wrapped,
+        instances,
+        scores=["leave_one_out", "gradient"],
+        nulls=Nulls(draws=0),
+        passes=Passes(batch_size=2),
+    )
     for name, ranking in single.rankings.items():
         other = batched.rankings[name]
         assert other.faithfulness.sufficiency == pytest.approx(ranking.faithfulness.sufficiency, abs=1e-5)
@@ -88,11 +101,16 @@ def test_a_pair_is_predicted_as_by_transformers_also_when_batched(make_model, pa
 def test_models_without_types_take_pairs_too(make_model, pair_pieces):
     model = make_model("RobertaForSequenceClassification", "RobertaConfig", type_vocab_size=1, pad_token_id=0)
     instances = encode_for_classifier([read_example(PAIR, "line 1")], pair_pieces, ("no", "yes"), 60)
-    assert measure(HuggingFaceClassifier(model), instances, percents=[20]).summary().n == 1
+    assert (
+        measure(HuggingFaceClassifier(model), instances, removal=Removal(percents=[20]), nulls=Nulls(draws=0))
+        .summary()
+        .n
+        == 1
+    )
 
 
 def test_importances_of_characters_of_both_texts(pair_pieces):
-    from fasterqk.attention import align
+    from fasterqk.attention._importance import align
 
     (instance,) = encode_for_classifier([read_example(PAIR, "line 1")], pair_pieces, ("no", "yes"), 64)
     given = {"characters": [0] * 4 + [2] * 4 + [0] * 4, "characters_pair": [3] * 5 + [0] * 5}
@@ -115,7 +133,13 @@ def test_every_label_of_a_multi_label_model_is_followed_by_itself(make_model, wo
     )
     wrapped = HuggingFaceClassifier(model)
     instances = encode_for_classifier(examples, word_pieces, wrapped.classes, 64, multi_label=True)
-    found = measure(wrapped, instances, percents=[50], scores=["gradient", "integrated_gradients"])
+    found = measure(
+        wrapped,
+        instances,
+        scores=["gradient", "integrated_gradients"],
+        removal=Removal(percents=[50]),
+        nulls=Nulls(draws=0),
+    )
     with torch.no_grad():
         inputs = word_pieces("the film was good", return_tensors="pt")
         expected = model(inputs["input_ids"], inputs["attention_mask"]).logits.sigmoid()[0]
@@ -209,7 +233,10 @@ def test_a_causal_adapter(adapter):
     loaded = load_model(folder)
     assert loaded.model.classes == ()
     instances = loaded.encode([read_example({"text": "the cat", "target": "sat"}, "line 1")])
-    assert measure(loaded.model, instances, percents=[50]).summary().n == 1
+    assert (
+        measure(loaded.model, instances, removal=Removal(percents=[50]), nulls=Nulls(draws=0)).summary().n
+        == 1
+    )
 
 
 def test_adapters_that_cannot_be_measured_are_one_line(adapter, tmp_path):
@@ -242,7 +269,9 @@ def test_devices_and_precisions(tmp_path, make_model, word_pieces):
     for precision in ("float64", "float32", "bfloat16"):
         loaded = load_model(tmp_path, device="cpu", precision=precision)
         assert next(loaded.model.model.parameters()).dtype == getattr(torch, precision)
-        found[precision] = measure(loaded.model, loaded.encode([example]), percents=[50]).summary()["mrta"]
+        found[precision] = measure(
+            loaded.model, loaded.encode([example]), removal=Removal(percents=[50]), nulls=Nulls(draws=0)
+        ).summary()["mrta"]
     assert found["float32"] == pytest.approx(found["float64"], abs=1e-5)
     assert found["bfloat16"] == pytest.approx(found["float64"], abs=0.1)
     with pytest.raises(InputError, match="unknown precision 'int8'; choose from float64"):

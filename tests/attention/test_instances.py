@@ -7,8 +7,15 @@ import pytest
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from fasterqk.attention import Instance, collate, read_example, read_examples
-from fasterqk.attention._instances import encode_for_causal, encode_for_classifier, pad_rows, unpad_rows
+from fasterqk.attention import Instance, read_examples
+from fasterqk.attention.instances import (
+    collate,
+    encode_for_causal,
+    encode_for_classifier,
+    pad_rows,
+    read_example,
+    unpad_rows,
+)
 from fasterqk.errors import InputError
 
 

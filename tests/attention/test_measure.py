@@ -9,25 +9,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fasterqk.attention import (
-    SCORES,
     Aggregation,
-    Answer,
     HuggingFaceCausal,
     HuggingFaceClassifier,
     Instance,
-    Pattern,
-    Reading,
+    Nulls,
+    Passes,
+    Rankings,
     Removal,
-    Score,
     TorchClassifier,
-    aggregate,
-    allowed_pairs,
-    collate,
-    first_token_note,
     measure,
-    uniform_attention,
 )
 from fasterqk.attention._measure import batches
+from fasterqk.attention.aggregation import Pattern, aggregate, allowed_pairs, uniform_attention
+from fasterqk.attention.instances import collate
+from fasterqk.attention.models import Answer, Reading
+from fasterqk.attention.page import first_token_note
+from fasterqk.attention.scores import SCORES, Score
 from fasterqk.errors import InputError
 from fasterqk.trace import capture
 
@@ -35,8 +33,18 @@ COLUMNS = [score.column for score in SCORES.values() if score.compute]
 HOWS = [Aggregation(), Aggregation("mean"), Aggregation("max"), Aggregation("last"), Aggregation("layer", 0)]
 
 
-def measured(model, instances, **options):
-    return measure(model, instances, generator=np.random.default_rng(0), **options)
+def measured(
+    model, instances, *, percents=None, removal=None, aggregation=None, rank_by="attention", **passes
+):
+    removal = removal or Removal()
+    return measure(
+        model,
+        instances,
+        aggregation=aggregation,
+        scores=Rankings(rank_by=rank_by),
+        removal=removal if percents is None else replace(removal, percents=percents),
+        passes=Passes(**passes),
+    )
 
 
 def assert_same(one, other, tolerance=1e-6):
@@ -44,7 +52,7 @@ def assert_same(one, other, tolerance=1e-6):
         assert other.columns[name] == pytest.approx(one.columns[name], abs=tolerance), name
     for ours, theirs in (
         (one.faithfulness, other.faithfulness),
-        (one.random_faithfulness, other.random_faithfulness),
+        (one.random[0].faithfulness, other.random[0].faithfulness),
     ):
         assert theirs.sufficiency == pytest.approx(ours.sufficiency, abs=tolerance)
         assert theirs.comprehensiveness == pytest.approx(ours.comprehensiveness, abs=tolerance)
@@ -222,7 +230,7 @@ def test_progress_and_reproducible_randomness(small_model, some_instances):
     assert done == sorted(done)
     assert done[-1] == 7
     other = measured(small_model(), some_instances(), batch_size=2)
-    for a, b in zip(one.random_importance, other.random_importance, strict=True):
+    for a, b in zip(one.random[0].importance, other.random[0].importance, strict=True):
         assert np.array_equal(a, b)
 
 
@@ -230,8 +238,6 @@ def test_bad_input_is_one_clear_line(small_model, some_instances):
     model, instances = small_model(), some_instances()
     with pytest.raises(InputError, match="no instance was given"):
         measured(model, [])
-    with pytest.raises(InputError, match="no token is relevant in any of 7 instances"):
-        measured(model, [replace(x, relevance=0 * x.relevance) for x in instances])
     with pytest.raises(InputError, match="unknown ranking 'chance'"):
         measured(model, instances, rank_by="chance")
     with pytest.raises(InputError, match="embedding module"):
@@ -245,13 +251,15 @@ def test_bad_input_is_one_clear_line(small_model, some_instances):
 
 def test_without_generator_nothing_is_compared_with_chance(small_model, some_instances):
     model, instances = small_model(), some_instances()
-    found = measure(model, instances, percents=[20])
-    assert found.random_faithfulness is None
+    found = measure(model, instances, removal=Removal(percents=[20]), nulls=Nulls(draws=0))
+    assert found.random == ()
     summary = found.summary().to_json()
     assert "random" not in summary
     drawn = measured(model, instances, percents=[20])
     assert summary == {key: value for key, value in drawn.summary().to_json().items() if key != "random"}
-    given = measure(model, instances, percents=[20], random_rankings=drawn.random_importance)
+    given = measure(
+        model, instances, removal=Removal(percents=[20]), nulls=Nulls(rankings=drawn.random[0].importance)
+    )
     assert given.summary() == drawn.summary()
 
 
@@ -260,7 +268,9 @@ def test_nothing_removed_and_chosen_scores(small_model, some_instances):
     asked = []
     predict = model.predict
     model.predict = lambda batch: asked.append(batch) or predict(batch)
-    summary = measure(model, instances, percents=(), only=["mrta"], batch_size=3).summary()
+    summary = measure(
+        model, instances, removal=Removal(percents=()), passes=Passes(batch_size=3, only=["mrta"])
+    ).summary()
     assert set(summary.scores) == {
         "accuracy",
         "mrta",
@@ -279,8 +289,9 @@ def test_plausibility_of_a_sample(small_model, some_instances):
     rated = sorted(
         (instance for instance in found.instances if instance.rationale.any()), key=lambda x: len(x.tokens)
     )
-    assert len(found.agreements()) == len(rated)
-    assert len(found.agreements(sample=10)) == len(rated[:: -(-len(rated) // 10)]) <= 10
+    assert len(found.agreements(found.importance)) == len(rated)
+    sampled = found.agreements(found.importance, sample=10)
+    assert len(sampled) == len(rated[:: -(-len(rated) // 10)]) <= 10
 
 
 def test_a_score_added_to_the_registry_is_measured(small_model, some_instances, monkeypatch):
@@ -302,10 +313,7 @@ def test_layers_alone_are_what_their_aggregation_gives(small_model, some_instanc
     for layer in (0, 1):
         alone = measured(model, instances, percents=(), aggregation=Aggregation("layer", layer))
         for name in ("mass", "entropy", "null_mass", "null_entropy"):
-            column = name.replace("mass", f"layer_{layer + 1}_mass").replace(
-                "entropy", f"layer_{layer + 1}_entropy"
-            )
-            assert found.columns[column] == pytest.approx(alone.columns[name], abs=1e-6)
+            assert found.layers[layer].columns[name] == pytest.approx(alone.columns[name], abs=1e-6)
         own, other = found.summary().layers[str(layer + 1)], alone.summary()
         assert own["ac"] == other["ac"]
         assert own["mrta"] == pytest.approx(other["mrta"])
@@ -379,20 +387,22 @@ def test_several_rows_are_the_mean_over_single_ones(small_model, how, batch_size
         for r, prompt in enumerate(prompts)
     ]
     model = Writer(small_model(causal=True))
-    options = {"aggregation": how, "percents": [20, 50], "batch_size": batch_size, "by_layer": True}
-    found = measure(model, instances, random_rankings=rankings, **options)
-    single = measure(model, singles, random_rankings=of_rows, **options)
+    options = {"aggregation": how, "removal": Removal(percents=(20, 50))}
+    options["passes"] = Passes(batch_size=batch_size, by_layer=True)
+    found = measure(model, instances, nulls=Nulls(rankings=rankings), **options)
+    single = measure(model, singles, nulls=Nulls(rankings=of_rows), **options)
 
     def mean(values):
         return np.array([values[owner == number].mean(0) for number in range(6)])
 
-    for name, values in single.columns.items():
-        if name != "correct":
-            assert found.columns[name] == pytest.approx(mean(values), abs=1e-6), name
+    for ours, theirs in zip((found, *found.layers), (single, *single.layers), strict=True):
+        for name, values in theirs.columns.items():
+            if name != "correct":
+                assert ours.columns[name] == pytest.approx(mean(values), abs=1e-6), name
     for name in ("sufficiency", "comprehensiveness"):
         for ours, theirs in (
             (found.faithfulness, single.faithfulness),
-            (found.random_faithfulness, single.random_faithfulness),
+            (found.random[0].faithfulness, single.random[0].faithfulness),
         ):
             assert getattr(ours, name) == pytest.approx(mean(getattr(theirs, name)), abs=1e-6)
 
@@ -409,21 +419,23 @@ def test_a_deep_decoder_is_not_measured_by_its_first_token(make_model):
     instances = [
         Instance(np.arange(5, 30), np.ones(25, dtype=bool), (np.arange(25) == 9) * 1.0, target=np.array([3]))
     ]
-    rollout = measure(model, instances, percents=[], aggregation=Aggregation())
+    rollout = measure(model, instances, aggregation=Aggregation(), removal=Removal(percents=()))
     share = rollout.summary()["first_token_share"]
     assert share > 0.99
     assert first_token_note(rollout).startswith(
         f"{share:.2%} of the aggregated attention is on the first token"
     )
     assert "rollout ends there whatever the model attends to" in first_token_note(rollout)
-    found = measure(model, instances, percents=[])
+    found = measure(model, instances, removal=Removal(percents=()))
     assert found.settings["aggregation"]["method"] == "mean"
     assert found.summary()["first_token_share"] < 0.6
     assert "whatever" not in first_token_note(found)
-    alone = measure(model, instances, percents=[], aggregation=Aggregation("mean", without_first=True))
+    alone = measure(
+        model, instances, aggregation=Aggregation("mean", without_first=True), removal=Removal(percents=())
+    )
     assert alone.summary()["first_token_share"] == alone.summary().null["first_token_share"] == 0
     assert alone.columns["mass"].sum() > 0
     # An encoder keeps rollout.
     bert = HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig"))
     one = Instance(np.arange(5, 15), np.ones(10, dtype=bool), (np.arange(10) == 2) * 1.0, label=0)
-    assert measure(bert, [one], percents=[]).settings["aggregation"]["method"] == "rollout"
+    assert measure(bert, [one], removal=Removal(percents=())).settings["aggregation"]["method"] == "rollout"

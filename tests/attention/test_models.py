@@ -1,6 +1,7 @@
 """Models that are measured: any PyTorch classifier, and those of Hugging Face, opened from folders."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,16 +11,18 @@ from torch import nn
 
 from fasterqk.attention import (
     Aggregation,
-    Batch,
+    HuggingFaceCausal,
+    HuggingFaceClassifier,
     Instance,
+    Nulls,
+    Passes,
     Removal,
     TorchClassifier,
-    collate,
+    load_model,
     measure,
-    read_example,
 )
-from fasterqk.attention._loading import load_model, longest_input
-from fasterqk.attention._models import HuggingFaceCausal, HuggingFaceClassifier
+from fasterqk.attention._loading import longest_input
+from fasterqk.attention.instances import Batch, collate, read_example
 from fasterqk.errors import InputError
 from fasterqk.trace import record
 from fasterqk_lab.models import Classifier, ClassifierConfig
@@ -49,7 +52,7 @@ def instances(lengths=(3, 7, 5), seed=0):
 
 def compare(model, data):
     single, batched = (
-        measure(model, data, generator=np.random.default_rng(0), batch_size=size, percents=[20, 50])
+        measure(model, data, removal=Removal(percents=[20, 50]), passes=Passes(batch_size=size))
         for size in (1, 3)
     )
     for name in ("mass", "null_mass", "probability", "entropy"):
@@ -102,7 +105,7 @@ def test_a_label_is_one_of_the_classes(label, said):
     model = TorchClassifier(Encoder(), classes=("even", "odd"))
     one = Instance(np.array([1, 2]), np.ones(2, dtype=bool), np.array([0.0, 1.0]), label=label)
     with pytest.raises(InputError, match=f"an instance has {said}; a classifier of 2 classes needs label=0"):
-        measure(model, [one])
+        measure(model, [one], nulls=Nulls(draws=0))
 
 
 def test_class_names_differ(make_model):
@@ -118,7 +121,7 @@ def test_max_logit_in_half_precision(make_model):
     found = {}
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         own = make_model("BertForSequenceClassification", "BertConfig", initializer_range=0.8).to(dtype)
-        measured = measure(HuggingFaceClassifier(own), data, percents=[])
+        measured = measure(HuggingFaceClassifier(own), data, removal=Removal(percents=()))
         found[dtype] = measured.columns["max_logit"]
     assert found[torch.float32].max() > 12
     assert found[torch.float16] == pytest.approx(found[torch.float32], rel=0.02)
@@ -150,7 +153,7 @@ class SharpFirst(nn.Module):
 def test_the_null_takes_the_models_mask_where_attention_underflows(aggregation, show):
     torch.manual_seed(0)
     model = TorchClassifier(SharpFirst(show), classes=("even", "odd"))
-    measured = measure(model, instances(), percents=[], aggregation=Aggregation(aggregation))
+    measured = measure(model, instances(), aggregation=Aggregation(aggregation), removal=Removal(percents=()))
     # The first row alone would look causal, and the null would be 1 on its only token.
     said = "of the model" if show else "guessed from the weights"
     assert measured.summary().to_json()["measured"]["mask"] == said
@@ -198,15 +201,15 @@ def test_decoders_read_their_last_token(make_model, head, config):
 def test_batched_equals_single_on_both_sides(make_model, head, config, removal):
     model = HuggingFaceClassifier(make_model(head, config))
     data = labelled_instances()
-    options = {"percents": [10, 50], "removal": removal}
-    single = measure(model, data, generator=np.random.default_rng(0), batch_size=1, **options)
+    removal = replace(removal, percents=(10, 50))
+    single = measure(model, data, removal=removal, passes=Passes(batch_size=1))
     for side in ("right", "left"):
-        batched = measure(model, data, generator=np.random.default_rng(0), batch_size=5, side=side, **options)
+        batched = measure(model, data, removal=removal, passes=Passes(batch_size=5, side=side))
         for name in ("mass", "null_mass", "probability", "correct", "entropy", "first_token_share"):
             assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
         for scores, others in (
             (single.faithfulness, batched.faithfulness),
-            (single.random_faithfulness, batched.random_faithfulness),
+            (single.random[0].faithfulness, batched.random[0].faithfulness),
         ):
             assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
             assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
@@ -359,15 +362,15 @@ def test_right_is_what_greedy_decoding_writes(make_model):
 @pytest.mark.parametrize("removal", [Removal(), Removal("mask", 3), Removal("attention")])
 def test_batched_equals_single_on_both_sides_of_causal_models(make_model, head, config, removal):
     model, data = HuggingFaceCausal(make_model(head, config)), instances_with_targets()
-    options = {"percents": [10, 50], "removal": removal}
-    single = measure(model, data, generator=np.random.default_rng(0), batch_size=1, **options)
+    removal = replace(removal, percents=(10, 50))
+    single = measure(model, data, removal=removal, passes=Passes(batch_size=1))
     for side in ("right", "left"):
-        batched = measure(model, data, generator=np.random.default_rng(0), batch_size=5, side=side, **options)
+        batched = measure(model, data, removal=removal, passes=Passes(batch_size=5, side=side))
         for name in ("mass", "null_mass", "probability", "entropy", "correct"):
             assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
         for scores, others in (
             (single.faithfulness, batched.faithfulness),
-            (single.random_faithfulness, batched.random_faithfulness),
+            (single.random[0].faithfulness, batched.random[0].faithfulness),
         ):
             assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
             assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
@@ -542,6 +545,7 @@ def test_classifiers_that_cannot_be_measured(name, config, message):
         measure(
             HuggingFaceClassifier(getattr(transformers, f"{name}ForSequenceClassification")(own)),
             labelled_instances(),
+            nulls=Nulls(draws=0),
         )
     assert "\n" not in str(raised.value)
 
@@ -562,10 +566,10 @@ def test_batches_change_nothing_whatever_a_model_does_with_padding(name, config)
     model = HuggingFaceClassifier(getattr(transformers, f"{name}ForSequenceClassification")(own))
     data = labelled_instances()
     for how in (Aggregation(), Aggregation("mean")):
-        options = {"percents": [20], "aggregation": how}
-        single = measure(model, data, batch_size=1, **options)
+        options = {"removal": Removal(percents=(20,)), "nulls": Nulls(draws=0), "aggregation": how}
+        single = measure(model, data, passes=Passes(batch_size=1), **options)
         for side in ("right", "left"):
-            batched = measure(model, data, batch_size=5, side=side, **options)
+            batched = measure(model, data, passes=Passes(batch_size=5, side=side), **options)
             for column, values in single.columns.items():
                 assert batched.columns[column] == pytest.approx(values, abs=1e-5), (column, side)
             assert batched.faithfulness.sufficiency == pytest.approx(

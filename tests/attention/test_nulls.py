@@ -6,20 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fasterqk.attention import (
-    SCORES,
-    STRONGER_NULLS,
-    Aggregation,
-    Pattern,
-    measure,
-    null_scores,
-    permuted_mass,
-    sharp_mass,
-    table_scores,
-    title_of,
-)
-from fasterqk.attention._aggregation import null_row
-from fasterqk.attention._nulls import DRAWS
+from fasterqk.attention import Aggregation, Passes, Removal, measure
+from fasterqk.attention.aggregation import DRAWS, Pattern, null_row, null_scores, permuted_mass, sharp_mass
+from fasterqk.attention.scores import SCORES, STRONGER_NULLS, table_scores, title_of
 
 
 @pytest.mark.parametrize("residual", [0.5, 0.0])
@@ -92,7 +81,10 @@ def test_permuting_uniform_attention_changes_nothing():
 def test_draws_depend_on_the_place_in_the_data_alone(small_model, some_instances):
     model, instances = small_model(causal=True), some_instances()
     one, other = (
-        measure(model, instances, batch_size=size, percents=(), by_layer=True).summary() for size in (1, 5)
+        measure(
+            model, instances, removal=Removal(percents=()), passes=Passes(batch_size=size, by_layer=True)
+        ).summary()
+        for size in (1, 5)
     )
     for null in STRONGER_NULLS:
         assert other.stronger_nulls[null] == pytest.approx(one.stronger_nulls[null], abs=1e-9)
@@ -110,7 +102,7 @@ def test_measured_nulls_follow_their_definitions(small_model, some_instances, ho
         for instance in some_instances()
         if instance.relevant
     ]
-    found = measure(model, instances, aggregation=how, percents=())
+    found = measure(model, instances, aggregation=how, removal=Removal(percents=()))
     summary = found.summary(mass_threshold=0.3)
     sharp, permuted = summary.stronger_nulls["sharp"], summary.stronger_nulls["permuted"]
     assert sharp["mrta"] == pytest.approx(summary.null["mrta"], abs=1e-6)
@@ -132,6 +124,6 @@ def test_every_stronger_null_has_a_title_and_stands_behind_its_score():
 
 def test_without_relevant_tokens_there_are_no_stronger_nulls(small_model, some_instances):
     nothing = [replace(x, relevance=np.zeros(len(x.tokens))) for x in some_instances()]
-    summary = measure(small_model(), nothing, percents=(), need_relevance=False).summary()
+    summary = measure(small_model(), nothing, removal=Removal(percents=())).summary()
     assert summary.stronger_nulls == {}
     assert "sharp" not in summary.to_json()

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import bootstrap
 
-from fasterqk.attention import measure, paired_scores, score_intervals
+from fasterqk.attention import Nulls, Removal, measure, paired_scores, score_intervals
 from fasterqk.errors import InputError
 
 
 @pytest.fixture
 def found(small_model, some_instances):
     return measure(
-        small_model(), some_instances(30), percents=[20, 50], generator=np.random.default_rng(0), draws=3
+        small_model(), some_instances(30), removal=Removal(percents=[20, 50]), nulls=Nulls(draws=3)
     )
 
 
@@ -74,7 +74,7 @@ def test_the_null_of_several_draws_is_their_mean_with_its_standard_error(found):
 
 
 def test_a_single_draw_has_no_standard_error(small_model, some_instances):
-    summary = measure(small_model(), some_instances(), generator=np.random.default_rng(0)).summary()
+    summary = measure(small_model(), some_instances()).summary()
     assert summary.null_error == {}
-    with pytest.raises(InputError, match="draws is 0"):
-        measure(small_model(), some_instances(), draws=0)
+    with pytest.raises(InputError, match="draws is -1"):
+        measure(small_model(), some_instances(), nulls=Nulls(draws=-1))

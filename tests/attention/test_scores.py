@@ -1,4 +1,4 @@
-"""The registry of scores; MRTA, AC, ACMC, DTAP and the paper's worked sums; entropy, sinks and logits."""
+"""The registry of scores; MRTA, AC, ACMC and DTAP; entropy, sinks and logits."""
 
 from pathlib import Path
 
@@ -9,23 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fasterqk.attention import (
+from fasterqk.attention.scores import (
     DTAP_EDGES,
     SCORES,
-    ac,
-    acmc,
+    Rows,
+    ScoreName,
     dtap,
     dtap_over_seeds,
-    effective_tokens,
     entropy,
-    first_token_share,
     format_score,
-    largest_weight,
     max_logit,
-    mrta,
-    place_of,
-    score_of,
-    sum_cells,
     summarize,
     table_scores,
     title_of,
@@ -36,28 +29,19 @@ from fasterqk.errors import InputError
 unit = st.floats(0, 1)
 pairs = st.lists(st.tuples(unit, unit), min_size=1, max_size=40)
 
-# The SQuAD baseline heat map as the paper prints it, from the highest probability down.
-PAPER_EDGES = (0, 0.05, 0.1, 0.5, 1.001)
-PAPER_CELLS = [
-    [10.77, 19.45, 11.13, 0],
-    [19.25, 12.08, 1.47, 0],
-    [0.54, 0.19, 0.01, 0],
-    [23.51, 1.57, 0.04, 0],
-][::-1]
 
-
-def test_papers_worked_sums():
-    assert sum_cells(PAPER_CELLS, PAPER_EDGES, 0.1) == pytest.approx(12.65, abs=1e-12)
-    assert sum_cells(PAPER_CELLS, PAPER_EDGES, 0.1, 0.1) == pytest.approx(12.60, abs=1e-12)
+def mass_scores(mass, probability, mass_threshold=0.5, probability_threshold=0.5):
+    thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
+    return summarize(mass, probability, **thresholds)
 
 
 def test_hand_worked_instances():
     mass, probability = [0.5, 0.49, 0.9, 0.0], [0.5, 0.9, 0.2, 1.0]
-    assert mrta(mass) == pytest.approx(0.4725, abs=1e-12)
-    assert ac(mass) == 50.0
-    assert acmc(mass, probability) == 25.0
-    assert ac(mass, 0.4) == 75.0
-    assert acmc(mass, probability, 0.4, 0.6) == 25.0
+    scores = mass_scores(mass, probability)
+    assert scores["mrta"] == pytest.approx(0.4725, abs=1e-12)
+    assert (scores["ac"], scores["acmc"]) == (50.0, 25.0)
+    lower = mass_scores(mass, probability, 0.4, 0.6)
+    assert (lower["ac"], lower["acmc"]) == (75.0, 25.0)
 
 
 def test_dtap_rows_are_probability_from_below_and_columns_mass():
@@ -81,8 +65,9 @@ def test_dtap_sums_to_100_and_agrees_with_ac_at_its_edges(instances):
     table = np.array(dtap(mass, probability))
     assert table.sum() == pytest.approx(100)
     assert table.min() >= 0
-    assert ac(mass, 0.6) == pytest.approx(sum_cells(table, DTAP_EDGES, 0.6))
-    assert acmc(mass, probability, 0.6, 0.4) == pytest.approx(sum_cells(table, DTAP_EDGES, 0.6, 0.4))
+    scores, edges = mass_scores(mass, probability, 0.6, 0.4), np.array(DTAP_EDGES[:-1])
+    assert scores["ac"] == pytest.approx(table[:, edges >= 0.6].sum())
+    assert scores["acmc"] == pytest.approx(table[edges >= 0.4][:, edges >= 0.6].sum())
 
 
 @settings(deadline=None)
@@ -102,7 +87,8 @@ def test_shuffling_instances_changes_nothing(instances, random):
 @given(pairs)
 def test_acmc_is_part_of_ac(instances):
     mass, probability = zip(*instances, strict=True)
-    assert 0 <= acmc(mass, probability) <= ac(mass) <= 100
+    scores = mass_scores(mass, probability)
+    assert 0 <= scores["acmc"] <= scores["ac"] <= 100
 
 
 def test_summary_has_the_shared_keys_and_the_null_beside_them():
@@ -123,16 +109,14 @@ def test_dtap_over_seeds_is_mean_and_sample_deviation():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: mrta([]), "no instance has a relevant token"),
-        (lambda: mrta([0.1, float("nan")]), "mass of instance 1"),
-        (lambda: ac([-0.2]), "negative"),
-        (lambda: acmc([0.1], [0.2, 0.3]), "1 masses but 2 probabilities"),
-        (lambda: acmc([0.1], [1.2]), "above 1"),
+        (lambda: summarize([], []), "no instance has a relevant token"),
+        (lambda: summarize([0.1, float("nan")], [0.1, 0.1]), "mass of instance 1"),
+        (lambda: summarize([-0.2], [0.1]), "negative"),
+        (lambda: summarize([0.1], [0.2, 0.3]), "1 masses but 2 probabilities"),
+        (lambda: summarize([0.1], [1.2]), "above 1"),
         (lambda: dtap([0.1], [0.2], (0, 0.5)), "do not cover"),
         (lambda: dtap([0.1], [0.2], (0, 0.5, 0.5, 1)), "do not increase"),
         (lambda: dtap([[0.1]], [0.2]), "shape (1, 1)"),
-        (lambda: sum_cells(PAPER_CELLS, PAPER_EDGES, 0.2), "0.2 is not an edge"),
-        (lambda: sum_cells(PAPER_CELLS, DTAP_EDGES, 0.2), "does not fit"),
         (lambda: dtap_over_seeds([]), "no DTAP table"),
         (lambda: dtap_over_seeds([[[1.0]], [[1.0, 2.0]]]), "differ in shape"),
     ],
@@ -184,12 +168,13 @@ def test_titles_and_order_of_tables():
 def test_flat_names_find_their_score_and_their_place():
     for name, score in SCORES.items():
         flat = f"{name}_20" if score.per_k else name
-        assert score_of(flat) is score_of(f"null_{flat}") is score_of(f"layer_3_{flat}") is score
-        assert place_of(flat)[0] == (score.group or name)
+        for prefix in ("", "null_", "layer_3_"):
+            assert ScoreName.parse(prefix + flat).score is score
+        assert ScoreName.parse(flat).place[0] == (score.group or name)
     assert title_of("test_loss") == "test loss"
     for unknown in ("speed", "mrta_5", "aopc_5", "sufficiency_"):
         with pytest.raises(InputError, match=f"no score is called '{unknown}'; the registry has loss,"):
-            score_of(unknown)
+            ScoreName.parse(unknown)
 
 
 def test_every_score_is_described_and_bounded():
@@ -202,9 +187,9 @@ def test_every_score_is_described_and_bounded():
 
 
 def test_numbers_as_text():
-    assert format_score("acmc", None) == format_score("mrta", float("nan")) == "–"
-    assert format_score("sufficiency_5", -0.0001) == "0.000"
-    assert format_score("sufficiency_5", -0.25) == "-0.250"
+    assert format_score(SCORES["acmc"], None) == format_score(SCORES["mrta"], float("nan")) == "–"
+    assert format_score(SCORES["sufficiency"], -0.0001) == "0.000"
+    assert format_score(SCORES["sufficiency"], -0.25) == "-0.250"
 
 
 def test_the_documentation_lists_every_score():
@@ -221,11 +206,17 @@ def test_the_documentation_lists_every_score():
 rows = arrays(float, (3, 5), elements=st.floats(0, 1)).filter(lambda x: (x.sum(1) > 1e-3).all())
 
 
+def computed(name, weights, real=None):
+    """A registered score of plain rows."""
+    real = np.ones(weights.shape, dtype=bool) if real is None else real
+    return SCORES[name].compute(Rows(weights, np.zeros(weights.shape), real, (), ()))
+
+
 def test_uniform_and_one_hot():
     both = np.array([[0.25] * 4, [0, 1.0, 0, 0]])
     assert entropy(both) == pytest.approx([np.log(4), 0], abs=1e-12)
-    assert effective_tokens(both) == pytest.approx([4, 1], abs=1e-12)
-    assert largest_weight(both).tolist() == [0.25, 1.0]
+    assert computed("effective_tokens", both) == pytest.approx([4, 1], abs=1e-12)
+    assert computed("largest_weight", both).tolist() == [0.25, 1.0]
 
 
 @settings(deadline=None)
@@ -235,13 +226,13 @@ def test_bounds_and_scale_freedom(weights):
     assert (found >= 0).all()
     assert (found <= np.log(5) + 1e-12).all()
     assert entropy(7 * weights) == pytest.approx(found, abs=1e-9)
-    assert (largest_weight(weights) >= 1 / 5 - 1e-12).all()
+    assert (computed("largest_weight", weights) >= 1 / 5 - 1e-12).all()
 
 
 def test_first_real_token_is_found_behind_padding():
     real = np.array([[False, True, True], [True, True, True]])
     weights = np.array([[0, 0.75, 0.25], [0.5, 0.25, 0.25]])
-    assert first_token_share(weights, real).tolist() == [0.75, 0.5]
+    assert computed("first_token_share", weights, real).tolist() == [0.75, 0.5]
     assert without_first_token(weights, real).tolist() == [[0, 0, 1], [0, 0.5, 0.5]]
     assert without_first_token(np.array([[1.0, 0]]), np.array([[True, True]])).tolist() == [[0, 0]]
 

@@ -8,9 +8,10 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasterqk.attention import HuggingFaceClassifier, Removal, collate, faithfulness, measure
+from fasterqk.attention import HuggingFaceClassifier, Instance, Nulls, Passes, Removal, measure
 from fasterqk.attention import _measure as measuring
-from fasterqk.attention._variants import _PASS, Variants, _chunks
+from fasterqk.attention.faithfulness import _PASS, Variants, _chunks, faithfulness
+from fasterqk.attention.instances import collate
 
 
 def counted(model):
@@ -26,21 +27,20 @@ def counted(model):
 def test_together_equals_each_batch_alone(small_model, some_instances, side, removal, causal, monkeypatch):
     model, instances = small_model(causal=causal), some_instances(9)
     instances.append(replace(instances[2], id="again"))
-    options = {"percents": [10, 50, 100], "removal": removal, "batch_size": 3, "side": side}
-    found = measure(model, instances, generator=np.random.default_rng(0), **options)
+    removal = replace(removal, percents=(10, 50, 100))
+    options = {"removal": removal, "passes": Passes(batch_size=3, side=side)}
+    found = measure(model, instances, **options)
     for ranking in (found.rankings[next(iter(found.rankings))], *found.random):
         for number, instance in enumerate(instances):
             batch = collate([instance], side)
-            plain = faithfulness(
-                model.predict, batch, ranking.importance[number][None], options["percents"], removal
-            )
+            plain = faithfulness(model.predict, batch, ranking.importance[number][None], removal)
             own = ranking.faithfulness
             assert own.sufficiency[number] == pytest.approx(plain.sufficiency[0], abs=1e-12)
             assert own.comprehensiveness[number] == pytest.approx(plain.comprehensiveness[0], abs=1e-12)
             assert own.whole[number] == pytest.approx(plain.whole[0], abs=1e-12)
     # Few at a time is the same as all together.
     monkeypatch.setattr(measuring, "VARIANTS_IN_MEMORY", 4)
-    again = measure(model, instances, generator=np.random.default_rng(0), **options)
+    again = measure(model, instances, **options)
     assert again.faithfulness.sufficiency == pytest.approx(found.faithfulness.sufficiency, abs=1e-12)
 
 
@@ -50,7 +50,7 @@ def test_each_distinct_variant_runs_once_and_the_whole_text_never_again(small_mo
     # The same text three times; at 100% the top tokens alone are the whole text.
     data = [replace(instances[0], id=str(number)) for number in range(3)]
     data = [replace(one, relevance=one.rankable * 1.0) for one in data]
-    measure(model, data, percents=[50, 100])
+    measure(model, data, removal=Removal(percents=[50, 100]), nulls=Nulls(draws=0))
     # Top half, without the top half, and without everything; the whole text is known from its attention.
     assert sum(len(batch) for batch in asked) == 3
     texts = {row.tobytes() for batch in asked for row in batch.tokens}
@@ -60,7 +60,13 @@ def test_each_distinct_variant_runs_once_and_the_whole_text_never_again(small_mo
 def test_variants_of_all_posts_are_sorted_by_length(small_model, some_instances):
     model, instances = small_model(), some_instances(20)
     asked = counted(model)
-    measure(model, instances, percents=[20, 50], batch_size=4)
+    measure(
+        model,
+        instances,
+        removal=Removal(percents=[20, 50]),
+        nulls=Nulls(draws=0),
+        passes=Passes(batch_size=4),
+    )
     longest = max(len(one.tokens) for one in instances)
     lengths = [batch.real.sum(1) for batch in asked]
     flat = np.concatenate(lengths)
@@ -128,3 +134,11 @@ def test_the_answer_of_the_capture_is_that_of_a_plain_pass(make_model, some_inst
         # Kernels of half precision round differently, so that there it is the plain pass itself.
         half = HuggingFaceClassifier(own.bfloat16())
         assert (half.read(batch).answer.outcomes == half.predict(batch)).all()
+
+
+@pytest.mark.parametrize("how", ["delete", "attention"])
+def test_rounded_down_to_no_token_a_text_without_special_tokens_is_still_a_text(small_model, how):
+    three = Instance(np.array([3, 4, 5]), np.ones(3, dtype=bool), np.array([0.0, 1.0, 0.0]), label=0)
+    removal = Removal(how, percents=(10, 50), rounding="down")
+    scores = measure(small_model(causal=True), [three], removal=removal).instance_scores()
+    assert np.isnan(scores["sufficiency_10"]).all() and np.isfinite(scores["sufficiency_50"]).all()

@@ -5,14 +5,8 @@ import pytest
 import torch
 from torch import nn
 
-from fasterqk.attention import (
-    Instance,
-    Measured,
-    TorchClassifier,
-    measure,
-    save_measured,
-    score_intervals,
-)
+from fasterqk.attention import Instance, Nulls, TorchClassifier, measure, score_intervals
+from fasterqk.attention.page import Measured, save_measured
 from fasterqk.trace import record
 
 SCRIPT = "<script>window.broken = true</script>"
@@ -53,7 +47,7 @@ def page(tmp_path_factory):
             model,
             instances,
             scores={IMAGE: "gradient", "leave_one_out": "leave_one_out"},
-            generator=generator,
+            nulls=Nulls(seed=generator),
         )
         models[name] = Measured(found, SCRIPT, IMAGE, score_intervals(found, generator, resamples=20))
     rows = [{"score": SCRIPT, "k": None, "one": 0.5, "low": 0.1, "high": 0.2, "better": IMAGE}]

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from fasterqk.attention import collate, measure
-from fasterqk.attention._faithfulness import Removal, perturb
+from fasterqk.attention import Nulls, measure
+from fasterqk.attention.faithfulness import perturb
+from fasterqk.attention.instances import collate
 from fasterqk_lab.benchmarks import library as benchmark
 
 
@@ -30,8 +31,7 @@ def test_equal_where_ferret_reads_what_it_kept(setting):
     from ferret.explainers.explanation import Explanation
 
     tokenizer, model, instances = setting
-    percents, rounding = benchmark.PERCENTS, benchmark.ROUNDING
-    found = measure(model, instances, percents=percents, rounding=rounding)
+    found = measure(model, instances, removal=benchmark.REMOVAL, nulls=Nulls(draws=0))
     kinds = {
         "aopc_comprehensiveness": ferret.AOPC_Comprehensiveness_Evaluation(model.model, tokenizer),
         "aopc_sufficiency": ferret.AOPC_Sufficiency_Evaluation(model.model, tokenizer),
@@ -42,7 +42,7 @@ def test_equal_where_ferret_reads_what_it_kept(setting):
         target = int(found.faithfulness.predicted[number])
         importance = found.importance[number]
         given = Explanation(instance.texts[0], list(instance.pieces), importance, "attention", target)
-        variants = perturb(collate([instance]), importance[None], percents, Removal(), rounding)
+        variants = perturb(collate([instance]), importance[None], benchmark.REMOVAL)
         for name, some in zip(kinds, (variants.without, variants.alone), strict=True):
             theirs = kinds[name].compute_evaluation(given, target).score
             # ferret writes the tokens it keeps out as text and tokenizes that again: pieces of words that

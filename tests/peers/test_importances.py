@@ -9,7 +9,8 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from fasterqk.attention import CONVENTIONS, load_model, measure, read_examples
+from fasterqk.attention import Nulls, Rankings, Removal, load_model, measure, read_examples
+from fasterqk.attention.faithfulness import CONVENTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "importances.md"
 WORDS = ["the", "film", "was", "good", "bad", "very", "not", "plot", "a", "fine", "cast", "and", "music"]
@@ -98,13 +99,19 @@ def test_scores_are_ferrets_where_the_page_says_so(classified):
 
     loaded, instances = classified
     percents, rounding = CONVENTIONS["ferret"]
-    options = {"percents": percents, "rounding": rounding}
-    gradient = measure(loaded.model, instances, rank_by="gradient", percents=())
+    removal = Removal(percents=percents, rounding=rounding)
+    gradient = measure(
+        loaded.model, instances, scores=Rankings(rank_by="gradient"), removal=Removal(percents=())
+    )
     # ferret drops negative importances; asked not to (only_pos=False), it fails with numpy 2.
     pairs = zip(instances, gradient.importance, strict=True)
     positive = {x.id: own - own.min() + 1 for x, own in pairs}
     found = measure(
-        loaded.model, instances, scores={"ours": positive, "leave_one_out": "leave_one_out"}, **options
+        loaded.model,
+        instances,
+        scores={"ours": positive, "leave_one_out": "leave_one_out"},
+        removal=removal,
+        nulls=Nulls(draws=0),
     )
     ours, ranking = found.instance_scores("ours"), found.rankings["ours"]
     bench = ferret.Benchmark(loaded.model.model, loaded.tokenizer)

@@ -17,18 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fasterqk.attention import (
-    CONVENTIONS,
-    Batch,
-    HuggingFaceClassifier,
-    Instance,
-    Measurement,
-    collate,
-    encode_for_classifier,
-    faithfulness,
-    measure,
-    read_example,
-)
+from fasterqk.attention import HuggingFaceClassifier, Instance, Measurement, Nulls, Passes, Removal, measure
+from fasterqk.attention.faithfulness import CONVENTIONS, faithfulness
+from fasterqk.attention.instances import Batch, collate, encode_for_classifier, read_example
 from fasterqk.labels import Circuits, Role, Slice, find_circuits
 from fasterqk.optim import make_optimizer
 from fasterqk.stability import LogitMonitor, qk_clip
@@ -223,6 +214,7 @@ SIZE: dict[str, Any] = {
     "intermediate_size": 1024,
 }
 PERCENTS, ROUNDING = CONVENTIONS["ferret"]
+REMOVAL = Removal(percents=PERCENTS, rounding=ROUNDING)
 
 
 def run_measure(progress: Progress) -> dict[str, Any]:
@@ -253,8 +245,9 @@ def run_measure(progress: Progress) -> dict[str, Any]:
 
 
 def _measured(model: HuggingFaceClassifier, instances: list[Instance]) -> Measurement:
-    options: Any = {"percents": PERCENTS, "rounding": ROUNDING, "batch_size": POSTS_AT_A_TIME}
-    measurement = measure(model, instances, **options)
+    measurement = measure(
+        model, instances, removal=REMOVAL, nulls=Nulls(draws=0), passes=Passes(POSTS_AT_A_TIME)
+    )
     measurement.summary()
     return measurement
 
@@ -284,12 +277,8 @@ def _one_by_one(model: HuggingFaceClassifier, instances: list[Instance], measure
     parts = []
     for instance, importance in zip(instances, measurement.importance, strict=True):
         batch = collate([instance])
-        options: Any = {
-            "percents": PERCENTS,
-            "rounding": ROUNDING,
-            "whole": model.read(batch).answer.outcomes,
-        }
-        parts.append(faithfulness(model.predict, batch, importance[None], **options))
+        whole = model.read(batch).answer.outcomes
+        parts.append(faithfulness(model.predict, batch, importance[None], REMOVAL, whole))
     return [
         np.concatenate([getattr(part, name) for part in parts]) for name in ("sufficient", "comprehensive")
     ]

@@ -125,7 +125,7 @@ def _show_train(result: "TrainResult", seconds: float) -> None:
     if result.diverged:
         print(f"diverged after {result.steps} steps; try a smaller --lr or --qk-ratio")
         return
-    from fasterqk.attention import table_scores, title_of
+    from fasterqk.attention.scores import table_scores, title_of
     from fasterqk_lab.training._classification import flat
 
     test = result.test
@@ -303,7 +303,7 @@ def _fields(kind: type, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show_synthetic(result: dict[str, Any]) -> None:
-    from fasterqk.attention import dtap_lines
+    from fasterqk.attention.scores import dtap_lines
 
     if result["diverged"]:
         print(f"diverged after {result['steps']} steps; lower --lr or --qk-ratio")

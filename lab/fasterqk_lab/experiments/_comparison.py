@@ -11,14 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import (
-    SCORES,
-    STRONGER_NULLS,
-    dtap_over_seeds,
-    interval,
-    table_scores,
-    title_of,
-)
+from fasterqk.attention.scores import SCORES, STRONGER_NULLS, dtap_over_seeds, table_scores, title_of
+from fasterqk.attention.statistics import interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.files import plain

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fasterqk.attention import Aggregation, null_row
+from fasterqk.attention import Aggregation
+from fasterqk.attention.aggregation import null_row
 from fasterqk_lab.models._classifier import attention_rows, head_rows
 from fasterqk_lab.models._generator import GPTAnswerGenerator
 from fasterqk_lab.runs import Store
@@ -154,9 +155,7 @@ def _readings(workload: Generation, questions: Any) -> list[dict[str, Any]]:
     instances = answered_instances(questions, written)
 
     def rows(aggregation: Aggregation) -> list[list[float]]:
-        measured = measure_steps(
-            reader, instances, aggregation=aggregation, percents=(), need_relevance=False
-        )
+        measured = measure_steps(reader, instances, aggregation=aggregation)
         prompts = [
             row[: len(prompt)] for row, prompt in zip(measured.importance, questions.prompts, strict=True)
         ]

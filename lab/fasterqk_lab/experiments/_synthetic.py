@@ -12,7 +12,7 @@ from math import nan
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from fasterqk.attention import Interval
+from fasterqk.attention.statistics import Interval
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting
 from fasterqk_lab.compare import LOSS, Value, lowest_levels, measured, value_at

@@ -13,7 +13,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import interval
+from fasterqk.attention.statistics import interval
 from fasterqk.console import mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from fasterqk.attention import title_of
+from fasterqk.attention.scores import title_of
 from fasterqk_lab.experiments._comparison import Comparison, Outcome, run_arms, show_comparison
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import DTAP_EDGES, dtap_over_seeds
+from fasterqk.attention.scores import DTAP_EDGES, dtap_over_seeds
 from fasterqk.console import print_table
 from fasterqk_lab.compare import END, LOSS, Effect, Measured, Value, compare, correct, measured
 from fasterqk_lab.experiments._comparison import effect_record

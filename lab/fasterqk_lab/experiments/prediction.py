@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import Interval, interval
+from fasterqk.attention.statistics import Interval, interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.theory import Path as TheoryPath

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.attention import title_of
+from fasterqk.attention.scores import title_of
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import LOSS, Claimed, Effect, Measured, Value, above, compare, correct

@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import Interval, interval
+from fasterqk.attention.statistics import Interval, interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import Effect, Measured, Value, compare, correct, measured

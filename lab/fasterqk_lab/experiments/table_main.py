@@ -5,7 +5,8 @@ from dataclasses import replace
 from math import nan
 from typing import Any
 
-from fasterqk.attention import Interval, title_of
+from fasterqk.attention.scores import title_of
+from fasterqk.attention.statistics import Interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import BEST, END, Effect, margin_of

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fasterqk.attention import interval, summarize, title_of
+from fasterqk.attention.scores import summarize, title_of
+from fasterqk.attention.statistics import interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.files import plain

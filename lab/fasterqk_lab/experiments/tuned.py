@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NamedTuple
 
-from fasterqk.attention import Interval, interval
+from fasterqk.attention.statistics import Interval, interval
 from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.files import plain

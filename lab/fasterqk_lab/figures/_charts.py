@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fasterqk.attention import Interval
+from fasterqk.attention.statistics import Interval
 from fasterqk_lab.compare import STANDS, Effect
 from fasterqk_lab.figures._style import (
     COLORS,

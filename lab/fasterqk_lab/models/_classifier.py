@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, linear
 
-from fasterqk.attention import Aggregation, Pattern, aggregate, aggregate_null
+from fasterqk.attention import Aggregation
+from fasterqk.attention.aggregation import Pattern, aggregate, aggregate_null
 from fasterqk.trace import capture, record
 
 

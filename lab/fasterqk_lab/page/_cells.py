@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import interval
+from fasterqk.attention.statistics import interval
 from fasterqk.console import duration_text, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json, plain

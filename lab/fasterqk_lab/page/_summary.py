@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10, nan
 
-from fasterqk.attention import Interval, title_of
+from fasterqk.attention.scores import title_of
+from fasterqk.attention.statistics import Interval
 from fasterqk.console import number_text
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import LEVEL, LOSS, STANDS

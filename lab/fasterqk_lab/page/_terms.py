@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from fasterqk.attention import SCORES
+from fasterqk.attention.scores import SCORES
 
 _LETTERS = "the query-key weights are {}, the output-value weights {}"
 _FACTORIZED, _COLLAPSED = "two matrices (factorized)", "one matrix (collapsed)"

@@ -16,7 +16,7 @@ from math import nan
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention import Interval
+from fasterqk.attention.statistics import Interval
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting, check_identities, solve
 from fasterqk_lab.compare import LEVEL, MARGIN, VERDICTS, Effect, above, compare, correct, verdict

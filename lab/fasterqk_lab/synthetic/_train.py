@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasterqk.attention import summarize
+from fasterqk.attention.scores import summarize
 from fasterqk.console import Progress
 from fasterqk_lab.synthetic._cell import (
     Counts,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fasterqk.attention import Example, read_examples
+from fasterqk.attention import read_examples
+from fasterqk.attention.instances import Example
 from fasterqk.errors import InputError
 from fasterqk_lab.tasks._registry import SPLITS, checksum
 from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances

@@ -16,18 +16,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from fasterqk.attention import (
-    SCORES,
-    Batch,
-    HuggingFaceClassifier,
-    Instance,
-    Measurement,
-    Pattern,
-    Reading,
-    Summary,
-    class_answer,
-    measure,
-)
+from fasterqk.attention import HuggingFaceClassifier, Instance, Measurement, Nulls, Passes, Removal, measure
+from fasterqk.attention.aggregation import Pattern
+from fasterqk.attention.instances import Batch
+from fasterqk.attention.measurement import Summary
+from fasterqk.attention.models import Reading, class_answer
+from fasterqk.attention.scores import SCORES
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_lines
 from fasterqk.optim import scale_circuits
@@ -222,14 +216,10 @@ def measure_attention(
     measurement = measure(
         MeasuredClassifier(model, split),
         instances,
-        percents=percents,
         aggregation=aggregation_of(model),
-        batch_size=EVALUATION_BATCH,
-        random_rankings=None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed),
-        only=TABLE_SCORES,
-        by_layer=len(model.blocks) > 1,
-        need_relevance=False,
-        max_weights=None,
+        removal=Removal(percents=tuple(percents)),
+        nulls=Nulls(0, rankings=None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)),
+        passes=Passes(EVALUATION_BATCH, max_weights=None, only=TABLE_SCORES, by_layer=len(model.blocks) > 1),
     )
     return measurement.summary(plausibility_sample=PLAUSIBILITY_SAMPLE if quick else None)
 
@@ -411,10 +401,9 @@ class FineTuning(Classification):
         measurement = measure(
             HuggingFaceClassifier(self.model),
             instances,
-            generator=np.random.default_rng(self.config.seed),
-            percents=self.config.evaluation.rationale_k,
-            batch_size=FINE_TUNED_BATCH,
-            only=TABLE_SCORES,
+            removal=Removal(percents=self.config.evaluation.rationale_k),
+            nulls=Nulls(seed=self.config.seed),
+            passes=Passes(FINE_TUNED_BATCH, only=TABLE_SCORES),
         )
         return scores_json(measurement.summary()) | words_alone(measurement)
 

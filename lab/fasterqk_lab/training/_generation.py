@@ -20,17 +20,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fasterqk.attention import (
-    DTAP_EDGES,
-    Aggregation,
-    Answer,
-    Batch,
-    Instance,
-    Measurement,
-    Pattern,
-    Reading,
-    measure,
-)
+from fasterqk.attention import Aggregation, Instance, Measurement, Nulls, Passes, Removal, measure
+from fasterqk.attention.aggregation import Pattern
+from fasterqk.attention.instances import Batch
+from fasterqk.attention.models import Answer, Reading
+from fasterqk.attention.scores import DTAP_EDGES
 from fasterqk.errors import InputError
 from fasterqk.processor import avoid_faulty_amx
 from fasterqk.trace import capture
@@ -294,16 +288,11 @@ def measure_answers(
     edges, mass, probability = SCALES.get(task.name, (DTAP_EDGES, 0.5, 0.5))
     rankings = None if seed is None else random_rankings(instances, EVALUATION_BATCH, seed)
     measurement = measure_steps(
-        generator,
-        instances,
-        percents=percents if sample is None else (),
-        random_rankings=rankings,
-        by_layer=True,
-        edges=edges,
+        generator, instances, percents if sample is None else (), rankings=rankings, by_layer=True
     )
-    scores = scores_json(measurement.summary(mass, probability, plausibility_sample=0))
+    scores = scores_json(measurement.summary(mass, probability, plausibility_sample=0, edges=edges))
     if sample is not None and percents:
-        some = measure_steps(generator, instances[:sample], percents=percents, need_relevance=False)
+        some = measure_steps(generator, instances[:sample], percents)
         asked = scores_json(some.summary(plausibility_sample=0))
         scores |= {name: asked[name] for name in ("sufficiency", "comprehensiveness")}
     # Answers have no rationale of people to agree with.
@@ -314,17 +303,22 @@ def measure_answers(
 
 
 def measure_steps(
-    generator: "MeasuredGenerator", instances: Sequence[Instance], **options: Any
+    generator: "MeasuredGenerator",
+    instances: Sequence[Instance],
+    percents: Sequence[int] = (),
+    *,
+    aggregation: Aggregation = ROLLOUT,
+    rankings: Sequence[Numbers] | None = None,
+    by_layer: bool = False,
 ) -> Measurement:
     """The rollout of the steps of answers (or another ``aggregation``), measured."""
     return measure(
         generator,
         instances,
-        aggregation=options.pop("aggregation", ROLLOUT),
-        batch_size=EVALUATION_BATCH,
-        only=TABLE_SCORES,
-        max_weights=None,
-        **options,
+        aggregation=aggregation,
+        removal=Removal(percents=tuple(percents)),
+        nulls=Nulls(0, rankings=rankings),
+        passes=Passes(EVALUATION_BATCH, max_weights=None, only=TABLE_SCORES, by_layer=by_layer),
     )
 
 

@@ -17,17 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fasterqk.attention import (
-    Aggregation,
-    Instance,
-    Measurable,
-    Measurement,
-    Summary,
-    measure,
-    percent_count,
-    relevant_mass,
-    summarize,
-)
+from fasterqk.attention import Aggregation, Instance, Measurement, Nulls, Passes, Removal, measure
+from fasterqk.attention.aggregation import relevant_mass
+from fasterqk.attention.faithfulness import percent_count
+from fasterqk.attention.measurement import Summary
+from fasterqk.attention.models import Measurable
+from fasterqk.attention.scores import summarize
 from fasterqk.trace import capture
 from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, attention_rows
@@ -55,22 +50,24 @@ def more_readings(
     ``plain_null_mrta``.
     """
     names = [f"layer:{layer}/head:{head}" for layer in range(layers) for head in range(heads)]
-    shared: dict[str, Any] = {
-        "percents": (),
-        "only": ("mrta",),
-        "batch_size": batch_size,
-        "max_weights": None,
-    }
-    shared |= {"stronger_nulls": False, "need_relevance": False}
+    passes = Passes(batch_size, max_weights=None, only=("mrta",))
+    shared: dict[str, Any] = {"removal": Removal(percents=()), "nulls": Nulls(draws=0, stronger=False)}
     readings: dict[str, float | None] = {}
     for name in (name for name in ROLLOUTS if name in asked):
-        rollout = measure(model, instances, aggregation=ROLLOUTS[name], **shared)
+        rollout = measure(model, instances, aggregation=ROLLOUTS[name], passes=passes, **shared)
         readings |= _of(rollout, f"{name}_", by_layer=False)
     for prefix, rated in (("", instances), ("carried_", carried(instances))):
         if (prefix and "carried" not in asked) or (not prefix and "heads" not in asked):
             continue
         scores = names if "heads" in asked else None
-        whole = measure(model, rated, aggregation=aggregation, by_layer=True, scores=scores, **shared)
+        whole = measure(
+            model,
+            rated,
+            aggregation=aggregation,
+            scores=scores,
+            passes=replace(passes, by_layer=True),
+            **shared,
+        )
         if prefix:
             readings |= _of(whole, prefix, by_layer=True)
         if scores:
@@ -117,7 +114,7 @@ def _of_heads(measurement: Measurement, layers: int, heads: int) -> dict[str, fl
             head_scores.append(float(np.mean(masses)))
             scores[f"layer_{layer + 1}_head_{head + 1}_mrta"] = head_scores[-1]
         name = f"layer_{layer + 1}_best_head_"
-        null = float(measurement.columns[f"null_layer_{layer + 1}_mass"][relevant].mean())
+        null = float(measurement.layers[layer].columns["null_mass"][relevant].mean())
         scores |= {f"{name}mrta": max(head_scores), f"{name}null_mrta": null}
         best.append(max(head_scores))
     return scores | {"best_head_mrta": max(best), "best_head_null_mrta": null}

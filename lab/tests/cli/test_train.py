@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from fasterqk.attention import title_of
+from fasterqk.attention.scores import title_of
 from fasterqk_lab.cli.main import main
 from fasterqk_lab.tasks import _registry, kvqa
 

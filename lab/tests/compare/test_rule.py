@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fasterqk.attention import Interval, interval
+from fasterqk.attention.statistics import Interval, interval
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import (
     END,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasterqk.attention import SCORES, Score
+from fasterqk.attention.scores import SCORES, Score
 from fasterqk.files import canonical_json
 from fasterqk_lab.compare import BEST, Value, measured, read_values
 from fasterqk_lab.experiments._comparison import (

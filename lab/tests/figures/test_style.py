@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasterqk.attention import dtap_lines
+from fasterqk.attention.scores import dtap_lines
 from fasterqk.errors import InputError
 from fasterqk_lab.figures._style import (
     COLORS,

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fasterqk.attention import Interval
+from fasterqk.attention.statistics import Interval
 from fasterqk_lab.compare import STANDS, Effect, compare_arms, correct, measured
 from fasterqk_lab.figures import effect_record
 from fasterqk_lab.page._summary import (

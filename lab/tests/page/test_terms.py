@@ -1,6 +1,6 @@
 """Definitions: each where it occurs first, marked without touching what stands around it."""
 
-from fasterqk.attention import SCORES
+from fasterqk.attention.scores import SCORES
 from fasterqk_lab.figures._style import PARAMETERIZATION_COLORS
 from fasterqk_lab.page._terms import TERMS, Definitions, terms_in
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasterqk.attention import percent_count
+from fasterqk.attention.faithfulness import percent_count
 from fasterqk.trace import capture
 from fasterqk_lab.benchmarks._plain import PlainClassifier
 from fasterqk_lab.models._classifier import attention_rows

@@ -205,8 +205,7 @@ def test_steps_of_answers_of_different_lengths_are_read_together_as_alone(config
     generator = MeasuredGenerator(model, np.zeros(4), np.zeros(4, dtype=bool))
 
     def importance(some):
-        options = {"aggregation": aggregation, "percents": (), "need_relevance": False}
-        return measure_steps(generator, some, **options).importance
+        return measure_steps(generator, some, aggregation=aggregation).importance
 
     for one, instance in zip(importance(instances), instances, strict=True):
         [alone] = importance([instance])

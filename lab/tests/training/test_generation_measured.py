@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fasterqk.attention import Aggregation, aggregate, aggregate_null
+from fasterqk.attention import Aggregation
 from fasterqk.attention import _measure as library
+from fasterqk.attention.aggregation import aggregate, aggregate_null
 from fasterqk.trace import capture
 from fasterqk_lab.models._generator import GeneratorConfig, GPTAnswerGenerator
 from fasterqk_lab.tasks import AnswerTask, Questions

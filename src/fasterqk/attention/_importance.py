@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fasterqk.attention._aggregation import Aggregation
-from fasterqk.attention._faithfulness import Removal, remove
-from fasterqk.attention._instances import Batch, Instance
-from fasterqk.attention._models import Measurable
+from fasterqk.attention.aggregation import Aggregation
+from fasterqk.attention.faithfulness import Removal, remove
+from fasterqk.attention.instances import Batch, Instance
+from fasterqk.attention.models import Measurable
 from fasterqk.errors import InputError
 from fasterqk.files import read_json_lines
 

@@ -1,23 +1,27 @@
-"""Load a model folder of Hugging Face transformers, with the class that its configuration names.
+"""Open what a user gives to ``measure``: model folders, models, files and rows of data.
 
-A folder holds a model, or a PEFT adapter of a model in another folder. Nothing is downloaded, and no code
-from the folder is run.
+A folder of Hugging Face transformers holds a model, or a PEFT adapter of a model in another folder. It is
+loaded with the class that its configuration names. Nothing is downloaded, and no code from the folder is run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
+from torch import nn
 
-from fasterqk.attention._instances import (
+from fasterqk.attention._huggingface import HuggingFaceCausal, HuggingFaceClassifier
+from fasterqk.attention.instances import (
     Example,
     Instance,
     encode_for_causal,
     encode_for_classifier,
+    read_examples,
+    read_rows,
 )
-from fasterqk.attention._models import HuggingFaceCausal, HuggingFaceClassifier, Measurable
+from fasterqk.attention.models import Measurable
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json
 from fasterqk.labels import gguf_file, gguf_recipe, read_model_config
@@ -58,6 +62,60 @@ class Loaded(NamedTuple):
                 f" {self.tokenizer.unk_token!r}; save the tokenizer that the model was trained with beside it"
             )
         return instances
+
+
+def opened(
+    model: "Measurable | Loaded | nn.Module | str | PathLike[str]",
+    examples: str | PathLike[str] | Sequence[Instance | Example | Mapping[str, Any]],
+    tokenizer: Any = None,
+) -> tuple[Measurable, Sequence[Instance], Any]:
+    """The model, ready to be measured, the examples as it reads them, and its tokenizer if there is one."""
+    if isinstance(model, str | PathLike):
+        model = load_model(model)
+    if isinstance(model, Loaded):
+        tokenizer, model = tokenizer or model.tokenizer, model.model
+    elif isinstance(model, nn.Module):
+        model = _wrapped(model)
+    elif not hasattr(model, "read"):
+        raise InputError(f"{type(model).__name__} cannot be measured; give a model or the folder of one")
+    data: list[Any] = read_examples(examples) if isinstance(examples, str | PathLike) else list(examples)
+    if not data:
+        raise InputError("no instance was given; nothing can be measured")
+    if all(isinstance(example, Instance) for example in data):
+        return model, data, tokenizer
+    if all(isinstance(example, Mapping) for example in data):
+        data = read_rows(data)
+    if not all(isinstance(example, Example) for example in data):
+        kinds = ", ".join(sorted({type(example).__name__ for example in data}))
+        raise InputError(f"the examples are of type {kinds}; give rows such as {{'text': ..., 'label': ...}}")
+    if tokenizer is None:
+        raise InputError("the texts have to be encoded for the model; give tokenizer=..., or instances")
+    module: Any = getattr(model, "model", None)
+    limit, vocabulary = min(tokenizer.model_max_length, _NO_LIMIT), _NO_LIMIT
+    if hasattr(module, "get_input_embeddings"):
+        limit, vocabulary = longest_input(module, tokenizer), module.get_input_embeddings().num_embeddings
+    instances = Loaded(model, tokenizer, limit, vocabulary).encode(data)
+    if any(x.rated for x in instances) and not any(x.relevant for x in instances):
+        cut = sum(x.relevance_cut for x in instances)
+        lost = f" (in {cut} all that was relevant lies behind the end that the model reads)" if cut else ""
+        raise InputError(
+            f"no token is relevant in any of {len(instances)} instances{lost}; nothing can be scored"
+        )
+    return model, instances, tokenizer
+
+
+def _wrapped(model: nn.Module) -> Measurable:
+    """A model of Hugging Face transformers, ready to be measured."""
+    config = getattr(model, "config", None)
+    name = type(model).__name__
+    if config is not None and name.endswith(("ForCausalLM", "LMHeadModel")):
+        return HuggingFaceCausal(model)
+    if config is not None and name.endswith("ForSequenceClassification"):
+        return HuggingFaceClassifier(model)
+    raise InputError(
+        f"{name} is not a sequence classifier or causal language model of Hugging Face transformers; wrap it:"
+        " TorchClassifier(model, classes=(...), inputs=..., read=...)"
+    )
 
 
 def load_model(

@@ -5,36 +5,16 @@ attention, and then predicts the texts again with tokens removed. The :class:`Me
 of every instance; its :class:`Summary` has the scores, as JSON or as tables for people.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, get_args
+from os import PathLike
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
-from fasterqk.attention._aggregation import (
-    Aggregation,
-    Pattern,
-    aggregate,
-    default_aggregation,
-    find_pattern,
-    in_full_precision,
-    null_row,
-    read_rows,
-    uniform_attention,
-)
-from fasterqk.attention._faithfulness import (
-    Faithfulness,
-    Removal,
-    Rounding,
-    checked_outcomes,
-    faithfulness,
-    faithfulness_of,
-    join,
-    perturb,
-)
 from fasterqk.attention._importance import (
     METHODS,
     Importance,
@@ -43,12 +23,36 @@ from fasterqk.attention._importance import (
     importances,
     leave_one_out,
 )
-from fasterqk.attention._instances import Batch, Instance, Side, collate, pad_rows, unpad_rows
-from fasterqk.attention._measurement import Measurement, Ranking
-from fasterqk.attention._models import Measurable, Reading, as_array
-from fasterqk.attention._nulls import NullMass, permuted_mass, sharp_mass
-from fasterqk.attention._scores import DTAP_EDGES, SCORES, Rows, entropy
-from fasterqk.attention._variants import Variants
+from fasterqk.attention._loading import Loaded, opened
+from fasterqk.attention.aggregation import (
+    Aggregation,
+    NullMass,
+    Pattern,
+    aggregate,
+    default_aggregation,
+    find_pattern,
+    in_full_precision,
+    null_row,
+    permuted_mass,
+    read_rows,
+    sharp_mass,
+    uniform_attention,
+)
+from fasterqk.attention.faithfulness import (
+    Faithfulness,
+    How,
+    Removal,
+    Variants,
+    checked_outcomes,
+    faithfulness,
+    faithfulness_of,
+    join,
+    perturb,
+)
+from fasterqk.attention.instances import Batch, Example, Instance, Side, collate, pad_rows, unpad_rows
+from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
+from fasterqk.attention.models import Measurable, Reading, as_array
+from fasterqk.attention.scores import SCORES, Rows, entropy
 from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
@@ -62,74 +66,134 @@ ROWS_AT_ONCE = 256
 VARIANTS_IN_MEMORY = 50_000
 
 
-def measure(
-    model: Measurable,
-    instances: Sequence[Instance],
-    *,
-    generator: np.random.Generator | None = None,
-    draws: int = 1,
-    scores: Source | Sequence[Source] | None = None,
-    absolute: bool = False,
-    percents: Sequence[int] = (5, 10, 20, 50),
-    rounding: Rounding = "up",
-    aggregation: Aggregation | Callable[[Sequence[Pattern]], Aggregation] = default_aggregation,
-    removal: Removal = Removal(),  # noqa: B008 - frozen
-    rank_by: RankBy = "attention",
-    batch_size: int = 32,
-    edges: Sequence[float] = DTAP_EDGES,
-    side: Side = "right",
-    progress: Callable[[float, float], None] | None = None,
-    random_rankings: Sequence[Numbers] | None = None,
-    only: Sequence[str] | None = None,
-    by_layer: bool = False,
-    stronger_nulls: bool = True,
-    need_relevance: bool = True,
-    max_weights: int | None = WEIGHTS_IN_MEMORY,
-) -> "Measurement":
-    """Measure the attention of ``model`` on ``instances``, and how faithful and plausible it is.
-
-    The result does not depend on how instances are batched.
+@dataclass(frozen=True, eq=False)
+class Nulls:
+    """What the scores are compared with, besides uniform attention.
 
     Arguments:
-        model: A :class:`Measurable` model: :class:`TorchClassifier`, :class:`HuggingFaceClassifier`,
-            :class:`HuggingFaceCausal`, or the ``model`` that :func:`load_model` returns.
-        instances: The texts as the model reads them.
-        generator: Draws the random rankings that faithfulness and plausibility are compared with. Without it
-            and without ``random_rankings`` there is no such comparison.
-        draws: How many random rankings to draw per instance.
-        scores: Further importances, measured in the same table: the name of a built-in one
+        draws: How many random rankings to draw per instance; faithfulness and plausibility of attention are
+            compared with theirs. 0 for none.
+        seed: Seeds these draws: a number, or a generator that continues.
+        rankings: One random ranking instead of drawn ones: a value per token of each instance (per row and
+            token for a model that reads several rows).
+        stronger: Also compute the nulls of sharp and permuted attention. On short instances they take most of
+            the time.
+
+    Raises:
+        InputError: ``draws`` is negative or not a whole number.
+
+    >>> Nulls(draws=10).draws
+    10
+    """
+
+    draws: int = 1
+    seed: int | np.random.Generator = 0
+    rankings: Sequence[Numbers] | None = None
+    stronger: bool = True
+
+    def __post_init__(self) -> None:
+        if type(self.draws) is not int or self.draws < 0:
+            raise InputError(f"draws is {self.draws!r}; give a whole number, or 0 for no random ranking")
+
+    def drawn(self, instances: Sequence[Instance]) -> list[Sequence[Numbers]]:
+        """The random rankings of all instances."""
+        if self.rankings is not None:
+            return [self.rankings]
+        generator = np.random.default_rng(self.seed)
+        return [[generator.random(len(x.tokens)) for x in instances] for _ in range(self.draws)]
+
+
+@dataclass(frozen=True, eq=False)
+class Rankings:
+    """Which importances rank the tokens.
+
+    Arguments:
+        scores: Importances beside attention, measured in the same table: the name of a built-in one
             (``"layer:3/head:1"``, ``"integrated_gradients"``, ``"leave_one_out"``, ...), a function of an
             :class:`Instance` that returns one number per token, a mapping from ids to such numbers, a JSON
             lines file, a mapping from names to any of these, or a list of them.
+        rank_by: What ranks tokens first: aggregated ``"attention"``, or ``"gradient"`` (gradient x input).
         absolute: Rank by the absolute values of the importances you supply.
-        percents: The percentages k of tokens that are kept or removed; if empty, nothing is removed.
-        rounding: Whether k% of the tokens is rounded ``"up"``, or ``"down"`` as ferret does.
-        aggregation: How layers and heads are combined into one row, or a function that chooses it from the
-            patterns of the layers. By default rollout, or the mean over layers for a causal model; see
-            :func:`default_aggregation`.
-        removal: How tokens are removed.
-        rank_by: Rank tokens by aggregated ``"attention"`` or by ``"gradient"`` (gradient x input).
-        batch_size: The most instances per batch.
-        edges: The edges of the DTAP table.
+
+    Raises:
+        InputError: ``rank_by`` is neither.
+
+    >>> Rankings(["gradient", "leave_one_out"], absolute=True).rank_by
+    'attention'
+    """
+
+    scores: Source | Sequence[Source] | None = None
+    rank_by: RankBy = "attention"
+    absolute: bool = False
+
+    def __post_init__(self) -> None:
+        if self.rank_by not in get_args(RankBy):
+            raise InputError(f"unknown ranking {self.rank_by!r}; choose from {', '.join(get_args(RankBy))}")
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """How the model is run, and how much of its attention is scored.
+
+    Arguments:
+        batch_size: The most instances per batch; the result does not depend on it.
         side: The side on which batches are padded.
-        progress: Called as ``progress(done, total)`` after each batch.
-        random_rankings: One random ranking instead of drawn ones: a value per token of each instance (per row
-            and token for a model that reads several rows).
-        only: The names of the attention scores to compute; by default all.
-        by_layer: Also compute the attention scores of each layer alone.
-        stronger_nulls: Also compute the nulls of sharp and permuted attention. On short instances they take
-            most of the time.
-        need_relevance: Raise if the data marks tokens but none of them is relevant.
         max_weights: The most attention weights to hold at once, by smaller batches of long instances; None
             for no limit.
+        only: The names of the attention scores to compute; by default all.
+        by_layer: Also compute the attention scores of each layer alone.
+        progress: Called as ``progress(done, total)`` after each batch.
+
+    >>> Passes(batch_size=8, by_layer=True).side
+    'right'
+    """
+
+    batch_size: int = 32
+    side: Side = "right"
+    max_weights: int | None = WEIGHTS_IN_MEMORY
+    only: Sequence[str] | None = None
+    by_layer: bool = False
+    progress: Callable[[float, float], None] | None = None
+
+
+def measure(
+    model: Measurable | Loaded | nn.Module | str | PathLike[str],
+    examples: str | PathLike[str] | Sequence[Instance | Example | Mapping[str, Any]],
+    *,
+    tokenizer: Any = None,
+    aggregation: Aggregation | str | Callable[[Sequence[Pattern]], Aggregation] | None = None,
+    scores: Rankings | Source | Sequence[Source] | None = None,
+    removal: Removal | How = "delete",
+    nulls: Nulls = Nulls(),  # noqa: B008 - frozen
+    passes: Passes = Passes(),  # noqa: B008 - frozen
+) -> Measurement:
+    """Measure the attention of ``model`` on ``examples``, and how faithful and plausible it is.
+
+    ``measure("my-classifier", "test.jsonl")`` computes what ``fasterqk measure`` prints.
+
+    Arguments:
+        model: A model folder; a classifier or causal language model of Hugging Face transformers; any other
+            module wrapped in :class:`TorchClassifier`; or what :func:`load_model` returns.
+        examples: A JSON lines file, its rows as mappings, what :func:`read_examples` returns, or
+            :class:`Instance` objects, which are measured as they are.
+        tokenizer: Encodes the examples, unless the model's folder has a tokenizer or they are instances.
+        aggregation: How layers and heads are combined into one row: ``"rollout"``, ``"mean"``, ``"layer:3"``,
+            ..., an :class:`Aggregation`, or a function that chooses one from the patterns of the layers. By
+            default rollout, or the mean over layers for a causal model.
+        scores: Importances beside attention, such as ``["gradient", "lime.jsonl"]``; :class:`Rankings` says
+            what they can be and has more options.
+        removal: How tokens are removed, and how many: ``"delete"``, ``"mask"``, ``"attention"`` or a
+            :class:`Removal`.
+        nulls: What the scores are compared with.
+        passes: How the model is run: batches, progress, single layers.
 
     Returns:
         A :class:`Measurement`: the numbers of every instance, ``summary()`` for the scores over all of them,
         and tables.
 
     Raises:
-        InputError: There are no instances, no token is relevant, an argument is wrong, or the model's
-            attention cannot be measured.
+        InputError: There are no examples, one of them is wrong, no token is relevant although the data marks
+            some, an argument is wrong, or the model's attention cannot be measured.
 
     >>> from torch import nn
     >>> from fasterqk.attention import TorchClassifier
@@ -144,96 +208,101 @@ def measure(
     ...         return self.head(self.attention(x, x, x, key_padding_mask=~visible)[0][:, 0])
     >>> texts = [np.array([1, 2, 3]), np.array([1, 4, 5, 6])]
     >>> instances = [Instance(text, np.ones(len(text), bool), 1.0 * (text > 2), label=0) for text in texts]
-    >>> measurement = measure(TorchClassifier(Tiny(), classes=("no", "yes")), instances)
+    >>> measurement = measure(TorchClassifier(Tiny(), classes=("no", "yes")), instances, aggregation="mean")
     >>> summary = measurement.summary()
     >>> summary.n, 0 < summary["mrta"] < 1
     (2, True)
     """
-    if not instances:
-        raise InputError("no instance was given; nothing can be measured")
-    unrated = not any(instance.rated for instance in instances)
-    if need_relevance and not unrated and not any(instance.relevant for instance in instances):
-        cut = sum(instance.relevance_cut for instance in instances)
-        lost = f" (in {cut} all that was relevant lies behind the end that the model reads)" if cut else ""
-        raise InputError(
-            f"no token is relevant in any of {len(instances)} instances{lost}; nothing can be scored"
-        )
-    if rank_by not in get_args(RankBy):
-        raise InputError(f"unknown ranking {rank_by!r}; choose from {', '.join(get_args(RankBy))}")
-    if type(draws) is not int or draws < 1:
-        raise InputError(f"draws is {draws!r}; give a whole number of at least 1, or no generator")
+    model, instances, tokenizer = opened(model, examples, tokenizer)
+    removal = Removal.of(removal, tokenizer)
+    rankings = scores if isinstance(scores, Rankings) else Rankings(scores)
     # Neighbours in length share a batch, so that little is spent on padding.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
-    patterns, heads, guessed = _patterns(model, instances[order[-1]], max_weights)
+    lengths = np.array([len(instances[i].tokens) for i in order])
+    patterns, heads, guessed = _patterns(model, instances[order[-1]], passes.max_weights)
+    if isinstance(aggregation, str):
+        aggregation = Aggregation.parse(aggregation)
     if not isinstance(aggregation, Aggregation):
-        aggregation = aggregation(patterns)
+        aggregation = (aggregation or default_aggregation)(patterns)
     by_attention = Importance(aggregation_name(aggregation), aggregation)
-    first = by_attention if rank_by == "attention" else Importance("gradient", method="gradient")
-    requested = importances(scores, instances, first, absolute)
-    random = [] if random_rankings is None else [random_rankings]
-    if random_rankings is None and generator is not None:
-        random = [[generator.random(len(x.tokens)) for x in instances] for _ in range(draws)]
-    hows = [
-        aggregation,
-        *(importance.aggregation for importance in requested.values() if importance.aggregation),
-    ]
+    first = by_attention if rankings.rank_by == "attention" else Importance("gradient", method="gradient")
+    requested = importances(rankings.scores, instances, first, rankings.absolute)
+    random = nulls.drawn(instances)
+    hows = [aggregation, *(x.aggregation for x in requested.values() if x.aggregation)]
     # Every method except rollout needs only the read rows, so nothing else of a layer is kept.
     read_only = all(how.method != "rollout" for how in hows)
     heads_in_memory = max(heads) if read_only else sum(heads)
-    lengths = np.array([len(instances[i].tokens) for i in order])
-    columns, null_masses = [], []
+    stronger = nulls.stronger and (passes.only is None or "mrta" in passes.only)
+    parts: list[list[_Part]] = []
     ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*requested, *random)]
-    waiting = _Waiting(model, side, batch_size, int(lengths[-1]), tuple(percents), removal, rounding)
+    waiting = _Waiting(model, passes, int(lengths[-1]), removal)
     # The share of the work that reading the full texts takes; predicting variants takes the rest.
-    reading = 1 / (1 + 2 * len(percents) * len(ranked))
-    for start, stop in batches(lengths, batch_size, heads_in_memory, max_weights or np.inf):
+    reading = 1 / (1 + 2 * len(removal.percents) * len(ranked))
+
+    def tell(read: int, predicted: float) -> None:
+        if passes.progress:
+            passes.progress(reading * read + (1 - reading) * predicted, len(order))
+
+    predicted = 0
+    for start, stop in batches(lengths, passes.batch_size, heads_in_memory, passes.max_weights or np.inf):
         chosen = order[start:stop]
-        batch = collate([instances[i] for i in chosen], side)
+        batch = collate([instances[i] for i in chosen], passes.side)
         rows = _ReadRows.of(model, batch, hows, patterns, read_only)
-        columns.append(rows.columns(only, by_layer))
-        if stronger_nulls and (only is None or "mrta" in only):
-            null_masses += rows.null_masses(chosen, by_layer)
-        rankings = [rows.importance(model, importance, chosen, removal) for importance in requested.values()]
-        rankings += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
-        for (values, faithful), importance in zip(ranked, rankings, strict=True):
-            values += unpad_rows(rows.mean(importance), batch.real)
+        parts.append(rows.parts(passes, chosen, stronger))
+        values = [rows.importance(model, importance, chosen, removal) for importance in requested.values()]
+        values += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
+        for (by_instance, faithful), importance in zip(ranked, values, strict=True):
+            by_instance += unpad_rows(rows.mean(importance), batch.real)
             if rows.reading.read.dim() == 1:
                 waiting.add(faithful, batch, importance, rows.reading.answer.outcomes)
             else:
-                faithful.append(rows.faithfulness(model, importance, percents, removal, rounding))
-        asked_before = waiting.start
+                faithful.append(rows.faithfulness(model, importance, removal))
         if len(waiting) > VARIANTS_IN_MEMORY or stop == len(order):
-
-            def tell(share: float, stop: int = stop, before: int = asked_before) -> None:
-                if progress:
-                    done = before + share * (stop - before)
-                    progress(reading * stop + (1 - reading) * done, len(order))
-
-            waiting.ask(tell)
-            waiting.start = stop
-        if progress:
-            done = reading * stop + (1 - reading) * waiting.start
-            progress(len(order) if stop == len(order) else done, len(order))
+            before = predicted
+            waiting.ask(lambda share: tell(stop, before + share * (stop - before)))  # noqa: B023
+            predicted = stop
+        tell(stop, predicted)
     place = np.argsort(order)
     measured = [
-        Ranking(tuple(values[i] for i in place), join(faithful, order)) for values, faithful in ranked
+        Ranking(tuple(by_instance[i] for i in place), join(faithful, order))
+        for by_instance, faithful in ranked
     ]
+    aggregated, *layers = [_joined(of_batches, place) for of_batches in zip(*parts, strict=True)]
     return Measurement(
+        columns=aggregated.columns,
+        nulls=aggregated.nulls,
         instances=tuple(instances),
-        columns={name: np.concatenate([part[name] for part in columns])[place] for name in columns[0]},
-        null_masses=tuple(null_masses[i] for i in place) if null_masses else None,
         rankings=dict(zip(requested, measured, strict=False)),
         random=tuple(measured[len(requested) :]),
         classes=model.classes,
-        edges=tuple(edges),
         settings={
             "aggregation": asdict(aggregation),
-            "removal": asdict(removal),
-            "rank_by": rank_by,
+            "removal": {"how": removal.how, "mask_token": removal.mask_token},
+            "rank_by": rankings.rank_by,
             "mask": "guessed from the weights" if guessed else "of the model",
         }
-        | ({"rounding": rounding} if rounding != "up" else {}),
+        | ({"rounding": removal.rounding} if removal.rounding != "up" else {}),
+        layers=tuple(layers[:-1]),
+        average=layers[-1] if layers else None,
     )
+
+
+class _Part(NamedTuple):
+    """What one batch contributes to a :class:`Rowwise`: columns, and the stronger nulls of each instance."""
+
+    columns: dict[str, Numbers]
+    nulls: list[dict[str, NullMass]]
+
+
+def _joined(parts: Sequence[_Part], place: NDArray[np.intp]) -> Rowwise:
+    """Join the batches; entry ``place[i]`` of the joined batches is instance i."""
+    columns = {
+        name: np.concatenate([part.columns[name] for part in parts])[place] for name in parts[0].columns
+    }
+    by_instance = [nulls for part in parts for nulls in part.nulls]
+    in_order = [by_instance[i] for i in place if by_instance[i]]
+    names = in_order[0] if in_order else ()
+    return Rowwise(columns, {name: tuple(nulls[name] for nulls in in_order) for name in names})
 
 
 def batches(
@@ -291,20 +360,9 @@ class _Waiting:
     as ``batch_size`` copies of the longest text have.
     """
 
-    def __init__(
-        self,
-        model: Measurable,
-        side: Side,
-        batch_size: int,
-        longest: int,
-        percents: tuple[int, ...],
-        removal: Removal,
-        rounding: Rounding,
-    ) -> None:
-        self.model, self.side, self.percents = model, side, percents
-        self.removal, self.rounding = removal, rounding
-        self.tokens, self.single = batch_size * longest, batch_size == 1
-        self.start = 0
+    def __init__(self, model: Measurable, passes: Passes, longest: int, removal: Removal) -> None:
+        self.model, self.side, self.removal = model, passes.side, removal
+        self.tokens, self.single = passes.batch_size * longest, passes.batch_size == 1
         self._empty()
 
     def __len__(self) -> int:
@@ -312,7 +370,7 @@ class _Waiting:
 
     def add(self, results: list[Faithfulness], batch: Batch, importance: Numbers, whole: Numbers) -> None:
         """Let the next ``ask`` append the faithfulness of ``importance`` ``(batch, token)`` to results."""
-        perturbed = perturb(batch, importance, self.percents, self.removal, self.rounding)
+        perturbed = perturb(batch, importance, self.removal)
         whole = checked_outcomes(whole, batch)
         self.variants.add(batch, whole)
         variant_rows = [[self.variants.add(variant) for variant in variants] for variants in perturbed[:2]]
@@ -326,7 +384,7 @@ class _Waiting:
             alone, without = (
                 [outcomes[rows] for rows in rows_by_percent] for rows_by_percent in variant_rows
             )
-            results.append(faithfulness_of(batch, self.percents, whole, alone, without, skipped))
+            results.append(faithfulness_of(batch, self.removal, whole, alone, without, skipped))
         self._empty()
 
     def _empty(self) -> None:
@@ -397,55 +455,58 @@ class _ReadRows:
             allowed=[read_rows(pairs.unsqueeze(1), read).squeeze(1)[chosen] for pairs in allowed],
         )
 
-    def columns(self, names: Sequence[str] | None, by_layer: bool) -> dict[str, Numbers]:
-        """One number per instance, the mean over its rows: the answer, and all scores with their nulls."""
+    def parts(self, passes: Passes, numbers: NDArray[np.intp], stronger: bool) -> list[_Part]:
+        """The numbers of the aggregated rows and, if asked for, of every layer and of the mean over layers.
+
+        ``numbers`` are the places of the instances in the data. A number of an instance is the mean over its
+        rows.
+        """
+        relevance = self._relevance()
+        columns = self._columns(relevance, passes.only)
+        parts = [_Part(columns, self._nulls(self.weights, self.null_weights, relevance, numbers, stronger))]
+        if not passes.by_layer:
+            return parts
+        layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
+        uniform = [as_array(uniform_attention(visible)[:, 0]) for visible in self.allowed]
+        masses: dict[str, list[Numbers]] = {"mass": [], "null_mass": []}
+        rows = Rows(self.weights, relevance, self.real, (), (), self.reading.single)
+        for weights, null, layer, visible in zip(layers, uniform, self.layers, self.allowed, strict=True):
+            visible_keys = as_array(visible)
+            masses["mass"].append(self.mean(rows.mass(weights)))
+            masses["null_mass"].append(self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1)))
+            columns = {name: values[-1] for name, values in masses.items()}
+            columns["entropy"] = self.mean(entropy(as_array(layer)).mean(1))
+            columns["null_entropy"] = self.mean(np.log(visible_keys.sum(1)))
+            parts.append(_Part(columns, self._nulls(weights, null, relevance, numbers, stronger)))
+        average = {name: np.mean(values, axis=0) for name, values in masses.items()}
+        weights, null = np.mean(layers, axis=0), np.mean(uniform, axis=0)
+        return [*parts, _Part(average, self._nulls(weights, null, relevance, numbers, stronger))]
+
+    def _columns(self, relevance: Numbers, only: Sequence[str] | None) -> dict[str, Numbers]:
+        """The answer, and all scores of the aggregated rows with their nulls."""
         answer = self.reading.answer
         columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
-        relevance = self._relevance()
         uniform = [uniform_attention(visible) for visible in self.allowed]
         rows = Rows(self.weights, relevance, self.real, self.layers, self.allowed, self.reading.single)
         null = Rows(self.null_weights, relevance, self.real, uniform, self.allowed, self.reading.single)
         for score in SCORES.values():
-            if score.compute and (names is None or score.name in names):
+            if score.compute and (only is None or score.name in only):
                 columns[score.column] = self.mean(score.compute(rows))
                 columns[f"null_{score.column}"] = self.mean(score.compute(null))
-        if not by_layer:
-            return columns
-        for number, (layer, visible) in enumerate(zip(self.layers, self.allowed, strict=True), 1):
-            name, visible_keys = f"layer_{number}", as_array(visible)
-            mass = rows.mass(as_array(in_full_precision(layer).mean(1)))
-            columns[f"{name}_mass"] = self.mean(mass)
-            columns[f"null_{name}_mass"] = self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1))
-            columns[f"{name}_entropy"] = self.mean(entropy(as_array(layer)).mean(1))
-            columns[f"null_{name}_entropy"] = self.mean(np.log(visible_keys.sum(1)))
-        for prefix in ("", "null_"):
-            layers = [columns[f"{prefix}layer_{n}_mass"] for n in range(1, len(self.layers) + 1)]
-            columns[f"{prefix}average_mass"] = np.mean(layers, axis=0)
         return columns
 
-    def null_masses(self, numbers: NDArray[np.intp], by_layer: bool) -> list[dict[str, NullMass]]:
-        """The mass of each instance under the stronger nulls; ``numbers`` are its places in the data.
-
-        Keys are ``sharp_mass`` and ``permuted_mass``; ``by_layer`` adds those of each layer,
-        ``sharp_layer_1_mass`` and so on, and of their mean. Instances without relevant tokens have no keys.
-        """
-        relevance = self._relevance()
-        kinds = {"mass": (self.weights, self.null_weights)}
-        if by_layer:
-            layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
-            uniform = [as_array(uniform_attention(visible)[:, 0]) for visible in self.allowed]
-            kinds["average_mass"] = np.mean(layers, axis=0), np.mean(uniform, axis=0)
-            pairs = zip(layers, uniform, strict=True)
-            kinds |= {f"layer_{number}_mass": pair for number, pair in enumerate(pairs, 1)}
+    def _nulls(
+        self, weights: Numbers, null: Numbers, relevance: Numbers, numbers: NDArray[np.intp], stronger: bool
+    ) -> list[dict[str, NullMass]]:
+        """The mass of each instance under the stronger nulls; empty for instances without relevant tokens."""
         masses: list[dict[str, NullMass]] = [{} for _ in numbers]
-        for place, number in enumerate(numbers.tolist()):
+        for place, number in enumerate(numbers.tolist() if stronger else ()):
             rows = np.flatnonzero(self.instance == place)
-            if not (relevance[rows] > 0).any():
-                continue
-            for name, (weights, null) in kinds.items():
-                sharp = sharp_mass(null[rows], relevance[rows], number)
-                permuted = permuted_mass(weights[rows], relevance[rows], null[rows] > 0, number)
-                masses[place] |= {f"sharp_{name}": sharp, f"permuted_{name}": permuted}
+            if (relevance[rows] > 0).any():
+                masses[place] = {
+                    "sharp": sharp_mass(null[rows], relevance[rows], number),
+                    "permuted": permuted_mass(weights[rows], relevance[rows], null[rows] > 0, number),
+                }
         return masses
 
     def _relevance(self) -> Numbers:
@@ -476,31 +537,20 @@ class _ReadRows:
             )
         return np.asarray(method(self.batch))
 
-    def faithfulness(
-        self,
-        model: Measurable,
-        importance: Numbers,
-        percents: Sequence[int],
-        removal: Removal,
-        rounding: Rounding = "up",
-    ) -> Faithfulness:
+    def faithfulness(self, model: Measurable, importance: Numbers, removal: Removal) -> Faithfulness:
         """Faithfulness of instances with several rows, by the importance of tokens to each row."""
-        if rounding == "down":
+        if removal.rounding == "down":
             raise InputError("rounding 'down' is not defined for a model that reads several rows")
         whole = self.reading.answer.outcomes[self.batch.target_real]
         parts = []
         for start in range(0, len(whole), ROWS_AT_ONCE):
             chunk = slice(start, start + ROWS_AT_ONCE)
-            rows_as_instances = self._row_batch(chunk)
-            parts.append(
-                faithfulness(
-                    model.predict, rows_as_instances, importance[chunk], percents, removal, whole[chunk]
-                )
-            )
-        rows = join(parts, np.arange(len(whole)))
-        means = [self.mean(values) for values in (rows.whole, rows.sufficient, rows.comprehensive)]
+            rows = self._row_batch(chunk)
+            parts.append(faithfulness(model.predict, rows, importance[chunk], removal, whole[chunk]))
+        joined = join(parts, np.arange(len(whole)))
+        means = [self.mean(values) for values in (joined.whole, joined.sufficient, joined.comprehensive)]
         followed = np.zeros(len(self.batch), dtype=int)
-        return Faithfulness(rows.percents, means[0], followed, means[1], means[2])
+        return Faithfulness(joined.percents, means[0], followed, means[1], means[2])
 
     def _row_batch(self, chunk: slice) -> Batch:
         """Turn rows into instances: the tokens a row has read, with the token it writes as target.

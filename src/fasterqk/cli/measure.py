@@ -151,7 +151,7 @@ def configure(parser: Parser) -> None:
 
 def _percentages(text: str) -> tuple[list[int], str]:
     """An argparse type: whole percentages with their rounding, or the name of a convention."""
-    from fasterqk.attention import CONVENTIONS
+    from fasterqk.attention.faithfulness import CONVENTIONS
 
     if text in CONVENTIONS:
         percents, rounding = CONVENTIONS[text]
@@ -176,14 +176,9 @@ def run(arguments: argparse.Namespace) -> int:
         prepare_half_precision()
     import numpy as np
 
-    from fasterqk.attention import (
-        Aggregation,
-        default_aggregation,
-        nested,
-        paired_scores,
-        read_examples,
-        score_intervals,
-    )
+    from fasterqk.attention import Aggregation, paired_scores, read_examples, score_intervals
+    from fasterqk.attention.aggregation import default_aggregation
+    from fasterqk.attention.measurement import nested
 
     options = {name: getattr(arguments, name) for name in ("residual", "head", "discard")}
     options["without_first"] = arguments.without_first_token
@@ -262,7 +257,7 @@ def _write(
     intervals: dict[str, Any],
     difference: list[dict[str, Any]],
 ) -> Path:
-    from fasterqk.attention import Measured, save_measured
+    from fasterqk.attention.page import Measured, save_measured
 
     models = {
         name: Measured(measurement, model, arguments.data, intervals[name])
@@ -283,9 +278,7 @@ def _names(models: list[str]) -> list[str]:
 
 
 def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggregation: Any) -> Any:
-    import numpy as np
-
-    from fasterqk.attention import Removal, load_model, measure
+    from fasterqk.attention import Nulls, Passes, Rankings, Removal, load_model, measure
 
     loaded = load_model(model, device=arguments.device, precision=arguments.precision)
     mask_token = None
@@ -293,27 +286,20 @@ def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggrega
         mask_token = loaded.tokenizer.mask_token_id
         if mask_token is None:
             raise InputError(f"--remove mask: the tokenizer of {model!r} has no mask token")
-    percents, rounding = arguments.rationale_k
     with progress_bar("measure") as progress:
         return measure(
-            loaded.model,
-            loaded.encode(data),
-            generator=np.random.default_rng(arguments.seed) if arguments.null else None,
-            draws=max(1, arguments.null),
-            percents=percents,
-            rounding=rounding,
+            loaded,
+            data,
             aggregation=aggregation,
-            removal=Removal(arguments.remove, mask_token),
-            rank_by=arguments.rank_by,
-            scores=arguments.scores,
-            absolute=arguments.absolute,
-            batch_size=arguments.batch_size,
-            progress=progress,
+            scores=Rankings(arguments.scores, arguments.rank_by, arguments.absolute),
+            removal=Removal(arguments.remove, mask_token, *arguments.rationale_k),
+            nulls=Nulls(arguments.null, arguments.seed),
+            passes=Passes(arguments.batch_size, progress=progress),
         )
 
 
 def _document(documents: dict[str, Any], difference: dict[str, Any] | None) -> dict[str, Any]:
-    from fasterqk.attention import nested
+    from fasterqk.attention.measurement import nested
 
     if difference is None:
         return next(iter(documents.values()))
@@ -325,28 +311,21 @@ def _document(documents: dict[str, Any], difference: dict[str, Any] | None) -> d
 
 def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per score: both models, and the second minus the first."""
-    from fasterqk.attention import score_of
+    from fasterqk.attention.scores import ScoreName
 
     summaries = {name: measurement.summary() for name, measurement in measurements.items()}
     rows = []
-    for name, bounds in difference.items():
-        score = score_of(name)
-        if score.tables:
-            k = int(name.rpartition("_")[2]) if score.per_k else None
-            row = {"score": score.name.replace("aopc_", "aopc "), "k": k}
-            row |= {model: summary[name] for model, summary in summaries.items()}
-            row |= {
-                "difference": bounds.value,
-                "low": bounds.low,
-                "high": bounds.high,
-                "better": score.better,
-            }
-            rows.append(row)
+    for flat_name, bounds in difference.items():
+        name = ScoreName.parse(flat_name)
+        if name.score.tables:
+            models = {model: summary[flat_name] for model, summary in summaries.items()}
+            ends = {"difference": bounds.value, "low": bounds.low, "high": bounds.high}
+            rows.append({**name.row, **models, **ends, "better": name.score.better})
     return rows
 
 
 def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
-    from fasterqk.attention import eraser_commands, unscorable_class, write_eraser
+    from fasterqk.attention.eraser import eraser_commands, unscorable_class, write_eraser
 
     write_eraser(measurement, path)
     unscorable = unscorable_class(measurement)
@@ -358,7 +337,7 @@ def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    from fasterqk.attention import eraser_paths
+    from fasterqk.attention.eraser import eraser_paths
     from fasterqk.files import check_output
 
     if arguments.rationale_k is None:
@@ -385,7 +364,8 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _print(measurement: Any, summary: dict[str, Any], intervals: Any, of: str) -> None:
-    from fasterqk.attention import counts_text, dtap_lines, first_token_note
+    from fasterqk.attention.page import counts_text, first_token_note
+    from fasterqk.attention.scores import dtap_lines
 
     note = "null: uniform attention, or a random ranking"
     if "sharp" in summary:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fasterqk.attention import Example, load_model, measure, read_example
+from fasterqk.attention import load_model, measure
+from fasterqk.attention.instances import Example, read_example
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import write_folder
 from fasterqk.optim import make_optimizer
@@ -181,6 +182,6 @@ def _trained(examples: list[Example], tokenizer: Any, ratio: float, progress: Ca
 
 def _measured(folder: Path, examples: list[Example]) -> dict[str, float]:
     loaded = load_model(folder)
-    summary = measure(loaded.model, loaded.encode(examples), generator=np.random.default_rng(0)).summary()
+    summary = measure(loaded, examples).summary()
     document = summary.to_json()
     return {"accuracy": document["accuracy"], "mrta": document["mrta"], "null_mrta": document["null"]["mrta"]}

@@ -7,17 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fasterqk.attention import (
-    Aggregation,
+from fasterqk.attention import Aggregation
+from fasterqk.attention.aggregation import (
     Pattern,
     aggregate,
     aggregate_null,
     default_aggregation,
     find_pattern,
-    max_logit,
     pattern_of,
     relevant_mass,
 )
+from fasterqk.attention.scores import max_logit
 from fasterqk.errors import InputError
 from fasterqk.trace import capture
 

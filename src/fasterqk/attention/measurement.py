@@ -4,25 +4,26 @@ A :class:`Ranking` is one importance of the tokens with its faithfulness. A meas
 random rankings to compare with.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from json import dumps
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.attention._faithfulness import Agreement, Faithfulness, agreement, plausibility
 from fasterqk.attention._importance import kendall_tau
-from fasterqk.attention._instances import Instance
-from fasterqk.attention._nulls import NullMass, null_scores
-from fasterqk.attention._scores import SCORES, STRONGER_NULLS, place_of, score_of, summarize
+from fasterqk.attention.aggregation import NullMass, null_scores
+from fasterqk.attention.faithfulness import Agreement, Faithfulness, agreement
+from fasterqk.attention.instances import Instance
+from fasterqk.attention.scores import DTAP_EDGES, SCORES, STRONGER_NULLS, ScoreName, summarize
+from fasterqk.attention.statistics import with_iou_f1
 
 Numbers = NDArray[np.float64]
 LEAVE_ONE_OUT = "leave_one_out"
 TAU = "tau_leave_one_out"
+_PLAUSIBILITY = ("auprc", "token_f1", "token_iou")
+_SPANS = ("span_precision", "span_recall")
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,23 +35,35 @@ class Ranking:
 
 
 @dataclass(frozen=True, eq=False)
-class Measurement:
+class Rowwise:
+    """Numbers from rows of attention: the aggregated ones, those of a single layer, or their mean.
+
+    ``columns`` maps a name (``mass``, ``null_mass``, ``entropy``, ...) to its values ``(instance,)``.
+    ``nulls`` maps each stronger null to the mass of every instance with relevant tokens, in the order of the
+    data; it is empty if mass was not measured.
+    """
+
+    columns: dict[str, Numbers]
+    nulls: dict[str, tuple[NullMass, ...]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Measurement(Rowwise):
     """Everything measured, one entry per instance in the order of the data.
 
-    ``columns`` maps a name (``mass``, ``null_mass``, ``probability``, ``correct``, ``entropy``, ...) to its
-    values ``(instance,)``. ``null_masses`` has the mass of each instance with relevant tokens under the
-    stronger nulls; it is None if mass was not measured. ``rankings`` holds every importance by name, the
-    model's attention (or gradient) first; ``random`` holds the random rankings, if any were drawn.
+    ``columns`` also has the ``probability`` of the right answer and whether the answer is ``correct``.
+    ``rankings`` holds every importance by name, the model's attention (or gradient) first; ``random`` holds
+    the random rankings, if any were drawn. ``layers`` has the numbers of each layer, and ``average`` those of
+    their mean, if they were asked for.
     """
 
     instances: tuple[Instance, ...]
-    columns: dict[str, Numbers]
-    null_masses: tuple[dict[str, NullMass], ...] | None
     rankings: dict[str, Ranking]
     random: tuple[Ranking, ...]
     classes: tuple[str, ...]
-    edges: tuple[float, ...]
     settings: dict[str, Any]
+    layers: tuple[Rowwise, ...] = ()
+    average: Rowwise | None = None
 
     @property
     def importance(self) -> tuple[Numbers, ...]:
@@ -63,20 +76,21 @@ class Measurement:
         return next(iter(self.rankings.values())).faithfulness
 
     @property
-    def random_importance(self) -> tuple[Numbers, ...] | None:
-        """The first random ranking."""
-        return self.random[0].importance if self.random else None
+    def outcomes(self) -> tuple[str, ...]:
+        """The names of the model's outcomes: its classes, or ``target`` for a causal model."""
+        return self.classes or ("target",)
 
-    @property
-    def random_faithfulness(self) -> Faithfulness | None:
-        """The faithfulness of the first random ranking."""
-        return self.random[0].faithfulness if self.random else None
+    @cached_property
+    def relevant(self) -> NDArray[np.bool_]:
+        """Which instances have relevant tokens, ``(instance,)``."""
+        return np.array([instance.relevant for instance in self.instances])
 
     def summary(
         self,
         mass_threshold: float = 0.5,
         probability_threshold: float = 0.5,
         plausibility_sample: int | None = None,
+        edges: Sequence[float] = DTAP_EDGES,
     ) -> "Summary":
         """All scores over all instances; docs/measure.md explains them.
 
@@ -85,52 +99,54 @@ class Measurement:
             probability_threshold: The probability from which on an answer counts as confident (ACMC).
             plausibility_sample: Compute plausibility on about this many instances, evenly over all lengths;
                 by default on all, with 0 on none.
+            edges: The edges of the DTAP table.
 
         Returns:
             A :class:`Summary`.
         """
-        relevant = self._relevant
         thresholds = {"mass_threshold": mass_threshold, "probability_threshold": probability_threshold}
 
-        def mass_scores(prefix: str = "") -> dict[str, Any]:
-            if not relevant.any():
+        def mass_scores(rows: Rowwise) -> dict[str, Any]:
+            if not self.relevant.any():
                 undefined = dict.fromkeys(("mrta", "ac", "acmc"))
                 return {**undefined, "dtap": None, "dtap_edges": None, "null": undefined}
-            names = (f"{prefix}mass", "probability", f"null_{prefix}mass")
-            columns = [self.columns[name][relevant] for name in names]
-            scores = summarize(*columns, edges=self.edges, **thresholds)
-            for null in STRONGER_NULLS if self.null_masses else ():
-                masses = [nulls[f"{null}_{prefix}mass"] for nulls in self.null_masses or () if nulls]
-                scores[null] = null_scores(masses, columns[1], **thresholds)
-            return scores
+            probability = self.columns["probability"][self.relevant]
+            mass, null_mass = (rows.columns[name][self.relevant] for name in ("mass", "null_mass"))
+            scores = summarize(mass, probability, null_mass, edges=edges, **thresholds)
+            return scores | {
+                null: null_scores(masses, probability, **thresholds) for null, masses in rows.nulls.items()
+            }
 
-        aggregated = mass_scores()
+        def layer_scores(layer: Rowwise) -> dict[str, Any]:
+            scores = {name: value for name, value in mass_scores(layer).items() if "dtap" not in name}
+            entropy, null = (float(layer.columns[name].mean()) for name in ("entropy", "null_entropy"))
+            stronger = {name: scores.pop(name) for name in layer.nulls}
+            return {**scores, "entropy": entropy, "null": {**scores["null"], "entropy": null}, **stronger}
+
+        aggregated = mass_scores(self)
         scores: dict[str, float | None] = {"accuracy": float(self.columns["correct"].mean())}
         null: dict[str, float | None] = {}
         for name, score in SCORES.items():
             if name in aggregated:
                 scores[name], null[name] = aggregated[name], aggregated["null"][name]
             elif score.column in self.columns and score.compute:
-                over = relevant if score.of_relevant else slice(None)
+                over = self.relevant if score.of_relevant else slice(None)
                 means = (self.columns[prefix + score.column][over] for prefix in ("", "null_"))
                 scores[name], null[name] = (float(values.mean()) if values.size else None for values in means)
         rankings = {
             name: self.ranking_scores(ranking, plausibility_sample) for name, ranking in self.rankings.items()
         }
-        scores |= next(iter(rankings.values()))
         random = [self.ranking_scores(ranking, plausibility_sample) for ranking in self.random]
         null |= {name: _mean([draw[name] for draw in random]) for name in (random[0] if random else ())}
-        layers = [name.split("_")[1] for name in self.columns if re.fullmatch(r"layer_\d+_mass", name)]
-        layers = layers if relevant.any() else []
-        average = mass_scores("average_") if layers else {}
+        average = mass_scores(self.average) if self.average and self.relevant.any() else {}
         return Summary(
             n=len(self.instances),
-            n_without_relevance=int((~relevant).sum()),
-            scores=scores,
+            n_without_relevance=int((~self.relevant).sum()),
+            scores=scores | next(iter(rankings.values())),
             null=null,
             dtap=aggregated["dtap"],
             dtap_edges=aggregated["dtap_edges"],
-            layers={number: self._layer(number, mass_scores(f"layer_{number}_")) for number in layers},
+            layers={str(n): layer_scores(layer) for n, layer in enumerate(self.layers, 1)} if average else {},
             average={name: value for name, value in average.items() if not name.startswith("dtap")},
             stronger_nulls={null: aggregated[null] for null in STRONGER_NULLS if null in aggregated},
             rankings=rankings,
@@ -144,60 +160,24 @@ class Measurement:
         )
 
     @cached_property
-    def _summary(self) -> "Summary":
+    def at_defaults(self) -> "Summary":
         """The summary with default thresholds, which tables show."""
         return self.summary()
 
-    @property
-    def _relevant(self) -> NDArray[np.bool_]:
-        return np.array([instance.relevant for instance in self.instances])
-
-    def _layer(self, number: str, mass_scores: dict[str, Any]) -> dict[str, Any]:
-        entropies = (self.columns[f"{prefix}layer_{number}_entropy"].mean() for prefix in ("", "null_"))
-        entropy, uniform = map(float, entropies)
-        scores = {name: mass_scores[name] for name in ("mrta", "ac", "acmc")}
-        stronger = {null: mass_scores[null] for null in STRONGER_NULLS if null in mass_scores}
-        return {**scores, "entropy": entropy, "null": {**mass_scores["null"], "entropy": uniform}, **stronger}
-
     def ranking_scores(self, ranking: Ranking, sample: int | None = None) -> dict[str, float | None]:
         """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
-        averages: dict[str, float | None] = {}
-        faithfulness = ranking.faithfulness
-        by_name = {name: getattr(faithfulness, name) for name in ("sufficiency", "comprehensiveness")}
-        for name, values in by_name.items():
-            averages |= {f"{name}_{k}": _mean_of(values[:, i]) for i, k in enumerate(faithfulness.percents)}
-        if faithfulness.percents:
-            averages |= {f"aopc_{name}": _aopc(values) for name, values in by_name.items()}
-        averages |= plausibility(list(self._agreements(ranking.importance, sample).values()))
-        if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
-            taus = self._taus(ranking)
-            averages[TAU] = None if np.isnan(taus).all() else float(np.nanmean(taus))
-        return averages
-
-    def _taus(self, ranking: Ranking) -> Numbers:
-        """Each instance's rank correlation with leaving tokens out; nan if either ranking is constant."""
-        left_out = self.rankings[LEAVE_ONE_OUT].importance
-        pairs = zip(self.instances, ranking.importance, left_out, strict=True)
-        taus = [kendall_tau(importance[x.rankable], losses[x.rankable]) for x, importance, losses in pairs]
-        return np.array([np.nan if tau is None else tau for tau in taus])
-
-    def agreements(self, random: bool = False, sample: int | None = None) -> list[Agreement]:
-        """Plausibility of every instance that has a rationale, or of a ``sample`` of them."""
-        rankings = self.random_importance if random else self.importance
-        return [] if rankings is None else list(self._agreements(rankings, sample).values())
-
-    def _agreements(self, importance: Sequence[Numbers], sample: int | None = None) -> dict[int, Agreement]:
-        """The plausibility of each instance, by its number."""
-        if sample == 0:
-            return {}
-        rated = [i for i, instance in enumerate(self.instances) if instance.rationale.any()]
-        if sample is not None and rated:
-            rated.sort(key=lambda i: len(self.instances[i].tokens))
-            rated = rated[:: -(-len(rated) // sample)]
-        return {
-            i: agreement(importance[i][self.instances[i].rankable], self.instances[i].rationale)
-            for i in rated
-        }
+        values = self._instance_ranking_scores(ranking, sample)
+        means: dict[str, float | None] = {name: _mean_of(column) for name, column in values.items()}
+        if ranking.faithfulness.percents:
+            for kind in ("sufficiency", "comprehensiveness"):
+                means[f"aopc_{kind}"] = _aopc(getattr(ranking.faithfulness, kind))
+        rated = {name: means.get(name) for name in _PLAUSIBILITY}
+        spans = {name: means.pop(name) for name in _SPANS if name in means}
+        rated["iou_f1"] = float(with_iou_f1(spans)["iou_f1"]) if spans else None
+        means = {name: value for name, value in means.items() if name not in (*rated, TAU)} | rated
+        if TAU in values:
+            means[TAU] = None if np.isnan(values[TAU]).all() else float(np.nanmean(values[TAU]))
+        return means
 
     # --- Instance by instance ---
 
@@ -210,43 +190,58 @@ class Measurement:
         default the first. ``iou_f1`` is not a mean over instances; ``span_precision`` and ``span_recall``
         take its place.
         """
-        relevant = self._relevant
         by_name = {"accuracy": self.columns["correct"]}
         if "mass" in self.columns:
             reached = self.columns["mass"] >= mass_threshold
             confident = reached & (self.columns["probability"] >= probability_threshold)
             by_name["ac"], by_name["acmc"] = (
-                np.where(relevant, 100.0 * x, np.nan) for x in (reached, confident)
+                np.where(self.relevant, 100.0 * x, np.nan) for x in (reached, confident)
             )
         for score in SCORES.values():
             if score.compute and score.column in self.columns:
                 values = self.columns[score.column]
-                by_name[score.name] = np.where(relevant, values, np.nan) if score.of_relevant else values
+                by_name[score.name] = np.where(self.relevant, values, np.nan) if score.of_relevant else values
         return by_name | self.instance_ranking_scores(name)
 
     def instance_ranking_scores(self, name: str | None = None) -> dict[str, Numbers]:
         """The scores of one ranking for every instance, as in :meth:`instance_scores`."""
-        ranking = self.rankings[name] if name else next(iter(self.rankings.values()))
-        by_name: dict[str, Numbers] = {}
+        return self._instance_ranking_scores(
+            self.rankings[name] if name else next(iter(self.rankings.values()))
+        )
+
+    def _instance_ranking_scores(self, ranking: Ranking, sample: int | None = None) -> dict[str, Numbers]:
         faithfulness = ranking.faithfulness
-        for kind in ("sufficiency", "comprehensiveness"):
-            values = getattr(faithfulness, kind)
+        kinds = {kind: getattr(faithfulness, kind) for kind in ("sufficiency", "comprehensiveness")}
+        by_name: dict[str, Numbers] = {}
+        for kind, values in kinds.items():
             by_name |= {f"{kind}_{k}": values[:, place] for place, k in enumerate(faithfulness.percents)}
-            if faithfulness.percents:
-                by_name[f"aopc_{kind}"] = _defined_mean(values)
-        agreements = self._agreements(ranking.importance)
-        if agreements:
-            for part in ("auprc", "token_f1", "token_iou", "span_precision", "span_recall"):
-                values = np.full(len(self.instances), np.nan)
-                values[list(agreements)] = [getattr(agreement, part) for agreement in agreements.values()]
-                by_name[part] = values
+        if faithfulness.percents:
+            by_name |= {f"aopc_{kind}": _defined_mean(values) for kind, values in kinds.items()}
+        agreements = self.agreements(ranking.importance, sample)
+        for name in (*_PLAUSIBILITY, *_SPANS) if agreements else ():
+            by_name[name] = np.full(len(self.instances), np.nan)
+            by_name[name][list(agreements)] = [getattr(x, name) for x in agreements.values()]
         if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
-            by_name[TAU] = self._taus(ranking)
+            by_name[TAU] = self.rank_correlations(ranking, self.rankings[LEAVE_ONE_OUT])
         return by_name
 
-    def outcomes(self) -> tuple[str, ...]:
-        """The names of the model's outcomes: its classes, or ``target`` for a causal model."""
-        return self.classes or ("target",)
+    def rank_correlations(self, first: Ranking, second: Ranking) -> Numbers:
+        """Kendall's tau of two rankings of each instance's tokens; nan if either is constant."""
+        pairs = zip(self.instances, first.importance, second.importance, strict=True)
+        return np.array([kendall_tau(a[x.rankable], b[x.rankable]) for x, a, b in pairs], dtype=float)
+
+    def agreements(self, importance: Sequence[Numbers], sample: int | None = None) -> dict[int, Agreement]:
+        """Plausibility of every instance that has a rationale, or of a ``sample`` of them, by its number."""
+        if sample == 0:
+            return {}
+        rated = [i for i, instance in enumerate(self.instances) if instance.rationale.any()]
+        if sample is not None and rated:
+            rated.sort(key=lambda i: len(self.instances[i].tokens))
+            rated = rated[:: -(-len(rated) // sample)]
+        return {
+            i: agreement(importance[i][self.instances[i].rankable], self.instances[i].rationale)
+            for i in rated
+        }
 
     # --- Tables ---
 
@@ -255,46 +250,41 @@ class Measurement:
 
         ``intervals``, from :func:`score_intervals`, add both ends of each score's interval.
         """
-        summary = self._summary
+        summary = self.at_defaults
         rows = []
-        for name, value in summary.scores.items():
-            score = score_of(name)
-            if score.tables and value is not None:
-                k = int(name.rpartition("_")[2]) if score.per_k else None
-                text = score.name.replace("aopc_", "aopc ")
-                row: dict[str, Any] = {"score": text, "k": k, "value": value}
+        for flat_name, value in summary.scores.items():
+            name = ScoreName.parse(flat_name)
+            if name.score.tables and value is not None:
+                row = {**name.row, "value": value}
                 if intervals is not None:
-                    bounds = intervals.get(name)
+                    bounds = intervals.get(flat_name)
                     row |= {"low": bounds and bounds.low, "high": bounds and bounds.high}
-                row["null"] = summary.null.get(name)
-                row |= {null: scores.get(name) for null, scores in summary.stronger_nulls.items()}
+                row["null"] = summary.null.get(flat_name)
+                row |= {null: scores.get(flat_name) for null, scores in summary.stronger_nulls.items()}
                 if summary.null_error:
-                    row["null error"] = summary.null_error.get(name)
+                    row["null error"] = summary.null_error.get(flat_name)
                 rows.append(row)
         return rows
 
     def rankings_table(self) -> list[dict[str, Any]]:
         """A tidy table: one row per score, one column per ranking and one for random rankings."""
-        summary = self._summary
+        summary = self.at_defaults
         names = dict.fromkeys(name for scores in summary.rankings.values() for name in scores)
         rows = []
         for name in names:
             values = {ranking: scores.get(name) for ranking, scores in summary.rankings.items()}
             if any(value is not None for value in values.values()):
-                score = score_of(name)
-                k = int(name.rpartition("_")[2]) if score.per_k else None
-                row = {"score": score.name.replace("aopc_", "aopc "), "k": k, **values}
+                row = {**ScoreName.parse(name).row, **values}
                 rows.append(row | ({"random": summary.null.get(name)} if self.random else {}))
         return rows
 
     def instances_table(self) -> list[dict[str, Any]]:
         """A tidy table: one row per instance, with every score and the importance of every token.
 
-        ``token_texts``, ``relevance`` and the importances, one per ranking, are lists in JSON.
+        ``token_texts``, ``relevance`` and the importances, one per ranking, are lists.
         """
         rankings = {name: self.instance_ranking_scores(name) for name in self.rankings}
         first, instance_scores = next(iter(rankings)), self.instance_scores()
-        outcomes = self.outcomes()
         rows = []
         for number, instance in enumerate(self.instances):
             row: dict[str, Any] = {
@@ -302,7 +292,7 @@ class Measurement:
                 "tokens": len(instance.tokens),
                 "relevant": instance.relevant,
                 "label": None if instance.label is None or not self.classes else self.classes[instance.label],
-                "predicted": outcomes[int(self.faithfulness.whole[number].argmax())],
+                "predicted": self.outcomes[int(self.faithfulness.whole[number].argmax())],
             }
             row |= {name: float(values[number]) for name, values in self.columns.items()}
             for name in ("ac", "acmc"):
@@ -311,17 +301,21 @@ class Measurement:
             for ranking_name, scores in rankings.items():
                 prefix = "" if ranking_name == first else f"{ranking_name} "
                 row |= {prefix + name: _defined(values[number]) for name, values in scores.items()}
-            texts = instance.pieces or tuple(str(token) for token in instance.tokens)
-            row |= {"token_texts": dumps(texts), "relevance": dumps(instance.relevance.tolist())}
+            row |= {"token_texts": list(instance.texts_of_tokens), "relevance": instance.relevance.tolist()}
             for ranking_name, ranking in self.rankings.items():
-                values = [float(f"{value:.6g}") for value in ranking.importance[number]]
                 column = "importance" if ranking_name == first else f"{ranking_name} importance"
-                row[column] = dumps(values)
+                row[column] = [float(f"{value:.6g}") for value in ranking.importance[number]]
             rows.append(row)
         return rows
 
+    def __repr__(self) -> str:
+        scores = {name: self.at_defaults.scores.get(name) for name in ("accuracy", "mrta", "auprc")}
+        scores["null mrta"] = self.at_defaults.null.get("mrta")
+        shown = [f"{name} {value:.3f}" for name, value in scores.items() if value is not None]
+        return f"<Measurement of {len(self.instances)} instances: {', '.join(shown)}>"
+
     def _repr_html_(self) -> str:
-        from fasterqk.attention._shown import measurement_html
+        from fasterqk.attention.page import measurement_html
 
         return measurement_html(self)
 
@@ -363,9 +357,8 @@ def _standard_errors(draws: Sequence[Mapping[str, float | None]]) -> dict[str, f
         return {}
     errors: dict[str, float | None] = {}
     for name, value in draws[0].items():
-        values = [draw[name] for draw in draws]
-        error = None if value is None else np.std(np.array(values, dtype=float), ddof=1) / len(values) ** 0.5
-        errors[name] = None if error is None else float(error)
+        values = np.array([draw[name] for draw in draws], dtype=float)
+        errors[name] = None if value is None else float(np.std(values, ddof=1) / len(values) ** 0.5)
     return errors
 
 
@@ -403,7 +396,9 @@ class Summary:
         scores = nested(self.scores)
         concentration = scores.pop("concentration", {})
         before = [name for name in ("accuracy", "mrta", "ac", "acmc") if name in scores]
-        random = {name: value for name, value in self.null.items() if score_of(name).null == "random"}
+        random = {
+            name: value for name, value in self.null.items() if ScoreName.parse(name).score.null == "random"
+        }
         document: dict[str, Any] = {
             "n": self.n,
             "n_without_relevance": self.n_without_relevance,
@@ -429,6 +424,6 @@ def nested(scores: Mapping[str, Any]) -> dict[str, Any]:
     """Scores by flat name, nested as in the JSON document."""
     document: dict[str, Any] = {}
     for name, value in scores.items():
-        *groups, key = place_of(name)
+        *groups, key = ScoreName.parse(name).place
         (document.setdefault(groups[0], {}) if groups else document)[key] = value
     return document

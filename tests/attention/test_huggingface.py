@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from fasterqk.attention import HuggingFaceClassifier, collate, measure
-from fasterqk.attention._first_token import find_first_token_end, first_token_from
+from fasterqk.attention import HuggingFaceClassifier, Nulls, measure
+from fasterqk.attention._huggingface import find_first_token_end, first_token_from
+from fasterqk.attention.instances import collate
 
 # Where it begins: behind the attention of the last layer.
 ENCODERS = {
@@ -39,9 +40,9 @@ def test_it_begins_behind_the_last_attention_and_changes_nothing(make_model, som
     model.model.double()
     names = [own for own, module in model.model.named_modules() if module is model._end]
     assert names == ([ENCODERS[name][1]] if ENCODERS[name][1] else [])
-    found, read = measure(model, instances), model.read(collate(instances))
+    found, read = measure(model, instances, nulls=Nulls(draws=0)), model.read(collate(instances))
     model._end = None
-    plain, whole = measure(model, instances), model.read(collate(instances))
+    plain, whole = measure(model, instances, nulls=Nulls(draws=0)), model.read(collate(instances))
     assert found.faithfulness.sufficient == pytest.approx(plain.faithfulness.sufficient, abs=1e-12)
     assert found.faithfulness.comprehensive == pytest.approx(plain.faithfulness.comprehensive, abs=1e-12)
     assert read.answer.outcomes == pytest.approx(whole.answer.outcomes, abs=1e-12)

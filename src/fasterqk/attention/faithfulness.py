@@ -1,16 +1,17 @@
 """Faithfulness (do the top tokens cause the prediction?) and plausibility (do people point at them too?).
 
-The sections: ranking and removing tokens, sufficiency and comprehensiveness, agreement with rationales.
+The sections: ranking and removing tokens, sufficiency and comprehensiveness, agreement with rationales, and
+predicting texts with tokens removed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fasterqk.attention._instances import Batch
+from fasterqk.attention.instances import Batch, Side, pad_side
 from fasterqk.errors import InputError
 
 How = Literal["delete", "mask", "attention"]
@@ -24,22 +25,43 @@ CONVENTIONS: dict[str, tuple[tuple[int, ...], Rounding]] = {
 
 @dataclass(frozen=True)
 class Removal:
-    """How tokens are removed.
+    """How tokens are removed, and how many.
 
-    ``delete`` drops them and closes the gap; ``mask`` replaces them by ``mask_token``; ``attention`` leaves
-    them in place and hides them from every row.
+    Arguments:
+        how: ``"delete"`` drops tokens and closes the gap; ``"mask"`` replaces them by ``mask_token``;
+            ``"attention"`` leaves them in place and hides them from every row.
+        mask_token: The id of the mask token.
+        percents: The percentages k of tokens that are kept or removed; if empty, nothing is removed.
+        rounding: Whether k% of the tokens is rounded ``"up"``, or ``"down"`` as ferret does.
+
+    Raises:
+        InputError: An option is unknown, or the mask token is missing or has no use.
+
+    >>> Removal("mask", mask_token=103, percents=(20, 50)).rounding
+    'up'
     """
 
     how: How = "delete"
     mask_token: int | None = None
+    percents: tuple[int, ...] = (5, 10, 20, 50)
+    rounding: Rounding = "up"
 
     def __post_init__(self) -> None:
-        if self.how not in get_args(How):
-            raise InputError(f"unknown removal {self.how!r}; choose from {', '.join(get_args(How))}")
+        object.__setattr__(self, "percents", tuple(self.percents))
+        for name, value, known in (("removal", self.how, How), ("rounding", self.rounding, Rounding)):
+            if value not in get_args(known):
+                raise InputError(f"unknown {name} {value!r}; choose from {', '.join(get_args(known))}")
         if self.how == "mask" and self.mask_token is None:
             raise InputError("removal by mask token needs one; give mask_token, or remove by deletion")
         if self.how != "mask" and self.mask_token is not None:
             raise InputError(f"the mask token {self.mask_token} has no use in removal by {self.how!r}")
+
+    @classmethod
+    def of(cls, removal: "Removal | How", tokenizer: Any) -> "Removal":
+        """``removal`` itself, or the one of this name with the mask token of ``tokenizer``."""
+        if isinstance(removal, Removal):
+            return removal
+        return cls(removal, getattr(tokenizer, "mask_token_id", None) if removal == "mask" else None)
 
 
 def percent_count(percent: int, count: int) -> int:
@@ -136,10 +158,8 @@ def faithfulness(
     predict: Predict,
     batch: Batch,
     importance: NDArray[np.float64],
-    percents: Sequence[int] = (5, 10, 20, 50),
     removal: Removal = Removal(),  # noqa: B008 - frozen
     whole: NDArray[np.float64] | None = None,
-    rounding: Rounding = "up",
 ) -> Faithfulness:
     """Sufficiency and comprehensiveness of a ranking of the tokens of one batch.
 
@@ -150,10 +170,8 @@ def faithfulness(
         predict: Returns the probabilities ``(batch, outcome)`` of a batch; it is called once per variant.
         batch: The texts.
         importance: One number per token, ``(batch, token)``.
-        percents: The percentages k of tokens that are kept or removed.
-        removal: How tokens are removed.
+        removal: How tokens are removed, and how many.
         whole: The probabilities of the unchanged batch, if they are known.
-        rounding: Whether k% of the tokens is rounded ``"up"`` or ``"down"``.
 
     Returns:
         The :class:`Faithfulness` of every instance of the batch.
@@ -161,12 +179,12 @@ def faithfulness(
     Raises:
         InputError: An importance or a probability is not finite, or a shape does not fit the batch.
     """
-    perturbed = perturb(batch, importance, percents, removal, rounding)
+    perturbed = perturb(batch, importance, removal)
     whole = checked_outcomes(predict(batch) if whole is None else whole, batch)
     alone, without = (
         [checked_outcomes(predict(variant), variant) for variant in variants] for variants in perturbed[:2]
     )
-    return faithfulness_of(batch, percents, whole, alone, without, perturbed.skipped)
+    return faithfulness_of(batch, removal, whole, alone, without, perturbed.skipped)
 
 
 class Perturbed(NamedTuple):
@@ -180,16 +198,8 @@ class Perturbed(NamedTuple):
     skipped: NDArray[np.bool_] | None
 
 
-def perturb(
-    batch: Batch,
-    importance: NDArray[np.float64],
-    percents: Sequence[int],
-    removal: Removal,
-    rounding: Rounding,
-) -> Perturbed:
+def perturb(batch: Batch, importance: NDArray[np.float64], removal: Removal) -> Perturbed:
     """The variants to predict for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``."""
-    if rounding not in get_args(Rounding):
-        raise InputError(f"unknown rounding {rounding!r}; choose from {', '.join(get_args(Rounding))}")
     importance = np.asarray(importance, dtype=float)
     if importance.shape != batch.tokens.shape:
         raise InputError(
@@ -197,18 +207,19 @@ def perturb(
             " per token"
         )
     alone, without, counts = [], [], [np.zeros(len(batch), dtype=np.int64)]
-    for percent in percents:
-        top = top_percent(importance, batch.rankable, percent, rounding)
+    for percent in removal.percents:
+        top = top_percent(importance, batch.rankable, percent, removal.rounding)
         counts.append(top.sum(1))
-        alone.append(remove(batch, batch.rankable & ~top, removal))
+        # Rounded down, k% may be no token: the text that is left counts as skipped, but has to be a text.
+        alone.append(remove(batch, _not_all(batch.rankable & ~top, importance, batch), removal))
         without.append(remove(batch, _not_all(top, importance, batch), removal))
     same = np.diff(np.stack(counts, 1), axis=1) == 0
-    return Perturbed(alone, without, same if rounding == "down" else None)
+    return Perturbed(alone, without, same if removal.rounding == "down" else None)
 
 
 def faithfulness_of(
     batch: Batch,
-    percents: Sequence[int],
+    removal: Removal,
     whole: NDArray[np.float64],
     alone: Sequence[NDArray[np.float64]],
     without: Sequence[NDArray[np.float64]],
@@ -217,7 +228,7 @@ def faithfulness_of(
     """The scores from outcomes ``(batch, outcome)`` of the full texts and, for each k, of both variants."""
     nothing = np.zeros((*whole.shape[:1], 0, *whole.shape[1:]))
     kept, rest = (np.stack(list(outcomes), 1) if len(outcomes) else nothing for outcomes in (alone, without))
-    return Faithfulness(tuple(percents), whole, batch.follow(whole), kept, rest, skipped)
+    return Faithfulness(removal.percents, whole, batch.follow(whole), kept, rest, skipped)
 
 
 def join(parts: Sequence[Faithfulness], order: NDArray[np.intp]) -> Faithfulness:
@@ -296,20 +307,6 @@ def agreement(importance: ArrayLike, rationale: ArrayLike) -> Agreement:
     )
 
 
-def plausibility(agreements: Sequence[Agreement]) -> dict[str, float | None]:
-    """``auprc``, ``token_f1``, ``token_iou`` and ``iou_f1`` over instances; None if there are none."""
-    if not agreements:
-        return dict.fromkeys(("auprc", "token_f1", "token_iou", "iou_f1"))
-    precision = float(np.mean([scores.span_precision for scores in agreements]))
-    recall = float(np.mean([scores.span_recall for scores in agreements]))
-    return {
-        "auprc": float(np.mean([scores.auprc for scores in agreements])),
-        "token_f1": float(np.mean([scores.token_f1 for scores in agreements])),
-        "token_iou": float(np.mean([scores.token_iou for scores in agreements])),
-        "iou_f1": 2 * precision * recall / (precision + recall) if precision and recall else 0.0,
-    }
-
-
 def auprc(importance: ArrayLike, rationale: ArrayLike) -> float:
     """Area under the precision-recall curve by the trapezoidal rule; equal scores share one point.
 
@@ -368,3 +365,128 @@ def _best_overlap(span: tuple[int, int], others: Sequence[tuple[int, int]]) -> f
         common = max(0, min(span[1], end) - max(span[0], start))
         best = max(best, common / (span[1] - span[0] + end - start - common))
     return best
+
+
+# --- Predict texts with tokens removed, each distinct one once, in batches of similar lengths ---
+
+# The fields of a batch on which a prediction depends: inputs that agree in them are the same variant.
+_TOKENS = ("tokens", "hidden", "types")
+# The fixed cost of one more pass, in tokens of a small BERT on a CPU. Larger models do more work per token,
+# so a pass costs them less.
+_PASS = 40
+
+
+class Variants:
+    """Inputs that wait to be predicted.
+
+    :meth:`add` takes the inputs of a batch and returns their numbers; equal inputs have the same number.
+    :meth:`ask` predicts all of them in order of length, as many at a time as ``tokens`` allow (padding
+    included), and returns the outcomes by number.
+    """
+
+    def __init__(self, side: Side = "right") -> None:
+        self.side = side
+        self._numbers: dict[Any, int] = {}
+        self._rows: list[dict[str, Any]] = []
+        self._known: dict[int, NDArray[np.float64]] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def add(self, batch: Batch, outcomes: NDArray[np.float64] | None = None) -> NDArray[np.intp]:
+        """The number of each input of ``batch``, with known ``outcomes`` ``(batch, outcome)`` if given."""
+        names = [name for name in _TOKENS if getattr(batch, name) is not None]
+        numbers = np.empty(len(batch), dtype=np.intp)
+        for place, real in enumerate(batch.real):
+            row = {name: getattr(batch, name)[place][real] for name in names}
+            row |= {"target": batch.target[place][batch.target_real[place]], "label": int(batch.label[place])}
+            key = tuple(value if isinstance(value, int) else value.tobytes() for value in row.values())
+            number = self._numbers.setdefault(key, len(self._rows))
+            if number == len(self._rows):
+                self._rows.append(row)
+            if outcomes is not None:
+                self._known[number] = outcomes[place]
+            numbers[place] = number
+        return numbers
+
+    def ask(
+        self,
+        predict: Predict,
+        tokens: int,
+        single: bool = False,
+        progress: Callable[[float], None] | None = None,
+    ) -> NDArray[np.float64]:
+        """Predict the outcomes ``(number, outcome)``, with ``single`` one input per pass.
+
+        ``progress`` is called with the share that is done.
+        """
+        wanted = [number for number in range(len(self)) if number not in self._known]
+        lengths = np.array([len(self._rows[number]["tokens"]) for number in wanted], dtype=np.int64)
+        order = np.argsort(lengths, kind="stable")
+        outcomes = dict(self._known)
+        for start, stop in _chunks(lengths[order], tokens, single):
+            numbers = [wanted[place] for place in order[start:stop]]
+            batch = self._batch(numbers)
+            outcomes |= dict(zip(numbers, checked_outcomes(predict(batch), batch), strict=True))
+            if progress:
+                progress(stop / len(order))
+        return np.stack([outcomes[number] for number in range(len(self))])
+
+    def _batch(self, numbers: list[int]) -> Batch:
+        rows = [self._rows[number] for number in numbers]
+        real, tokens = pad_side([row["tokens"] for row in rows], self.side)
+        target_real, target = pad_side([row["target"] for row in rows], "right")
+        # Not every text of a measurement is a pair.
+        typed = any("types" in row for row in rows)
+        types = [row.get("types", np.zeros(len(row["tokens"]), dtype=np.int64)) for row in rows]
+        return Batch(
+            tokens=tokens.astype(np.int64),
+            real=real,
+            rankable=np.zeros_like(real),
+            relevance=np.zeros(real.shape),
+            hidden=pad_side([row["hidden"] for row in rows], self.side)[1].astype(bool),
+            label=np.array([row["label"] for row in rows], dtype=np.int64),
+            target=target.astype(np.int64),
+            target_real=target_real,
+            side=self.side,
+            types=pad_side(types, self.side)[1].astype(np.int64) if typed else None,
+        )
+
+
+def _chunks(lengths: NDArray[np.int64], tokens: int, single: bool) -> Iterator[tuple[int, int]]:
+    """Slices of ascending ``lengths`` that hold at most ``tokens``, padded to their longest.
+
+    A text is padded only if that costs less than one more pass.
+    """
+    stops = range(1, len(lengths) + 1) if single else _stops(lengths, tokens)
+    start = 0
+    for stop in stops:
+        most = 1 if single else max(1, tokens // int(lengths[stop - 1]))
+        passes = -(-(stop - start) // most)
+        for part in range(passes):
+            begin, end = (start + (stop - start) * place // passes for place in (part, part + 1))
+            yield begin, end
+        start = stop
+
+
+def _stops(lengths: NDArray[np.int64], tokens: int) -> list[int]:
+    """Where to cut ascending ``lengths`` so that padding and passes together cost least."""
+    if not len(lengths):
+        return []
+    ends = [0, *(np.flatnonzero(np.diff(lengths)) + 1).tolist(), len(lengths)]
+    # Dynamic programming: the least cost up to each end, and the previous end on the cheapest way there.
+    cost, before = [0.0], [0]
+    for place, stop in enumerate(ends[1:], 1):
+        longest = int(lengths[stop - 1])
+        ways = []
+        for earlier in range(place):
+            count = stop - ends[earlier]
+            passes = -(-count // max(1, tokens // longest))
+            ways.append(cost[earlier] + count * longest + passes * _PASS)
+        cost.append(min(ways))
+        before.append(ways.index(cost[-1]))
+    place, stops = len(ends) - 1, []
+    while place:
+        stops.append(ends[place])
+        place = before[place]
+    return stops[::-1]

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.attention._faithfulness import spans, top_tokens
+from fasterqk.attention.faithfulness import CONVENTIONS, spans, top_tokens
 from fasterqk.errors import InputError
 from fasterqk.files import check_output, write_text
 
 if TYPE_CHECKING:
-    from fasterqk.attention._measurement import Measurement
+    from fasterqk.attention.measurement import Measurement
 
 # Without --aopc_thresholds, ERASER's metrics.py wants the scores at exactly these k.
-ERASER_PERCENTS = (1, 5, 10, 20, 50)
+_PERCENTS = set(CONVENTIONS["eraser"][0])
 
 
 def write_eraser(measurement: "Measurement", path: str | PathLike[str]) -> list[Path]:
@@ -86,7 +86,7 @@ def eraser_commands(measurement: "Measurement", path: str | PathLike[str]) -> li
     command = f"python rationale_benchmark/metrics.py --data_dir {quote(str(test.parent))} --split"
     whole = f"{command} test --results {quote(str(target))}"
     percents = measurement.faithfulness.percents
-    if percents and unscorable_class(measurement) is None and not set(ERASER_PERCENTS) <= set(percents):
+    if percents and unscorable_class(measurement) is None and not set(percents) >= _PERCENTS:
         whole += " --aopc_thresholds " + " ".join(str(percent / 100) for percent in percents)
     rated = any(x.rationale.any() for x in measurement.instances)
     return [whole, f"{command} rationales --results {quote(str(alone))}"] if rated else [whole]
@@ -136,7 +136,7 @@ def _classified(measurement: "Measurement", number: int) -> dict[str, Any]:
         for place in range(len(scores.percents))
     ]
     whole = {
-        "classification": _outcomes(measurement)[int(scores.predicted[number])],
+        "classification": measurement.outcomes[int(scores.predicted[number])],
         "classification_scores": _named(measurement, scores.whole[number]),
     }
     if not perturbed:
@@ -157,7 +157,7 @@ def _annotation(measurement: "Measurement", number: int) -> dict[str, Any]:
     ]
     return {
         "annotation_id": instance.id,
-        "classification": _outcomes(measurement)[instance.label or 0],
+        "classification": measurement.outcomes[instance.label or 0],
         "evidences": groups,
         "query": "",
         "docids": [instance.id],
@@ -171,8 +171,7 @@ def _document(measurement: "Measurement", number: int) -> dict[str, str]:
 def _pieces(measurement: "Measurement", number: int) -> list[str]:
     """The ranked tokens as text without white space, because ERASER splits documents at blanks."""
     instance = measurement.instances[number]
-    pieces = instance.pieces or tuple(str(token) for token in instance.tokens)
-    ranked = [piece for piece, may in zip(pieces, instance.rankable, strict=True) if may]
+    ranked = [piece for piece, may in zip(instance.texts_of_tokens, instance.rankable, strict=True) if may]
     return ["".join(piece.split()) or "▁" for piece in ranked]
 
 
@@ -180,12 +179,8 @@ def _evidence(chosen: NDArray[np.bool_]) -> list[dict[str, int]]:
     return [{"start_token": start, "end_token": end} for start, end in spans(chosen)]
 
 
-def _outcomes(measurement: "Measurement") -> tuple[str, ...]:
-    return measurement.classes or ("target",)
-
-
 def _named(measurement: "Measurement", values: NDArray[np.float64]) -> dict[str, float]:
-    return dict(zip(_outcomes(measurement), values.tolist(), strict=True))
+    return dict(zip(measurement.outcomes, values.tolist(), strict=True))
 
 
 def _write_lines(path: Path, records: Iterable[dict[str, Any]]) -> Path:

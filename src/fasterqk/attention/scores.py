@@ -43,18 +43,7 @@ def entropy(rows: Numbers) -> Numbers:
     return -(share * logarithm).sum(-1) + 0.0
 
 
-def effective_tokens(rows: Numbers) -> Numbers:
-    """The number of tokens over which an even spread has the same entropy: ``exp(entropy)``."""
-    return np.exp(entropy(rows))
-
-
-def largest_weight(rows: Numbers) -> Numbers:
-    """The largest share of a single token in each row."""
-    return np.asarray(_normalised(rows).max(-1))
-
-
-def first_token_share(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
-    """The share of each row on its first real token, where attention sinks gather."""
+def _first_token_share(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
     return np.asarray(_normalised(rows)[np.arange(len(rows)), real.argmax(-1)])
 
 
@@ -72,7 +61,7 @@ def max_logit(layers: Sequence["Tensor"], read: "Tensor", allowed: Sequence["Ten
     here to the mean logit over the keys the row may see. Zero means uniform attention. Probabilities that
     underflow count as the smallest normal number, so extreme values are lower bounds.
     """
-    from fasterqk.attention._aggregation import read_rows
+    from fasterqk.attention.aggregation import read_rows
 
     rows = [read_rows(layer, read) for layer in layers]
     return _max_logit(rows, [read_rows(pairs.unsqueeze(1), read).squeeze(1) for pairs in allowed])
@@ -81,7 +70,7 @@ def max_logit(layers: Sequence["Tensor"], read: "Tensor", allowed: Sequence["Ten
 def _max_logit(layers: Sequence["Tensor"], allowed: Sequence["Tensor"]) -> "Tensor":
     import torch
 
-    from fasterqk.attention._aggregation import in_full_precision
+    from fasterqk.attention.aggregation import in_full_precision
 
     largest = []
     for layer, pairs in zip(layers, allowed, strict=True):
@@ -147,24 +136,6 @@ def summarize(
     }
 
 
-def mrta(mass: ArrayLike) -> float:
-    """Mean relevant-token attention: the mean of ``mass`` over instances, 0..1."""
-    return float(_checked_values("mass", mass).mean())
-
-
-def ac(mass: ArrayLike, threshold: float = 0.5) -> float:
-    """Attention confidence: the percentage of instances with ``mass >= threshold``."""
-    return 100.0 * float((_checked_values("mass", mass) >= threshold).mean())
-
-
-def acmc(
-    mass: ArrayLike, probability: ArrayLike, mass_threshold: float = 0.5, probability_threshold: float = 0.5
-) -> float:
-    """The percentage of all instances that are confident in attention and in the right answer."""
-    masses, probabilities = _checked_pair(mass, probability)
-    return 100.0 * float(((masses >= mass_threshold) & (probabilities >= probability_threshold)).mean())
-
-
 def dtap(mass: ArrayLike, probability: ArrayLike, edges: Sequence[float] = DTAP_EDGES) -> list[list[float]]:
     """The distinct-token attention-prediction table in percent; the cells sum to 100.
 
@@ -203,35 +174,15 @@ def dtap_lines(table: ArrayLike, edges: Sequence[float]) -> list[dict[str, Any]]
     ]
 
 
-def sum_cells(
-    table: ArrayLike, edges: Sequence[float], mass_threshold: float, probability_threshold: float = 0.0
-) -> float:
-    """The sum of the printed cells at or above both thresholds, which must be edges of the table.
-
-    This is how AC (mass alone) and ACMC (both) follow from a printed DTAP table. For raw values use
-    :func:`ac` and :func:`acmc`, which have no rounding errors.
-
-    >>> sum_cells([[90, 1], [2, 7]], (0, 0.5, 1), mass_threshold=0.5)
-    8.0
-    """
-    borders = _checked_edges(edges)
-    cells = np.asarray(table, dtype=float)
-    if cells.shape != (borders.size - 1, borders.size - 1):
-        raise InputError(f"a table of shape {cells.shape} does not fit {borders.size} edges {tuple(edges)}")
-    for name, value in (("mass", mass_threshold), ("probability", probability_threshold)):
-        if value not in borders[:-1]:
-            raise InputError(f"the {name} threshold {value} is not an edge of the table {tuple(edges)}")
-    chosen = cells[borders[:-1] >= probability_threshold][:, borders[:-1] >= mass_threshold]
-    return float(chosen.sum())
-
-
 def _three_scores(
     mass: ArrayLike, probability: ArrayLike, mass_threshold: float, probability_threshold: float
 ) -> dict[str, float]:
+    masses, probabilities = _checked_pair(mass, probability)
+    reached = masses >= mass_threshold
     return {
-        "mrta": mrta(mass),
-        "ac": ac(mass, mass_threshold),
-        "acmc": acmc(mass, probability, mass_threshold, probability_threshold),
+        "mrta": float(masses.mean()),
+        "ac": 100.0 * float(reached.mean()),
+        "acmc": 100.0 * float((reached & (probabilities >= probability_threshold)).mean()),
     }
 
 
@@ -352,7 +303,7 @@ class Score:
             object.__setattr__(self, "group", self.name)
 
 
-# Nulls of mass besides uniform attention, with their titles in tables; `_nulls.py` computes them.
+# Nulls of mass besides uniform attention, with their titles in tables; `aggregation.py` computes them.
 STRONGER_NULLS = {"sharp": "sharp null", "permuted": "permuted null"}
 
 _fit = partial(Score, low=0, high=1, better="higher")
@@ -446,21 +397,21 @@ _REGISTERED = (
         "effective tokens",
         "exp(entropy): the tokens that an even spread of that entropy has",
         low=1,
-        compute=lambda rows: effective_tokens(rows.weights),
+        compute=lambda rows: np.exp(entropy(rows.weights)),
     ),
     _concentration(
         "largest_weight",
         "largest weight",
         "share of the token with the most attention",
         high=1,
-        compute=lambda rows: largest_weight(rows.weights),
+        compute=lambda rows: np.asarray(_normalised(rows.weights).max(-1)),
     ),
     _concentration(
         "first_token_share",
         "share of first token",
         "share of the first real token, where attention sinks gather",
         high=1,
-        compute=lambda rows: first_token_share(rows.weights, rows.real),
+        compute=lambda rows: _first_token_share(rows.weights, rows.real),
     ),
     _concentration(
         "entropy_without_first_token",
@@ -480,13 +431,72 @@ SCORES: dict[str, Score] = {score.name: score for score in _REGISTERED}
 _SPLITS = ("train", "validation", "test")
 
 
-def score_of(flat_name: str) -> Score:
-    """The score that has this name in flat records.
+@dataclass(frozen=True)
+class ScoreName:
+    """A flat name taken apart: ``[null_][part_][split_]score[_k]``.
 
-    >>> score_of("sufficiency_5").better, score_of("null_mrta").title, score_of("test_accuracy").name
-    ('lower', 'MRTA', 'accuracy')
+    A part is a layer (``layer_2``), the ``average`` of all layers, or ``concentration``. Flat records
+    (training histories, the tidy tables of experiments) have strings as keys; this is the only place that
+    reads them.
+
+    >>> name = ScoreName.parse("sufficiency_5")
+    >>> name.score.name, name.k, name.row
+    ('sufficiency', 5, {'score': 'sufficiency', 'k': 5})
     """
-    return _parsed(flat_name)[0]
+
+    score: Score
+    k: int | None = None
+    split: str | None = None
+    null: str | None = None
+    part: str | None = None
+
+    @classmethod
+    def find(cls, flat_name: str) -> "ScoreName | None":
+        """The parts of ``flat_name``; None if it is not the name of a score."""
+        parts = re.fullmatch(
+            rf"(?:(?P<null>null|{'|'.join(STRONGER_NULLS)})_)?(?:(?P<part>layer_\d+|average|concentration)_)?"
+            rf"(?:(?P<split>{'|'.join(_SPLITS)})_)?(?P<name>{'|'.join(SCORES)})(?:_(?P<k>\d+))?",
+            flat_name,
+        )
+        if parts is None or (parts["k"] and not SCORES[parts["name"]].per_k):
+            return None
+        k = int(parts["k"]) if parts["k"] else None
+        return cls(SCORES[parts["name"]], k, parts["split"], parts["null"], parts["part"])
+
+    @classmethod
+    def parse(cls, flat_name: str) -> "ScoreName":
+        """The parts of ``flat_name``; an :class:`InputError` if it is not the name of a score."""
+        name = cls.find(flat_name)
+        if name is None:
+            raise InputError(f"no score is called {flat_name!r}; the registry has {', '.join(SCORES)}")
+        return name
+
+    @property
+    def title(self) -> str:
+        """The score's name in tables, with its split, its k and its null."""
+        title = self.score.title
+        if self.split is not None:
+            title = f"{self.split} {title.removeprefix('training ')}"
+        k = f", top {self.k}%" if self.k else ""
+        return title + k + (f", {STRONGER_NULLS.get(self.null, self.null)}" if self.null else "")
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The first two columns of a tidy table."""
+        return {"score": self.score.name.replace("aopc_", "aopc "), "k": self.k}
+
+    @property
+    def place(self) -> tuple[str, ...]:
+        """The keys of the score in the JSON document.
+
+        >>> [ScoreName.parse(name).place for name in ("mrta", "sufficiency_5", "aopc_sufficiency")]
+        [('mrta',), ('sufficiency', '5'), ('aopc', 'sufficiency')]
+        """
+        key = str(self.k) if self.k else self.score.name
+        if self.null in STRONGER_NULLS:
+            return (self.null, key)
+        group = self.score.group
+        return (key,) if group is None else (group, key.removeprefix(f"{group}_"))
 
 
 def title_of(flat_name: str) -> str:
@@ -497,39 +507,20 @@ def title_of(flat_name: str) -> str:
     >>> title_of("permuted_ac")
     'AC, %, permuted null'
     """
-    score, parts = _parsed(flat_name)
-    split, k, null = parts["split"], parts["k"], parts["null"]
-    title = score.title if split is None else f"{split} {score.title.removeprefix('training ')}"
-    return title + (f", top {k}%" if k else "") + (f", {STRONGER_NULLS.get(null, null)}" if null else "")
+    return ScoreName.parse(flat_name).title
 
 
-def format_score(flat_name: str, value: float | None) -> str:
+def format_score(score: Score, value: float | None) -> str:
     """``value`` with the digits of its score; a dash for None.
 
-    >>> format_score("ac", 12.345), format_score("mrta", 0.5), format_score("loss", 0.123456)
-    ('12.3', '0.500', '0.1235')
+    >>> format_score(SCORES["ac"], 12.345), format_score(SCORES["loss"], 0.123456)
+    ('12.3', '0.1235')
     """
-    digits = score_of(flat_name).digits
     if value is None or not np.isfinite(value):
         return "–"
-    text = f"{value:.4g}" if digits is None else f"{value:.{digits}f}"
+    text = f"{value:.4g}" if score.digits is None else f"{value:.{score.digits}f}"
     # Numbers that round to zero have no sign.
     return text if float(text) else text.removeprefix("-")
-
-
-def place_of(flat_name: str) -> tuple[str, ...]:
-    """The keys of a score in the JSON document, by its name in flat records.
-
-    >>> place_of("sufficiency_5"), place_of("aopc_sufficiency"), place_of("auprc"), place_of("mrta")
-    (('sufficiency', '5'), ('aopc', 'sufficiency'), ('plausibility', 'auprc'), ('mrta',))
-    >>> place_of("permuted_ac")
-    ('permuted', 'ac')
-    """
-    null, _, name = flat_name.partition("_")
-    if null in STRONGER_NULLS:
-        return (null, name)
-    group = score_of(flat_name).group
-    return (flat_name,) if group is None else (group, flat_name.removeprefix(f"{group}_"))
 
 
 def table_scores(flat_names: Iterable[str]) -> list[str]:
@@ -542,23 +533,19 @@ def table_scores(flat_names: Iterable[str]) -> list[str]:
     >>> table_scores(["permuted_ac", "sharp_ac", "ac", "null_ac"])
     ['ac', 'sharp_ac', 'permuted_ac']
     """
-    names = list(dict.fromkeys(flat_names))
-    shown = []
-    for score in SCORES.values():
-        pattern = rf"{score.name}_\d+" if score.per_k else score.name
-        for prefix in [f"{split}_" for split in _SPLITS] if score.by_split else [""]:
-            shown += [name for name in names if score.tables and re.fullmatch(prefix + pattern, name)]
-        shown += [name for null in score.stronger_nulls if (name := f"{null}_{score.name}") in names]
-    return shown
+    names = {flat: name for flat in flat_names if (name := ScoreName.find(flat)) is not None}
+    registered = list(SCORES)
 
+    def shown(name: ScoreName) -> bool:
+        score = name.score
+        if name.null is not None:
+            return name.null in score.stronger_nulls and name.part is None
+        complete = (name.k is not None) == score.per_k and (name.split is not None) == score.by_split
+        return score.tables and complete and name.part is None
 
-def _parsed(flat_name: str) -> tuple[Score, re.Match[str]]:
-    """Parse a flat name, ``[null_][layer_2_ or average_][split_]score[_k]``, into its score and its parts."""
-    parts = re.fullmatch(
-        rf"(?:(?P<null>{'|'.join(('null', *STRONGER_NULLS))})_)?(?:layer_\d+_|average_|concentration_)?"
-        rf"(?:(?P<split>{'|'.join(_SPLITS)})_)?(?P<name>{'|'.join(SCORES)})(?:_(?P<k>\d+))?",
-        flat_name,
-    )
-    if parts is None or (parts["k"] and not SCORES[parts["name"]].per_k):
-        raise InputError(f"no score is called {flat_name!r}; the registry has {', '.join(SCORES)}")
-    return SCORES[parts["name"]], parts
+    def place(flat: str) -> tuple[int, int, int]:
+        score, null, split = names[flat].score, names[flat].null, names[flat].split
+        after = score.stronger_nulls.index(null) + 1 if null else 0
+        return registered.index(score.name), after, _SPLITS.index(split) if split else 0
+
+    return sorted((flat for flat, name in names.items() if shown(name)), key=place)

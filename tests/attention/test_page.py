@@ -6,15 +6,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from fasterqk.attention import (
-    counts_text,
-    extremes,
-    instance_html,
-    measure,
-    measurement_html,
-    score_intervals,
-    spreads_html,
-)
+from fasterqk.attention import Nulls, Removal, measure, score_intervals
+from fasterqk.attention.page import counts_text, extremes, instance_html, measurement_html, spreads_html
 
 EVIL = "<script>alert(1)</script>&\"'"
 
@@ -23,7 +16,7 @@ EVIL = "<script>alert(1)</script>&\"'"
 def found(small_model, some_instances):
     instances = [replace(x, id=EVIL, pieces=(EVIL,) * len(x.tokens)) for x in some_instances(9)]
     names = {EVIL: lambda x: np.linspace(-1, 1, len(x.tokens))}
-    return measure(small_model(), instances, scores=names, generator=np.random.default_rng(0), draws=2)
+    return measure(small_model(), instances, scores=names, nulls=Nulls(draws=2))
 
 
 class Reader(HTMLParser):
@@ -72,11 +65,13 @@ def test_instances_with_most_and_least_agreement(found):
 
 def test_without_rationales_importances_are_compared_with_each_other(small_model, some_instances):
     unrated = [replace(x, relevance=np.zeros(len(x.tokens)), rated=False) for x in some_instances()]
-    found = measure(small_model(), unrated, scores="gradient", percents=[50])
+    found = measure(
+        small_model(), unrated, scores="gradient", removal=Removal(percents=[50]), nulls=Nulls(draws=0)
+    )
     assert next(iter(extremes(found))) == "most agreement of rollout with gradient (rank correlation)"
     assert "plausibility are left out" in counts_text(found)
-    alone = measure(small_model(), unrated, percents=[50])
+    alone = measure(small_model(), unrated, removal=Removal(percents=[50]), nulls=Nulls(draws=0))
     assert list(extremes(alone)) == ["most comprehensiveness", "least comprehensiveness"]
-    nothing = measure(small_model(), unrated[:1], percents=())
+    nothing = measure(small_model(), unrated[:1], removal=Removal(percents=()))
     assert extremes(nothing) == {"the first instances": [0]}
     assert "mean" in spreads_html(nothing) and measurement_html(nothing)

@@ -3,7 +3,7 @@
 The user's data are examples, JSON lines with words or text. A tokenizer turns examples into instances.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
 from typing import Any, Literal
@@ -75,6 +75,11 @@ class Instance:
     def relevant(self) -> bool:
         """Whether any token is relevant."""
         return bool((self.relevance > 0).any())
+
+    @property
+    def texts_of_tokens(self) -> tuple[str, ...]:
+        """The tokens as text; their ids where there is no text."""
+        return self.pieces or tuple(str(token) for token in self.tokens)
 
     @property
     def rationale(self) -> NDArray[np.bool_]:
@@ -246,19 +251,35 @@ def read_examples(path: str | PathLike[str]) -> list[Example]:
     >>> read_examples("mine.jsonl")[0].text
     'the cat sat'
     """
-    examples = [
+    examples = _unique(
         example
         for number, where, record in read_json_lines(path)
         for example in _read_line(record, where, number)
-    ]
+    )
     if not examples:
         raise InputError(f"{str(path)!r} is empty; give one JSON object per line")
-    lines: dict[str, str] = {}
-    for example in examples:
-        if example.id in lines:
-            raise InputError(f"{example.where}: the id {example.id!r} was used before ({lines[example.id]})")
-        lines[example.id] = example.where
     return examples
+
+
+def read_rows(rows: Iterable[Mapping[str, Any]]) -> list[Example]:
+    """Examples from mappings with the fields of a line, as :func:`read_examples` reads them from a file.
+
+    >>> read_rows([{"text": "the cat sat", "spans": [[4, 7]], "label": "animal"}])[0].text
+    'the cat sat'
+    """
+    return _unique(
+        example for number, row in enumerate(rows, 1) for example in _read_line(row, f"row {number}", number)
+    )
+
+
+def _unique(examples: Iterable[Example]) -> list[Example]:
+    by_id: dict[str, Example] = {}
+    for example in examples:
+        if example.id in by_id:
+            before = by_id[example.id].where
+            raise InputError(f"{example.where}: the id {example.id!r} was used before ({before})")
+        by_id[example.id] = example
+    return list(by_id.values())
 
 
 def _read_line(record: Mapping[str, Any], where: str, number: int) -> list[Example]:

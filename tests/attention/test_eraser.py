@@ -9,15 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fasterqk.attention import (
-    ERASER_PERCENTS,
-    Instance,
-    eraser_commands,
-    measure,
-    unscorable_class,
-    write_eraser,
-)
-from fasterqk.attention._instances import RATIONALE_FROM
+from fasterqk.attention import Instance, Nulls, Removal, measure
+from fasterqk.attention.eraser import eraser_commands, unscorable_class, write_eraser
+from fasterqk.attention.faithfulness import CONVENTIONS
+from fasterqk.attention.instances import RATIONALE_FROM
 from fasterqk.errors import InputError
 
 HATEXPLAIN = Path(__file__).parents[2] / "data" / "hatexplain" / "hatexplain.jsonl.xz"
@@ -32,7 +27,7 @@ def read(path):
 def exported(small_model, some_instances, tmp_path):
     instances = some_instances(8)
     instances[0] = replace(instances[0], relevance=0 * instances[0].relevance)
-    measurement = measure(small_model(), instances, generator=np.random.default_rng(0), percents=[20, 50])
+    measurement = measure(small_model(), instances, removal=Removal(percents=[20, 50]))
     paths = write_eraser(measurement, tmp_path / "mine.jsonl")
     assert [path.relative_to(tmp_path).as_posix() for path in paths] == [
         "mine.jsonl",
@@ -181,9 +176,9 @@ def posts():
     raise AssertionError("too few posts")
 
 
-def exported_posts(model, posts, folder, percents=ERASER_PERCENTS):
+def exported_posts(model, posts, folder, percents=CONVENTIONS["eraser"][0]):
     model.classes = CLASSES
-    measurement = measure(model, posts, percents=percents)
+    measurement = measure(model, posts, removal=Removal(percents=percents), nulls=Nulls(draws=0))
     write_eraser(measurement, folder / "mine.jsonl")
     return measurement
 
@@ -236,7 +231,7 @@ def test_without_any_rationale_or_any_k(small_model, posts, tmp_path):
     unrated = [post for post in posts if not post.rationale.any()]
     model = small_model()
     model.classes = CLASSES
-    measurement = measure(model, unrated, percents=(), need_relevance=False)
+    measurement = measure(model, unrated, removal=Removal(percents=()))
     paths = write_eraser(measurement, tmp_path / "mine.jsonl")
     assert [path.name for path in paths] == ["mine.jsonl", "test.jsonl", "docs.jsonl"]
     assert len(eraser_commands(measurement, tmp_path / "mine.jsonl")) == 1
@@ -244,7 +239,9 @@ def test_without_any_rationale_or_any_k(small_model, posts, tmp_path):
 
 def test_ids_must_differ(small_model, posts, tmp_path):
     measurement = measure(
-        small_model(), [posts[0], replace(posts[1], relevance=posts[1].relevance + 1, id=posts[0].id)]
+        small_model(),
+        [posts[0], replace(posts[1], relevance=posts[1].relevance + 1, id=posts[0].id)],
+        nulls=Nulls(draws=0),
     )
     with pytest.raises(InputError, match="two instances have the id"):
         write_eraser(measurement, tmp_path / "mine.jsonl")

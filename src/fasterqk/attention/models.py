@@ -1,0 +1,276 @@
+"""Models that can be measured: the protocol :class:`Measurable`, and any PyTorch classifier."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import logsigmoid
+
+from fasterqk.attention.aggregation import HALF, Pattern, pattern_of
+from fasterqk.attention.instances import Batch
+from fasterqk.errors import InputError
+from fasterqk.trace import capture
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A model's answer to a batch.
+
+    ``probability`` ``(batch,)`` is the probability of the right answer, ``correct`` ``(batch,)`` whether the
+    model gives it. ``outcomes`` has all probabilities ``(batch, outcome)``; for a model that reads several
+    rows, ``(batch, row, 1)``, the probability of the token that each row writes.
+    """
+
+    probability: NDArray[np.float64]
+    correct: NDArray[np.bool_]
+    outcomes: NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """One pass of a model over a batch: its attention, the rows that predict, and its answer.
+
+    ``layers`` are ``(batch, head, query, key)``, bottom first; a layer may hold the read rows alone,
+    ``(batch, head, row, key)``. ``read`` ``(batch,)`` are the positions of the rows that predict. A model
+    that writes its answer token by token reads one row per token of ``batch.target``: ``(batch, row)``, of
+    which ``batch.target_real`` marks the real ones. If the model adds keys after those of the batch, ``keys``
+    ``(batch, key)`` marks the real ones.
+    """
+
+    layers: Sequence[Tensor]
+    read: Tensor
+    answer: Answer
+    keys: Tensor | None = None
+    # Sum mass in single precision, as training does.
+    single: bool = False
+
+
+class Measurable(Protocol):
+    """A model that :func:`fasterqk.attention.measure` can measure."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes; empty for a model that writes text."""
+
+    @property
+    def pattern(self) -> Pattern | None:
+        """The pattern of every layer; None if it has to be found for each layer.
+
+        In that case an optional method ``patterns(batch)`` returns one pattern per layer, from the model's
+        masks. Without this method, and for layers where it returns None, the pattern is guessed from the
+        weights.
+        """
+
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
+        """Run the unchanged batch once.
+
+        With ``read_only`` a layer may hold the rows of the read positions alone.
+        """
+
+    def predict(self, batch: Batch) -> NDArray[np.float64]:
+        """Probabilities ``(batch, outcome)`` of a batch, possibly with tokens removed."""
+
+    def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
+        """Saliency of each token ``(batch, token)``."""
+
+
+# Quadrature nodes of integrated gradients.
+INTEGRATION_STEPS = 20
+
+
+class TorchClassifier:
+    """Any PyTorch module that returns class logits, ready to be measured.
+
+    Arguments:
+        model: The module; it is put into evaluation mode.
+        classes: The names of its classes.
+        inputs: Makes the module's arguments (a mapping, a tuple or a tensor) from a :class:`Batch`; by
+            default token ids and the mask of visible tokens.
+        logits: Extracts the logits ``(batch, class)`` from the module's output; by default the output itself
+            or its ``logits``.
+        read: The position that makes the prediction.
+        embedding: The module whose output is the input of gradient x input.
+        multi_label: Whether every class has its own probability, the sigmoid of its logit; it is predicted
+            from one half on.
+
+    Raises:
+        InputError: Two classes have the same name.
+
+    >>> class Bag(nn.Module):
+    ...     def forward(self, tokens, visible):
+    ...         ones = (tokens * visible).sum(1, keepdim=True).float()
+    ...         return torch.cat([ones, -ones], 1)
+    >>> from fasterqk.attention.instances import Instance, collate
+    >>> instance = Instance(np.array([1, 0]), np.ones(2, bool), np.array([1.0, 0.0]), label=0)
+    >>> TorchClassifier(Bag(), classes=("many", "few")).predict(collate([instance])).round(2).tolist()
+    [[0.88, 0.12]]
+    """
+
+    pattern: Pattern | None = None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        classes: Sequence[str],
+        inputs: Callable[[Batch], Any] | None = None,
+        logits: Callable[[Any], Tensor] | None = None,
+        read: Literal["first", "last"] = "first",
+        embedding: nn.Module | None = None,
+        multi_label: bool = False,
+    ) -> None:
+        self.multi_label = multi_label
+        self.model = model.eval()
+        self.classes = tuple(classes)
+        for name in self.classes:
+            if self.classes.count(name) > 1:
+                raise InputError(
+                    f"the class name {name!r} stands for {self.classes.count(name)} classes; give each its"
+                    " own (id2label in config.json)"
+                )
+        self.inputs = inputs or self._tokens_and_mask
+        self.logits = logits or _as_they_are
+        self.reads = read
+        self.embedding = embedding
+
+    def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
+        read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
+        captured = capture(self.model, self.inputs(batch), rows=read if read_only else None)
+        check_layers(captured.select("self"), batch, self.model)
+        outcomes = self._outcomes(batch, captured.outputs)
+        return Reading(captured.select("self"), read, class_answer(outcomes, batch, self.multi_label))
+
+    def _outcomes(self, batch: Batch, outputs: Any) -> NDArray[np.float64]:
+        """Probabilities of a batch from the ``outputs`` of the pass that captured its attention.
+
+        Kernels that expose attention round differently. In half precision the error exceeds a small
+        difference between texts, so the answer is taken from a plain pass, as for texts with tokens removed.
+        """
+        logits = self.logits(outputs)
+        return self.predict(batch) if logits.dtype in HALF else self._probabilities(logits)
+
+    def _probabilities(self, logits: Tensor) -> NDArray[np.float64]:
+        logits = logits.detach().cpu().double()
+        return (logits.sigmoid() if self.multi_label else logits.softmax(-1)).numpy()
+
+    def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
+        """The pattern of each layer by the model's own masks on one text; None where no mask is visible."""
+        read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
+        masks = capture(self.model, self.inputs(batch), rows=read, masks=True).select("self").masks
+        return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
+
+    def predict(self, batch: Batch) -> NDArray[np.float64]:
+        with torch.no_grad():
+            return self._probabilities(self._logits(batch))
+
+    def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
+        return self._gradient(batch, batch.follow(self.predict(batch)))
+
+    def integrated_gradients(self, batch: Batch) -> NDArray[np.float64]:
+        """Gradient x input, averaged along the path from zero embeddings to those of the batch."""
+        chosen = batch.follow(self.predict(batch))
+        return integrated(lambda share: self._gradient(batch, chosen, share))
+
+    def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
+        """Gradient x input of the ``chosen`` classes' log-probability, at ``share`` times the input."""
+        with leaf_embedding(self.embedding, share) as leaves:
+            logits = self._logits(batch)
+            logarithm = logsigmoid(logits) if self.multi_label else logits.log_softmax(-1)
+            score = logarithm.gather(1, torch.from_numpy(chosen)[:, None].to(logarithm.device)).sum()
+        return as_array(saliency(score, leaves)) / share
+
+    def _logits(self, batch: Batch) -> Tensor:
+        inputs = self.inputs(batch)
+        if isinstance(inputs, Mapping):
+            return self.logits(self.model(**inputs))
+        return self.logits(self.model(*(inputs if isinstance(inputs, tuple) else (inputs,))))
+
+    def _tokens_and_mask(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        return on_device_of(self.model, batch.tokens), on_device_of(self.model, batch.visible)
+
+
+def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool = False) -> Answer:
+    """The answer of a classifier with probabilities ``outcomes`` ``(batch, class)``.
+
+    It is correct if the label is the likeliest class or, for a ``multi_label`` model, reaches one half.
+    """
+    wrong = (batch.label < 0) | (batch.label >= outcomes.shape[1])
+    if wrong.any():
+        label = int(batch.label[wrong][0])
+        fault = "no label" if label < 0 else f"the label {label}"
+        raise InputError(
+            f"an instance has {fault}; a classifier of {outcomes.shape[1]} classes needs"
+            f" label=0 to label={outcomes.shape[1] - 1}"
+        )
+    probability = outcomes[np.arange(len(batch)), batch.label]
+    right = probability >= 0.5 if multi_label else outcomes.argmax(1) == batch.label
+    return Answer(probability, right, outcomes)
+
+
+def integrated(gradient: Callable[[float], NDArray[np.float64]]) -> NDArray[np.float64]:
+    """The mean over shares 0..1 of ``gradient(share)``, by Gauss-Legendre quadrature."""
+    places, weights = np.polynomial.legendre.leggauss(INTEGRATION_STEPS)
+    parts = (weight / 2 * gradient((place + 1) / 2) for place, weight in zip(places, weights, strict=True))
+    return np.asarray(sum(parts))
+
+
+@contextmanager
+def leaf_embedding(embedding: nn.Module | None, share: float = 1.0) -> Iterator[list[Tensor]]:
+    """Yield a list that collects the outputs of ``embedding``, times ``share``, as leaves of autograd."""
+    if embedding is None:
+        raise InputError("gradient x input needs to know the model's embedding module; give embedding=...")
+    leaves: list[Tensor] = []
+
+    def cut(module: nn.Module, arguments: Any, output: Any) -> Any:
+        first = output[0] if isinstance(output, tuple) else output
+        leaves.append((share * first.detach()).requires_grad_())
+        # A copy, because some models scale their embeddings in place.
+        copy = leaves[-1].clone()
+        return (copy, *output[1:]) if isinstance(output, tuple) else copy
+
+    handle = embedding.register_forward_hook(cut)
+    try:
+        with torch.enable_grad():
+            yield leaves
+    finally:
+        handle.remove()
+
+
+def saliency(score: Tensor, leaves: Sequence[Tensor]) -> Tensor:
+    """Gradient of ``score`` times the embedded input, summed over features: ``(batch, token)``."""
+    if not leaves:
+        raise InputError("the embedding module was not called, so gradient x input is not defined")
+    gradients = torch.autograd.grad(score, leaves[0])[0]
+    return (gradients * leaves[0].detach()).sum(-1)
+
+
+def check_layers(layers: Sequence[Tensor], batch: Batch, model: nn.Module) -> None:
+    """Raise unless every layer attends from the tokens of ``batch`` to the tokens of ``batch``."""
+    count, width = batch.tokens.shape
+    for number, layer in enumerate(layers):
+        if layer.shape[0] != count or layer.shape[3] != width or layer.shape[2] not in (1, width):
+            raise InputError(
+                f"attention of layer {number} of {type(model).__name__} has shape {tuple(layer.shape)} for"
+                f" {count} texts of {width} tokens: it does not attend from token to token, so tokens have no"
+                " weight of their own"
+            )
+
+
+def on_device_of(model: nn.Module, array: NDArray[Any]) -> Tensor:
+    """The array as a tensor where the model is."""
+    device = next((parameter.device for parameter in model.parameters()), None)
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+
+def as_array(values: Tensor) -> NDArray[np.float64]:
+    """A tensor as double-precision numpy."""
+    return np.asarray(values.detach().cpu().double().numpy())
+
+
+def _as_they_are(outputs: Any) -> Tensor:
+    return outputs if isinstance(outputs, Tensor) else outputs.logits
