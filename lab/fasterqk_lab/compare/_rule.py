@@ -18,7 +18,8 @@ the margin, or wholly below it. One seed leaves everything open.
 pass counts as open. See :func:`verdict`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from statistics import fmean
@@ -181,17 +182,25 @@ def compare(
 
 
 def compare_arms(
-    measured: Measured, scores: Sequence[str], *, at: str = LEVEL, seeds: int | None = None
+    measured: Measured,
+    moments: Mapping[str, str],
+    arms: Iterable[str] = (),
+    *,
+    claimed: Mapping[str, Claimed] | None = None,
+    seeds: int | None = None,
 ) -> list[Effect]:
-    """Every arm minus its baseline in every one of ``scores`` that was measured in both; uncorrected."""
+    """Every arm minus its baseline in every score that was measured in both; uncorrected.
+
+    ``moments`` maps a score to where it is read, ``claimed`` to its direction (``more`` unless named). All
+    arms are compared, or ``arms`` in this order.
+    """
     effects = []
-    for arm in measured.arms:
+    for arm in arms or measured.arms:
         baseline = measured.baseline_of(arm)
-        for score in scores if arm != baseline else ():
-            try:
-                effects.append(compare(measured, (arm, baseline), score, at=at, label=arm, seeds=seeds))
-            except InputError:  # it was not measured in both
-                continue
+        for score, at in moments.items() if arm != baseline else ():
+            says = (claimed or {}).get(score, "more")
+            with suppress(InputError):  # it was not measured in both
+                effects.append(compare(measured, (arm, baseline), score, says, at=at, label=arm, seeds=seeds))
     return effects
 
 

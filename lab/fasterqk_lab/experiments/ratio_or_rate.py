@@ -16,20 +16,12 @@ from typing import Any
 import numpy as np
 
 from fasterqk.attention.scores import title_of
-from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import LOSS, Claimed, Effect, Measured, Value, above, compare, correct
-from fasterqk_lab.experiments._comparison import (
-    Comparison,
-    Outcome,
-    run_arms,
-    show_comparison,
-)
+from fasterqk_lab.experiments._comparison import Comparison, Outcome, run_arms, seeds_from
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, seeds_option
-from fasterqk_lab.experiments.ablation_hatexplain import EPOCHS, EVALUATE_AT_FALL, SCORES
-from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
-from fasterqk_lab.figures import draw_grid, effect_record, plotting, save_figure
-from fasterqk_lab.training import TrainConfig
+from fasterqk_lab.experiments.ablation_hatexplain import EPOCHS, SCORES, constant_rate
+from fasterqk_lab.figures import Grid, effect_record, save_grids
 
 RATES = (5e-5, 1.5e-4, 5e-4, 1.5e-3)
 RATIOS = (1, 3, 10, 30, 100)
@@ -65,7 +57,7 @@ def ratio_or_rate(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
     >>> len(comparison.arms), list(comparison.arms)[0], list(comparison.arms)[-1]
     (21, 'rate 5e-05, ratio 1', 'all but QK ÷30')
     """
-    base = TrainConfig("hatexplain", epochs=epochs, schedule="constant", evaluate_at_fall=EVALUATE_AT_FALL)
+    base = constant_rate(epochs)
     arms = {
         arm_name(rate, ratio): base.replace(lr=rate, qk_ratio=ratio) for rate in RATES for ratio in RATIOS
     }
@@ -82,19 +74,20 @@ def ratio_or_rate(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
         "HateXplain, one layer: ratio or rate",
         "paper",
         arms,
-        tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+        seeds_from(seeds),
         scores=SCORES,
         baselines={arm_name(rate, ratio): arm_name(rate, 1) for rate in RATES for ratio in RATIOS}
         | {SLOWED_ARM: arm_name(RATES[0], 1)},
     )
 
 
-def slopes_of(measured: Measured) -> list[Value]:
+def slopes_of(outcome: Outcome) -> list[Value]:
     """How `DECIDES` grows per decade at the lowest common loss, for every seed.
 
     The plane ``mrta = c + a log10(ratio) + b log10(base rate)`` is fitted to the map, and a line to every
     ratio. If the ratio alone decided, b would be 0; if the QK rate alone did, a and b would be equal.
     """
+    measured = outcome.measured
     loss = next(iter(measured.losses(LOSS, arm_name(RATES[0], 1), DECIDES)), None)
     points: dict[int, list[tuple[float, float, float]]] = {}
     for rate in RATES:
@@ -151,67 +144,37 @@ def answers(measured: Measured) -> list[Effect]:
 
 def save_map(outcome: Outcome, runner: CellRunner) -> dict[str, str]:
     """Draw attention and accuracy over base rate and ratio; returns the paths."""
-    means = {score: outcome.means(score) for score in (DECIDES, "test_accuracy")}
     _, loss = outcome.shared_moment()
-    with plotting() as plt:
-        figure, axes = plt.subplots(1, 2, figsize=(7.6, 3.3))
-        for axis, (score, by_arm) in zip(axes, means.items(), strict=True):
-            grid = [[by_arm.get(arm_name(rate, ratio), np.nan) for ratio in RATIOS] for rate in RATES]
-            draw_grid(axis, grid, rows=[f"{rate:g}" for rate in RATES], columns=[f"{x:g}" for x in RATIOS])
-            for start in range(1, len(RATES) + len(RATIOS) - 2):
-                ends = [start - len(RATES) + 0.5, start + 0.5], [len(RATES) - 0.5, -0.5]
-                axis.plot(*ends, ":", color="0.5", linewidth=0.7)
-            axis.set(xlim=(-0.5, len(RATIOS) - 0.5), ylim=(-0.5, len(RATES) - 0.5), title=title_of(score))
-            axis.set(xlabel="ratio (QK rate divided by base rate)", ylabel="base rate")
-        return save_figure(
-            figure,
-            runner.out,
-            outcome.comparison.name,
-            title=outcome.comparison.title,
-            caption=f"Every arm where its training loss first falls to {loss or np.nan:.3f}, mean over seeds;"
-            " the table has the intervals. On a dotted line the rate of the query-key circuit is the same. "
-            f"{outcome.setting()}.",
-            rows=[
-                {"rate": rate, "ratio": ratio, "loss": loss}
-                | {score: by_arm.get(arm_name(rate, ratio)) for score, by_arm in means.items()}
-                for rate in RATES
-                for ratio in RATIOS
-            ],
-        )
+    grids = []
+    for score in (DECIDES, "test_accuracy"):
+        means = outcome.means(score)
+        cells = [[means.get(arm_name(rate, ratio), np.nan) for ratio in RATIOS] for rate in RATES]
+        names = [f"{rate:g}" for rate in RATES], [f"{ratio:g}" for ratio in RATIOS]
+        grids.append(Grid(title_of(score), *names, cells))
+    return save_grids(
+        grids,
+        ("ratio (QK rate divided by base rate)", "base rate"),
+        runner.out,
+        outcome.comparison.name,
+        title=outcome.comparison.title,
+        caption=f"Every arm where its training loss first falls to {loss or np.nan:.3f}, mean over seeds;"
+        " the table has the intervals. From a cell to the one below it on its right the rate of the"
+        f" query-key circuit is the same. {outcome.setting()}.",
+    )
 
 
 def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
-    outcome = run_arms(ratio_or_rate(seeds, epochs or EPOCHS), runner)
-    outcome = outcome.with_values(slopes_of(outcome.measured), runner)
+    outcome = run_arms(ratio_or_rate(seeds, epochs or EPOCHS), runner, more=slopes_of)
     files = {**outcome.save(runner.out), "map": save_map(outcome, runner)}
-    told_apart = [
-        {**effect_record(effect), "claimed": effect.claimed} for effect in answers(outcome.measured)
-    ]
-    return {**outcome.summary(), "ratio_or_rate": told_apart, "files": files}
-
-
-def show(summary: dict[str, Any]) -> None:
-    show_comparison(summary, [title_of(DECIDES), title_of("test_accuracy")])
-    keys = {
-        "arm": "slope, or arms",
-        "difference": "difference",
-        "p": "p (Holm)",
-        "claimed": "if the ratio decides",
-    }
-    rows = [
-        {label: effect[key] for key, label in keys.items()} | {"stands": effect["stands"]}
-        for effect in summary["ratio_or_rate"]
-    ]
-    print_table(rows, title="\nratio or rate, at the lowest loss that all arms reach")
-    print(f"map: {summary['files']['map']['png']}")
+    effects = answers(outcome.measured)
+    decided = [effect_record(effect) | {"if_the_ratio_decides": effect.claimed} for effect in effects]
+    return {**outcome.summary(), "ratio_or_rate": decided, "files": files}
 
 
 EXPERIMENT = Experiment(
-    name="ratio-or-rate",
-    chapter="Ratio",
+    "ratio-or-rate",
+    run,
     options=(seeds_option(3), EPOCHS_OPTION),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce ratio-or-rate --out out",
         "fasterqk-lab reproduce ratio-or-rate --seeds 1 --epochs 1       # a quick look",

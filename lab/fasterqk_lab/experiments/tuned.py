@@ -15,7 +15,6 @@ from math import isfinite
 from typing import Any, NamedTuple
 
 from fasterqk.attention.statistics import Interval, interval
-from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk.files import plain
 from fasterqk_lab.compare import BEST, Value, measured
@@ -25,11 +24,10 @@ from fasterqk_lab.experiments._comparison import (
     TRAIN,
     Comparison,
     run_comparison,
-    show_comparison,
+    seeds_from,
 )
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.ratio_or_rate import RATES, RATIOS, arm_name, ratio_or_rate
-from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
 from fasterqk_lab.experiments.table_squad import table_squad
 from fasterqk_lab.experiments.table_sva import TITLES, table_sva
 from fasterqk_lab.training import TrainConfig
@@ -131,7 +129,7 @@ def tunings() -> dict[str, Tuning]:
 
 def choose(tuning: Tuning, name: str, runner: CellRunner) -> Searched:
     """Every point of the grid with its judge over the seeds of the search, and the best of both arms."""
-    seeds = range(FIRST_SEED, FIRST_SEED + tuning.search_seeds)
+    seeds = seeds_from(tuning.search_seeds)
     grid, table = tuning.grid(), f"tuned-{name}-search"
     cells = {
         (arm_name(rate, ratio), seed): config.replace(seed=seed)
@@ -187,7 +185,7 @@ def tuned_arms(tuning: Tuning, name: str, chosen: dict[str, Point], seeds: int) 
         f"{tuning.title}: tuned against tuned",
         "paper",
         {arm: tuning.base.replace(lr=point.lr, qk_ratio=point.qk_ratio) for arm, point in chosen.items()},
-        tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+        seeds_from(seeds),
         planned=tuning.planned,
         at=BEST,
     )
@@ -199,34 +197,21 @@ def run(runner: CellRunner, data: str | None, seeds: int | None) -> dict[str, An
     for name in [data] if data else known:
         search = choose(known[name], name, runner)
         comparison = tuned_arms(known[name], name, search.chosen, seeds or known[name].seeds)
-        points = {
-            "tried": [point._asdict() for point in search.tried],
-            "chosen": {arm: point._asdict() for arm, point in search.chosen.items()},
-        }
-        tables[name] = plain(run_comparison(comparison, runner) | {"search": search._asdict() | points})
+        tried = [
+            point._asdict()
+            | {"chosen": ", ".join(arm for arm, best in search.chosen.items() if best == point)}
+            for point in search.tried
+        ]
+        edges = {arm: ", ".join(names) or "nothing" for arm, names in search.edges.items()}
+        about = search._asdict() | {"tried": tried, "edges": edges}
+        about["chosen"] = {arm: point._asdict() for arm, point in search.chosen.items()}
+        tables[name] = plain(run_comparison(comparison, runner, examples=True) | {"search": about})
     return {"experiment": "tuned", "protocol": "paper", "data": tables}
 
 
-def show(summary: dict[str, Any]) -> None:
-    for table in summary["data"].values():
-        search = table["search"]
-        rows = [
-            {"base rate": point["lr"], "ratio": point["qk_ratio"]}
-            | {search["by"].replace("_", " "): point["judge"]}
-            | {"chosen": ", ".join(arm for arm, best in search["chosen"].items() if best == point)}
-            for point in search["tried"]
-        ]
-        seeds = len(search["seeds"])
-        print_table(rows, title=f"{table['experiment']}: the search, {seeds} seed{'s' * (seeds > 1)}")
-        for arm, names in search["edges"].items():
-            for name in names:
-                print(f"{arm}: the {name} is at the edge of the grid; one beyond it may be better")
-        show_comparison(table)
-
-
 EXPERIMENT = Experiment(
-    name="tuned",
-    chapter="Tuned",
+    "tuned",
+    run,
     options=(
         Option(
             "data",
@@ -236,8 +221,6 @@ EXPERIMENT = Experiment(
         ),
         seeds_option(None, "of the final comparison (default: 5; SQuAD: 3)"),
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce tuned --data hatexplain --out out",
         "fasterqk-lab reproduce tuned --data sva-whole --out out",
