@@ -389,13 +389,12 @@ def test_a_model_that_never_trained_is_told():
         optimizer.step()
 
 
-@pytest.mark.parametrize("mechanism", ["auto", "view", "copy"])
-def test_clip_reaches_what_make_optimizer_trains(mechanism):
+def test_clip_reaches_what_make_optimizer_trains():
     """Fused weights trained slice by slice end where a plain optimizer at the same rate ends."""
     ours, plain = made("gpt2"), made("gpt2")
     almost_one = 1.0 + 1e-7  # another rate, so that the fused weight is split
     optimizers = [
-        make_optimizer(ours, optim.SGD, lr=0.02, ratios={"q": almost_one}, mechanism=mechanism),
+        make_optimizer(ours, optim.SGD, lr=0.02, ratios={"q": almost_one}),
         optim.SGD(plain.parameters(), lr=0.02),
     ]
     for model, optimizer in zip((ours, plain), optimizers, strict=True):
@@ -491,10 +490,6 @@ def test_what_cannot_be_clipped_is_refused():
     model = Normalised()
     with pytest.raises(InputError, match="not trained by this optimizer"):
         qk_clip(model, optim.SGD(model.v_proj.parameters(), lr=0.1))
-    model = made("gpt2")
-    optimizer = make_optimizer(model, optim.SGD, lr=0.1, qk_ratio=2, mechanism="parametrization")
-    with pytest.raises(InputError, match="mechanism='auto'"):
-        qk_clip(model, optimizer)
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])

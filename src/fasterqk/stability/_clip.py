@@ -15,6 +15,7 @@ head by head. A block where they do not, for example because of a norm on querie
 
 import math
 import warnings
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,7 @@ from torch.func import functional_call
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, given_or_found
 from fasterqk.labels.slices import Circuits
-from fasterqk.optim.hooks import hooks_of, unwrapped
+from fasterqk.optim.hooks import StepHooks, hooks_of, unwrapped
 from fasterqk.optim.ratio import finite_number
 from fasterqk.stability._logits import (
     AttentionBlock,
@@ -108,9 +109,6 @@ def qk_clip(
     if not isinstance(unwrapped(optimizer), torch.optim.Optimizer):
         raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
     refuse_compiled(model, "qk_clip")
-    hooks = hooks_of(optimizer)
-    if hooks is not None and hooks.recipe is not None and hooks.recipe.mechanism == "parametrization":
-        raise InputError("qk_clip scales fused weights, not their parametrizations: use mechanism='auto'")
     labelled = given_or_found(model, circuits, labels, heads=True)
     if all(part.head is None for part in labelled if part.role in ("q", "k")):
         raise InputError(
@@ -342,9 +340,8 @@ def _clippable(
 ) -> list[ScaledHeads]:
     """The trained blocks with the parts of their heads; an ``InputError`` if one cannot be clipped."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    hooks = hooks_of(optimizer)
-    trained = {id(parameter) for options in optimizer.param_groups for parameter in options["params"]}
-    trained |= {id(fused.parameter) for fused in hooks.fused} if hooks is not None else set()
+    hooks = hooks_of(optimizer) or StepHooks([], [], weakref.ref(model))
+    trained = hooks.trained(optimizer)
     owners: dict[int, str] = {}
     clippable = []
     for block in blocks:
