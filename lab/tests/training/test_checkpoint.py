@@ -119,15 +119,12 @@ def test_a_resumed_training_ends_bit_identical(tmp_path: Path, optimizer: str) -
     assert len({(folder / checkpoint.FILE_NAME).read_bytes() for folder in files}) == 1
 
 
-@pytest.mark.parametrize("mechanism", ["view", "copy", "parametrization"])
 @pytest.mark.parametrize("ratio", [30.0, Ramp(1.0, 30.0, steps=6)], ids=["constant", "ramp"])
-def test_an_optimizer_by_circuit_resumes_bit_identical(tmp_path: Path, mechanism: Any, ratio: Any) -> None:
+def test_an_optimizer_by_circuit_resumes_bit_identical(tmp_path: Path, ratio: Any) -> None:
     def start(seed: int) -> dict[str, Any]:
         torch.manual_seed(seed)
         model = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        optimizer = make_optimizer(
-            model, torch.optim.AdamW, lr=1e-2, qk_ratio=ratio, decay="independent", mechanism=mechanism
-        )
+        optimizer = make_optimizer(model, torch.optim.AdamW, lr=1e-2, qk_ratio=ratio, decay="independent")
         return {"model": model, "optimizer": optimizer, "generators": {}}
 
     def step(run: dict[str, Any], steps: range) -> None:

@@ -1,20 +1,22 @@
-"""The trace: find every softmax that weights values, however a model is written.
+"""Attention calls: every softmax that weights values, however a model is written.
 
-``AttentionTrace`` observes every torch function. It replaces fused attention kernels by the same computation
-in plain operations. A softmax over the last axis counts as attention once its result (after dropout, casts,
-masks, reshapes) is an operand of a matrix product; routers, gates and class probabilities do not count.
+``AttentionTrace`` observes every torch function. A product of two activations makes scores, a softmax of them
+makes probabilities, and an ``AttentionCall`` is seen once these (after dropout, casts, masks, reshapes) are
+multiplied with values. Routers, gates and class probabilities never are. What belongs to a call is known by
+tags on the tensors. ``capture``, the probe of the labels and the first training pass use this one trace.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-
-from fasterqk.trace.recorder import TAG, Formed, Mask, Recorder
 
 # --- Kernels in plain operations: the same arguments as in torch, and the same values up to rounding ---
 
@@ -141,6 +143,92 @@ def _padded(mask: Tensor, scores: Tensor) -> Tensor:
     return F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
 
 
+# --- What an attention call is ---
+
+Kind = Literal["self", "encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a mask lets the queries of one layer see, over all instances and heads.
+
+    ``behind`` and ``ahead``: how many positions before and after itself a query sees at most. ``gaps``: some
+    position between these is hidden (padding, or a pattern that is no window).
+    """
+
+    behind: int
+    ahead: int
+    gaps: bool
+
+
+@dataclass(eq=False)
+class Frame:
+    """One call of one module, while it runs and afterwards.
+
+    ``other_source``: its keys come from other hidden states than its queries. ``recorded``: attention was
+    recorded in it; ``explicit``: by the module itself.
+    """
+
+    name: str
+    module: nn.Module
+    other_source: bool = False
+    recorded: bool = False
+    explicit: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Queries times keys; the tensors are None if the trace keeps none."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    scores: Tensor | None = None
+
+
+@dataclass(eq=False)
+class AttentionCall:
+    """One softmax, and what is known of the attention that it belongs to; None is unknown or not kept.
+
+    A softmax may be of several ``products`` (scores that are added up or written piece by piece) and may
+    weight values several times: ``weights`` are the probabilities as they met ``values``, and made
+    ``contexts``. ``query``, ``key``, ``value`` and ``context`` are the first of each. ``frames`` are the
+    modules that were running, outermost first; ``module`` is the one that recorded the call itself, ``shape``
+    that of the probabilities.
+    """
+
+    frames: tuple[Frame, ...]
+    shape: tuple[int, ...] = ()
+    probabilities: Tensor | None = None
+    logits: Tensor | None = None
+    products: list[Product] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    contexts: list[Tensor] = field(default_factory=list)
+    module: nn.Module | None = None
+    kind: Kind | None = None
+    mask: Mask | None = None
+
+    @property
+    def query(self) -> Tensor | None:
+        """The queries ``(..., query, width)``."""
+        return self.products[0].query if self.products else None
+
+    @property
+    def key(self) -> Tensor | None:
+        """The keys, as they were multiplied with the queries."""
+        return self.products[0].key if self.products else None
+
+    @property
+    def value(self) -> Tensor | None:
+        """The values, as they were multiplied with the probabilities."""
+        return self.values[0] if self.values else None
+
+    @property
+    def context(self) -> Tensor | None:
+        """The weighted values."""
+        return self.contexts[0] if self.contexts else None
+
+
 # --- The trace ---
 
 PRODUCTS = {torch.matmul, torch.bmm, torch.mm, torch.baddbmm, torch.einsum}
@@ -150,85 +238,133 @@ WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: scaled_dot_product_attention,
     F.multi_head_attention_forward: multi_head_attention_forward,
 }
-_HALF = (torch.float16, torch.bfloat16)
-# Masks add at least -10000 to a logit, or put the smallest number there.
-_HIDDEN = -5000.0
+# Plain attributes of tensors: the products that scores hold, the calls whose probabilities a tensor holds.
+SCORES, PROBABILITIES = "_fasterqk_scores", "_fasterqk_probabilities"
+_probing = ContextVar("the probe is running", default=False)
+
+
+def probing() -> bool:
+    """Whether the probe is running a model: observers of its training then look away."""
+    return _probing.get()
+
+
+@contextmanager
+def probe_running() -> Iterator[None]:
+    """Within, ``probing()`` is true."""
+    token = _probing.set(True)
+    try:
+        yield
+    finally:
+        _probing.reset(token)
 
 
 class AttentionTrace(TorchFunctionMode):
-    """While active, adds attention probabilities to ``recorder``.
+    """While active, finds attention calls; subclasses override what they want to know or to change.
 
-    Tensors that still carry the probabilities of a softmax are tagged with a ``Formed`` that holds them. It
-    is emptied when they are recorded, because probabilities and tag would keep each other alive.
+    ``formed`` is called with every softmax, ``weighed`` when its probabilities have met values. Calls hold
+    the tensors that an override puts there; the trace itself keeps none alive, so it can run in a training
+    pass. ``kernel`` runs torch's attention kernels in plain operations, which makes their softmax visible.
+    ``frames`` are the modules that are running, as a :class:`~fasterqk.trace.recorder.Recorder` follows
+    them.
     """
 
-    def __init__(self, recorder: Recorder, masks: bool = False) -> None:
+    while_probing = False  # whether it observes what the probe runs
+
+    def __init__(self, frames: Sequence[Frame] = ()) -> None:
         super().__init__()
-        self.recorder = recorder
-        self.masks = masks
+        self.frames = frames
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        if probing() and not self.while_probing:
+            return func(*args, **kwargs)
         if func in WRITTEN_OUT:
-            with self:
-                return WRITTEN_OUT[func](*args, **kwargs)
+            return self.kernel(func, args, kwargs)
+        tensors = tensors_in(args, kwargs)
+        if func in PRODUCTS:
+            return self.product(func, args, kwargs, tensors)
+        if self.is_softmax(func, args, kwargs, tensors):
+            return self.softmax(func, args, kwargs, tensors[0])
+        return self.other(func, args, kwargs, tensors)
+
+    # --- Kinds of functions ---
+
+    def kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One of torch's attention kernels."""
+        with self:
+            return WRITTEN_OUT[func](*args, **kwargs)
+
+    def product(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """A matrix product: of probabilities and values, of queries and keys, or another one."""
+        weights = next((tensor for tensor in tensors if hasattr(tensor, PROBABILITIES)), None)
+        if weights is not None and not mixes_heads(args, tensors, weights):
+            return self.weigh(func, args, kwargs, tensors, weights)
         output = func(*args, **kwargs)
-        if not isinstance(output, Tensor):
-            return output
-        if func in SOFTMAXES:
-            if over_last_axis(output, args, kwargs):
-                logits = args[0] if args else kwargs["input"]
-                return self._formed(output, logits)
-            return output
-        for operand in tensors_in(args, kwargs):
-            formed = getattr(operand, TAG, None)
-            if formed is None:
-                continue
-            if func in PRODUCTS:
-                if formed.probabilities is not None:
-                    self.recorder.add(formed.probabilities, mask=formed.mask)
-                    formed.probabilities = None
-            elif carries(func, operand, output):
-                setattr(output, TAG, formed)
+        if isinstance(output, Tensor):
+            self.multiplied(func, args, tensors, output)
+            if weights is not None or len(tensors) < 2:
+                self.carry(func, tensors, output)
+            elif not any(map(is_parameter, tensors[-2:])):
+                # A product with a weight is a projection; scores come from two activations.
+                setattr(output, SCORES, [self.score(func, args, tensors, output)])
         return output
 
-    def _formed(self, output: Tensor, logits: Tensor) -> Tensor:
-        """The result of a softmax, tagged; in half precision its probabilities are kept in single."""
-        exact = output
-        if output.dtype in _HALF:
-            exact = logits.float().softmax(-1)
-            output = exact.to(output.dtype)
-        formed = Formed(exact, mask_of(logits) if self.masks else None)
-        setattr(output, TAG, formed)
-        self.recorder.formed.append((formed, tuple(self.recorder.frames), output.dim()))
+    def is_softmax(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+        """Whether this function forms probabilities: a softmax over the last axis of at least two."""
+        return func in SOFTMAXES and softmax_axis(tensors[0], args, kwargs) == -1
+
+    def softmax(self, func: Callable[..., Any], args: Any, kwargs: Any, logits: Tensor) -> Tensor:
+        """A softmax: the probabilities, tagged with their call."""
+        output: Tensor = func(*args, **kwargs)
+        call = AttentionCall(tuple(self.frames), tuple(output.shape))
+        call.products = getattr(logits, SCORES, [])
+        setattr(output, PROBABILITIES, [call])
+        self.formed(call, output, logits)
         return output
 
+    def weigh(
+        self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor], weights: Tensor
+    ) -> Any:
+        """Probabilities times values: the context."""
+        output = func(*args, **kwargs)
+        for tensor in tensors:
+            for call in getattr(tensor, PROBABILITIES, ()):
+                self.weighed(call)
+        return output
 
-def mask_of(logits: Tensor) -> Mask | None:
-    """The mask that ``logits`` ``(..., query, key)`` show; None if they are not square or all hidden."""
-    if logits.shape[-2] != logits.shape[-1]:
-        return None
-    # NaN does not count as hidden.
-    visible = (~(logits <= _HIDDEN)).reshape(-1, *logits.shape[-2:]).any(0)
-    query, key = visible.nonzero(as_tuple=True)
-    if not len(query):
-        return None
-    behind, ahead = int((query - key).max()), int((key - query).max())
-    inside = torch.ones_like(visible).triu(-behind).tril(ahead)
-    return Mask(behind, ahead, gaps=bool((inside & ~visible).any()))
+    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """Any other function."""
+        output = func(*args, **kwargs)
+        if isinstance(output, Tensor):
+            self.carry(func, tensors, output)
+        return output
+
+    # --- For subclasses ---
+
+    def formed(self, call: AttentionCall, probabilities: Tensor, logits: Tensor) -> None:
+        """A softmax was formed."""
+
+    def weighed(self, call: AttentionCall) -> None:
+        """The probabilities of ``call`` were multiplied with values."""
+
+    def score(self, func: Any, args: Any, tensors: list[Tensor], output: Tensor) -> Product:
+        """What the tag of scores says of the product that made them."""
+        return Product()
+
+    def multiplied(self, func: Any, args: Any, tensors: list[Tensor], output: Tensor) -> None:
+        """A product that weights no values was formed."""
+
+    def carry(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
+        """Pass tags on to an output that still holds the tagged elements."""
+        for operand in tensors:
+            for tag in (SCORES, PROBABILITIES):
+                if hasattr(operand, tag) and carries(func, operand, output):
+                    setattr(output, tag, getattr(operand, tag))
 
 
-def over_last_axis(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this softmax call runs over the last axis of at least two."""
-    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return output.dim() >= 2 and axis in (-1, output.dim() - 1)
-
-
-def carries(func: Callable[..., Any], operand: Tensor, output: Tensor) -> bool:
-    """Whether ``output`` still holds the elements of ``operand``: reshaped, masked, cast or cut out."""
-    return output.numel() == operand.numel() or func is Tensor.__getitem__
+# --- Tensors and functions ---
 
 
 def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -240,3 +376,58 @@ def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         elif isinstance(value, tuple | list):
             tensors.extend(item for item in value if isinstance(item, Tensor))
     return tensors
+
+
+def carries(func: Callable[..., Any], operand: Tensor, output: Tensor) -> bool:
+    """Whether ``output`` still holds the elements of ``operand``: reshaped, masked, cast or cut out."""
+    return output.numel() == operand.numel() or func is Tensor.__getitem__
+
+
+def softmax_axis(logits: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """The axis of a softmax, counted from the end; None for logits of one axis, and if none is named."""
+    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    return None if axis is None or logits.dim() < 2 else axis if axis < 0 else axis - logits.dim()
+
+
+def innermost_with_weights(frames: Sequence[Frame]) -> str | None:
+    """The name of the innermost running module that has weight matrices; None if there is none."""
+    names = (f.name for f in reversed(frames) if any(p.dim() > 1 for p in f.module.parameters()))
+    return next(names, None)
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
+
+
+def query_and_key(func: Callable[..., Any], args: Any, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Of a product that makes scores: the operand with the queries, and the one with the keys (last axis)."""
+    left, right = tensors[-2:]
+    if func is Tensor.__rmatmul__:
+        left, right = right, left
+    if func is torch.einsum and isinstance(args[0], str) and "->" in args[0]:
+        terms, _, result = args[0].replace(" ", "").partition("->")
+        if result and result[-1] in terms.split(",")[0]:
+            left, right = right, left
+    return left, right
+
+
+def einsum_term(equation: str, tensors: list[Tensor], operand: Tensor) -> tuple[str, str]:
+    """The letters of ``operand`` in an einsum, and those of its result (empty if it does not state it)."""
+    terms, _, result = equation.replace(" ", "").partition("->")
+    return terms.split(",")[next(i for i, tensor in enumerate(tensors) if tensor is operand)], result
+
+
+def mixes_heads(args: tuple[Any, ...], tensors: list[Tensor], weights: Tensor) -> bool:
+    """Whether a product of probabilities with a weight mixes those of the heads, instead of weighting values.
+
+    An einsum then keeps the axis of the keys; another product takes a square weight of the size of the heads.
+    """
+    others = [tensor for tensor in tensors if tensor is not weights]
+    if len(others) != 1 or not is_parameter(others[0]):
+        return False
+    if isinstance(args[0], str):
+        term, result = einsum_term(args[0], tensors, weights)
+        return term[-1] in result
+    shape = getattr(weights, PROBABILITIES)[0].shape
+    return len(shape) == 4 and others[0].shape[-2:] == (shape[1],) * 2 != (shape[-1],) * 2
