@@ -281,7 +281,8 @@ def test_nothing_removed_and_chosen_scores(small_model, some_instances):
         "token_iou",
         "iou_f1",
     }
-    assert not asked  # each text runs once, for its attention and its answer
+    # The self-check predicts two texts twice; each text runs once, for its attention and its answer.
+    assert [len(batch) for batch in asked] == [2, 2]
 
 
 def test_plausibility_of_a_sample(small_model, some_instances):

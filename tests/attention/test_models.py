@@ -63,8 +63,8 @@ def compare(model, data):
 def test_torchs_own_encoder_in_evaluation_mode():
     torch.manual_seed(0)
     model = TorchClassifier(Encoder().train(), classes=("even", "odd"))
-    assert not model.model.training
     compare(model, instances())
+    assert model.model.training
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -239,15 +239,23 @@ def test_probabilities_are_the_models_own(make_model, head, config):
     assert answer.correct[0] == (int(expected.argmax()) == instance.label)
 
 
-def test_a_text_that_ends_in_the_padding_id_is_read_at_its_end(make_model):
-    own = make_model("GPT2ForSequenceClassification", "GPT2Config", pad_token_id=7)
-    one = Instance(np.array([5, 6, 7]), np.ones(3, bool), np.ones(3), label=0)
-    longer = Instance(np.array([5, 6, 7, 8, 9]), np.ones(5, bool), np.ones(5), label=0)
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize(("head", "config"), DECODERS)
+def test_a_text_that_ends_in_the_padding_id_is_read_where_transformers_reads_it(
+    make_model, head, config, side
+):
+    """A tokenizer that pads with the end of text and appends it: the token before it predicts."""
+    own = make_model(head, config, pad_token_id=7)
+    ended = Instance(np.array([5, 6, 7]), np.ones(3, bool), np.ones(3), label=0)
+    longer = Instance(np.array([5, 6, 7, 8, 9, 7]), np.ones(6, bool), np.ones(6), label=0)
+    model, batch = HuggingFaceClassifier(own), collate([ended, longer], side)
     with torch.no_grad():
-        hidden = own.transformer(torch.tensor([[5, 6, 7]])).last_hidden_state
-        expected = own.score(hidden[0, -1]).softmax(-1).numpy()
-    batch = collate([one, longer])
-    assert HuggingFaceClassifier(own).predict(batch)[0] == pytest.approx(expected, abs=1e-6)
+        plain = [own(input_ids=torch.tensor([x.tokens.tolist()])).logits for x in (ended, longer)]
+    expected = torch.cat(plain).softmax(-1).numpy()
+    reading = model.read(batch)
+    assert model.predict(batch) == pytest.approx(expected, abs=1e-5)
+    assert reading.answer.outcomes == pytest.approx(expected, abs=1e-5)
+    assert (reading.read.numpy() - batch.first).tolist() == [1, 4]
     assert own.config.pad_token_id == 7
 
 

@@ -24,6 +24,7 @@ from fasterqk.attention._importance import (
     leave_one_out,
 )
 from fasterqk.attention._loading import Loaded, opened
+from fasterqk.attention._selfcheck import self_check
 from fasterqk.attention.aggregation import (
     Aggregation,
     NullMass,
@@ -51,7 +52,7 @@ from fasterqk.attention.faithfulness import (
 )
 from fasterqk.attention.instances import Batch, Example, Instance, Side, collate, pad_rows, unpad_rows
 from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
-from fasterqk.attention.models import Measurable, Reading, as_array
+from fasterqk.attention.models import Measurable, Reading, as_array, evaluating
 from fasterqk.attention.scores import SCORES, Rows, entropy
 from fasterqk.errors import InputError
 
@@ -213,15 +214,32 @@ def measure(
     >>> summary.n, 0 < summary["mrta"] < 1
     (2, True)
     """
-    model, instances, tokenizer = opened(model, examples, tokenizer)
+    opened_model, instances, tokenizer = opened(model, examples, tokenizer)
     removal = Removal.of(removal, tokenizer)
     rankings = scores if isinstance(scores, Rankings) else Rankings(scores)
+    if isinstance(aggregation, str):
+        aggregation = Aggregation.parse(aggregation)
+    with evaluating(opened_model):
+        notes = self_check(opened_model, instances, passes.side)
+        return _measured(opened_model, instances, aggregation, rankings, removal, nulls, passes, notes)
+
+
+def _measured(
+    model: Measurable,
+    instances: Sequence[Instance],
+    aggregation: Aggregation | Callable[[Sequence[Pattern]], Aggregation] | None,
+    rankings: Rankings,
+    removal: Removal,
+    nulls: Nulls,
+    passes: Passes,
+    notes: list[str],
+) -> Measurement:
     # Neighbours in length share a batch, so that little is spent on padding.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
     lengths = np.array([len(instances[i].tokens) for i in order])
     patterns, heads, guessed = _patterns(model, instances[order[-1]], passes.max_weights)
-    if isinstance(aggregation, str):
-        aggregation = Aggregation.parse(aggregation)
+    if guessed:
+        notes = [*notes, "what each row may see was guessed from the weights, as the model shows no mask"]
     if not isinstance(aggregation, Aggregation):
         aggregation = (aggregation or default_aggregation)(patterns)
     by_attention = Importance(aggregation_name(aggregation), aggregation)
@@ -280,6 +298,7 @@ def measure(
             "removal": {"how": removal.how, "mask_token": removal.mask_token},
             "rank_by": rankings.rank_by,
             "mask": "guessed from the weights" if guessed else "of the model",
+            "notes": notes,
         }
         | ({"rounding": removal.rounding} if removal.rounding != "up" else {}),
         layers=tuple(layers[:-1]),
