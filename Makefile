@@ -10,23 +10,31 @@ export OMP_NUM_THREADS ?= 1
 # Without bytecode every worker compiles all tests again, and every interpreter that a test starts the package.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: test test-fast test-cluster test-peers crash reproduce lint clean
+.PHONY: test test-fast test-cluster test-peers crash reproduce docs dist lint clean
 .DEFAULT_GOAL := test
 
-# While an installation runs, .venv/.installing stands; if it is found at the start, the last one was
-# interrupted and .venv is made anew. The stamp is written at the end.
-$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
+# `make reproduce` needs the lab alone; everything else also what is tested with. While an installation runs,
+# .venv/.installing stands; if it is found at the start, the last one was interrupted and .venv is made anew.
+# A stamp is written at the end.
+LAB := .venv/.lab
+INSTALL := .venv/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+$(LAB): pyproject.toml lab/pyproject.toml constraints.txt
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "fasterqk needs Python 3.11 or newer; set PYTHON=/path/to/python" >&2; exit 1; }
 	@test ! -f .venv/.installing || rm -rf .venv
 	@mkdir -p .venv && touch .venv/.installing
 	@test -x .venv/bin/python || "$(PYTHON)" -m venv .venv
 	@echo "installing into .venv (a few minutes the first time)"
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt torch
-	@.venv/bin/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[hf,theory,dev]' --editable './lab[cluster,tensorboard]'
-	@rm .venv/.installing && touch $(STAMP)
+	@$(INSTALL) torch
+	@$(INSTALL) --editable '.[theory]' --editable ./lab
+	@rm .venv/.installing && touch $@
+
+$(STAMP): $(LAB)
+	@touch .venv/.installing
+	@echo "installing what the tests need"
+	@$(INSTALL) --editable '.[hf,theory,dev]' --editable './lab[cluster,tensorboard]'
+	@rm .venv/.installing && touch $@
 
 lint: $(STAMP)
 	.venv/bin/ruff check .
@@ -71,8 +79,34 @@ test-peers: .venv-peers/.installed .venv-lens/.installed .venv-vision/.installed
 	.venv-lens/bin/python -m pytest tests/peers
 	.venv-vision/bin/python -m pytest tests/peers
 
-reproduce: $(STAMP)
+# The site, from docs/ and docstrings, into site/: opens from disk, loads nothing from elsewhere.
+.venv-docs/.installed: pyproject.toml constraints.txt
+	@"$(PYTHON)" -m venv --clear .venv-docs
+	@.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		$$("$(PYTHON)" tools/extras.py docs)
+	@touch $@
+
+docs: .venv-docs/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet
+	@echo "open site/index.html"
+
+# Wheels and sources of both packages into dist/, checked, and installed into an environment of their own.
+dist:
+	@"$(PYTHON)" -m venv --clear .venv-dist
+	@.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt build twine
+	@rm -rf dist
+	.venv-dist/bin/python -m build --outdir dist .
+	.venv-dist/bin/python -m build --outdir dist lab
+	.venv-dist/bin/python -m twine check --strict dist/*
+	@.venv-dist/bin/python tools/wheels.py dist
+	@"$(PYTHON)" -m venv --clear .venv-dist
+	@.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	@.venv-dist/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		pytest pytest-timeout "$$(ls dist/fasterqk-*.whl)[hf,theory]"
+	.venv-dist/bin/python -m pytest --quiet tests/docs/test_readme.py
+
+reproduce: $(LAB)
 	.venv/bin/fasterqk-lab reproduce all --out "$(OUT)"
 
 clean:
-	rm -rf .venv .venv-peers .venv-lens .venv-vision .mypy_cache .ruff_cache .pytest_cache "$(OUT)"
+	rm -rf .venv .venv-* site dist .mypy_cache .ruff_cache .pytest_cache "$(OUT)"

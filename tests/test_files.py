@@ -24,6 +24,7 @@ from safetensors.numpy import save_file
 from tests.full_disk import file_size_limit
 from tokenizers import Tokenizer, models
 
+from fasterqk import files
 from fasterqk.errors import InputError
 from fasterqk.files import (
     append_line,
@@ -540,3 +541,18 @@ def test_what_cannot_be_read_is_one_line(tmp_path: Path, what: str) -> None:
     with pytest.raises(InputError) as caught:
         read_json(path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_that_nobody_writes_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InputError, match=r"is a pipe; write it to a file first: cat .*pipe > FILE$"):
+        list(files.read_lines(tmp_path / "pipe"))
+
+
+def test_a_line_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_LONGEST", 1000)
+    (tmp_path / "zeros").write_bytes(bytes(5000))
+    with pytest.raises(InputError, match="line 1 is longer than"):
+        list(files.read_lines(tmp_path / "zeros"))
+    (tmp_path / "lines").write_bytes(b"a" * 900 + b"\nb")
+    assert [len(line) for line in files.read_lines(tmp_path / "lines")] == [900, 1]

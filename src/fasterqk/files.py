@@ -308,18 +308,32 @@ def parse_json(text: str | bytes, where: str) -> Any:
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
+# Far beyond a line that is written on purpose; files without line ends would fill the memory.
+_LONGEST = 256 * 2**20
+
+
 def _lines(path: str | os.PathLike[str]) -> Iterator[bytes]:
     """The lines of a file, decompressed, without the byte order mark that some editors write first."""
     openers: dict[str, Any] = {".xz": lzma.open, ".gz": gzip.open}
     try:
+        # A shell's `<(...)` is a pipe under /dev or /proc that somebody writes; any other may wait for ever.
+        if stat.S_ISFIFO(os.stat(path).st_mode) and not os.fspath(path).startswith(("/dev/", "/proc/")):
+            raise InputError(f"{str(path)!r} is a pipe; write it to a file first: cat {path} > FILE")
         with openers.get(Path(path).suffix, open)(path, "rb") as stream:
-            for number, line in enumerate(stream):
+            for number, line in enumerate(iter(lambda: stream.readline(_LONGEST), b"")):
+                if len(line) == _LONGEST:
+                    size = f"{_LONGEST // 2**20} MB"
+                    raise InputError(
+                        f"{str(path)!r} line {number + 1} is longer than {size}; is it a text file?"
+                    )
                 yield line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
     except (lzma.LZMAError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         problem = "is truncated" if isinstance(error, EOFError) else f"is damaged ({error})"
         raise InputError(f"the archive {str(path)!r} {problem}; download it again") from None
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except InputError:
+        raise
     except ValueError as error:  # a name with a NUL byte in it
         raise InputError(f"cannot read {str(path)!r}: {error}") from None
 

@@ -6,7 +6,7 @@ import pytest
 from fasterqk.attention import Nulls, measure
 from fasterqk.attention.faithfulness import perturb
 from fasterqk.attention.instances import collate
-from fasterqk_lab.benchmarks import measure as benchmark
+from fasterqk_lab.benchmarks import library as benchmark
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def setting(monkeypatch):
     small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     monkeypatch.setattr(benchmark, "SIZE", small)
     monkeypatch.setattr(benchmark, "POSTS", 25)
-    return benchmark._setting()
+    return benchmark.setting_of_measure()
 
 
 def read_back(tokenizer, batch):

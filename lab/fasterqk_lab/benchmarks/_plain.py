@@ -23,18 +23,20 @@ from fasterqk_lab.synthetic._cell import layer_names
 Progress = Callable[..., None]
 
 
-def take_turns(
+def race(
     ways: Mapping[str, Callable[[], Any]],
     rounds: int,
     progress: Progress = lambda *_: None,
     *,
+    ours: str = "ours",
     before: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[str, list[float]]:
-    """Seconds of each of ``ways``, one value per round; the first round warms up and is not counted.
+) -> dict[str, Any]:
+    """Time ``ways``, one of them ``plain``; the result is :func:`compared`, with an overhead for each way.
 
-    They take turns, so that whatever else the machine does falls on all. ``before`` runs ahead of each call
-    and is not timed.
+    They take turns, so that whatever else the machine does falls on all; the first round warms up and is not
+    counted. Seconds are medians over rounds, an overhead that of one way over plain in the same round.
+    ``before`` runs ahead of each call and is not timed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
@@ -47,7 +49,12 @@ def take_turns(
             if turn:
                 seconds[name].append(duration)
         progress(turn + 1, rounds + 1)
-    return seconds
+    result = compared(statistics.median(seconds["plain"]), statistics.median(seconds[ours]))
+    for name in names:
+        if name != "plain":
+            ratios = [other / plain for other, plain in zip(seconds[name], seconds["plain"], strict=True)]
+            result[f"overhead_{name}"] = statistics.median(ratios)
+    return result
 
 
 def timed(function: Callable[[], Any]) -> tuple[Any, float]:
@@ -60,13 +67,6 @@ def timed(function: Callable[[], Any]) -> tuple[Any, float]:
 def compared(plain_seconds: float, seconds: float) -> dict[str, Any]:
     """What every benchmark says first."""
     return {"speedup": plain_seconds / seconds, "plain_seconds": plain_seconds, "seconds": seconds}
-
-
-def overhead(seconds: Mapping[str, Sequence[float]], name: str) -> float:
-    """The median over rounds of one way over ``plain`` in the same round."""
-    return statistics.median(
-        ours / plain for ours, plain in zip(seconds[name], seconds["plain"], strict=True)
-    )
 
 
 class PlainClassifier(nn.Module):
@@ -91,19 +91,6 @@ class PlainClassifier(nn.Module):
 
 
 class _PlainBlock(nn.Module):
-    W_Q: nn.Parameter
-    W_K: nn.Parameter
-    W_V: nn.Parameter
-    W_O: nn.Parameter
-    b_Q: nn.Parameter
-    b_K: nn.Parameter
-    b_V: nn.Parameter
-    b_O: nn.Parameter
-    W_in: nn.Parameter
-    b_in: nn.Parameter
-    W_out: nn.Parameter
-    b_out: nn.Parameter
-
     def __init__(self, block: nn.Module, residual: bool) -> None:
         super().__init__()
         self.residual = residual
@@ -111,17 +98,24 @@ class _PlainBlock(nn.Module):
             setattr(self, name.rpartition(".")[2], _copy(parameter))
 
     def forward(self, stream: Tensor) -> Tensor:
-        query = torch.einsum("btd,hde->bhte", stream, self.W_Q) + self.b_Q[:, None]
-        key = torch.einsum("btd,hde->bhte", stream, self.W_K) + self.b_K[:, None]
-        value = torch.einsum("btd,hde->bhte", stream, self.W_V) + self.b_V[:, None]
+        block: Any = self  # its weights have the names of the block's
+
+        def by_head(weight: Tensor, bias: Tensor) -> Tensor:
+            return torch.einsum("btd,hde->bhte", stream, weight) + bias[:, None]
+
+        query, key, value = (
+            by_head(block.W_Q, block.b_Q),
+            by_head(block.W_K, block.b_K),
+            by_head(block.W_V, block.b_V),
+        )
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-        read = torch.einsum("bhte,hed->btd", weights @ value, self.W_O) + self.b_O
+        read = torch.einsum("bhte,hed->btd", weights @ value, block.W_O) + block.b_O
         stream = stream + read if self.residual else read
         if not hasattr(self, "W_in"):
             return stream
-        added = gelu(stream @ self.W_in + self.b_in, approximate="tanh") @ self.W_out + self.b_out
+        added: Tensor = gelu(stream @ block.W_in + block.b_in, approximate="tanh") @ block.W_out + block.b_out
         return stream + added if self.residual else added
 
 

@@ -135,22 +135,16 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 # Each is a function `run_NAME(progress) -> dict` in a module of `fasterqk_lab.benchmarks`; its result has at
 # least the keys `speedup`, `plain_seconds` and `seconds`.
-BENCHMARK_MODULES = {
-    "attention": "measure",
-    "squad": "training",
-    "stability": "circuits",
-    "synthetic": "theory",
-}
 BENCHMARKS = {
     "circuits": "AdamW by circuit inside fused weights against the plain optimizer, at the size of GPT-2",
-    "attention": "attention and faithfulness in batches against one instance at a time",
     "measure": "measure on HateXplain posts against one text at a time, the passes it needs, and ferret",
+    "stability": "training steps with qk_clip and LogitMonitor against none, at the size of GPT-2",
+    "theory": "closed form against a plain RK4 time-stepping loop",
     "training": "HateXplain training steps against a plain padded full-sequence module",
     "squad": "SQuAD training steps of the paper's answer generator against texts padded to 256 tokens",
-    "theory": "closed form against a plain RK4 time-stepping loop",
-    "stability": "training steps with qk_clip and LogitMonitor against none, at the size of GPT-2",
     "synthetic": "toy-language training against a plain PyTorch loop, per run and step",
 }
+OF_TRAINING = ("training", "squad", "synthetic")
 
 
 def configure_bench(parser: Parser) -> None:
@@ -162,7 +156,7 @@ def configure_bench(parser: Parser) -> None:
 
 def run_bench(arguments: argparse.Namespace) -> int:
     name = arguments.benchmark
-    module = import_module(f"fasterqk_lab.benchmarks.{BENCHMARK_MODULES.get(name, name)}")
+    module = import_module(f"fasterqk_lab.benchmarks.{'training' if name in OF_TRAINING else 'library'}")
     with progress_bar(f"bench {name}") as progress:
         result = getattr(module, f"run_{name}")(progress)
     return print_result(arguments.json, result, _show_benchmark)

@@ -5,9 +5,6 @@ import dataclasses
 import os
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,17 +18,14 @@ from fasterqk.cli.common import (
     positive_int,
     prepare_half_precision,
 )
-from fasterqk.console import duration_text, print_result, print_table
+from fasterqk.console import duration_text, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
 from fasterqk.files import config_values, content_hash, plain
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fasterqk_lab.runs import Plan
-    from fasterqk_lab.runs._execute import Backend, Event
-    from fasterqk_lab.runs._spec import Resources, SpecCell
-    from fasterqk_lab.runs._sweep import RunningSweep
+    from fasterqk_lab.runs._execute import Backend
+    from fasterqk_lab.runs._sweep import Resources, RunningSweep, SpecCell
 
 
 # More rows than this are better read with `fasterqk-lab runs list`.
@@ -76,7 +70,8 @@ def configure_sweep(parser: Parser) -> None:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs import Store, read_spec
-    from fasterqk_lab.runs._sweep import RunningSweep, TensorBoard, take_shard
+    from fasterqk_lab.runs._sweep import RunningSweep, take_shard
+    from fasterqk_lab.runs._table import TensorBoard
 
     check_out(arguments.out, arguments.spec)
     spec = read_spec(arguments.spec)
@@ -86,17 +81,18 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     start = time.perf_counter()
     threads = arguments.threads or max(1, int(spec.resources.cpus))
     curves = [TensorBoard(arguments.out, cells)] if arguments.tensorboard else []
-    with live_table(cells) as boards:
+    with progress_bar(f"sweep {Path(arguments.spec).name}") as progress:
         sweep = RunningSweep(
             {name: cell.config for name, cell in cells.items()},
             spec.function,
             Store(arguments.out),
             force=arguments.force,
             retries=arguments.retries,
-            observers=[*boards, *curves],
+            progress=progress,
+            observers=curves,
         )
         workers = arguments.workers or max(1, processors() // threads)
-        sweep.run(workers, threads, _backend(arguments, spec.resources, threads))
+        sweep.run(workers, threads, _backend(arguments, spec.resources))
     seconds = round(time.perf_counter() - start, 2)
     # Results are read when they are shown: a sweep may have very many.
     shown = cells if arguments.json or len(cells) <= ROWS_SHOWN else {}
@@ -113,7 +109,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return 1 if sweep.failures else 0
 
 
-def _backend(arguments: argparse.Namespace, resources: "Resources", threads: int) -> "Backend | None":
+def _backend(arguments: argparse.Namespace, resources: "Resources") -> "Backend | None":
     """The Ray cluster when it is asked for, else None: local workers."""
     if arguments.backend == "local":
         if arguments.address:
@@ -126,7 +122,6 @@ def _backend(arguments: argparse.Namespace, resources: "Resources", threads: int
         workers=arguments.workers,
         cpus=arguments.threads or resources.cpus,
         gpus=resources.gpus,
-        threads=threads,
     )
 
 
@@ -178,88 +173,7 @@ def _show_sweep(result: dict[str, Any], total: int) -> None:
     print(f"{done}; fasterqk_lab.runs.load({result['out']!r})")
 
 
-# --- The live table: how far each arm is, and which cells run ---
-
-ENDED = ("skipped", "saved", "found", "failed")
-
-
-@contextmanager
-def live_table(cells: "Mapping[str, SpecCell]") -> "Iterator[list[Callable[[Event], None]]]":
-    """Show a sweep while it runs; yields the functions that take its events, none without a terminal."""
-    if not sys.stderr.isatty():
-        yield []
-        return
-    from rich.console import Console
-    from rich.live import Live
-
-    board = Board(cells)
-    with Live(
-        get_renderable=board.render, console=Console(stderr=True), refresh_per_second=8, transient=True
-    ):
-        yield [board.watch]
-
-
-class Board:
-    """The state of every cell of a sweep, as a table by arm."""
-
-    def __init__(self, cells: "Mapping[str, SpecCell]") -> None:
-        from fasterqk_lab.runs._table import varying
-
-        differences = varying([plain(cell.config) for cell in cells.values()])
-        self._arms = {name: cell.arm or "all" for name, cell in cells.items()}
-        self._labels = {
-            name: " ".join([cell.arm, *(f"{field} {value}" for field, value in fields.items())]).strip()
-            for (name, cell), fields in zip(cells.items(), differences, strict=True)
-        }
-        self._ended: dict[str, str] = {}
-        self._running: dict[str, tuple[float, str]] = {}
-        self._start = time.monotonic()
-
-    def watch(self, event: "Event") -> None:
-        if event.kind in ENDED:
-            self._ended[event.cell] = event.kind
-        if event.kind in ("started", "progress"):
-            share = event.done / event.total if event.total else 0.0
-            self._running[event.cell] = min(1.0, share), event.note
-        else:
-            self._running.pop(event.cell, None)
-
-    def rows(self) -> list[tuple[str, int, int, int, int]]:
-        """For each arm: its name, cells done, running, failed and left."""
-        total = Counter(self._arms.values())
-        failed = Counter(self._arms[cell] for cell, kind in self._ended.items() if kind == "failed")
-        ended = Counter(self._arms[cell] for cell in self._ended)
-        running = Counter(self._arms[cell] for cell in list(self._running))
-        return [
-            (arm, ended[arm] - failed[arm], running[arm], failed[arm], total[arm] - ended[arm] - running[arm])
-            for arm in total
-        ]
-
-    def render(self) -> "Table":
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, pad_edge=False)
-        for column in ("arm", "done", "running", "failed", "left"):
-            table.add_column(column, justify="left" if column == "arm" else "right")
-        table.add_column(duration_text(time.monotonic() - self._start))
-        for row in self.rows():
-            table.add_row(*(Text(str(value)) for value in row), "")
-        for cell, (share, note) in list(self._running.items()):
-            # As text, not markup: notes and labels may have brackets of their own.
-            words = Text(f"{self._labels[cell]}  {note}"[:72])
-            table.add_row("", "", f"{100 * share:.0f}%", "", "", words)
-        return table
-
-
 # --- plan: which cells of a sweep are left, and an estimate of their time ---
-
-
-_BASIS = {
-    "siblings": "as long as cells that differ only in the seed",
-    "spec": "as long as other cells of this sweep",
-    "store": "as long as other cells of this kind in the store",
-}
 
 
 def configure_plan(parser: Parser) -> None:
@@ -276,7 +190,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs import plan, read_spec
 
     check_out(arguments.out)
-    estimate = plan(read_spec(arguments.spec, imports=False), arguments.out)
+    estimate = plan(read_spec(arguments.spec), arguments.out)
     workers = arguments.workers or processors()
     wall = estimate.wall_seconds(workers)
     result = {**dataclasses.asdict(estimate), "workers": workers, "wall_seconds": wall}
@@ -288,22 +202,14 @@ def _show_plan(estimate: "Plan", arguments: argparse.Namespace, workers: int, wa
     print(f"{estimate.cells} cells in {arguments.spec}: {states or 'none begun'}; {estimate.left} left")
     if not estimate.left:
         return
-    if wall is None or estimate.seconds is None or estimate.low is None or estimate.high is None:
+    if wall is None:
         print(
-            "no estimate: no comparable cell has been measured yet; "
+            "no estimate: no cell of it has been measured yet; "
             f"`fasterqk-lab sweep {arguments.spec} --out {arguments.out} --shard 1/{estimate.cells}` "
             "measures one"
         )
         return
-    scale = wall / estimate.seconds if estimate.seconds else 0.0
-    print(
-        f"about {duration_text(wall)} with {workers} workers "
-        f"({duration_text(estimate.low * scale)} to {duration_text(estimate.high * scale)}), "
-        f"from {estimate.measured} measured cells"
-    )
-    for name, words in _BASIS.items():
-        if estimate.basis[name]:
-            print(f"  {estimate.basis[name]} taken to be {words}")
+    print(f"about {duration_text(wall)} with {workers} workers, from {estimate.measured} measured cells")
 
 
 # --- runs: list, show, remove and collect the cells of a store ---
@@ -454,7 +360,7 @@ def _remove_cells(arguments: argparse.Namespace) -> int:
 
 def _collect_cells(arguments: argparse.Namespace) -> int:
     from fasterqk_lab.runs import Store
-    from fasterqk_lab.runs._ray import collect
+    from fasterqk_lab.runs._table import collect
 
     for other in arguments.others:
         if not Store(other).root.is_dir():

@@ -25,19 +25,28 @@ if TYPE_CHECKING:
     from fasterqk_lab.training import TrainResult
 
 
-# Options that set a field of the configuration of the same name; others have the task's own setting.
-FIELDS = (
-    "qk_ratio",
-    "ratios",
-    "lr",
-    "seed",
-    "epochs",
-    "batch_size",
-    "weight_decay",
-    "optimizer",
-    "layers",
-    "form",
-)
+# Options of all commands that train: how they are read, and their help. Those that have the name of a field
+# of the configuration set it; where one is not given, the task has its own setting.
+TASK_OPTIONS: dict[str, tuple[Any, str, str]] = {
+    "seed": (int, "N", "seed of weights and batches (0)"),
+    "batch_size": (positive_int, "N", "examples per step"),
+    "weight_decay": (float, "W", "weight decay"),
+    "optimizer": (str, "NAME", "adamw (default) or sgd"),
+    "layers": (positive_int, "N", "depth of the model (the task's own)"),
+    "form": (str, "NAME", "another form of the task's data"),
+    "data": (str, "FILE.jsonl", "your data, for task jsonl"),
+    "data_dir": (
+        str,
+        "DIR",
+        "data folder (default: $FASTERQK_DATA, checkout)",
+    ),
+}
+TRAIN_OPTIONS: dict[str, tuple[Any, str, str]] = {
+    "qk_ratio": (positive_float, "R", "QK learning rate times R (1)"),
+    "ratios": (str, "q=R,k=R", "ratios by role (q, k, v, o, embedding), without --qk-ratio"),
+    "lr": (positive_float, "RATE", "base learning rate"),
+    "epochs": (positive_int, "N", "passes over the training data"),
+}
 
 
 def configure_train(parser: Parser) -> None:
@@ -48,74 +57,43 @@ def configure_train(parser: Parser) -> None:
         "fasterqk-lab train agreement --ratios q=30,k=10,embedding=0.5    # one ratio per role",
         "fasterqk-lab train jsonl --data mine.jsonl --qk-ratio 10 --out out",
         "fasterqk-lab train kvqa --qk-ratio 5                           # answers are generated",
-        "torchrun --nproc-per-node 2 -m fasterqk_lab train agreement --qk-ratio 30  # two processes",
     )
-    add_task_options(parser)
-    parser.add_option("--qk-ratio", positive_float, "R", "QK learning rate times R (1)")
-    parser.add_option(
-        "--ratios", str, "q=R,k=R", "ratios by role (q, k, v, o, embedding), without --qk-ratio"
-    )
-    parser.add_option("--lr", positive_float, "RATE", "base learning rate")
-    parser.add_option("--epochs", positive_int, "N", "passes over the training data")
+    add_options(parser, TASK_OPTIONS | TRAIN_OPTIONS)
     parser.add_option("--out", str, "DIR", "results folder; a killed training goes on from its checkpoint")
     parser.add_argument("--force", action="store_true", help="train again what --out has already")
     add_json(parser)
 
 
-def add_task_options(parser: Parser) -> None:
-    """The task, and options of its data and its model, for all commands that train."""
+def add_options(parser: Parser, options: dict[str, tuple[Any, str, str]]) -> None:
+    """The task, and ``options`` of its data, its model and its training."""
     from fasterqk_lab.tasks import TASKS
 
     parser.add_argument("task", metavar="TASK", help=f"one of {', '.join(TASKS)}")
-    parser.add_option("--seed", int, "N", "seed of weights and batches (0)")
-    parser.add_option("--batch-size", positive_int, "N", "examples per step")
-    parser.add_option("--weight-decay", float, "W", "weight decay")
-    parser.add_argument("--optimizer", choices=["adamw", "sgd"], help="default: adamw")
-    parser.add_option("--layers", positive_int, "N", "depth of the model (the task's own)")
-    parser.add_option("--form", str, "NAME", "another form of the task's data")
-    parser.add_option("--data", str, "FILE.jsonl", "your data, for task jsonl")
-    add_data_dir(parser)
-
-
-def task_options() -> list[str]:
-    """The names of the options that :func:`add_task_options` adds."""
-    parser = Parser()
-    add_task_options(parser)
-    return [action.dest for action in parser._actions if action.option_strings and action.dest != "help"]
+    for name, (kind, metavar, help) in options.items():
+        parser.add_option(f"--{name.replace('_', '-')}", kind, metavar, help)
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    from fasterqk_lab.training._loop import dismiss, follow
-    from fasterqk_lab.training._steps import joined
-
     config = task_config(arguments)
     if arguments.out is not None:
         check_out(arguments.out, arguments.data)
     start = time.perf_counter()
-    with joined() as processes:
-        if not processes.first:
-            follow(processes, arguments.data_dir)
-            return 0
-        with progress_bar(f"train {config.task}") as progress:
-            result = _result(config, arguments, progress)
-        dismiss(processes)
+    with progress_bar(f"train {config.task}") as progress:
+        result = _result(config, arguments, progress)
     seconds = round(time.perf_counter() - start, 2)
     document = {**result.to_json(), "seconds": seconds}
     return print_result(arguments.json, document, lambda _: _show_train(result, seconds))
 
 
-def task_config(arguments: argparse.Namespace, without: str = "") -> Any:
-    """The configuration that the options describe; fields without an option have the task's own setting.
-
-    ``without`` is an option that means something else in a command than the field of its name.
-    """
+def task_config(arguments: argparse.Namespace, *names: str) -> Any:
+    """The configuration that the options, or those of ``names``, describe."""
     from pathlib import Path
 
     from fasterqk_lab.tasks import checksum
     from fasterqk_lab.training import TrainConfig
 
-    options = {name: getattr(arguments, name, None) for name in FIELDS if name != without}
-    fields = {name: value for name, value in options.items() if value is not None}
+    known = config_types(TrainConfig).keys() & {*(names or TASK_OPTIONS | TRAIN_OPTIONS)}
+    fields = {name: value for name, value in vars(arguments).items() if name in known and value is not None}
     if arguments.data:
         # The checksum is part of the configuration: a file that changed is another cell.
         fields |= {"file": arguments.data, "checksum": checksum(Path(arguments.data))}
@@ -189,7 +167,7 @@ def configure_tune(parser: Parser) -> None:
         "fasterqk-lab tune hatexplain --out out --workers 2       # within half an hour on two cores",
         "fasterqk-lab tune jsonl --data mine.jsonl --rates 1e-4,5e-4,2e-3 --ratios 5,30 --json",
     )
-    add_task_options(parser)
+    add_options(parser, TASK_OPTIONS)
     rates = "base rates to try (default: 1, 2 and 5 in every decade from 1e-6 to 1e-2)"
     parser.add_option("--rates", list_of(positive_float), "RATE,...", rates)
     ratios = "multipliers to try (default: 5,10,20,30,100)"
@@ -213,7 +191,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
     check_out(arguments.out, arguments.data)
     grids = {"rates": arguments.rates, "ratios": arguments.ratios}
     search = search_of(
-        task_config(arguments, without="ratios"),  # here they are the multipliers to try
+        task_config(arguments, *TASK_OPTIONS),
         arguments.epochs,
         arguments.patience,
         seeds=arguments.seeds,
@@ -235,7 +213,7 @@ def run_tune(arguments: argparse.Namespace) -> int:
 def train_command(arguments: argparse.Namespace, lr: float, qk_ratio: float) -> str:
     """The command that trains with these rates what the options describe; it works when it is pasted."""
     words = ["fasterqk-lab", "train", arguments.task, "--lr", f"{lr:g}", "--qk-ratio", f"{qk_ratio:g}"]
-    for name in task_options():
+    for name in TASK_OPTIONS:
         if (value := getattr(arguments, name)) is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)
@@ -370,12 +348,12 @@ def run_data(arguments: argparse.Namespace) -> int:
 
 
 def _check_tasks(folder: Any) -> dict[str, dict[str, Any]]:
-    from fasterqk_lab.tasks import TASKS, task_module
+    from fasterqk_lab.tasks import TASKS, check_data
 
     tasks = {}
     for name in TASKS:
         try:
-            report = task_module(name).check(folder)
+            report = check_data(name, folder)
             status = "missing" if report["missing"] else "ready"
         except InputError as error:
             report, status = {"files": [], "missing": [], "error": str(error)}, "damaged"
@@ -404,8 +382,6 @@ def _show_task(name: str, report: dict[str, Any]) -> None:
             for split, count in counts.items()
         ]
         print(f"  {', '.join(parts)}{'' if report['files'] else '; generated, no file'}")
-        if not report["expected"]:
-            print("  these are not the counts or the checksum of the published data")
     for line in (*report["missing"], report.get("error"), report.get("note")):
         if line:
             print(f"  {line}")

@@ -185,7 +185,7 @@ def make_plan(parts: Sequence[Part], out: Path) -> list[dict[str, Any]]:
         counted |= planner.asked.keys()
         estimate = plan(Spec(Path(part.name), "", cells), out)
         later = 0 if complete else part.later
-        comparable = estimate.left and estimate.seconds and not estimate.basis["store"]
+        comparable = estimate.left and estimate.seconds
         kind = type(cells[0].config).__name__ if cells else ""
         recorded = part.seconds or USUAL.get(kind, USUAL_TRAINING)
         seconds = estimate.seconds / estimate.left if comparable and estimate.seconds else recorded

@@ -26,7 +26,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, cast
 
 from fasterqk.errors import InputError
 from fasterqk.files import append_line, plain, read_json_lines
@@ -169,16 +169,21 @@ def current_name(name: Any) -> Any:
 
 def find_function(name: str) -> Callable[..., Any]:
     """The function that ``"module:function"`` names."""
-    module_name, _, function_name = current_name(name).partition(":")
-    try:
-        function = getattr(import_module(module_name), function_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise InputError(
-            f"no function {name!r} ({error}); give 'module:function' that can be imported"
-        ) from None
+    function = import_name(name, "function")
     if not callable(function):
         raise InputError(f"{name!r} is a {type(function).__name__}, no function")
-    return function
+    return cast(Callable[..., Any], function)
+
+
+def import_name(name: Any, what: str) -> Any:
+    """What ``"module:name"`` names; an error calls it a ``what``."""
+    module, _, attribute = current_name(name).partition(":") if isinstance(name, str) else ("", "", "")
+    try:
+        return getattr(import_module(module), attribute)
+    except Exception as error:  # a module of the user's may raise anything
+        raise InputError(
+            f"no {what} {name!r} ({one_line(error)}); give 'module:{what}' that can be imported"
+        ) from None
 
 
 def one_line(error: BaseException) -> str:
@@ -281,7 +286,6 @@ def main(descriptor: int) -> None:
     try:
         # Only from here on is Stop caught; before that, the signal simply ends the process.
         signal.signal(signal.SIGTERM, _stop)
-        connection.send(Event("ready", ""))
         while True:
             message = messages.get()
             try:
@@ -345,8 +349,6 @@ _BOOT = (
 )
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 _GRACE_SECONDS = 5.0
-# When so many workers in a row die before they are ready, all of them would.
-_DEAD_STARTS_LIMIT = 3
 
 
 class ThisProcess:
@@ -378,7 +380,6 @@ class LocalWorkers:
         self._threads = threads
         self._idle: list[_Worker] = []
         self._busy: dict[Connection, tuple[_Worker, CellTask]] = {}
-        self._dead_starts = 0
 
     def free(self) -> bool:
         return len(self._busy) < self._count
@@ -397,11 +398,7 @@ class LocalWorkers:
                 event = worker.connection.recv()
             except (EOFError, OSError):
                 del self._busy[worker.connection]
-                notify(self._lost(worker, task))
-                continue
-            if event.kind == "ready":
-                worker.ready = True
-                self._dead_starts = 0
+                notify(Event("lost", task.cell, note=f"its worker died ({worker.end()})"))
                 continue
             if event.last:
                 del self._busy[worker.connection]
@@ -422,20 +419,11 @@ class LocalWorkers:
             for worker in workers:
                 worker.end()
 
-    def _lost(self, worker: "_Worker", task: CellTask) -> Event:
-        reason = worker.end()
-        self._dead_starts += 0 if worker.ready else 1
-        if self._dead_starts >= _DEAD_STARTS_LIMIT:
-            words = f"workers end before they begin ({reason}); {sys.executable} started them"
-            return Event("fatal", task.cell, error=ChildProcessError(words))
-        return Event("lost", task.cell, note=f"its worker died ({reason})")
-
 
 class _Worker:
     """A worker process and the connection to it."""
 
     def __init__(self, threads: int) -> None:
-        self.ready = False
         self.connection, theirs = Pipe()
         environment = os.environ | {name: str(threads) for name in _THREAD_VARIABLES}
         try:

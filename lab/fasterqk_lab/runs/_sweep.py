@@ -1,34 +1,63 @@
-"""A sweep: one function for many configurations, each done once, by as many processes as wanted."""
+"""A sweep: one function for many configurations, each done once, by as many processes as wanted.
 
-import io
+It may be written down in a TOML file (a spec) that says which cells there are:
+
+    seeds = [0, 1, 2]
+
+    [base]                    # fields of all cells
+    task = "agreement"
+    epochs = 10
+
+    [arms.baseline]           # fields of one arm
+    qk_ratio = 1
+    [arms.faster_qk]
+    qk_ratio = 30
+
+    [grid]                    # every combination of these
+    lr = [1e-4, 1e-3]
+
+    [resources]               # of one cell; results do not depend on them
+    cpus = 1
+    gpus = 0
+
+The cells are grid x arms x seeds, seed by seed: a sweep that is stopped early has whole comparisons.
+
+``config`` and ``function`` name a class and a function of any module that Python finds, also beside the spec:
+a spec is a program. To read it is to import them, to sweep is to call them.
+"""
+
+import difflib
+import itertools
+import math
 import os
-import re
-import shutil
-import socket
 import sys
-import time
+import tomllib
+import types
+import typing
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fasterqk.console import Progress
-from fasterqk.errors import InputError, WorkError, needs_extra
-from fasterqk.files import append_bytes, content_hash, plain, read_json_lines
+from fasterqk.errors import InputError, WorkError
+from fasterqk.files import config_defaults, config_types, content_hash, read_lines
 from fasterqk_lab.runs._execute import (
     Backend,
     CellTask,
     Event,
     LocalWorkers,
     ThisProcess,
+    current_name,
+    find_function,
+    import_name,
     next_attempt,
     save_error,
 )
-from fasterqk_lab.runs._spec import SpecCell
 from fasterqk_lab.runs._store import Store, claim, has_result
-from fasterqk_lab.runs._table import varying
+from fasterqk_lab.tasks import check_task
 
 RETRIES = 2
 
@@ -214,142 +243,179 @@ class RunningSweep:
             self.progress(done, len(self.configs), note)
 
 
-# --- Curves for TensorBoard, from the histories of cells as a sweep goes on ([tensorboard] extra) ---
-# Trainings know nothing of it: they write ``history.jsonl``, and events say when to read it again.
+# --- Sweeps written down ---
+
+DEFAULT_CONFIG = "fasterqk_lab.training:TrainConfig"
+DEFAULT_FUNCTION = "fasterqk_lab.training:train"
+_MOST_CELLS = 1_000_000
+KEYS = ("config", "function", "seeds", "base", "arms", "grid", "resources")
 
 
-FOLDER_NAME = "tensorboard"
-_LONGEST_NAME = 120
-_LARGEST_STEP = 2**63 - 1
+@dataclass(frozen=True)
+class SpecCell:
+    """One cell of a spec: the name of its arm (empty when there are no arms) and its configuration."""
+
+    arm: str
+    config: Any
 
 
-class TensorBoard:
-    """Call it with the events of a sweep, and every cell's ``history.jsonl`` becomes curves.
+@dataclass(frozen=True)
+class Resources:
+    """What one cell needs of a machine: processors (as many threads) and GPUs, or fractions of one."""
 
-    They are in ``out/tensorboard/ARM/FIELDS-CELL``: every number of the history by its step, and for
-    trainings the learning rate of each circuit. A cell that this sweep begins or goes on with is
-    written anew, one that was done before only when it is missing::
+    cpus: float = 1
+    gpus: float = 0
 
-        sweep(configs, "fasterqk_lab.training:train", "out", observe=TensorBoard("out", cells))
+
+@dataclass(frozen=True)
+class Spec:
+    """A sweep: its function, its cells, and what each of them needs."""
+
+    path: Path
+    function: str
+    cells: tuple[SpecCell, ...]
+    resources: Resources = Resources()
+
+
+def read_spec(path: str | os.PathLike[str]) -> Spec:
+    """The sweep that the TOML file at ``path`` describes; errors are one line.
+
+    Modules beside the spec are found, after installed ones.
     """
-
-    def __init__(self, out: str | os.PathLike[str], cells: Mapping[str, SpecCell]) -> None:
-        with needs_extra("tensorboard", ("tensorboard",), of="fasterqk-lab"):
-            import tensorboard  # noqa: F401  (now, not after the first cell)
-        self._store = Store(out)
-        self._configs = {name: cell.config for name, cell in cells.items()}
-        fields = varying([plain(cell.config) for cell in cells.values()])
-        self._folders = {
-            name: Path(out) / FOLDER_NAME / _safe(cell.arm or "all") / _name(name, differences)
-            for (name, cell), differences in zip(cells.items(), fields, strict=True)
-        }
-        self._file = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
-        self._written: dict[str, int] = {}
-        self._seen: dict[str, int] = {}
-
-    def __call__(self, event: Event) -> None:
-        if event.kind == "skipped" and self._folders[event.cell].exists():
-            return
-        path = self._store.root / event.cell / "history.jsonl"
-        if path.exists() and self._seen.get(event.cell) != (changed := path.stat().st_mtime_ns):
-            self._seen[event.cell] = changed
-            self._write(event.cell, [record for _, _, record in read_json_lines(path, skip_bad_lines=True)])
-
-    def _write(self, cell: str, history: list[dict[str, Any]]) -> None:
-        folder = self._folders[cell]
-        if self._written.get(cell, len(history) + 1) > len(history):
-            shutil.rmtree(folder, ignore_errors=True)
-            self._written[cell] = 0
-        new = scalars(history, self._configs[cell])[self._written[cell] :]
-        if not new:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            append_bytes(folder / self._file, _records(new, first=not self._written[cell]))
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)  # what is there counts as whole
-            raise
-        self._written[cell] = len(history)
+    path = Path(path)
+    try:
+        text = "\n".join(read_lines(path))
+    except InputError as error:
+        raise InputError(str(error).replace("cannot read", "cannot read the spec", 1)) from None
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise InputError(f"{path} is nested too deeply") from None
+    except ValueError as error:
+        raise InputError(f"{path} is not TOML: {error}") from None
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return _spec(path, document)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
-def _records(numbers: list[tuple[int, dict[str, float]]], *, first: bool) -> bytes:
-    """Numbers by step as TensorBoard reads them; its own writer has a thread, whose errors nobody sees."""
-    from tensorboard.compat.proto.event_pb2 import Event as Written
-    from tensorboard.compat.proto.summary_pb2 import Summary
-    from tensorboard.summary.writer.record_writer import RecordWriter
-
-    stream = io.BytesIO()
-    events = [Written(wall_time=time.time(), file_version="brain.Event:2")] if first else []
-    for step, values in numbers:
-        summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        events.append(Written(wall_time=time.time(), step=step, summary=summary))
-    for event in events:
-        RecordWriter(stream).write(event.SerializeToString())
-    return stream.getvalue()
-
-
-def scalars(history: list[dict[str, Any]], config: Any) -> list[tuple[int, dict[str, float]]]:
-    """The step and the numbers of each record of a history, with learning rates where ``config`` trains.
-
-    Records without a ``step`` are counted. Infinity and not-a-number are left out.
-
-    >>> scalars([{"step": 10, "loss": 0.5, "note": "x"}], None)
-    [(10, {'loss': 0.5})]
-    """
-    steps = [
-        int(record["step"]) if _is_number(record.get("step"), _LARGEST_STEP) else number
-        for number, record in enumerate(history)
+def _spec(path: Path, document: Mapping[str, Any]) -> Spec:
+    for key in document:
+        if key not in KEYS:
+            raise InputError(f"unknown key {key!r}{_suggestion(key, KEYS)}")
+    function = current_name(document.get("function", DEFAULT_FUNCTION))
+    find_function(function)
+    kind = _config_class(document.get("config", DEFAULT_CONFIG))
+    base = _table(document, "base")
+    arms = {name: _table(_table(document, "arms"), name, "arms.") for name in _table(document, "arms")}
+    grid = {name: _values(name, values, "grid") for name, values in _table(document, "grid").items()}
+    seeds: list[dict[str, Any]] = [{}]
+    if "seeds" in document:
+        _check_field(kind, "seed", "seeds")
+        seeds = [{"seed": seed} for seed in _values("seeds", document["seeds"])]
+    for where, fields in [("base", base), ("grid", grid), *((f"arms.{name}", arms[name]) for name in arms)]:
+        for name in fields:
+            if where.startswith("arms.") and name in grid:
+                raise InputError(f"{name!r} is in [{where}] and in [grid]; choose one")
+            if name == "seed" and where != "base" and "seeds" in document:
+                raise InputError(f"'seed' is in [{where}] and in seeds; choose one")
+            _check_field(kind, name, where)
+    count = math.prod(map(len, [*grid.values(), arms or [""], seeds]))
+    if count > _MOST_CELLS:
+        raise InputError(f"these are {count} cells; a sweep has at most {_MOST_CELLS}")
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    names_for_all = {*base, *grid, *(["seed"] if "seeds" in document else [])}
+    required = [name for name in config_types(kind) if name not in config_defaults(kind)]
+    for arm, fields in (arms or {"": {}}).items():
+        missing = [name for name in required if name not in names_for_all and name not in fields]
+        if missing:
+            raise InputError(f"[base]{f' or [arms.{arm}]' if arm else ''} has to give {missing[0]!r}")
+    for (arm, fields), (other, others) in itertools.combinations(arms.items(), 2):
+        if base | fields == base | others:
+            raise InputError(f"the arms {arm!r} and {other!r} are the same")
+    cells = [
+        SpecCell(arm, _config(kind, base | fields | combination | seed, arm))
+        for seed in seeds
+        for combination in combinations
+        for arm, fields in (arms or {"": {}}).items()
     ]
-    rates = _learning_rates(history, config)
-    return [
-        (
-            step,
-            {
-                name: float(value)
-                for name, value in {**record, **rates(step)}.items()
-                if name != "step" and _is_number(value)
-            },
-        )
-        for step, record in zip(steps, history, strict=True)
-    ]
+    return Spec(path, function, tuple(cells), _resources(_table(document, "resources")))
 
 
-def _is_number(value: Any, largest: float = sys.float_info.max) -> bool:
-    """Whether it is a number that a curve can have: finite, and no larger than ``largest``."""
-    return type(value) in (int, float) and abs(value) <= largest
+def _config_class(name: Any) -> type:
+    kind = import_name(name, "class")
+    if not (isinstance(kind, type) and is_dataclass(kind)):
+        raise InputError(f"config = {name!r} is no dataclass")
+    return kind
 
 
-def _learning_rates(history: list[dict[str, Any]], config: Any) -> Any:
-    """A function of the step: the learning rates of the step that follows, by circuit."""
-    from fasterqk_lab.training import TrainConfig
-
-    measured = [
-        record["step"] / record["epoch"]
-        for record in history
-        if record.get("epoch") and _is_number(record["epoch"]) and _is_number(record.get("step"))
-    ]
-    if not isinstance(config, TrainConfig) or not measured:
-        return lambda step: {}
-    from fasterqk_lab.training._steps import factor
-
-    options = config.optimisation
-    total = round(measured[-1] * options.epochs)
-    ratios = options.by_role() | {"others": 1.0}
-    if not options.ratios:
-        names = ("chosen", "others") if options.faster else ("qk", "ov")
-        ratios = dict(zip(names, (options.qk_ratio, options.ov_ratio), strict=True))
-
-    def rates(step: int) -> dict[str, float]:
-        share = factor(config, step, total)
-        return {f"learning_rate/{name}": options.lr * ratio * share for name, ratio in ratios.items()}
-
-    return rates
+def _config(kind: Any, fields: Mapping[str, Any], arm: str) -> Any:
+    hints = config_types(kind)
+    try:
+        config = kind(**{name: _typed(name, value, hints[name]) for name, value in fields.items()})
+        if f"{kind.__module__.rpartition('.')[0]}:{kind.__name__}" == DEFAULT_CONFIG:
+            check_task(config.task, config.data.form, config.data.file)
+            if config.task == "jsonl" and not config.data.file:
+                raise InputError(
+                    "task 'jsonl' needs the file with your data; write file = 'FILE.jsonl' in [base]"
+                )
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InputError(f"arm {arm!r}: {error}" if arm else str(error)) from None
+    return config
 
 
-def _name(cell: str, fields: Mapping[str, Any]) -> str:
-    words = [f"{name}={value}" for name, value in fields.items()]
-    return f"{_safe(','.join(words))[:_LONGEST_NAME]}-{cell[:8]}".lstrip("-")
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    """``value`` as the field's annotation wants it, so that 30 and 30.0 are one configuration."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    if type(value) in options:
+        return value
+    if type(value) is int and float in options:
+        return float(value)
+    if isinstance(value, list) and any(typing.get_origin(option) is tuple for option in options):
+        return tuple(value)
+    if all(option in (int, float, str, bool, type(None)) for option in options):
+        raise InputError(f"{name} = {value!r} is not of type {' or '.join(o.__name__ for o in options)}")
+    return value
 
 
-def _safe(text: str) -> str:
-    return re.sub(r"[^\w=.,+-]", "_", text).lstrip(".") or "_"
+def _resources(table: Mapping[str, Any]) -> Resources:
+    for name, amount in table.items():
+        _check_field(Resources, name, "resources")
+        number = isinstance(amount, int | float) and not isinstance(amount, bool)
+        if not number or not 0 <= amount < math.inf or (name == "cpus" and amount == 0):
+            raise InputError(f"{name} = {amount!r} in [resources] is no number of {name}")
+        if amount > 1 and amount != int(amount):
+            raise InputError(f"{name} = {amount!r} in [resources]: give a part of one, or a whole number")
+    return Resources(**table)
+
+
+def _table(document: Mapping[str, Any], key: str, prefix: str = "") -> dict[str, Any]:
+    value = document.get(key, {})
+    if not isinstance(value, dict):
+        raise InputError(f"{prefix}{key} = {value!r} is no table; write it as [{prefix}{key}]")
+    return value
+
+
+def _values(name: str, values: Any, where: str = "") -> list[Any]:
+    if not isinstance(values, list) or not values:
+        place = f" in [{where}]" if where else ""
+        raise InputError(f"{name} = {values!r}{place} is no list of values, such as {name} = [1, 2]")
+    word, count = Counter(map(repr, values)).most_common(1)[0]
+    if count > 1:
+        raise InputError(f"{name} has {word} more than once")
+    return values
+
+
+def _check_field(kind: Any, name: str, where: str) -> None:
+    names = list(config_types(kind))
+    if name not in names:
+        raise InputError(f"{kind.__name__} has no field {name!r} (in [{where}]){_suggestion(name, names)}")
+
+
+def _suggestion(name: str, known: Sequence[str]) -> str:
+    if near := difflib.get_close_matches(name, known):
+        return f"; did you mean {' or '.join(map(repr, near))}?"
+    return f"; there are {', '.join(known)}"

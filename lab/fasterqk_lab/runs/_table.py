@@ -1,20 +1,35 @@
-"""What a store holds: a table of finished cells, summaries and details of cells, the plan of a sweep."""
+"""What a store holds: a table of finished cells, summaries, the plan of a sweep, curves for TensorBoard."""
 
+import io
 import json
 import os
+import re
+import shutil
+import socket
 import sys
-from collections import Counter, UserList
+import time
+from collections import Counter, UserList, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fasterqk.errors import InputError
-from fasterqk.files import canonical_json, config_fields, csv_text, plain, write_text
-from fasterqk_lab.runs._execute import read_journal
-from fasterqk_lab.runs._spec import NotImported, Spec, read_spec
-from fasterqk_lab.runs._store import Store, is_whole, read_result, read_sealed, state
+from fasterqk.errors import InputError, needs_extra
+from fasterqk.files import (
+    append_bytes,
+    canonical_json,
+    config_fields,
+    csv_text,
+    plain,
+    read_json_lines,
+    write_bytes,
+    write_text,
+)
+from fasterqk_lab.runs._execute import Event, read_journal
+from fasterqk_lab.runs._store import LOCK_NAME, Store, claim, clear, is_whole, read_result, read_sealed, state
+from fasterqk_lab.runs._sweep import Spec, SpecCell, read_spec
 
 # --- The table of finished cells: one row per cell, one column per field of its config or result ---
 
@@ -237,20 +252,15 @@ def cell_details(folder: Path) -> dict[str, Any]:
 class Plan:
     """The cells of a sweep by state, and an estimate of the time for those that are left.
 
-    ``seconds`` is the work that is left on one worker, None when nothing comparable was measured;
-    ``low`` and ``high`` take the fastest and slowest comparable cell instead of their mean. ``basis``
-    counts the cells that are left by what their estimate rests on: ``siblings`` (the same but for the
-    seed), ``spec`` (others of this sweep), ``store`` (others of the same kind), or ``nothing``.
+    ``seconds`` is the work that is left on one worker: a cell takes as long as those that differ only in
+    the seed, else as the mean of all cells that were ``measured``; None when none was.
     """
 
     cells: int
     states: dict[str, int]
     left: int
     measured: int
-    basis: dict[str, int]
     seconds: float | None
-    low: float | None
-    high: float | None
 
     def wall_seconds(self, workers: int) -> float | None:
         """The estimate when ``workers`` cells run at a time."""
@@ -258,96 +268,153 @@ class Plan:
 
 
 def plan(spec: Spec, out: str | os.PathLike[str]) -> Plan:
-    """The plan for ``spec`` on the store in ``out``; nothing is run or written.
-
-    Of a spec read without imports too: its cells are then found by what they have stored of themselves.
-    """
+    """The plan for ``spec`` on the store in ``out``; nothing is run or written."""
     store = Store(out)
-    configs = _folders(store, spec)
+    configs = {store.folder(cell.config): cell.config for cell in spec.cells}
     begun = {folder: summarize(folder, with_config=False) for folder in configs if folder.exists()}
     count = Counter(summary.state for summary in begun.values())
     left = [configs[folder] for folder in configs if folder not in begun or begun[folder].state != "done"]
-    siblings: dict[str, list[float]] = {}
+    siblings = defaultdict[str, list[float]](list)
     for folder, summary in begun.items():
-        if (seconds := _measured(summary)) is not None:
-            siblings.setdefault(_but_the_seed(configs[folder]), []).append(seconds)
-    here = [seconds for group in siblings.values() for seconds in group]
-    elsewhere = []
-    if left and not here:
-        kind = left[0].kind if isinstance(left[0], NotImported) else type(left[0]).__name__
-        measured_cells = [_measured(summary) for summary in summaries(store) if summary.kind == kind]
-        elsewhere = [seconds for seconds in measured_cells if seconds is not None]
-    basis = dict.fromkeys(("siblings", "spec", "store", "nothing"), 0)
-    estimates = []
-    for config in left:
-        comparable = {"siblings": siblings.get(_but_the_seed(config)), "spec": here, "store": elsewhere}
-        name, measured = next((item for item in comparable.items() if item[1]), ("nothing", None))
-        basis[name] += 1
-        if measured:
-            estimates.append((fmean(measured), min(measured), max(measured)))
-    complete = len(estimates) == len(left)
-    mean, low, high = (sum(column) for column in zip(*estimates, strict=True)) if estimates else (0, 0, 0)
+        # A later attempt went on from a checkpoint: its seconds are not those of the whole cell.
+        if summary.seconds is not None and summary.attempt == 1:
+            siblings[_but_the_seed(configs[folder])].append(summary.seconds)
+    measured = [seconds for group in siblings.values() for seconds in group]
+    estimates = [fmean(siblings.get(_but_the_seed(config), measured)) for config in left if measured]
     return Plan(
         cells=len(configs),
         states={name: count[name] for name in STATES},
         left=len(left),
-        measured=len(here) or len(elsewhere),
-        basis=basis,
-        seconds=mean if complete else None,
-        low=low if complete else None,
-        high=high if complete else None,
+        measured=len(measured),
+        seconds=sum(estimates) if measured or not left else None,
     )
 
 
-def _folders(store: Store, spec: Spec) -> dict[Path, Any]:
-    """The configurations of a spec by the folder of their cell."""
-    folders: dict[Path, Any] = {}
-    stored: list[tuple[Path, dict[str, Any]]] | None = None
-    known: dict[frozenset[str], dict[str, Path]] = {}
-    for config in (cell.config for cell in spec.cells):
-        if not isinstance(config, NotImported):
-            folders[store.folder(config)] = config
-            continue
-        if stored is None:
-            stored = [(folder, document) for folder in store.cells() if (document := _config_of(folder))]
-        names = frozenset(config.fields)
-        if names not in known:
-            # A cell whose other fields all have their defaults is the one that these fields name.
-            known[names] = {
-                _comparable({name: document["all"].get(name) for name in names}): folder
-                for folder, document in stored
-                if document["kind"] == config.kind and names >= set(document["fields"])
-            }
-        fields = _comparable(config.fields)
-        folders[known[names].get(fields, store.root / f"not begun: {fields}")] = config
-    return folders
-
-
-def _config_of(folder: Path) -> dict[str, Any] | None:
-    try:
-        return read_sealed(folder / "config.json")
-    except InputError:
-        return None
-
-
-def _comparable(fields: Any) -> str:
-    """Fields as text, in which 30 and 30.0 are the same."""
-
-    def numbers(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: numbers(item) for name, item in value.items()}
-        if isinstance(value, list):
-            return [numbers(item) for item in value]
-        return float(value) if type(value) is int and abs(value) < 2**53 else value
-
-    return canonical_json(numbers(plain(fields)))
-
-
-def _measured(summary: Summary) -> float | None:
-    # A later attempt went on from a checkpoint: its seconds are not those of the whole cell.
-    return summary.seconds if summary.attempt == 1 else None
-
-
 def _but_the_seed(config: Any) -> str:
-    fields = config.fields if isinstance(config, NotImported) else config_fields(config)
-    return canonical_json({name: value for name, value in fields.items() if name != "seed"})
+    return canonical_json({name: value for name, value in config_fields(config).items() if name != "seed"})
+
+
+# --- Collecting the finished cells of another store ---
+
+
+def collect(store: Store, other: Store) -> dict[str, int]:
+    """Copy every cell that is done in ``other`` and not in ``store``; ``other`` is only read.
+
+    Returns how many were ``collected``, ``here`` already, ``unfinished`` or ``damaged`` over there, or
+    ``running`` here. A finished cell replaces what an unfinished one has here.
+    """
+    counts = Counter[str]()
+    for folder in other.cells():
+        state = summarize(folder).state
+        if state != "done":
+            counts["damaged" if state == "damaged" else "unfinished"] += 1
+            continue
+        with claim(store.root / folder.name) as claimed:
+            counts[_copy(folder, store.root / folder.name) if claimed else "running"] += 1
+    return {name: counts[name] for name in ("collected", "here", "unfinished", "damaged", "running")}
+
+
+def _copy(source: Path, target: Path) -> str:
+    with suppress(InputError):  # a damaged result is no result: the whole one takes its place
+        if read_result(target) is not None:
+            return "here"
+    clear(target)
+    paths = [path for path in source.rglob("*") if path.is_file() and path.name != LOCK_NAME]
+    # The result, which marks a finished cell, comes last.
+    for path in sorted(paths, key=lambda path: path.name == "result.json"):
+        if not path.name.endswith(".tmp"):
+            write_bytes(target / path.relative_to(source), path.read_bytes())
+    return "collected"
+
+
+# --- Curves for TensorBoard, from the histories of cells as a sweep goes on ([tensorboard] extra) ---
+# Trainings know nothing of it: they write ``history.jsonl``, and events say when to read it again.
+
+
+FOLDER_NAME = "tensorboard"
+_LONGEST_NAME = 120
+
+
+class TensorBoard:
+    """Call it with the events of a sweep, and every cell's ``history.jsonl`` becomes curves.
+
+    They are in ``out/tensorboard/ARM/FIELDS-CELL``: every number of the history by its step. A cell that
+    this sweep begins or goes on with is written anew, one that was done before only when it is missing::
+
+        sweep(configs, "fasterqk_lab.training:train", "out", observe=TensorBoard("out", cells))
+    """
+
+    def __init__(self, out: str | os.PathLike[str], cells: Mapping[str, SpecCell]) -> None:
+        with needs_extra("tensorboard", ("tensorboard",), of="fasterqk-lab"):
+            import tensorboard  # noqa: F401  (now, not after the first cell)
+        self._store = Store(out)
+        fields = varying([plain(cell.config) for cell in cells.values()])
+        self._folders = {
+            name: Path(out) / FOLDER_NAME / _safe(cell.arm or "all") / _name(name, differences)
+            for (name, cell), differences in zip(cells.items(), fields, strict=True)
+        }
+        self._file = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        self._written: dict[str, int] = {}
+
+    def __call__(self, event: Event) -> None:
+        folder = self._folders[event.cell]
+        path = self._store.root / event.cell / "history.jsonl"
+        if not path.exists() or (event.kind == "skipped" and folder.exists()):
+            return
+        history = [record for _, _, record in read_json_lines(path, skip_bad_lines=True)]
+        written = self._written.get(event.cell)
+        if written is None or written > len(history):
+            shutil.rmtree(folder, ignore_errors=True)
+            written = 0
+        if written < len(history):
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                append_bytes(folder / self._file, _records(history, written))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)  # what is there counts as whole
+                raise
+        self._written[event.cell] = len(history)
+
+
+def _records(history: list[dict[str, Any]], first: int) -> bytes:
+    """A history from record ``first`` on as TensorBoard reads it.
+
+    TensorBoard's own writer has a thread, whose errors nobody sees.
+    """
+    from tensorboard.compat.proto.event_pb2 import Event as Written
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    events = [] if first else [Written(wall_time=time.time(), file_version="brain.Event:2")]
+    for number, record in enumerate(history[first:], first):
+        numbers = curves(record)
+        step = numbers.pop("step", number)
+        values = [Summary.Value(tag=tag, simple_value=value) for tag, value in numbers.items()]
+        events.append(Written(wall_time=time.time(), step=int(step), summary=Summary(value=values)))
+    stream = io.BytesIO()
+    for event in events:
+        RecordWriter(stream).write(event.SerializeToString())
+    return stream.getvalue()
+
+
+def curves(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record that a curve can have: finite ones.
+
+    >>> curves({"step": 10, "loss": 0.5, "note": "x", "best": True, "norm": float("inf")})
+    {'step': 10, 'loss': 0.5}
+    """
+    largest = {"step": 2**63 - 1}
+    return {
+        name: value
+        for name, value in record.items()
+        if type(value) in (int, float) and abs(value) <= largest.get(name, sys.float_info.max)
+    }
+
+
+def _name(cell: str, fields: Mapping[str, Any]) -> str:
+    words = [f"{name}={value}" for name, value in fields.items()]
+    return f"{_safe(','.join(words))[:_LONGEST_NAME]}-{cell[:8]}".lstrip("-")
+
+
+def _safe(text: str) -> str:
+    return re.sub(r"[^\w=.,+-]", "_", text).lstrip(".") or "_"

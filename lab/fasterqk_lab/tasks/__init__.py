@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fasterqk_lab.tasks._registry import (
     SPLITS,
     TASKS,
+    check_data,
     check_task,
     checksum,
     data_folder,
@@ -38,6 +39,7 @@ __all__ = [
     "LabelledInstances",
     "Questions",
     "Task",
+    "check_data",
     "check_task",
     "checksum",
     "data_folder",

@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 # A task is one line here and one module of its name in this package, which has
 #   FORMS                                 names of the forms its data comes in; the first is the default;
-#   load(form, file, folder) -> Task      `file` is the user's own file, `folder` the data folder;
-#   check(folder) -> dict                 the report of `fasterqk-lab data check`.
+#   NEEDS                                 the `Files` that it reads;
+#   load(form, file, folder) -> Task      `file` is the user's own file, `folder` the data folder.
 TASKS = {
     "hatexplain": "posts that are hateful, offensive or normal, with the annotators' rationales",
     "sva": "Linzen's sentences: is the verb singular or plural? Whole, or up to the verb",
@@ -134,28 +135,70 @@ def use_data_folder(folder: str | Path | None) -> Iterator[None]:
             os.environ[VARIABLE] = before
 
 
-def find_files(folder: Path, alternatives: Sequence[Sequence[str]]) -> list[Path] | None:
-    """The first of several sets of files that is complete in ``folder``, or None."""
-    for names in alternatives:
-        paths = [folder / name for name in names]
-        if all(path.is_file() for path in paths):
+@dataclass(frozen=True)
+class Files:
+    """Files that a task reads: the first of several sets that is complete, and where to ``download`` one.
+
+    ``shown`` are the sets that messages name, if not all. ``otherwise`` says what happens without them, where
+    they are not required.
+    """
+
+    sets: Sequence[Sequence[str]]
+    download: str
+    shown: Sequence[Sequence[str]] = ()
+    otherwise: str = ""
+
+    def find(self, folder: Path) -> list[Path]:
+        """The paths of a complete set in ``folder``; empty if there is none."""
+        for names in self.sets:
+            paths = [folder / name for name in names]
+            if all(path.is_file() for path in paths):
+                return paths
+        return []
+
+    def require(self, folder: Path) -> list[Path]:
+        """As :meth:`find`, but missing files are an error that says where it looked and what to get."""
+        if paths := self.find(folder):
             return paths
-    return None
+        raise InputError(self.missing(folder))
+
+    def missing(self, folder: Path) -> str:
+        """One line: which files were looked for, where, and how to get them."""
+        wanted = " or ".join(" + ".join(names) for names in self.shown or self.sets)
+        how = f"--data-dir or ${VARIABLE} names another folder"
+        return f"no {wanted} in the data folder {str(folder)!r} ({how}); {self.otherwise or self.download}"
 
 
-def require_files(folder: Path, alternatives: Sequence[Sequence[str]], download: str) -> list[Path]:
-    """As :func:`find_files`, but missing files are an error that says where it looked and what to get."""
-    paths = find_files(folder, alternatives)
-    if paths is None:
-        raise InputError(missing_files(folder, alternatives, download))
-    return paths
+def check_data(name: str, folder: Path) -> dict[str, Any]:
+    """What ``folder`` has of a task: ``files``, ``counts`` per split, what is ``missing``, and a ``note``."""
+    needs: Sequence[Files] = task_module(name).NEEDS
+    absent = [files for files in needs if not files.find(folder)]
+    notes = [files.missing(folder) for files in absent if files.otherwise]
+    report: dict[str, Any] = {
+        "files": [str(path) for files in needs for path in files.find(folder)],
+        "missing": [files.missing(folder) for files in absent if not files.otherwise],
+    }
+    if name == "jsonl":
+        notes.append("reads the file you give with --data FILE.jsonl")
+    elif not report["missing"]:
+        task = load_task(name, data_dir=folder)
+        report["counts"] = {split: len(entries) for split, entries in task.splits.items()}
+        if all(hasattr(entries, "rated") for entries in task.splits.values()):
+            rated = {split: int(entries.rated.sum()) for split, entries in task.splits.items()}
+            report["with_rationale"] = rated
+        if task.skipped:
+            notes.append(f"left out: {left_out(task.skipped)}")
+    return report | ({"note": "; ".join(notes)} if notes else {})
 
 
-def missing_files(folder: Path, alternatives: Sequence[Sequence[str]], download: str) -> str:
-    """One line: which files were looked for, where, and how to get them."""
-    wanted = " or ".join(" + ".join(names) for names in alternatives)
-    how = f"--data-dir or ${VARIABLE} names another folder"
-    return f"no {wanted} in the data folder {str(folder)!r} ({how}); {download}"
+def json_field(record: Any, name: str, kind: type, where: str) -> Any:
+    """An entry of a JSON object, of one kind; ``where`` the object stands begins the error."""
+    if not isinstance(record, dict) or not isinstance(record.get(name), kind):
+        raise InputError(f"{where} has no {_JSON_NAMES[kind]} {name!r}; download it again")
+    return record[name]
+
+
+_JSON_NAMES: dict[type, str] = {list: "list", dict: "object", str: "text", int: "whole number"}
 
 
 def checksum(path: Path) -> str:

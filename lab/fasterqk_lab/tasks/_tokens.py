@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json, read_lines
-from fasterqk_lab.tasks._registry import find_files, require_files
+from fasterqk_lab.tasks._registry import Files
 
 # --- Words as tokens ---
 
@@ -36,10 +36,10 @@ def frequent_words(texts: Iterable[Sequence[str]]) -> tuple[str, ...]:
 # --- BERT's word pieces: words to token ids, each with the word it came from ---
 
 
-WORD_PIECES_FILES = [["tokenizers/bert-base-uncased/vocab.txt"]]
-WORD_PIECES_DOWNLOAD = (
+WORD_PIECES = Files(
+    [["tokenizers/bert-base-uncased/vocab.txt"]],
     "download vocab.txt of bert-base-uncased (https://huggingface.co/google-bert/bert-base-uncased)"
-    " to tokenizers/bert-base-uncased/vocab.txt there"
+    " to tokenizers/bert-base-uncased/vocab.txt there",
 )
 
 
@@ -65,8 +65,7 @@ class WordPieces:
     @classmethod
     def find(cls, folder: Path) -> "WordPieces":
         """The word pieces whose vocabulary file is in the data folder."""
-        (path,) = require_files(folder, WORD_PIECES_FILES, WORD_PIECES_DOWNLOAD)
-        return cls(path)
+        return cls(*WORD_PIECES.require(folder))
 
     def encode(self, texts: Sequence[Sequence[str]]) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
         """For every text (a list of words) its token ids and, for each token, the index of its word."""
@@ -87,13 +86,13 @@ class WordPieces:
 # --- GPT-2's byte pairs: text to token ids with the characters each token covers, and back ---
 
 
-BYTE_PAIRS_FILES = [
-    ["tokenizers/gpt2/encoder.json", "tokenizers/gpt2/vocab.bpe"],
-    ["tokenizers/gpt2/vocab.json", "tokenizers/gpt2/merges.txt"],
-]
-BYTE_PAIRS_DOWNLOAD = (
+BYTE_PAIRS = Files(
+    [
+        ["tokenizers/gpt2/encoder.json", "tokenizers/gpt2/vocab.bpe"],
+        ["tokenizers/gpt2/vocab.json", "tokenizers/gpt2/merges.txt"],
+    ],
     "download vocab.json and merges.txt of gpt2 (https://huggingface.co/openai-community/gpt2)"
-    " to tokenizers/gpt2/ there"
+    " to tokenizers/gpt2/ there",
 )
 END = "<|endoftext|>"
 # A word with the blank before it, or other white space: GPT-2's own pattern cuts at all of these places
@@ -144,7 +143,7 @@ class BytePairs:
     @classmethod
     def find(cls, folder: Path) -> "BytePairs":
         """The byte pairs whose files are in the data folder."""
-        return cls(*require_files(folder, BYTE_PAIRS_FILES, BYTE_PAIRS_DOWNLOAD))
+        return cls(*BYTE_PAIRS.require(folder))
 
     def encode(self, texts: Sequence[str]) -> Encoded:
         """The tokens of every text."""
@@ -233,14 +232,14 @@ def _shown(token: bytes) -> str:
 # --- Word vectors (GloVe, Pennington et al. 2014) for a vocabulary, to start embeddings from ---
 
 
-WORD_VECTORS_NAMES = ("glove.6B.300d.txt", "glove.6B.100d.gpt2vocab.f16.npz", "glove.6B.100d.txt")
-WORD_VECTORS_FILES = [[f"{place}{name}"] for name in WORD_VECTORS_NAMES for place in ("glove/", "")]
-
-
-def find_word_vectors(folder: Path) -> Path | None:
-    """GloVe's file in the data folder (300 dimensions before 100), or None."""
-    paths = find_files(folder, WORD_VECTORS_FILES)
-    return paths[0] if paths else None
+# 300 dimensions before 100.
+_GLOVE = ("glove.6B.300d.txt", "glove.6B.100d.gpt2vocab.f16.npz", "glove.6B.100d.txt")
+WORD_VECTORS = Files(
+    [[f"{place}{name}"] for name in _GLOVE for place in ("glove/", "")],
+    "download glove.6B.zip (https://nlp.stanford.edu/projects/glove/)",
+    shown=[[name] for name in _GLOVE],
+    otherwise="embeddings start at random",
+)
 
 
 def read_word_vectors(path: Path, vocabulary: Sequence[str]) -> NDArray[np.float32]:

@@ -11,13 +11,13 @@ is exactly the relevant token. The sample is fixed: it is data, not a part of a 
 
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import numpy as np
 
 from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
 
 FORMS = ("prefix",)
+NEEDS = ()
 COUNTS = {"train": 10_000, "validation": 1_000, "test": 2_000}
 CLASSES = ("singular", "plural")
 SAMPLE_SEED = 20_260
@@ -104,11 +104,6 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
             )
         splits[split] = LabelledInstances.collect(examples)
     return ClassificationTask(name="agreement", splits=splits, classes=CLASSES, vocabulary=VOCABULARY)
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """The report of ``fasterqk-lab data check``: it needs no file."""
-    return {"files": [], "missing": [], "counts": COUNTS, "with_rationale": COUNTS, "expected": True}
 
 
 def draw_sentence(generator: Random) -> tuple[list[str], int, int, int]:

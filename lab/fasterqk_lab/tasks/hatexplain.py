@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_json, read_json_lines
-from fasterqk_lab.tasks._registry import checksum, find_files, missing_files, require_files
+from fasterqk_lab.tasks._registry import Files, checksum, json_field
 from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
-from fasterqk_lab.tasks._tokens import WORD_PIECES_DOWNLOAD, WORD_PIECES_FILES, WordPieces
+from fasterqk_lab.tasks._tokens import WORD_PIECES, WordPieces
 
 LABELS = ("hatespeech", "normal", "offensive")
 # The splits by the names of the data set, and by ours.
@@ -28,13 +28,12 @@ FORMS = ("union", "votes")
 ANNOTATORS = 3
 OFFICIAL = ["hatexplain/dataset.json", "hatexplain/post_id_divisions.json"]
 COMPACT = ["hatexplain/hatexplain.jsonl.xz"]
-FILES = [OFFICIAL, COMPACT]
-COMPACT_SHA256 = "787bc23299de645b784c12ed411df474773fdad27d7e38ba09fecf33450b3c61"
-EXPECTED_COUNTS = {"train": 15383, "validation": 1922, "test": 1924}
-DOWNLOAD = (
+FILES = Files(
+    [OFFICIAL, COMPACT],
     "download dataset.json and post_id_divisions.json from the Data folder of"
-    " https://github.com/hate-alert/HateXplain to hatexplain/ there"
+    " https://github.com/hate-alert/HateXplain to hatexplain/ there",
 )
+NEEDS = (FILES, WORD_PIECES)
 
 
 @dataclass(frozen=True)
@@ -55,9 +54,9 @@ class Post:
 
 def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task, from the official files or the compact one, in BERT's word pieces."""
-    paths = require_files(folder, FILES, DOWNLOAD)
+    paths = FILES.require(folder)
     pieces = WordPieces.find(folder)
-    posts = _read(paths)
+    posts = read_posts(paths)
     words = [_clean(post.words) if form == "votes" else list(enumerate(post.words)) for post in posts]
     encoded = pieces.encode([[word for _, word in text] for text in words])
     splits: dict[str, list[LabelledInstance]] = {split: [] for split in SPLIT_NAMES.values()}
@@ -75,26 +74,6 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
         sensitive=True,
         files={path.name: checksum(path) for path in [*paths, pieces.path]},
     )
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """The report of ``fasterqk-lab data check``: the files found, posts per split, and what is missing."""
-    paths = find_files(folder, FILES)
-    missing = [] if paths else [missing_files(folder, FILES, DOWNLOAD)]
-    if not find_files(folder, WORD_PIECES_FILES):
-        missing.append(missing_files(folder, WORD_PIECES_FILES, WORD_PIECES_DOWNLOAD))
-    report: dict[str, Any] = {"files": [str(path) for path in paths or []], "missing": missing}
-    if not paths:
-        return report
-    posts = _read(paths)
-    counts = Counter(post.split for post in posts)
-    rated = Counter(post.split for post in posts if post.union is not None)
-    report["counts"] = {split: counts[split] for split in EXPECTED_COUNTS}
-    report["with_rationale"] = {split: rated[split] for split in EXPECTED_COUNTS}
-    report["expected"] = report["counts"] == EXPECTED_COUNTS
-    if len(paths) == 1:
-        report["expected"] = report["expected"] and checksum(paths[0]) == COMPACT_SHA256
-    return report
 
 
 def _union_mask(post: Post) -> NDArray[np.float64] | None:
@@ -125,26 +104,27 @@ _MARKS = str.maketrans("<>*", "   ")
 # --- The files ---
 
 
-def _read(paths: list[Path]) -> list[Post]:
+def read_posts(paths: list[Path]) -> list[Post]:
+    """The posts of the compact file, or of the two official ones."""
     return read_compact(paths[0]) if len(paths) == 1 else read_official(*paths)
 
 
 def read_official(dataset: Path, divisions: Path) -> list[Post]:
     """The posts of ``dataset.json`` and ``post_id_divisions.json`` whose annotators agree by majority."""
     records, split_ids = read_json(dataset), read_json(divisions)
-    if not isinstance(records, dict) or not isinstance(split_ids, dict):
-        raise InputError(f"{str(dataset)!r} or {str(divisions)!r} holds no JSON object; download it again")
     posts = []
     for name, split in SPLIT_NAMES.items():
-        for identity in _field(split_ids, name, repr(str(divisions)), list):
+        for identity in json_field(split_ids, name, list, repr(str(divisions))):
             where = f"{str(dataset)!r} post {identity!r}"
-            record = _field(records, identity, repr(str(dataset)), dict)
-            annotators = _field(record, "annotators", where, list)
-            label = majority([_label(_field(annotator, "label", where), where) for annotator in annotators])
+            record = json_field(records, identity, dict, repr(str(dataset)))
+            annotators = json_field(record, "annotators", list, where)
+            label = majority(
+                [_label(json_field(annotator, "label", str, where), where) for annotator in annotators]
+            )
             if label is None:
                 continue
-            masks = tuple(_marks(mask, 1, where) for mask in _field(record, "rationales", where, list))
-            words = tuple(str(word) for word in _field(record, "post_tokens", where, list))
+            masks = tuple(_marks(mask, 1, where) for mask in json_field(record, "rationales", list, where))
+            words = tuple(str(word) for word in json_field(record, "post_tokens", list, where))
             posts.append(Post(identity, split, label, words, _union(masks), masks))
     return _checked(posts, dataset)
 
@@ -156,16 +136,16 @@ def read_compact(path: Path) -> list[Post]:
 
 def _compact_posts(path: Path) -> Iterator[Post]:
     for _, where, record in read_json_lines(path):
-        split = _field(record, "split", where)
+        split = json_field(record, "split", str, where)
         if split not in SPLIT_NAMES:
             raise InputError(f"{where}: unknown split {split!r}; splits are {', '.join(SPLIT_NAMES)}")
         masks = record.get("rationales")
         union = record.get("rationale_union")
         yield Post(
-            id=str(_field(record, "id", where)),
+            id=json_field(record, "id", str, where),
             split=SPLIT_NAMES[split],
-            label=_label(_field(record, "label", where), where),
-            words=tuple(_field(record, "text", where, str).split(" ")),
+            label=_label(json_field(record, "label", str, where), where),
+            words=tuple(json_field(record, "text", str, where).split(" ")),
             union=None if union is None else _marks(union, "1", where),
             annotators=None if masks is None else tuple(_marks(mask, "1", where) for mask in masks),
         )
@@ -215,14 +195,3 @@ def _label(label: Any, where: str) -> str:
     if label not in LABELS:
         raise InputError(f"{where}: unknown label {label!r}; labels are {', '.join(LABELS)}")
     return str(label)
-
-
-def _field(record: Any, name: str, where: str, kind: type = object) -> Any:
-    if not isinstance(record, dict) or name not in record:
-        raise InputError(f"{where} has no {name!r}")
-    if not isinstance(record[name], kind):
-        raise InputError(f"{where}: {name!r} is not a JSON {_JSON_NAMES[kind]}")
-    return record[name]
-
-
-_JSON_NAMES: dict[type, str] = {list: "list", dict: "object", str: "text"}

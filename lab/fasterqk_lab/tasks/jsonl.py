@@ -8,7 +8,6 @@ lines moves none of the others.
 import hashlib
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +19,7 @@ from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, Label
 from fasterqk_lab.tasks._tokens import frequent_words
 
 FORMS = ("words",)
+NEEDS = ()
 SHARES = {"train": 0.8, "validation": 0.1, "test": 0.1}
 
 
@@ -58,11 +58,6 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
     return ClassificationTask(
         name="jsonl", splits=splits, classes=classes, vocabulary=vocabulary, files={path.name: checksum(path)}
     )
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """The report of ``fasterqk-lab data check``: the file is given with --data."""
-    return {"files": [], "missing": [], "note": "reads the file you give with --data FILE.jsonl"}
 
 
 def split_of(identity: str) -> str:

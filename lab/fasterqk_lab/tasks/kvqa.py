@@ -13,7 +13,6 @@ sample is fixed: it is data, not a part of a training.
 from collections.abc import Sequence
 from math import comb
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from fasterqk_lab.tasks._task import AnswerTask, Questions
 
 PAIRS, ASKED, KEYS, VALUES = 16, 4, 32, 64
 FORMS = ("16 pairs",)
+NEEDS = ()
 COUNTS = {"train": 32_000, "validation": 1_000, "test": 2_000}
 SAMPLE_SEED = 20_261
 
@@ -42,11 +42,6 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
         end=END,
         text=as_text,
     )
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """The report of ``fasterqk-lab data check``: it needs no file."""
-    return {"files": [], "missing": [], "counts": COUNTS, "with_rationale": COUNTS, "expected": True}
 
 
 def as_text(ids: Sequence[int]) -> str:

@@ -21,17 +21,9 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_json
-from fasterqk_lab.tasks._registry import SPLITS, checksum, find_files, left_out, missing_files
+from fasterqk_lab.tasks._registry import SPLITS, Files, checksum, json_field, left_out
 from fasterqk_lab.tasks._task import AnswerTask, Questions
-from fasterqk_lab.tasks._tokens import (
-    BYTE_PAIRS_DOWNLOAD,
-    BYTE_PAIRS_FILES,
-    WORD_VECTORS_NAMES,
-    BytePairs,
-    Encoded,
-    find_word_vectors,
-    read_word_vectors,
-)
+from fasterqk_lab.tasks._tokens import BYTE_PAIRS, WORD_VECTORS, BytePairs, Encoded, read_word_vectors
 
 # The context is a window of fixed width (in characters) at a random offset, the whole paragraph, or the
 # answer with this margin to either side, as in the released notebooks. The last leaks: the answer stands 200
@@ -42,8 +34,27 @@ WINDOWS = (*RANDOM_WIDTHS, "whole", "centred")
 FULL = "-full-vocabulary"
 FORMS = (*WINDOWS, *(f"{kind}{FULL}" for kind in WINDOWS))
 VALIDATION = 1000
-# Answerable questions in the official files.
-ANSWERABLE = {"train-v1.1": 87_599, "train-v2.0": 86_821, "dev-v1.1": 10_570, "dev-v2.0": 5_928}
+# Version 2.0 is the paper's; its answerable questions are those of version 1.1 but for a few.
+VERSIONS = ("v2.0", "v1.1")
+DOWNLOAD = (
+    "download it from https://rajpurkar.github.io/SQuAD-explorer/dataset/ (train-v2.0.json, dev-v2.0.json)"
+    " to squad/ there; .json.xz is read too"
+)
+# In the data folder or in its `squad`.
+FILES = {
+    part: Files(
+        [
+            [f"{place}{part}-{version}.json{packed}"]
+            for version in VERSIONS
+            for place in ("squad/", "")
+            for packed in ("", ".xz")
+        ],
+        DOWNLOAD,
+        shown=[[f"squad/{part}-{version}.json"] for version in VERSIONS],
+    )
+    for part in ("train", "dev")
+}
+NEEDS = (*FILES.values(), BYTE_PAIRS, WORD_VECTORS)
 
 
 @dataclass(frozen=True)
@@ -67,7 +78,7 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
     """The task, its context cut as ``form`` says."""
     paths = [require_squad(folder, part) for part in ("train", "dev")]
     pairs = BytePairs.find(folder)
-    glove = find_word_vectors(folder)
+    glove = WORD_VECTORS.find(folder)
     skipped: Counter[str] = Counter()
     train, test = (read_squad(path, skipped) for path in paths)
     asked = _split(train, test)
@@ -84,46 +95,16 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
         )
     numbers = np.full(len(pairs.vocabulary), -1)
     numbers[kept] = np.arange(len(kept))
-    read = [*paths, *pairs.paths, *([] if glove is None else [glove])]
     return AnswerTask(
         name="squad",
         splits={name: split.questions(numbers) for name, split in splits.items()},
         vocabulary=tuple(pairs.vocabulary[token] for token in kept),
         end=int(numbers[pairs.end]),
         text=lambda ids: pairs.decode([int(kept[token]) for token in ids]).strip(),
-        vectors=None if glove is None else read_word_vectors(glove, pairs.vocabulary)[kept],
-        files={path.name: checksum(path) for path in read},
+        vectors=read_word_vectors(glove[0], pairs.vocabulary)[kept] if glove else None,
+        files={path.name: checksum(path) for path in (*paths, *pairs.paths, *glove)},
         skipped=dict(skipped),
     )
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """The report of ``fasterqk-lab data check``: files, questions per split, what is left out or missing."""
-    files = {part: find_squad(folder, part) for part in ("train", "dev")}
-    paths = [path for path in files.values() if path is not None]
-    missing = [missing_squad(folder, part) for part, path in files.items() if path is None]
-    pairs = find_files(folder, BYTE_PAIRS_FILES)
-    if not pairs:
-        missing.append(missing_files(folder, BYTE_PAIRS_FILES, BYTE_PAIRS_DOWNLOAD))
-    glove = find_word_vectors(folder)
-    read = [*paths, *(pairs or []), *([glove] if glove else [])]
-    report: dict[str, Any] = {"files": [str(path) for path in read], "missing": missing}
-    if len(paths) < len(files):
-        return report
-    skipped: list[Counter[str]] = [Counter() for _ in paths]
-    asked = [read_squad(path, questions) for path, questions in zip(paths, skipped, strict=True)]
-    report["counts"] = {name: len(questions) for name, questions in _split(*asked).items()}
-    report["expected"] = all(
-        len(questions) + left.total() == ANSWERABLE[path.name.split(".json")[0]]
-        for path, questions, left in zip(paths, asked, skipped, strict=True)
-    )
-    left = skipped[0] + skipped[1]
-    notes = [f"left out: {left_out(left)}"] if left else []
-    if glove is None:
-        notes.append(f"no {' or '.join(WORD_VECTORS_NAMES)}, so embeddings start at random")
-    if notes:
-        report["note"] = "; ".join(notes)
-    return report
 
 
 def _split(train: list[SquadQuestion], test: list[SquadQuestion]) -> dict[str, list[SquadQuestion]]:
@@ -268,40 +249,14 @@ def random_window(context: str, start: int, stop: int, width: int, draw: float) 
 # --- The files: the official JSON of versions 1.1 and 2.0 ---
 
 
-# Version 2.0 is the paper's; its answerable questions are those of version 1.1 but for a few.
-VERSIONS = ("v2.0", "v1.1")
-DOWNLOAD = (
-    "download it from https://rajpurkar.github.io/SQuAD-explorer/dataset/ (train-v2.0.json, dev-v2.0.json)"
-    " to squad/ there; .json.xz is read too"
-)
 # Why an answerable question is left out.
 NOT_IN_CONTEXT = "an answer that is not in its context"
 GUESSED = "an answer whose position is a guess"
 
 
-def find_squad(folder: Path, part: str) -> Path | None:
-    """The file of ``part`` (``train`` or ``dev``) in the data folder or in its ``squad``, or None."""
-    names = [
-        f"{place}{part}-{version}.json{packed}"
-        for version in VERSIONS
-        for place in ("squad/", "")
-        for packed in ("", ".xz")
-    ]
-    paths = find_files(folder, [[name] for name in names])
-    return paths[0] if paths else None
-
-
 def require_squad(folder: Path, part: str) -> Path:
-    """As :func:`find_squad`, but a missing file is an error that says where to get it."""
-    path = find_squad(folder, part)
-    if path is None:
-        raise InputError(missing_squad(folder, part))
-    return path
-
-
-def missing_squad(folder: Path, part: str) -> str:
-    """One line: which file was looked for, where, and how to get it."""
-    return missing_files(folder, [[f"squad/{part}-{version}.json"] for version in VERSIONS], DOWNLOAD)
+    """The file of ``part`` (``train`` or ``dev``); a missing one is an error that says where to get it."""
+    return FILES[part].require(folder)[0]
 
 
 def read_squad(path: Path, skipped: Counter[str]) -> list[SquadQuestion]:
@@ -316,13 +271,13 @@ def read_squad(path: Path, skipped: Counter[str]) -> list[SquadQuestion]:
 
 def read_paragraphs(path: Path) -> list[str]:
     """The paragraphs of a file, in its order."""
-    return [_field(paragraph, "context", str, where) for _, paragraph, where in _paragraphs(path)]
+    return [json_field(paragraph, "context", str, where) for _, paragraph, where in _paragraphs(path)]
 
 
 def _questions(path: Path, skipped: Counter[str]) -> Iterator[SquadQuestion | None]:
     for title, paragraph, where in _paragraphs(path):
-        context = _field(paragraph, "context", str, where)
-        for record in _field(paragraph, "qas", list, where):
+        context = json_field(paragraph, "context", str, where)
+        for record in json_field(paragraph, "qas", list, where):
             if not isinstance(record, dict) or record.get("is_impossible") or not record.get("answers"):
                 continue
             yield _question(record, title, context, where, skipped)
@@ -330,25 +285,22 @@ def _questions(path: Path, skipped: Counter[str]) -> Iterator[SquadQuestion | No
 
 def _paragraphs(path: Path) -> Iterator[tuple[str, Any, str]]:
     """Every paragraph with the title of its article, and where it stands, for messages."""
-    document = read_json(path)
-    if not isinstance(document, dict) or not isinstance(document.get("data"), list):
-        raise InputError(f"{str(path)!r} is not SQuAD: it has no list 'data'; {DOWNLOAD}")
-    for number, article in enumerate(document["data"]):
+    for number, article in enumerate(json_field(read_json(path), "data", list, repr(str(path)))):
         where = f"{str(path)!r} article {number + 1}"
-        title = _field(article, "title", str, where)
-        for paragraph in _field(article, "paragraphs", list, where):
+        title = json_field(article, "title", str, where)
+        for paragraph in json_field(article, "paragraphs", list, where):
             yield title, paragraph, where
 
 
 def _question(
     record: dict[str, Any], title: str, context: str, where: str, skipped: Counter[str]
 ) -> SquadQuestion | None:
-    identity = _field(record, "id", str, where)
+    identity = json_field(record, "id", str, where)
     where = f"{where} question {identity!r}"
     gold, reasons, span = [], [], None
-    for answer in _field(record, "answers", list, where):
-        text = _field(answer, "text", str, where).strip()
-        start = _field(answer, "answer_start", int, where)
+    for answer in json_field(record, "answers", list, where):
+        text = json_field(answer, "text", str, where).strip()
+        start = json_field(answer, "answer_start", int, where)
         start += len(answer["text"]) - len(answer["text"].lstrip())
         gold.append(text)
         if not text or start < 0 or not context.startswith(text, start):
@@ -360,14 +312,5 @@ def _question(
     if span is None:
         skipped[reasons[0]] += 1
         return None
-    question = _field(record, "question", str, where).strip()
+    question = json_field(record, "question", str, where).strip()
     return SquadQuestion(identity, title, question, context, *span, tuple(gold))
-
-
-def _field(record: Any, name: str, kind: type, where: str) -> Any:
-    if not isinstance(record, dict) or not isinstance(record.get(name), kind):
-        raise InputError(f"{where} is not SQuAD: it has no {_KINDS[kind]} {name!r}")
-    return record[name]
-
-
-_KINDS: dict[type, str] = {list: "list", str: "text", int: "whole number"}

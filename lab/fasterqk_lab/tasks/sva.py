@@ -22,7 +22,7 @@ import numpy as np
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_lines
-from fasterqk_lab.tasks._registry import SPLITS, checksum, find_files, left_out, missing_files, require_files
+from fasterqk_lab.tasks._registry import SPLITS, Files, checksum, left_out
 from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
 from fasterqk_lab.tasks._tokens import WordPieces, frequent_words
 
@@ -31,12 +31,11 @@ LABELS = ("VBZ", "VBP")
 FORMS = ("whole", "prefix", "released")
 OFFICIAL = ["sva/agr_50_mostcommon_10K.tsv"]
 COMPACT = ["sva/linzen-sentences.tsv.xz", "sva/linzen-prefixes.tsv.xz"]
-FILES = [OFFICIAL, COMPACT]
-COMPACT_SHA256 = {
-    "linzen-sentences.tsv.xz": "5f3774a9065a0fa4ed341d1ae8a7eca395182d7a84cd00114e1731bf0dbbc884",
-    "linzen-prefixes.tsv.xz": "b6e0e2df45d45647f91b13c2343a8fb0735e7f3c19b8f871ea9ccb03c20869e5",
-}
-DOWNLOAD = "download agr_50_mostcommon_10K.tsv (see https://github.com/TalLinzen/rnn_agreement) to sva/ there"
+FILES = Files(
+    [OFFICIAL, COMPACT],
+    "download agr_50_mostcommon_10K.tsv (see https://github.com/TalLinzen/rnn_agreement) to sva/ there",
+)
+NEEDS = (FILES,)
 # The paper's sizes; the notebooks train on a tenth of all 1,577,211 rows.
 SIZES = {"train": 100_000, "validation": 20_000, "test": 20_000}
 RELEASED_TRAIN = 157_721
@@ -66,7 +65,7 @@ class Sentence:
 
 def load(form: str, file: str, folder: Path) -> ClassificationTask:
     """The task, from the official file or the compact ones."""
-    paths = require_files(folder, FILES, DOWNLOAD)
+    paths = FILES.require(folder)
     skipped: Counter[str] = Counter()
     sentences = _read(paths, form, skipped)
     for split in SPLITS:
@@ -104,25 +103,6 @@ def load(form: str, file: str, folder: Path) -> ClassificationTask:
         files={path.name: checksum(path) for path in paths},
         skipped=dict(skipped),
     )
-
-
-def check(folder: Path) -> dict[str, Any]:
-    """The report of ``fasterqk-lab data check``: files, sentences per split, what is left out or missing."""
-    paths = find_files(folder, FILES)
-    report: dict[str, Any] = {
-        "files": [str(path) for path in paths or []],
-        "missing": [] if paths else [missing_files(folder, FILES, DOWNLOAD)],
-    }
-    if not paths:
-        return report
-    skipped: Counter[str] = Counter()
-    counts = Counter(sentence.split for sentence in _read(paths, "whole", skipped))
-    report["counts"] = report["with_rationale"] = {split: counts[split] for split in SPLITS}
-    expected = {path.name: checksum(path) for path in paths} == COMPACT_SHA256 if len(paths) > 1 else True
-    report["expected"] = expected
-    if skipped:
-        report["note"] = f"left out: {left_out(skipped)}"
-    return report
 
 
 def _read(paths: Sequence[Path], form: str, skipped: Counter[str]) -> list[Sentence]:

@@ -17,7 +17,6 @@ from fasterqk_lab.training import _checkpoint as checkpoint
 from fasterqk_lab.training._config import TrainConfig
 from fasterqk_lab.training._steps import (
     ForkedCall,
-    Processes,
     Steps,
     Trainable,
     build_optimizer,
@@ -103,11 +102,8 @@ def train(
     >>> result.diverged
     False
     """
-    processes = Processes.current()
-    processes.broadcast((None if folder is None else str(Path(folder).resolve()), config))
     with one_thread():
-        trainable = build_trainable(config, data_dir)
-        return _Training(config, trainable, folder, progress, processes, fork).run()
+        return _Training(config, build_trainable(config, data_dir), folder, progress, fork).run()
 
 
 def train_on_two_cores(config: TrainConfig, **options: Any) -> TrainResult:
@@ -116,22 +112,6 @@ def train_on_two_cores(config: TrainConfig, **options: Any) -> TrainResult:
     For a single training: many use the cores better side by side.
     """
     return train(config, **options, fork=spare_core())
-
-
-def follow(processes: Processes, data_dir: str | Path | None = None) -> None:
-    """Take the steps that the first process takes, training after training, until it calls :func:`dismiss`.
-
-    The folder of a training must be readable by all processes: one machine, or a shared disk.
-    """
-    while (begun := processes.broadcast()) is not None:
-        folder, config = begun
-        with one_thread():
-            _Training(config, build_trainable(config, data_dir), folder, None, processes).run()
-
-
-def dismiss(processes: Processes) -> None:
-    """End :func:`follow` in the other processes."""
-    processes.broadcast(None)
 
 
 def load_trained(config: TrainConfig, folder: Path) -> Trainable:
@@ -156,14 +136,13 @@ class _Training:
     trainable: Trainable
     folder: str | Path | None
     progress: Progress | None
-    processes: Processes
     fork: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
     diverged: bool = False
 
     def __post_init__(self) -> None:
         config = self.config
-        self.steps = Steps(config, self.trainable, self.processes)
+        self.steps = Steps(config, self.trainable)
         points = config.evaluation.evaluations or (
             config.optimisation.epochs * config.evaluation.evaluations_per_epoch
         )
@@ -172,7 +151,7 @@ class _Training:
         self.mean_loss = self.mean_loss_then = 0.0
         # Whether a forked copy evaluates while training goes on: not when steps depend on evaluations.
         waits = config.evaluation.patience is not None or config.evaluation.stop_at_loss is not None
-        self.fork = self.fork and self.processes.count == 1 and not waits
+        self.fork = self.fork and not waits
         self.pending: tuple[dict[str, Any], ForkedCall] | None = None
 
     def run(self) -> TrainResult:
@@ -231,9 +210,7 @@ class _Training:
         if self.fork and self.history and not self.diverged:
             self.pending = when, ForkedCall(self.trainable.evaluate)
             return
-        # The others wait for what the first one measures.
-        measured = self.trainable.evaluate() if self.processes.first and not self.diverged else {}
-        self._record(when, self.processes.broadcast(measured))
+        self._record(when, {} if self.diverged else self.trainable.evaluate())
 
     def _finish_evaluation(self) -> None:
         """Wait for the copy that evaluates, if there is one."""
@@ -254,7 +231,7 @@ class _Training:
 
     def _result(self) -> TrainResult:
         measured: dict[str, Any] = {}
-        if self.processes.first and not self.diverged:
+        if not self.diverged:
             measured = self.trainable.results()
             by = self.config.evaluation.best_by
             measured["best"] = (min if by.endswith("loss") else max)(self.history, key=lambda row: row[by])
@@ -275,7 +252,7 @@ class _Training:
             self.progress(self.steps.done, self.steps.total, _note(self.history[-1]))
 
     def _save(self) -> None:
-        if self.folder is None or self.diverged or not self.processes.first:
+        if self.folder is None or self.diverged:
             return
         self._save_history()
         checkpoint.save(
@@ -292,7 +269,7 @@ class _Training:
         )
 
     def _save_history(self) -> None:
-        if self.folder is None or self.diverged or not self.processes.first:
+        if self.folder is None or self.diverged:
             return
         lines = [json.dumps(plain(record)) for record in self.history]
         write_text(Path(self.folder) / "history.jsonl", "\n".join(lines) + "\n")

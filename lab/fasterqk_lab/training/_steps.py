@@ -1,9 +1,4 @@
-"""The steps of a training: its processes, the model with its data, the optimizer, its rates, one step.
-
-torchrun (or Accelerate's launcher) starts several processes, which train one model together, each on its
-share of every batch. The first one saves, evaluates and returns the result; the others take the same steps
-and get from it what they cannot compute.
-"""
+"""The steps of a training: the model with its data, the optimizer, its rates, one step."""
 
 import dataclasses
 import math
@@ -12,14 +7,12 @@ import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -28,83 +21,6 @@ from fasterqk.labels import Circuits, Slice, find_circuits
 from fasterqk.optim import make_optimizer
 from fasterqk_lab.tasks import AnswerTask, ClassificationTask, load_task
 from fasterqk_lab.training._config import TrainConfig
-
-
-@dataclass(frozen=True)
-class Processes:
-    """This process among all that train together; alone, everything here does nothing."""
-
-    rank: int = 0
-    count: int = 1
-
-    @classmethod
-    def current(cls) -> "Processes":
-        """Those that :func:`joined` has connected, or this one alone."""
-        if dist.is_available() and dist.is_initialized():
-            return cls(dist.get_rank(), dist.get_world_size())
-        return cls()
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the process that saves and evaluates."""
-        return self.rank == 0
-
-    def share(self, chosen: Tensor) -> tuple[Tensor, float]:
-        """This process's instances of a batch, and their share of the batch's mean loss.
-
-        >>> [Processes(rank, 2).share(torch.arange(3)) for rank in (0, 1)]
-        [(tensor([0, 2]), 0.6666666666666666), (tensor([1]), 0.3333333333333333)]
-        """
-        if self.count == 1:
-            return chosen, 1.0
-        mine = chosen[self.rank :: self.count]
-        # A batch smaller than the number of processes: any instance, which then counts for nothing.
-        return (mine, len(mine) / len(chosen)) if len(mine) else (chosen[:1], 0.0)
-
-    def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Add up the gradients of all processes, in one message."""
-        if self.count == 1:
-            return
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        together = torch.cat([gradient.flatten() for gradient in gradients])
-        dist.all_reduce(together)
-        for gradient, summed in zip(
-            gradients, together.split([gradient.numel() for gradient in gradients]), strict=True
-        ):
-            gradient.copy_(summed.view_as(gradient))
-
-    def sum(self, number: float) -> float:
-        """The sum of one number per process."""
-        if self.count == 1:
-            return number
-        total = torch.tensor(number, dtype=torch.float64)
-        dist.all_reduce(total)
-        return float(total)
-
-    def broadcast(self, value: Any = None) -> Any:
-        """The ``value`` of the first process, in all of them."""
-        if self.count == 1:
-            return value
-        message = [value]
-        dist.broadcast_object_list(message, src=0)
-        return message[0]
-
-
-@contextmanager
-def joined() -> Iterator[Processes]:
-    """Join the processes that a launcher started, by its environment variables; alone without one."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    if count == 1:
-        yield Processes()
-        return
-    if not dist.is_available():
-        raise InputError(f"WORLD_SIZE is {count}, but this torch was built without torch.distributed")
-    dist.init_process_group("gloo")
-    try:
-        yield Processes.current()
-    finally:
-        dist.destroy_process_group()
-
 
 # --- A forked copy of this process, while the process itself goes on ---
 
@@ -245,18 +161,10 @@ class Steps:
     ``done`` counts the steps taken, ``total`` those of the whole training.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        trainable: Trainable,
-        processes: Processes = Processes(),  # noqa: B008 - frozen
-    ) -> None:
+    def __init__(self, config: TrainConfig, trainable: Trainable) -> None:
         options = config.optimisation
-        if options.stale_gradients and processes.count > 1:
-            raise InputError("gradients that are never cleared cannot be added up over processes; use one")
         self.config, self.options = config, options
         self.trainable = trainable
-        self.processes = processes
         self.optimizer = build_optimizer(trainable.model, config)
         # The last step of an epoch takes what is left, however few batches that are.
         self.per_epoch = -(-len(trainable.batches(0)) // options.accumulate)
@@ -275,23 +183,20 @@ class Steps:
         self.optimizer.zero_grad()
         count = self.options.accumulate
         parts = self._order[place * count : (place + 1) * count]
-        loss = sum(self._backward(part, parts, self.done * count + n) for n, part in enumerate(parts))
-        self.processes.sum_gradients(self._parameters)
+        whole = sum(self.trainable.weight(part) for part in parts)
+        loss = 0.0
+        for number, part in enumerate(parts, self.done * count):
+            # Weighted so that all batches of a step are as one large batch.
+            partial = self.trainable.weight(part) / whole * self.trainable.loss(part, number)
+            partial.backward()
+            loss += float(partial.item())
         self.trainable.before_step()
         if self.options.clip is not None:
             clip_gradients(self._parameters, self.options.clip)
         set_rates(self.optimizer, factor(self.config, self.done, self.total))
         self.optimizer.step()
         self.done += 1
-        return self.processes.sum(loss)
-
-    def _backward(self, part: Tensor, parts: list[Tensor], number: int) -> float:
-        """Add the gradient of one batch of a step, weighted so that all are as one large batch."""
-        mine, share = self.processes.share(part)
-        whole = sum(self.trainable.weight(batch) for batch in parts)
-        loss = (self.trainable.weight(mine) / whole if share else 0.0) * self.trainable.loss(mine, number)
-        loss.backward()
-        return float(loss.item())
+        return loss
 
     def stale_gradients(self) -> dict[str, Tensor]:
         """Gradients of parameters that the optimizer does not know, and so never clears."""

@@ -23,14 +23,13 @@ def test_both_ways_are_timed_on_the_same_batches(monkeypatch, tmp_path):
     result = training.run_training(lambda done, total: told.append((done, total)))
     assert told == [(1, 3), (2, 3), (3, 3)]
     assert result["speedup"] == result["plain_seconds"] / result["seconds"]
-    assert result["steps_per_second"] == pytest.approx(1 / result["seconds"])
     assert result["rounds"] == 2
 
 
 def test_both_ways_are_timed_on_the_same_questions(monkeypatch):
     sizes = {"width": 8, "heads": 2, "head_width": 4, "mlp_width": 8, "train_limit": 200, "context": 48}
-    few = {"train_subset": 8, "along_subset": 8, "batch_size": training.BATCH, "dropout": 0.1}
-    monkeypatch.setattr(training, "_squad_config", lambda form: TrainConfig("kvqa", **sizes, **few))
+    few = {"batch_size": training.BATCH, "dropout": 0.1}
+    monkeypatch.setattr(training, "squad_config", lambda form: TrainConfig("kvqa", **sizes, **few))
     monkeypatch.setattr(training, "SQUAD_ROUNDS", 2)
     told = []
     result = training.run_squad(lambda done, total: told.append((done, total)))
@@ -39,11 +38,10 @@ def test_both_ways_are_timed_on_the_same_questions(monkeypatch):
         assert part["speedup"] == part["plain_seconds"] / part["seconds"]
         assert part["examples_per_second"] == pytest.approx(training.BATCH / part["seconds"])
     assert result["parameters"] > 0
-    assert set(result["evaluation"]) >= {"loss", "test_f1", "mrta"}
 
 
 def test_the_model_that_is_timed_is_the_papers():
-    config = training._squad_config("random-full-vocabulary")
+    config = training.squad_config("random-full-vocabulary")
     assert (config.model.layers, config.model.width, config.model.mlp_width, config.model.context) == (
         6,
         300,

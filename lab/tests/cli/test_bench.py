@@ -5,21 +5,21 @@ from importlib import import_module
 
 import pytest
 
-from fasterqk_lab.benchmarks import circuits
+from fasterqk_lab.benchmarks import library
 from fasterqk_lab.cli.main import main
-from fasterqk_lab.cli.reproduce import BENCHMARK_MODULES, BENCHMARKS
+from fasterqk_lab.cli.reproduce import BENCHMARKS, OF_TRAINING
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_every_benchmark_has_its_function(name: str) -> None:
-    module = import_module(f"fasterqk_lab.benchmarks.{BENCHMARK_MODULES.get(name, name)}")
+    module = import_module(f"fasterqk_lab.benchmarks.{'training' if name in OF_TRAINING else 'library'}")
     assert callable(getattr(module, f"run_{name}"))
 
 
 def test_what_a_benchmark_returns_is_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(circuits, "run_circuits", lambda progress: {"speedup": 2.0})
+    monkeypatch.setattr(library, "run_circuits", lambda progress: {"speedup": 2.0})
     assert main(["bench", "circuits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"speedup": 2.0}
     assert main(["bench", "circuits"]) == 0

@@ -3,6 +3,7 @@ import lzma
 
 from fasterqk_lab.cli.main import main
 from fasterqk_lab.tasks import TASKS
+from fasterqk_lab.tasks._registry import CHECKOUT
 
 
 def test_every_task_is_listed_with_what_is_missing(capsys, tmp_path):
@@ -23,6 +24,7 @@ def test_a_damaged_file_is_told_and_the_code_is_one(capsys, tmp_path):
     (tmp_path / "hatexplain").mkdir()
     path = tmp_path / "hatexplain" / "hatexplain.jsonl.xz"
     path.write_bytes(lzma.compress(b'{"id": "a"}\n' * 50)[:40])
+    (tmp_path / "tokenizers").symlink_to(CHECKOUT / "tokenizers")
     assert main(["data", "check", "--data-dir", str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "hatexplain: damaged" in out
@@ -47,10 +49,14 @@ def test_squad_is_counted_and_what_is_left_out_is_said(capsys, tmp_path):
         (tmp_path / "squad" / f"{part}.json").write_text(json.dumps({"data": articles}))
     assert main(["data", "check", "--data-dir", str(tmp_path)]) == 0
     squad = capsys.readouterr().out.split("squad: ")[1].split("\n\n")[0]
-    assert squad.startswith("missing\n")  # the byte pairs
+    assert squad.startswith("missing\n")
+    assert "no tokenizers/gpt2/encoder.json" in squad
+    (tmp_path / "tokenizers").symlink_to(CHECKOUT / "tokenizers")
+    assert main(["data", "check", "--data-dir", str(tmp_path)]) == 0
+    squad = capsys.readouterr().out.split("squad: ")[1].split("\n\n")[0]
+    assert squad.startswith("ready\n")
     assert "train 1 questions, validation 1 questions, test 2 questions" in squad
     assert "left out: 2 with an answer that is not in its context" in squad
-    assert "no tokenizers/gpt2/encoder.json" in squad
 
 
 def test_generated_tasks_say_that_they_need_no_file(capsys, tmp_path):

@@ -99,14 +99,24 @@ def configured(command):
     return parser.parse_args(command[1:])
 
 
-@pytest.mark.slow  # it reads the sentences
 @pytest.mark.usefixtures("in_this_process")
 def test_the_printed_command_names_form_and_data_folder(capsys, tmp_path):
-    data_dir = str(Path(__file__).parents[3] / "data")
-    given = ["tune", "sva", "--form", "prefix", "--data-dir", data_dir, "--rates", "1e-4", "--ratios", "5"]
+    data_dir = str(tmp_path)
+    given = [
+        "tune",
+        "agreement",
+        "--form",
+        "prefix",
+        "--data-dir",
+        data_dir,
+        "--rates",
+        "1e-4",
+        "--ratios",
+        "5",
+    ]
     assert main([*given, "--seeds", "1", "--out", str(tmp_path / "out")]) == 0
     arguments = configured(printed_command(capsys.readouterr().out))
-    assert (arguments.task, arguments.form, arguments.data_dir) == ("sva", "prefix", data_dir)
+    assert (arguments.task, arguments.form, arguments.data_dir) == ("agreement", "prefix", data_dir)
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,8 @@ class Gated:
 def train_gated(config: Gated, *, folder: Path, progress: Progress) -> dict[str, Any]:
     """Keeps in ``began.txt`` the step from which this attempt goes on.
 
-    A held cell writes into the named pipe ``gate/SEED`` which process asked for it, and the step of its
-    last checkpoint.
+    A held cell writes into the named pipe ``gate/SEED`` its process, and the step of its last
+    checkpoint.
     """
     from fasterqk_lab.training import TrainConfig, train
 
@@ -101,7 +101,7 @@ def train_gated(config: Gated, *, folder: Path, progress: Progress) -> dict[str,
     def report(done: float, total: float, note: str = "") -> None:
         progress(done, total, note)
         if config.held and began == 0 and done > total / 2 and pipe.exists():
-            pipe.write_text(f"{os.getppid()} {step_of_checkpoint(folder)}")
+            pipe.write_text(f"{os.getpid()} {step_of_checkpoint(folder)}")
             signal.pause()
 
     return train(training, folder=folder, progress=report).to_json()

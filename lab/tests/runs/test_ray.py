@@ -1,14 +1,14 @@
-"""The Ray backend's own part (claims, journal, retries), on a cluster that is played by this process.
+"""The Ray backend's own part (room, retries, what is lost), on a cluster that is played by this process.
 
 The real one is in lab/tests/cluster: `make test-cluster`.
 """
 
 import importlib.machinery
+import pickle
 import socket
 import sys
-import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -17,12 +17,13 @@ from typing import Any
 import pytest
 from lab.tests.crash.sweeps import done_once
 
+import fasterqk
 from fasterqk.errors import InputError
 from fasterqk.files import content_hash
 from fasterqk_lab.runs import Store, SweepError, sweep
 from fasterqk_lab.runs import _ray as ray_backend
-from fasterqk_lab.runs._execute import Event, read_journal
-from fasterqk_lab.runs._ray import RayCluster, join
+from fasterqk_lab.runs._execute import CellTask, Event, read_journal
+from fasterqk_lab.runs._ray import RayCluster, do_cell, join
 from fasterqk_lab.runs._store import claim, is_claimed, read_sealed, state
 
 
@@ -34,8 +35,15 @@ class RayTaskError(RayError):
     pass
 
 
+class Submitted:
+    """A task of the played cluster: a call that is made when somebody asks for its result."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        self.call = lambda: function(*arguments)
+
+
 class PlayedRay(ModuleType):
-    """What the backend uses of Ray: tasks are generators here, run when somebody looks."""
+    """What the backend uses of Ray."""
 
     def __init__(self) -> None:
         super().__init__("ray")
@@ -44,7 +52,7 @@ class PlayedRay(ModuleType):
         self.processors: list[float] = [2]
         self.calls: list[str] = []
         self.options: dict[str, Any] = {}
-        # Errors that come instead of the next messages, first come first served.
+        # Errors that come instead of the next results, first come first served.
         self.trouble: list[RayError] = []
 
     def is_initialized(self) -> bool:
@@ -56,8 +64,8 @@ class PlayedRay(ModuleType):
     def shutdown(self) -> None:
         self.calls.append("shutdown")
 
-    def cancel(self, generator: Any, force: bool) -> None:
-        generator.close()
+    def cancel(self, submitted: Submitted, force: bool) -> None:
+        self.calls.append("cancel")
 
     def nodes(self) -> list[dict[str, Any]]:
         dead = {"Alive": False, "Resources": {"CPU": 64, "GPU": 8}}
@@ -65,26 +73,23 @@ class PlayedRay(ModuleType):
 
     def remote(self, **options: Any) -> Any:
         self.options = options
-        return lambda function: SimpleNamespace(remote=function)
+        return lambda function: SimpleNamespace(remote=lambda *arguments: Submitted(function, *arguments))
 
-    def wait(self, generators: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
-        return generators[:num_returns], generators[num_returns:]
+    def wait(self, submitted: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        return submitted[:num_returns], submitted[num_returns:]
 
-    def get(self, message: Any) -> Any:
+    def get(self, submitted: Submitted) -> Any:
         if self.trouble:
             raise self.trouble.pop(0)
-        return message
+        return submitted.call()
 
 
 @pytest.fixture
-def ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedRay]:
+def ray(monkeypatch: pytest.MonkeyPatch) -> PlayedRay:
     played = PlayedRay()
     monkeypatch.setitem(sys.modules, "ray", played)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    yield played
-    while ray_backend._idle:
-        ray_backend._idle.popitem()[1].close()
+    return played
 
 
 def events_of(store: Store, config: Any) -> list[tuple[str, int]]:
@@ -94,7 +99,7 @@ def events_of(store: Store, config: Any) -> list[tuple[str, int]]:
 def test_results_as_local_workers_have_them(tmp_path: Path, cells: ModuleType, ray: PlayedRay) -> None:
     configs = [cells.Cell(seed) for seed in range(5)]
     events: list[Event] = []
-    backend = RayCluster(cpus=0.5, threads=1)
+    backend = RayCluster(cpus=0.5)
     results = sweep(
         configs, "cells_of_tests:double", tmp_path / "ray", backend=backend, observe=events.append
     )
@@ -107,7 +112,6 @@ def test_results_as_local_workers_have_them(tmp_path: Path, cells: ModuleType, r
         assert events_of(store, config) == [("started", 1), ("saved", 1)]
         assert done_once(store.folder(config), 1) == []
         assert not is_claimed(store.folder(config))
-    assert read_journal(store.folder(configs[0]))[0]["worker"] == socket.gethostname()
 
 
 def test_nothing_left_to_do_needs_no_cluster(tmp_path: Path, cells: ModuleType, ray: PlayedRay) -> None:
@@ -116,14 +120,6 @@ def test_nothing_left_to_do_needs_no_cluster(tmp_path: Path, cells: ModuleType, 
         {"doubled": 0.0}
     ]
     assert ray.calls == []
-
-
-def test_a_cell_whose_worker_dies_goes_on_from_its_checkpoint(
-    tmp_path: Path, cells: ModuleType, ray: PlayedRay
-) -> None:
-    results = sweep([cells.Cell()], "cells_of_tests:die_once", tmp_path, backend=RayCluster())
-    assert results == [{"lines": 1}]
-    assert events_of(Store(tmp_path), cells.Cell()) == [("started", 1), ("started", 2), ("saved", 2)]
 
 
 def test_a_machine_that_dies_costs_an_attempt(tmp_path: Path, cells: ModuleType, ray: PlayedRay) -> None:
@@ -140,36 +136,6 @@ def test_a_cell_is_given_up_after_its_retries(tmp_path: Path, cells: ModuleType,
     with pytest.raises(SweepError, match=r"1 of 1 cells failed.*its worker died \(gone\)"):
         sweep([cells.Cell(1)], "cells_of_tests:double", tmp_path, backend=RayCluster(), retries=1)
     assert state(Store(tmp_path).folder(cells.Cell(1))) == "failed"
-
-
-def test_a_full_disk_over_there_is_no_reason_to_stop(
-    tmp_path: Path, cells: ModuleType, ray: PlayedRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real, full = ray_backend.do_cell, iter([OSError(28, "No space left on device")])
-
-    def do_cell(cell: str, *arguments: Any) -> Iterator[Any]:
-        if (error := next(full, None)) is not None:
-            yield "there", [Event("fatal", cell, error=error)], {}
-        else:
-            yield from real(cell, *arguments)
-
-    monkeypatch.setattr(ray_backend, "do_cell", do_cell)
-    events: list[Event] = []
-    sweep([cells.Cell(1)], "cells_of_tests:double", tmp_path, backend=RayCluster(), observe=events.append)
-    (note,) = (event.note for event in events if event.kind == "retried")
-    assert note == "on there: OSError: [Errno 28] No space left on device"
-
-
-def test_a_folder_that_does_not_fit_over_there_is_sent_again(
-    tmp_path: Path, cells: ModuleType, ray: PlayedRay
-) -> None:
-    error = RayTaskError("a long traceback")
-    error.cause = OSError(28, "No space left on device")  # type: ignore[attr-defined]
-    ray.trouble = [error]
-    events: list[Event] = []
-    sweep([cells.Cell(1)], "cells_of_tests:double", tmp_path, backend=RayCluster(), observe=events.append)
-    (note,) = (event.note for event in events if event.kind == "retried")
-    assert note == "OSError: [Errno 28] No space left on device"
 
 
 @pytest.mark.parametrize(
@@ -226,17 +192,28 @@ def test_force_begins_again(tmp_path: Path, cells: ModuleType, ray: PlayedRay) -
     assert events_of(Store(tmp_path), cells.Cell(1)) == [("started", 1), ("saved", 1)]
 
 
-def test_an_interrupt_keeps_what_has_arrived(tmp_path: Path, cells: ModuleType, ray: PlayedRay) -> None:
+def test_an_interrupt_stops_what_was_handed_out(tmp_path: Path, cells: ModuleType, ray: PlayedRay) -> None:
     def observe(event: Event) -> None:
-        if event.kind == "started":
-            raise KeyboardInterrupt
+        raise KeyboardInterrupt
 
+    configs = [cells.Cell(1), cells.Cell(2)]
     with pytest.raises(KeyboardInterrupt):
-        sweep([cells.Cell()], "cells_of_tests:die_once", tmp_path, backend=RayCluster(), observe=observe)
-    folder = Store(tmp_path).folder(cells.Cell())
-    assert [line["event"] for line in read_journal(folder)] in (["started", "stopped"], ["started"])
-    assert not is_claimed(folder)
-    assert ray.calls == ["init local", "shutdown"]
+        sweep(configs, "cells_of_tests:double", tmp_path, backend=RayCluster(), observe=observe)
+    assert ray.calls == ["init local", "cancel", "shutdown"]
+    assert [state(Store(tmp_path).folder(config)) for config in configs] == ["done", "stopped"]
+    assert not any(is_claimed(folder) for folder in Store(tmp_path).cells())
+
+
+def test_a_machine_without_the_results_folder_is_one_line(tmp_path: Path, cells: ModuleType) -> None:
+    task = CellTask("0123456789abcdef", cells.Cell(), "cells_of_tests:double", str(tmp_path / "elsewhere"))
+    with pytest.raises(InputError, match=r"does not see .*elsewhere'; put --out on a disk that all machines"):
+        do_cell(pickle.dumps(task), fasterqk.__version__, [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(InputError, match=r"and the sweep 0\.0\.0; install one version"):
+        do_cell(b"", "0.0.0", [])
 
 
 @pytest.mark.parametrize(
@@ -270,7 +247,7 @@ def test_addresses_that_are_none(ray: PlayedRay) -> None:
         (f"127.0.0.1:{port}", f"nothing answers at '127.0.0.1:{port}'.*Connection refused"),
         ("127.0.0.1:99999", "nothing answers at '127.0.0.1:99999'"),
         ("here", "'here' is not the address of a Ray cluster; give HOST:PORT, or auto"),
-        ("ray://head:10001", "'ray://head:10001' is the address of a Ray client"),
+        ("ray://head:10001", "'ray://head:10001' is not the address of a Ray cluster"),
     ]:
         with pytest.raises(InputError, match=told):
             RayCluster(address).free()

@@ -144,21 +144,18 @@ def test_what_cannot_be_meant(spec: Callable[[str], Spec], tmp_path: Path, text:
         ("[arms.a]\nseed = 3\n", "[base] or [arms.a] has to give 'task'"),
         ("[base]\ntask = 'agreement'\n[arms.a]\nlr = -1\n", "arm 'a': lr -1.0 is not above 0"),
         (
-            "config = 'fasterqk_lab.runs._spec:SpecCell'\nseeds = [1]\n",
+            "config = 'fasterqk_lab.runs._sweep:SpecCell'\nseeds = [1]\n",
             "SpecCell has no field 'seed' (in [seeds])",
         ),
-        ("config = 'nowhere:Config'\n", "config = 'nowhere:Config'"),
+        ("config = 'nowhere:Config'\n", "no class 'nowhere:Config' (ModuleNotFoundError"),
         ("config = 'fasterqk_lab.training:train'\n", "is no dataclass"),
-        ("config = 3\n", "config = 3"),
-        ("function = 'train'\n", "function = 'train' is not 'module:function'"),
+        ("config = 3\n", "no class 3"),
+        ("function = 'train'\n", "no function 'train'"),
         ("seeds = [1\n", "is not TOML"),
         ("seeds = " + "[" * 100_000 + "\n", "is nested too deeply"),
-        (
-            "function = 'fasterqk_lab.training:trian'\n",
-            "training has no 'trian'; did you mean 'train'",
-        ),
-        ("function = 'fasterqk_lab.trainig:train'\n", "there is no module 'fasterqk_lab.trainig'"),
-        ("function = 'no-module:f'\n", "is not 'module:function'"),
+        ("function = 'fasterqk_lab.training:trian'\n", "has no attribute 'trian'"),
+        ("function = 'fasterqk_lab.trainig:train'\n", "No module named 'fasterqk_lab.trainig'"),
+        ("function = 'no-module:f'\n", "No module named 'no-module'"),
         (
             "[base]\ntask = 'nope'\n",
             "'nope'; choose from hatexplain, sva, agreement, jsonl, squad, kvqa",
@@ -188,8 +185,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 SPEC = 'config = "beside_a_spec:Own"\nfunction = "beside_a_spec:run"\nseeds = [0, 1]\n[base]\nscale = 3\n'
 MODULE = """
-import dataclasses, pathlib
-pathlib.Path(__file__).with_name("imported").touch()
+import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Own:
@@ -210,7 +206,7 @@ def installed_command(*words: str, where: Path) -> subprocess.CompletedProcess[s
     )
 
 
-def test_a_module_beside_the_spec_is_planned_without_import_and_swept(tmp_path: Path) -> None:
+def test_a_module_beside_the_spec_is_planned_and_swept(tmp_path: Path) -> None:
     (tmp_path / "specs").mkdir()
     spec = tmp_path / "specs" / "spec.toml"
     spec.write_text("\ufeff" + SPEC, encoding="utf-8")
@@ -219,32 +215,27 @@ def test_a_module_beside_the_spec_is_planned_without_import_and_swept(tmp_path: 
     planned = installed_command("plan", *words, "--json", where=tmp_path)
     assert (planned.returncode, planned.stderr) == (0, "")
     assert json.loads(planned.stdout)["left"] == 2
-    assert not (tmp_path / "specs" / "imported").exists()
     swept = installed_command("sweep", *words, "--json", "--shard", "2/2", where=tmp_path)
     assert (swept.returncode, swept.stderr) == (0, "")
     assert json.loads(swept.stdout)["cells"][0]["result"] == {"scaled": 3.0}
-    assert (tmp_path / "specs" / "imported").exists()
-    # The finished cell is found by what it has stored; 3 and 3.0 are the same.
-    (tmp_path / "specs" / "imported").unlink()
     planned = installed_command("plan", *words, "--json", where=tmp_path)
     found = json.loads(planned.stdout)
     assert (found["cells"], found["left"], found["states"]["done"]) == (2, 1, 1)
-    assert found["basis"]["siblings"] == 1
-    assert not (tmp_path / "specs" / "imported").exists()
+    assert found["measured"] == 1
 
 
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("beside_a_spec:run", "beside_a_spec:rum", "beside_a_spec has no 'rum'; did you mean 'run'?"),
-        ("beside_a_spec:run", "beside_a_spec:scale", "beside_a_spec has no 'scale'"),
-        ("beside_a_spec:Own", "beside_a_spec:Other", "beside_a_spec has no 'Other'"),
-        ("beside_a_spec:Own", "beside_the_spec:Own", "there is no module 'beside_the_spec'"),
+        ("beside_a_spec:run", "beside_a_spec:rum", "has no attribute 'rum'"),
+        ("beside_a_spec:run", "beside_a_spec:scale", "has no attribute 'scale'"),
+        ("beside_a_spec:Own", "beside_a_spec:Other", "has no attribute 'Other'"),
+        ("beside_a_spec:Own", "beside_the_spec:Own", "No module named 'beside_the_spec'"),
         ("scale = 3", "scal = 3", "Own has no field 'scal' (in [base]); did you mean 'scale'?"),
         ("scale = 3", "word = 'y'", "[base] has to give 'scale'"),
     ],
 )
-def test_a_plan_refuses_what_cannot_run_and_imports_nothing(
+def test_a_plan_refuses_what_cannot_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, told: str
 ) -> None:
     spec = tmp_path / "spec.toml"
@@ -253,4 +244,3 @@ def test_a_plan_refuses_what_cannot_run_and_imports_nothing(
     assert main(["plan", str(spec), "--out", str(tmp_path / "out")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
-    assert not (tmp_path / "imported").exists()

@@ -11,7 +11,9 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk_lab.runs import Plan, Store, SweepError, load, plan, read_spec, sweep
-from fasterqk_lab.runs._table import cell_details, summaries, varying
+from fasterqk_lab.runs._execute import read_journal, write_journal
+from fasterqk_lab.runs._store import LOCK_NAME, claim
+from fasterqk_lab.runs._table import cell_details, collect, summaries, varying
 
 
 @pytest.fixture
@@ -157,8 +159,7 @@ def planned(tmp_path: Path, cells: ModuleType) -> Callable[[], Plan]:
 def test_nothing_measured_is_no_estimate(planned: Callable[[], Plan], tmp_path: Path) -> None:
     found = planned()
     assert (found.cells, found.left, found.measured) == (4, 4, 0)
-    assert (found.seconds, found.low, found.high, found.wall_seconds(2)) == (None, None, None, None)
-    assert found.basis == {"siblings": 0, "spec": 0, "store": 0, "nothing": 4}
+    assert (found.seconds, found.wall_seconds(2)) == (None, None)
     assert not (tmp_path / "runs").exists()
 
 
@@ -169,7 +170,6 @@ def test_siblings_are_the_best_guide(planned: Callable[[], Plan], tmp_path: Path
     found = planned()
     assert (found.states["done"], found.left) == (2, 2)
     assert found.seconds == 22.0  # one small and one large cell are left
-    assert found.basis["siblings"] == 2
     assert found.wall_seconds(2) == 11.0
     assert found.wall_seconds(8) == 11.0
 
@@ -179,18 +179,7 @@ def test_without_siblings_the_rest_of_the_sweep(
 ) -> None:
     Store(tmp_path).save(cells.Cell(0), {}, attempt=1, seconds=2.0)
     found = planned()
-    assert found.basis == {"siblings": 1, "spec": 2, "store": 0, "nothing": 0}
-    assert found.seconds == 6.0
-
-
-def test_without_any_the_same_kind_elsewhere(
-    planned: Callable[[], Plan], tmp_path: Path, cells: ModuleType
-) -> None:
-    for seed, seconds in ((7, 1.0), (8, 3.0)):
-        Store(tmp_path).save(cells.Cell(seed), {}, attempt=1, seconds=seconds)
-    found = planned()
-    assert (found.basis["store"], found.measured) == (4, 2)
-    assert (found.seconds, found.low, found.high) == (8.0, 4.0, 12.0)
+    assert (found.measured, found.seconds) == (1, 6.0)
 
 
 def test_a_resumed_cell_is_no_measurement(
@@ -207,3 +196,53 @@ def test_all_done(planned: Callable[[], Plan], tmp_path: Path, cells: ModuleType
             Store(tmp_path).save(cells.Cell(seed, scale), {}, attempt=1, seconds=1.0)
     found = planned()
     assert (found.left, found.seconds) == (0, 0)
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != LOCK_NAME}
+
+
+@pytest.fixture
+def stores(tmp_path: Path, setting: Callable[..., Any]) -> tuple[Store, Store]:
+    """Ours has cells 0 (done), 1 (begun); the other has 0 and 1 and 2 (done), 3 (begun), 4 (damaged)."""
+    ours, other = Store(tmp_path / "ours"), Store(tmp_path / "other")
+    ours.save(setting(0), {"from": "ours"})
+    (ours.begin(setting(1)) / "checkpoint.json").write_text("half")
+    for seed in (0, 1, 2, 4):
+        write_journal(other.save(setting(seed), {"from": "other"}), "saved", 1)
+    other.begin(setting(3))
+    (other.folder(setting(4)) / "result.json").write_text("{}")
+    return ours, other
+
+
+def test_what_is_done_there_and_not_here(stores: tuple[Store, Store], setting: Callable[..., Any]) -> None:
+    ours, other = stores
+    assert collect(ours, other) == {
+        "collected": 2,
+        "here": 1,
+        "unfinished": 1,
+        "damaged": 1,
+        "running": 0,
+    }
+    found = [ours.result(setting(seed)) for seed in range(4)]
+    assert found == [{"from": "ours"}, {"from": "other"}, {"from": "other"}, None]
+    for seed in (1, 2):
+        assert files_of(ours.folder(setting(seed))) == files_of(other.folder(setting(seed)))
+        assert [line["event"] for line in read_journal(ours.folder(setting(seed)))] == ["saved"]
+    assert collect(ours, other)["collected"] == 0
+
+
+def test_a_damaged_result_here_is_replaced(stores: tuple[Store, Store], setting: Callable[..., Any]) -> None:
+    ours, other = stores
+    (ours.folder(setting(0)) / "result.json").write_text("{}")
+    assert collect(ours, other)["collected"] == 3
+    assert ours.result(setting(0)) == {"from": "other"}
+
+
+def test_a_cell_that_runs_here_is_left_alone(
+    stores: tuple[Store, Store], setting: Callable[..., Any]
+) -> None:
+    ours, other = stores
+    with claim(ours.folder(setting(1))):
+        assert collect(ours, other)["running"] == 1
+    assert (ours.folder(setting(1)) / "checkpoint.json").read_text() == "half"

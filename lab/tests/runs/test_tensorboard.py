@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from lab.tests.crash.cells import Walk
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tests.full_disk import file_size_limit
@@ -15,9 +14,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import content_hash, write_text
 from fasterqk_lab.runs import SpecCell, Store
 from fasterqk_lab.runs._execute import Event
-from fasterqk_lab.runs._sweep import FOLDER_NAME, TensorBoard, scalars
-from fasterqk_lab.training import TrainConfig
-from fasterqk_lab.training._steps import factor, set_rates
+from fasterqk_lab.runs._table import FOLDER_NAME, TensorBoard
 
 CELLS = {content_hash(Walk(seed)): SpecCell("an arm/..", Walk(seed)) for seed in (0, 1)}
 FIRST = next(iter(CELLS))
@@ -102,59 +99,15 @@ def test_without_the_package_a_line_names_the_extra(tmp_path: Path, monkeypatch:
         TensorBoard(tmp_path, CELLS)
 
 
-def test_learning_rates_of_the_circuits() -> None:
-    config = TrainConfig("agreement", lr=1e-3, qk_ratio=30, epochs=2, warmup=0.0)
-    records = [{"step": 0, "epoch": 0.0}, {"step": 50, "epoch": 1.0}, {"step": 100, "epoch": 2.0}]
-    rates = [numbers for _, numbers in scalars(records, config)]
-    assert [numbers["learning_rate/ov"] for numbers in rates] == pytest.approx([1e-3, 5e-4, 0])
-    assert [numbers["learning_rate/qk"] for numbers in rates] == pytest.approx([3e-2, 1.5e-2, 0])
-    named = scalars(records, config.replace(faster=("*mlp*",)))[0][1]
-    assert named.keys() == {"epoch", "learning_rate/chosen", "learning_rate/others"}
-
-
-def test_learning_rates_of_other_circuits_and_roles() -> None:
-    config = TrainConfig("agreement", lr=1e-3, epochs=1, schedule="constant", warmup=0.0)
-    record = [{"step": 10, "epoch": 1.0}]
-    slower = scalars(record, config.replace(ov_ratio=0.5))[0][1]
-    assert slower["learning_rate/ov"] == pytest.approx(5e-4)
-    roles = scalars(record, config.replace(ratios="q=10,k=3"))[0][1]
-    told = {name: value for name, value in roles.items() if name.startswith("learning_rate")}
-    assert told == pytest.approx(
-        {"learning_rate/q": 1e-2, "learning_rate/k": 3e-3, "learning_rate/others": 1e-3}
-    )
-
-
-def test_the_rates_are_those_of_the_optimizer() -> None:
-    """The curve is computed from the schedule; the loop sets an optimizer's rates to the same numbers."""
-    config = TrainConfig("agreement", lr=1e-3, qk_ratio=30, epochs=1)
-    groups = [
-        {"params": [torch.zeros(1)], "lr": rate}
-        for rate in (config.optimisation.lr * config.optimisation.qk_ratio, config.optimisation.lr)
-    ]
-    optimizer = torch.optim.SGD(groups)
-    set_rates(optimizer, factor(config, 30, 100))
-    ((_, told),) = scalars([{"step": 30, "epoch": 0.3}], config)
-    assert [told["learning_rate/qk"], told["learning_rate/ov"]] == [
-        group["lr"] for group in optimizer.param_groups
-    ]
-
-
-def test_only_numbers_are_curves() -> None:
-    records = [{"loss": None, "note": "x", "diverged": True, "dtap": [1], "ac": 50}]
-    assert scalars(records, Walk()) == [(0, {"ac": 50.0})]
-
-
 @pytest.mark.parametrize(
     "odd", ["NaN", "Infinity", "-Infinity", "1e400", "1" + "0" * 400, '"x"', "null", "[1]"]
 )
 def test_a_history_with_odd_values_is_written_without_them(tmp_path: Path, odd: str) -> None:
-    config = TrainConfig("agreement", epochs=2)
-    name = content_hash(config)
     lines = [f'{{"step": {odd}, "epoch": 1, "loss": 0.5}}', f'{{"step": 7, "epoch": {odd}, "loss": {odd}}}']
     write_text(
-        Store(tmp_path).root / name / "history.jsonl", "\n".join([*lines, '{"step": 9, "loss": 0.25}'])
+        Store(tmp_path).root / FIRST / "history.jsonl", "\n".join([*lines, '{"step": 9, "loss": 0.25}'])
     )
-    TensorBoard(tmp_path, {name: SpecCell("", config)})(Event("saved", name))
+    TensorBoard(tmp_path, CELLS)(Event("saved", FIRST))
     assert written(tmp_path) == [(0, 0.5), (9, 0.25)]
 
 

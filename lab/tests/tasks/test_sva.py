@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk_lab.tasks import left_out, load_task
+from fasterqk_lab.tasks import check_data, left_out, load_task
 from fasterqk_lab.tasks.sva import (
     COMPACT,
     OFFICIAL,
@@ -13,7 +13,6 @@ from fasterqk_lab.tasks.sva import (
     UNKNOWN_POS,
     WRONG_INDEX,
     WRONG_VERB,
-    check,
     official_splits,
 )
 
@@ -115,7 +114,7 @@ def test_what_contradicts_itself_is_counted_skipped_and_said(tmp_path, reason):
     task = load_task("sva", data_dir=folder)
     assert len(task.splits["train"]) == 2
     assert task.skipped == {reason: len(BROKEN[reason])}
-    assert check(folder)["note"] == f"left out: {left_out(task.skipped)}"
+    assert check_data("sva", folder)["note"] == f"left out: {left_out(task.skipped)}"
 
 
 def test_broken_prefixes_are_counted_too(tmp_path):
@@ -171,7 +170,7 @@ def test_missing_files_say_where_and_what(tmp_path):
         InputError, match=r"agr_50_mostcommon_10K.tsv or .* in the data folder .*rnn_agreement"
     ):
         load_task("sva", data_dir=tmp_path / "empty")
-    assert "rnn_agreement" in check(tmp_path)["missing"][0]
+    assert "rnn_agreement" in check_data("sva", tmp_path)["missing"][0]
 
 
 def test_missing_column_and_short_line_name_the_file(tmp_path):
@@ -186,8 +185,7 @@ def test_missing_column_and_short_line_name_the_file(tmp_path):
         load_task("sva", data_dir=folder)
 
 
-def test_check_counts_and_knows_that_these_are_not_the_published_files(tmp_path):
-    report = check(write_compact(tmp_path))
-    assert report["counts"] == {"train": 2, "validation": 1, "test": 1}
-    assert report["expected"] is False
+def test_check_counts_what_is_there(tmp_path):
+    report = check_data("sva", write_compact(tmp_path))
+    assert report["counts"] == report["with_rationale"] == {"train": 2, "validation": 1, "test": 1}
     assert "note" not in report

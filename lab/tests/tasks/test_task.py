@@ -4,14 +4,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
-from fasterqk_lab.tasks import TASKS, LabelledInstance, LabelledInstances, load_task, task_module
+from fasterqk_lab.tasks import TASKS, LabelledInstance, LabelledInstances, check_data, load_task, task_module
 
 
 def test_every_task_offers_what_the_registry_promises(tmp_path):
     for name in TASKS:
         module = task_module(name)
         assert module.FORMS
-        report = module.check(tmp_path)
+        report = check_data(name, tmp_path)
         assert {"files", "missing"} <= set(report)
 
 

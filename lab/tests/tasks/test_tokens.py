@@ -9,9 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from fasterqk.errors import InputError
 from fasterqk_lab.tasks._tokens import (
     END,
+    WORD_VECTORS,
     BytePairs,
     WordPieces,
-    find_word_vectors,
     read_word_vectors,
     start_vectors,
 )
@@ -183,13 +183,13 @@ def test_damaged_archive_is_one_line(tmp_path):
 
 
 def test_the_longest_vectors_are_preferred_and_none_is_no_error(tmp_path):
-    assert find_word_vectors(tmp_path) is None
+    assert WORD_VECTORS.find(tmp_path) == []
     short = write_official(tmp_path, ["the 1"])
-    assert find_word_vectors(tmp_path) == short
+    assert WORD_VECTORS.find(tmp_path) == [short]
     (tmp_path / "glove").mkdir()
     longer = tmp_path / "glove" / "glove.6B.300d.txt"
     longer.write_text("the 1\n")
-    assert find_word_vectors(tmp_path) == longer
+    assert WORD_VECTORS.find(tmp_path) == [longer]
 
 
 @pytest.fixture

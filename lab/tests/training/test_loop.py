@@ -36,6 +36,20 @@ def long_run(long_config):
     return train(long_config)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The result and the folder of a training that nothing disturbed; each is done once."""
+    done = {}
+
+    def run(config):
+        if config not in done:
+            folder = tmp_path_factory.mktemp("undisturbed")
+            done[config] = train(config, folder=folder), folder
+        return done[config]
+
+    return run
+
+
 def final_state(config, folder):
     trainable = build_trainable(config)
     optimizer = build_optimizer(trainable.model, config)
@@ -54,25 +68,24 @@ def final_state(config, folder):
         {"patience": 2, "epochs": 9},
     ],
 )
-def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes):
+def test_a_killed_run_ends_as_one_that_was_not(config, tmp_path, changes, undisturbed):
     config = config.replace(**changes)
-    whole = train(config, folder=tmp_path / "whole")
+    whole, folder = undisturbed(config)
     for steps in (1, 14, 26):
         with pytest.raises(KeyboardInterrupt):
-            train(config, folder=tmp_path / "killed", progress=StopAfter(steps))
-    resumed = train(config, folder=tmp_path / "killed")
+            train(config, folder=tmp_path, progress=StopAfter(steps))
+    resumed = train(config, folder=tmp_path)
     assert canonical_json(resumed) == canonical_json(whole)
-    weights, state = final_state(config, tmp_path / "whole")
-    other_weights, other_state = final_state(config, tmp_path / "killed")
+    weights, state = final_state(config, folder)
+    other_weights, other_state = final_state(config, tmp_path)
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
     for index, entries in state.items():
         assert all(torch.equal(entries[key], other_state[index][key]) for key in entries)
-    histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("whole", "killed")]
-    assert histories[0] == histories[1]
+    assert (folder / "history.jsonl").read_bytes() == (tmp_path / "history.jsonl").read_bytes()
 
 
 CASES = [
-    {"evaluations_per_epoch": 3},
+    {"evaluations_per_epoch": 2},
     {"evaluate_at_fall": 0.9, "lr": 0.02},
     {"patience": 2, "epochs": 9},
     {"lr": 1e30},  # diverges between evaluations
@@ -81,41 +94,46 @@ CASES = [
 
 
 @pytest.mark.parametrize("changes", CASES)
-def test_evaluating_in_a_copy_changes_nothing(config, tmp_path, changes):
+def test_evaluating_in_a_copy_changes_nothing(config, tmp_path, changes, undisturbed):
     config = config.replace(**changes)
-    plain = train(config, folder=tmp_path / "plain")
-    aside = train_on_two_cores(config, folder=tmp_path / "aside")
+    plain, folder = undisturbed(config)
+    aside = train_on_two_cores(config, folder=tmp_path)
     assert canonical_json(aside) == canonical_json(plain)
     if not plain.diverged:
-        histories = [(tmp_path / name / "history.jsonl").read_bytes() for name in ("plain", "aside")]
-        assert histories[0] == histories[1]
+        assert (folder / "history.jsonl").read_bytes() == (tmp_path / "history.jsonl").read_bytes()
 
 
-def test_a_run_killed_while_a_copy_evaluates_ends_as_one_that_was_not(config, tmp_path):
+def test_a_run_killed_while_a_copy_evaluates_ends_as_one_that_was_not(config, tmp_path, undisturbed):
     config = config.replace(evaluations_per_epoch=2)
-    whole = train(config)
+    whole, _ = undisturbed(config)
     for steps in (1, 14, 26):
         with pytest.raises(KeyboardInterrupt):
             train_on_two_cores(config, folder=tmp_path, progress=StopAfter(steps))
     assert canonical_json(train_on_two_cores(config, folder=tmp_path)) == canonical_json(whole)
 
 
-def test_the_run_does_not_depend_on_global_random_numbers_or_on_its_folder(config, tmp_path):
-    torch.manual_seed(0)
-    first = train(config)
+def test_the_run_does_not_depend_on_global_random_numbers_or_on_its_folder(config, undisturbed):
+    notes = StopAfter(10**9)
     torch.manual_seed(123)
-    second = train(config, folder=tmp_path)
-    assert canonical_json(first) == canonical_json(second)
-    assert canonical_json(train(config.replace(seed=5))) != canonical_json(first)
+    assert canonical_json(train(config, progress=notes)) == canonical_json(undisturbed(config)[0])
+    # Its progress tells loss, accuracy and mass.
+    done, total, note = notes.notes[-1]
+    assert done == total == 3 * len(build_trainable(config).batches(0))
+    for word in ("loss", "accuracy", "mass"):
+        assert word in note
 
 
-def test_history_starts_before_training_and_has_every_evaluation(config, tmp_path):
-    config = config.replace(evaluations_per_epoch=2)
-    result = train(config, folder=tmp_path)
+def test_another_seed_is_another_run(config, undisturbed):
+    other = train(config.replace(seed=5, epochs=1)).history[1]
+    assert other["loss"] != undisturbed(config)[0].history[1]["loss"]
+
+
+def test_history_starts_before_training_and_has_every_evaluation(config, undisturbed):
+    result, folder = undisturbed(config.replace(evaluations_per_epoch=2))
     assert [record["epoch"] for record in result.history] == pytest.approx(
         [0, 0.5, 1, 1.5, 2, 2.5, 3], abs=0.05
     )
-    lines = (tmp_path / "history.jsonl").read_text().splitlines()
+    lines = (folder / "history.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == result.history
     assert result.history[-1]["loss"] == result.loss
     best = max(record["validation_accuracy"] for record in result.history)
@@ -201,24 +219,14 @@ def test_divergence_is_reported_and_not_hidden(config, tmp_path):
     canonical_json(result)
 
 
-def test_a_finite_but_exploded_loss_is_divergence(config):
-    result = train(config.replace(lr=1e4, warmup=0, schedule="constant"))
+def test_a_finite_but_exploded_loss_is_divergence(config, undisturbed):
+    result, _ = undisturbed(config.replace(lr=1e4, warmup=0, schedule="constant"))
     assert result.diverged
 
 
-def test_progress_tells_loss_accuracy_and_mass(config):
-    notes = StopAfter(10**9)
-    train(config, progress=notes)
-    done, total, note = notes.notes[-1]
-    assert done == total == 3 * len(build_trainable(config).batches(0))
-    for word in ("loss", "accuracy", "mass"):
-        assert word in note
-
-
-def test_checkpoint_of_another_run_is_refused(config, tmp_path):
-    train(config, folder=tmp_path)
+def test_checkpoint_of_another_run_is_refused(config, undisturbed):
     with pytest.raises(InputError, match="another configuration"):
-        train(config.replace(lr=1.0), folder=tmp_path)
+        train(config.replace(lr=1.0), folder=undisturbed(config)[1])
 
 
 def test_unknown_evaluation_is_an_error(config):

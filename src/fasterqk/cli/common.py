@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -60,14 +61,17 @@ def check_out(out: str, *reads: str | None) -> None:
     """Refuse a results folder that is a file, or that would overwrite a file that the command reads."""
     from pathlib import Path
 
-    folder = Path(out)
+    folder = Path(os.path.realpath(out))
+    if folder.is_symlink():  # where a resolved path still is a link, links lead to each other
+        raise InputError(f"--out {out!r} is a symbolic link that leads to itself; name a folder")
     if not out or (folder.exists() and not folder.is_dir()):
         raise InputError(f"--out {out!r} is {'a file' if out else 'empty'}; name a folder")
     for read in filter(None, reads):
         for name in _MADE:
-            if (folder / name).resolve() in Path(read).resolve().parents:
+            if folder / name in Path(os.path.realpath(read)).parents:
+                written = os.path.join(out, name)
                 raise InputError(
-                    f"{read!r} lies in {str(folder / name)!r}, where this command writes; give another --out"
+                    f"{read!r} lies in {written!r}, where this command writes; give another --out"
                 )
 
 

@@ -1,0 +1,410 @@
+"""The library against the plain way: the optimizer, `qk_clip` and `LogitMonitor`, `measure`, the closed form.
+
+The first two run at the size of GPT-2 on one thread; their seconds are of the processor, which on a busy
+machine stay close to those of an idle one.
+"""
+
+import copy
+import math
+import time
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fasterqk.attention import HuggingFaceClassifier, Instance, Measurement, Nulls, Passes, Removal, measure
+from fasterqk.attention.faithfulness import CONVENTIONS, faithfulness
+from fasterqk.attention.instances import Batch, collate, encode_for_classifier, read_example
+from fasterqk.labels import Circuits, Role, Slice, find_circuits
+from fasterqk.optim import make_optimizer
+from fasterqk.stability import LogitMonitor, qk_clip
+from fasterqk.theory import Setting, solve
+from fasterqk_lab.benchmarks._plain import Progress, compared, race, timed
+from fasterqk_lab.tasks import data_folder
+from fasterqk_lab.tasks._tokens import WordPieces
+from fasterqk_lab.tasks.hatexplain import FILES, LABELS, read_posts
+from fasterqk_lab.training._steps import one_thread
+
+LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50257
+BATCH, TOKENS = 4, 256
+
+
+class Attention(nn.Module):
+    """Queries, keys and values in one weight; torch's kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_head = HEADS
+        self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        projected: Tensor = self.c_proj(mixed.transpose(1, 2).flatten(2))
+        return projected
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attn = Attention()
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        changed: Tensor = self.mlp(self.ln_2(x))
+        return x + changed
+
+
+class Decoder(nn.Module):
+    """GPT-2 without dropout; the token table is also the output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(TOKENS, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = nn.LayerNorm(WIDTH)
+        nn.init.normal_(self.tokens.weight, 0, 0.02)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions.weight
+        for layer in self.layers:
+            x = layer(x)
+        logits = F.linear(self.norm(x[:, :-1]), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+
+# --- circuits: AdamW by circuit against the plain one, a step and ``zero_grad`` ---
+
+ROUNDS = 15
+LAYOUTS = ("rows", "columns", "interleaved")
+KERNELS: dict[str, dict[str, Any]] = {"": {}, "_fused": {"fused": True}}
+
+
+def run_circuits(progress: Progress) -> dict[str, Any]:
+    """The overhead for every layout, with AdamW's default kernel on a processor (a loop) and the fused one.
+
+    ``speedup``, ``plain_seconds`` and ``seconds`` are those of columns, as in GPT-2, with the loop.
+    """
+    cases = [(layout, kernel) for kernel in KERNELS for layout in LAYOUTS]
+    results = {}
+    with one_thread():
+        for done, (layout, kernel) in enumerate(cases):
+            results[layout + kernel] = _race_steps(layout, KERNELS[kernel])
+            progress(done + 1, len(cases), layout + kernel)
+    overheads = {f"overhead_{name}": result["overhead_ours"] for name, result in results.items()}
+    speed = {name: results["columns"][name] for name in ("speedup", "plain_seconds", "seconds")}
+    return speed | overheads | {"layers": LAYERS, "width": WIDTH, "rounds": ROUNDS, "threads": 1}
+
+
+def _race_steps(layout: str, options: dict[str, Any]) -> dict[str, Any]:
+    """A step and ``zero_grad``, plain and ours on the same weights."""
+    torch.manual_seed(0)
+    model = decoder_in(layout)
+    circuits = labels_in(layout, model)
+    optimizers: dict[str, torch.optim.Optimizer] = {
+        "plain": torch.optim.AdamW(model.parameters(), lr=1e-5, **options),
+        "ours": make_optimizer(model, torch.optim.AdamW, lr=1e-5, qk_ratio=10, circuits=circuits, **options),
+    }
+    gradients = [1e-3 * torch.randn_like(parameter) for parameter in model.parameters()]
+
+    def set_gradients() -> None:
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+
+    def step(optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    ways = {name: partial(step, optimizer) for name, optimizer in optimizers.items()}
+    return race(ways, ROUNDS, before=set_gradients, clock=time.process_time)
+
+
+def decoder_in(layout: str) -> nn.Module:
+    """The decoder with fused weights in rows, head by head, or, for an optimizer alone, in columns."""
+    model = Decoder()
+    for layer in model.layers if layout == "columns" else ():
+        fused: Any = layer.attn
+        fused.c_attn.weight = nn.Parameter(fused.c_attn.weight.detach().T.contiguous())
+    return model
+
+
+def labels_in(layout: str, model: nn.Module) -> Circuits:
+    """The roles of all its slices."""
+    roles: tuple[Role, ...] = ("q", "k", "v")
+    slices = []
+    for name, parameter in model.named_parameters():
+        layer = int(name.split(".")[1]) if name.startswith("layers") else None
+        if ".c_attn." not in name:
+            whole: Role = "o" if ".c_proj." in name else "rest"
+            slices.append(Slice(name, None, None, None, whole, layer, "label", parameter.numel()))
+            continue
+        axis = 1 if layout == "columns" and parameter.ndim == 2 else 0
+        count = 3 * HEADS if layout == "interleaved" else 3
+        length, numel = 3 * WIDTH // count, parameter.numel() // count
+        for i in range(count):
+            place = (i * length, (i + 1) * length)
+            slices.append(Slice(name, axis, *place, roles[i % 3], layer, "label", numel))
+    return Circuits(tuple(slices))
+
+
+# --- stability: training steps with and without ``qk_clip`` and ``LogitMonitor`` ---
+# Four models share one set of weights and one optimizer, and take turns on the same batch: plain; clipped,
+# with logits below the threshold; clipped, with the scores of every head formed; read by the monitor.
+
+STABILITY_ROUNDS = 6
+EVERY = 100  # steps between two readings of the monitor
+_NEVER, _ALWAYS = 1e6, 1e-6  # thresholds
+
+
+def run_stability(progress: Progress) -> dict[str, Any]:
+    """Seconds of a training step each way, and their ratios to the plain step.
+
+    ``overhead_clip`` is that of a step in which no head can be above the threshold, ``overhead_clip_all`` of
+    one in which the scores of every head are formed. ``overhead_monitor`` is the mean over steps of which
+    every hundredth is read; ``overhead_monitor_step`` that of the step itself.
+    """
+    torch.manual_seed(0)
+    model = Decoder()
+    ids = torch.randint(VOCABULARY, (BATCH, TOKENS))
+    circuits = find_circuits(model, heads=True, inputs=ids[:1])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    models = {name: _sharing(model) for name in ("plain", "clip", "clip_all", "monitor_step")}
+    # A clip that saw nothing before a step does nothing after it, so the ways do not meet.
+    qk_clip(models["clip"], optimizer, _NEVER, circuits=circuits)
+    qk_clip(models["clip_all"], optimizer, _ALWAYS, circuits=circuits, log_only=True)
+    LogitMonitor(models["monitor_step"], every=1, limit=_NEVER, circuits=circuits)
+
+    def step(shared: nn.Module) -> None:
+        shared(ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    ways = {name: partial(step, shared) for name, shared in models.items()}
+    with one_thread():
+        # The first pass of a clip verifies it, so every model runs once before the first round.
+        for shared in models.values():
+            shared(ids).backward()
+        result = race(ways, STABILITY_ROUNDS, progress, ours="clip", clock=time.process_time)
+    about = {"layers": LAYERS, "width": WIDTH, "batch": [BATCH, TOKENS], "rounds": STABILITY_ROUNDS}
+    mean = 1 + (result["overhead_monitor_step"] - 1) / EVERY
+    return result | {"overhead_monitor": mean, "every": EVERY, "threads": 1} | about
+
+
+def _sharing(model: nn.Module) -> nn.Module:
+    """Other modules with the same parameters."""
+    return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+
+
+# --- measure: HateXplain posts against one text at a time, the forward passes it needs, and ferret ---
+# All score the same importance (attention by rollout) with the same k: 10 to 100 percent in tens, rounded
+# down, without a null. Ferret is timed where it can be imported; it is given the importance.
+
+POSTS, POSTS_AT_A_TIME = 200, 32
+SIZE: dict[str, Any] = {
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 1024,
+}
+PERCENTS, ROUNDING = CONVENTIONS["ferret"]
+REMOVAL = Removal(percents=PERCENTS, rounding=ROUNDING)
+
+
+def run_measure(progress: Progress) -> dict[str, Any]:
+    """Seconds of every way, their ratios, and the largest difference between their numbers."""
+    with one_thread():
+        tokenizer, model, instances = setting_of_measure()
+        _measured(model, instances[:8])  # first calls set things up
+        measured, seconds = timed(lambda: _measured(model, instances))
+        progress(1, 4)
+        needed = _forward_passes(model, instances)
+        progress(2, 4)
+        plain, plain_seconds = timed(lambda: _one_by_one(model, instances, measured))
+        progress(3, 4)
+        ferret = _ferret_seconds(tokenizer, model, instances, measured) if find_spec("ferret") else None
+        progress(4, 4)
+    scores = measured.faithfulness
+    pairs = zip((scores.sufficient, scores.comprehensive), plain, strict=True)
+    return compared(plain_seconds, seconds) | {
+        "needed_seconds": needed,
+        "over_needed": seconds / needed,
+        "ferret_seconds": ferret,
+        "ferret_ratio": None if ferret is None else ferret / seconds,
+        "max_difference": max(float(np.abs(ours - other).max(initial=0)) for ours, other in pairs),
+        "posts": len(instances),
+        "batch_size": POSTS_AT_A_TIME,
+        "threads": 1,
+    }
+
+
+def _measured(model: HuggingFaceClassifier, instances: list[Instance]) -> Measurement:
+    measurement = measure(
+        model, instances, removal=REMOVAL, nulls=Nulls(draws=0), passes=Passes(POSTS_AT_A_TIME)
+    )
+    measurement.summary()
+    return measurement
+
+
+def _forward_passes(model: HuggingFaceClassifier, instances: list[Instance]) -> float:
+    """Seconds of nothing but the passes that ``measure`` asks the model for, and one over the whole texts."""
+    asked: list[Batch] = []
+    predict = model.predict
+
+    def remember(batch: Batch) -> Any:
+        asked.append(batch)
+        return predict(batch)
+
+    model.predict = remember  # type: ignore[method-assign]
+    try:
+        _measured(model, instances)
+    finally:
+        model.predict = predict  # type: ignore[method-assign]
+    order = sorted(instances, key=lambda instance: len(instance.tokens))
+    size = POSTS_AT_A_TIME
+    asked += [collate(order[start : start + size]) for start in range(0, len(order), size)]
+    return timed(lambda: [predict(batch) for batch in asked])[1]
+
+
+def _one_by_one(model: HuggingFaceClassifier, instances: list[Instance], measurement: Measurement) -> Any:
+    """One text and one k at a time, attention included: the outcomes on the top k% alone and without them."""
+    parts = []
+    for instance, importance in zip(instances, measurement.importance, strict=True):
+        batch = collate([instance])
+        whole = model.read(batch).answer.outcomes
+        parts.append(faithfulness(model.predict, batch, importance[None], REMOVAL, whole))
+    return [
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("sufficient", "comprehensive")
+    ]
+
+
+def _ferret_seconds(
+    tokenizer: Any, model: HuggingFaceClassifier, instances: list[Instance], measurement: Measurement
+) -> float:
+    """Seconds of ferret for sufficiency, comprehensiveness, AUPRC, token F1 and token IOU."""
+    ferret: Any = import_module("ferret")
+    explanations: Any = import_module("ferret.explainers.explanation")
+    names = ["AOPC_Comprehensiveness_Evaluation", "AOPC_Sufficiency_Evaluation"]
+    names += [
+        "AUPRC_PlausibilityEvaluation",
+        "Tokenf1_PlausibilityEvaluation",
+        "TokenIOU_PlausibilityEvaluation",
+    ]
+    evaluators = [getattr(ferret, name)(model.model, tokenizer) for name in names]
+    start = time.perf_counter()
+    for number, instance in enumerate(instances):
+        target = int(measurement.faithfulness.predicted[number])
+        rationale = np.zeros(len(instance.tokens), dtype=int)
+        rationale[instance.rankable] = instance.rationale
+        importance, pieces = measurement.importance[number], list(instance.pieces)
+        explained = instance.texts[0], pieces, importance, "attention", target, rationale.tolist()
+        explanation = explanations.ExplanationWithRationale(*explained)
+        for evaluator in evaluators if rationale.any() else evaluators[:2]:
+            evaluator.compute_evaluation(explanation, target, top_k_rationale=int(rationale.sum()))
+    return time.perf_counter() - start
+
+
+def setting_of_measure() -> tuple[Any, HuggingFaceClassifier, list[Instance]]:
+    """The tokenizer of BERT, a BERT of random weights, always the same, and test posts of HateXplain."""
+    transformers: Any = import_module("transformers")
+    folder = data_folder()
+    vocabulary = {name: number for number, name in enumerate(WordPieces.find(folder).vocabulary)}
+    tokenizer = transformers.BertTokenizerFast(vocab=vocabulary)
+    torch.manual_seed(0)
+    labels = dict(enumerate(LABELS))
+    config = transformers.BertConfig(
+        vocab_size=len(vocabulary), initializer_range=0.1, id2label=labels, **SIZE
+    )
+    model = HuggingFaceClassifier(transformers.BertForSequenceClassification(config))
+    posts = [post for post in read_posts(FILES.require(folder)) if post.split == "test"]
+    examples = [
+        read_example(
+            {
+                "tokens": list(post.words),
+                "relevance": np.mean(post.annotators, 0).tolist()
+                if post.annotators
+                else [0] * len(post.words),
+                "label": post.label,
+                "id": post.id,
+            },
+            post.id,
+        )
+        for post in posts[:POSTS]
+    ]
+    return tokenizer, model, encode_for_classifier(examples, tokenizer, LABELS, 128)
+
+
+# --- theory: the closed form against a time-stepping loop ---
+# The loop is what the released notebook does: Theorem 1 from zero, steps of 10 in t * min(1, r), until the
+# loss is below 1e-4, noting the state when each of fifty thresholds is first passed. Ours gives the states,
+# times included, at the same losses; then for a grid no loop would attempt.
+
+RATIO, STEP, STOP, POINTS = 1.0, 10.0, 1e-4, 50
+GRID_RATIOS = 10_000
+
+
+def run_theory(progress: Progress) -> dict[str, Any]:
+    """Time both; the difference is relative, the largest over time, mu_ov, mu_qk and alpha."""
+    setting = Setting()
+    (visited, steps), plain_seconds = timed(lambda: stepped(setting))
+    progress(1, 3, "closed form")
+    points = np.array(visited)
+    closed(setting, points[:2, -1])  # imports and first calls are not what is measured
+    exact, seconds = timed(lambda: closed(setting, points[:, -1]))
+    progress(2, 3, "grid")
+    ratios, levels = np.geomspace(1e-4, 1e4, GRID_RATIOS)[:, None], np.geomspace(1.0, 1e-8, POINTS)
+    grid, grid_seconds = timed(lambda: solve(setting, ratios, loss=levels))
+    times, time_seconds = timed(lambda: grid.time)  # looking at the times is what works them out
+    progress(3, 3)
+    return compared(plain_seconds, seconds) | {
+        "largest_relative_difference": float(np.abs(points[:, :-1] / exact - 1).max()),
+        "points": len(points),
+        "plain_steps": steps,
+        "grid_points": times.size,
+        "grid_seconds": grid_seconds,
+        "grid_seconds_with_times": grid_seconds + time_seconds,
+    }
+
+
+def closed(setting: Setting, losses: np.ndarray) -> np.ndarray:
+    """Our way: (t, mu_ov, mu_qk, alpha) at each loss."""
+    state = solve(setting, RATIO, loss=losses)
+    return np.stack([state.time, state.mu_ov, state.mu_qk, state.alpha], axis=1)
+
+
+def stepped(setting: Setting) -> tuple[list[tuple[float, ...]], int]:
+    """The plain loop: (t, mu_ov, mu_qk, alpha, loss) at each threshold, and how many steps it took."""
+    M, b, m, n = setting.M, setting.b, setting.m, setting.n
+
+    def attention(q: float) -> float:
+        return m * math.exp(q) / (m * math.exp(q) + n)
+
+    def slopes(mu: float, q: float) -> tuple[float, float]:
+        alpha = attention(q)
+        below = math.exp(alpha * mu) + M - 1
+        return alpha / (b * below), RATIO * (M - 1) * alpha * (1 - alpha) * mu / (M * b * b * below)
+
+    h = STEP / min(1.0, RATIO)
+    mu = q = 0.0
+    thresholds = np.geomspace(1.0, STOP, POINTS).tolist()
+    visited: list[tuple[float, ...]] = []
+    steps = 0
+    while len(visited) < POINTS:
+        a1, c1 = slopes(mu, q)
+        a2, c2 = slopes(mu + h / 2 * a1, q + h / 2 * c1)
+        a3, c3 = slopes(mu + h / 2 * a2, q + h / 2 * c2)
+        a4, c4 = slopes(mu + h * a3, q + h * c3)
+        mu += h / 6 * (a1 + 2 * a2 + 2 * a3 + a4)
+        q += h / 6 * (c1 + 2 * c2 + 2 * c3 + c4)
+        steps += 1
+        alpha = attention(q)
+        loss = math.log1p((M - 1) * math.exp(-alpha * mu))
+        if loss <= thresholds[len(visited)]:
+            visited.append((steps * h, mu, q, alpha, loss))
+    return visited, steps
