@@ -21,18 +21,17 @@ def counted(model):
     return asked
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("removal", [Removal(), Removal("mask", 3), Removal("attention")])
 @pytest.mark.parametrize("causal", [False, True])
-def test_together_equals_each_batch_alone(small_model, some_instances, side, removal, causal, monkeypatch):
+def test_together_equals_each_batch_alone(small_model, some_instances, removal, causal, monkeypatch):
     model, instances = small_model(causal=causal), some_instances(9)
     instances.append(replace(instances[2], id="again"))
     removal = replace(removal, percents=(10, 50, 100))
-    options = {"removal": removal, "passes": Passes(batch_size=3, side=side)}
+    options = {"removal": removal, "passes": Passes(batch_size=3)}
     found = measure(model, instances, **options)
     for ranking in (found.rankings[next(iter(found.rankings))], *found.random):
         for number, instance in enumerate(instances):
-            batch = collate([instance], side)
+            batch = collate([instance])
             plain = faithfulness(model.predict, batch, ranking.importance[number][None], removal)
             own = ranking.faithfulness
             assert own.sufficiency[number] == pytest.approx(plain.sufficiency[0], abs=1e-12)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from fasterqk.attention._selfcheck import mixing_note
 from fasterqk.attention.aggregation import HALF, Pattern, pattern_of
@@ -83,20 +84,8 @@ class HuggingFaceClassifier(TorchClassifier):
             return _side_by_side(
                 batch, [self.read(single, read_only=read_only) for single in _one_by_one(batch)]
             )
-        aligned = self._laid_out(batch)
-        with self._padding(aligned), first_token_from(self._end):
-            reading = super().read(aligned, read_only=read_only)
-        if aligned is batch:
-            return reading
-        column = on_device_of(self.model, _columns_when_left_aligned(batch))
-        rows, columns = column[:, None, :, None], column[:, None, None, :]
-        moved = [
-            (layer if read_only else layer.gather(2, rows.expand_as(layer))).gather(
-                3, columns.expand_as(layer)
-            )
-            for layer in reading.layers
-        ]
-        return replace(reading, layers=moved, read=on_device_of(self.model, batch.first))
+        with self._padding(batch), first_token_from(self._end):
+            return super().read(batch, read_only=read_only)
 
     def read_position(self, batch: Batch) -> NDArray[np.intp]:
         if self.reads == "first" or self._pad is None:
@@ -107,15 +96,13 @@ class HuggingFaceClassifier(TorchClassifier):
 
     def plain(self, batch: Batch) -> NDArray[np.float64]:
         """Probabilities of the model as it is, one text at a time and without padding."""
-        unpadded = [replace(single, side="right") for single in _one_by_one(batch)]
-        singles = [inputs_of(self.model, single, single.tokens) for single in unpadded]
+        singles = [inputs_of(self.model, single, single.tokens) for single in _one_by_one(batch)]
         with torch.no_grad(), evaluating(self):
             return self._probabilities(torch.cat([self.model(**inputs).logits for inputs in singles]))
 
     def check(self, batch: Batch) -> list[str]:
-        aligned = self._laid_out(batch)
-        with self._padding(aligned):
-            return super().check(aligned)
+        with self._padding(batch):
+            return super().check(batch)
 
     def _check_read(self, batch: Batch, last_attention: str) -> list[str]:
         return []  # found by a gradient when the model was opened
@@ -132,24 +119,11 @@ class HuggingFaceClassifier(TorchClassifier):
         with self._padding(batch):
             return super().patterns(batch)
 
-    def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
-        gradient = super()._gradient(batch, chosen, share)
-        if self._laid_out(batch) is batch:
-            return gradient
-        return np.take_along_axis(gradient, _columns_when_left_aligned(batch), 1) * batch.real
-
     def _logits(self, batch: Batch) -> Tensor:
-        aligned = self._laid_out(batch)
-        if self._marker(aligned) is None or (self._unpadded and not batch.real.all()):
-            return torch.cat([self._logits(single) for single in _one_by_one(aligned)])
-        with self._padding(aligned):
-            return super()._logits(aligned)
-
-    def _laid_out(self, batch: Batch) -> Batch:
-        # Encoders read column 0 unconditionally, so padding cannot come first.
-        if batch.side == "right" or self.reads == "last":
-            return batch
-        return replace(batch, side="right").keep(batch.real)
+        if self._marker(batch) is None or (self._unpadded and not batch.real.all()):
+            return torch.cat([self._logits(single) for single in _one_by_one(batch)])
+        with self._padding(batch):
+            return super()._logits(batch)
 
     def _keywords(self, batch: Batch) -> dict[str, Tensor]:
         return inputs_of(self.model, batch, np.where(batch.real, batch.tokens, self._marker(batch) or 0))
@@ -239,41 +213,26 @@ def _one_by_one(batch: Batch) -> list[Batch]:
 
 
 def _side_by_side(batch: Batch, readings: Sequence[Reading]) -> Reading:
-    """Merge readings of single instances into one reading of ``batch``, at the positions of their tokens."""
-    count, width = batch.tokens.shape
-    real = torch.from_numpy(batch.real)
+    """Merge readings of single instances into one reading of ``batch``."""
+    width = batch.tokens.shape[1]
     layers = []
     for parts in zip(*(reading.layers for reading in readings), strict=True):
-        read_only = parts[0].shape[2] == 1
-        layer = parts[0].new_zeros(count, parts[0].shape[1], 1 if read_only else width, width)
-        for number, part in enumerate(parts):
-            place = real[number].nonzero().squeeze(1).to(layer.device)
-            rows = layer[number] if read_only else layer[number].new_zeros(layer.shape[1], len(place), width)
-            rows[..., place] = part[0]
-            if not read_only:
-                layer[number][:, place] = rows
-        layers.append(layer)
+        rows = 1 if parts[0].shape[2] == 1 else width
+        padded = [pad(part, (0, width - part.shape[3], 0, rows - part.shape[2])) for part in parts]
+        layers.append(torch.cat(padded))
     answers = [reading.answer for reading in readings]
     answer = Answer(
         np.concatenate([answer.probability for answer in answers]),
         np.concatenate([answer.correct for answer in answers]),
         np.concatenate([answer.outcomes for answer in answers]),
     )
-    first = torch.from_numpy(batch.first).to(readings[0].read.device)
-    return Reading(layers, torch.cat([reading.read for reading in readings]) + first, answer)
-
-
-def _columns_when_left_aligned(batch: Batch) -> NDArray[np.int64]:
-    """For each column of a left-padded batch, the column of the same token with padding on the right."""
-    return np.asarray((np.arange(batch.real.shape[1]) - batch.first[:, None]) % batch.real.shape[1])
+    return Reading(layers, torch.cat([reading.read for reading in readings]), answer)
 
 
 def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:
-    """``input_ids`` and ``attention_mask``, with explicit positions if padding comes first."""
+    """``input_ids``, ``attention_mask`` and, for pairs of texts, ``token_type_ids``."""
     mask = batch.visible.astype(np.int64)
     inputs = {"input_ids": on_device_of(model, tokens), "attention_mask": on_device_of(model, mask)}
-    if batch.side == "left":
-        inputs["position_ids"] = on_device_of(model, np.maximum(batch.real.cumsum(1) - 1, 0))
     config: Any = getattr(model, "config", None)
     # GPT-2 also accepts token types, but adds word embeddings for them.
     if batch.types is not None and (getattr(config, "type_vocab_size", None) or 0) > 1:
@@ -351,8 +310,7 @@ class HuggingFaceCausal:
             chosen, _ = self._target_logits(batch)
             score = (chosen * torch.from_numpy(batch.target_real)).sum()
         whole = as_array(saliency(score, leaves)) / share
-        place = np.arange(batch.tokens.shape[1])[None, :] + self._shift(batch)[:, None]
-        return np.where(batch.real, np.take_along_axis(whole, place.clip(0, whole.shape[1] - 1), 1), 0.0)
+        return np.where(batch.real, whole[:, : batch.tokens.shape[1]], 0.0)
 
     def _target_logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability of each target token ``(batch, target)``, and the likeliest token there."""
@@ -365,12 +323,6 @@ class HuggingFaceCausal:
         logarithms = logits[rows, place].cpu().double().log_softmax(-1)
         target = torch.from_numpy(batch.target).unsqueeze(-1)
         return logarithms.gather(-1, target).squeeze(-1), logarithms.argmax(-1)
-
-    def _shift(self, batch: Batch) -> NDArray[np.int64]:
-        """How many columns each prompt moves to the right when its target is appended."""
-        if batch.side == "right":
-            return np.zeros(len(batch), dtype=np.int64)
-        return _with_target(batch).tokens.shape[1] - batch.tokens.shape[1] - batch.target_real.sum(1)
 
 
 def _with_target(batch: Batch) -> Batch:

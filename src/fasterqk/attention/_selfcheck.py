@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fasterqk.attention.aggregation import HALF
-from fasterqk.attention.instances import Instance, Side, collate
+from fasterqk.attention.instances import Instance, collate
 from fasterqk.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _ROUNDING, _HALF_ROUNDING = 1e-4, 0.1
 _SHOWN = 3
 
 
-def self_check(model: "Measurable", instances: Sequence[Instance], side: Side) -> list[str]:
+def self_check(model: "Measurable", instances: Sequence[Instance]) -> list[str]:
     """Compare the passes of ``model`` on its shortest and longest text; returns notes for the reader.
 
     Models without a method ``check``, which implement the protocol themselves, are taken as they are.
@@ -39,7 +39,7 @@ def self_check(model: "Measurable", instances: Sequence[Instance], side: Side) -
     if not hasattr(model, "check"):
         return []
     by_length = sorted(instances, key=lambda instance: len(instance.tokens))
-    batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]], side)
+    batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]])
     reading = model.read(batch, read_only=True)
     half = any(parameter.dtype in HALF for parameter in _parameters(model))
     rounding = _HALF_ROUNDING if half else _ROUNDING
