@@ -125,10 +125,9 @@ def test_heads_are_those_of_the_layer(classifier, instances):
         assert (one + other) / 2 == pytest.approx(mean, abs=1e-6)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_integrated_gradients_add_up_to_what_the_input_changes(classifier, instances, side):
+def test_integrated_gradients_add_up_to_what_the_input_changes(classifier, instances):
     """Completeness: they sum to log p at the input minus log p at zero embeddings."""
-    batch = collate(instances, side)
+    batch = collate(instances)
     found = classifier.integrated_gradients(batch)
     chosen = classifier.predict(batch).argmax(1)
     rows = np.arange(len(batch))
@@ -184,8 +183,6 @@ def test_causal_models_have_all_of_them(make_model, word_pieces):
     instances = encode_for_causal([read_example(line, "line 1")], word_pieces, 64)
     found = measure(model, instances, scores=NAMES, removal=Removal(percents=[50]), nulls=Nulls(draws=0))
     assert all(np.isfinite(own.importance[0]).all() for own in found.rankings.values())
-    gradients = model.integrated_gradients(collate(instances, "left"))
-    assert gradients == pytest.approx(model.integrated_gradients(collate(instances)), abs=1e-5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))

@@ -63,8 +63,8 @@ def compare(model, data):
 def test_torchs_own_encoder_in_evaluation_mode():
     torch.manual_seed(0)
     model = TorchClassifier(Encoder().train(), classes=("even", "odd"))
-    assert not model.model.training
     compare(model, instances())
+    assert model.model.training
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -198,27 +198,25 @@ def test_decoders_read_their_last_token(make_model, head, config):
 
 @pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])
 @pytest.mark.parametrize("removal", [Removal(), Removal("attention")])
-def test_batched_equals_single_on_both_sides(make_model, head, config, removal):
+def test_batched_equals_single(make_model, head, config, removal):
     model = HuggingFaceClassifier(make_model(head, config))
     data = labelled_instances()
     removal = replace(removal, percents=(10, 50))
     single = measure(model, data, removal=removal, passes=Passes(batch_size=1))
-    for side in ("right", "left"):
-        batched = measure(model, data, removal=removal, passes=Passes(batch_size=5, side=side))
-        for name in ("mass", "null_mass", "probability", "correct", "entropy", "first_token_share"):
-            assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
-        for scores, others in (
-            (single.faithfulness, batched.faithfulness),
-            (single.random[0].faithfulness, batched.random[0].faithfulness),
-        ):
-            assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
-            assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
+    batched = measure(model, data, removal=removal, passes=Passes(batch_size=5))
+    for name in ("mass", "null_mass", "probability", "correct", "entropy", "first_token_share"):
+        assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
+    for scores, others in (
+        (single.faithfulness, batched.faithfulness),
+        (single.random[0].faithfulness, batched.random[0].faithfulness),
+    ):
+        assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
+        assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
 
 
 @pytest.mark.parametrize(("head", "config"), [ENCODERS[0], *DECODERS])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_read_rows_are_those_of_the_whole(make_model, head, config, side):
-    model, batch = HuggingFaceClassifier(make_model(head, config)), collate(labelled_instances(), side)
+def test_read_rows_are_those_of_the_whole(make_model, head, config):
+    model, batch = HuggingFaceClassifier(make_model(head, config)), collate(labelled_instances())
     whole, rows = model.read(batch), model.read(batch, read_only=True)
     read = whole.read
     assert torch.equal(read, rows.read)
@@ -239,15 +237,20 @@ def test_probabilities_are_the_models_own(make_model, head, config):
     assert answer.correct[0] == (int(expected.argmax()) == instance.label)
 
 
-def test_a_text_that_ends_in_the_padding_id_is_read_at_its_end(make_model):
-    own = make_model("GPT2ForSequenceClassification", "GPT2Config", pad_token_id=7)
-    one = Instance(np.array([5, 6, 7]), np.ones(3, bool), np.ones(3), label=0)
-    longer = Instance(np.array([5, 6, 7, 8, 9]), np.ones(5, bool), np.ones(5), label=0)
+@pytest.mark.parametrize(("head", "config"), DECODERS)
+def test_a_text_that_ends_in_the_padding_id_is_read_where_transformers_reads_it(make_model, head, config):
+    """A tokenizer that pads with the end of text and appends it: the token before it predicts."""
+    own = make_model(head, config, pad_token_id=7)
+    ended = Instance(np.array([5, 6, 7]), np.ones(3, bool), np.ones(3), label=0)
+    longer = Instance(np.array([5, 6, 7, 8, 9, 7]), np.ones(6, bool), np.ones(6), label=0)
+    model, batch = HuggingFaceClassifier(own), collate([ended, longer])
     with torch.no_grad():
-        hidden = own.transformer(torch.tensor([[5, 6, 7]])).last_hidden_state
-        expected = own.score(hidden[0, -1]).softmax(-1).numpy()
-    batch = collate([one, longer])
-    assert HuggingFaceClassifier(own).predict(batch)[0] == pytest.approx(expected, abs=1e-6)
+        plain = [own(input_ids=torch.tensor([x.tokens.tolist()])).logits for x in (ended, longer)]
+    expected = torch.cat(plain).softmax(-1).numpy()
+    reading = model.read(batch)
+    assert model.predict(batch) == pytest.approx(expected, abs=1e-5)
+    assert reading.answer.outcomes == pytest.approx(expected, abs=1e-5)
+    assert (reading.read.numpy() - batch.first).tolist() == [1, 4]
     assert own.config.pad_token_id == 7
 
 
@@ -277,14 +280,6 @@ def test_gradient_times_input_is_the_gradient(make_model):
         parameter.requires_grad_(False)
     found = HuggingFaceClassifier(own).gradient_times_input(collate([instance]))
     assert found[0] == pytest.approx(expected, abs=1e-5)
-
-
-def test_gradient_times_input_knows_padding_on_the_left(make_model):
-    model = HuggingFaceClassifier(make_model("BertForSequenceClassification", "BertConfig"))
-    right, left = (collate(labelled_instances(3), side) for side in ("right", "left"))
-    one, other = model.gradient_times_input(right), model.gradient_times_input(left)
-    for row in range(3):
-        assert other[row][left.real[row]] == pytest.approx(one[row][right.real[row]], abs=1e-5)
 
 
 def test_heads_that_cannot_be_measured_are_refused(make_model):
@@ -335,11 +330,10 @@ def one_by_one(own, prompt, target):
 
 
 @pytest.mark.parametrize(("head", "config"), CAUSAL_MODELS)
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_probability_of_the_target_tokens(make_model, head, config, side):
+def test_probability_of_the_target_tokens(make_model, head, config):
     own = make_model(head, config)
     data = instances_with_targets()
-    answer = HuggingFaceCausal(own).read(collate(data, side)).answer
+    answer = HuggingFaceCausal(own).read(collate(data)).answer
     for row, instance in enumerate(data):
         probability, _ = one_by_one(own, instance.tokens, instance.target)
         assert answer.probability[row] == pytest.approx(probability, abs=1e-6)
@@ -360,25 +354,23 @@ def test_right_is_what_greedy_decoding_writes(make_model):
 
 @pytest.mark.parametrize(("head", "config"), CAUSAL_MODELS)
 @pytest.mark.parametrize("removal", [Removal(), Removal("mask", 3), Removal("attention")])
-def test_batched_equals_single_on_both_sides_of_causal_models(make_model, head, config, removal):
+def test_batched_equals_single_of_causal_models(make_model, head, config, removal):
     model, data = HuggingFaceCausal(make_model(head, config)), instances_with_targets()
     removal = replace(removal, percents=(10, 50))
     single = measure(model, data, removal=removal, passes=Passes(batch_size=1))
-    for side in ("right", "left"):
-        batched = measure(model, data, removal=removal, passes=Passes(batch_size=5, side=side))
-        for name in ("mass", "null_mass", "probability", "entropy", "correct"):
-            assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
-        for scores, others in (
-            (single.faithfulness, batched.faithfulness),
-            (single.random[0].faithfulness, batched.random[0].faithfulness),
-        ):
-            assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
-            assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
+    batched = measure(model, data, removal=removal, passes=Passes(batch_size=5))
+    for name in ("mass", "null_mass", "probability", "entropy", "correct"):
+        assert batched.columns[name] == pytest.approx(single.columns[name], abs=1e-6), name
+    for scores, others in (
+        (single.faithfulness, batched.faithfulness),
+        (single.random[0].faithfulness, batched.random[0].faithfulness),
+    ):
+        assert others.sufficiency == pytest.approx(scores.sufficiency, abs=1e-6)
+        assert others.comprehensiveness == pytest.approx(scores.comprehensiveness, abs=1e-6)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_read_rows_are_those_of_the_whole_of_causal_models(make_model, side):
-    model, batch = HuggingFaceCausal(make_model(*CAUSAL_MODELS[0])), collate(instances_with_targets(), side)
+def test_read_rows_are_those_of_the_whole_of_causal_models(make_model):
+    model, batch = HuggingFaceCausal(make_model(*CAUSAL_MODELS[0])), collate(instances_with_targets())
     whole, rows = model.read(batch), model.read(batch, read_only=True)
     read = whole.read
     assert torch.equal(read, rows.read)
@@ -394,11 +386,10 @@ def test_attention_is_read_before_the_target(make_model):
     assert reading.layers[0].shape[-1] == max(len(x.tokens) for x in data)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_gradient_times_input_is_the_gradient_of_causal_models(make_model, side):
+def test_gradient_times_input_is_the_gradient_of_causal_models(make_model):
     own = make_model("LlamaForCausalLM", "LlamaConfig")
     data = instances_with_targets(3)
-    found = HuggingFaceCausal(own).gradient_times_input(collate(data, side))
+    found = HuggingFaceCausal(own).gradient_times_input(collate(data))
     for row, instance in enumerate(data):
         both = np.concatenate([instance.tokens, instance.target])
         embedded = own.get_input_embeddings()(torch.from_numpy(both)[None]).detach().requires_grad_()
@@ -406,7 +397,7 @@ def test_gradient_times_input_is_the_gradient_of_causal_models(make_model, side)
         start = len(instance.tokens)
         sum(logits[start - 1 + i, token] for i, token in enumerate(instance.target)).backward()
         expected = (embedded.grad * embedded).sum(-1)[0, :start].detach().numpy()
-        real = collate(data, side).real[row]
+        real = collate(data).real[row]
         assert found[row][real] == pytest.approx(expected, abs=1e-4)
         assert not found[row][~real].any()
 
@@ -568,13 +559,10 @@ def test_batches_change_nothing_whatever_a_model_does_with_padding(name, config)
     for how in (Aggregation(), Aggregation("mean")):
         options = {"removal": Removal(percents=(20,)), "nulls": Nulls(draws=0), "aggregation": how}
         single = measure(model, data, passes=Passes(batch_size=1), **options)
-        for side in ("right", "left"):
-            batched = measure(model, data, passes=Passes(batch_size=5, side=side), **options)
-            for column, values in single.columns.items():
-                assert batched.columns[column] == pytest.approx(values, abs=1e-5), (column, side)
-            assert batched.faithfulness.sufficiency == pytest.approx(
-                single.faithfulness.sufficiency, abs=1e-6
-            )
+        batched = measure(model, data, passes=Passes(batch_size=5), **options)
+        for column, values in single.columns.items():
+            assert batched.columns[column] == pytest.approx(values, abs=1e-5), column
+        assert batched.faithfulness.sufficiency == pytest.approx(single.faithfulness.sufficiency, abs=1e-6)
 
 
 def test_a_frozen_model_is_read_where_a_free_one_is(make_model):

@@ -21,18 +21,17 @@ def counted(model):
     return asked
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("removal", [Removal(), Removal("mask", 3), Removal("attention")])
 @pytest.mark.parametrize("causal", [False, True])
-def test_together_equals_each_batch_alone(small_model, some_instances, side, removal, causal, monkeypatch):
+def test_together_equals_each_batch_alone(small_model, some_instances, removal, causal, monkeypatch):
     model, instances = small_model(causal=causal), some_instances(9)
     instances.append(replace(instances[2], id="again"))
     removal = replace(removal, percents=(10, 50, 100))
-    options = {"removal": removal, "passes": Passes(batch_size=3, side=side)}
+    options = {"removal": removal, "passes": Passes(batch_size=3)}
     found = measure(model, instances, **options)
     for ranking in (found.rankings[next(iter(found.rankings))], *found.random):
         for number, instance in enumerate(instances):
-            batch = collate([instance], side)
+            batch = collate([instance])
             plain = faithfulness(model.predict, batch, ranking.importance[number][None], removal)
             own = ranking.faithfulness
             assert own.sufficiency[number] == pytest.approx(plain.sufficiency[0], abs=1e-12)
@@ -51,6 +50,7 @@ def test_each_distinct_variant_runs_once_and_the_whole_text_never_again(small_mo
     data = [replace(instances[0], id=str(number)) for number in range(3)]
     data = [replace(one, relevance=one.rankable * 1.0) for one in data]
     measure(model, data, removal=Removal(percents=[50, 100]), nulls=Nulls(draws=0))
+    del asked[:2]  # the self-check predicts two texts twice
     # Top half, without the top half, and without everything; the whole text is known from its attention.
     assert sum(len(batch) for batch in asked) == 3
     texts = {row.tobytes() for batch in asked for row in batch.tokens}
@@ -67,6 +67,7 @@ def test_variants_of_all_posts_are_sorted_by_length(small_model, some_instances)
         nulls=Nulls(draws=0),
         passes=Passes(batch_size=4),
     )
+    del asked[:2]  # the self-check predicts two texts twice
     longest = max(len(one.tokens) for one in instances)
     lengths = [batch.real.sum(1) for batch in asked]
     flat = np.concatenate(lengths)

@@ -4,25 +4,33 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
+from fasterqk.attention._selfcheck import mixing_note
 from fasterqk.attention.aggregation import HALF, Pattern, pattern_of
 from fasterqk.attention.instances import Batch, Instance, collate
 from fasterqk.attention.models import (
     Answer,
+    Position,
     Reading,
     TorchClassifier,
     as_array,
     check_layers,
+    evaluating,
     integrated,
     leaf_embedding,
     on_device_of,
+    pooled_error,
+    position_of,
+    reached,
     saliency,
+    self_attention,
 )
 from fasterqk.errors import InputError
 from fasterqk.trace import capture
@@ -66,28 +74,38 @@ class HuggingFaceClassifier(TorchClassifier):
             model, classes=classes, inputs=self._keywords, embedding=embedding, multi_label=multi_label
         )
         self._unpadded = False
-        self.reads = self._find_read()
-        self._end = self._find_end()
+        self._pad: int | None = self._text_config.pad_token_id
+        with evaluating(self):
+            self.reads = self._find_read()
+            self._end = self._find_end()
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         if self._unpadded and not batch.real.all():
             return _side_by_side(
                 batch, [self.read(single, read_only=read_only) for single in _one_by_one(batch)]
             )
-        aligned = self._laid_out(batch)
-        with self._padding(aligned), first_token_from(self._end):
-            reading = super().read(aligned, read_only=read_only)
-        if aligned is batch:
-            return reading
-        column = on_device_of(self.model, _columns_when_left_aligned(batch))
-        rows, columns = column[:, None, :, None], column[:, None, None, :]
-        moved = [
-            (layer if read_only else layer.gather(2, rows.expand_as(layer))).gather(
-                3, columns.expand_as(layer)
-            )
-            for layer in reading.layers
-        ]
-        return replace(reading, layers=moved, read=on_device_of(self.model, batch.first))
+        with self._padding(batch), first_token_from(self._end):
+            return super().read(batch, read_only=read_only)
+
+    def read_position(self, batch: Batch) -> NDArray[np.intp]:
+        if self.reads == "first" or self._pad is None:
+            return super().read_position(batch)
+        # As transformers does: the last token that is not the padding id, even if the text ends in that id.
+        place = np.arange(batch.tokens.shape[1])
+        return np.where(batch.real & (batch.tokens != self._pad), place, 0).argmax(1)
+
+    def plain(self, batch: Batch) -> NDArray[np.float64]:
+        """Probabilities of the model as it is, one text at a time and without padding."""
+        singles = [inputs_of(self.model, single, single.tokens) for single in _one_by_one(batch)]
+        with torch.no_grad(), evaluating(self):
+            return self._probabilities(torch.cat([self.model(**inputs).logits for inputs in singles]))
+
+    def check(self, batch: Batch) -> list[str]:
+        with self._padding(batch):
+            return super().check(batch)
+
+    def _check_read(self, batch: Batch, last_attention: str) -> list[str]:
+        return []  # found by a gradient when the model was opened
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with first_token_from(self._end):
@@ -101,24 +119,11 @@ class HuggingFaceClassifier(TorchClassifier):
         with self._padding(batch):
             return super().patterns(batch)
 
-    def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
-        gradient = super()._gradient(batch, chosen, share)
-        if self._laid_out(batch) is batch:
-            return gradient
-        return np.take_along_axis(gradient, _columns_when_left_aligned(batch), 1) * batch.real
-
     def _logits(self, batch: Batch) -> Tensor:
-        aligned = self._laid_out(batch)
-        if self._marker(aligned) is None or (self._unpadded and not batch.real.all()):
-            return torch.cat([self._logits(single) for single in _one_by_one(aligned)])
-        with self._padding(aligned):
-            return super()._logits(aligned)
-
-    def _laid_out(self, batch: Batch) -> Batch:
-        # Encoders read column 0 unconditionally, so padding cannot come first.
-        if batch.side == "right" or self.reads == "last":
-            return batch
-        return replace(batch, side="right").keep(batch.real)
+        if self._marker(batch) is None or (self._unpadded and not batch.real.all()):
+            return torch.cat([self._logits(single) for single in _one_by_one(batch)])
+        with self._padding(batch):
+            return super()._logits(batch)
 
     def _keywords(self, batch: Batch) -> dict[str, Tensor]:
         return inputs_of(self.model, batch, np.where(batch.real, batch.tokens, self._marker(batch) or 0))
@@ -126,24 +131,25 @@ class HuggingFaceClassifier(TorchClassifier):
     @contextmanager
     def _padding(self, batch: Batch) -> Iterator[None]:
         # Decoders read the last token that is not the padding id, and refuse batches without a padding id.
-        before = self._text_config.pad_token_id
         self._text_config.pad_token_id = self._marker(batch) or 0
         try:
             yield
         finally:
-            self._text_config.pad_token_id = before
+            self._text_config.pad_token_id = self._pad
 
     def _marker(self, batch: Batch) -> int | None:
-        """A padding id in which no text ends; None if the vocabulary is too small."""
+        """The model's padding id, or one in which no text ends; None if texts have to run one by one."""
+        if self._pad is not None:
+            # A text of nothing but the padding id is read at column 0, wherever it starts.
+            empty = self.reads == "last" and not (batch.real & (batch.tokens != self._pad)).any(1).all()
+            return None if empty and len(batch) > 1 else self._pad
         ends = set(batch.tokens[np.arange(len(batch)), batch.last].tolist())
-        padding = self._text_config.pad_token_id
-        if padding is not None and padding not in ends:
-            return int(padding)
         return next((number for number in range(self._text_config.vocab_size) if number not in ends), None)
 
     def _probe(self) -> Batch:
-        """Two texts of different length."""
-        tokens = np.arange(_PROBE_LENGTH) % self._text_config.vocab_size
+        """Two texts of different length, without the padding id unless there is no other."""
+        known = [number for number in range(self._text_config.vocab_size) if number != self._pad] or [0]
+        tokens = np.resize(known[:_PROBE_LENGTH], _PROBE_LENGTH)
         whole, none = np.ones(_PROBE_LENGTH, dtype=bool), np.zeros(_PROBE_LENGTH)
         lengths = (_PROBE_LENGTH - 2, _PROBE_LENGTH)
         return collate([Instance(tokens[:n], whole[:n], none[:n]) for n in lengths])
@@ -162,7 +168,7 @@ class HuggingFaceClassifier(TorchClassifier):
         attention = [self.model.get_submodule(name) for name in names]
         return find_first_token_end(self.model, attention, lambda: self._logits(batch), _PROBE_LENGTH)
 
-    def _find_read(self) -> Literal["first", "last"]:
+    def _find_read(self) -> Position:
         batch = self._probe()
         name = type(self.model).__name__
         try:
@@ -182,30 +188,23 @@ class HuggingFaceClassifier(TorchClassifier):
                 f"{name} has {last.shape[1]} final states for {batch.tokens.shape[1]} tokens; only models"
                 " that keep one state per token are measured"
             )
-        # Unequal weights, because equal ones cancel if the classes are mirror images.
-        score = (outputs.logits * torch.arange(1, len(self.classes) + 1).to(outputs.logits)).sum()
-        (gradient,) = torch.autograd.grad(score, last, allow_unused=True)
-        if gradient is None:
+        reached_states = reached(outputs.logits, last)
+        if reached_states is None:
             raise InputError(f"{name} does not show the hidden states that it predicts from")
         with torch.no_grad():
             alone = torch.cat([self._logits(single) for single in _one_by_one(batch)]).double()
         rounding = 5e-2 if outputs.logits.dtype in HALF else 1e-4
         change = float((outputs.logits.detach().double() - alone).abs().max())
         self._unpadded = change > rounding * float(alone.abs().max())
-        used = (gradient != 0).any(-1).cpu().numpy() & batch.real
+        used = reached_states & batch.real
         if not used.any():
             raise InputError(
                 f"no gradient of {name} reaches its final states: its logits are saturated, or not numbers"
             )
-        one_each = used.sum() == len(batch)
-        if one_each and used[np.arange(len(batch)), batch.first].all():
-            return "first"
-        if one_each and used[np.arange(len(batch)), batch.last].all():
-            return "last"
-        raise InputError(
-            f"{name} does not read its prediction at the first or the last token alone,"
-            " so there is no row of attention that makes the prediction"
-        )
+        position = position_of(used, batch)
+        if position is None:
+            raise InputError(pooled_error(name))
+        return position
 
 
 def _one_by_one(batch: Batch) -> list[Batch]:
@@ -214,41 +213,26 @@ def _one_by_one(batch: Batch) -> list[Batch]:
 
 
 def _side_by_side(batch: Batch, readings: Sequence[Reading]) -> Reading:
-    """Merge readings of single instances into one reading of ``batch``, at the positions of their tokens."""
-    count, width = batch.tokens.shape
-    real = torch.from_numpy(batch.real)
+    """Merge readings of single instances into one reading of ``batch``."""
+    width = batch.tokens.shape[1]
     layers = []
     for parts in zip(*(reading.layers for reading in readings), strict=True):
-        read_only = parts[0].shape[2] == 1
-        layer = parts[0].new_zeros(count, parts[0].shape[1], 1 if read_only else width, width)
-        for number, part in enumerate(parts):
-            place = real[number].nonzero().squeeze(1).to(layer.device)
-            rows = layer[number] if read_only else layer[number].new_zeros(layer.shape[1], len(place), width)
-            rows[..., place] = part[0]
-            if not read_only:
-                layer[number][:, place] = rows
-        layers.append(layer)
+        rows = 1 if parts[0].shape[2] == 1 else width
+        padded = [pad(part, (0, width - part.shape[3], 0, rows - part.shape[2])) for part in parts]
+        layers.append(torch.cat(padded))
     answers = [reading.answer for reading in readings]
     answer = Answer(
         np.concatenate([answer.probability for answer in answers]),
         np.concatenate([answer.correct for answer in answers]),
         np.concatenate([answer.outcomes for answer in answers]),
     )
-    first = torch.from_numpy(batch.first).to(readings[0].read.device)
-    return Reading(layers, torch.cat([reading.read for reading in readings]) + first, answer)
-
-
-def _columns_when_left_aligned(batch: Batch) -> NDArray[np.int64]:
-    """For each column of a left-padded batch, the column of the same token with padding on the right."""
-    return np.asarray((np.arange(batch.real.shape[1]) - batch.first[:, None]) % batch.real.shape[1])
+    return Reading(layers, torch.cat([reading.read for reading in readings]), answer)
 
 
 def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:
-    """``input_ids`` and ``attention_mask``, with explicit positions if padding comes first."""
+    """``input_ids``, ``attention_mask`` and, for pairs of texts, ``token_type_ids``."""
     mask = batch.visible.astype(np.int64)
     inputs = {"input_ids": on_device_of(model, tokens), "attention_mask": on_device_of(model, mask)}
-    if batch.side == "left":
-        inputs["position_ids"] = on_device_of(model, np.maximum(batch.real.cumsum(1) - 1, 0))
     config: Any = getattr(model, "config", None)
     # GPT-2 also accepts token types, but adds word embeddings for them.
     if batch.types is not None and (getattr(config, "type_vocab_size", None) or 0) > 1:
@@ -271,13 +255,13 @@ class HuggingFaceCausal:
     pattern: Pattern | None = None
 
     def __init__(self, model: Any) -> None:
-        self.model = model.eval()
+        self.model = model
         self.embedding = model.get_input_embeddings()
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         read = on_device_of(self.model, batch.last)
         inputs = inputs_of(self.model, batch, batch.tokens)
-        layers = capture(self.model, inputs, rows=read if read_only else None).select("self")
+        layers = self_attention(capture(self.model, inputs, rows=read if read_only else None))
         check_layers(layers, batch, self.model)
         # Nothing comes after the last token, so the read rows alone cannot look ahead.
         for layer in () if read_only else layers:
@@ -291,10 +275,22 @@ class HuggingFaceCausal:
         right = (greedy.numpy() == batch.target) | ~batch.target_real
         return Reading(layers, read, Answer(probability, right.all(1), probability[:, None]))
 
+    def check(self, batch: Batch) -> list[str]:
+        """Notes on what attention does not show."""
+        if hasattr(self.model, "_orig_mod"):
+            return []  # hooks do not run in compiled code
+        inputs, read = inputs_of(self.model, batch, batch.tokens), on_device_of(self.model, batch.last)
+        names = self_attention(capture(self.model, inputs, rows=read)).names
+        return mixing_note(self.model, names, lambda: self.model(**inputs))
+
+    def plain(self, batch: Batch) -> NDArray[np.float64]:
+        """Outcomes of the model as it is, one text at a time and without padding."""
+        return np.concatenate([self.predict(single) for single in _one_by_one(batch)])
+
     def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
         """The pattern of each layer by the model's own masks on one text; None where no mask is visible."""
         inputs, read = inputs_of(self.model, batch, batch.tokens), on_device_of(self.model, batch.last)
-        masks = capture(self.model, inputs, rows=read, masks=True).select("self").masks
+        masks = self_attention(capture(self.model, inputs, rows=read, masks=True)).masks
         return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
@@ -314,25 +310,19 @@ class HuggingFaceCausal:
             chosen, _ = self._target_logits(batch)
             score = (chosen * torch.from_numpy(batch.target_real)).sum()
         whole = as_array(saliency(score, leaves)) / share
-        place = np.arange(batch.tokens.shape[1])[None, :] + self._shift(batch)[:, None]
-        return np.where(batch.real, np.take_along_axis(whole, place.clip(0, whole.shape[1] - 1), 1), 0.0)
+        return np.where(batch.real, whole[:, : batch.tokens.shape[1]], 0.0)
 
     def _target_logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability of each target token ``(batch, target)``, and the likeliest token there."""
         joined = _with_target(batch)
-        logits = self.model(**inputs_of(self.model, joined, joined.tokens)).logits
+        with evaluating(self):
+            logits = self.model(**inputs_of(self.model, joined, joined.tokens)).logits
         before = joined.last[:, None] - batch.target_real.sum(1)[:, None] + np.arange(batch.target.shape[1])
         place = on_device_of(self.model, before.clip(0, joined.tokens.shape[1] - 1))
         rows = torch.arange(len(batch), device=logits.device).unsqueeze(1)
         logarithms = logits[rows, place].cpu().double().log_softmax(-1)
         target = torch.from_numpy(batch.target).unsqueeze(-1)
         return logarithms.gather(-1, target).squeeze(-1), logarithms.argmax(-1)
-
-    def _shift(self, batch: Batch) -> NDArray[np.int64]:
-        """How many columns each prompt moves to the right when its target is appended."""
-        if batch.side == "right":
-            return np.zeros(len(batch), dtype=np.int64)
-        return _with_target(batch).tokens.shape[1] - batch.tokens.shape[1] - batch.target_real.sum(1)
 
 
 def _with_target(batch: Batch) -> Batch:

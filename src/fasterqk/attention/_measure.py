@@ -24,6 +24,7 @@ from fasterqk.attention._importance import (
     leave_one_out,
 )
 from fasterqk.attention._loading import Loaded, opened
+from fasterqk.attention._selfcheck import self_check
 from fasterqk.attention.aggregation import (
     Aggregation,
     NullMass,
@@ -49,9 +50,9 @@ from fasterqk.attention.faithfulness import (
     join,
     perturb,
 )
-from fasterqk.attention.instances import Batch, Example, Instance, Side, collate, pad_rows, unpad_rows
+from fasterqk.attention.instances import Batch, Example, Instance, collate, pad_rows, unpad_rows
 from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
-from fasterqk.attention.models import Measurable, Reading, as_array
+from fasterqk.attention.models import Measurable, Reading, as_array, evaluating
 from fasterqk.attention.scores import SCORES, Rows, entropy
 from fasterqk.errors import InputError
 
@@ -137,19 +138,17 @@ class Passes:
 
     Arguments:
         batch_size: The most instances per batch; the result does not depend on it.
-        side: The side on which batches are padded.
         max_weights: The most attention weights to hold at once, by smaller batches of long instances; None
             for no limit.
         only: The names of the attention scores to compute; by default all.
         by_layer: Also compute the attention scores of each layer alone.
         progress: Called as ``progress(done, total)`` after each batch.
 
-    >>> Passes(batch_size=8, by_layer=True).side
-    'right'
+    >>> Passes(batch_size=8, by_layer=True).batch_size
+    8
     """
 
     batch_size: int = 32
-    side: Side = "right"
     max_weights: int | None = WEIGHTS_IN_MEMORY
     only: Sequence[str] | None = None
     by_layer: bool = False
@@ -213,15 +212,32 @@ def measure(
     >>> summary.n, 0 < summary["mrta"] < 1
     (2, True)
     """
-    model, instances, tokenizer = opened(model, examples, tokenizer)
+    opened_model, instances, tokenizer = opened(model, examples, tokenizer)
     removal = Removal.of(removal, tokenizer)
     rankings = scores if isinstance(scores, Rankings) else Rankings(scores)
+    if isinstance(aggregation, str):
+        aggregation = Aggregation.parse(aggregation)
+    with evaluating(opened_model):
+        notes = self_check(opened_model, instances)
+        return _measured(opened_model, instances, aggregation, rankings, removal, nulls, passes, notes)
+
+
+def _measured(
+    model: Measurable,
+    instances: Sequence[Instance],
+    aggregation: Aggregation | Callable[[Sequence[Pattern]], Aggregation] | None,
+    rankings: Rankings,
+    removal: Removal,
+    nulls: Nulls,
+    passes: Passes,
+    notes: list[str],
+) -> Measurement:
     # Neighbours in length share a batch, so that little is spent on padding.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
     lengths = np.array([len(instances[i].tokens) for i in order])
     patterns, heads, guessed = _patterns(model, instances[order[-1]], passes.max_weights)
-    if isinstance(aggregation, str):
-        aggregation = Aggregation.parse(aggregation)
+    if guessed:
+        notes = [*notes, "what each row may see was guessed from the weights, as the model shows no mask"]
     if not isinstance(aggregation, Aggregation):
         aggregation = (aggregation or default_aggregation)(patterns)
     by_attention = Importance(aggregation_name(aggregation), aggregation)
@@ -246,7 +262,7 @@ def measure(
     predicted = 0
     for start, stop in batches(lengths, passes.batch_size, heads_in_memory, passes.max_weights or np.inf):
         chosen = order[start:stop]
-        batch = collate([instances[i] for i in chosen], passes.side)
+        batch = collate([instances[i] for i in chosen])
         rows = _ReadRows.of(model, batch, hows, patterns, read_only)
         parts.append(rows.parts(passes, chosen, stronger))
         values = [rows.importance(model, importance, chosen, removal) for importance in requested.values()]
@@ -280,6 +296,7 @@ def measure(
             "removal": {"how": removal.how, "mask_token": removal.mask_token},
             "rank_by": rankings.rank_by,
             "mask": "guessed from the weights" if guessed else "of the model",
+            "notes": notes,
         }
         | ({"rounding": removal.rounding} if removal.rounding != "up" else {}),
         layers=tuple(layers[:-1]),
@@ -361,7 +378,7 @@ class _Waiting:
     """
 
     def __init__(self, model: Measurable, passes: Passes, longest: int, removal: Removal) -> None:
-        self.model, self.side, self.removal = model, passes.side, removal
+        self.model, self.removal = model, removal
         self.tokens, self.single = passes.batch_size * longest, passes.batch_size == 1
         self._empty()
 
@@ -388,7 +405,7 @@ class _Waiting:
         self._empty()
 
     def _empty(self) -> None:
-        self.variants = Variants(self.side)
+        self.variants = Variants()
         self.rankings: list[tuple[Any, ...]] = []
 
 
@@ -569,7 +586,6 @@ class _ReadRows:
             label=batch.label[instance],
             target=batch.target[batch.target_real][chunk, None],
             target_real=np.ones((len(instance), 1), dtype=bool),
-            side=batch.side,
         )
 
     def each(self, values: Numbers) -> Numbers:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from fasterqk.attention.instances import Batch, Side, pad_side
+from fasterqk.attention.instances import Batch, padded
 from fasterqk.errors import InputError
 
 How = Literal["delete", "mask", "attention"]
@@ -384,8 +384,7 @@ class Variants:
     included), and returns the outcomes by number.
     """
 
-    def __init__(self, side: Side = "right") -> None:
-        self.side = side
+    def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
         self._rows: list[dict[str, Any]] = []
         self._known: dict[int, NDArray[np.float64]] = {}
@@ -434,8 +433,8 @@ class Variants:
 
     def _batch(self, numbers: list[int]) -> Batch:
         rows = [self._rows[number] for number in numbers]
-        real, tokens = pad_side([row["tokens"] for row in rows], self.side)
-        target_real, target = pad_side([row["target"] for row in rows], "right")
+        real, tokens = padded([row["tokens"] for row in rows])
+        target_real, target = padded([row["target"] for row in rows])
         # Not every text of a measurement is a pair.
         typed = any("types" in row for row in rows)
         types = [row.get("types", np.zeros(len(row["tokens"]), dtype=np.int64)) for row in rows]
@@ -444,12 +443,11 @@ class Variants:
             real=real,
             rankable=np.zeros_like(real),
             relevance=np.zeros(real.shape),
-            hidden=pad_side([row["hidden"] for row in rows], self.side)[1].astype(bool),
+            hidden=padded([row["hidden"] for row in rows])[1].astype(bool),
             label=np.array([row["label"] for row in rows], dtype=np.int64),
             target=target.astype(np.int64),
             target_real=target_real,
-            side=self.side,
-            types=pad_side(types, self.side)[1].astype(np.int64) if typed else None,
+            types=padded(types)[1].astype(np.int64) if typed else None,
         )
 
 

@@ -6,7 +6,7 @@ The user's data are examples, JSON lines with words or text. A tokenizer turns e
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,7 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 from fasterqk.errors import InputError
 from fasterqk.files import read_json_lines
 
-Side = Literal["right", "left"]
 # A token belongs to the human rationale from this relevance on (half of the annotators, say).
 RATIONALE_FROM = 0.5
 
@@ -89,10 +88,10 @@ class Instance:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Instances padded to one length on one ``side``; arrays over tokens are ``(batch, token)``.
+    """Instances padded to one length, at the end; arrays over tokens are ``(batch, token)``.
 
     ``real`` is False on padding. ``hidden`` marks real tokens that no row may see (removal by attention
-    mask). ``target`` and ``target_real`` are padded on the right and have no columns for classifiers;
+    mask). ``target`` and ``target_real`` are padded in the same way and have no columns for classifiers;
     ``label`` is -1 without a label. ``types`` says which text of a pair each token belongs to; None for
     models without token types. ``followed`` is the class whose probability is followed when tokens are
     removed, -1 for the predicted one.
@@ -106,7 +105,6 @@ class Batch:
     label: NDArray[np.int64]
     target: NDArray[np.int64]
     target_real: NDArray[np.bool_]
-    side: Side = "right"
     types: NDArray[np.int64] | None = None
     followed: NDArray[np.int64] | None = None
 
@@ -136,14 +134,12 @@ class Batch:
     def rows(self, chosen: slice) -> "Batch":
         """The ``chosen`` instances, without padding that none of them needs."""
         arrays = {name: value[chosen] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
-        return Batch(**arrays, side=self.side).keep(self.real[chosen])
+        return Batch(**arrays).keep(self.real[chosen])
 
     def keep(self, kept: NDArray[np.bool_]) -> "Batch":
         """The batch with the ``kept`` tokens only, in order, gaps closed and padding trimmed."""
         kept = kept & self.real
-        order = np.argsort(~kept if self.side == "right" else kept, axis=1, kind="stable")
-        width = int(kept.sum(1).max())
-        order = order[:, :width] if self.side == "right" else order[:, order.shape[1] - width :]
+        order = np.argsort(~kept, axis=1, kind="stable")[:, : int(kept.sum(1).max())]
         real = np.take_along_axis(kept, order, 1)
         names = ["tokens", "rankable", "relevance", "hidden", *([] if self.types is None else ["types"])]
         moved: dict[str, Any] = {
@@ -152,31 +148,30 @@ class Batch:
         return replace(self, real=real, **moved)
 
 
-def collate(instances: Sequence[Instance], side: Side = "right") -> Batch:
+def collate(instances: Sequence[Instance]) -> Batch:
     """Pad ``instances`` to one length; padding has token id 0, which the mask hides from the model."""
-    real, tokens = pad_side([x.tokens for x in instances], side)
+    real, tokens = padded([x.tokens for x in instances])
     targets = [np.zeros(0, dtype=np.int64) if x.target is None else x.target for x in instances]
-    target_real, target = pad_side(targets, "right")
+    target_real, target = padded(targets)
     return Batch(
         tokens=tokens.astype(np.int64),
         real=real,
-        rankable=pad_side([x.rankable for x in instances], side)[1].astype(bool),
-        relevance=pad_side([x.relevance for x in instances], side)[1].astype(float),
+        rankable=padded([x.rankable for x in instances])[1].astype(bool),
+        relevance=padded([x.relevance for x in instances])[1].astype(float),
         hidden=np.zeros_like(real),
         label=np.array([-1 if x.label is None else x.label for x in instances], dtype=np.int64),
         target=target.astype(np.int64),
         target_real=target_real,
-        side=side,
-        types=_types(instances, side),
+        types=_types(instances),
         followed=np.array([-1 if x.followed is None else x.followed for x in instances], dtype=np.int64),
     )
 
 
-def _types(instances: Sequence[Instance], side: Side) -> NDArray[np.int64] | None:
+def _types(instances: Sequence[Instance]) -> NDArray[np.int64] | None:
     if all(x.types is None for x in instances):
         return None
     types = [np.zeros(len(x.tokens), dtype=np.int64) if x.types is None else x.types for x in instances]
-    return pad_side(types, side)[1].astype(np.int64)
+    return padded(types)[1].astype(np.int64)
 
 
 def pad_rows(rows: Sequence[NDArray[np.float64]], real: NDArray[np.bool_]) -> NDArray[np.float64]:
@@ -191,14 +186,10 @@ def unpad_rows(rows: NDArray[np.float64], real: NDArray[np.bool_]) -> list[NDArr
     return [row[mask] for row, mask in zip(rows, real, strict=True)]
 
 
-def pad_side(
-    rows: Sequence[NDArray[np.generic]], side: Side
-) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
-    """Pad rows of different lengths with zeros on one side; returns the mask of real entries, and values."""
+def padded(rows: Sequence[NDArray[np.generic]]) -> tuple[NDArray[np.bool_], NDArray[np.generic]]:
+    """Pad rows of different lengths with zeros at their ends; returns the mask of real entries and values."""
     lengths = np.array([len(row) for row in rows])
-    width = int(lengths.max())
-    position = np.arange(width)
-    real = position < lengths[:, None] if side == "right" else position >= width - lengths[:, None]
+    real = np.arange(int(lengths.max())) < lengths[:, None]
     values = np.zeros(real.shape, dtype=rows[0].dtype)
     values[real] = np.concatenate(rows)
     return real, values

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from fasterqk.attention._selfcheck import mixing_note
 from fasterqk.attention.aggregation import HALF, Pattern, pattern_of
 from fasterqk.attention.instances import Batch
 from fasterqk.errors import InputError
-from fasterqk.trace import capture
+from fasterqk.trace import Captured, capture
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,6 +80,7 @@ class Measurable(Protocol):
         """Saliency of each token ``(batch, token)``."""
 
 
+Position = Literal["first", "last"]
 # Quadrature nodes of integrated gradients.
 INTEGRATION_STEPS = 20
 
@@ -87,13 +89,14 @@ class TorchClassifier:
     """Any PyTorch module that returns class logits, ready to be measured.
 
     Arguments:
-        model: The module; it is put into evaluation mode.
+        model: The module. It runs in evaluation mode and is given back as it was.
         classes: The names of its classes.
         inputs: Makes the module's arguments (a mapping, a tuple or a tensor) from a :class:`Batch`; by
             default token ids and the mask of visible tokens.
         logits: Extracts the logits ``(batch, class)`` from the module's output; by default the output itself
             or its ``logits``.
-        read: The position that makes the prediction.
+        read: The position that makes the prediction, the ``"first"`` or the ``"last"`` token. By default it
+            is found by a gradient when the model is measured; what is given is checked in the same way.
         embedding: The module whose output is the input of gradient x input.
         multi_label: Whether every class has its own probability, the sigmoid of its logit; it is predicted
             from one half on.
@@ -112,6 +115,8 @@ class TorchClassifier:
     """
 
     pattern: Pattern | None = None
+    # Take answers from a plain pass, because the pass that shows attention gives others.
+    answers_plainly = False
 
     def __init__(
         self,
@@ -120,12 +125,12 @@ class TorchClassifier:
         classes: Sequence[str],
         inputs: Callable[[Batch], Any] | None = None,
         logits: Callable[[Any], Tensor] | None = None,
-        read: Literal["first", "last"] = "first",
+        read: Position | None = None,
         embedding: nn.Module | None = None,
         multi_label: bool = False,
     ) -> None:
         self.multi_label = multi_label
-        self.model = model.eval()
+        self.model = model
         self.classes = tuple(classes)
         for name in self.classes:
             if self.classes.count(name) > 1:
@@ -135,15 +140,61 @@ class TorchClassifier:
                 )
         self.inputs = inputs or self._tokens_and_mask
         self.logits = logits or _as_they_are
-        self.reads = read
+        self.reads: Position = read or "first"
+        self.read_is_given = read is not None
         self.embedding = embedding
 
+    def read_position(self, batch: Batch) -> NDArray[np.intp]:
+        """The position of each text that makes its prediction, ``(batch,)``."""
+        return batch.first if self.reads == "first" else batch.last
+
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
-        read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
-        captured = capture(self.model, self.inputs(batch), rows=read if read_only else None)
-        check_layers(captured.select("self"), batch, self.model)
-        outcomes = self._outcomes(batch, captured.outputs)
-        return Reading(captured.select("self"), read, class_answer(outcomes, batch, self.multi_label))
+        read = on_device_of(self.model, self.read_position(batch))
+        layers = self_attention(capture(self.model, self.inputs(batch), rows=read if read_only else None))
+        check_layers(layers, batch, self.model)
+        outcomes = self._outcomes(batch, layers.outputs)
+        return Reading(layers, read, class_answer(outcomes, batch, self.multi_label))
+
+    def check(self, batch: Batch) -> list[str]:
+        """Find or check the read position on ``batch``; returns notes on what attention does not show."""
+        if hasattr(self.model, "_orig_mod"):
+            return []  # hooks do not run in compiled code
+        read = on_device_of(self.model, self.read_position(batch))
+        names = self_attention(capture(self.model, self.inputs(batch), rows=read)).names
+        return [
+            *self._check_read(batch, names[-1]),
+            *mixing_note(self.model, names, lambda: self._logits(batch)),
+        ]
+
+    def _check_read(self, batch: Batch, last_attention: str) -> list[str]:
+        """Compare the read position with the rows of the last attention that reach the logits."""
+        module, name = self.model.get_submodule(last_attention), type(self.model).__name__
+        fast_path = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)
+        try:
+            with leaf_embedding(module) as leaves:
+                logits = self._logits(batch)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast_path)
+        states = leaves[-1] if leaves and logits.requires_grad else None
+        unknown = [f"the read position of {name}, its {self.reads} token, could not be checked"]
+        if states is None or states.dim() != 3:
+            return unknown
+        turned = states.shape[:2] != batch.tokens.shape  # (token, batch, width), as torch had it first
+        if turned and (states.shape[1], states.shape[0]) != batch.tokens.shape:
+            return unknown
+        used = reached(logits, states)
+        if used is None or not (used := (used.T if turned else used) & batch.real).any():
+            return unknown
+        position = position_of(used, batch)
+        if position is None:
+            raise InputError(pooled_error(name))
+        given = self.read_position(batch)
+        if self.read_is_given and not used[np.arange(len(batch)), given].all():
+            raise InputError(f"{name} predicts from its {position} token, not from read={self.reads!r}")
+        if not self.read_is_given:
+            self.reads = position
+        return []
 
     def _outcomes(self, batch: Batch, outputs: Any) -> NDArray[np.float64]:
         """Probabilities of a batch from the ``outputs`` of the pass that captured its attention.
@@ -152,7 +203,8 @@ class TorchClassifier:
         difference between texts, so the answer is taken from a plain pass, as for texts with tokens removed.
         """
         logits = self.logits(outputs)
-        return self.predict(batch) if logits.dtype in HALF else self._probabilities(logits)
+        plain = self.answers_plainly or logits.dtype in HALF
+        return self.predict(batch) if plain else self._probabilities(logits)
 
     def _probabilities(self, logits: Tensor) -> NDArray[np.float64]:
         logits = logits.detach().cpu().double()
@@ -160,8 +212,8 @@ class TorchClassifier:
 
     def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
         """The pattern of each layer by the model's own masks on one text; None where no mask is visible."""
-        read = on_device_of(self.model, batch.first if self.reads == "first" else batch.last)
-        masks = capture(self.model, self.inputs(batch), rows=read, masks=True).select("self").masks
+        read = on_device_of(self.model, self.read_position(batch))
+        masks = self_attention(capture(self.model, self.inputs(batch), rows=read, masks=True)).masks
         return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
 
     def predict(self, batch: Batch) -> NDArray[np.float64]:
@@ -186,12 +238,80 @@ class TorchClassifier:
 
     def _logits(self, batch: Batch) -> Tensor:
         inputs = self.inputs(batch)
-        if isinstance(inputs, Mapping):
-            return self.logits(self.model(**inputs))
-        return self.logits(self.model(*(inputs if isinstance(inputs, tuple) else (inputs,))))
+        with evaluating(self):
+            if isinstance(inputs, Mapping):
+                return self.logits(self.model(**inputs))
+            return self.logits(self.model(*(inputs if isinstance(inputs, tuple) else (inputs,))))
 
     def _tokens_and_mask(self, batch: Batch) -> tuple[Tensor, Tensor]:
         return on_device_of(self.model, batch.tokens), on_device_of(self.model, batch.visible)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Put the module of ``model``, if it has one, into evaluation mode; restore all modes on exit."""
+    module = getattr(model, "model", None)
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    training = [part for part in parts if part.training]
+    try:
+        for part in training:
+            part.training = False
+        yield
+    finally:
+        for part in training:
+            part.training = True
+
+
+def self_attention(captured: Captured) -> Captured:
+    """The layers of self-attention, each once.
+
+    Differential attention multiplies the same probabilities by two halves of the values, so they are captured
+    twice, one after the other.
+    """
+    layers = captured.select("self")
+    kept = [
+        number
+        for number, name in enumerate(layers.names)
+        if not number
+        or name != layers.names[number - 1]
+        or not torch.equal(layers[number], layers[number - 1])
+    ]
+    if len(kept) == len(layers):
+        return layers
+    return Captured(
+        tuple(layers.probabilities[number] for number in kept),
+        tuple(layers.names[number] for number in kept),
+        tuple(layers.kinds[number] for number in kept),
+        layers.outputs,
+        tuple(layers.masks[number] for number in kept if layers.masks),
+    )
+
+
+def reached(logits: Tensor, states: Tensor) -> NDArray[np.bool_] | None:
+    """Which ``states`` ``(batch, token, width)`` reach the logits by a gradient, ``(batch, token)``."""
+    # Unequal weights, because equal ones cancel if the classes are mirror images.
+    score = (logits * torch.arange(1, logits.shape[-1] + 1).to(logits)).sum()
+    (gradient,) = torch.autograd.grad(score, states, allow_unused=True)
+    return None if gradient is None else (gradient != 0).any(-1).cpu().numpy()
+
+
+def position_of(used: NDArray[np.bool_], batch: Batch) -> "Position | None":
+    """Whether the ``used`` states are the first or the last ones of each text; None for neither."""
+    instance = np.arange(len(batch))
+    if used.sum() == len(batch):
+        if used[instance, batch.first].all():
+            return "first"
+        if used[instance, batch.last].all():
+            return "last"
+    return None
+
+
+def pooled_error(name: str) -> str:
+    """The message for a model that reads other positions, or several."""
+    return (
+        f"{name} does not read its prediction at the first or the last token alone,"
+        " so there is no row of attention that makes the prediction"
+    )
 
 
 def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool = False) -> Answer:

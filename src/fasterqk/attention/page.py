@@ -129,6 +129,7 @@ def _sections(
         sections[heading] = "\n".join(shown)
     counts = escape(f"{counts_text(measurement)} {first_token_note(measurement)}")
     parts = [f'<p class="from">{counts}{origin}</p>']
+    parts += [f'<p class="note"><b>Note</b>: {escape(note)}.</p>' for note in measurement.settings["notes"]]
     parts += [f"<{level}>{escape(title)}</{level}>\n{content}" for title, content in sections.items()]
     return "\n".join(parts)
 

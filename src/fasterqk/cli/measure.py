@@ -372,6 +372,8 @@ def _print(measurement: Any, summary: dict[str, Any], intervals: Any, of: str) -
         note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
     print_table(measurement.scores_table(intervals), f"{of}{counts_text(measurement)}\n({note})")
     print("\n" + first_token_note(measurement))
+    for text in measurement.settings["notes"]:
+        print(f"note: {text}")
     if len(measurement.rankings) > 1:
         title = "\nevery importance of the tokens (random: a random ranking)"
         print_table(measurement.rankings_table(), title)
