@@ -101,7 +101,7 @@ def load(form: str, file: str, folder: Path) -> AnswerTask:
         vocabulary=tuple(pairs.vocabulary[token] for token in kept),
         end=int(numbers[pairs.end]),
         text=lambda ids: pairs.decode([int(kept[token]) for token in ids]).strip(),
-        vectors=read_word_vectors(*glove, pairs.vocabulary)[kept] if glove else None,
+        vectors=read_word_vectors(glove[0], pairs.vocabulary)[kept] if glove else None,
         files={path.name: checksum(path) for path in (*paths, *pairs.paths, *glove)},
         skipped=dict(skipped),
     )
