@@ -221,11 +221,11 @@ def test_a_checkpoint_of_another_config(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_optimizer_or_generator(tmp_path: Path) -> None:
     Run().save(tmp_path)
-    assert "AdamW, not SGD" in refusal(tmp_path, Run("sgd"))
+    assert "'its class' is AdamW there and SGD here" in refusal(tmp_path, Run("sgd"))
     grouped = Run()
     first, *rest = grouped.model.parameters()
     grouped.optimizer = torch.optim.AdamW([{"params": [first]}, {"params": rest}])
-    assert "grouped otherwise" in refusal(tmp_path, grouped)
+    assert "in group 0 there and parameter 1, in group 1 here" in refusal(tmp_path, grouped)
     run = Run()
     with pytest.raises(InputError, match=r"\['batches'\], not \['noise'\]"):
         checkpoint.load(
@@ -240,7 +240,7 @@ def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     assert "'fused.weight' is (18, 6)" in refusal(tmp_path, larger)
     extra = Run()
     extra.model.extra = nn.Linear(1, 1)
-    assert "only the model has 'extra.weight'" in refusal(tmp_path, extra)
+    assert "'extra.weight' is None there and (1, 1)" in refusal(tmp_path, extra)
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
