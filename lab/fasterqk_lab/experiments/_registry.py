@@ -70,7 +70,9 @@ _SHARED = {
     "temperature-hatexplain": "faithfulness",
     "covert-channel": "covert",
     "covert-hatexplain": "covert",
-    "questions": "claims",
+    "tuned": "ratio_or_rate",
+    "claims": "all",
+    "questions": "all",
 }
 
 

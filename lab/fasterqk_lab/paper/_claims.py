@@ -131,51 +131,40 @@ class Line:
 def read_claims(published: Published, path: Path = FOLDER / "claims.toml") -> list[Claim]:
     """Every claim, in the order of the file."""
     claims = []
-    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["claim"]:
+    for entry in _entries(path, "claim"):
         effects = _effects(published, entry.get("effects", ()), entry.get("says", "more"))
-        claimed = entry.get("verdict")
-        if claimed is not None and claimed not in VERDICTS:
-            raise InputError(f"claim {entry['text']!r:.60}: {claimed!r} is not one of {', '.join(VERDICTS)}")
-        claims.append(
-            Claim(
-                entry["text"],
-                entry["where"],
-                entry["group"],
-                claimed or verdict(effects, large=entry.get("large", False)),
-                tuple(effects),
-                entry.get("remark", ""),
-                entry.get("command", ""),
-                entry.get("before", ""),
-                computed=claimed is None,
-            )
-        )
+        read = entry.get("verdict")
+        if read is not None and read not in VERDICTS:
+            raise InputError(f"claim {entry['text']!r:.60}: {read!r} is not one of {', '.join(VERDICTS)}")
+        known = ("text", "where", "group", "remark", "command", "before")
+        about = {name: entry[name] for name in known if name in entry}
+        decided = read or verdict(effects, large=entry.get("large", False))
+        claims.append(Claim(**about, verdict=decided, effects=tuple(effects), computed=read is None))
     return claims
 
 
 def read_questions(published: Published, path: Path = FOLDER / "questions.toml") -> list[Question]:
     """Every question, in the order of the file."""
     questions = []
-    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["question"]:
-        effects = _effects(published, entry["effects"], entry.get("says", "more"))
+    for entry in _entries(path, "question"):
+        says = entry.get("says", "more")
+        effects, explored = (_effects(published, entry.get(k, ()), says) for k in ("effects", "explored"))
         decided = verdict(effects, large=False)
-        questions.append(
-            Question(
-                **{
-                    name: entry[name]
-                    for name in ("title", "believed", "hypothesis", "run", "design", "decides", "registered")
-                },
-                verdict=decided,
-                effects=tuple(effects),
-                explored=tuple(_effects(published, entry.get("explored", ()), entry.get("says", "more"))),
-                becomes=entry.get("becomes", {}).get(decided, ""),
-            )
-        )
+        known = ("title", "believed", "hypothesis", "run", "design", "decides", "registered")
+        becomes = entry.get("becomes", {}).get(decided, "")
+        about = {name: entry[name] for name in known} | {"verdict": decided, "becomes": becomes}
+        questions.append(Question(**about, effects=tuple(effects), explored=tuple(explored)))
     return questions
+
+
+def _entries(path: Path, kind: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))[kind]
+    return entries
 
 
 def read_lines(published: Published, path: Path = FOLDER / "questions.toml") -> list[Line]:
     """The lines of the picture, corrected for their number."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["line"]
+    entries = _entries(path, "line")
     effects = _effects(published, entries, "more")
     return [
         Line(entry["group"], effect, entry["run"]) for entry, effect in zip(entries, effects, strict=True)

@@ -79,14 +79,8 @@ def _effect_row(effect: Effect) -> list[str]:
     levels = "" if effect.agreement is None else f"{effect.agreement:.0%}"
     values = [f"{value.mean:.{digits}f}" for value in (effect.second, effect.first)]
     return [
-        effect.label,
-        *values,
-        null,
-        effect_text(effect),
-        _where(effect),
-        progress,
-        levels,
-        effect.corrected,
+        *(effect.label, *values, null, effect_text(effect), _where(effect)),
+        *(progress, levels, effect.corrected),
     ]
 
 
@@ -106,23 +100,13 @@ def index_page(claims: Sequence[Claim], experiments: Mapping[str, str]) -> str:
     groups = list(dict.fromkeys(claim.group for claim in claims))
     parts = ["# Results", "", NOTE, "", f"{len(claims)} claims of the paper: {counts}.", ""]
     parts += ["![attention with equal rates and with a faster query-key circuit](images/questions.svg)", ""]
-    parts += [
-        "Ring: equal rates. Dot: queries and keys learn faster. Dotted mark: uniform attention.",
-        "",
-        RULE,
-        "",
-    ]
-    parts += ["## The paper, element by element", ""]
-    rows = [
-        [
-            e["name"],
-            e["what"],
-            _verdicts(claims, e["command"]),
-            _page(e["command"], experiments),
-            _command(e["command"]),
-        ]
-        for e in elements
-    ]
+    see = "Ring: equal rates. Dot: queries and keys learn faster. Dotted mark: uniform attention."
+    parts += [see, "", RULE, "", "## The paper, element by element", ""]
+    rows = []
+    for element in elements:
+        command = element["command"]
+        links = [_page(command, experiments), _command(command)]
+        rows.append([element["name"], element["what"], _verdicts(claims, command), *links])
     parts += table(["", "what it shows", "its claims", "page", "command"], rows)
     for group in groups:
         parts += ["", f"## {group.capitalize()}", ""]
@@ -132,11 +116,8 @@ def index_page(claims: Sequence[Claim], experiments: Mapping[str, str]) -> str:
         )
     parts += ["", "## Every experiment", ""]
     parts += table(["", "command"], ([_page(name, experiments), _command(name)] for name in experiments))
-    parts += [
-        "",
-        "Beyond the paper: [nine open questions](questions.md). Values of single seeds, one tidy table",
-    ]
-    parts += ["per experiment: [lab/paper/results](../../lab/paper/results)."]
+    beyond = "Beyond the paper: [nine open questions](questions.md). Values of single seeds, one tidy table"
+    parts += ["", beyond, "per experiment: [lab/paper/results](../../lab/paper/results)."]
     return "\n".join(parts) + "\n"
 
 
@@ -160,24 +141,14 @@ def _claim_row(number: int, claim: Claim) -> list[str]:
     first = claim.effects[0] if claim.effects else None
     effect = "" if first is None or first.exact else f"{effect_text(first)} ({first.label})"
     more = f"[evidence](claims.md#claim-{number})" if claim.effects else ""
-    return [
-        str(number),
-        f"{claim.text} ({claim.where})",
-        verdict,
-        effect,
-        " ".join(filter(None, (claim.remark, more))),
-    ]
+    remark = " ".join(filter(None, (claim.remark, more)))
+    return [str(number), f"{claim.text} ({claim.where})", verdict, effect, remark]
 
 
 def claims_page(claims: Sequence[Claim]) -> str:
     """``claims.md``: every effect of every claim."""
-    parts = [
-        "# Every claim of the paper, with its evidence",
-        "",
-        NOTE,
-        "",
-        "[The verdicts and the rule](index.md).",
-    ]
+    parts = ["# Every claim of the paper, with its evidence", "", NOTE, ""]
+    parts += ["[The verdicts and the rule](index.md)."]
     for number, claim in enumerate(claims, 1):
         if not claim.effects:
             continue
@@ -191,17 +162,13 @@ def claims_page(claims: Sequence[Claim]) -> str:
 def questions_page(questions: Sequence[Question]) -> str:
     """``questions.md``: what was believed, run and found."""
     parts = ["# Open questions", "", NOTE, ""]
-    parts += [
-        "What the paper does not ask. Scores that decide were named before the run; others are exploratory."
-    ]
-    parts += ["[How it is decided](index.md)."]
+    named = "Scores that decide were named before the run; others are exploratory."
+    parts += [f"What the paper does not ask. {named}", "[How it is decided](index.md)."]
     for number, question in enumerate(questions, 1):
         parts += ["", f"## {number}. {question.title}", "", f"**Believed.** {question.believed}", ""]
         parts += [f"**Run.** {_command(question.run)}. {question.design}", ""]
-        parts += [
-            f"**Decides.** {question.decides[0].upper()}{question.decides[1:]}. {question.registered}",
-            "",
-        ]
+        decides = f"{question.decides[0].upper()}{question.decides[1:]}. {question.registered}"
+        parts += [f"**Decides.** {decides}", ""]
         parts += [f"**Hypothesis**: {question.hypothesis}: **{question.verdict}**. {question.becomes}", ""]
         parts += effect_table(question.effects)
         if question.explored:
