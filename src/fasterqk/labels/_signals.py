@@ -28,12 +28,10 @@ from fasterqk.trace.calls import (
     AttentionCall,
     AttentionTrace,
     Frame,
+    Operation,
     Product,
     carries,
-    einsum_term,
     is_parameter,
-    query_and_key,
-    softmax_axis,
 )
 
 # --- Queries, keys, probabilities and contexts of every attention call ---
@@ -112,69 +110,69 @@ class ProbeTrace(AttentionTrace):
             raise MemoryError(f"the probe came upon a tensor of shape {tuple(output.shape)}")
         return output
 
-    def product(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    def product(self, operation: Operation) -> Any:
         """Products of more than two operands in pairs; none that would not fit into memory."""
-        if func is torch.einsum and len(tensors) > 2 and isinstance(args[0], str):
+        if operation.equation and len(operation.tensors) > 2:
             with self:
-                return einsum_in_pairs(args[0], tensors)
-        if _entries(tensors) > _LARGEST:
-            raise MemoryError(f"the probe came upon a product of {_entries(tensors)} entries")
-        return super().product(func, args, kwargs, tensors)
+                return einsum_in_pairs(operation.equation, operation.tensors)
+        entries = _entries(operation.tensors)
+        if entries > _LARGEST:
+            raise MemoryError(f"the probe came upon a product of {entries} entries")
+        output = super().product(operation)
+        if not hasattr(output, _CONTEXT):
+            self._project(operation, output)
+        return output
 
-    def score(self, func: Any, args: Any, tensors: list[Tensor], output: Tensor) -> Product:
+    def scored(self, operation: Operation, scores: Tensor) -> Product:
         """The queries, the keys, and a copy of the scores: masks may be added in place."""
-        return Product(*query_and_key(func, args, tensors), output.clone())
+        return Product(*operation.factors(), scores.clone())
 
-    def is_softmax(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
+    def is_softmax(self, operation: Operation) -> bool:
         """Any softmax, and the exponentials of learned scores.
 
         Features of a kernel (queries times a random matrix) are not scores: both factors must be learned.
         """
-        if func not in _EXPONENTIALS:
-            return func in SOFTMAXES
-        products: list[Product] = getattr(tensors[0], SCORES, [])
+        if operation.func not in _EXPONENTIALS:
+            return operation.func in SOFTMAXES
+        products: list[Product] = getattr(operation.tensors[0], SCORES, [])
         factors = [cast(Tensor, factor) for product in products for factor in (product.query, product.key)]
         return bool(factors) and all(factor.requires_grad for factor in factors)
 
-    def softmax(self, func: Callable[..., Any], args: Any, kwargs: Any, logits: Tensor) -> Tensor:
+    def softmax(self, operation: Operation) -> Tensor:
         """The probabilities, tagged with a call that keeps all tensors."""
-        output = _without_empty_rows(func, args, kwargs) if func in SOFTMAXES else func(*args, **kwargs)
+        output, logits = _without_empty_rows(operation), operation.tensors[0]
         products = list(getattr(logits, SCORES, ()))
         call = ProbedCall(tuple(self.frames), tuple(output.shape), output, logits, products)
-        call.keys_in_rows = output.dim() > 2 and softmax_axis(logits, args, kwargs) == -2
+        call.keys_in_rows = output.dim() > 2 and operation.axis == -2
         self.calls.append(call)
         setattr(output, PROBABILITIES, [call])
         return output
 
-    def weigh(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor], weights: Tensor
-    ) -> Any:
+    def weigh(self, operation: Operation, weights: Tensor) -> Any:
         """The context, which does not depend on the probabilities of attention."""
         calls = getattr(weights, PROBABILITIES)
-        output = func(*_without_probabilities(args), **kwargs)
+        output = operation.func(*_without_probabilities(operation.args), **operation.kwargs)
         for call in calls:
             call.weights.append(weights)
+            call.values += [tensor for tensor in operation.tensors if tensor is not weights]
             call.contexts.append(output.clone())  # what is added to it in place is not part of it
-            call.head_axes.append(_context_axes(args, tensors, weights, output))
+            call.head_axes.append(_context_axes(operation, weights, output))
         setattr(output, _CONTEXT, calls)
         return output
 
-    def multiplied(self, func: Any, args: Any, tensors: list[Tensor], output: Tensor) -> None:
-        """A context may have been projected."""
-        self._project(func, tensors, output)
-
-    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    def other(self, operation: Operation) -> Any:
         """Anything else: tags go on to what still holds, or now also holds, the tagged elements."""
-        output = func(*args, **kwargs)
-        if func is Tensor.__setitem__:
-            self.carry(func, tensors, args[0])  # scores written into a larger tensor, piece by piece
+        output = operation.run()
+        if operation.func is Tensor.__setitem__:
+            self.carry(operation, operation.args[0])  # scores written into a larger tensor, piece by piece
         elif isinstance(output, Tensor):
-            self._project(func, tensors, output)
-            self.carry(func, tensors, output)
+            self._project(operation, output)
+            self.carry(operation, output)
         return output
 
-    def carry(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
+    def carry(self, operation: Operation, output: Any) -> None:
         """Pass tags on to outputs that still hold the tagged elements: masked, padded, joined, cut out."""
+        func, tensors = operation.func, operation.tensors
         held = [tensor for tensor in tensors if func in _PIECES or output.numel() >= tensor.numel()]
         for tag in (SCORES, PROBABILITIES):
             if tag == SCORES and func in _PROJECTIONS and not _mixes_scores(tensors):
@@ -183,8 +181,9 @@ class ProbeTrace(AttentionTrace):
             if contents:
                 setattr(output, tag, list({id(content): content for content in contents}.values()))
 
-    def _project(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
+    def _project(self, operation: Operation, output: Tensor) -> None:
         """Note what acts on a context, and tag the outputs that still carry it."""
+        func, tensors = operation.func, operation.tensors
         for operand in tensors:
             before, after = getattr(operand, _CONTEXT, ()), getattr(operand, _PROJECTED, ())
             if not before and not after:
@@ -212,15 +211,13 @@ def _leading(dimensions: int) -> tuple[int, ...]:
     return tuple(range(dimensions - 2))[1:] or tuple(range(dimensions - 2))
 
 
-def _context_axes(
-    args: tuple[Any, ...], tensors: list[Tensor], weights: Tensor, output: Tensor
-) -> tuple[int, ...]:
+def _context_axes(operation: Operation, weights: Tensor, output: Tensor) -> tuple[int, ...]:
     """The axes of the heads in a context."""
-    if not isinstance(args[0], str):
+    if not operation.equation:
         return _leading(output.dim())
-    term, result = einsum_term(args[0], tensors, weights)
+    term, result = operation.term(weights)
     letters = [term[axis] for axis in _leading(len(term))]
-    known = "." not in args[0] and all(letter in result for letter in letters)
+    known = "." not in operation.equation and all(letter in result for letter in letters)
     return tuple(result.index(letter) for letter in letters) if known else ()
 
 
@@ -269,16 +266,14 @@ def _entries(tensors: list[Tensor]) -> int:
     return max(tensor.shape[:-2].numel() for tensor in tensors) * tensors[0].shape[-2] * tensors[1].shape[-1]
 
 
-def _without_empty_rows(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+def _without_empty_rows(operation: Operation) -> Tensor:
     """A softmax that is zero where every score is masked; there its gradient is not a number."""
-    output: Tensor = func(*args, **kwargs)
-    scores = kwargs["input"] if "input" in kwargs else args[0]
-    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    empty = None if axis is None or bool(output.isfinite().all()) else (scores == -math.inf).all(axis, True)
-    if empty is None or not bool(empty.any()):
+    output: Tensor = operation.run()
+    scores, axis = operation.tensors[0], operation.axis
+    if operation.func not in SOFTMAXES or axis is None or bool(output.isfinite().all()):
         return output
-    rest = {name: value for name, value in kwargs.items() if name != "input"}
-    return cast(Tensor, func(scores.masked_fill(empty, 0.0), *args[1:], **rest)).masked_fill(empty, 0.0)
+    empty = (scores == -math.inf).all(axis, True)
+    return scores.masked_fill(empty, 0.0).softmax(axis).masked_fill(empty, 0.0).to(output)
 
 
 def _mixes_scores(tensors: list[Tensor]) -> bool:

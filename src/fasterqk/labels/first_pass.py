@@ -25,7 +25,14 @@ from fasterqk.labels.find import labels_text, likely_labels, resting_on_names
 from fasterqk.labels.names import Scope, nearest, stacks
 from fasterqk.labels.probe import float_tensors, probe_call
 from fasterqk.labels.slices import NO_SOFTMAX, Circuits, Slice, as_label, joined, whole_slice
-from fasterqk.trace.calls import AttentionCall, AttentionTrace, Frame, innermost_with_weights, probing
+from fasterqk.trace.calls import (
+    AttentionCall,
+    AttentionTrace,
+    Frame,
+    Operation,
+    innermost_with_weights,
+    probing,
+)
 from fasterqk.trace.modules import nothing_compiled, parameters_by_module, stack_of
 from fasterqk.trace.recorder import Recorder
 
@@ -93,9 +100,9 @@ class FirstPass:
         around = {path[:end] for path in self._first for end in _ends(path)}
         for path in dict.fromkeys(["", *around, *self._first]):
             module = model.get_submodule(path)
-            entry, end = _Entry(self, path), _Exit(self, path)
-            self._handles.append(module.register_forward_pre_hook(entry, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(end, always_call=True, prepend=True))
+            enter, leave = _Hook(self, path, leaves=False), _Hook(self, path, leaves=True)
+            self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(leave, always_call=True, prepend=True))
         weakref.finalize(self, _remove, self._handles)
 
     def detach(self) -> None:
@@ -282,9 +289,9 @@ class _Hook:
     A compiled model leaves its graph to call it; one graph for all of it (``fullgraph``) has no room for it.
     """
 
-    def __init__(self, observer: FirstPass, path: str = "") -> None:
+    def __init__(self, observer: FirstPass, path: str, leaves: bool) -> None:
         self.observer: Callable[[], FirstPass | None] = weakref.ref(observer)
-        self.path = path
+        self.path, self.leaves = path, leaves
         self.call = torch.compiler.disable(self.observe)
 
     def __reduce__(self) -> Any:
@@ -293,26 +300,16 @@ class _Hook:
     def __deepcopy__(self, memo: Any) -> "_Hook":
         return self  # in an isolated model it observes; for a copy that is trained there is no observer
 
-    def observe(self, *call: Any) -> None:
-        raise NotImplementedError
+    def observe(self, module: nn.Module, *call: Any) -> None:
+        observer = self.observer()
+        if observer is not None and self.leaves:
+            observer.left(module)
+        elif observer is not None:
+            observer.entered(self.path, module, *call)
 
     def __call__(self, *call: Any) -> None:
         if not torch.compiler.is_compiling() or _may_break():
             self.call(*call)
-
-
-class _Entry(_Hook):
-    def observe(self, *call: Any) -> None:
-        observer = self.observer()
-        if observer is not None:
-            observer.entered(self.path, *call)
-
-
-class _Exit(_Hook):
-    def observe(self, *call: Any) -> None:
-        observer = self.observer()
-        if observer is not None:
-            observer.left(call[0])
 
 
 class _Nothing:
@@ -368,11 +365,10 @@ class _Looking(AttentionTrace):
         self.known = known
         self.elsewhere: dict[str, None] = {}
 
-    def kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def kernel(self, operation: Operation) -> Any:
         """Torch's kernels run as they are: this is a training pass."""
-        output = func(*args, **kwargs)
         self._attends()
-        return output
+        return operation.run()
 
     def weighed(self, call: AttentionCall) -> None:
         """A softmax of queries times keys has weighted values."""

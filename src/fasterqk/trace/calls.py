@@ -6,11 +6,13 @@ multiplied with values. Routers, gates and class probabilities never are. What b
 tags on the tensors. ``capture``, the probe of the labels and the first training pass use this one trace.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
@@ -57,90 +59,58 @@ def scaled_dot_product_attention(
     return torch.matmul(probabilities, value)
 
 
-def multi_head_attention_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def multi_head_attention_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """``torch.nn.functional.multi_head_attention_forward`` (query is (length, batch, width))."""
-    unbatched = query.dim() == 2
+    bound = _MULTI_HEAD.bind(*args, **kwargs)
+    bound.apply_defaults()
+    options = SimpleNamespace(**bound.arguments)
+    states, padding = (options.query, options.key, options.value), options.key_padding_mask
+    unbatched = options.query.dim() == 2
     if unbatched:
-        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
-        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-    length, batch, width = query.shape
-    if use_separate_proj_weight:
-        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+        states = tuple(part.unsqueeze(1) for part in states)
+        padding = None if padding is None else padding.unsqueeze(0)
+    length, batch, width = states[0].shape
+    if options.use_separate_proj_weight:
+        weights = (options.q_proj_weight, options.k_proj_weight, options.v_proj_weight)
     else:
-        assert in_proj_weight is not None
-        weights = in_proj_weight.chunk(3)
-    biases: Any = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-    q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    if bias_k is not None and bias_v is not None:
-        k = torch.cat([k, bias_k.expand(1, batch, -1)])
-        v = torch.cat([v, bias_v.expand(1, batch, -1)])
+        weights = options.in_proj_weight.chunk(3)
+    biases = (None, None, None) if options.in_proj_bias is None else options.in_proj_bias.chunk(3)
+    q, k, v = map(F.linear, states, weights, biases)
+    if options.bias_k is not None and options.bias_v is not None:
+        k = torch.cat([k, options.bias_k.expand(1, batch, -1)])
+        v = torch.cat([v, options.bias_v.expand(1, batch, -1)])
 
-    def heads(states: Tensor) -> Tensor:
-        return states.reshape(states.shape[0], batch, num_heads, -1).permute(1, 2, 0, 3)
+    def heads(part: Tensor, static: Tensor | None = None) -> Tensor:
+        if static is not None:
+            return static.view(batch, options.num_heads, -1, static.shape[-1])
+        return part.reshape(part.shape[0], batch, options.num_heads, -1).permute(1, 2, 0, 3)
 
-    q = heads(q)
-    k = heads(k) if static_k is None else static_k.view(batch, num_heads, -1, static_k.shape[-1])
-    v = heads(v) if static_v is None else static_v.view(batch, num_heads, -1, static_v.shape[-1])
-    if add_zero_attn:
-        k = torch.cat([k, k.new_zeros(batch, num_heads, 1, k.shape[-1])], 2)
-        v = torch.cat([v, v.new_zeros(batch, num_heads, 1, v.shape[-1])], 2)
-
+    q, k, v = heads(q), heads(k, options.static_k), heads(v, options.static_v)
+    if options.add_zero_attn:
+        k, v = (F.pad(part, (0, 0, 0, 1)) for part in (k, v))
     scores = torch.matmul(q / math.sqrt(q.shape[-1]), k.transpose(-2, -1))
-    if attn_mask is not None:
-        mask = _additive(attn_mask, scores)
-        scores = scores + _padded(
-            mask if mask.dim() == 2 else mask.view(batch, num_heads, length, -1), scores
-        )
-    if key_padding_mask is not None:
-        scores = scores + _padded(_additive(key_padding_mask, scores)[:, None, None, :], scores)
-    probabilities = F.softmax(scores, -1)
-    dropped = F.dropout(probabilities, dropout_p) if training and dropout_p > 0 else probabilities
+    if options.attn_mask is not None:
+        mask = options.attn_mask
+        scores = _masked(scores, mask if mask.dim() == 2 else mask.view(batch, options.num_heads, length, -1))
+    if padding is not None:
+        scores = _masked(scores, padding[:, None, None, :])
+    dropped = F.dropout(F.softmax(scores, -1), options.dropout_p, options.training)
     context = torch.matmul(dropped, v).permute(2, 0, 1, 3).reshape(length, batch, width)
-    output = F.linear(context, out_proj_weight, out_proj_bias)
-    shown = None
-    if need_weights:
-        shown = dropped.mean(1) if average_attn_weights else dropped
+    output = F.linear(context, options.out_proj_weight, options.out_proj_bias)
+    shown = (dropped.mean(1) if options.average_attn_weights else dropped) if options.need_weights else None
     if unbatched:
         output, shown = output.squeeze(1), None if shown is None else shown.squeeze(0)
     return output, shown
 
 
-def _additive(mask: Tensor, scores: Tensor) -> Tensor:
-    """A boolean mask (true = hidden) as numbers to add to the scores."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf)
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
-def _padded(mask: Tensor, scores: Tensor) -> Tensor:
-    """The mask, open at the extra keys that ``bias_k`` and ``add_zero_attn`` append."""
-    return F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """The scores with a mask added; extra keys that ``bias_k`` and ``add_zero_attn`` append stay open."""
+    if mask.dtype == torch.bool:  # true = hidden
+        mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf)
+    return scores + F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
 
 
 # --- What an attention call is ---
@@ -258,14 +228,72 @@ def probe_running() -> Iterator[None]:
         _probing.reset(token)
 
 
-class AttentionTrace(TorchFunctionMode):
-    """While active, finds attention calls; subclasses override what they want to know or to change.
+class Operation:
+    """One call of a torch function, with the tensors among its arguments."""
 
-    ``formed`` is called with every softmax, ``weighed`` when its probabilities have met values. Calls hold
-    the tensors that an override puts there; the trace itself keeps none alive, so it can run in a training
-    pass. ``kernel`` runs torch's attention kernels in plain operations, which makes their softmax visible.
-    ``frames`` are the modules that are running, as a :class:`~fasterqk.trace.recorder.Recorder` follows
-    them.
+    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.tensors = tensors_in(args, kwargs)
+
+    def run(self) -> Any:
+        """Call the function."""
+        return self.func(*self.args, **self.kwargs)
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of a softmax, counted from the end; None for logits of one axis, and if none is named."""
+        axis = self.kwargs.get("dim", self.args[1] if len(self.args) > 1 else None)
+        axes = self.tensors[0].dim()
+        return None if axis is None or axes < 2 else axis if axis < 0 else axis - axes
+
+    @property
+    def equation(self) -> str:
+        """The equation of an einsum, else empty."""
+        return self.args[0].replace(" ", "") if self.args and isinstance(self.args[0], str) else ""
+
+    def term(self, operand: Tensor) -> tuple[str, str]:
+        """The letters of ``operand`` in an einsum, and those of its result (empty if it is not stated)."""
+        terms, _, result = self.equation.partition("->")
+        return terms.split(",")[next(i for i, tensor in enumerate(self.tensors) if tensor is operand)], result
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Of a product that makes scores: the operand with the queries, and the one with the keys."""
+        left, right = self.tensors[-2:]
+        terms, _, result = self.equation.partition("->")
+        # Keys are along the last axis of the scores.
+        swapped = self.func is Tensor.__rmatmul__ or (result and result[-1] in terms.split(",")[0])
+        return (right, left) if swapped else (left, right)
+
+    def mixes_heads(self, weights: Tensor) -> bool:
+        """Whether a product of probabilities with a parameter mixes heads, instead of weighting values.
+
+        An einsum then keeps the axis of the keys; another product takes a square weight of the size of the
+        heads.
+        """
+        others = [tensor for tensor in self.tensors if tensor is not weights]
+        if len(others) != 1 or not is_parameter(others[0]):
+            return False
+        if self.equation:
+            term, result = self.term(weights)
+            return term[-1] in result
+        shape = getattr(weights, PROBABILITIES)[0].shape
+        return len(shape) == 4 and others[0].shape[-2:] == (shape[1],) * 2 != (shape[-1],) * 2
+
+
+class AttentionTrace(TorchFunctionMode):
+    """While active, finds attention calls: ``weighed`` is called when probabilities have met values.
+
+    Subclasses override that, and whatever else they want to know or to change. Calls hold the tensors that an
+    override puts there; the trace itself keeps none alive, so it can run in a training pass. Torch's
+    attention kernels run in plain operations, which makes their softmax visible, unless ``kernel`` is
+    overridden. ``frames`` are the modules that are running, as a ``Recorder`` follows them.
+
+    >>> class Printed(AttentionTrace):
+    ...     def weighed(self, call):
+    ...         print(call.shape)
+    >>> with Printed():
+    ...     context = F.scaled_dot_product_attention(*torch.randn(3, 1, 2, 5, 4))
+    (1, 2, 5, 5)
     """
 
     while_probing = False  # whether it observes what the probe runs
@@ -277,94 +305,79 @@ class AttentionTrace(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        operation = Operation(func, args, kwargs or {})
         if probing() and not self.while_probing:
-            return func(*args, **kwargs)
+            return operation.run()
         if func in WRITTEN_OUT:
-            return self.kernel(func, args, kwargs)
-        tensors = tensors_in(args, kwargs)
+            return self.kernel(operation)
         if func in PRODUCTS:
-            return self.product(func, args, kwargs, tensors)
-        if self.is_softmax(func, args, kwargs, tensors):
-            return self.softmax(func, args, kwargs, tensors[0])
-        return self.other(func, args, kwargs, tensors)
+            return self.product(operation)
+        if self.is_softmax(operation):
+            return self.softmax(operation)
+        return self.other(operation)
 
-    # --- Kinds of functions ---
-
-    def kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def kernel(self, operation: Operation) -> Any:
         """One of torch's attention kernels."""
         with self:
-            return WRITTEN_OUT[func](*args, **kwargs)
+            return WRITTEN_OUT[operation.func](*operation.args, **operation.kwargs)
 
-    def product(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    def product(self, operation: Operation) -> Any:
         """A matrix product: of probabilities and values, of queries and keys, or another one."""
+        tensors = operation.tensors
         weights = next((tensor for tensor in tensors if hasattr(tensor, PROBABILITIES)), None)
-        if weights is not None and not mixes_heads(args, tensors, weights):
-            return self.weigh(func, args, kwargs, tensors, weights)
-        output = func(*args, **kwargs)
-        if isinstance(output, Tensor):
-            self.multiplied(func, args, tensors, output)
-            if weights is not None or len(tensors) < 2:
-                self.carry(func, tensors, output)
-            elif not any(map(is_parameter, tensors[-2:])):
-                # A product with a weight is a projection; scores come from two activations.
-                setattr(output, SCORES, [self.score(func, args, tensors, output)])
+        if weights is not None and not operation.mixes_heads(weights):
+            return self.weigh(operation, weights)
+        output = operation.run()
+        if weights is not None or len(tensors) < 2:
+            self.carry(operation, output)
+        elif isinstance(output, Tensor) and not any(map(is_parameter, tensors[-2:])):
+            # A product with a weight is a projection; scores come from two activations.
+            setattr(output, SCORES, [self.scored(operation, output)])
         return output
 
-    def is_softmax(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> bool:
-        """Whether this function forms probabilities: a softmax over the last axis of at least two."""
-        return func in SOFTMAXES and softmax_axis(tensors[0], args, kwargs) == -1
+    def scored(self, operation: Operation, scores: Tensor) -> Product:
+        """What is known of a product of two activations."""
+        return Product()
 
-    def softmax(self, func: Callable[..., Any], args: Any, kwargs: Any, logits: Tensor) -> Tensor:
-        """A softmax: the probabilities, tagged with their call."""
-        output: Tensor = func(*args, **kwargs)
+    def is_softmax(self, operation: Operation) -> bool:
+        """Whether this operation forms probabilities: a softmax over the last axis of at least two."""
+        return operation.func in SOFTMAXES and operation.axis == -1
+
+    def softmax(self, operation: Operation) -> Tensor:
+        """The probabilities, tagged with their call."""
+        output: Tensor = operation.run()
         call = AttentionCall(tuple(self.frames), tuple(output.shape))
-        call.products = getattr(logits, SCORES, [])
+        call.products = getattr(operation.tensors[0], SCORES, [])
         setattr(output, PROBABILITIES, [call])
-        self.formed(call, output, logits)
         return output
 
-    def weigh(
-        self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor], weights: Tensor
-    ) -> Any:
-        """Probabilities times values: the context."""
-        output = func(*args, **kwargs)
-        for tensor in tensors:
+    def weigh(self, operation: Operation, weights: Tensor) -> Any:
+        """The context: values weighted by probabilities, as they are or as ``weights`` were made of them."""
+        output = operation.run()
+        for tensor in operation.tensors:
             for call in getattr(tensor, PROBABILITIES, ()):
                 self.weighed(call)
         return output
 
-    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """Any other function."""
-        output = func(*args, **kwargs)
-        if isinstance(output, Tensor):
-            self.carry(func, tensors, output)
-        return output
-
-    # --- For subclasses ---
-
-    def formed(self, call: AttentionCall, probabilities: Tensor, logits: Tensor) -> None:
-        """A softmax was formed."""
-
     def weighed(self, call: AttentionCall) -> None:
         """The probabilities of ``call`` were multiplied with values."""
 
-    def score(self, func: Any, args: Any, tensors: list[Tensor], output: Tensor) -> Product:
-        """What the tag of scores says of the product that made them."""
-        return Product()
+    def other(self, operation: Operation) -> Any:
+        """Any other function."""
+        output = operation.run()
+        self.carry(operation, output)
+        return output
 
-    def multiplied(self, func: Any, args: Any, tensors: list[Tensor], output: Tensor) -> None:
-        """A product that weights no values was formed."""
-
-    def carry(self, func: Callable[..., Any], tensors: list[Tensor], output: Tensor) -> None:
+    def carry(self, operation: Operation, output: Any) -> None:
         """Pass tags on to an output that still holds the tagged elements."""
-        for operand in tensors:
-            for tag in (SCORES, PROBABILITIES):
-                if hasattr(operand, tag) and carries(func, operand, output):
-                    setattr(output, tag, getattr(operand, tag))
+        if isinstance(output, Tensor):
+            for operand in operation.tensors:
+                for tag in (SCORES, PROBABILITIES):
+                    if hasattr(operand, tag) and carries(operation.func, operand, output):
+                        setattr(output, tag, getattr(operand, tag))
 
 
-# --- Tensors and functions ---
+# --- Tensors and modules ---
 
 
 def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -383,51 +396,12 @@ def carries(func: Callable[..., Any], operand: Tensor, output: Tensor) -> bool:
     return output.numel() == operand.numel() or func is Tensor.__getitem__
 
 
-def softmax_axis(logits: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """The axis of a softmax, counted from the end; None for logits of one axis, and if none is named."""
-    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return None if axis is None or logits.dim() < 2 else axis if axis < 0 else axis - logits.dim()
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
 
 
 def innermost_with_weights(frames: Sequence[Frame]) -> str | None:
     """The name of the innermost running module that has weight matrices; None if there is none."""
     names = (f.name for f in reversed(frames) if any(p.dim() > 1 for p in f.module.parameters()))
     return next(names, None)
-
-
-def is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter or a view of one."""
-    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
-
-
-def query_and_key(func: Callable[..., Any], args: Any, tensors: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Of a product that makes scores: the operand with the queries, and the one with the keys (last axis)."""
-    left, right = tensors[-2:]
-    if func is Tensor.__rmatmul__:
-        left, right = right, left
-    if func is torch.einsum and isinstance(args[0], str) and "->" in args[0]:
-        terms, _, result = args[0].replace(" ", "").partition("->")
-        if result and result[-1] in terms.split(",")[0]:
-            left, right = right, left
-    return left, right
-
-
-def einsum_term(equation: str, tensors: list[Tensor], operand: Tensor) -> tuple[str, str]:
-    """The letters of ``operand`` in an einsum, and those of its result (empty if it does not state it)."""
-    terms, _, result = equation.replace(" ", "").partition("->")
-    return terms.split(",")[next(i for i, tensor in enumerate(tensors) if tensor is operand)], result
-
-
-def mixes_heads(args: tuple[Any, ...], tensors: list[Tensor], weights: Tensor) -> bool:
-    """Whether a product of probabilities with a weight mixes those of the heads, instead of weighting values.
-
-    An einsum then keeps the axis of the keys; another product takes a square weight of the size of the heads.
-    """
-    others = [tensor for tensor in tensors if tensor is not weights]
-    if len(others) != 1 or not is_parameter(others[0]):
-        return False
-    if isinstance(args[0], str):
-        term, result = einsum_term(args[0], tensors, weights)
-        return term[-1] in result
-    shape = getattr(weights, PROBABILITIES)[0].shape
-    return len(shape) == 4 and others[0].shape[-2:] == (shape[1],) * 2 != (shape[-1],) * 2

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.jit import ScriptModule
 
-from fasterqk.trace.calls import PROBABILITIES, AttentionCall, AttentionTrace, Frame, Kind, Mask
+from fasterqk.trace.calls import PROBABILITIES, AttentionCall, AttentionTrace, Frame, Kind, Mask, Operation
 from fasterqk.trace.modules import is_attention
 
 # Arguments of Hugging Face attention modules: hidden states for keys and values alone.
@@ -157,22 +157,18 @@ class RecordingTrace(AttentionTrace):
         self.recorder = recorder
         self.masks = masks
 
-    def softmax(self, func: Callable[..., Any], args: Any, kwargs: Any, logits: Tensor) -> Tensor:
-        """The probabilities of the model; in half precision those of the exact ones."""
-        output = super().softmax(func, args, kwargs, logits)
-        if output.dtype not in _HALF:
-            return output
+    def softmax(self, operation: Operation) -> Tensor:
+        """The probabilities of the model; its call keeps exact ones until they are recorded, and the mask."""
+        output = super().softmax(operation)
         (call,) = getattr(output, PROBABILITIES)
-        call.probabilities = logits.float().softmax(-1)
-        output = call.probabilities.to(output.dtype)
-        setattr(output, PROBABILITIES, [call])
-        return output
-
-    def formed(self, call: AttentionCall, probabilities: Tensor, logits: Tensor) -> None:
-        """Keep the probabilities until they are recorded, and the mask."""
-        call.probabilities = probabilities
+        logits, call.probabilities = operation.tensors[0], output
+        if output.dtype in _HALF:
+            call.probabilities = logits.float().softmax(-1)
+            output = call.probabilities.to(output.dtype)
+            setattr(output, PROBABILITIES, [call])
         call.mask = mask_of(logits) if self.masks else None
         self.recorder.formed.append(call)
+        return output
 
     def weighed(self, call: AttentionCall) -> None:
         """Record the probabilities, once; the tag that they carry lets go of them."""
