@@ -262,14 +262,14 @@ def main():
     result = {"accelerate": accelerated()}  # first, so that it finds no process group
     assert dist.get_backend() == "gloo"
     rank, processes = dist.get_rank(), dist.get_world_size()
-    found = {
+    trainings = {
         "ddp": trained(gpt2(), DistributedDataParallel, rank, processes),
         "ddp, buckets": trained(
             gpt2(), lambda m: DistributedDataParallel(m, gradient_as_bucket_view=True), rank, processes
         ),
         "fsdp2": trained(llama(), sharded, rank, processes),
     }
-    result |= {name: weights(model) for name, model in found.items()} | {"refusal": refusal(gpt2())}
+    result |= {name: weights(model) for name, model in trainings.items()} | {"refusal": refusal(gpt2())}
     for own_unit in (True, False):
         result[f"first pass, {own_unit}"] = refused_in_training(own_unit)
     for name, model, wrap in (

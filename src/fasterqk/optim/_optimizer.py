@@ -220,7 +220,7 @@ def _accept_plain_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
     """Let ``add_param_group`` take parameters without names, which torch refuses beside named ones."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     add = type(optimizer).add_param_group
-    replace_method(optimizer, "add_param_group", lambda own, group: add(own, with_names(group, names)))
+    replace_method(optimizer, "add_param_group", lambda this, group: add(this, with_names(group, names)))
 
 
 # --- What cannot train circuits at rates of their own ---
