@@ -351,9 +351,9 @@ def test_a_loop_that_sets_every_group_keeps_the_ratio(net, label):
 def test_stock_groups_and_ours_agree_to_the_last_bit(name, net, label, train):
     """Where a scheduler keeps the ratio by itself, its own rounding is left alone."""
     ours, plain = net(separate=True), net(separate=True)
-    with_ratio = make_optimizer(ours, optim.AdamW, lr=1e-3, qk_ratio=7, weight_decay=0.1, circuits=label(ours))
+    ratio = make_optimizer(ours, optim.AdamW, lr=1e-3, qk_ratio=7, weight_decay=0.1, circuits=label(ours))
     stock = optim.AdamW(param_groups(plain, lr=1e-3, qk_ratio=7, weight_decay=0.1, circuits=label(plain)))
-    for model, optimizer in ((ours, with_ratio), (plain, stock)):
+    for model, optimizer in ((ours, ratio), (plain, stock)):
         scheduler = SCHEDULERS[name](optimizer)
         for _ in range(12):
             train(model, optimizer, 1)

@@ -39,13 +39,11 @@ class Share:
 
     def __str__(self) -> str:
         tensors = f"{self.tensors} tensor{'s' * (self.tensors != 1)}"
-        split = f", {self.split} split" if self.split else ""
+        tensors += f", {self.split} split" if self.split else ""
         low, high = rate(min(self.rates)), rate(max(self.rates))
-        return (
-            f"{self.name} {readable(self.parameters)} parameters ({tensors}{split}) lr "
-            + (low if low == high else f"{low} to {high}")
-            + (" at this step" if self.changing else "")
-        )
+        between = low if low == high else f"{low} to {high}"
+        now = " at this step" if self.changing else ""
+        return f"{self.name} {readable(self.parameters)} parameters ({tensors}) lr {between}{now}"
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:
