@@ -159,7 +159,7 @@ def make_optimizer(
         by_role=ratios is not None,
         independent=decay == "independent",
         split=split_later,
-        normalize=normalizer(model, labelled, request.gradient_norms),
+        normalize=normalizer(model, labelled, request.gradient_norms) if request.gradient_norms else None,
         frozen=[
             (name, parameter)
             for name, parameter in model.named_parameters()
