@@ -81,8 +81,10 @@ def test_blocks_are_compared_by_name(results):
     assert first["monitor"] == second["monitor"] and list(first["monitor"]) == ["0", "1"]
 
 
-def test_accelerate_equals_one_process(both, results):
-    results_of = dict(results["accelerate"])
+@pytest.mark.parametrize("together", [False, True])
+def test_accelerate_equals_one_process(both, results, together):
+    """Also where the optimizer was made before Accelerate gave its weights other memory."""
+    results_of = dict(results[f"accelerate, {together}"])
     assert results_of.pop("processes") == 2
     assert_equal(results_of, both.weights(both.trained(both.gpt2())))
 

@@ -109,7 +109,11 @@ def test_split_states_without_slices_are_refused(net, label, train):
         del group["slices"]
     with pytest.raises(InputError, match=r"'layers\.0\.qkv\[24:36\]'.* state_dict\(\) of that"):
         load_converted_state(model, optimizer, state)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(state)  # what the message advises
+    other = make_optimizer(model, optim.AdamW, lr=1.0, ratios={"q": 3}, circuits=label(model))
+    load_converted_state(model, other, optimizer.state_dict())
+    leaf, split = (made_by._fasterqk.fused[0].leaves[0] for made_by in (optimizer, other))
+    assert torch.equal(other.state[split]["exp_avg"], optimizer.state[leaf]["exp_avg"][:12])
 
 
 def test_states_that_do_not_fit_are_refused(net, label, train):
