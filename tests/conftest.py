@@ -87,29 +87,29 @@ class Net(nn.Module):
 
 def labels(net: nn.Module, heads: bool = False) -> Circuits:
     """Labels of a :class:`Net`, written out by hand."""
-    found = []
+    slices = []
     for name, parameter in net.named_parameters():
         layer = int(name.split(".")[1]) if name.startswith("layers") else None
         leaf = name.split(".", 2)[-1]
         roles = {"q": "q", "k": "k", "v": "v", "out": "o"}
         if not leaf.startswith("qkv"):
             role = roles.get(leaf.split(".")[0].split("_")[0], "rest") if layer is not None else "rest"
-            found.append(Slice(name, None, None, None, role, layer, "label", parameter.numel()))
+            slices.append(Slice(name, None, None, None, role, layer, "label", parameter.numel()))
             continue
         attention = net.layers[layer]
         axis = attention.axis if leaf == "qkv" else 0
-        each = WIDTH // HEADS
+        rows = WIDTH // HEADS
         blocks = [(role, head) for role in "qkv" for head in range(HEADS)]
         if attention.layout == "interleaved":
             blocks = [(role, head) for head in range(HEADS) for role in "qkv"]
         elif not heads:
-            each, blocks = WIDTH, [(role, None) for role in "qkv"]
-        count = parameter.numel() // parameter.shape[axis] * each
-        found += [
-            Slice(name, axis, i * each, (i + 1) * each, role, layer, "label", count, head if heads else None)
+            rows, blocks = WIDTH, [(role, None) for role in "qkv"]
+        count = parameter.numel() // parameter.shape[axis] * rows
+        slices += [
+            Slice(name, axis, i * rows, (i + 1) * rows, role, layer, "label", count, head if heads else None)
             for i, (role, head) in enumerate(blocks)
         ]
-    return Circuits(tuple(found))
+    return Circuits(tuple(slices))
 
 
 @pytest.fixture(scope="session")

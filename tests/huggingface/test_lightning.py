@@ -56,9 +56,9 @@ def test_lightning_equals_a_plain_loop(tmp_path, gpt2, texts):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         scheduler.step()
-    for (name, one), other in zip(model.named_parameters(), lit.model.parameters(), strict=True):
-        keep = torch.ones(len(one), dtype=torch.bool)
+    for (name, left), other in zip(model.named_parameters(), lit.model.parameters(), strict=True):
+        keep = torch.ones(len(left), dtype=torch.bool)
         if name.endswith("c_attn.bias"):
             keep[16:32] = False  # of a key bias Adam sees rounding noise alone
         # Lightning clips the slices of a fused weight one by one, so the norm is summed in another order.
-        torch.testing.assert_close(one[keep], other[keep], rtol=0, atol=1e-5, msg=name)
+        torch.testing.assert_close(left[keep], other[keep], rtol=0, atol=1e-5, msg=name)

@@ -89,8 +89,8 @@ def test_a_clip_under_the_trainer_is_the_same_as_in_a_loop(tmp_path, gpt2, texts
     assert callback.clip.total == clip.total > 0
     entries = [entry for entry in made.state.log_history if "loss" in entry]
     assert sum(entry["logits/clipped_heads"] for entry in entries) == clip.total
-    for one, other in zip(made.model.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+    for left, other in zip(made.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(left, other, rtol=1e-4, atol=2e-5)
 
 
 def test_a_clip_of_a_compiled_model_is_refused_when_training_begins(tmp_path, gpt2, texts):

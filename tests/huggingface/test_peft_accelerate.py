@@ -59,8 +59,8 @@ def test_accelerate_equals_a_plain_loop(accelerator, gpt2, texts):
     plain = gpt2()
     optimizer = make_optimizer(plain, optim.AdamW, lr=1e-2, qk_ratio=10)
     scheduler = optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    for one, other in zip(ids[::2], ids[1::2], strict=True):
-        for part in (one, other):
+    for left, other in zip(ids[::2], ids[1::2], strict=True):
+        for part in (left, other):
             (plain(input_ids=part, labels=part).loss / 2).backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 0.5)
         optimizer.step()
@@ -80,8 +80,8 @@ def test_accelerate_equals_a_plain_loop(accelerator, gpt2, texts):
             slower.step()
             ours.zero_grad()
     assert rates(ours)["lr/qk"] == pytest.approx(10 * 1e-2 / 5)
-    for (name, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, left), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert torch.equal(left, other), name
 
 
 def test_a_scaled_loss_is_unscaled_before_clipping(gpt2, texts):
@@ -100,5 +100,5 @@ def test_a_scaled_loss_is_unscaled_before_clipping(gpt2, texts):
         scaler.update()
         for optimizer in optimizers:
             optimizer.zero_grad()
-    for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0, msg=name)
+    for (name, left), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(left, other, rtol=0, atol=0, msg=name)

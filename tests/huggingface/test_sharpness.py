@@ -27,10 +27,10 @@ def blind(model):
 
 def test_uniform_causal_attention(gpt2):
     look = Sharpness({"input_ids": IDS, "attention_mask": MASK}, RELEVANCE)
-    found = look(blind(gpt2()))
+    numbers = look(blind(gpt2()))
     rows = [math.log(n) for n in (1, 2, 3, 4, 5, 6, 1, 2, 3)]
-    assert found["attention/entropy"] == pytest.approx(sum(rows) / len(rows), abs=1e-6)
-    assert found["attention/mass"] == pytest.approx(found["attention/null_mass"], abs=1e-6)
+    assert numbers["attention/entropy"] == pytest.approx(sum(rows) / len(rows), abs=1e-6)
+    assert numbers["attention/mass"] == pytest.approx(numbers["attention/null_mass"], abs=1e-6)
 
 
 def test_padding_changes_nothing(gpt2):
@@ -39,13 +39,13 @@ def test_padding_changes_nothing(gpt2):
         for block in model.transformer.h:
             block.attn.c_attn.weight *= 20
     together = Sharpness({"input_ids": IDS, "attention_mask": MASK}, RELEVANCE)(model)
-    one = Sharpness({"input_ids": IDS[:1]}, RELEVANCE[:1])(model)
+    left = Sharpness({"input_ids": IDS[:1]}, RELEVANCE[:1])(model)
     other = Sharpness({"input_ids": IDS[1:, :3]}, RELEVANCE[1:, :3])(model)
     assert together["attention/mass"] == pytest.approx(
-        (one["attention/mass"] + other["attention/mass"]) / 2, abs=1e-6
+        (left["attention/mass"] + other["attention/mass"]) / 2, abs=1e-6
     )
     assert together["attention/entropy"] == pytest.approx(
-        (6 * one["attention/entropy"] + 3 * other["attention/entropy"]) / 9, abs=1e-6
+        (6 * left["attention/entropy"] + 3 * other["attention/entropy"]) / 9, abs=1e-6
     )
 
 
@@ -86,13 +86,13 @@ def test_rates_by_circuit(gpt2):
 
 def test_the_share_of_the_first_token_stands_beside_the_mass(gpt2):
     batch, model = {"input_ids": IDS, "attention_mask": MASK}, blind(gpt2())
-    found = Sharpness(batch, RELEVANCE)(model)
+    numbers = Sharpness(batch, RELEVANCE)(model)
     # The default of a causal model is the mean over layers.
-    assert found == Sharpness(batch, RELEVANCE, aggregation=Aggregation("mean"))(model)
-    assert found["attention/first_token_share"] == pytest.approx((1 / 6 + 1 / 3) / 2, abs=1e-6)
-    assert found["attention/null_first_token_share"] == pytest.approx((1 / 6 + 1 / 3) / 2, abs=1e-6)
+    assert numbers == Sharpness(batch, RELEVANCE, aggregation=Aggregation("mean"))(model)
+    assert numbers["attention/first_token_share"] == pytest.approx((1 / 6 + 1 / 3) / 2, abs=1e-6)
+    assert numbers["attention/null_first_token_share"] == pytest.approx((1 / 6 + 1 / 3) / 2, abs=1e-6)
     rollout = Sharpness(batch, RELEVANCE, aggregation=Aggregation())(model)
-    assert rollout["attention/first_token_share"] > found["attention/first_token_share"]
+    assert rollout["attention/first_token_share"] > numbers["attention/first_token_share"]
     without = Sharpness(batch, RELEVANCE, aggregation=Aggregation("mean", without_first=True))(model)
     assert without["attention/first_token_share"] == 0
     assert without["attention/mass"] == pytest.approx(without["attention/null_mass"], abs=1e-6)

@@ -88,10 +88,10 @@ def test_resumed_equals_uninterrupted(tmp_path, gpt2, texts, qk_ratio):
     resumed = trained(
         gpt2(seed=3, dropout=0.1), texts, saving, qk_ratio, str(tmp_path / "parts/checkpoint-5")
     )
-    for (name, one), other in zip(
+    for (name, left), other in zip(
         whole.model.named_parameters(), resumed.model.named_parameters(), strict=True
     ):
-        assert torch.equal(one, other[1]), name
+        assert torch.equal(left, other[1]), name
 
 
 def test_ratio_one_is_the_stock_trainer(tmp_path, gpt2, texts):
@@ -99,8 +99,8 @@ def test_ratio_one_is_the_stock_trainer(tmp_path, gpt2, texts):
     ours = trained(gpt2(), texts, args, qk_ratio=1)
     stock = Trainer(model=gpt2(), args=args, train_dataset=texts)
     stock.train()
-    for one, other in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    for left, other in zip(ours.model.parameters(), stock.model.parameters(), strict=True):
+        torch.testing.assert_close(left, other, rtol=0, atol=0)
 
 
 def test_a_ramp_is_logged_with_the_step_it_was_used_in(tmp_path, gpt2, texts):
@@ -131,8 +131,8 @@ def test_muon_and_adamw_as_one_resume_bit_for_bit(tmp_path, gpt2, texts):
     whole = run("whole", gpt2())
     run("parts", gpt2(), save_strategy="steps", save_steps=5)
     resumed = run("parts", gpt2(seed=3), str(tmp_path / "parts/checkpoint-5"))
-    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for left, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(left, other)
     entry = next(entry for entry in whole.state.log_history if entry.get("lr/q"))
     assert entry["lr/q"] == pytest.approx(1.5 * entry["lr/k"])
 

@@ -75,16 +75,18 @@ def trained(model, wrap=None, rank=0, processes=1):
     return model
 
 
-def accelerated():
-    """The same under Accelerate, which joins the processes itself."""
+def accelerated(together):
+    """The same under Accelerate, which joins the processes itself; ``together`` with the optimizer."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     rank, processes = accelerator.process_index, accelerator.num_processes
-    model = accelerator.prepare(gpt2())
-    optimizer = accelerator.prepare(
-        make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=10, weight_decay=0.1)
-    )
+    model = gpt2() if together else accelerator.prepare(gpt2())
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=10, weight_decay=0.1)
+    if together:
+        model, optimizer = accelerator.prepare(model, optimizer)
+    else:
+        optimizer = accelerator.prepare(optimizer)
     for ids, labels in batches():
         mine = slice(rank, None, processes)
         logits = model(input_ids=ids[mine]).logits[:, :-1]
@@ -259,17 +261,18 @@ def blocks_that_differ(rank, names, scale, skipped=(), group=None):
 
 
 def main():
-    result = {"accelerate": accelerated()}  # first, so that it finds no process group
+    # First, so that it finds no process group.
+    result = {f"accelerate, {together}": accelerated(together) for together in (False, True)}
     assert dist.get_backend() == "gloo"
     rank, processes = dist.get_rank(), dist.get_world_size()
-    found = {
+    trainings = {
         "ddp": trained(gpt2(), DistributedDataParallel, rank, processes),
         "ddp, buckets": trained(
             gpt2(), lambda m: DistributedDataParallel(m, gradient_as_bucket_view=True), rank, processes
         ),
         "fsdp2": trained(llama(), sharded, rank, processes),
     }
-    result |= {name: weights(model) for name, model in found.items()} | {"refusal": refusal(gpt2())}
+    result |= {name: weights(model) for name, model in trainings.items()} | {"refusal": refusal(gpt2())}
     for own_unit in (True, False):
         result[f"first pass, {own_unit}"] = refused_in_training(own_unit)
     for name, model, wrap in (

@@ -24,7 +24,7 @@ def measured(result):
 @pytest.mark.parametrize("optimizer_class", [optim.AdamW, optim.SGD])
 def test_measured_is_promised(layout, optimizer_class, net, label, train):
     model = net(layout)
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model,
         optimizer_class,
         lr=1e-3,
@@ -34,16 +34,16 @@ def test_measured_is_promised(layout, optimizer_class, net, label, train):
         decay="independent",
         circuits=label(model),
     )
-    train(model, made, 3)
-    result = check_circuits(model, made, model.inputs, loss_of(model))
+    train(model, optimizer, 3)
+    result = check_circuits(model, optimizer, model.inputs, loss_of(model))
     assert result.ok
     assert measured(result) == pytest.approx({"qk": 18, "ov": 0.5, "rest": 1}, rel=1e-2)
 
 
 def test_first_steps_of_adam_have_the_size_of_the_rate(net, label):
     model = net()
-    made = make_optimizer(model, optim.Adam, lr=1e-3, qk_ratio=20, circuits=label(model))
-    for row in check_circuits(model, made, (model.inputs,), loss_of(model)).rows:
+    optimizer = make_optimizer(model, optim.Adam, lr=1e-3, qk_ratio=20, circuits=label(model))
+    for row in check_circuits(model, optimizer, (model.inputs,), loss_of(model)).rows:
         assert row.update == pytest.approx(row.lr, rel=0.05) and row.moved > 0.99
 
 
@@ -70,48 +70,48 @@ def test_an_optimizer_that_ignores_its_rate_is_told(net, label, capsys):
                     parameter.sub_(parameter.grad, alpha=1e-3)
 
     model = net(separate=True)
-    made = make_optimizer(model, Fixed, lr=1e-3, qk_ratio=5, circuits=label(model))
-    result = check_circuits(model, made, model.inputs, loss_of(model))
+    optimizer = make_optimizer(model, Fixed, lr=1e-3, qk_ratio=5, circuits=label(model))
+    result = check_circuits(model, optimizer, model.inputs, loss_of(model))
     assert not result.ok and measured(result)["qk"] == pytest.approx(1)
     assert "DIFFERS" in capsys.readouterr().out
 
 
 def test_what_never_moves_is_told(net, label):
     model = net(separate=True)
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
-    result = check_circuits(model, made, model.inputs, lambda outputs: 0 * outputs.sum())
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
+    result = check_circuits(model, optimizer, model.inputs, lambda outputs: 0 * outputs.sum())
     assert not result.ok and "did not move" in str(result)
 
 
 def test_layers_with_their_own_ratio_have_their_own_row(net, label):
     model = net()
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=[2, 8], circuits=label(model))
-    found = measured(check_circuits(model, made, model.inputs, loss_of(model)))
-    assert found == pytest.approx({"qk x2": 2, "qk x8": 8, "ov": 1, "rest": 1}, rel=1e-2)
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=[2, 8], circuits=label(model))
+    ratios = measured(check_circuits(model, optimizer, model.inputs, loss_of(model)))
+    assert ratios == pytest.approx({"qk x2": 2, "qk x8": 8, "ov": 1, "rest": 1}, rel=1e-2)
 
 
 def test_nothing_is_touched(net, label, train):
     model = net("columns")
-    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=Ramp(1, 9, 4), circuits=label(model))
-    train(model, made, 2)
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=Ramp(1, 9, 4), circuits=label(model))
+    train(model, optimizer, 2)
     model.loss().backward()
 
     def seen():
         return (
             [p.detach().clone() for p in model.parameters()],
             [p.grad.clone() for p in model.parameters()],
-            [value.clone() for state in made.state.values() for value in state.values()],
+            [value.clone() for state in optimizer.state.values() for value in state.values()],
             [torch.get_rng_state(), torch.from_numpy(np.random.get_state()[1].copy())],  # noqa: NPY002
         )
 
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in made.param_groups]
+    groups = [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
     before, mode, python = seen(), model.training, random.getstate()
-    check_circuits(model, made, model.inputs, loss_of(model))
+    check_circuits(model, optimizer, model.inputs, loss_of(model))
     assert model.training == mode and random.getstate() == python
     for old, new in zip(before, seen(), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
-    assert groups == [{k: v for k, v in g.items() if k != "params"} for g in made.param_groups]
-    made.step()  # and it still works
+    assert groups == [{k: v for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
+    optimizer.step()  # and it still works
 
 
 def test_dropout_draws_the_same_numbers_in_both_steps(net, label):
@@ -120,16 +120,16 @@ def test_dropout_draws_the_same_numbers_in_both_steps(net, label):
             return super().forward(nn.functional.dropout(x, 0.5))
 
     model = Noisy("rows")
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
     state = torch.get_rng_state()
-    assert check_circuits(model, made, {"x": model.inputs}, loss_of(model)).ok
+    assert check_circuits(model, optimizer, {"x": model.inputs}, loss_of(model)).ok
     assert torch.equal(state, torch.get_rng_state())
 
 
 def test_it_prints_and_shows(net, label, capsys):
     model = net()
-    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
-    result = check_circuits(model, made, model.inputs, loss_of(model))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
+    result = check_circuits(model, optimizer, model.inputs, loss_of(model))
     printed = capsys.readouterr().out
     assert printed == f"{result}\n"
     assert printed.splitlines()[0].startswith("Net, AdamW, base lr 1e-3, fasterqk ")
@@ -155,17 +155,17 @@ def test_a_state_that_cannot_be_copied_is_told(net, label, train):
 
 def test_a_missing_loss_is_told(net, label):
     model = net()
-    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
     with pytest.raises(InputError, match="returned Tensor without a loss"):
-        check_circuits(model, made, model.inputs)
+        check_circuits(model, optimizer, model.inputs)
 
 
 def test_a_rate_of_zero_is_told(net, label):
     model = net(separate=True)
-    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
-    optim.lr_scheduler.LambdaLR(made, lambda step: float(step))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
+    optim.lr_scheduler.LambdaLR(optimizer, lambda step: float(step))
     with pytest.raises(InputError, match="is 0 at this step"):
-        check_circuits(model, made, model.inputs, loss_of(model))
+        check_circuits(model, optimizer, model.inputs, loss_of(model))
 
 
 # --- One line about an optimizer ---
@@ -181,8 +181,8 @@ def test_rates(value, text):
 
 def test_by_circuit(net, label):
     model = net("columns")
-    made = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=10, circuits=label(model))
-    assert describe(made) == (
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=10, circuits=label(model))
+    assert describe(optimizer) == (
         "qk 624 parameters (4 tensors, 4 split) lr 1e-3"
         " - ov 624 parameters (8 tensors, 4 split) lr 1e-4"
         " - rest 76 parameters (4 tensors) lr 1e-4"
@@ -191,10 +191,10 @@ def test_by_circuit(net, label):
 
 def test_several_and_changing_rates(net, label, train):
     model = net(separate=True)
-    made = make_optimizer(model, optim.SGD, lr=1e-4, qk_ratio=[1, Ramp(2, 4, 2)], circuits=label(model))
-    assert "lr 1e-4 to 2e-4 at this step - ov" in describe(made)
-    train(model, made, 5)
-    assert "lr 1e-4 to 4e-4 at this step - ov" in describe(made)
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-4, qk_ratio=[1, Ramp(2, 4, 2)], circuits=label(model))
+    assert "lr 1e-4 to 2e-4 at this step - ov" in describe(optimizer)
+    train(model, optimizer, 5)
+    assert "lr 1e-4 to 4e-4 at this step - ov" in describe(optimizer)
 
 
 def test_any_optimizer_by_group(net):

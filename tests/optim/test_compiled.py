@@ -50,7 +50,7 @@ def gpt2_trained(backend):
     model = GPT2LMHeadModel(GPT2Config(vocab_size=10, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, **size))
     ids = torch.arange(8)[None]
     optimizer = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=5, momentum=0.9)
-    return trained(model, lambda own: own(input_ids=ids, labels=ids).loss, optimizer, backend)
+    return trained(model, lambda network: network(input_ids=ids, labels=ids).loss, optimizer, backend)
 
 
 @pytest.mark.slow

@@ -21,13 +21,13 @@ def test_a_plain_checkpoint_goes_on_as_separate_weights_would(layout, fused, net
         plain = optim.AdamW(model.parameters(), lr=1e-2)  # a fused kernel rounds a weight by its size
         train(model, plain, 4)
         options = {"qk_ratio": 5, "circuits": label(model), "fused": fused}
-        made = make_optimizer(model, optim.AdamW, lr=7.0, **options)
-        load_converted_state(model, made, plain.state_dict())
-        assert {group["name"]: group["lr"] for group in made.param_groups} == pytest.approx(
+        optimizer = make_optimizer(model, optim.AdamW, lr=7.0, **options)
+        load_converted_state(model, optimizer, plain.state_dict())
+        assert {group["name"]: group["lr"] for group in optimizer.param_groups} == pytest.approx(
             {"base": 1e-2, "qk": 5e-2}
         )
-        assert all(float(state["step"]) == 4 for state in made.state.values())
-        train(model, made, 4)
+        assert all(float(state["step"]) == 4 for state in optimizer.state.values())
+        train(model, optimizer, 4)
         results.append(model)
     assert torch.equal(results[0].qkv(), results[1].qkv())
 
@@ -49,8 +49,8 @@ def test_another_ratio_at_resume(before, after, net, label, train):
 
 
 def test_the_same_ratio_is_an_ordinary_resume(net, label, train):
-    one, other = net("interleaved"), net("interleaved")
-    for model, convert in ((one, True), (other, False)):
+    converted, resumed = net("interleaved"), net("interleaved")
+    for model, convert in ((converted, True), (resumed, False)):
         first = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=Ramp(1, 9, 8), circuits=label(model))
         train(model, first, 3)
         second = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=Ramp(1, 9, 8), circuits=label(model))
@@ -59,7 +59,7 @@ def test_the_same_ratio_is_an_ordinary_resume(net, label, train):
         else:
             second.load_state_dict(first.state_dict())
         train(model, second, 3)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(converted.parameters(), resumed.parameters(), strict=True))
 
 
 def test_the_state_of_the_trainers_two_groups(net, label, train):
@@ -74,13 +74,13 @@ def test_the_state_of_the_trainers_two_groups(net, label, train):
     ]
     plain = optim.AdamW(groups, lr=1e-3)
     train(model, plain, 2)
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model, optim.AdamW, lr=1.0, qk_ratio=5, weight_decay=0.1, circuits=label(model), foreach=False
     )
-    load_converted_state(model, made, plain.state_dict())
+    load_converted_state(model, optimizer, plain.state_dict())
     expected = plain.state[model.layers[0].qkv]["exp_avg"]
-    leaf = made._fasterqk.fused[0].leaves[0]
-    assert torch.equal(made.state[leaf]["exp_avg"], expected[:24])
+    leaf = optimizer._fasterqk.fused[0].leaves[0]
+    assert torch.equal(optimizer.state[leaf]["exp_avg"], expected[:24])
 
 
 def test_gpt2_from_its_plain_checkpoint():
@@ -91,12 +91,12 @@ def test_gpt2_from_its_plain_checkpoint():
     ids = torch.arange(8)[None]
     model(input_ids=ids, labels=ids).loss.backward()
     plain.step()
-    made = make_optimizer(model, optim.AdamW, lr=1.0, ratios={"q": 10, "k": 3})
-    load_converted_state(model, made, plain.state_dict())
+    optimizer = make_optimizer(model, optim.AdamW, lr=1.0, ratios={"q": 10, "k": 3})
+    load_converted_state(model, optimizer, plain.state_dict())
     weight = plain.state[model.transformer.h[0].attn.c_attn.weight]["exp_avg_sq"]
-    names = {n: p for g in made.param_groups for n, p in zip(g["param_names"], g["params"], strict=True)}
+    names = {n: p for g in optimizer.param_groups for n, p in zip(g["param_names"], g["params"], strict=True)}
     key = names["transformer.h.0.attn.c_attn.weight[:, 8:16]"]
-    assert torch.equal(made.state[key]["exp_avg_sq"], weight[:, 8:16])
+    assert torch.equal(optimizer.state[key]["exp_avg_sq"], weight[:, 8:16])
 
 
 def test_split_states_without_slices_are_refused(net, label, train):
@@ -109,17 +109,21 @@ def test_split_states_without_slices_are_refused(net, label, train):
         del group["slices"]
     with pytest.raises(InputError, match=r"'layers\.0\.qkv\[24:36\]'.* state_dict\(\) of that"):
         load_converted_state(model, optimizer, state)
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(state)  # what the message advises
+    other = make_optimizer(model, optim.AdamW, lr=1.0, ratios={"q": 3}, circuits=label(model))
+    load_converted_state(model, other, optimizer.state_dict())
+    leaf, split = (made_by._fasterqk.fused[0].leaves[0] for made_by in (optimizer, other))
+    assert torch.equal(other.state[split]["exp_avg"], optimizer.state[leaf]["exp_avg"][:12])
 
 
 def test_states_that_do_not_fit_are_refused(net, label, train):
     model, other = net("rows"), net("rows", layers=1)
-    made = make_optimizer(model, optim.AdamW, lr=1.0, qk_ratio=2, circuits=label(model))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1.0, qk_ratio=2, circuits=label(model))
     plain = optim.AdamW(other.parameters())
     train(other, plain, 1)
-    for state, told in (
+    for state, message in (
         (plain.state_dict(), r"groups of \[8\] parameters without names, the model has 12"),
         ({}, "is what optimizer.state_dict\\(\\) returns"),
     ):
-        with pytest.raises(InputError, match=told):
-            load_converted_state(model, made, state)
+        with pytest.raises(InputError, match=message):
+            load_converted_state(model, optimizer, state)

@@ -41,33 +41,33 @@ def leaves(optimizer):
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_zero_grad_clears_both_sides(pair, kernel, set_to_none):
-    made = pair(**kernel)
-    for model, optimizer in made:
+    pairs = pair(**kernel)
+    for model, optimizer in pairs:
         for _ in range(5):
             optimizer.zero_grad(set_to_none=set_to_none)
             for parameter in model.parameters():
                 assert parameter.grad is None or not parameter.grad.any()
             model.loss().backward()
             optimizer.step()
-    assert same(made)
+    assert same(pairs)
 
 
 def test_gradients_accumulate_over_several_backward_passes(pair):
-    made = pair()
-    for model, optimizer in made:
+    pairs = pair()
+    for model, optimizer in pairs:
         for _ in range(5):
             for part in range(3):
                 model.loss(slice(2 * part, 2 * part + 2)).backward()
             optimizer.step()
             model.zero_grad()
-    assert same(made)
+    assert same(pairs)
 
 
 @pytest.mark.parametrize("whose", ["model", "optimizer"])
 def test_clearing_on_the_models_side_and_skipping(pair, whose):
     """A step without a gradient does nothing, whoever cleared it."""
-    made = pair()
-    for model, optimizer in made:
+    pairs = pair()
+    for model, optimizer in pairs:
         model.loss().backward()
         optimizer.step()
         before = model.qkv()
@@ -76,7 +76,7 @@ def test_clearing_on_the_models_side_and_skipping(pair, whose):
         assert torch.equal(before, model.qkv())
         model.loss().backward()
         optimizer.step()
-    assert same(made)
+    assert same(pairs)
 
 
 def test_the_leaves_are_in_the_fused_memory(pair):
@@ -84,17 +84,17 @@ def test_the_leaves_are_in_the_fused_memory(pair):
     fused.loss().backward()
     for parameter in (fused.layers[0].qkv, fused.layers[0].qkv_bias):
         inside = parameter.untyped_storage().data_ptr()
-        found = [leaf for leaf in leaves(optimizer) if leaf.untyped_storage().data_ptr() == inside]
-        assert sum(leaf.numel() for leaf in found) == parameter.numel() and len(found) >= 2
+        inside_leaves = [leaf for leaf in leaves(optimizer) if leaf.untyped_storage().data_ptr() == inside]
+        assert sum(leaf.numel() for leaf in inside_leaves) == parameter.numel() and len(inside_leaves) >= 2
         shared = parameter.grad.untyped_storage().data_ptr()
-        assert all(leaf.grad.untyped_storage().data_ptr() == shared for leaf in found)
+        assert all(leaf.grad.untyped_storage().data_ptr() == shared for leaf in inside_leaves)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_clipping_sees_every_gradient_once(pair, kernel):
-    made = pair(**kernel)
+    pairs = pair(**kernel)
     norms = []
-    for model, optimizer in made:
+    for model, optimizer in pairs:
         for _ in range(5):
             optimizer.zero_grad()
             (100 * model.loss()).backward()
@@ -103,7 +103,7 @@ def test_clipping_sees_every_gradient_once(pair, kernel):
             assert float(total) == pytest.approx(0.5, rel=1e-5)
             optimizer.step()
     assert norms[:5] == pytest.approx(norms[5:], rel=1e-4)
-    (fused, _), (apart, _) = made
+    (fused, _), (apart, _) = pairs
     # The two norms are sums in another order; a key bias has no true gradient, only rounding, so it is out.
     weight = fused.layers[0].qkv.numel()
     assert torch.allclose(fused.qkv()[:weight], apart.qkv()[:weight], atol=1e-5)
@@ -121,8 +121,8 @@ def test_clipping_the_optimizers_side_reaches_the_fused_gradient(pair):
 @pytest.mark.parametrize("unscale", [True, False])
 def test_loss_scaling(pair, kernel, unscale):
     """Scales are powers of two, so scaled training is exact; an overflowing step is left out."""
-    made = pair(**kernel)
-    for model, optimizer in made:
+    pairs = pair(**kernel)
+    for model, optimizer in pairs:
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
         for step in range(6):
             optimizer.zero_grad()
@@ -136,7 +136,7 @@ def test_loss_scaling(pair, kernel, unscale):
             scaler.step(optimizer)
             scaler.update()
             assert torch.equal(before, model.qkv()) == (step == 3)
-    assert same(made)
+    assert same(pairs)
 
 
 def test_scaled_training_is_plain_training(pair):
@@ -199,8 +199,8 @@ def test_two_optimizers_on_one_model(kernel, net, label):
 
 def test_weights_changed_between_steps_are_kept(pair):
     """By load_state_dict, in place, or through .data, which no version counter notices."""
-    made = pair(fused=True)
-    for model, optimizer in made:
+    pairs = pair(fused=True)
+    for model, optimizer in pairs:
         for turn in range(4):
             optimizer.zero_grad()
             model.loss().backward()
@@ -213,18 +213,18 @@ def test_weights_changed_between_steps_are_kept(pair):
                         parameter.mul_(0.5)
             if turn == 2:
                 model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()})
-    assert same(made)
+    assert same(pairs)
 
 
 def test_create_graph_gradients(pair):
-    made = pair()
-    for model, optimizer in made:
+    pairs = pair()
+    for model, optimizer in pairs:
         model.loss().backward(create_graph=True)
         optimizer.step()
         optimizer.zero_grad()
         model.loss().backward()
         optimizer.step()
-    assert same(made)
+    assert same(pairs)
 
 
 def test_the_state_dict_does_not_change(pair, net):

@@ -41,9 +41,9 @@ def test_each_circuit_gets_its_norm_and_keeps_its_direction(layout, net, label):
     circuits = label(model)
     model.loss().backward()
     before, gradient = norms(model, circuits), model.layers[0].qkv.grad.clone()
-    told = normalize_gradients(model, {"qk": 2.0, "ov": 0.5}, circuits)
+    sizes = normalize_gradients(model, {"qk": 2.0, "ov": 0.5}, circuits)
     after = norms(model, circuits)
-    assert told == pytest.approx({name: before[name] for name in ("qk", "ov")}, rel=1e-5)
+    assert sizes == pytest.approx({name: before[name] for name in ("qk", "ov")}, rel=1e-5)
     assert after == pytest.approx({"qk": 2.0, "ov": 0.5, "rest": before["rest"]}, rel=1e-5)
     for part in circuits:
         if part.parameter == "layers.0.qkv":
@@ -91,9 +91,9 @@ def test_no_gradient_no_norm(net, label):
     assert normalize_gradients(model, {"qk": 1.0}, label(model)) == {"qk": 0.0}
 
 
-@pytest.mark.parametrize(("norms", "told"), [({"qkv": 1.0}, "'qkv'"), ({"qk": -1.0}, "not -1.0")])
-def test_bad_norms_are_quoted(norms, told, net, label):
-    with pytest.raises(InputError, match=told):
+@pytest.mark.parametrize(("norms", "message"), [({"qkv": 1.0}, "'qkv'"), ({"qk": -1.0}, "not -1.0")])
+def test_bad_norms_are_quoted(norms, message, net, label):
+    with pytest.raises(InputError, match=message):
         normalize_gradients(model := net(), norms, label(model))
 
 

@@ -100,15 +100,15 @@ def test_rates_reach_the_stock_optimizer(groups, net, label):
 # --- Weight decay, rates and options by circuit ---
 
 
-def groups(made):
-    return {group["name"]: group for group in made.param_groups}
+def groups(optimizer):
+    return {group["name"]: group for group in optimizer.param_groups}
 
 
 def test_decay_by_circuit_shrinks_that_circuit_only(net, label):
     """Without gradients nothing but decay moves a weight; here gradients are zero."""
     model = net("rows")
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model,
         optim.SGD,
         lr=0.5,
@@ -118,7 +118,7 @@ def test_decay_by_circuit_shrinks_that_circuit_only(net, label):
     )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    made.step()
+    optimizer.step()
     shrunk = {
         name: float((parameter.detach() / before[name]).mean())
         for name, parameter in model.named_parameters()
@@ -132,27 +132,27 @@ def test_decay_by_circuit_shrinks_that_circuit_only(net, label):
 
 def test_a_decay_rule_alone_spares_biases(net, label):
     model = net(separate=True)
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model, optim.AdamW, lr=1e-3, rules={"qk": {"weight_decay": 0.3}}, circuits=label(model)
     )
-    decays = {name: group["weight_decay"] for name, group in groups(made).items()}
+    decays = {name: group["weight_decay"] for name, group in groups(optimizer).items()}
     assert decays == {"base": 0.01, "qk": 0.3, "qk no decay": 0.0}
 
 
 def test_rates_and_options_by_circuit(net, label):
     model = net(separate=True)
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model, optim.AdamW, lr=1e-3, rules={"ov": {"lr": 1e-4, "betas": (0.5, 0.9)}}, circuits=label(model)
     )
-    assert groups(made)["ov"]["lr"] == 1e-4 and groups(made)["ov"]["betas"] == (0.5, 0.9)
-    assert groups(made)["base"]["betas"] == (0.9, 0.999)
+    assert groups(optimizer)["ov"]["lr"] == 1e-4 and groups(optimizer)["ov"]["betas"] == (0.5, 0.9)
+    assert groups(optimizer)["base"]["betas"] == (0.9, 0.999)
 
 
 def test_slower_ov(net, label):
     model = net(separate=True)
-    made = make_optimizer(model, optim.SGD, lr=1e-3, ov_ratio=0.05, circuits=label(model))
-    assert groups(made)["ov"]["lr"] == pytest.approx(5e-5)
-    assert groups(made).keys() == {"base", "ov"}
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, ov_ratio=0.05, circuits=label(model))
+    assert groups(optimizer)["ov"]["lr"] == pytest.approx(5e-5)
+    assert groups(optimizer).keys() == {"base", "ov"}
 
 
 @pytest.mark.parametrize("ratio", [8.0, Ramp(8, 8, 1)])
@@ -160,12 +160,12 @@ def test_slower_ov(net, label):
 def test_independent_decay_keeps_rate_times_decay(ratio, decay, shrinks, net, label):
     model = net("rows")
     before = model.qkv()
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model, optim.AdamW, lr=0.5, weight_decay=0.1, qk_ratio=ratio, decay=decay, circuits=label(model)
     )
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    made.step()
+    optimizer.step()
     weight = slice(0, 24 * 12)  # queries and keys of the first layer
     assert torch.allclose(model.qkv()[weight] / before[weight], torch.tensor(shrinks))
     assert torch.allclose(model.head.weight / net("rows").head.weight, torch.tensor(0.95))
@@ -173,17 +173,17 @@ def test_independent_decay_keeps_rate_times_decay(ratio, decay, shrinks, net, la
 
 def decays_used(optimizer):
     """The decay each group really steps with."""
-    seen = {}
+    decays = {}
     handle = optimizer.register_step_pre_hook(
-        lambda o, *_: seen.update({group["name"]: group["weight_decay"] for group in o.param_groups})
+        lambda o, *_: decays.update({group["name"]: group["weight_decay"] for group in o.param_groups})
     )
     optimizer.step()
     handle.remove()
-    return seen
+    return decays
 
 
 def test_independent_decay_of_the_optimizers_own_default(net, label):
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model := net(separate=True),
         optim.AdamW,
         lr=1e-3,
@@ -191,19 +191,19 @@ def test_independent_decay_of_the_optimizers_own_default(net, label):
         decay="independent",
         circuits=label(model),
     )
-    assert decays_used(made) == {"base": 0.01, "qk": 0.01 / 4}
-    assert groups(made)["qk"]["weight_decay"] == 0.01  # divided for the step only
+    assert decays_used(optimizer) == {"base": 0.01, "qk": 0.01 / 4}
+    assert groups(optimizer)["qk"]["weight_decay"] == 0.01  # divided for the step only
 
 
 @pytest.mark.parametrize("ratio", [4, Ramp(4, 8, 100)])
 def test_independent_decay_follows_a_schedule_of_the_decay(ratio, net, label):
     model = net(separate=True)
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model, optim.AdamW, lr=1e-3, qk_ratio=ratio, decay="independent", circuits=label(model)
     )
-    for group in made.param_groups:
+    for group in optimizer.param_groups:
         group["weight_decay"] = 0.2
-    assert decays_used(made) == {"base": 0.2, "qk": 0.05}
+    assert decays_used(optimizer) == {"base": 0.2, "qk": 0.05}
 
 
 def test_independent_decay_stays_equal_when_a_run_goes_on_with_another_ratio(net, label):
@@ -217,7 +217,7 @@ def test_independent_decay_stays_equal_when_a_run_goes_on_with_another_ratio(net
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"rules": {"attention": {"lr": 1}}}, "'attention'"),
         ({"rules": {"qk": {"wieght_decay": 1}}}, "'wieght_decay', which AdamW does not have"),
@@ -234,7 +234,7 @@ def test_independent_decay_stays_equal_when_a_run_goes_on_with_another_ratio(net
         ),
     ],
 )
-def test_bad_rules_are_quoted(arguments, told, net, label):
+def test_bad_rules_are_quoted(arguments, message, net, label):
     model = net()
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=message):
         make_optimizer(model, optim.AdamW, lr=1e-3, circuits=label(model), **arguments)

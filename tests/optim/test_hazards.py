@@ -21,15 +21,15 @@ def fused(net, label):
 
     def make(layout="rows", **options):
         model = net(layout)
-        made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=label(model), **options)
+        optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=label(model), **options)
         model.loss().backward()
-        return model, made
+        return model, optimizer
 
     return make
 
 
-def raises(told):
-    return pytest.raises(InputError, match=told)
+def raises(message):
+    return pytest.raises(InputError, match=message)
 
 
 def test_fused_kernels_overwrite_neighbours_of_strided_views():
@@ -43,19 +43,19 @@ def test_fused_kernels_overwrite_neighbours_of_strided_views():
 
 def test_every_kernel_gets_contiguous_memory(net, label):
     """Also a foreign one, and also columns, which are not contiguous in the fused weight."""
-    seen = []
+    stepped = []
 
     class Foreign(optim.SGD):
         def step(self, closure=None):
-            seen.extend(leaf for group in self.param_groups for leaf in group["params"])
-            assert all(leaf.is_contiguous() and leaf.grad.is_contiguous() for leaf in seen)
+            stepped.extend(leaf for group in self.param_groups for leaf in group["params"])
+            assert all(leaf.is_contiguous() and leaf.grad.is_contiguous() for leaf in stepped)
             return super().step(closure)
 
     model = net("columns")
     optimizer = make_optimizer(model, Foreign, lr=1.0, qk_ratio=2, circuits=label(model))
     model.loss().backward()
     optimizer.step()
-    assert any(leaf.shape == (12, 12) for leaf in seen)  # columns of the fused weight
+    assert any(leaf.shape == (12, 12) for leaf in stepped)  # columns of the fused weight
 
 
 def test_scaling_gradients_is_no_ratio_under_adam(net, label, train):
@@ -74,13 +74,13 @@ def test_scaling_gradients_is_no_ratio_under_adam(net, label, train):
 
 
 def test_a_gradient_cleared_on_one_side_would_count_twice(fused):
-    model, made = fused()
-    made.step()
-    type(made).zero_grad(made)  # what a stock optimizer does: it knows only the leaves
+    model, optimizer = fused()
+    optimizer.step()
+    type(optimizer).zero_grad(optimizer)  # what a stock optimizer does: it knows only the leaves
     assert model.layers[0].qkv.grad is not None
     with raises("layers.1.qkv.* was added to an old one"):
         model.loss().backward()
-    made.zero_grad()
+    optimizer.zero_grad()
     model.loss().backward()
     once = model.layers[0].qkv.grad.clone()
     model.zero_grad()
@@ -90,39 +90,39 @@ def test_a_gradient_cleared_on_one_side_would_count_twice(fused):
 
 @pytest.mark.parametrize("cast", ["double", "bfloat16", "half"])
 def test_another_dtype_breaks_the_sharing(fused, cast):
-    model, made = fused()
+    model, optimizer = fused()
     getattr(model, cast)()
     with raises(r"the memory of layers\.0\.qkv was exchanged .* make the optimizer after"):
-        made.step()
+        optimizer.step()
     model.float()  # the way back: other memory, but equal
-    made.step()
+    optimizer.step()
 
 
 def test_the_same_dtype_does_not(fused):
-    model, made = fused()
+    model, optimizer = fused()
     model.to(torch.float32).to("cpu")
-    made.step()
+    optimizer.step()
 
 
 def test_another_device_breaks_the_sharing(fused):
-    model, made = fused()
+    model, optimizer = fused()
     model.to("meta")
     with raises("was exchanged|was replaced"):
-        made.step()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved", "separate"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half, torch.double])
 def test_a_cast_between_two_steps_is_told_at_the_next_backward_pass_or_step(layout, dtype, net, label):
     model = net("rows" if layout == "separate" else layout, separate=layout == "separate")
-    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=label(model))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=5, circuits=label(model))
     model.loss().backward()
-    made.step()
-    made.zero_grad()
+    optimizer.step()
+    optimizer.zero_grad()
     model.to(dtype)
     with raises(r"the memory of layers\.\d\.\w+ was exchanged .* make the optimizer after"):
         model(model.inputs.to(dtype)).sum().backward()
-        made.step()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
@@ -144,113 +144,115 @@ def test_equal_memory_is_viewed_again(layout, kernel, net, label, train):
 
 
 def test_data_exchanged_by_hand(fused):
-    model, made = fused()
+    model, optimizer = fused()
     model.layers[1].qkv.data = model.layers[1].qkv.data.double()
     with raises(r"layers\.1\.qkv was exchanged"):
-        made.step()
-    model, made = fused()
-    made.param_groups[1]["params"][0].data = torch.zeros(12, 12)
+        optimizer.step()
+    model, optimizer = fused()
+    optimizer.param_groups[1]["params"][0].data = torch.zeros(12, 12)
     with raises(r"a slice of layers\.0\.qkv was given other memory"):
-        made.step()
+        optimizer.step()
 
 
 def test_assigned_state_replaces_parameters(fused):
-    model, made = fused()
+    model, optimizer = fused()
     model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
     with raises("'qkv' was replaced after the optimizer was made"):
-        made.step()
+        optimizer.step()
 
 
 def test_replacing_any_parameter_is_told(fused):
     """Also one that is not split: it would no longer be trained."""
-    model, made = fused()
+    model, optimizer = fused()
     model.head.weight = nn.Parameter(torch.zeros(4, 12))
     with raises("'weight' was replaced"):
-        made.step()
+        optimizer.step()
 
 
 def test_a_parameter_that_only_moved_house_is_fine(fused):
-    model, made = fused()
+    model, optimizer = fused()
     nn.utils.parametrize.register_parametrization(model.head, "weight", nn.Identity())
     nn.utils.parametrize.register_parametrization(model.layers[0], "qkv", nn.Identity())
     before = model.layers[0].qkv.clone()
     model.loss().backward()
-    made.step()
+    optimizer.step()
     assert not torch.equal(before, model.layers[0].qkv)
 
 
 def test_loading_in_place_is_fine(fused):
-    model, made = fused()
+    model, optimizer = fused()
     model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
-    made.step()
+    optimizer.step()
 
 
 def test_sparse_gradients_are_refused(fused):
-    model, made = fused()
+    model, optimizer = fused()
     model.layers[0].qkv.grad = torch.eye(36, 12).to_sparse()
     with raises(r"layers\.0\.qkv has a torch.sparse_coo gradient"):
-        made.step()
+        optimizer.step()
 
 
 @pytest.mark.parametrize("kind", ["deepcopy", "pickle", "torch.save"])
 def test_the_whole_optimizer_cannot_be_copied(fused, kind):
     """Its copy would step on weights of no model, silently."""
-    model, made = fused()
+    model, optimizer = fused()
     copies = {
-        "deepcopy": lambda: copy.deepcopy((model, made)),
-        "pickle": lambda: pickle.dumps(made),
-        "torch.save": lambda: torch.save(made, io.BytesIO()),
+        "deepcopy": lambda: copy.deepcopy((model, optimizer)),
+        "pickle": lambda: pickle.dumps(optimizer),
+        "torch.save": lambda: torch.save(optimizer, io.BytesIO()),
     }
     with raises("cannot be copied or pickled whole; call make_optimizer on the copied model"):
         copies[kind]()
     copy.deepcopy(model)
-    torch.save(made.state_dict(), io.BytesIO())
+    torch.save(optimizer.state_dict(), io.BytesIO())
 
 
 def test_copies_without_fused_weights_are_refused_too(net, label):
     """Torch does not copy hooks: the copy would train with the ratio gone."""
     model = net(separate=True)
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=Ramp(1, 5, 9), circuits=label(model))
-    for copied in (lambda: copy.deepcopy((model, made)), lambda: pickle.dumps(made)):
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=Ramp(1, 5, 9), circuits=label(model))
+    for copied in (lambda: copy.deepcopy((model, optimizer)), lambda: pickle.dumps(optimizer)):
         with raises("cannot be copied or pickled whole"):
             copied()
 
 
 def test_a_gradient_that_was_given_other_memory_is_seen(fused):
     """``p.grad.data = ...`` keeps the gradient's identity and leaves old slices behind."""
-    model, made = fused()
+    model, optimizer = fused()
     before = model.qkv()
     for parameter in model.parameters():
         parameter.grad.data = torch.zeros_like(parameter)
-    for group in made.param_groups:
+    for group in optimizer.param_groups:
         group["weight_decay"] = 0.0
-    made.step()
+    optimizer.step()
     assert torch.equal(before, model.qkv())
 
 
 def test_what_is_thawed_later_is_told(net, label):
     model = net()
     model.layers[0].requires_grad_(False)
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
     model.loss().backward()
-    made.step()
+    optimizer.step()
     model.layers[0].requires_grad_(True)
     model.loss().backward()
     with raises(r"layers\.0\.qkv was frozen when the optimizer was made"):
-        made.step()
-    made.add_param_group({"params": list(model.layers[0].parameters()), "param_names": ["a", "b", "c", "d"]})
-    made.step()
+        optimizer.step()
+    optimizer.add_param_group(
+        {"params": list(model.layers[0].parameters()), "param_names": ["a", "b", "c", "d"]}
+    )
+    optimizer.step()
 
 
 def test_what_is_left_out_on_purpose_may_thaw(net, label):
     model = net()
     model.head.requires_grad_(False)
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model), only=lambda name, _: "head" not in name
     )
     model.head.requires_grad_(True)
     model.loss().backward()
-    made.step()
+    optimizer.step()
 
 
 def test_a_ratio_for_what_is_frozen_is_refused(net, label):
@@ -265,29 +267,29 @@ def test_a_ratio_for_what_is_frozen_is_refused(net, label):
 
 
 def test_freezing_later_is_as_in_a_stock_optimizer(fused):
-    model, made = fused()
-    made.zero_grad()
+    model, optimizer = fused()
+    optimizer.zero_grad()
     model.layers[0].requires_grad_(False)
     before = [layer.qkv.detach().clone() for layer in model.layers]
     model.loss().backward()
-    made.step()
+    optimizer.step()
     assert torch.equal(before[0], model.layers[0].qkv)
     assert not torch.equal(before[1], model.layers[1].qkv)
 
 
 def test_the_state_of_another_optimizer_is_refused(fused):
-    model, made = fused()
+    model, optimizer = fused()
     for state in (optim.AdamW(model.parameters()).state_dict(), {}):
         with raises("it was saved by another optimizer"):
-            made.load_state_dict(state)
+            optimizer.load_state_dict(state)
 
 
 def test_a_state_of_other_slices_is_refused(net, label):
     saved, other = net("rows"), net("interleaved")
     state = make_optimizer(saved, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(saved)).state_dict()
-    made = make_optimizer(other, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(other))
+    optimizer = make_optimizer(other, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(other))
     with raises(r"has 'layers\.0\.qkv\[24:36\]' where this optimizer has 'layers\.0\.qkv\[8:12\]'"):
-        made.load_state_dict(state)
+        optimizer.load_state_dict(state)
 
 
 def test_a_state_without_the_step_of_a_changing_ratio_is_refused(net, label):
@@ -304,15 +306,15 @@ def test_normalising_scaled_gradients_is_refused(unscaled, net, label):
     """A fused kernel takes the loss scale away inside the step, too late for a norm."""
     model = net("rows")
     rules = {"qk": {"gradient_norm": 1.0}}
-    made = make_optimizer(model, optim.AdamW, lr=1e-3, rules=rules, circuits=label(model), fused=True)
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, rules=rules, circuits=label(model), fused=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
     scaler.scale(model.loss()).backward()
     if unscaled:
-        scaler.unscale_(made)
-        scaler.step(made)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
         return
     with raises("scaler.unscale_"):
-        scaler.step(made)
+        scaler.step(optimizer)
 
 
 def test_sharded_weights_are_refused(net, label):
@@ -325,9 +327,9 @@ def test_sharded_weights_are_refused(net, label):
 def test_tied_weights_stay_tied(net, label):
     model = net("rows")
     model.layers[1].qkv = model.layers[0].qkv
-    made = make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(model))
+    optimizer = make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(model))
     model.loss().backward()
-    made.step()
+    optimizer.step()
     assert model.layers[1].qkv is model.layers[0].qkv
 
 
@@ -335,7 +337,7 @@ def test_groups_that_were_flattened_are_seen(fused):
     """What DeepSpeed does with the groups of an optimizer it is given."""
     _, optimizer = fused()
     group = optimizer.param_groups[1]
-    flat = nn.Parameter(torch.cat([each.detach().flatten() for each in group["params"]]))
+    flat = nn.Parameter(torch.cat([leaf.detach().flatten() for leaf in group["params"]]))
     flat.grad = torch.zeros_like(flat)
     group["params"] = [flat]
     with raises("another library has replaced the parameters of group 'qk'"):

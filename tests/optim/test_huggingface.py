@@ -80,8 +80,8 @@ def train(model, optimizer, steps=4, **more):
 @pytest.mark.parametrize("name", FUSED | SEPARATE)
 def test_every_circuit_moves_at_its_rate(name):
     model = build(name)
-    made = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=30, weight_decay=0.01, fused=True)
-    result = check_circuits(model, made, batch_of(name))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=30, weight_decay=0.01, fused=True)
+    result = check_circuits(model, optimizer, batch_of(name))
     assert result.ok and {row.circuit for row in result.rows} >= {"qk", "ov", "rest"}
 
 
@@ -101,8 +101,8 @@ def test_decay_groups_are_the_trainers(name):
 def test_saved_models_are_plain_models(name, tmp_path):
     model, untouched = build(name), build(name)
     untouched.save_pretrained(tmp_path / "before")
-    made = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=10)
-    train(model, made)
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=10)
+    train(model, optimizer)
     assert list(model.state_dict()) == list(untouched.state_dict())
     model.save_pretrained(tmp_path / "after")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "after")
@@ -151,13 +151,13 @@ def test_torch_attention_is_split_too():
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(16, 4, 24, dropout=0.0, batch_first=True)
     model = nn.Sequential(nn.TransformerEncoder(layer, 2), nn.Linear(16, 3))
-    made = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=7)
-    result = check_circuits(model, made, torch.randn(2, 5, 16), lambda outputs: outputs.square().mean())
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=7)
+    result = check_circuits(model, optimizer, torch.randn(2, 5, 16), lambda outputs: outputs.square().mean())
     assert result.ok and result.rows[0].promised == 7
 
 
 def test_ratios_by_head_of_a_real_model():
     model = build("llama")
-    made = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=[[1, 1, 5, 5], 1])
-    rows = {row.circuit: row for row in check_circuits(model, made, batch_of("llama")).rows}
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-4, qk_ratio=[[1, 1, 5, 5], 1])
+    rows = {row.circuit: row for row in check_circuits(model, optimizer, batch_of("llama")).rows}
     assert rows["qk x5"].ok and rows["qk x5"].parameters == (2 + 1) * 4 * 16

@@ -15,8 +15,8 @@ LAYOUTS = ("rows", "columns", "interleaved")
 ADAMW = (optim.AdamW, {"lr": 1e-3, "weight_decay": 0.0})
 
 
-def raises(told):
-    return pytest.raises(InputError, match=told)
+def raises(message):
+    return pytest.raises(InputError, match=message)
 
 
 def both(model, label, **options):
@@ -34,35 +34,35 @@ def test_split_equals_separate(layout, net, label, train):
 
 def test_equal_to_two_optimizers_by_hand(net, label, train):
     ours, theirs = net(separate=True), net(separate=True)
-    made = both(ours, label, qk_ratio=3, weight_decay=0.1)
+    optimizer = both(ours, label, qk_ratio=3, weight_decay=0.1)
     hidden = {n: p for n, p in theirs.named_parameters() if p.ndim == 2 and not n.startswith("head")}
     rest = [p for n, p in theirs.named_parameters() if n not in hidden]
     qk = [p for n, p in hidden.items() if n.split(".")[-1] in "qk"]
     qk_biases = [p for n, p in theirs.named_parameters() if n.split(".")[-1] in ("q_bias", "k_bias")]
     muon = optim.Muon(
         [
-            {"params": [p for p in hidden.values() if all(p is not one for one in qk)]},
+            {"params": [p for p in hidden.values() if all(p is not left for left in qk)]},
             {"params": qk, "lr": 3e-2},
         ],
         lr=1e-2,
         weight_decay=0.1,
     )
-    plain = [p for p in rest if all(p is not one for one in qk_biases)]
+    plain = [p for p in rest if all(p is not left for left in qk_biases)]
     adamw = optim.AdamW([{"params": plain}, {"params": qk_biases, "lr": 3e-3}], lr=1e-3, weight_decay=0.0)
-    train(ours, made, 4)
+    train(ours, optimizer, 4)
     for _ in range(4):
         theirs.zero_grad()
         theirs.loss().backward()
         muon.step()
         adamw.step()
-    for (name, one), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(one, other), name
+    for (name, left), other in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(left, other), name
 
 
 def test_ratio_one_is_both_stock_optimizers(net, label, train):
     ours, theirs = net("rows"), net("rows")
     hidden = [p for n, p in theirs.named_parameters() if p.ndim == 2 and not n.startswith("head")]
-    rest = [p for p in theirs.parameters() if all(p is not one for one in hidden)]
+    rest = [p for p in theirs.parameters() if all(p is not left for left in hidden)]
     muon, adamw = optim.Muon(hidden, lr=1e-2), optim.AdamW(rest, lr=1e-3, weight_decay=0.0)
     train(ours, both(ours, label), 3)
     for _ in range(3):
@@ -77,24 +77,24 @@ def test_ratio_one_is_both_stock_optimizers(net, label, train):
 def test_it_steps_saves_resumes_and_follows_a_schedule_as_one(layout, net, label):
     def start():
         model = net(layout)
-        made = both(model, label, qk_ratio=4)
-        return model, made, optim.lr_scheduler.CosineAnnealingLR(made, 10)
+        optimizer = both(model, label, qk_ratio=4)
+        return model, optimizer, optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
 
-    def run(model, made, schedule, steps):
+    def run(model, optimizer, schedule, steps):
         for _ in range(steps):
-            made.zero_grad()
+            optimizer.zero_grad()
             model.loss().backward()
-            made.step()
+            optimizer.step()
             schedule.step()
 
     whole, first, second = start(), start(), start()
     run(*whole, 6)
     run(*first, 4)
-    for each, state in zip(second, copy.deepcopy([one.state_dict() for one in first]), strict=True):
-        each.load_state_dict(state)
+    for thing, state in zip(second, copy.deepcopy([left.state_dict() for left in first]), strict=True):
+        thing.load_state_dict(state)
     run(*second, 2)
-    for one, other in zip(whole[0].parameters(), second[0].parameters(), strict=True):
-        assert torch.equal(one, other)
+    for left, other in zip(whole[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(left, other)
     rates = {group["name"]: group["lr"] for group in second[1].param_groups}
     assert rates["matrices qk"] == pytest.approx(4 * rates["matrices"])
     assert rates["others qk"] == pytest.approx(4 * rates["others"])
@@ -103,11 +103,11 @@ def test_it_steps_saves_resumes_and_follows_a_schedule_as_one(layout, net, label
 
 def test_checked_and_described(net, label, train):
     model = net("columns")
-    made = both(model, label, qk_ratio=4)
-    train(model, made, 2)
-    result = check_circuits(model, made, model.inputs, lambda outputs: outputs.square().mean())
+    optimizer = both(model, label, qk_ratio=4)
+    train(model, optimizer, 2)
+    result = check_circuits(model, optimizer, model.inputs, lambda outputs: outputs.square().mean())
     assert result.ok and [row.promised for row in result.rows] == [4, 1, 1]
-    assert describe(made).startswith("qk 624 parameters (4 tensors, 4 split) lr 4e-3 to 0.04 - ov")
+    assert describe(optimizer).startswith("qk 624 parameters (4 tensors, 4 split) lr 4e-3 to 0.04 - ov")
 
 
 def gpt2(tied=True):
@@ -119,12 +119,12 @@ def gpt2(tied=True):
 @pytest.mark.parametrize("tied", [True, False])
 def test_tables_and_heads_are_not_for_muon(tied):
     model = gpt2(tied)
-    made = make_optimizer(model, optim.Muon, lr=1e-2, qk_ratio=2, others=ADAMW)
-    names = [n for group in made.optimizers[0].param_groups for n in group["param_names"]]
+    optimizer = make_optimizer(model, optim.Muon, lr=1e-2, qk_ratio=2, others=ADAMW)
+    names = [n for group in optimizer.optimizers[0].param_groups for n in group["param_names"]]
     assert len(names) == 6 and all("h.0." in name and "weight" in name for name in names)
     ids = torch.arange(8)[None]
     model(input_ids=ids, labels=ids).loss.backward()
-    made.step()
+    optimizer.step()
     chosen = make_optimizer(
         model, optim.Muon, lr=1e-2, qk_ratio=2, others=ADAMW, only=lambda name, _: "c_attn.weight" in name
     )
@@ -133,7 +133,7 @@ def test_tables_and_heads_are_not_for_muon(tied):
 
 def test_what_cannot_be_is_said(net, label):
     model = net()
-    for others, told in (
+    for others, message in (
         (optim.AdamW, "others= looks like"),
         ((optim.AdamW, {}), "give it a rate of its own"),
         (
@@ -141,15 +141,15 @@ def test_what_cannot_be_is_said(net, label):
             "Prodigy",
         ),
     ):
-        with raises(told):
+        with raises(message):
             make_optimizer(model, optim.Muon, lr=1.0, qk_ratio=2, circuits=label(model), others=others)
     with raises("give groups= or others=, not both"):
         both(model, label, groups=[{"params": list(model.parameters())}])
     with raises("no matrices for the first"):
         both(model, label, only=lambda name, parameter: False)
-    made = both(model, label, qk_ratio=2)
+    optimizer = both(model, label, qk_ratio=2)
     with raises("a group cannot be added to two optimizers in one"):
-        made.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
 
 
 # --- Split sizes ---

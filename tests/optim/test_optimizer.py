@@ -36,9 +36,11 @@ def test_split_equals_separate(kind, kernel, layout, net, label, train):
     fused, apart = net(layout, layers=1), net(layout, separate=True, layers=1)
     assert torch.equal(fused.qkv(), apart.qkv())
     for model in (fused, apart):
-        made = make_optimizer(model, optimizer_class, lr=2e-3, qk_ratio=5, circuits=label(model), **options)
-        assert type(made) is optimizer_class
-        train(model, made, 50)
+        optimizer = make_optimizer(
+            model, optimizer_class, lr=2e-3, qk_ratio=5, circuits=label(model), **options
+        )
+        assert type(optimizer) is optimizer_class
+        train(model, optimizer, 50)
     assert not torch.equal(fused.qkv(), net(layout, layers=1).qkv())
     assert (fused.qkv() - apart.qkv()).abs().max() == 0
     assert torch.equal(fused.head.weight, apart.head.weight)
@@ -64,10 +66,10 @@ def test_ratio_one_is_the_stock_optimizer(kernel, net, train):
 
 def test_ratio_one_leaves_no_trace_on_the_optimizer(net, label):
     model = net()
-    made = make_optimizer(model, optim.AdamW, lr=1e-3, circuits=label(model))
-    assert len(made.param_groups) == 1
-    assert made.param_groups[0]["params"] == list(model.parameters())
-    assert not made._optimizer_step_pre_hooks and "zero_grad" not in vars(made)
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, circuits=label(model))
+    assert len(optimizer.param_groups) == 1
+    assert optimizer.param_groups[0]["params"] == list(model.parameters())
+    assert not optimizer._optimizer_step_pre_hooks and "zero_grad" not in vars(optimizer)
 
 
 class Lion(optim.Optimizer):
@@ -111,9 +113,9 @@ class Orthogonal(optim.Optimizer):
 def test_lion_handed_in(layout, net, label, train):
     fused, apart = net(layout), net(layout, separate=True)
     for model in (fused, apart):
-        made = make_optimizer(model, Lion, lr=1e-3, qk_ratio=3, weight_decay=0.1, circuits=label(model))
-        assert type(made) is Lion
-        train(model, made, 20)
+        optimizer = make_optimizer(model, Lion, lr=1e-3, qk_ratio=3, weight_decay=0.1, circuits=label(model))
+        assert type(optimizer) is Lion
+        train(model, optimizer, 20)
     assert torch.equal(fused.qkv(), apart.qkv())
 
 
@@ -122,7 +124,7 @@ def test_lion_handed_in(layout, net, label, train):
 def test_matrix_optimizers_see_the_matrices(optimizer_class, layout, net, label, train):
     fused, apart = net(layout, layers=1), net(layout, separate=True, layers=1)
     for model in (fused, apart):
-        made = make_optimizer(
+        optimizer = make_optimizer(
             model,
             optimizer_class,
             lr=1e-3,
@@ -130,7 +132,7 @@ def test_matrix_optimizers_see_the_matrices(optimizer_class, layout, net, label,
             circuits=label(model),
             only=lambda name, parameter: parameter.ndim == 2,
         )
-        train(model, made, 5)
+        train(model, optimizer, 5)
     assert torch.equal(fused.layers[0].qkv, apart.layers[0].joined()[0])
     assert torch.equal(fused.layers[0].qkv_bias, net(layout, layers=1).layers[0].qkv_bias)
 
@@ -142,19 +144,21 @@ def test_closures(layout, kernel, by_keyword, net, label):
     """The gradient, and a clip of it, come into being inside the step."""
     fused, apart = net(layout, layers=1), net(layout, separate=True, layers=1)
     for model in (fused, apart):
-        made = make_optimizer(
+        optimizer = make_optimizer(
             model, optim.AdamW, lr=2e-3, qk_ratio=5, circuits=label(model), **KERNELS[kernel]
         )
 
-        def closure(model=model, made=made):
-            made.zero_grad()
+        def closure(model=model, optimizer=optimizer):
+            optimizer.zero_grad()
             loss = model.loss()
             loss.backward()
             for parameter in model.parameters():  # as clipping does, but without rounding by order of sums
                 parameter.grad.mul_(0.5)
             return loss
 
-        losses = [made.step(closure=closure) if by_keyword else made.step(closure) for _ in range(5)]
+        losses = [
+            optimizer.step(closure=closure) if by_keyword else optimizer.step(closure) for _ in range(5)
+        ]
         assert losses[-1] < losses[0]
     assert torch.equal(fused.qkv(), apart.qkv())
 
@@ -186,25 +190,25 @@ class Sharpness(optim.Optimizer):
 def test_an_optimizer_that_asks_twice(layout, clears, net, label):
     fused, apart = net(layout, layers=1), net(layout, separate=True, layers=1)
     for model in (fused, apart):
-        made = make_optimizer(model, Sharpness, lr=1e-2, qk_ratio=5, circuits=label(model))
+        optimizer = make_optimizer(model, Sharpness, lr=1e-2, qk_ratio=5, circuits=label(model))
 
-        def closure(model=model, made=made):
+        def closure(model=model, optimizer=optimizer):
             if clears:
-                made.zero_grad()
+                optimizer.zero_grad()
             model.loss().backward()
 
         for _ in range(4):
-            made.step(closure)
+            optimizer.step(closure)
     assert torch.equal(fused.qkv(), apart.qkv())
 
 
 def test_tensor_rates(net, label, train):
     """A rate may be a tensor, which schedulers fill in place: no two groups may share it."""
     ours, plain = net(separate=True), net(separate=True)
-    made = make_optimizer(
+    optimizer = make_optimizer(
         ours, optim.AdamW, lr=torch.tensor(1e-3), qk_ratio=lambda step: 2, circuits=label(ours)
     )
-    assert made.param_groups[0]["lr"] is not made.param_groups[1]["lr"]
+    assert optimizer.param_groups[0]["lr"] is not optimizer.param_groups[1]["lr"]
     stock = optim.AdamW(
         [
             {
@@ -218,7 +222,7 @@ def test_tensor_rates(net, label, train):
             for fast, rate in ((False, 1e-3), (True, 2e-3))
         ]
     )
-    train(ours, made, 5)
+    train(ours, optimizer, 5)
     train(plain, stock, 5)
     assert torch.equal(ours.qkv(), plain.qkv())
 
@@ -260,15 +264,15 @@ class TakesNoGroups(optim.SGD):
 )
 def test_bad_input_is_quoted(arguments, quoted, net, label):
     model = net()
-    given = {
+    call = {
         "optimizer_class": optim.AdamW,
         "lr": 1e-3,
         "qk_ratio": 2.0,
         "circuits": label(model),
     } | arguments
-    with pytest.raises(InputError) as told:
-        make_optimizer(**{"model": model} | given)
-    assert quoted in str(told.value) and "\n" not in str(told.value)
+    with pytest.raises(InputError) as message:
+        make_optimizer(**{"model": model} | call)
+    assert quoted in str(message.value) and "\n" not in str(message.value)
 
 
 # --- Rates: the ratio holds under every scheduler, and a changing ratio does not compound ---
@@ -301,9 +305,9 @@ PLAIN = [name for name in SCHEDULERS if name not in ("one cycle", "cyclic", "sto
 
 def rates_used(optimizer, scheduler, steps=12):
     """The rates each group really steps with."""
-    seen = []
+    used = []
     handle = optimizer.register_step_pre_hook(
-        lambda o, *_: seen.append([float(group["lr"]) for group in o.param_groups])
+        lambda o, *_: used.append([float(group["lr"]) for group in o.param_groups])
     )
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -312,15 +316,15 @@ def rates_used(optimizer, scheduler, steps=12):
         optimizer.step()
         scheduler.step(*([1.0] if isinstance(scheduler, lr_scheduler.ReduceLROnPlateau) else []))
     handle.remove()
-    return seen
+    return used
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("ratio", [20, Ramp(1, 20, 8)])
 def test_every_scheduler_keeps_the_ratio(name, ratio, net, label):
     model, alone = net(separate=True), net(separate=True)
-    made = make_optimizer(model, optim.SGD, lr=1e-3, momentum=0.9, qk_ratio=ratio, circuits=label(model))
-    used = rates_used(made, SCHEDULERS[name](made))
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, momentum=0.9, qk_ratio=ratio, circuits=label(model))
+    used = rates_used(optimizer, SCHEDULERS[name](optimizer))
     stock = optim.SGD(alone.parameters(), lr=1e-3, momentum=0.9)
     expected = rates_used(stock, SCHEDULERS[name](stock))
     assert len({row[0] for row in used}) > 1
@@ -331,15 +335,15 @@ def test_every_scheduler_keeps_the_ratio(name, ratio, net, label):
 
 def test_a_loop_that_sets_every_group_keeps_the_ratio(net, label):
     model = net(separate=True)
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=20, circuits=label(model))
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=20, circuits=label(model))
 
     class SetsAll:
         def step(self):
-            for group in made.param_groups:
-                group["lr"] *= 0.5 if group is made.param_groups[0] else 0
-                group["lr"] = made.param_groups[0]["lr"]
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5 if group is optimizer.param_groups[0] else 0
+                group["lr"] = optimizer.param_groups[0]["lr"]
 
-    for base, qk in rates_used(made, SetsAll()):
+    for base, qk in rates_used(optimizer, SetsAll()):
         assert qk == base * 20
 
 
@@ -347,9 +351,9 @@ def test_a_loop_that_sets_every_group_keeps_the_ratio(net, label):
 def test_stock_groups_and_ours_agree_to_the_last_bit(name, net, label, train):
     """Where a scheduler keeps the ratio by itself, its own rounding is left alone."""
     ours, plain = net(separate=True), net(separate=True)
-    made = make_optimizer(ours, optim.AdamW, lr=1e-3, qk_ratio=7, weight_decay=0.1, circuits=label(ours))
+    ratio = make_optimizer(ours, optim.AdamW, lr=1e-3, qk_ratio=7, weight_decay=0.1, circuits=label(ours))
     stock = optim.AdamW(param_groups(plain, lr=1e-3, qk_ratio=7, weight_decay=0.1, circuits=label(plain)))
-    for model, optimizer in ((ours, made), (plain, stock)):
+    for model, optimizer in ((ours, ratio), (plain, stock)):
         scheduler = SCHEDULERS[name](optimizer)
         for _ in range(12):
             train(model, optimizer, 1)
@@ -359,10 +363,10 @@ def test_stock_groups_and_ours_agree_to_the_last_bit(name, net, label, train):
 
 def test_a_changing_ratio_shows_the_base_rate_between_steps(net, label, train):
     model = net("rows")
-    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=Ramp(1, 5, 4), circuits=label(model))
-    train(model, made, 6)
-    assert [group["lr"] for group in made.param_groups] == [1e-3, 1e-3]
-    assert made.param_groups[1]["ratio_step"] == 6
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=Ramp(1, 5, 4), circuits=label(model))
+    train(model, optimizer, 6)
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]
+    assert optimizer.param_groups[1]["ratio_step"] == 6
 
 
 def test_only_query_keys_trained_and_ramped(net, label, train):
@@ -371,9 +375,9 @@ def test_only_query_keys_trained_and_ramped(net, label, train):
     for part, parameter in zip(label(model), model.parameters(), strict=True):
         parameter.requires_grad_(part.circuit == "qk")
     for ratio in (4, Ramp(2, 4, 3)):
-        made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=ratio, circuits=label(model))
-        assert [group["name"] for group in made.param_groups] == ["qk"]
-        used = rates_used(made, lr_scheduler.ExponentialLR(made, 0.5), 4)
+        optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=ratio, circuits=label(model))
+        assert [group["name"] for group in optimizer.param_groups] == ["qk"]
+        used = rates_used(optimizer, lr_scheduler.ExponentialLR(optimizer, 0.5), 4)
         ratios = [4, 4, 4, 4] if ratio == 4 else [ratio(step) for step in range(4)]
         assert [row[0] for row in used] == pytest.approx(
             [1e-3 * r * 0.5**i for i, r in enumerate(ratios)], rel=1e-9
@@ -382,22 +386,24 @@ def test_only_query_keys_trained_and_ramped(net, label, train):
 
 def test_a_schedule_that_goes_wrong_is_told_with_its_step(net, label, train):
     model = net(separate=True)
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=lambda step: 2.0 - step, circuits=label(model))
+    optimizer = make_optimizer(
+        model, optim.SGD, lr=1e-3, qk_ratio=lambda step: 2.0 - step, circuits=label(model)
+    )
     with pytest.raises(ValueError, match=r"group 'qk' at step 2 must be .* not 0\.0"):
-        train(model, made, 5)
+        train(model, optimizer, 5)
 
 
 def test_a_step_that_failed_leaves_the_rates_alone(net, label):
     model = net("columns")
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=Ramp(3, 5, 4), circuits=label(model))
-    handle = made.register_step_pre_hook(lambda *_: 1 / 0)
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=Ramp(3, 5, 4), circuits=label(model))
+    handle = optimizer.register_step_pre_hook(lambda *_: 1 / 0)
     model.loss().backward()
     with pytest.raises(ZeroDivisionError):
-        made.step()
+        optimizer.step()
     handle.remove()
-    made.step()
-    assert [group["lr"] for group in made.param_groups] == [1e-3, 1e-3]
-    assert made.param_groups[1]["ratio_step"] == 1
+    optimizer.step()
+    assert [group["lr"] for group in optimizer.param_groups] == [1e-3, 1e-3]
+    assert optimizer.param_groups[1]["ratio_step"] == 1
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns"])
@@ -407,10 +413,10 @@ def test_a_class_whose_step_calls_its_parents_steps_once(layout, net, label, tra
             return super().step(closure)
 
     ours, plain = net(layout), net(layout)
-    made = make_optimizer(ours, Mine, lr=1e-3, qk_ratio=Ramp(1, 5, 4), circuits=label(ours))
-    train(ours, made, 3)
+    optimizer = make_optimizer(ours, Mine, lr=1e-3, qk_ratio=Ramp(1, 5, 4), circuits=label(ours))
+    train(ours, optimizer, 3)
     train(plain, make_optimizer(plain, optim.SGD, lr=1e-3, qk_ratio=Ramp(1, 5, 4), circuits=label(plain)), 3)
-    assert made.param_groups[1]["ratio_step"] == 3
+    assert optimizer.param_groups[1]["ratio_step"] == 3
     assert torch.equal(ours.qkv(), plain.qkv())
 
 
@@ -419,39 +425,39 @@ def test_hooks_of_the_user_act_on_the_step(layout, net, label, train):
     """A hook that changes gradients just before the step, registered after ours."""
     fused, apart = net(layout), net(layout, separate=True)
     for model in (fused, apart):
-        made = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=5, circuits=label(model), fused=True)
+        optimizer = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=5, circuits=label(model), fused=True)
 
         def halve(*_, model=model):
             for parameter in model.parameters():
                 parameter.grad.mul_(0.5)
 
-        handle = made.register_step_pre_hook(halve)
-        train(model, made, 3)
+        handle = optimizer.register_step_pre_hook(halve)
+        train(model, optimizer, 3)
         handle.remove()
-        train(model, made, 1)
+        train(model, optimizer, 1)
     assert torch.equal(fused.qkv(), apart.qkv())
 
 
 def test_groups_added_later_are_the_users_own(net, label, train):
     model = net("rows")
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
     extra = torch.nn.Parameter(torch.ones(2))
-    made.add_param_group({"params": [extra], "lr": 0.7, "param_names": ["extra"]})
+    optimizer.add_param_group({"params": [extra], "lr": 0.7, "param_names": ["extra"]})
     extra.grad = torch.ones(2)
-    made.step()
-    assert made.param_groups[2]["lr"] == 0.7 and torch.allclose(extra, torch.full((2,), 0.3))
+    optimizer.step()
+    assert optimizer.param_groups[2]["lr"] == 0.7 and torch.allclose(extra, torch.full((2,), 0.3))
 
 
 def test_a_dropped_optimizer_leaves_the_model(net, label):
     """No hook of a dead optimizer stays on the parameters, and none keeps it alive."""
     model = net("rows")
-    made = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
-    seen = weakref.ref(made)
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, qk_ratio=5, circuits=label(model))
+    reference = weakref.ref(optimizer)
     assert model.layers[0].qkv._post_accumulate_grad_hooks
     gc.disable()
     try:
-        del made
-        assert seen() is None
+        del optimizer
+        assert reference() is None
     finally:
         gc.enable()
     assert not model.layers[0].qkv._post_accumulate_grad_hooks

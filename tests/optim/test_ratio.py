@@ -19,24 +19,24 @@ from fasterqk.optim.ratio import Ratios
 
 def slices(layers=3, heads=4, key_heads=2):
     """Separate projections of grouped-query attention, head by head, and one norm a layer."""
-    found = []
+    parts = []
     for layer in range(layers):
         for role, count in (("q", heads), ("k", key_heads)):
-            found += [
+            parts += [
                 Slice(f"l{layer}.{role}", 0, head, head + 1, role, layer, "label", 1, head)
                 for head in range(count)
             ]
-        found.append(Slice(f"l{layer}.q_norm", None, None, None, "q", layer, "label", 1))
-    return found
+        parts.append(Slice(f"l{layer}.q_norm", None, None, None, "q", layer, "label", 1))
+    return parts
 
 
-def resolved(given, parts):
-    ratios = Ratios("qk_ratio", given, parts)
+def resolved(written, parts):
+    ratios = Ratios("qk_ratio", written, parts)
     return [ratios.of(part) for part in parts]
 
 
 @pytest.mark.parametrize(
-    "given",
+    "written",
     [
         [1, 5, 20],
         (1, 5, 20),
@@ -45,20 +45,20 @@ def resolved(given, parts):
         lambda layer: (1, 5, 20)[layer],
     ],
 )
-def test_a_ratio_a_layer(given):
+def test_a_ratio_a_layer(written):
     parts = slices()
-    assert resolved(given, parts) == [(1, 5, 20)[part.layer] for part in parts]
+    assert resolved(written, parts) == [(1, 5, 20)[part.layer] for part in parts]
 
 
 @pytest.mark.parametrize(
-    "given",
+    "written",
     [
         lambda layer, head: 3.0 if head is None else 1.0 + head // 2,
         {layer: {None: 3, 0: 1, 1: 1, 2: 2, 3: 2} for layer in range(3)},
     ],
 )
-def test_keys_follow_their_group_of_queries(given):
-    for part, ratio in zip(slices(), resolved(given, slices()), strict=True):
+def test_keys_follow_their_group_of_queries(written):
+    for part, ratio in zip(slices(), resolved(written, slices()), strict=True):
         queries = part.head if part.role == "q" else None if part.head is None else 2 * part.head
         assert ratio == (3 if part.head is None else 1 + queries // 2)
 
@@ -69,7 +69,7 @@ def test_heads_in_a_row_and_a_norm_of_equal_heads():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("written", "message"),
     [
         ([[1, 2, 1, 1], 1, 1], r"l0\.k serves heads 0 to 1 of layer 0, whose ratios differ \(1, 2\)"),
         ([[1, 1, 2, 2], 1, 1], r"l0\.q_norm serves all heads .* the key None"),
@@ -91,26 +91,26 @@ def test_heads_in_a_row_and_a_norm_of_equal_heads():
         (lambda depth, width: 1, "depth, width"),
     ],
 )
-def test_bad_ratios_are_quoted(given, told):
-    with pytest.raises(InputError, match=told) as raised:
-        resolved(given, slices())
+def test_bad_ratios_are_quoted(written, message):
+    with pytest.raises(InputError, match=message) as raised:
+        resolved(written, slices())
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    "given", [Ramp(1, 5, 10), lambda step: 1 + step, lambda t: 1 + t, lambda *a: 1 + a[0]]
+    "written", [Ramp(1, 5, 10), lambda step: 1 + step, lambda t: 1 + t, lambda *a: 1 + a[0]]
 )
-def test_functions_of_the_step(given):
+def test_functions_of_the_step(written):
     part = slices()[0]
-    assert Ratios("qk_ratio", given, [part]).of(part)(0) == 1
-    assert Ratios("qk_ratio", given, [part]).of(part)(10) in (5, 11)
+    assert Ratios("qk_ratio", written, [part]).of(part)(0) == 1
+    assert Ratios("qk_ratio", written, [part]).of(part)(10) in (5, 11)
 
 
 def test_functions_of_layer_and_step():
     parts = slices()
-    found = resolved(lambda layer, step: 1 + layer * step, parts)
-    assert [ratio(2) for ratio in found] == [1 + 2 * part.layer for part in parts]
-    assert found[0] is found[1]  # one group a layer, not one a slice
+    resolved_ratios = resolved(lambda layer, step: 1 + layer * step, parts)
+    assert [ratio(2) for ratio in resolved_ratios] == [1 + 2 * part.layer for part in parts]
+    assert resolved_ratios[0] is resolved_ratios[1]  # one group a layer, not one a slice
 
 
 def test_a_parameter_of_no_layer_needs_one_ratio():
@@ -127,18 +127,20 @@ def test_heads_of_a_fused_weight_learn_at_their_own_rates(net, label):
         model = net(layout)
         before = model.qkv()
         circuits = label(model, heads=True)
-        made = make_optimizer(
+        optimizer = make_optimizer(
             model, optim.Adam, lr=1e-3, eps=0, qk_ratio={1: {0: 2, 1: 4}}, circuits=circuits
         )
         model.loss().backward()
-        made.step()
+        optimizer.step()
         moved = (model.qkv() - before).abs().chunk(2)[1]
         weight = moved[: model.layers[1].qkv.numel()].view_as(model.layers[1].qkv)
         for part in circuits:
             if part.parameter == "layers.1.qkv":
                 rate = 1e-3 * ({0: 2, 1: 4, 2: 1}[part.head] if part.circuit == "qk" else 1)
-                found = weight.narrow(part.axis, part.start, part.stop - part.start)
-                assert torch.allclose(found, torch.full_like(found, rate), rtol=1e-3, atol=0)
+                resolved_ratios = weight.narrow(part.axis, part.start, part.stop - part.start)
+                assert torch.allclose(
+                    resolved_ratios, torch.full_like(resolved_ratios, rate), rtol=1e-3, atol=0
+                )
 
 
 def test_a_ratio_a_head_needs_labels_a_head(net, label):
@@ -151,7 +153,7 @@ def test_labels_of_another_model_are_refused(net, label):
     model = net()
     parts = tuple(label(model))
     short = dataclasses.replace(parts[2], stop=30)
-    for broken, told in (
+    for broken, message in (
         (parts[3:], r"layers\.0\.qkv \(shape \(36, 12\)\) cover nothing"),
         (
             (*parts[:2], short, *parts[3:]),
@@ -159,7 +161,7 @@ def test_labels_of_another_model_are_refused(net, label):
         ),
         ((*parts, Slice("gone", None, None, None, "q", 0, "label", 1)), "'gone'"),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=2, circuits=Circuits(broken))
 
 

@@ -17,7 +17,7 @@ from fasterqk.optim import Ramp, make_optimizer
 
 def run(net, circuits, kernel, steps, source=None):
     """Train with a ramped ratio and a scheduler, from ``source`` if there is one; returns everything."""
-    made = make_optimizer(
+    optimizer = make_optimizer(
         net,
         torch.optim.AdamW,
         lr=3e-3,
@@ -27,18 +27,18 @@ def run(net, circuits, kernel, steps, source=None):
         circuits=circuits,
         **{kernel: True},
     )
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(made, 200, eta_min=1e-5)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 200, eta_min=1e-5)
     if source is not None:
         saved = torch.load(source, weights_only=True)
         net.load_state_dict(saved["net"])
         scheduler.load_state_dict(saved["scheduler"])
-        made.load_state_dict(saved["optimizer"])
+        optimizer.load_state_dict(saved["optimizer"])
     for _ in range(steps):
-        made.zero_grad()
+        optimizer.zero_grad()
         net.loss().backward()
-        made.step()
+        optimizer.step()
         scheduler.step()
-    return {"net": net.state_dict(), "optimizer": made.state_dict(), "scheduler": scheduler.state_dict()}
+    return {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "scheduler": scheduler.state_dict()}
 
 
 CASES = [("columns", "fused"), ("interleaved", "foreach")]

@@ -26,14 +26,14 @@ KERNELS = [
 ]
 
 
-def raises(told):
-    return pytest.raises(InputError, match=told)
+def raises(message):
+    return pytest.raises(InputError, match=message)
 
 
 def trained(model, steps, train, label, optimizer_class=optim.AdamW, **options):
-    made = make_optimizer(model, optimizer_class, lr=1e-3, circuits=label(model), **options)
-    train(model, made, steps)
-    return made
+    optimizer = make_optimizer(model, optimizer_class, lr=1e-3, circuits=label(model), **options)
+    train(model, optimizer, steps)
+    return optimizer
 
 
 # --- Rates by role ---
@@ -59,46 +59,47 @@ def test_equal_to_groups_written_by_hand(net, label, train):
         return rate.get(name.split(".")[2].split("_")[0], 1) if name.startswith("layers") else 1
 
     train(theirs, optim.AdamW([{"params": [p], "lr": 1e-3 * ratio(n)} for n, p in names.items()]), 8)
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for left, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(left, other)
 
 
 @pytest.mark.parametrize("ratios", [{}, {"q": 1}, dict.fromkeys(["q", "k", "v", "o", "embedding"], 1)])
 def test_ratios_of_one_are_the_stock_optimizer(ratios, net, label, train):
     ours, stock = net("columns"), net("columns")
-    made = trained(ours, 5, train, label, ratios=ratios)
+    optimizer = trained(ours, 5, train, label, ratios=ratios)
     train(stock, optim.AdamW(stock.parameters(), lr=1e-3), 5)
-    assert type(made) is optim.AdamW and len(made.param_groups) == 1
+    assert type(optimizer) is optim.AdamW and len(optimizer.param_groups) == 1
     assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), stock.parameters(), strict=True))
 
 
 def test_qk_ratio_is_q_and_k(net, label, train):
-    one, other = net("rows"), net("rows")
-    trained(one, 5, train, label, qk_ratio=7, ov_ratio=0.5)
+    left, other = net("rows"), net("rows")
+    trained(left, 5, train, label, qk_ratio=7, ov_ratio=0.5)
     trained(other, 5, train, label, ratios={"q": 7, "k": 7, "v": 0.5, "o": 0.5})
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(left.parameters(), other.parameters(), strict=True))
 
 
 def test_per_layer_head_and_step(net, label, train):
     model = net("interleaved")
     ratios = {"q": {0: {1: 8}}, "k": [2, Ramp(1, 5, 4)], "v": lambda step: 1 + step}
-    made = make_optimizer(model, optim.SGD, lr=1e-3, ratios=ratios, circuits=label(model, heads=True))
-    train(model, made, 2)
-    found = {
-        row.circuit: row for row in check_circuits(model, made, model.inputs, lambda o: o.square().sum()).rows
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-3, ratios=ratios, circuits=label(model, heads=True))
+    train(model, optimizer, 2)
+    rows = {
+        row.circuit: row
+        for row in check_circuits(model, optimizer, model.inputs, lambda o: o.square().sum()).rows
     }
-    assert {name: round(row.promised, 6) for name, row in found.items()} == {
+    assert {name: round(row.promised, 6) for name, row in rows.items()} == {
         "q x1": 1, "q x8": 8, "k x2": 2, "k x3": 3, "v": 3, "o": 1, "rest": 1
     }  # fmt: skip
-    assert all(row.ok for row in found.values())
+    assert all(row.ok for row in rows.values())
 
 
 def test_described_and_checked_by_role(net, label, train):
     model = net("columns")
-    made = trained(model, 2, train, label, ratios=ROLES)
-    assert [part.split()[0] for part in describe(made).split(" - ")] == ["q", "k", "v", "o", "rest"]
-    assert "q 312 parameters (4 tensors, 4 split) lr 0.01 - k" in describe(made)
-    result = check_circuits(model, made, model.inputs, lambda outputs: outputs.square().mean())
+    optimizer = trained(model, 2, train, label, ratios=ROLES)
+    assert [part.split()[0] for part in describe(optimizer).split(" - ")] == ["q", "k", "v", "o", "rest"]
+    assert "q 312 parameters (4 tensors, 4 split) lr 0.01 - k" in describe(optimizer)
+    result = check_circuits(model, optimizer, model.inputs, lambda outputs: outputs.square().mean())
     assert result.ok
     assert {row.circuit: row.promised for row in result.rows} == {**ROLES, "rest": 1}
 
@@ -111,12 +112,12 @@ def gpt2():
 
 
 def test_the_embedding_is_the_tables_of_tokens_and_positions():
-    made = make_optimizer(gpt2(), optim.SGD, lr=1.0, ratios={"embedding": 0.25, "q": 2})
-    rates = {name: group["lr"] for group in made.param_groups for name in group["param_names"]}
+    optimizer = make_optimizer(gpt2(), optim.SGD, lr=1.0, ratios={"embedding": 0.25, "q": 2})
+    rates = {name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]}
     slow = [name for name, rate in rates.items() if rate == 0.25]
     assert slow == ["transformer.wte.weight", "transformer.wpe.weight"]
     assert rates["transformer.h.0.attn.c_attn.weight[:, 0:8]"] == 2
-    assert "embedding 208 parameters (2 tensors) lr 0.25" in describe(made)
+    assert "embedding 208 parameters (2 tensors) lr 0.25" in describe(optimizer)
 
 
 def test_tables_that_are_bare_parameters_and_labels():
@@ -131,8 +132,10 @@ def test_tables_that_are_bare_parameters_and_labels():
             x = x + self.pos_embed + self.table
             return self.attention(x, x, x)[0]
 
-    made = make_optimizer(Vision(), optim.SGD, lr=1.0, ratios={"embedding": 3}, labels={"table": "embedding"})
-    assert [group["param_names"] for group in made.param_groups][1] == ["pos_embed", "table"]
+    optimizer = make_optimizer(
+        Vision(), optim.SGD, lr=1.0, ratios={"embedding": 3}, labels={"table": "embedding"}
+    )
+    assert [group["param_names"] for group in optimizer.param_groups][1] == ["pos_embed", "table"]
 
 
 def test_plain_groups_by_role(net, label):
@@ -141,7 +144,7 @@ def test_plain_groups_by_role(net, label):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"ratios": {"q": 2}, "qk_ratio": 3}, r"qk_ratio=3 and ratios={'q': 2} both set rates; give all"),
         ({"ratios": {"q": 2}, "ov_ratio": Ramp(1, 2, 3)}, "ov_ratio=Ramp.* both set rates"),
@@ -154,9 +157,9 @@ def test_plain_groups_by_role(net, label):
         ({"ov_ratio": PartnerNorm()}, "PartnerNorm is for q and k, not for"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_said(options, told, net, label):
+def test_what_cannot_be_is_said(options, message, net, label):
     model = net()
-    with raises(told.replace("\\\\", "\\")):
+    with raises(message.replace("\\\\", "\\")):
         make_optimizer(model, optim.SGD, lr=1.0, circuits=label(model), **options)
 
 
@@ -170,35 +173,35 @@ def norms(model):
 
 def test_rates_follow_the_norm_of_the_partner(net, label, train):
     model = net("rows", layers=1)
-    made = make_optimizer(
+    optimizer = make_optimizer(
         model, optim.SGD, lr=0.5, qk_ratio=PartnerNorm(), weight_decay=0.2, circuits=label(model)
     )
     q_start, k_start = norms(model)
-    train(model, made, 5)
+    train(model, optimizer, 5)
     q_now, k_now = norms(model)
     assert k_now != k_start and q_now != q_start
-    hooks = made._fasterqk
-    found = {group.name: hooks.ratio_now(made, i) for i, group in enumerate(hooks.groups)}
-    assert sorted({round(v, 9) for name, v in found.items() if name.startswith("qk")}) == sorted(
+    hooks = optimizer._fasterqk
+    ratios = {group.name: hooks.ratio_now(optimizer, i) for i, group in enumerate(hooks.groups)}
+    assert sorted({round(v, 9) for name, v in ratios.items() if name.startswith("qk")}) == sorted(
         {round(k_start / k_now, 9), round(q_start / q_now, 9)}
     )
     before = [p.detach().clone() for p in model.parameters()]
-    assert check_circuits(model, made, model.inputs, lambda outputs: outputs.square().mean()).ok
+    assert check_circuits(model, optimizer, model.inputs, lambda outputs: outputs.square().mean()).ok
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_its_first_step_is_plain_and_an_update_has_the_promised_size(net, label, train):
     ours, plain = net("columns"), net("columns")
-    made = trained(ours, 1, train, label, optim.SGD, qk_ratio=PartnerNorm())
+    optimizer = trained(ours, 1, train, label, optim.SGD, qk_ratio=PartnerNorm())
     trained(plain, 1, train, label, optim.SGD)
-    for one, other in zip(ours.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    for left, other in zip(ours.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(left, other, rtol=1e-6, atol=1e-9)
     with torch.no_grad():
         ours.layers[0].qkv[:, 12:24] *= 4  # the keys of the first layer
-    made.zero_grad()
+    optimizer.zero_grad()
     ours.loss().backward()
     gradient, before = ours.layers[0].qkv.grad.clone(), ours.layers[0].qkv.detach().clone()
-    made.step()
+    optimizer.step()
     moved = (before - ours.layers[0].qkv.detach()) / gradient / 1e-3
     assert moved[:, :12].median() == pytest.approx(0.25, rel=1e-2)  # queries: |K| is four times as large
     assert moved[:, 24:].median() == pytest.approx(1, rel=1e-2)
@@ -212,13 +215,14 @@ def test_split_equals_separate_to_rounding(layout, per, net, label, train):
         heads = per == "head" and not model.layers[0].separate
         if per == "head" and not heads:
             continue
-        made = make_optimizer(
+        optimizer = make_optimizer(
             model, optim.SGD, lr=0.1, qk_ratio=PartnerNorm(2.0, per), circuits=label(model, heads=heads)
         )
-        train(model, made, 8)
+        train(model, optimizer, 8)
         if per == "head":
             assert (
-                len({group["partner_norm"] for group in made.param_groups if "partner_norm" in group}) >= 12
+                len({group["partner_norm"] for group in optimizer.param_groups if "partner_norm" in group})
+                >= 12
             )
     if per == "layer":
         torch.testing.assert_close(models[0].qkv(), models[1].qkv(), rtol=0, atol=1e-6)
@@ -228,13 +232,13 @@ def test_grouped_queries_have_the_norm_of_the_head_they_share():
     torch.manual_seed(0)
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=12, num_key_value_heads=2, **size))
-    made = make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=PartnerNorm(per="head"))
+    optimizer = make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=PartnerNorm(per="head"))
     attention = model.model.layers[0].self_attn
     q, k = (
         w.detach().double().unflatten(0, (-1, 4)).flatten(1)
         for w in (attention.q_proj.weight, attention.k_proj.weight)
     )
-    starts = sorted(group["partner_norm"] for group in made.param_groups if "partner_norm" in group)
+    starts = sorted(group["partner_norm"] for group in optimizer.param_groups if "partner_norm" in group)
     expected = {float(k[0].norm()), float(k[1].norm()), float(q[:2].norm()), float(q[2:].norm())}
     assert starts == pytest.approx(sorted(expected))
 
@@ -244,10 +248,10 @@ def test_blocks_of_one_layer_do_not_mix():
     torch.manual_seed(0)
     size = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     model = T5ForConditionalGeneration(T5Config(vocab_size=12, decoder_start_token_id=0, **size))
-    made = make_optimizer(model, optim.SGD, lr=1.0, ratios={"q": PartnerNorm()})
+    optimizer = make_optimizer(model, optim.SGD, lr=1.0, ratios={"q": PartnerNorm()})
     starts = {
         name: group["partner_norm"]
-        for group in made.param_groups
+        for group in optimizer.param_groups
         for name in group["param_names"]
         if "partner_norm" in group
     }
@@ -259,32 +263,32 @@ def test_blocks_of_one_layer_do_not_mix():
 
 @pytest.mark.parametrize("ratio", [1.0, Ramp(1, 0.3, 6)])
 def test_it_resumes_and_is_kept_under_schedulers(ratio, net, label):
-    def run(model, made, schedule, steps):
+    def run(model, optimizer, schedule, steps):
         for _ in range(steps):
-            made.zero_grad()
+            optimizer.zero_grad()
             model.loss().backward()
-            made.step()
+            optimizer.step()
             schedule.step()
 
     def start():
         model = net("columns")
-        made = make_optimizer(
+        optimizer = make_optimizer(
             model, optim.AdamW, lr=1e-2, qk_ratio=PartnerNorm(ratio), decay="independent",
             weight_decay=0.1, circuits=label(model),
         )  # fmt: skip
-        return model, made, optim.lr_scheduler.CosineAnnealingLR(made, 12, eta_min=1e-3)
+        return model, optimizer, optim.lr_scheduler.CosineAnnealingLR(optimizer, 12, eta_min=1e-3)
 
     whole = start()
     run(*whole, 10)
     first = start()
     run(*first, 6)
-    saved = copy.deepcopy([each.state_dict() for each in first])
+    saved = copy.deepcopy([thing.state_dict() for thing in first])
     second = start()
-    for each, state in zip(second, saved, strict=True):
-        each.load_state_dict(state)
+    for thing, state in zip(second, saved, strict=True):
+        thing.load_state_dict(state)
     run(*second, 4)
-    for one, other in zip(whole[0].parameters(), second[0].parameters(), strict=True):
-        assert torch.equal(one, other)
+    for left, other in zip(whole[0].parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(left, other)
 
 
 def test_a_state_without_the_start_is_refused(net, label):
@@ -327,26 +331,30 @@ def test_layerwise_decay(layout, net, label, train):
     fused, separate = net(layout), net(layout, separate=True)
     for model in (fused, separate):
         groups = by_layer(model, 1e-2)
-        made = make_optimizer(model, optim.AdamW, lr=9.0, qk_ratio=4, circuits=label(model), groups=groups)
-        train(model, made, 6)
-        rates = {group["name"]: group["lr"] for group in made.param_groups}
+        optimizer = make_optimizer(
+            model, optim.AdamW, lr=9.0, qk_ratio=4, circuits=label(model), groups=groups
+        )
+        train(model, optimizer, 6)
+        rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
         assert rates == pytest.approx(
             {"layer 0": 2.5e-3, "layer 0 qk": 1e-2, "layer 1": 5e-3, "layer 1 qk": 2e-2, "rest": 1e-2}
         )
     assert torch.equal(fused.qkv(), separate.qkv())
-    result = check_circuits(fused, made := make_optimizer(
+    result = check_circuits(fused, optimizer := make_optimizer(
         fused, optim.SGD, lr=1.0, qk_ratio=4, circuits=label(fused), groups=by_layer(fused)
     ), fused.inputs, lambda outputs: outputs.square().mean())  # fmt: skip
-    assert result.ok and "qk 624 parameters (4 tensors, 4 split) lr 1 to 2" in describe(made)
+    assert result.ok and "qk 624 parameters (4 tensors, 4 split) lr 1 to 2" in describe(optimizer)
 
 
 def test_each_group_keeps_its_ratio_under_absolute_rates(net, label, train):
     model = net("rows")
-    made = make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=4, circuits=label(model), groups=by_layer(model))
-    for group in made.param_groups:
+    optimizer = make_optimizer(
+        model, optim.SGD, lr=1.0, qk_ratio=4, circuits=label(model), groups=by_layer(model)
+    )
+    for group in optimizer.param_groups:
         group["lr"] = 0.1 if group["name"].startswith("layer 0") else 0.2
-    train(model, made, 1)
-    assert {group["name"]: group["lr"] for group in made.param_groups} == pytest.approx(
+    train(model, optimizer, 1)
+    assert {group["name"]: group["lr"] for group in optimizer.param_groups} == pytest.approx(
         {"layer 0": 0.1, "layer 0 qk": 0.4, "layer 1": 0.2, "layer 1 qk": 0.8, "rest": 0.2}
     )
 
@@ -390,20 +398,20 @@ def two_kinds(model):
 def test_a_class_that_takes_only_groups_with_keys_of_its_own(net, label, train):
     fused, separate = net("rows"), net("rows", separate=True)
     for model in (fused, separate):
-        made = make_optimizer(
+        optimizer = make_optimizer(
             model, MuonLike, lr=1.0, qk_ratio=5, circuits=label(model), groups=two_kinds(model)
         )
-        train(model, made, 4)
+        train(model, optimizer, 4)
     torch.testing.assert_close(fused.qkv(), separate.qkv(), rtol=0, atol=1e-6)
-    assert [group["name"] for group in made.param_groups] == [
+    assert [group["name"] for group in optimizer.param_groups] == [
         "group 0",
         "group 0 qk",
         "group 1",
         "group 1 qk",
     ]
-    assert [group["lr"] for group in made.param_groups] == pytest.approx([1e-2, 5e-2, 1e-3, 5e-3])
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1e-2, 5e-2, 1e-3, 5e-3])
     names = dict(separate.named_parameters())
-    for group in made.param_groups:
+    for group in optimizer.param_groups:
         assert all(names[n] is p for n, p in zip(group["param_names"], group["params"], strict=True))
     assert check_circuits(fused, make_optimizer(
         fused, MuonLike, lr=1.0, qk_ratio=5, circuits=label(fused), groups=two_kinds(fused)
@@ -413,7 +421,7 @@ def test_a_class_that_takes_only_groups_with_keys_of_its_own(net, label, train):
 def test_wrong_groups_are_said(net, label):
     model = net()
     first = next(model.parameters())
-    for groups, told in (
+    for groups, message in (
         ({"params": []}, "groups= looks like .*, not dict"),
         ([{"lr": 1.0}], r"groups\[0\] has no 'params'"),
         (
@@ -426,7 +434,7 @@ def test_wrong_groups_are_said(net, label):
             r"groups\[0\].* must be a finite number of at least 0",
         ),
     ):
-        with raises(told):
+        with raises(message):
             make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=2, circuits=label(model), groups=groups)
 
 
@@ -438,12 +446,12 @@ def test_gradual_unfreezing_with_added_groups(layout, net, label, train):
     fused, separate = net(layout), net(layout, separate=True)
     for model in (fused, separate):
         model.layers[0].requires_grad_(False)
-        made = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=6, circuits=label(model))
-        train(model, made, 3)
+        optimizer = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=6, circuits=label(model))
+        train(model, optimizer, 3)
         model.layers[0].requires_grad_(True)
-        made.add_param_group({"params": model.layers[0].parameters(), "lr": 1e-3})
-        train(model, made, 3)
-        assert [group["lr"] for group in made.param_groups] == pytest.approx([1e-2, 6e-2, 1e-3, 6e-3])
+        optimizer.add_param_group({"params": model.layers[0].parameters(), "lr": 1e-3})
+        train(model, optimizer, 3)
+        assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([1e-2, 6e-2, 1e-3, 6e-3])
     assert torch.equal(fused.qkv(), separate.qkv())
     assert check_circuits(fused, make_optimizer(
         fused, optim.SGD, lr=1.0, qk_ratio=6, circuits=label(fused)
@@ -453,41 +461,41 @@ def test_gradual_unfreezing_with_added_groups(layout, net, label, train):
 def test_gradual_unfreezing_by_freezing_later(net, label, train):
     """The recipe: make the optimizer while all is trainable, then freeze, then thaw."""
     model = net("columns")
-    made = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=6, circuits=label(model))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-2, qk_ratio=6, circuits=label(model))
     model.layers[0].requires_grad_(False)
     before = model.layers[0].qkv.detach().clone()
-    train(model, made, 2)
+    train(model, optimizer, 2)
     assert torch.equal(before, model.layers[0].qkv)
-    assert check_circuits(model, made, model.inputs, lambda outputs: outputs.square().mean()).rows[0].ok
+    assert check_circuits(model, optimizer, model.inputs, lambda outputs: outputs.square().mean()).rows[0].ok
     model.layers[0].requires_grad_(True)
-    train(model, made, 2)
+    train(model, optimizer, 2)
     assert not torch.equal(before, model.layers[0].qkv)
 
 
 @pytest.mark.parametrize("qk_ratio", [1, 6])
 def test_plain_parameters_of_another_module_are_added(qk_ratio, net, label, train):
     model, other = net("rows"), nn.Linear(3, 3)
-    made = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=qk_ratio, circuits=label(model))
-    made.add_param_group({"params": other.parameters(), "lr": 0.5})
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=qk_ratio, circuits=label(model))
+    optimizer.add_param_group({"params": other.parameters(), "lr": 0.5})
     other(torch.ones(3)).sum().backward()
     before = other.weight.detach().clone()
     train_step = model.loss()
     train_step.backward()
-    made.step()
+    optimizer.step()
     torch.testing.assert_close(before - other.weight, 0.5 * torch.ones(3, 3))
-    made.load_state_dict(made.state_dict())
+    optimizer.load_state_dict(optimizer.state_dict())
 
 
 def test_what_is_trained_already_cannot_be_added(net, label):
     """The leaves of a fused weight are not the weight: torch itself would not notice."""
     model = net("rows")
-    made = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=6, circuits=label(model))
+    optimizer = make_optimizer(model, optim.SGD, lr=1e-2, qk_ratio=6, circuits=label(model))
     for parameter, name in ((model.layers[0].qkv, r"layers\.0\.qkv"), (model.head.weight, r"head\.weight")):
         with raises(f"{name} is trained by this optimizer already and cannot be added"):
-            made.add_param_group({"params": [parameter]})
+            optimizer.add_param_group({"params": [parameter]})
     with raises("has no 'params'"):
-        made.add_param_group({"lr": 1.0})
-    assert len(made.param_groups) == 2
+        optimizer.add_param_group({"lr": 1.0})
+    assert len(optimizer.param_groups) == 2
 
 
 # --- Optimizers that set the size of their steps themselves ---
@@ -495,11 +503,11 @@ def test_what_is_trained_already_cannot_be_added(net, label):
 
 @pytest.mark.parametrize("name", ["Prodigy", "ProdigyPlusScheduleFree", "DAdaptAdam", "DAdaptSGD", "Rprop"])
 def test_optimizers_with_steps_of_their_own_are_refused(name, net, label):
-    own = type(name, (optim.SGD,), {})
+    optimizer_class = type(name, (optim.SGD,), {})
     model = net()
     with raises(f"{name} estimates the size of its steps itself"):
-        make_optimizer(model, own, lr=1.0, qk_ratio=2, circuits=label(model))
-    make_optimizer(model, own, lr=1.0, circuits=label(model))
+        make_optimizer(model, optimizer_class, lr=1.0, qk_ratio=2, circuits=label(model))
+    make_optimizer(model, optimizer_class, lr=1.0, circuits=label(model))
 
 
 def test_one_rate_for_all_groups_is_noticed(net, label, capsys):
@@ -512,10 +520,10 @@ def test_one_rate_for_all_groups_is_noticed(net, label, capsys):
         @torch.no_grad()
         def step(self, closure=None):
             rate = max(group["lr"] for group in self.param_groups)
-            for parameter in (each for group in self.param_groups for each in group["params"]):
+            for parameter in (thing for group in self.param_groups for thing in group["params"]):
                 parameter.sub_(parameter.grad, alpha=rate)
 
     model = net(separate=True)
-    made = make_optimizer(model, OneRate, lr=1e-2, qk_ratio=5, circuits=label(model))
-    result = check_circuits(model, made, model.inputs, lambda outputs: outputs.square().mean())
+    optimizer = make_optimizer(model, OneRate, lr=1e-2, qk_ratio=5, circuits=label(model))
+    result = check_circuits(model, optimizer, model.inputs, lambda outputs: outputs.square().mean())
     assert not result.ok and "OneRate does not keep the rates of its groups apart" in capsys.readouterr().out

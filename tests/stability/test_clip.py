@@ -91,8 +91,8 @@ class ByHead(nn.Module):
         return torch.cat(list(self.weights)), bias
 
     def multiply(self, role, head, number):
-        for i, (own, index, _) in enumerate(self.parts):
-            if (own, index) == (role, head):
+        for i, (its_role, index, _) in enumerate(self.parts):
+            if (its_role, index) == (role, head):
                 self.weights[i].data *= number
                 if self.biases is not None:
                     self.biases[i].data *= number
@@ -210,11 +210,11 @@ def test_clip_equals_an_unfused_twin(name, monkeypatch):
     optimizer = optim.SGD(ours.parameters(), lr=0.02, momentum=0.9)
     by_hand = optim.SGD(twin.parameters(), lr=0.02, momentum=0.9)
     clip = qk_clip(ours, optimizer, THRESHOLD, alpha=0.3)
-    seen = []
+    largest_logits = []
     softmax = nn.functional.softmax
 
     def recorded(scores, *args, **kwargs):
-        seen.append(scores.detach().amax((0, 2, 3)))
+        largest_logits.append(scores.detach().amax((0, 2, 3)))
         return softmax(scores, *args, **kwargs)
 
     heads = 0
@@ -227,15 +227,15 @@ def test_clip_equals_an_unfused_twin(name, monkeypatch):
         for stepping in (optimizer, by_hand):
             stepping.step()
             stepping.zero_grad()
-        assert len(seen) == 4  # two layers, two micro-batches
-        for layer, own in enumerate(projections):
-            largest = torch.maximum(seen[layer], seen[layer + 2]).tolist()
-            clip_by_hand(own, largest, HAND[name][2], alpha=0.3)
+        assert len(largest_logits) == 4  # two layers, two micro-batches
+        for layer, by_head in enumerate(projections):
+            largest = torch.maximum(largest_logits[layer], largest_logits[layer + 2]).tolist()
+            clip_by_hand(by_head, largest, HAND[name][2], alpha=0.3)
             heads += sum(logit > THRESHOLD for logit in largest)
-        seen.clear()
+        largest_logits.clear()
     assert 0 < clip.total == heads < 24, "some heads are clipped, others are not"
-    for module, own in zip(HAND[name][0](ours), projections, strict=True):
-        for child, projection in zip(HAND[name][1], own, strict=True):
+    for module, by_head in zip(HAND[name][0](ours), projections, strict=True):
+        for child, projection in zip(HAND[name][1], by_head, strict=True):
             fused = getattr(module, child, None)
             weight = module.in_proj_weight if fused is None else fused.weight
             weight = weight.T if type(fused).__name__ == "Conv1D" else weight
@@ -279,20 +279,22 @@ def logits_on(model, name, inputs, monkeypatch):
     with monkeypatch.context() as patch, torch.no_grad():
         patch.setattr(nn.functional, "softmax", recorded)
         for module, (args, kwargs) in zip(HAND[name][0](twin), inputs, strict=True):
-            module(*args, **{key: None if "Cache" in str(type(one)) else one for key, one in kwargs.items()})
+            module(
+                *args, **{key: None if "Cache" in str(type(left)) else left for key, left in kwargs.items()}
+            )
     return largest
 
 
 def inputs_of(model, name):
     """What every attention module of the twin is given on the batch."""
-    found = []
+    inputs = []
     twin = unfused(model, name)[0]
     for module in HAND[name][0](twin):
         module.register_forward_pre_hook(
-            lambda _, args, kwargs: found.append((args, kwargs)), with_kwargs=True
+            lambda _, args, kwargs: inputs.append((args, kwargs)), with_kwargs=True
         )
     twin(**batch(0))
-    return found
+    return inputs
 
 
 @pytest.mark.parametrize("name", HAND)
@@ -302,7 +304,7 @@ def test_logits_end_at_the_threshold_and_others_stay(name, monkeypatch):
     before = logits_on(model, name, inputs, monkeypatch)
     old_model = copy.deepcopy(model)
     clip = clipped_once(model)
-    above = {(each.layer, each.head) for each in clip.last}
+    above = {(head.layer, head.head) for head in clip.last}
     for layer, (old, new) in enumerate(zip(before, logits_on(model, name, inputs, monkeypatch), strict=True)):
         for head in range(4):
             assert ((layer, head) in above) == (old[head] > THRESHOLD)
@@ -310,7 +312,7 @@ def test_logits_end_at_the_threshold_and_others_stay(name, monkeypatch):
             torch.testing.assert_close(new[head], old[head].clamp(max=THRESHOLD), rtol=1e-5, atol=1e-5)
     group = HAND[name][2]
     touched = {(layer, head // group) for layer, head in above}
-    for layer, modules in enumerate(zip(*(HAND[name][0](each) for each in (model, old_model)), strict=True)):
+    for layer, modules in enumerate(zip(*(HAND[name][0](m) for m in (model, old_model)), strict=True)):
         for child, parts in HAND[name][1].items():
             stop = 0
             for role, head, rows in parts:
@@ -333,7 +335,7 @@ def test_a_negative_maximum_gives_no_factor():
     model(x, x, x)[0].sum().backward()
     before = model.in_proj_weight.detach().clone()
     optimizer.step()
-    assert [each.head for each in clip.last] == [0]
+    assert [clipped.head for clipped in clip.last] == [0]
     assert model.in_proj_weight.isfinite().all()
     assert torch.equal(model.in_proj_weight[2:4], before[2:4])
     assert torch.equal(model.in_proj_weight[6:8], before[6:8])
@@ -357,7 +359,7 @@ def test_log_only_changes_nothing_and_remove_takes_everything_off():
     before = copy.deepcopy(model.state_dict())
     clip = clipped_once(model, log_only=True)
     assert clip.last and clip.log()["logits/clipped_heads"] == len(clip.last)
-    assert clip.log()["logits/largest_clipped"] == max(each.logit for each in clip.last) > THRESHOLD
+    assert clip.log()["logits/largest_clipped"] == max(head.logit for head in clip.last) > THRESHOLD
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert "log only" in repr(clip)
     loss_of(model(**batch(1))).backward()
@@ -405,8 +407,8 @@ def test_clip_reaches_what_make_optimizer_trains():
             loss_of(model(**batch(step))).backward()
             optimizer.step()
             optimizer.zero_grad()
-    for one, other in zip(HAND["gpt2"][0](ours), HAND["gpt2"][0](plain), strict=True):
-        torch.testing.assert_close(one.c_attn.weight, other.c_attn.weight, rtol=1e-4, atol=1e-5)
+    for left, other in zip(HAND["gpt2"][0](ours), HAND["gpt2"][0](plain), strict=True):
+        torch.testing.assert_close(left.c_attn.weight, other.c_attn.weight, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_without_gradients_is_not_a_step_of_training():
@@ -445,8 +447,8 @@ def test_activation_checkpointing(reentrant):
     plain, checkpointed = made("llama"), made("llama")
     checkpointed.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert clipped_once(plain).last == clipped_once(checkpointed).last
-    for one, other in zip(plain.parameters(), checkpointed.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for left, other in zip(plain.parameters(), checkpointed.parameters(), strict=True):
+        assert torch.equal(left, other)
 
 
 def test_resumed_training_is_the_same():
@@ -483,7 +485,8 @@ class Normalised(nn.Module):
 
     def forward(self, x):
         q, k, v = (
-            each(x).unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         q = nn.functional.normalize(q, dim=-1)
         mixed = nn.functional.scaled_dot_product_attention(q, k, v)
@@ -493,7 +496,7 @@ class Normalised(nn.Module):
 def refusal(make, **options):
     with pytest.raises(InputError) as error:
         model = make()
-        optimizer = optim.SGD([each for each in model.parameters() if each.requires_grad], lr=0.0)
+        optimizer = optim.SGD([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
         qk_clip(model, optimizer, **options)
         model(torch.randn(2, 3, 8))
     assert "\n" not in str(error.value)

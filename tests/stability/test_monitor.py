@@ -63,11 +63,11 @@ def batch():
 
 def full_scores(model, monkeypatch):
     """What enters the softmax of each layer, from the model's own eager attention."""
-    found = []
+    recorded_scores = []
     softmax = nn.functional.softmax
 
     def recorded(scores, *args, **kwargs):
-        found.append(scores.detach())
+        recorded_scores.append(scores.detach())
         return softmax(scores, *args, **kwargs)
 
     before = model.config._attn_implementation
@@ -76,7 +76,7 @@ def full_scores(model, monkeypatch):
         model.config._attn_implementation = "eager"
         model(**batch())
     model.config._attn_implementation = before
-    return [scores for scores in found if scores.dim() == 4]
+    return [scores for scores in recorded_scores if scores.dim() == 4]
 
 
 @pytest.mark.parametrize("implementation", ["sdpa", "eager"])
@@ -87,13 +87,13 @@ def test_maxima_and_entropies_of_the_full_score_matrix(implementation, monkeypat
     model(**batch())
     scores = full_scores(model, monkeypatch)
     assert len(scores) == len(monitor.last.readings) == 2 and monitor.last.exact
-    for own, reading in zip(scores, monitor.last.readings.values(), strict=True):
-        torch.testing.assert_close(reading.logit, own.amax((0, 2, 3)), rtol=1e-5, atol=1e-6)
+    for full, reading in zip(scores, monitor.last.readings.values(), strict=True):
+        torch.testing.assert_close(reading.logit, full.amax((0, 2, 3)), rtol=1e-5, atol=1e-6)
         assert torch.equal(reading.logit, reading.product) and not reading.biased and not reading.capped
-        weights = own.softmax(-1)
+        weights = full.softmax(-1)
         entropy = -torch.xlogy(weights, weights).sum(-1)
         torch.testing.assert_close(reading.entropy, entropy.mean((0, 2)), rtol=1e-4, atol=1e-5)
-    assert monitor.last.largest == pytest.approx(max(float(own.max()) for own in scores), rel=1e-6)
+    assert monitor.last.largest == pytest.approx(max(float(layer.max()) for layer in scores), rel=1e-6)
     assert monitor.last.log()["logits/max"] == monitor.last.largest
     assert "self_attn" in str(monitor.last) and "at least" not in str(monitor.last)
 
@@ -103,12 +103,12 @@ def test_soft_caps_and_additive_biases_are_reported_as_such(make, monkeypatch):
     model = make()
     monitor = LogitMonitor(model)
     model(**batch())
-    for own, reading in zip(full_scores(model, monkeypatch), monitor.last.readings.values(), strict=True):
-        torch.testing.assert_close(reading.logit, own.amax((0, 2, 3)), rtol=1e-4, atol=1e-5)
+    for full, reading in zip(full_scores(model, monkeypatch), monitor.last.readings.values(), strict=True):
+        torch.testing.assert_close(reading.logit, full.amax((0, 2, 3)), rtol=1e-4, atol=1e-5)
         assert (reading.capped, reading.biased) == (make is gemma, make is not gemma)
         if reading.capped:
-            uncapped = 2 * torch.atanh(own.double().masked_fill(own < -5000, 0.0) / 2)
-            shown = uncapped.masked_fill(own < -5000, -math.inf).amax((0, 2, 3)).float()
+            uncapped = 2 * torch.atanh(full.double().masked_fill(full < -5000, 0.0) / 2)
+            shown = uncapped.masked_fill(full < -5000, -math.inf).amax((0, 2, 3)).float()
             keep = shown < 6  # beyond it the cap has rounded the product away
             torch.testing.assert_close(reading.product[keep], shown[keep], rtol=1e-3, atol=1e-3)
             assert (reading.product > reading.logit).all()
@@ -120,9 +120,9 @@ def test_sinks_are_no_keys(monkeypatch):
     model = gpt_oss()
     monitor = LogitMonitor(model)
     model(**batch())
-    for own, reading in zip(full_scores(model, monkeypatch), monitor.last.readings.values(), strict=True):
+    for full, reading in zip(full_scores(model, monkeypatch), monitor.last.readings.values(), strict=True):
         # The softmax sees scores and sink less the larger of both; rows where a score is largest show it.
-        shown = own[..., :-1].masked_fill(own[..., :-1] < -5000, -math.inf)
+        shown = full[..., :-1].masked_fill(full[..., :-1] < -5000, -math.inf)
         assert (shown.amax((0, 2, 3)) <= 1e-6).all() and (reading.logit > 1).all()
         assert not reading.biased
 
@@ -137,7 +137,7 @@ class Custom(nn.Module):
         self.to_q, self.to_k, self.to_v, self.to_out = (nn.Linear(8, 8, bias=False) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (self.by_head(each(x)) for each in (self.to_q, self.to_k, self.to_v))
+        q, k, v = (self.by_head(project(x)) for project in (self.to_q, self.to_k, self.to_v))
         scores = torch.einsum("bid,bjd->bij", q * 4**-0.5, k)
         self.shown = scores - 1e10 * torch.ones_like(scores).triu(1)
         mixed = torch.bmm(self.shown.softmax(dim=-1), v)
@@ -164,7 +164,7 @@ def test_multihead_attention(need_weights):
     hidden = torch.ones(5, 5, dtype=torch.bool).triu(1)
     output = model(x, x, x, attn_mask=hidden, need_weights=need_weights)[0]
     q, k, _ = nn.functional.linear(x, model.in_proj_weight, model.in_proj_bias).chunk(3, -1)
-    q, k = (each.unflatten(-1, (2, 4)).transpose(1, 2) for each in (q, k))
+    q, k = (part.unflatten(-1, (2, 4)).transpose(1, 2) for part in (q, k))
     scores = (q @ k.transpose(-1, -2) / 2).masked_fill(hidden, -math.inf)
     torch.testing.assert_close(monitor.last.readings[""].logit, scores.amax((0, 2, 3)))
     monitor.remove()
@@ -183,7 +183,8 @@ class Flexible(nn.Module):
 
     def forward(self, x):
         q, k, v = (
-            each(x).unflatten(-1, (2, 4)).transpose(1, 2) for each in (self.q_proj, self.k_proj, self.v_proj)
+            project(x).unflatten(-1, (2, 4)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
         )
         mask = flex.create_block_mask(lambda b, h, i, j: i >= j, None, None, 5, 5, device="cpu")
         return flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s + 0.5 * (j - i), block_mask=mask)
@@ -204,7 +205,7 @@ def test_flex_attention(monkeypatch):
     x = torch.randn(3, 5, 8)
     with torch.enable_grad():
         model(x)
-    q, k = (each(x).unflatten(-1, (2, 4)).transpose(1, 2) for each in (model.q_proj, model.k_proj))
+    q, k = (project(x).unflatten(-1, (2, 4)).transpose(1, 2) for project in (model.q_proj, model.k_proj))
     _, said = flex_attention(q, k, k, return_aux=flex.AuxRequest(max_scores=True))
     reading = monitor.last.readings[""]
     torch.testing.assert_close(reading.logit, said.max_scores.amax((0, 2)))
@@ -242,16 +243,16 @@ def test_steps_micro_batches_and_the_log():
     assert [step for step, _ in logged] == [0, 2] and monitor.steps == 3
     assert logged[1][1]["logits/max"] >= logged[0][1]["logits/max"]
     monitor.remove()
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_it_warns_once_in_one_line():
     model = llama()
     monitor = LogitMonitor(model, every=1, limit=1.0)
-    with pytest.warns(UserWarning, match=r"have reached .* head \d, at step 0 \(limit 1\)") as found:
+    with pytest.warns(UserWarning, match=r"have reached .* head \d, at step 0 \(limit 1\)") as warned:
         model(**batch())
         assert monitor.last
-    assert "\n" not in str(found[0].message)
+    assert "\n" not in str(warned[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(**batch())
@@ -313,7 +314,7 @@ def test_wrong_arguments_are_refused():
 
 
 def test_a_softmax_that_is_no_attention_is_left_alone():
-    seen = []
-    with LogitTrace(2, seen.append):
+    calls = []
+    with LogitTrace(2, calls.append):
         (torch.randn(3, 5, 8) @ torch.randn(8, 4)).softmax(-1)  # a router
-    assert not seen
+    assert not calls

@@ -39,19 +39,21 @@ class Share:
 
     def __str__(self) -> str:
         tensors = f"{self.tensors} tensor{'s' * (self.tensors != 1)}"
-        split = f", {self.split} split" if self.split else ""
+        tensors += f", {self.split} split" if self.split else ""
         low, high = rate(min(self.rates)), rate(max(self.rates))
-        return (
-            f"{self.name} {readable(self.parameters)} parameters ({tensors}{split}) lr "
-            + (low if low == high else f"{low} to {high}")
-            + (" at this step" if self.changing else "")
-        )
+        between = low if low == high else f"{low} to {high}"
+        now = " at this step" if self.changing else ""
+        return f"{self.name} {readable(self.parameters)} parameters ({tensors}) lr {between}{now}"
 
 
 def describe(optimizer: torch.optim.Optimizer) -> str:
     """The parameters and learning rates of ``optimizer``, in one line.
 
-    By circuit for an optimizer of :func:`make_optimizer`, by parameter group for any other.
+    Arguments:
+        optimizer: Any torch optimizer, also wrapped by Accelerate.
+
+    Returns:
+        The line, by circuit for an optimizer of :func:`make_optimizer`, by parameter group for any other.
 
     >>> from fasterqk.optim import make_optimizer
     >>> model = nn.MultiheadAttention(8, 2)
@@ -127,9 +129,18 @@ def _rate(hooks: StepHooks, optimizer: torch.optim.Optimizer, index: int) -> flo
 
 
 def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """The learning rate of each circuit at the next step: ``lr/qk``, ``lr/ov``, ``lr/rest``.
+    """The learning rate of each circuit at the next step, for a log.
 
-    Where a circuit has several (per layer, per head), the largest.
+    Arguments:
+        optimizer: Any torch optimizer, also wrapped by Accelerate.
+
+    Returns:
+        ``lr/qk``, ``lr/ov``, ``lr/rest``, or ``lr/NAME`` of each group of an optimizer that
+        :func:`make_optimizer` did not make. Where a circuit has several rates (per layer, per head), the
+        largest.
+
+    >>> rates(torch.optim.SGD([torch.zeros(1)], lr=0.1))
+    {'lr/group 0': 0.1}
     """
     return {f"lr/{share.name}": max(share.rates) for share in shares(unwrapped(optimizer))}
 
@@ -230,17 +241,27 @@ def check_circuits(
 ) -> CircuitCheck:
     """Take one step on copies of the weights and compare each circuit's update with what its ratio promises.
 
-    Prints the table and returns it. ``batch`` is passed to the model (a mapping by keyword, a tuple by
-    position). ``loss(outputs)`` returns the loss; by default it is ``outputs.loss``, ``outputs["loss"]``,
-    the first value of a tuple such as ``(loss, logits)``, or the output itself if it is one number.
-    ``labels`` are as in :func:`find_circuits`; only an optimizer that was not made by
-    :func:`make_optimizer` needs them. The model, its gradients and buffers, the optimizer and the random
-    generators are left exactly as they were, also when the model fails on the batch.
-
     The step is taken twice from the same point: as it is set, and with every rate at the base. Their
     quotient is the measured ratio; it is exact for every optimizer whose update is proportional to the
     rate, whatever its state. The ``update`` column shows the step itself: in the first step of Adam every
-    entry moves by about its rate, so there ``update`` is close to ``lr``.
+    entry moves by about its rate, so there ``update`` is close to ``lr``. The model, its gradients and
+    buffers, the optimizer and the random generators are left exactly as they were, also when the model fails
+    on the batch.
+
+    Arguments:
+        model: The model, not sharded.
+        optimizer: Its optimizer, of :func:`make_optimizer` or any other.
+        batch: Passed to the model: a mapping by keyword, a tuple by position.
+        loss: ``loss(outputs)`` returns the loss; by default it is ``outputs.loss``, ``outputs["loss"]``, the
+            first value of a tuple such as ``(loss, logits)``, or the output itself if it is one number.
+        labels: As in :func:`find_circuits`, for an optimizer that :func:`make_optimizer` did not make.
+
+    Returns:
+        The :class:`CircuitCheck`, which is printed as well.
+
+    Raises:
+        InputError: There is no loss, nothing would move, the model is sharded, or the optimizer is not that
+            of this model.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)

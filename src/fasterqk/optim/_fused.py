@@ -64,7 +64,8 @@ class FusedWeight:
         self._register_hook()
 
     def _views_of(self, tensor: Tensor) -> list[Tensor]:
-        return [joint_view(slices, tensor.detach()) for slices in self.slices]
+        tensor = tensor.detach()
+        return [joint_view(slices, tensor) for slices in self.slices]
 
     def _view_memory(self) -> None:
         """Make the leaves views of the memory that the fused weight has now."""

@@ -66,10 +66,8 @@ def normalize_gradients(
 
 def normalizer(
     model: nn.Module, circuits: Circuits | None, norms: Mapping[str, float]
-) -> Callable[[torch.optim.Optimizer], None] | None:
-    """A function that normalises gradients before a step; None without norms."""
-    if not norms:
-        return None
+) -> Callable[[torch.optim.Optimizer], None]:
+    """A function that normalises gradients before a step."""
 
     def normalize(optimizer: Any) -> None:
         if getattr(optimizer, "grad_scale", None) is not None:

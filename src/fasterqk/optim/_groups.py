@@ -7,7 +7,6 @@
 """
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,10 +17,9 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError
-from fasterqk.labels.find import Labels, given_or_found, resting_on_names, roles_from_labels
-from fasterqk.labels.slices import CIRCUIT_OF_ROLE, CIRCUITS, Circuits, Role, Slice
+from fasterqk.labels.find import Labels, given_or_found, roles_from_labels
+from fasterqk.labels.slices import CIRCUIT_OF_ROLE, CIRCUITS, Circuits, Role, Slice, whole_slice
 from fasterqk.optim.ratio import Ratio, RatioLike, Ratios, finite_number
-from fasterqk.trace.modules import stack_of, uncompiled
 
 Rules = Mapping[str, Mapping[str, Any]]
 Only = Callable[[str, nn.Parameter], bool]
@@ -217,12 +215,7 @@ def circuits_for(
     if circuits is not None or not request.same_everywhere:
         return given_or_found(model, circuits, labels, heads=request.per_head)
     roles_from_labels(labels, model)  # raises for wrong labels
-    return Circuits(
-        tuple(
-            Slice(name, None, None, None, "rest", None, "name", parameter.numel())
-            for name, parameter in model.named_parameters()
-        )
-    )
+    return Circuits(tuple(whole_slice(name, weight.numel()) for name, weight in model.named_parameters()))
 
 
 def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | None = None) -> list[Trained]:
@@ -525,73 +518,3 @@ def _key(settings: Settings) -> Hashable:
     except TypeError:
         return repr(settings)
     return settings
-
-
-def param_groups(
-    model: nn.Module,
-    *,
-    lr: float,
-    qk_ratio: RatioLike = 1.0,
-    weight_decay: float = 0.0,
-    ov_ratio: RatioLike = 1.0,
-    ratios: Mapping[str, RatioLike] | None = None,
-    rules: Rules | None = None,
-    labels: Labels | None = None,
-    circuits: Circuits | None = None,
-    only: Only | None = None,
-) -> list[dict[str, Any]]:
-    """Plain parameter groups for any stock optimizer; the query-key group learns ``qk_ratio`` times faster.
-
-    Biases and norms have no weight decay; frozen parameters are left out.
-
-    Arguments:
-        model: The model to train.
-        lr: The base learning rate.
-        qk_ratio: The rate of the query-key circuit divided by ``lr``.
-        weight_decay: The weight decay of weights.
-        ov_ratio: The rate of the output-value circuit divided by ``lr``.
-        ratios: Ratios by role instead of by circuit, as in :func:`make_optimizer`.
-        rules: Optimizer options per circuit, such as
-            ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``.
-        labels: Your own roles, as in :func:`find_circuits`.
-        circuits: The result of :func:`find_circuits`, if it is known.
-        only: Selects parameters: ``only(name, parameter)`` is true for those to train.
-
-    Returns:
-        Groups with ``params``, ``lr``, ``weight_decay``, ``name`` and ``param_names``; the base group comes
-        first and none is empty.
-
-    Raises:
-        InputError: A fused weight holds slices of different circuits, or a ratio changes over time; groups
-            cannot express these, but :func:`make_optimizer` can. Also for wrong arguments.
-
-    >>> model = nn.TransformerDecoderLayer(8, 2)
-    >>> groups = param_groups(model, lr=1e-3)
-    >>> [group["name"] for group in groups]
-    ['base']
-    >>> import torch
-    >>> optimizer = torch.optim.AdamW(groups)
-    """
-    request = Request(lr, qk_ratio, ov_ratio, ratios, weight_decay, rules or {})
-    if request.gradient_norms:
-        raise InputError("rules with 'gradient_norm' act at every step: use make_optimizer")
-    model = uncompiled(model)
-    circuits = circuits_for(model, request, circuits, labels)
-    if unverified := resting_on_names(circuits):
-        warnings.warn(
-            f"the labels of {stack_of(unverified[0])} rest on names; plain groups are not compared with a "
-            "training pass; find_circuits(model, inputs=batch, verify=True) verifies them",
-            stacklevel=2,
-        )
-    assigned = assign(model, request, circuits, only)
-    fused = [trained.name for trained in assigned if trained.split]
-    if fused:
-        raise InputError(
-            f"{len(fused)} parameters, such as {fused[0]}, hold several circuits in one tensor, which "
-            "parameter groups cannot split: use make_optimizer, which takes the same arguments"
-        )
-    leaves = [Leaf(trained.parameter, trained.name, trained.slices[0][1]) for trained in assigned]
-    groups = make_groups(leaves, assigned)
-    if any(group.changing for group in groups):
-        raise InputError("parameter groups cannot hold a ratio that changes over time: use make_optimizer")
-    return [group.options(lr) | group.names(leaf.tensor for leaf in group.leaves) for group in groups]

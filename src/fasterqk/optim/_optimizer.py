@@ -1,4 +1,4 @@
-"""``make_optimizer``: a stock optimizer with its own learning rate per circuit.
+"""``make_optimizer``: a stock optimizer with a learning rate per circuit; ``param_groups``: plain groups.
 
 It labels the model (``find_circuits``), assigns settings (``_groups``), splits fused weights into leaves
 (``_fused``) and builds the optimizer from groups of these. ``StepHooks`` (``hooks``) acts around every step.
@@ -7,6 +7,7 @@ It labels the model (``find_circuits``), assigns settings (``_groups``), splits 
 
 import inspect
 import re
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from fasterqk.errors import InputError
-from fasterqk.labels.find import Labels
+from fasterqk.labels.find import Labels, resting_on_names
 from fasterqk.labels.first_pass import FirstPass
 from fasterqk.labels.slices import Circuits
 from fasterqk.optim._fused import FusedWeight, make_leaves
@@ -36,7 +37,7 @@ from fasterqk.optim._groups import (
 )
 from fasterqk.optim.hooks import StepHooks, replace_method, with_names
 from fasterqk.optim.ratio import RatioLike
-from fasterqk.trace.modules import uncompiled
+from fasterqk.trace.modules import stack_of, uncompiled
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Decay = Literal["coupled", "independent"]
@@ -158,7 +159,7 @@ def make_optimizer(
         by_role=ratios is not None,
         independent=decay == "independent",
         split=split_later,
-        normalize=normalizer(model, labelled, request.gradient_norms),
+        normalize=normalizer(model, labelled, request.gradient_norms) if request.gradient_norms else None,
         frozen=[
             (name, parameter)
             for name, parameter in model.named_parameters()
@@ -220,7 +221,79 @@ def _accept_plain_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> 
     """Let ``add_param_group`` take parameters without names, which torch refuses beside named ones."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     add = type(optimizer).add_param_group
-    replace_method(optimizer, "add_param_group", lambda own, group: add(own, with_names(group, names)))
+    replace_method(optimizer, "add_param_group", lambda this, group: add(this, with_names(group, names)))
+
+
+# --- Plain groups, for an optimizer that the user makes ---
+
+
+def param_groups(
+    model: nn.Module,
+    *,
+    lr: float,
+    qk_ratio: RatioLike = 1.0,
+    weight_decay: float = 0.0,
+    ov_ratio: RatioLike = 1.0,
+    ratios: Mapping[str, RatioLike] | None = None,
+    rules: Rules | None = None,
+    labels: Labels | None = None,
+    circuits: Circuits | None = None,
+    only: Only | None = None,
+) -> list[dict[str, Any]]:
+    """Plain parameter groups for any stock optimizer; the query-key group learns ``qk_ratio`` times faster.
+
+    Biases and norms have no weight decay; frozen parameters are left out.
+
+    Arguments:
+        model: The model to train.
+        lr: The base learning rate.
+        qk_ratio: The rate of the query-key circuit divided by ``lr``.
+        weight_decay: The weight decay of weights.
+        ov_ratio: The rate of the output-value circuit divided by ``lr``.
+        ratios: Ratios by role instead of by circuit, as in :func:`make_optimizer`.
+        rules: Optimizer options per circuit, such as
+            ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``.
+        labels: Your own roles, as in :func:`find_circuits`.
+        circuits: The result of :func:`find_circuits`, if it is known.
+        only: Selects parameters: ``only(name, parameter)`` is true for those to train.
+
+    Returns:
+        Groups with ``params``, ``lr``, ``weight_decay``, ``name`` and ``param_names``; the base group comes
+        first and none is empty.
+
+    Raises:
+        InputError: A fused weight holds slices of different circuits, or a ratio changes over time; groups
+            cannot express these, but :func:`make_optimizer` can. Also for wrong arguments.
+
+    >>> model = nn.TransformerDecoderLayer(8, 2)
+    >>> groups = param_groups(model, lr=1e-3)
+    >>> [group["name"] for group in groups]
+    ['base']
+    >>> optimizer = torch.optim.AdamW(groups)
+    """
+    request = Request(lr, qk_ratio, ov_ratio, ratios, weight_decay, rules or {})
+    if request.gradient_norms:
+        raise InputError("rules with 'gradient_norm' act at every step: use make_optimizer")
+    model = uncompiled(model)
+    circuits = circuits_for(model, request, circuits, labels)
+    if unverified := resting_on_names(circuits):
+        warnings.warn(
+            f"the labels of {stack_of(unverified[0])} rest on names; plain groups are not compared with a "
+            "training pass; find_circuits(model, inputs=batch, verify=True) verifies them",
+            stacklevel=2,
+        )
+    assigned = assign(model, request, circuits, only)
+    fused = [trained.name for trained in assigned if trained.split]
+    if fused:
+        raise InputError(
+            f"{len(fused)} parameters, such as {fused[0]}, hold several circuits in one tensor, which "
+            "parameter groups cannot split: use make_optimizer, which takes the same arguments"
+        )
+    leaves = [Leaf(trained.parameter, trained.name, trained.slices[0][1]) for trained in assigned]
+    groups = make_groups(leaves, assigned)
+    if any(group.changing for group in groups):
+        raise InputError("parameter groups cannot hold a ratio that changes over time: use make_optimizer")
+    return [group.options(lr) | group.names(leaf.tensor for leaf in group.leaves) for group in groups]
 
 
 # --- What cannot train circuits at rates of their own ---

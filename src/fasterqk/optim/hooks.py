@@ -305,8 +305,11 @@ class StepHooks:
 
     # --- State dicts ---
 
-    def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """A saved state must belong to the same slices, and hold the step of a changing ratio."""
+    def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        """A saved state must belong to the same slices, and hold the step of a changing ratio.
+
+        Returns the state with the slices of this optimizer, which older states do not have.
+        """
         saved = state.get("param_groups", ())
         for options, group, other in zip(optimizer.param_groups, self.groups, saved, strict=False):
             names = options.get("param_names", ())
@@ -334,6 +337,11 @@ class StepHooks:
                 f"the saved state has groups of {theirs} parameters, this optimizer has groups of {ours}; "
                 "it was saved by another optimizer, or for a model with other trainable parameters" + _CONVERT
             )
+        groups = [dict(other) for other in saved]
+        for options, group_state in zip(optimizer.param_groups, groups, strict=True):
+            if "slices" in options:
+                group_state["slices"] = options["slices"]
+        return {**state, "param_groups": groups}
 
     def _check_reader(self, optimizer: torch.optim.Optimizer) -> None:
         """``get_state_dict`` looks for a name of every parameter in the model, where leaves are not."""

@@ -258,49 +258,44 @@ class Ratios:
         return list(range(part.head * group, (part.head + 1) * group))
 
     def _has_value_without_head(self, layer: int | None) -> bool:
-        row = self._lookup(self.ratio, layer) if layer is not None else None
+        row = self._lookup(layer) if layer is not None else None
         return isinstance(row, Mapping) and None in row
 
     def _at(self, layer: int | None, head: int | None, part: Slice) -> Ratio:
+        """The ratio of a layer and head; equal ones are one object, so that their slices share a group."""
         if (layer, head) not in self._known:
-            self._known[layer, head] = self._resolve(layer, head, part)
+            value = self._written(layer, head, part)
+            number = self._number(value(0) if callable(value) else value)  # a wrong function fails now
+            self._known[layer, head] = value if callable(value) else number
         return self._known[layer, head]
 
-    def _resolve(self, layer: int | None, head: int | None, part: Slice) -> Ratio:
-        names = self._arguments
-        if names is not None:
+    def _written(self, layer: int | None, head: int | None, part: Slice) -> Any:
+        """What the argument says of a layer and head: a number, or a function of the step."""
+        ratio: Any = self.ratio
+        if self._arguments is not None:
             chosen = {"layer": layer, "head": head}
-            fixed = {name: chosen[name] for name in names if name != "step"}
-            ratio: Any = self.ratio
-            if "step" in names:
-                return self._value(ratio if not fixed else lambda step: ratio(step=step, **fixed))
+            fixed = {name: chosen[name] for name in self._arguments if name != "step"}
+            if "step" in self._arguments:
+                return ratio if not fixed else lambda step: ratio(step=step, **fixed)
             try:
-                return self._value(ratio(**fixed))
+                return ratio(**fixed)
             except TypeError as error:
-                if layer is not None or "layer" not in names:
+                if layer is not None or "layer" not in self._arguments:
                     raise
                 raise InputError(
                     f"{self.name} is a function of layer, but {part.parameter!r} belongs to no numbered "
                     f"layer and layer=None gives {error}; return a ratio for None, or give one ratio for all"
                 ) from None
-        if not _values(self.ratio):
-            return self._value(self.ratio)
+        if not _values(ratio):
+            return ratio
         if layer is None:
             raise InputError(
                 f"{self.name} has one value per layer, but {part.parameter} belongs to no single layer; "
                 "give a function of layer that accepts None, or one ratio for all"
             )
-        value = self._lookup(self.ratio, layer)
-        if isinstance(value, Sequence | Mapping):
-            value = self._row(value, layer, head)
-        return self._value(value)
-
-    def _lookup(self, ratio: Any, layer: int) -> Any:
-        if isinstance(ratio, Mapping):
-            return ratio.get(layer, 1.0)  # other layers keep the base rate
-        return ratio[self._layers.index(layer)]
-
-    def _row(self, row: Any, layer: int, head: int | None) -> Any:
+        row = self._lookup(layer)
+        if not isinstance(row, Sequence | Mapping):
+            return row
         heads = {part.head for part in self._in_layer[layer] if part.head is not None}
         if isinstance(row, Mapping):
             unknown = [key for key in row if key is not None and key not in heads]
@@ -313,11 +308,10 @@ class Ratios:
             raise InputError(f"{self.name}: layer {layer} has {len(heads)} heads, but the row is {row!r}")
         return row[head]
 
-    def _value(self, value: Any) -> Ratio:
-        if callable(value):
-            self._number(value(0))  # a wrong function fails now, not during training
-            return value
-        return self._number(value)
+    def _lookup(self, layer: int) -> Any:
+        """The value of one layer; layers that a mapping does not name keep the base rate."""
+        ratio: Any = self.ratio
+        return ratio.get(layer, 1.0) if isinstance(ratio, Mapping) else ratio[self._layers.index(layer)]
 
     def _number(self, value: Any) -> float:
         return finite_number(value, f"{self}: the ratio")

@@ -19,19 +19,16 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from fasterqk.errors import InputError
 from fasterqk.labels.names import find_scopes, nearest
-from fasterqk.labels.probe import probing
 from fasterqk.labels.slices import Circuits, Slice
 from fasterqk.stability._scores import KernelScores, Scores, WrittenScores
-from fasterqk.trace.calls import PRODUCTS, SOFTMAXES, carries, tensors_in
+from fasterqk.trace.calls import SCORES, AttentionTrace, carries, is_parameter
 from fasterqk.trace.modules import head_counts
 
 # --- The trace: the scores that a block forms ---
 
-_TAG = "_fasterqk_products"
 _MULTIPLIED = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__, Tensor.__imul__}
 _DIVIDED = {torch.div, Tensor.div, Tensor.div_, Tensor.__truediv__, Tensor.__itruediv__, torch.true_divide}
 _SUBTRACTED = {torch.sub, Tensor.sub, Tensor.sub_, Tensor.__sub__, Tensor.__isub__}
@@ -55,13 +52,18 @@ class Products:
     logits: Tensor | None = None
 
 
-class LogitTrace(TorchFunctionMode):
-    """While active, passes the scores of every attention call to ``see``."""
+class LogitTrace(AttentionTrace):
+    """While active, passes the scores of every attention call to ``see``; no computation is changed.
+
+    Scores are tagged with their ``Products`` until they enter a softmax. A monitor and a clip may be active
+    together, so each trace has its own tag.
+    """
 
     def __init__(self, heads: int | None, see: Callable[[Scores], None]) -> None:
         super().__init__()
         self.heads = heads
         self.see = see
+        self.tag = f"{SCORES}_{id(self)}"
 
     def flex_attention(self, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call FlexAttention; on a GPU the kernel itself returns the largest score of each row."""
@@ -81,27 +83,12 @@ class LogitTrace(TorchFunctionMode):
         self._saw(KernelScores, *arguments, named.get("score_mod"), mask_mod, output[1] if asks else None)
         return output[0] if asks and user_aux is None else output
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if probing():
-            return func(*args, **kwargs)
+    def kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is F.scaled_dot_product_attention:
             self._kernel(*args, **kwargs)
             return func(*args, **kwargs)
-        if func is F.multi_head_attention_forward:
-            with self:
-                return _seen_inside(func)(*args, **kwargs)
-        if func in SOFTMAXES:
-            self._softmax(args[0] if args else kwargs["input"])
-            return func(*args, **kwargs)
-        if func in PRODUCTS:
-            output = func(*args, **kwargs)
-            self._product(func, args, kwargs, output)
-            return output
-        tagged = [tensor for tensor in tensors_in(args, kwargs) if hasattr(tensor, _TAG)]
-        return self._carry(func, args, kwargs, tagged) if tagged else func(*args, **kwargs)
+        with self:
+            return _seen_inside(func)(*args, **kwargs)
 
     def _kernel(
         self,
@@ -123,22 +110,36 @@ class LogitTrace(TorchFunctionMode):
             return  # another shape: this softmax is not attention of these heads
         self.see(scores)
 
-    def _product(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
-        tensors = tensors_in(args, kwargs)
+    def product(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        output = func(*args, **kwargs)
         # A product with a weight is a projection; scores come from two activations.
-        if not isinstance(output, Tensor) or any(_is_parameter(tensor) for tensor in tensors):
-            return
+        if not isinstance(output, Tensor) or any(map(is_parameter, tensors)):
+            return output
         products, pure = output.detach(), True
         if func in (torch.baddbmm, Tensor.baddbmm):
             added = tensors[0].detach() * kwargs.get("beta", 1)
             pure = not bool(added.any())
             products = products if pure else torch.nan_to_num(products - added)
-        setattr(output, _TAG, Products(products, pure=pure))
+        setattr(output, self.tag, Products(products, pure=pure))
+        return output
 
-    def _carry(self, func: Any, args: Any, kwargs: Any, tagged: list[Tensor]) -> Any:
-        source = tagged[0]
-        origin: Products = getattr(source, _TAG)
-        others = [getattr(tensor, _TAG) for tensor in tagged[1:] if getattr(tensor, _TAG) is not origin]
+    def softmax(self, func: Callable[..., Any], args: Any, kwargs: Any, logits: Tensor) -> Any:
+        origin: Products | None = getattr(logits, self.tag, None)
+        if origin is not None:
+            shown = logits.detach() if origin.logits is None else origin.logits
+            products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
+            self._saw(WrittenScores, products, shown, self.heads, origin.capped)
+            delattr(logits, self.tag)  # autograd may keep the tensor
+        return func(*args, **kwargs)
+
+    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """Pass the tag on to an output that still holds the scores."""
+        tagged = [tensor for tensor in tensors if hasattr(tensor, self.tag)]
+        if not tagged:
+            return func(*args, **kwargs)
+        source, origins = tagged[0], [getattr(tensor, self.tag) for tensor in tagged]
+        origin: Products = origins[0]
+        others = [other for other in origins if other is not origin]
         keeps_pure = func in _MULTIPLIED or func in _DIVIDED
         if _in_place(func) and not keeps_pure and origin.products.data_ptr() == source.data_ptr():
             origin.products = origin.products.clone()
@@ -147,26 +148,18 @@ class LogitTrace(TorchFunctionMode):
             return output
         if func in _RESHAPED and args[0] is source:
             moved = output.detach() if origin.pure else func(origin.products, *args[1:], **kwargs)
-            setattr(output, _TAG, replace(origin, products=moved))
+            setattr(output, self.tag, replace(origin, products=moved))
         elif keeps_pure and not others:
-            setattr(output, _TAG, _scaled(origin, func, args, output))
+            setattr(output, self.tag, _scaled(origin, func, args, output))
         elif others and origin.pure and all(other.pure for other in others):
-            setattr(output, _TAG, Products(output.detach()))  # a sum of products
+            setattr(output, self.tag, Products(output.detach()))  # a sum of products
         elif all(other.products is origin.products for other in others):
             before = origin.logits
             if before is None and func in _SUBTRACTED and _is_row_value(args[-1]):
                 before = source.detach()
             capped = origin.capped or func in _TANH
-            setattr(output, _TAG, replace(origin, pure=False, capped=capped, logits=before))
+            setattr(output, self.tag, replace(origin, pure=False, capped=capped, logits=before))
         return output
-
-    def _softmax(self, logits: Tensor) -> None:
-        origin: Products | None = getattr(logits, _TAG, None)
-        if origin is not None:
-            shown = logits.detach() if origin.logits is None else origin.logits
-            products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
-            self._saw(WrittenScores, products, shown, self.heads, origin.capped)
-            delattr(logits, _TAG)  # autograd may keep the tensor
 
 
 def _scaled(origin: Products, func: Any, args: Any, output: Tensor) -> Products:
@@ -193,10 +186,6 @@ def _is_row_value(value: Any) -> bool:
 def _in_place(func: Any) -> bool:
     name = getattr(func, "__name__", "")
     return (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
-
-
-def _is_parameter(tensor: Tensor) -> bool:
-    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
 
 
 @cache
