@@ -81,14 +81,15 @@ def aggregation_name(how: Aggregation) -> str:
     """
     name = how.method if how.layer is None else f"layer:{how.layer}"
     name = name if how.head is None else f"{name}/head:{how.head}"
-    return f"{name}/without-first" if how.without_first else name
+    name = f"{name}/without-first" if how.without_first else name
+    return f"{name}/words" if how.among == "words" else name
 
 
 def built_in(text: str) -> Importance | None:
     """The built-in importance of this name; None if there is none.
 
-    >>> built_in("layer:3/head:1").aggregation
-    Aggregation(method='layer', layer=3, head=1, residual=0.5, discard=0, without_first=False)
+    >>> built_in("layer:3/head:1").aggregation == Aggregation("layer", 3, head=1)
+    True
     """
     if text in METHODS:
         return Importance(text, method=text)

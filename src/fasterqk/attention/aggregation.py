@@ -156,6 +156,7 @@ def _where(wrong: Tensor) -> str:
 # --- Aggregation over heads and layers ---
 
 Method = Literal["rollout", "mean", "max", "last", "layer"]
+Among = Literal["all", "words"]
 Allowed = Tensor | Sequence[Tensor]
 
 
@@ -173,9 +174,12 @@ class Aggregation:
             renormalised. Weights equal to the smallest one kept stay.
         without_first: Remove the first token, the attention sink of decoders, from every row of every layer
             and renormalise. A row with no other weight keeps it.
+        among: Score the attention to ``"all"`` tokens, or renormalise the aggregated row over ``"words"``,
+        the
+            tokens that can be ranked. Encoders leave much of their attention on ``[CLS]`` and ``[SEP]``.
 
-    >>> Aggregation.parse("layer:2")
-    Aggregation(method='layer', layer=2, head=None, residual=0.5, discard=0, without_first=False)
+    >>> Aggregation.parse("layer:2").layer
+    2
     """
 
     method: Method = "rollout"
@@ -184,8 +188,11 @@ class Aggregation:
     residual: float = 0.5
     discard: int = 0
     without_first: bool = False
+    among: Among = "all"
 
     def __post_init__(self) -> None:
+        if self.among not in get_args(Among):
+            raise InputError(f"among is {self.among!r}; choose from {', '.join(get_args(Among))}")
         if self.method not in get_args(Method):
             raise InputError(
                 f"unknown aggregation {self.method!r}; choose from {', '.join(get_args(Method))}"

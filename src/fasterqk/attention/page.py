@@ -135,12 +135,20 @@ def _sections(
 
 
 def first_token_note(measurement: "Measurement") -> str:
-    """One sentence on how much of the aggregated attention is on the first token, and what follows."""
+    """How much of the aggregated attention is on special tokens and on the first, and what follows."""
     if "first_token_share" not in measurement.columns:
         return ""
-    share, null = (float(measurement.columns[f"{x}first_token_share"].mean()) for x in ("", "null_"))
-    note = f"{share:.2%} of the aggregated attention is on the first token (uniform attention: {null:.2%})"
-    how = measurement.settings["aggregation"]
+    kinds = {"special": "special tokens", "first_token": "the first token"}
+    shares = {
+        kind: [float(measurement.columns[f"{x}{kind}_share"].mean()) for x in ("", "null_")] for kind in kinds
+    }
+    share, how = shares["first_token"][0], measurement.settings["aggregation"]
+    texts = [
+        f"{value:.2%} of the aggregated attention is on {kinds[kind]} (uniform attention: {null:.2%})"
+        for kind, (value, null) in shares.items()
+        if kind == "first_token" or value or null
+    ]
+    note = "; ".join(texts)
     if share < _COLLAPSED or how["without_first"]:
         return note
     if how["method"] == "rollout":
