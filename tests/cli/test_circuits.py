@@ -1,15 +1,10 @@
 """`fasterqk circuits`: where configurations come from, what is printed, what is refused."""
 
 import json
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from fasterqk.attention import load_model
 from fasterqk.cli.main import main
 
 TINY = {
@@ -152,73 +147,3 @@ def test_a_hostile_configuration_is_refused_at_once(
 def test_a_byte_order_mark_is_read(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config.write_text("\ufeff" + config.read_text(), encoding="utf-8")
     assert main(["circuits", "--config", str(config)]) == 0
-
-
-def tiny_gguf(file: Path) -> Path:
-    """A LLaMA of two layers with grouped queries, as llama.cpp writes it."""
-    gguf = pytest.importorskip("gguf")
-    width, layers, heads, groups, tokens, inner = 32, 2, 4, 2, 40, 48
-    writer = gguf.GGUFWriter(str(file), "llama")
-    writer.add_context_length(64)
-    writer.add_embedding_length(width)
-    writer.add_block_count(layers)
-    writer.add_feed_forward_length(inner)
-    writer.add_head_count(heads)
-    writer.add_head_count_kv(groups)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(width // heads)
-    writer.add_vocab_size(tokens)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"<{i}>" for i in range(tokens)])
-    writer.add_token_scores([0.0] * tokens)
-    writer.add_token_types([1] * tokens)
-    shapes = {"token_embd": (tokens, width), "output": (tokens, width), "output_norm": (width,)}
-    for i in range(layers):
-        small = width * groups // heads
-        block = {"attn_q": (width, width), "attn_k": (small, width), "attn_v": (small, width)}
-        block |= {"attn_output": (width, width), "attn_norm": (width,), "ffn_norm": (width,)}
-        block |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner)}
-        shapes |= {f"blk.{i}.{name}": shape for name, shape in block.items()}
-    generator = np.random.default_rng(0)
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", generator.standard_normal(shape).astype(np.float32) / 10)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return file
-
-
-def test_gguf_files_and_folders_are_labelled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tiny_gguf(tmp_path / "tiny.gguf")
-    for given in (file, tmp_path):
-        assert main(["circuits", str(given), "--json"]) == 0
-        data = json.loads(capsys.readouterr().out)
-        assert data["model"] == "LlamaModel" and data["source"] == f"GGUF file {str(file)!r}"
-        assert data["parameters"]["qk"] == 2 * (32 * 32 + 16 * 32)
-    (tmp_path / "other.gguf").write_bytes(b"no")
-    assert main(["circuits", str(tmp_path)]) == 2
-    assert f"has 2 GGUF files; name one: {str(tmp_path / 'other.gguf')!r}" in capsys.readouterr().err
-    assert main(["circuits", str(tmp_path / "other.gguf")]) == 2
-    told = capsys.readouterr().err
-    assert "cannot read the configuration in" in told and told.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_measure_gives_a_recipe_for_gguf_that_works(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "my models"
-    folder.mkdir()
-    file = tiny_gguf(folder / "it's.gguf")
-    data = tmp_path / "data.jsonl"
-    data.write_text('{"text": "a b", "spans": [[0, 1]], "label": 0}\n')
-    assert main(["measure", "--model", str(file), "--data", str(data)]) == 2
-    told = capfd.readouterr().err.strip()
-    assert told.count("\n") == 0 and "is a GGUF model; save it as a model folder" in told
-    command = told.partition("give that: ")[2]
-    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
-    subprocess.run(words, check=True, capture_output=True)
-    made = {path.name for path in (folder / "it's").iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= made
-    assert type(load_model(folder / "it's").model).__name__ == "HuggingFaceCausal"

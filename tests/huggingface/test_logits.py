@@ -5,6 +5,7 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from fasterqk import qk_clip
+from fasterqk.errors import InputError
 from fasterqk.huggingface import LogitCallback, trainer_optimizer
 
 
@@ -90,6 +91,14 @@ def test_a_clip_under_the_trainer_is_the_same_as_in_a_loop(tmp_path, gpt2, texts
     assert sum(entry["logits/clipped_heads"] for entry in entries) == clip.total
     for one, other in zip(made.model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-5)
+
+
+def test_a_clip_of_a_compiled_model_is_refused_when_training_begins(tmp_path, gpt2, texts):
+    """The Trainer compiles the model that it has not shown to its callbacks."""
+    made = trainer(tmp_path, gpt2(), texts, torch_compile=True, torch_compile_backend="eager")
+    LogitCallback(clip=1.0).add_to(made)
+    with pytest.raises(InputError, match="torch_compile=False"):
+        made.train()
 
 
 def test_the_threshold_is_checked_when_training_begins(tmp_path, gpt2, texts):

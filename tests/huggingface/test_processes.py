@@ -49,7 +49,13 @@ def test_two_processes_equal_one(both, results, way, model):
 
 
 @pytest.mark.parametrize(
-    ("way", "model"), [("clip, ddp", "gpt2"), ("clip, fsdp2", "llama"), ("clip, fused, fsdp2", "gpt2")]
+    ("way", "model"),
+    [
+        ("clip, ddp", "gpt2"),
+        ("clip, fsdp2", "llama"),
+        ("clip, fused, fsdp2", "gpt2"),
+        ("clip, own units", "llama"),
+    ],
 )
 def test_a_clip_takes_one_maximum_over_all_processes(both, results, way, model):
     found = dict(results[way])
@@ -57,6 +63,22 @@ def test_a_clip_takes_one_maximum_over_all_processes(both, results, way, model):
     assert found.pop("total") == clip.total > 0
     torch.testing.assert_close(found.pop("largest"), largest, rtol=1e-5, atol=1e-6)
     assert_equal(found, both.weights(alone))
+
+
+def test_a_clip_is_rehearsed_where_attention_is_a_sharded_unit(results):
+    assert "do not follow" in results["clip, normalised"] and "\n" not in results["clip, normalised"]
+
+
+def test_blocks_are_compared_by_name(results):
+    """A healthy stage of a pipeline keeps its weights; a rank may skip a block that another runs."""
+    first, second = (rank["pipeline"] for rank in results["ranks"])
+    assert (first["changed"], second["changed"]) == ([], ["1"]) and first["total"] == 0 < second["total"]
+    assert list(first["monitor"]) == ["0"] and list(second["monitor"]) == ["1"]
+    first, second = (rank["same names"] for rank in results["ranks"])
+    assert (first["changed"], second["changed"]) == ([], ["0"])
+    first, second = (rank["skipping"] for rank in results["ranks"])
+    assert first["changed"] == second["changed"] == ["0", "1"] and first["total"] == second["total"]
+    assert first["monitor"] == second["monitor"] and list(first["monitor"]) == ["0", "1"]
 
 
 def test_accelerate_equals_one_process(both, results):

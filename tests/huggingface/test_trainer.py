@@ -1,6 +1,4 @@
-"""The Hugging Face Trainer, for real: ratios under its schedules, resuming, logging, the guard."""
-
-import math
+"""The Hugging Face Trainer, for real: ratios under its schedules, resuming, logging."""
 
 import pytest
 import torch
@@ -180,42 +178,17 @@ def test_a_search_over_hyperparameters(tmp_path, gpt2, texts):
     assert used == [pytest.approx(row) for row in expected]
 
 
-@pytest.mark.parametrize("when", ["warn", "stop"])
-def test_the_guard(tmp_path, gpt2, texts, when):
-    watch = SharpnessCallback(
-        Sharpness({"input_ids": texts[0]["input_ids"][None]}), every=1, limit=1e-3, when_exploding=when
-    )
-    with pytest.warns(
-        UserWarning, match=r"attention logits have reached .* at step 1 \(limit 0.001\)"
-    ) as said:
-        trainer = trained(gpt2(), texts, arguments(tmp_path), callbacks=[watch])
-    assert sum("attention logits" in str(warning.message) for warning in said) == 1
-    assert trainer.state.global_step == (1 if when == "stop" else 8)
-
-
-def test_attention_that_is_no_number_counts_as_exploding(tmp_path, gpt2, texts):
-    model = gpt2()
-    with torch.no_grad():
-        model.transformer.h[0].attn.c_attn.weight[0, 0] = math.nan
-    watch = SharpnessCallback(Sharpness({"input_ids": texts[0]["input_ids"][None]}), when_exploding="stop")
-    with pytest.warns(UserWarning, match="attention logits have reached nan"):
-        trainer = trained(model, texts, arguments(tmp_path), callbacks=[watch])
-    assert trainer.state.global_step == 1
-
-
 def test_what_cannot_be_is_said(tmp_path, monkeypatch):
     look = Sharpness({})
     with pytest.raises(InputError, match="every=0"):
         SharpnessCallback(look, every=0)
-    with pytest.raises(InputError, match="limit=-1"):
-        SharpnessCallback(look, limit=-1)
-    with pytest.raises(InputError, match="when_exploding='die'"):
-        SharpnessCallback(look, when_exploding="die")
     args = arguments(tmp_path)
     with monkeypatch.context() as patch, pytest.raises(InputError, match="optim='adamw_torch"):
         # Those that take a whole model or layers of their own need packages that are not here.
         patch.setattr(Trainer, "get_optimizer_cls_and_kwargs", staticmethod(lambda args: (object, {})))
         trainer_optimizer(args, 10)
     args.deepspeed = {"zero_optimization": {"stage": 2}}
-    with pytest.raises(InputError, match="DeepSpeed builds its optimizer from flattened parameters"):
+    with pytest.raises(
+        InputError, match=r"DeepSpeed builds its optimizer from flattened parameters.*param_groups"
+    ):
         trainer_optimizer(args, 10)

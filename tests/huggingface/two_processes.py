@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from fasterqk import LogitMonitor, make_optimizer, qk_clip
+from fasterqk import LogitMonitor, find_circuits, make_optimizer, qk_clip
 from fasterqk.errors import InputError
 
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 6, 8, 20
@@ -112,7 +112,7 @@ def clipped(model, wrap=None, rank=0, processes=1):
         wrapped(input_ids=ids[rank::processes]).logits.square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-    return model, clip, torch.cat([each.logit for each in monitor.last.readings.values()])
+    return model, clip, torch.cat([reading.logit for reading in monitor.last.readings.values()])
 
 
 def weights(model):
@@ -123,9 +123,11 @@ def weights(model):
     }
 
 
-def sharded(model):
+def sharded(model, attention_too=False):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in model.model.layers if hasattr(model, "model") else model.transformer.h:
+        if attention_too:
+            fully_shard(layer.self_attn, mesh=mesh)
         fully_shard(layer, mesh=mesh)
     return fully_shard(model, mesh=mesh)
 
@@ -182,6 +184,80 @@ def refused_in_training(own_unit):
     return "nothing"
 
 
+class NormalisedAttention(nn.Module):
+    """Queries of length one, by no parameter: scaling their weights changes nothing."""
+
+    num_heads = 2
+
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x):
+        projections = (self.q_proj, self.k_proj, self.v_proj)
+        q, k, v = (project(x).unflatten(-1, (2, 8)).transpose(1, 2) for project in projections)
+        q = nn.functional.normalize(q, dim=-1)
+        mixed = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+
+
+def refused_by_clip():
+    """What qk_clip says to attention with norms that is itself a unit of FSDP2."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    model = nn.Sequential(fully_shard(NormalisedAttention(), mesh=mesh), nn.LayerNorm(16))
+    fully_shard(model, mesh=mesh)
+    try:
+        qk_clip(model, optim.SGD(model.parameters(), lr=0.0), circuits=gathered_labels())
+        model(torch.randn(2, 5, 16)).pow(3).sum().backward()
+    except InputError as error:
+        return str(error)
+    return "nothing"
+
+
+def gathered_labels():
+    return find_circuits(nn.Sequential(NormalisedAttention(), nn.LayerNorm(16)), heads=True)
+
+
+def attention(scale):
+    torch.manual_seed(0)
+    block = nn.MultiheadAttention(16, 2, batch_first=True)
+    with torch.no_grad():
+        block.in_proj_weight *= scale
+    return block
+
+
+class Blocks(nn.ModuleDict):
+    """Attention blocks by name, one after the other, but for those to skip."""
+
+    skipped = ()
+
+    def forward(self, x):
+        for name, block in self.items():
+            if name not in self.skipped:
+                x = x + block(x, x, x, need_weights=False)[0]
+        return x
+
+
+def blocks_that_differ(rank, names, scale, skipped=(), group=None):
+    """Which blocks a clip at rate 0 changed, and which the monitor has; ranks hold or run other blocks."""
+    model = Blocks({name: attention(scale) for name in names})
+    model.skipped = skipped
+    before = weights(model)
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    clip = qk_clip(model, optimizer, THRESHOLD, group=group)
+    monitor = LogitMonitor(model, optimizer, every=1, limit=1e6, group=group)
+    for _ in range(2):
+        torch.manual_seed(rank)
+        model(torch.randn(3, 5, 16)).pow(3).sum().backward()
+        optimizer.step()
+    changed = {name: not torch.equal(value, before[name]) for name, value in weights(model).items()}
+    return {
+        "changed": sorted({name.partition(".")[0] for name, it_did in changed.items() if it_did}),
+        "total": clip.total,
+        "monitor": {path: reading.logit.tolist() for path, reading in monitor.last.readings.items()},
+    }
+
+
 def main():
     result = {"accelerate": accelerated()}  # first, so that it finds no process group
     assert dist.get_backend() == "gloo"
@@ -203,6 +279,23 @@ def main():
     ):
         clipped_model, clip, largest = clipped(model, wrap, rank, processes)
         result[name] = {**weights(clipped_model), "total": torch.tensor(clip.total), "largest": largest}
+    clipped_model, clip, largest = clipped(llama(), lambda m: sharded(m, attention_too=True), rank, processes)
+    result["clip, own units"] = {
+        **weights(clipped_model),
+        "total": torch.tensor(clip.total),
+        "largest": largest,
+    }
+    result["clip, normalised"] = refused_by_clip()
+    alone = [dist.new_group([other]) for other in range(processes)][rank]
+    large = 6.0 if rank == 1 else 0.5
+    mine = {
+        "pipeline": blocks_that_differ(rank, [str(rank)], large),
+        "same names": blocks_that_differ(rank, ["0"], large, group=alone),
+        "skipping": blocks_that_differ(rank, ["0", "1"], 6.0, skipped=("1",) if rank == 1 else ()),
+    }
+    everyone = [None] * processes
+    dist.all_gather_object(everyone, mine)
+    result["ranks"] = everyone
     if rank == 0:
         torch.save(result, sys.argv[1])
     leave()

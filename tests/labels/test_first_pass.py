@@ -371,8 +371,17 @@ def test_two_settings_of_one_rate_are_refused():
 
 def test_a_layout_is_for_a_tensor_of_its_row_count():
     """Split by a parametrization, the parts of `c_attn` are labelled as they are, not by GPT-2's layout."""
+
+    class Joined(torch.nn.Module):
+        def forward(self, *parts):
+            return torch.cat(parts, -1)
+
+        def right_inverse(self, weight):
+            return [part.clone() for part in weight.chunk(3, -1)]
+
     model = small_gpt2()
-    make_optimizer(model, torch.optim.AdamW, lr=1e-4, qk_ratio=10, mechanism="parametrization")
+    attention = model.transformer.h[0].attn
+    torch.nn.utils.parametrize.register_parametrization(attention.c_attn, "weight", Joined())
     labels = {part.parameter: (part.role, part.axis) for part in find_circuits(model)}
     name = "transformer.h.0.attn.c_attn.parametrizations.weight.original"
     assert [labels[f"{name}{place}"] for place in range(3)] == [("q", None), ("k", None), ("v", None)]

@@ -1,7 +1,6 @@
 """Inputs for the probe: the user's own, and guessed ones."""
 
 from types import SimpleNamespace
-from typing import ClassVar
 
 import pytest
 import torch
@@ -91,21 +90,6 @@ class Patches(nn.Module):
 @pytest.mark.parametrize("model", [Towers, Patches])
 def test_images_are_guessed_for_two_towers_and_without_a_convolution(model: type[nn.Module]) -> None:
     assert find_circuits(model(), verify=True).notes == ()
-
-
-class Denoiser(SelfAttention):
-    """Takes what models of diffusers take, under their names."""
-
-    config: ClassVar[dict[str, int]] = {"in_channels": WIDTH, "cross_attention_dim": WIDTH}
-
-    def forward(self, hidden_states: Tensor, timestep: Tensor, encoder_hidden_states: Tensor) -> Tensor:
-        assert timestep.shape == (1,) and hidden_states.dim() == 3
-        return super().forward(torch.cat([hidden_states, encoder_hidden_states], 1))
-
-
-def test_a_model_of_diffusers_is_given_latents_a_time_and_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Denoiser, "__module__", "diffusers.models.made_up")
-    assert find_circuits(Denoiser(), verify=True).notes == ()
 
 
 def test_a_list_of_main_inputs_is_read() -> None:

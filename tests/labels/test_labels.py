@@ -164,7 +164,6 @@ def test_labels_are_read_even_where_nothing_differs() -> None:
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (find_circuits, {"rules": {"*.rel": "q"}}, r"find_circuits\(model, labels={'\*\.rel': 'q'}\)"),
         (make_optimizer, {"rules": {"*.rel": "q"}}, r"pass it as labels={'\*\.rel': 'q'}$"),
         (make_optimizer, {"rules": {"*.rel": [(0, 0, 8, "q")]}}, r"pass it as labels="),
         (make_optimizer, {"rules": lambda name, parameter: "q"}, "pass it as labels=$"),

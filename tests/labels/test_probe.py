@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 from fasterqk.labels import find_circuits
 from fasterqk.labels._inputs import run_guessed
-from fasterqk.labels._signals import _in_pairs
+from fasterqk.labels._signals import einsum_in_pairs
 from fasterqk.labels.probe import add_noise, fan_in, probe
 from fasterqk.trace.isolated import isolated
 
@@ -39,7 +39,7 @@ class Attention(nn.Module):
 def seen(model: nn.Module) -> dict[str, object]:
     evidence = probe(model, run_guessed, [""])
     return {
-        name: finding.role or [(start, stop, role) for start, stop, role in finding.spans]
+        name: finding.role or [(part.start, part.stop, part.role) for part in finding.slices]
         for name, finding in evidence.findings.items()
     }
 
@@ -326,9 +326,9 @@ def test_pairs_of_an_einsum_make_its_result() -> None:
     a, b, c = torch.randn(2, 3), torch.randn(3, 4), torch.randn(4, 5)
     plain = a @ b @ c
     for equation in ("ij,jk,kl", "ij, jk, kl -> il", "...j,jk,kl->...l"):
-        torch.testing.assert_close(_in_pairs(equation, [a, b, c]), plain)
-    torch.testing.assert_close(_in_pairs("ij,jk,kl->li", [a, b, c]), plain.T)
-    torch.testing.assert_close(_in_pairs("ij,jk,kl->", [a, b, c]), plain.sum())
+        torch.testing.assert_close(einsum_in_pairs(equation, [a, b, c]), plain)
+    torch.testing.assert_close(einsum_in_pairs("ij,jk,kl->li", [a, b, c]), plain.T)
+    torch.testing.assert_close(einsum_in_pairs("ij,jk,kl->", [a, b, c]), plain.sum())
 
 
 def test_what_is_added_to_a_context_in_place_makes_no_values() -> None:

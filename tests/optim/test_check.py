@@ -21,9 +21,8 @@ def measured(result):
 
 
 @pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
-@pytest.mark.parametrize("mechanism", ["auto", "copy", "parametrization"])
 @pytest.mark.parametrize("optimizer_class", [optim.AdamW, optim.SGD])
-def test_measured_is_promised(layout, mechanism, optimizer_class, net, label, train):
+def test_measured_is_promised(layout, optimizer_class, net, label, train):
     model = net(layout)
     made = make_optimizer(
         model,
@@ -34,7 +33,6 @@ def test_measured_is_promised(layout, mechanism, optimizer_class, net, label, tr
         weight_decay=0.1,
         decay="independent",
         circuits=label(model),
-        mechanism=mechanism,
     )
     train(model, made, 3)
     result = check_circuits(model, made, model.inputs, loss_of(model))
@@ -92,12 +90,9 @@ def test_layers_with_their_own_ratio_have_their_own_row(net, label):
     assert found == pytest.approx({"qk x2": 2, "qk x8": 8, "ov": 1, "rest": 1}, rel=1e-2)
 
 
-@pytest.mark.parametrize("mechanism", ["auto", "parametrization"])
-def test_nothing_is_touched(mechanism, net, label, train):
+def test_nothing_is_touched(net, label, train):
     model = net("columns")
-    made = make_optimizer(
-        model, optim.AdamW, lr=1e-3, qk_ratio=Ramp(1, 9, 4), circuits=label(model), mechanism=mechanism
-    )
+    made = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=Ramp(1, 9, 4), circuits=label(model))
     train(model, made, 2)
     model.loss().backward()
 
@@ -140,6 +135,22 @@ def test_it_prints_and_shows(net, label, capsys):
     assert printed.splitlines()[0].startswith("Net, AdamW, base lr 1e-3, fasterqk ")
     assert printed.splitlines()[2].split()[:4] == ["qk", "624", "4", "0.02"]
     assert result._repr_html_().count("<tr>") == 4
+
+
+def test_a_state_that_cannot_be_copied_is_told(net, label, train):
+    """As that of 8-bit optimizers, whose tensors have no ``copy_``."""
+
+    class Uncopied(torch.Tensor):
+        def __deepcopy__(self, memo):
+            raise NotImplementedError("no kernel")
+
+    model = net()
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, qk_ratio=20, circuits=label(model))
+    train(model, optimizer, 1)
+    state = next(iter(optimizer.state.values()))
+    state["exp_avg"] = state["exp_avg"].as_subclass(Uncopied)
+    with pytest.raises(InputError, match=r"AdamW cannot be copied .*no kernel.* before the first step"):
+        check_circuits(model, optimizer, model.inputs, loss_of(model))
 
 
 def test_a_missing_loss_is_told(net, label):

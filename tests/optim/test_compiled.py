@@ -83,10 +83,38 @@ def test_the_monitor_reads_a_compiled_model_uncompiled(net):
         assert torch.equal(monitor.last.readings[path].logit, reading.logit)
 
 
+def test_evaluation_between_two_steps_runs_compiled(net):
+    """Also before a step that is read, and although another monitor waits for its own."""
+    model = net("rows")
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(model, backend=backend)
+    monitors = [LogitMonitor(compiled, optimizer, every=every) for every in (1, 2)]
+    for _ in range(2):
+        compiled.train()
+        compiled(model.inputs).square().mean().backward()
+        assert not graphs
+        optimizer.step()
+        model.eval()
+        assert torch._dynamo.eval_frame._stance.stance == "default"
+    with torch.no_grad():
+        compiled(model.inputs)
+    assert graphs
+    assert monitors[0].last.step == 1 and monitors[1].last.step == 0
+    for monitor in monitors:
+        monitor.remove()
+    assert "train" not in vars(model)
+
+
 def test_a_model_compiled_after_qk_clip_is_refused_at_its_step():
     model = nn.TransformerEncoderLayer(8, 2)
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     qk_clip(model, optimizer)
-    torch.compile(model, backend="eager")(torch.randn(3, 1, 8)).sum().backward()
+    torch.compile(model, backend="eager")(torch.randn(3, 1, 8)).pow(3).sum().backward()
     with pytest.raises(InputError, match="uncompiled"):
         optimizer.step()

@@ -99,6 +99,19 @@ def test_gpt2_from_its_plain_checkpoint():
     assert torch.equal(made.state[key]["exp_avg_sq"], weight[:, 8:16])
 
 
+def test_split_states_without_slices_are_refused(net, label, train):
+    """Names are not parsed: a state of before, which has nothing else, is not taken."""
+    model = net("rows")
+    optimizer = make_optimizer(model, optim.AdamW, lr=1.0, qk_ratio=2, circuits=label(model))
+    train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    for group in state["param_groups"]:
+        del group["slices"]
+    with pytest.raises(InputError, match=r"'layers\.0\.qkv\[24:36\]'.* state_dict\(\) of that"):
+        load_converted_state(model, optimizer, state)
+    optimizer.load_state_dict(state)
+
+
 def test_states_that_do_not_fit_are_refused(net, label, train):
     model, other = net("rows"), net("rows", layers=1)
     made = make_optimizer(model, optim.AdamW, lr=1.0, qk_ratio=2, circuits=label(model))

@@ -1,14 +1,15 @@
-"""Fused weights: leaves and weight are one; copies during a step; slices; parametrization."""
+"""Fused weights: leaves and weight are one; copies during a step; slices."""
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn, optim
-from torch.nn.utils import clip_grad_norm_, parametrize
+from torch.nn.utils import clip_grad_norm_
 
+from fasterqk.labels import Slice
 from fasterqk.optim import make_optimizer
-from fasterqk.optim._fused import StepCopy, StridedSlice, repeated
+from fasterqk.optim._fused import StepCopy, is_regular, joint_view
 
 LAYOUTS = ["rows", "columns", "interleaved"]
 KERNELS = [{}, {"foreach": True}, {"fused": True}]
@@ -302,65 +303,47 @@ def test_leaving_twice_is_leaving_once():
     assert not fused.any()
 
 
-# --- Strided slices: plain ones, and the slices of all heads at once ---
+# --- The slices of a leaf: one, or those of all heads at once ---
+
+
+def slices_at(spans, axis=0):
+    return [Slice("weight", axis, start, stop, "q", 0, "label", 1) for start, stop in spans]
 
 
 @given(st.integers(1, 5), st.integers(1, 4), st.integers(0, 3), st.integers(0, 3), st.integers(0, 1))
-def test_a_repeated_slice_is_the_slices(repeat, length, before, after, axis):
+def test_a_joint_view_is_the_slices(repeat, length, before, after, axis):
     period = before + length + after
     spans = [(turn * period + before, turn * period + before + length) for turn in range(repeat)]
     size = repeat * period
     tensor = torch.arange(size * 3).view((size, 3) if axis == 0 else (3, size))
-    slices = [tensor.narrow(axis, start, stop - start) for start, stop in spans]
-    found = repeated(axis, size, spans)
-    if repeat == 1:
-        assert found is None
-        return
-    view = found.view(tensor)
-    assert torch.equal(view.flatten(axis, axis + 1), torch.cat(slices, axis))
-    assert view.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    assert found.starts() == [start for start, _ in spans]
+    slices = slices_at(spans, axis)
+    view = joint_view(slices, tensor)
+    assert is_regular(slices, tensor) == (repeat > 1)
+    if repeat > 1:
+        view = view.flatten(axis, axis + 1)
+    assert torch.equal(view, torch.cat([part.view(tensor) for part in slices], axis))
+    assert joint_view(slices, tensor).untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
 
 
-def test_irregular_slices_are_not_repeated():
-    assert repeated(0, 12, [(0, 2), (4, 6), (9, 11)]) is None
-    assert repeated(0, 12, [(0, 2), (6, 9)]) is None
-    assert repeated(0, 13, [(0, 2), (6, 8)]) is None
+def test_irregular_slices_are_not_joined():
+    for size, spans in (
+        (12, [(0, 2), (4, 6), (9, 11)]),
+        (12, [(0, 2), (6, 9)]),
+        (13, [(0, 2), (6, 8)]),
+    ):
+        assert not is_regular(slices_at(spans), torch.zeros(size))
 
 
-def test_labels_say_what_they_are():
-    assert StridedSlice(1, 0, 768).name_in("c_attn.weight") == "c_attn.weight[:, 0:768]"
-    assert StridedSlice(0, 4, 4, 2, 12).name_in("qkv.bias") == "qkv.bias[4:8, 16:20]"
-
-
-# --- The parts of a fused weight as parameters of the module, on request ---
-
-
-def test_parts_are_parameters_and_the_weight_is_what_it_was(net, label):
-    for layout in ("rows", "columns", "interleaved"):
-        model, plain = net(layout), net(layout)
-        expected = plain.loss()
-        made = make_optimizer(
-            model, optim.SGD, lr=0.1, qk_ratio=2, circuits=label(model), mechanism="parametrization"
-        )
-        assert torch.equal(model.loss(), expected)
-        names = dict(model.named_parameters())
-        assert "layers.0.parametrizations.qkv.original2" in names and "layers.0.qkv" not in names
-        for group in made.param_groups:
-            assert all(names[n] is p for n, p in zip(group["param_names"], group["params"], strict=True))
-        held = sum(p.numel() for group in made.param_groups for p in group["params"])
-        assert held == sum(p.numel() for p in plain.parameters())
-
-
-def test_it_can_be_undone(net, label, train):
-    model = net("interleaved")
-    keys = list(model.state_dict())
-    made = make_optimizer(
-        model, optim.SGD, lr=0.1, qk_ratio=2, circuits=label(model), mechanism="parametrization"
-    )
-    train(model, made, 3)
-    trained = model.layers[0].qkv.detach().clone()
-    for layer in model.layers:
-        for name in ("qkv", "qkv_bias"):
-            parametrize.remove_parametrizations(layer, name)
-    assert torch.equal(model.layers[0].qkv, trained) and sorted(model.state_dict()) == sorted(keys)
+def test_names_and_slices_in_the_state_dict(net, label):
+    """Names are for people; slices are data."""
+    model = net("columns", layers=1)
+    optimizer = make_optimizer(model, optim.AdamW, lr=1.0, qk_ratio=2, circuits=label(model))
+    group = optimizer.state_dict()["param_groups"][1]
+    assert group["param_names"] == ["layers.0.qkv[:, 0:24]", "layers.0.qkv_bias[0:24]"]
+    assert group["slices"] == [["layers.0.qkv", 1, [[0, 24]]], ["layers.0.qkv_bias", 0, [[0, 24]]]]
+    model = net("interleaved", layers=1)
+    optimizer = make_optimizer(model, optim.AdamW, lr=1.0, ratios={"q": 2}, circuits=label(model), fused=True)
+    group = optimizer.state_dict()["param_groups"][1]
+    assert group["param_names"][1] == "layers.0.qkv_bias[0:4, 12:16, 24:28]"
+    assert group["slices"][1] == ["layers.0.qkv_bias", 0, [[0, 4], [12, 16], [24, 28]]]
+    assert ["head.weight", None, []] in optimizer.state_dict()["param_groups"][0]["slices"]

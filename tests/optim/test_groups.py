@@ -225,7 +225,6 @@ def test_independent_decay_stays_equal_when_a_run_goes_on_with_another_ratio(net
         ({"rules": {"qk": {"lr": 0}}}, "not 0"),
         ({"rules": {"qk": {"lr": 1e-2}}, "qk_ratio": 3}, "give one of them"),
         ({"rules": {"qk": {"gradient_norm": 0}}}, "not 0"),
-        ({"rules": {"qk": {"gradient_norm": 1}}, "mechanism": "parametrization"}, "gradient_norm"),
         ({"ov_ratio": 0}, "ov_ratio"),
         ({"rules": ["qk"]}, r"rules=\['qk'\]; rules look like"),
         ({"rules": {"qk": 3}}, "rules look like"),

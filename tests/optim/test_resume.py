@@ -3,11 +3,15 @@
 import importlib.util
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
+from fasterqk.errors import InputError
 from fasterqk.optim import Ramp, make_optimizer
 
 
@@ -64,6 +68,37 @@ def test_resume_is_bit_exact(layout, kernel, resumed, net, label):
     assert ours["param_groups"] == theirs["param_groups"]
     assert ours["param_groups"][-1]["ratio_step"] == 200
     assert whole["scheduler"] == resumed[layout]["scheduler"]
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns", "interleaved"])
+def test_distributed_checkpoints(layout, tmp_path, net, label, train):
+    """Torch's ``save`` and ``load`` resume bit for bit; ``get_state_dict``, which cannot, names them."""
+
+    def start():
+        model = net(layout)
+        options = {"qk_ratio": Ramp(1, 20, 9), "circuits": label(model), "fused": True}
+        return model, make_optimizer(model, torch.optim.AdamW, lr=3e-3, **options)
+
+    (whole, whole_optimizer), (first, first_optimizer), (second, second_optimizer) = start(), start(), start()
+    train(whole, whole_optimizer, 5)
+    train(first, first_optimizer, 3)
+    with pytest.raises(InputError, match=r"layers\.0\.qkv is trained slice by slice.*checkpoint\.save"):
+        get_state_dict(first, first_optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is told that there is one process
+        checkpoint.save({"model": first, "optimizer": first_optimizer}, checkpoint_id=tmp_path)
+        train(second, second_optimizer, 1)  # so that there are states to load into
+        checkpoint.load({"model": second, "optimizer": second_optimizer}, checkpoint_id=tmp_path)
+    train(second, second_optimizer, 2)
+    assert torch.equal(whole.qkv(), second.qkv())
+    assert whole_optimizer.param_groups[-1]["ratio_step"] == second_optimizer.param_groups[-1]["ratio_step"]
+
+
+def test_get_state_dict_without_split_weights(net, label, train):
+    model = net(separate=True)
+    optimizer = make_optimizer(model, torch.optim.AdamW, lr=3e-3, qk_ratio=5, circuits=label(model))
+    train(model, optimizer, 1)
+    assert "layers.0.q" in get_state_dict(model, optimizer)[1]["state"]
 
 
 def resume_in_a_new_process():

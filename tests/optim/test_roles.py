@@ -178,7 +178,7 @@ def test_rates_follow_the_norm_of_the_partner(net, label, train):
     q_now, k_now = norms(model)
     assert k_now != k_start and q_now != q_start
     hooks = made._fasterqk
-    found = {plan.name: hooks.ratio_now(made, i) for i, plan in enumerate(hooks.plans)}
+    found = {group.name: hooks.ratio_now(made, i) for i, group in enumerate(hooks.groups)}
     assert sorted({round(v, 9) for name, v in found.items() if name.startswith("qk")}) == sorted(
         {round(k_start / k_now, 9), round(q_start / q_now, 9)}
     )

@@ -258,6 +258,39 @@ def test_it_warns_once_in_one_line():
         assert monitor.last.step == 1
 
 
+class WrittenOut(Custom):
+    """A softmax in plain operations, which shows no logits."""
+
+    def forward(self, x):
+        q, k, v = (self.by_head(project(x)) for project in (self.to_q, self.to_k, self.to_v))
+        weights = (q @ k.transpose(-1, -2)).exp()
+        mixed = weights / weights.sum(-1, keepdim=True) @ v
+        return self.to_out(mixed.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2))
+
+
+def test_what_cannot_be_seen_is_a_warning():
+    """An observer does not stop a training: it names the block once and reads the others."""
+    model = nn.Sequential(large(Custom()), large(WrittenOut()))
+    labels = {"*.to_q.*": "q", "*.to_k.*": "k", "*.to_v.*": "v", "*.to_out.*": "o"}
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    monitor = LogitMonitor(model, optimizer, every=1, circuits=find_circuits(model, labels, verify=False))
+    with pytest.warns(
+        UserWarning, match=r"leaves out a block: 1 \(WrittenOut\) forms no attention scores"
+    ) as said:
+        for _ in range(2):
+            model(torch.randn(3, 5, 8)).sum().backward()
+            optimizer.step()
+    assert len(said) == 1 and "\n" not in str(said[0].message)
+    assert list(monitor.last.readings) == ["0"] and monitor.last.step == 1
+
+
+def test_double_precision():
+    model = llama().double()
+    monitor = LogitMonitor(model)
+    model(**batch())
+    assert all(reading.logit.dtype == torch.float64 for reading in monitor.last.readings.values())
+
+
 def test_training_is_the_same_to_the_last_bit():
     def trained(watched):
         model = llama()

@@ -8,8 +8,8 @@ from tests.architectures.zoo import ZOO
 from torch import Tensor, nn
 
 from fasterqk.labels import Slice, find_circuits
-from fasterqk.labels._inputs import accepted
 from fasterqk.labels.probe import add_noise
+from tools.survey.inputs import accepted
 from tools.survey.perturbation import contradictions
 
 NAMES = ["gpt2", "gpt_neox", "llama", "encoder", "decoder", "timm", "unregistered", "all-in-one", "lucid"]

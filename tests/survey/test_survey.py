@@ -16,6 +16,7 @@ from torch import nn
 from fasterqk.errors import InputError
 from tools.survey import survey as survey_module
 from tools.survey.__main__ import main
+from tools.survey.inputs import accepted_inputs
 from tools.survey.libraries import LIBRARIES, Library
 from tools.survey.page import summary, write_section
 from tools.survey.survey import survey
@@ -219,3 +220,18 @@ def test_options_of_a_survey_are_checked(tmp_path: Path, capsys: pytest.CaptureF
             code = int(end.code or 0)
         printed = capsys.readouterr().err
         assert code == 2 and message in printed and printed.count("\n") == 1, printed
+
+
+class Denoiser(nn.Module):
+    """Takes what models of diffusers take, under their names."""
+
+    config = {"in_channels": 8, "cross_attention_dim": 8}  # noqa: RUF012 (as in diffusers)
+
+    def forward(self, hidden_states: Any, timestep: Any, encoder_hidden_states: Any) -> Any:
+        assert timestep.shape == (1,) and hidden_states.dim() == 3
+        return torch.cat([hidden_states, encoder_hidden_states], 1)
+
+
+def test_a_model_of_diffusers_gets_latents_a_time_and_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Denoiser, "__module__", "diffusers.models.made_up")
+    assert accepted_inputs(Denoiser()).keys() == {"hidden_states", "timestep", "encoder_hidden_states"}

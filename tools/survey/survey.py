@@ -27,12 +27,12 @@ from torch.overrides import TorchFunctionMode
 from fasterqk.errors import InputError
 from fasterqk.files import append_line, write_text
 from fasterqk.labels._from_config import can_be_rebuilt, small_copies
-from fasterqk.labels._inputs import accepted
 from fasterqk.labels.find import find_circuits
 from fasterqk.labels.names import find_scopes
 from fasterqk.labels.probe import add_noise
 from fasterqk.labels.slices import NO_SOFTMAX, Circuits
 from fasterqk.trace.modules import stack_of
+from tools.survey.inputs import accepted, accepted_inputs, is_of_diffusers
 from tools.survey.libraries import LIBRARIES, Library
 from tools.survey.perturbation import contradictions
 
@@ -109,7 +109,8 @@ def survey_model(library: Library, name: str) -> Entry:
         return {"outcome": "not built", "why": _line(error)}
     entry: Entry = {"class": type(model).__name__}
     try:
-        circuits = find_circuits(model)
+        inputs = accepted_inputs(model.eval()) if is_of_diffusers(model) else None
+        circuits = find_circuits(model, inputs=inputs)
     except InputError as error:
         outcome = "no attention" if str(error).startswith("no attention was found") else "refused"
         return entry | {"outcome": outcome, "why": str(error), "seconds": _since(started)}

@@ -83,10 +83,9 @@ def add_option(parser: Parser, option: "Option") -> None:
         parser.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=option.help)
         return
     read = _KINDS[option.kind]
-    # Names of earlier versions are understood, not shown.
     metavar = option.metavar or _METAVARS[option.kind]
     if option.choices:
-        metavar = "{" + ",".join(option.choices) + "}"
+        metavar = "{" + ",".join(map(str, option.choices)) + "}"
     help = option.help
     if option.default and "default" not in help:
         shown = ",".join(f"{value:g}" for value in option.default) if option.many else option.default
@@ -95,7 +94,7 @@ def add_option(parser: Parser, option: "Option") -> None:
         flag,
         type=list_of(read) if option.many else read,
         default=argparse.SUPPRESS,  # what is not given is the experiment's to choose
-        choices=(*option.choices, *option.old_names) or None,
+        choices=None if option.many else option.choices or None,  # entries of a list are checked later
         metavar=f"{metavar},..." if option.many else metavar,
         help=help,
     )

@@ -282,3 +282,14 @@ def null_name(score: str) -> str:
     """
     kind = next((kind for kind in LAYER_SCORES if score.endswith(f"_{kind}")), score)
     return f"{score.removesuffix(kind)}null_{kind}"
+
+
+def above_random(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record with what comprehensiveness and sufficiency are above those of random rankings.
+
+    >>> above_random({"aopc_sufficiency": 0.5, "null_aopc_sufficiency": 0.2})
+    {'aopc_sufficiency': 0.5, 'null_aopc_sufficiency': 0.2, 'aopc_sufficiency_above_random': 0.3}
+    """
+    names = ("aopc_comprehensiveness", "aopc_sufficiency")
+    known = [name for name in names if name in record and f"null_{name}" in record]
+    return dict(record) | {f"{name}_above_random": record[name] - record[f"null_{name}"] for name in known}

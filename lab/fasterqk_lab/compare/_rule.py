@@ -18,7 +18,8 @@ the margin, or wholly below it. One seed leaves everything open.
 pass counts as open. See :func:`verdict`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from math import isfinite, nan
 from statistics import fmean
@@ -156,23 +157,17 @@ def compare(
     ``at`` is the deciding level, the lowest common loss (``loss``, or the one that is given), or another
     moment. ``seeds`` counts only the first so many: seeds that were added after looking decide nothing.
     """
-    first, second = arms
     at, loss, lowest = _place(measured, arms, score, at, loss)
     ones, others = (measured.of(arm, score, at, loss) for arm in arms)
     both = sorted(set(ones) & set(others))[:seeds]
     if not both:
-        raise InputError(f"{measured.name} has no {score!r} of {first!r} and {second!r} at {at!r}")
-    values = interval([ones[seed] for seed in both]), interval([others[seed] for seed in both])
-    return Effect(
-        label or f"{first} minus {second}",
-        score,
-        claimed,
-        paired_difference([ones[seed] for seed in both], [others[seed] for seed in both]),
-        *values,
+        raise InputError(f"{measured.name} has no {score!r} of {arms[0]!r} and {arms[1]!r} at {at!r}")
+    effect = _paired(label or f"{arms[0]} minus {arms[1]}", score, claimed, ones, others, both)
+    return replace(
+        effect,
         at=at,
         loss=loss,
-        null=measured.null(second, score, at, loss),
-        margin=margin_of(score, values[1].mean),
+        null=measured.null(arms[1], score, at, loss),
         progress=_progress(measured, arms, loss),
         curve=_curve(measured, arms, score, seeds) if loss is not None else (),
         lowest=lowest,
@@ -180,18 +175,40 @@ def compare(
     )
 
 
+def _paired(
+    label: str,
+    score: str,
+    claimed: Claimed,
+    ones: Mapping[int, float],
+    others: Mapping[int, float],
+    seeds: Sequence[int],
+) -> Effect:
+    """The difference of two values, paired by seed."""
+    first, second = [ones[seed] for seed in seeds], [others[seed] for seed in seeds]
+    values = paired_difference(first, second), interval(first), interval(second)
+    return Effect(label, score, claimed, *values, at="", margin=margin_of(score, values[2].mean))
+
+
 def compare_arms(
-    measured: Measured, scores: Sequence[str], *, at: str = LEVEL, seeds: int | None = None
+    measured: Measured,
+    moments: Mapping[str, str],
+    arms: Iterable[str] = (),
+    *,
+    claimed: Mapping[str, Claimed] | None = None,
+    seeds: int | None = None,
 ) -> list[Effect]:
-    """Every arm minus its baseline in every one of ``scores`` that was measured in both; uncorrected."""
+    """Every arm minus its baseline in every score that was measured in both; uncorrected.
+
+    ``moments`` maps a score to where it is read, ``claimed`` to its direction (``more`` unless named). All
+    arms are compared, or ``arms`` in this order.
+    """
     effects = []
-    for arm in measured.arms:
+    for arm in arms or measured.arms:
         baseline = measured.baseline_of(arm)
-        for score in scores if arm != baseline else ():
-            try:
-                effects.append(compare(measured, (arm, baseline), score, at=at, label=arm, seeds=seeds))
-            except InputError:  # it was not measured in both
-                continue
+        for score, at in moments.items() if arm != baseline else ():
+            says = (claimed or {}).get(score, "more")
+            with suppress(InputError):  # it was not measured in both
+                effects.append(compare(measured, (arm, baseline), score, says, at=at, label=arm, seeds=seeds))
     return effects
 
 
@@ -213,21 +230,9 @@ def above(
     both = sorted(set(values) & set(chance))[:seeds]
     if not both:
         raise InputError(f"{measured.name} has no {score!r} and {other!r} of {arm!r} at {at!r}")
-    ones, others = [values[seed] for seed in both], [chance[seed] for seed in both]
-    return Effect(
-        label or f"{arm} minus {other}",
-        score,
-        claimed,
-        paired_difference(ones, others),
-        interval(ones),
-        interval(others),
-        at=at,
-        loss=loss,
-        null=measured.null(arm, score, at, loss),
-        margin=margin_of(score, interval(others).mean),
-        lowest=lowest,
-        missing=_missing(measured, (arm,)) if lowest else (),
-    )
+    effect = _paired(label or f"{arm} minus {other}", score, claimed, values, chance, both)
+    null, missing = measured.null(arm, score, at, loss), _missing(measured, (arm,)) if lowest else ()
+    return replace(effect, at=at, loss=loss, null=null, lowest=lowest, missing=missing)
 
 
 def _place(

@@ -11,10 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fasterqk.attention.scores import SCORES, STRONGER_NULLS, dtap_over_seeds, table_scores, title_of
+from fasterqk.attention.scores import STRONGER_NULLS, dtap_over_seeds, table_scores, title_of
 from fasterqk.attention.statistics import interval
-from fasterqk.console import print_table
-from fasterqk.errors import InputError
 from fasterqk.files import plain
 from fasterqk_lab.compare import (
     BEST,
@@ -27,12 +25,21 @@ from fasterqk_lab.compare import (
     Measured,
     Value,
     baselines_of,
-    compare,
+    compare_arms,
     correct,
     measured,
 )
-from fasterqk_lab.experiments._examples import attention_examples
 from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.experiments._show import (
+    ARM_NAMES,
+    AT_TEXTS,
+    BASELINE,
+    COLUMNS,
+    FASTER,
+    SOURCES,
+    arm_text,
+    is_null,
+)
 from fasterqk_lab.figures import (
     effect_record,
     save_curve,
@@ -43,21 +50,16 @@ from fasterqk_lab.figures import (
     save_forest,
     save_table,
 )
-from fasterqk_lab.tasks import left_out, load_task
+from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
 
-BASELINE, FASTER = "baseline", "faster_qk"
-ARM_NAMES = {BASELINE: "baseline", FASTER: "faster QK"}
+# The baseline where there are more arms than two.
+EQUAL = "equal rates"
 # What computes a cell.
 TRAIN = "fasterqk_lab.training:train"
-AT_TEXTS = {LEVEL: "equal loss", LOSS: "lowest common loss", END: "end", BEST: "best validation epoch"}
-# Whose numbers stand beside ours.
-SOURCES = {"paper": "paper", "released": "notebooks"}
-
-Results = Mapping[tuple[str, int], Mapping[str, Any]]
+# The first seed of the released notebooks.
+FIRST_SEED = 1234
 Printed = Mapping[str, Mapping[str, Mapping[str, float]]]
-# Values that an experiment computed itself, or what computes them from the results of its cells.
-MoreValues = Sequence[Value] | Callable[[Results], Sequence[Value]]
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,16 @@ class Comparison:
 
     def baseline_of(self, arm: str) -> str:
         return baselines_of(self.arms, self.baselines)[arm]
+
+
+def seeds_from(count: int, first: int = FIRST_SEED) -> tuple[int, ...]:
+    """So many seeds, from that of the notebooks on."""
+    return tuple(range(first, first + count))
+
+
+def qk_arm(ratio: float) -> str:
+    """The name of the arm in which the query-key circuit alone is ``ratio`` times faster."""
+    return f"QK ×{ratio:g}"
 
 
 def two_arms(
@@ -159,11 +171,6 @@ class Outcome:
     results: Mapping[tuple[str, int], Mapping[str, Any]]
     measured: Measured
 
-    def with_values(self, values: Sequence[Value], runner: CellRunner) -> "Outcome":
-        """The outcome with values that were computed from it; they go to the table of results, too."""
-        runner.add(values)
-        return replace(self, measured=replace(self.measured, values=(*self.measured.values, *values)))
-
     @cached_property
     def effects(self) -> list[Effect]:
         """Every arm minus its baseline in every score that decides, corrected for their number."""
@@ -173,29 +180,18 @@ class Outcome:
     def explored(self) -> list[Effect]:
         """The same in all other scores of the table but nulls, corrected among themselves."""
         others = [name for name in self.scores if name not in self.comparison.decides]
-        return correct(self._effects([name for name in others if not _is_null(name)]))
+        return correct(self._effects([name for name in others if not is_null(name)]))
 
     def _effects(self, scores: Sequence[str], at: str | None = None) -> list[Effect]:
         """The differences in ``scores`` at one moment, or where they decide; without those not measured."""
-        effects = []
-        for arm in self.comparison.arms:
-            baseline = self.comparison.baseline_of(arm)
-            for score in scores if arm != baseline else ():
-                try:
-                    effects.append(
-                        compare(
-                            self.measured,
-                            (arm, baseline),
-                            score,
-                            self.comparison.claimed.get(score, "more"),
-                            at=at or self._at(score),
-                            label=arm,
-                            seeds=self.comparison.planned,
-                        )
-                    )
-                except InputError:  # it was not measured in both
-                    continue
-        return effects
+        comparison = self.comparison
+        moments = {
+            score: at or comparison.read_at.get(score) or self.moments.get(score, comparison.at)
+            for score in scores
+        }
+        return compare_arms(
+            self.measured, moments, comparison.arms, claimed=comparison.claimed, seeds=comparison.planned
+        )
 
     def shared_moment(self) -> tuple[str, float | None]:
         """Where a chart reads all arms: at the level if it is one for all, else at the lowest common loss."""
@@ -208,12 +204,8 @@ class Outcome:
     def means(self, score: str) -> dict[str, float]:
         """The mean of every arm that has the score at :meth:`shared_moment`."""
         moment = self.shared_moment()
-        by_arm = {arm: self.measured.of(arm, score, *moment) for arm in self.comparison.arms}
-        return {arm: interval(values.values()).mean for arm, values in by_arm.items() if values}
-
-    def _at(self, score: str) -> str:
-        """The moment at which a score decides."""
-        return self.comparison.read_at.get(score) or self.moments.get(score, self.comparison.at)
+        by_arm = {arm: self.measured.interval(arm, score, *moment) for arm in self.comparison.arms}
+        return {arm: value.mean for arm, value in by_arm.items() if value}
 
     @cached_property
     def moments(self) -> dict[str, str]:
@@ -231,6 +223,11 @@ class Outcome:
         """The seeds that decide: those that were planned."""
         return self.comparison.seeds[: self.comparison.planned]
 
+    @property
+    def _layers(self) -> int:
+        model = getattr(next(iter(self.comparison.arms.values())), "model", None)
+        return 1 if model is None else int(model.layers)
+
     @cached_property
     def scores(self) -> dict[str, str]:
         """The scores of the table with their titles."""
@@ -238,8 +235,7 @@ class Outcome:
             return dict(self.comparison.scores)
         known = dict.fromkeys(value.score for value in self.measured.values)
         titles = {name: title_of(name) for name in table_scores(known)} | self._groups()
-        model = getattr(next(iter(self.comparison.arms.values())), "model", None)
-        layers = layer_scores(model.layers) if model is not None and model.layers > 1 else {}
+        layers = layer_scores(self._layers) if self._layers > 1 else {}
         titles |= {name: title for name, title in layers.items() if name in known}
         return titles | {name: name for name in self.moments}
 
@@ -261,13 +257,12 @@ class Outcome:
                 seeds.setdefault(arm, []).append(seed)
         return seeds
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The table: one row per moment, score and arm, with null, difference and others' numbers."""
-        return [{key: value for key, value in row.items() if key != "name"} for row in self._named_rows]
-
     @cached_property
-    def _named_rows(self) -> list[dict[str, Any]]:
-        """The same with the ``name`` of each score beside its title."""
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: one row per moment, score and arm, with null, difference and others' numbers.
+
+        The ``name`` of a score stands beside its title.
+        """
         decided = [*self.effects, *self.explored]
         moments = dict.fromkeys(value.at for value in self.measured.values if value.at != LOSS)
         rows = []
@@ -316,17 +311,14 @@ class Outcome:
         return row
 
     def summary(self) -> dict[str, Any]:
-        """The comparison as plain JSON data: what ``--json`` prints."""
+        """The comparison as plain JSON data."""
         comparison = self.comparison
         arms: dict[str, Any] = {arm: {"diverged": self.diverged.get(arm, [])} for arm in comparison.arms}
         for arm, entry in arms.items():
             if (options := getattr(comparison.arms[arm], "optimisation", None)) is not None:
                 entry |= {"qk_ratio": options.qk_ratio, "lr": options.lr, "epochs": options.epochs}
-            dtap = self.dtaps().get(arm)
-            entry |= {"dtap": dtap} if dtap else {}
-        skipped: Mapping[str, Any] = next(
-            (result["skipped"] for result in self.results.values() if result.get("skipped")), {}
-        )
+            entry |= {"dtap": self.dtaps[arm]} if arm in self.dtaps else {}
+        skipped = (result["skipped"] for result in self.results.values() if result.get("skipped"))
         return plain(
             {
                 "experiment": comparison.name,
@@ -336,9 +328,9 @@ class Outcome:
                 "seeds": list(comparison.seeds),
                 "decides": list(comparison.decides),
                 "arms": arms,
-                "rows": self._named_rows,
+                "rows": self.rows,
                 "effects": [effect_record(effect) for effect in self.effects],
-                "skipped": skipped,
+                "skipped": next(skipped, {}),
             }
         )
 
@@ -360,6 +352,7 @@ class Outcome:
                 words.append(f"{faster.epochs:g} epochs instead of {base.epochs:g}")
         return ", ".join(words)
 
+    @cached_property
     def dtaps(self) -> dict[str, dict[str, Any]]:
         """The DTAP table of every arm over its seeds, where it was measured."""
         tables: dict[str, list[Any]] = {}
@@ -375,10 +368,27 @@ class Outcome:
             for arm, (mean, deviation) in averaged.items()
         }
 
+    def by_layer(self) -> list[Effect]:
+        """Mass and entropy of the whole model and of every layer; the label of an effect is the layer.
+
+        Empty with one layer, and with more than two arms.
+        """
+        effects = {effect.score: effect for effect in (*self.effects, *self.explored)}
+        if len(self.comparison.arms) != 2 or "layer_1_mrta" not in effects:
+            return []
+        places = {"": "rollout", "average_": "layer average"}
+        places |= {f"layer_{n}_": f"layer {n}" for n in range(1, self._layers + 1)}
+        return [
+            replace(effects[f"{prefix}{score}"], label=place, score=score)
+            for score in ("mrta", "entropy")
+            for prefix, place in places.items()
+            if f"{prefix}{score}" in effects and f"layer_1_{score}" in effects
+        ]
+
     def save(self, out: Path, *, forest: Sequence[str] | None = None) -> dict[str, Any]:
         """Write the table, the forest of the scores that decide (or ``forest``), curves and heat maps.
 
-        Of models with several layers there is also a forest with one row per layer.
+        Of models with several layers there is also a forest with one row per layer. Returns the paths.
         """
         name, title, setting = self.comparison.key, self.comparison.title, self.setting()
         caption = f"Mean and 95% interval over seeds; differences to the baseline, paired by seed. {setting}."
@@ -396,9 +406,27 @@ class Outcome:
             titles = {score: title_of(score) for score in dict.fromkeys(effect.score for effect in layers)}
             about["title"] = f"{title}: attention by layer"
             files["layers"] = save_forest(layers, titles, out, f"{name}-by-layer", **about)
-        if 0 < len(self.dtaps()) <= 4:
-            dtaps = {ARM_NAMES.get(arm, arm): table for arm, table in self.dtaps().items()}
-            files["dtap"] = save_dtaps(dtaps, out, f"{name}-dtap", title=title, caption=f"{setting}.")
+        if 0 < len(self.dtaps) <= 4:
+            dtaps = {arm_text(arm): table for arm, table in self.dtaps.items()}
+            about = {"title": f"{title}: DTAP", "caption": f"{setting}."}
+            files["dtap"] = save_dtaps(dtaps, out, f"{name}-dtap", **about)
+        self._save_for_page(out, effects)
+        return files
+
+    def _save_table(self, out: Path, *, title: str, caption: str) -> dict[str, str]:
+        rows = [
+            {key: value for key, value in row.items() if key != "name"} | {"arm": arm_text(row["arm"])}
+            for row in self.rows
+        ]
+        columns = [{"key": key, "label": label} for key, label in COLUMNS.items()]
+        for source, label in SOURCES.items():
+            if any(source in row for row in rows):
+                columns.append({"key": source, "label": label, "source": "paper"})
+        return save_table(out, self.comparison.key, title=title, caption=caption, columns=columns, rows=rows)
+
+    def _save_for_page(self, out: Path, effects: Sequence[Effect]) -> None:
+        """Write what the page draws itself: effects, and what cells measured along training."""
+        name, title, setting = self.comparison.key, self.comparison.title, self.setting()
         null = next((effect.null for effect in effects if effect.score == "mrta"), None)
         save_curves(
             out,
@@ -413,98 +441,52 @@ class Outcome:
                 {"key": "test_accuracy", "label": "test accuracy"},
             ],
             cells=[
-                {"arm": ARM_NAMES.get(arm, arm), "seed": seed, "points": history}
+                {"arm": arm_text(arm), "seed": seed, "points": history}
                 for (arm, seed), history in self.measured.histories.items()
             ],
         )
-        save_effects(
-            out,
-            name,
-            title=title,
-            setting=setting,
-            effects=[
-                effect_record(effect)
-                | {"arm": ARM_NAMES.get(effect.label, effect.label), "ratio": self._ratio(effect)}
-                for effect in (*self.effects, *self.explored)
-            ],
-        )
-        return files
-
-    def _save_table(self, out: Path, *, title: str, caption: str) -> dict[str, str]:
-        rows = [{**row, "arm": ARM_NAMES.get(row["arm"], row["arm"])} for row in self.rows()]
-        columns = [{"key": key, "label": label} for key, label in COLUMNS.items()]
-        for source, label in SOURCES.items():
-            if any(source in row for row in rows):
-                columns.append({"key": source, "label": label, "source": "paper"})
-        return save_table(out, self.comparison.key, title=title, caption=caption, columns=columns, rows=rows)
-
-    def by_layer(self) -> list[Effect]:
-        """Mass and entropy of the whole model and of every layer; the label of an effect is the layer.
-
-        Empty with one layer, and with more than two arms.
-        """
-        effects = {effect.score: effect for effect in (*self.effects, *self.explored)}
-        model = getattr(next(iter(self.comparison.arms.values())), "model", None)
-        if len(self.comparison.arms) != 2 or model is None or "layer_1_mrta" not in effects:
-            return []
-        places = {"": "rollout", "average_": "layer average"}
-        places |= {f"layer_{n}_": f"layer {n}" for n in range(1, model.layers + 1)}
-        return [
-            replace(effects[f"{prefix}{score}"], label=place, score=score)
-            for score in ("mrta", "entropy")
-            for prefix, place in places.items()
-            if f"{prefix}{score}" in effects and f"layer_1_{score}" in effects
+        options = {arm: getattr(config, "optimisation", None) for arm, config in self.comparison.arms.items()}
+        records = [
+            effect_record(effect)
+            | {"arm": arm_text(effect.label), "ratio": getattr(options[effect.label], "qk_ratio", None)}
+            for effect in (*self.effects, *self.explored)
         ]
-
-    def _ratio(self, effect: Effect) -> float | None:
-        options = getattr(self.comparison.arms[effect.label], "optimisation", None)
-        return None if options is None else float(options.qk_ratio)
+        save_effects(out, name, title=title, setting=setting, effects=records)
 
     def save_examples(self, out: Path) -> None:
         """Write single examples with the attention of both arms, for the page; needs the weights."""
+        from fasterqk_lab.experiments._examples import attention_examples
+
         comparison = self.comparison
         if self.diverged:
             return
         config = next(iter(comparison.arms.values()))
-        examples = attention_examples(comparison.arms, comparison.seeds[0], out)
+        examples = attention_examples(
+            {arm_text(arm): arm_config for arm, arm_config in comparison.arms.items()},
+            comparison.seeds[0],
+            out,
+        )
         save_examples(
             out,
             comparison.key,
             title=f"{comparison.title}: where it looks",
             caption=f"Seed {comparison.seeds[0]}. {self.setting()}.",
-            arms=[ARM_NAMES.get(arm, arm) for arm in comparison.arms],
-            examples=[
-                {
-                    **example,
-                    "arms": {ARM_NAMES.get(arm, arm): reading for arm, reading in example["arms"].items()},
-                }
-                for example in examples
-            ],
+            arms=[arm_text(arm) for arm in comparison.arms],
+            examples=examples,
             sensitive=load_task(config.task, form=config.data.form, file=config.data.file).sensitive,
         )
 
 
-COLUMNS = {
-    "score": "score",
-    "kind": "kind",
-    "at": "at",
-    "loss": "training loss",
-    "arm": "arm",
-    "value": "value",
-    "null": "null",
-    "difference": "difference",
-    "p": "p (Holm)",
-    "levels": "share of levels",
-    "stands": "stands",
-}
-
-
 def run_arms(
-    comparison: Comparison, runner: CellRunner, *, more: MoreValues = (), function: str = TRAIN
+    comparison: Comparison,
+    runner: CellRunner,
+    *,
+    more: Callable[[Outcome], Sequence[Value]] = lambda outcome: (),
+    function: str = TRAIN,
 ) -> Outcome:
     """The comparison with the results of its cells; those that are done already are read, not trained again.
 
-    Its values, and ``more`` that the experiment computed itself, go to the table of results. ``function``
+    Its values, and those that ``more`` computes from its outcome, go to the table of results. ``function``
     computes one cell.
     """
     config = next(iter(comparison.arms.values()))
@@ -513,17 +495,12 @@ def run_arms(
         load_task(config.task, form=config.data.form, file=config.data.file)
     name = comparison.name
     results = runner.run(comparison.cells(), function, title=name, protocol=comparison.protocol, table=name)
-    values = measured(
-        comparison.key,
-        results,
-        baselines=comparison.baselines,
-        derive=comparison.derive,
-        level=comparison.level,
-        losses=comparison.losses,
-        more=more(results) if callable(more) else more,
-    )
-    runner.add(values.values)
-    return Outcome(comparison, results, values)
+    options: dict[str, Any] = {"baselines": comparison.baselines, "derive": comparison.derive}
+    options |= {"level": comparison.level, "losses": comparison.losses}
+    table = measured(comparison.key, results, **options)
+    values = (*table.values, *more(Outcome(comparison, results, table)))
+    runner.add(values)
+    return Outcome(comparison, results, replace(table, values=values))
 
 
 def run_comparison(
@@ -531,86 +508,16 @@ def run_comparison(
     runner: CellRunner,
     *,
     forest: Sequence[str] | None = None,
-    more: MoreValues = (),
+    more: Callable[[Outcome], Sequence[Value]] = lambda outcome: (),
+    function: str = TRAIN,
+    examples: bool = False,
 ) -> dict[str, Any]:
-    """Run what is not done yet, write everything, and return what ``--json`` prints."""
-    outcome = run_arms(comparison, runner, more=more)
+    """Run what is not done yet, write everything, and return what ``--json`` prints.
+
+    ``examples`` are for the page; they need the weights of the cells.
+    """
+    outcome = run_arms(comparison, runner, more=more, function=function)
     files = outcome.save(runner.out, forest=forest)
-    if not runner.rebuilds:
+    if examples and not runner.rebuilds:
         outcome.save_examples(runner.out)
     return {**outcome.summary(), "files": files}
-
-
-# --- What people see in the terminal ---
-
-
-def show_comparison(summary: Mapping[str, Any], scores: Sequence[str] | None = None) -> None:
-    """Print the table at equal loss and at the end, of the scores with these titles or of the main ones.
-
-    The table that is written has all of them.
-    """
-    print(summary["setting"])
-    rows = [row for row in summary["rows"] if (row["score"] in scores if scores else _is_main(row["name"]))]
-    for at in dict.fromkeys(row["at"] for row in rows):
-        moment = [row for row in rows if row["at"] == at]
-        if at == AT_TEXTS[BEST] and not any("p" in row for row in moment):
-            continue
-        losses = [row["loss"] for row in moment if row["loss"] is not None]
-        article = "the " * (at in (AT_TEXTS[END], AT_TEXTS[BEST]))
-        title = f"\nat {article}{at}" + (f" (training loss {losses[0]:.3g})" if losses else "")
-        print_table(wide_rows(moment) if len(summary["arms"]) == 2 else _long(moment), title=title)
-    late = dict.fromkeys(cell for effect in summary["effects"] for cell in effect["missing"])
-    if late:
-        print(f"\nthe lowest common loss decides, as these never reach the level: {'; '.join(late)}")
-    diverged = {arm: entry["diverged"] for arm, entry in summary["arms"].items() if entry["diverged"]}
-    if diverged:
-        print(f"\ndiverged: {diverged}")
-    if summary.get("skipped"):
-        print(f"\nleft out of the data: {left_out(summary['skipped'])}")
-    for kind in ("forest", "layers"):
-        if kind in summary.get("files", {}):
-            print(f"\nfigure: {summary['files'][kind]['png']}")
-
-
-def _is_null(name: str) -> bool:
-    """Whether a score is that of the model's attention made sharp or permuted, which is compared like it."""
-    return any(f"{null}_" in name for null in STRONGER_NULLS)
-
-
-def _is_main(name: str) -> bool:
-    """Whether the terminal shows a score: not per percentage, no stronger null, of layers mass and entropy.
-
-    >>> [_is_main(name) for name in ("mrta", "sufficiency_5", "permuted_ac", "layer_1_mrta", "layer_1_ac")]
-    [True, False, False, True, False]
-    """
-    per_k = tuple(f"{score.name}_" for score in SCORES.values() if score.per_k)
-    if name.startswith(per_k) or _is_null(name):
-        return False
-    return not name.startswith(("layer_", "average_")) or name.endswith(("mrta", "entropy"))
-
-
-def wide_rows(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per score, with a column for either arm."""
-    table: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        line = table.setdefault(row["score"], {"score": row["score"]})
-        line[ARM_NAMES.get(row["arm"], row["arm"])] = row["value"]
-    for row in rows:
-        line = table[row["score"]]
-        line |= {
-            label: row[key]
-            for key, label in COLUMNS.items()
-            if key in ("difference", "p", "levels", "stands") and key in row
-        }
-        line["null"] = row["null"]
-    for row in rows:
-        for source, label in SOURCES.items():
-            if source in row:
-                table[row["score"]][f"{label}, {ARM_NAMES.get(row['arm'], row['arm'])}"] = row[source]
-    return list(table.values())
-
-
-def _long(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row per score and arm."""
-    keys = [key for key in (*COLUMNS, *SOURCES) if key not in ("at", "loss", "kind")]
-    return [{COLUMNS.get(key, SOURCES.get(key, key)): row[key] for key in keys if key in row} for row in rows]

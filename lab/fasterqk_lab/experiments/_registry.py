@@ -1,33 +1,32 @@
 """Experiments: what one is, which there are, and how its cells are run, exported and read back.
 
-A new experiment is a module of this folder that ends with its ``EXPERIMENT``, and one line in `EXPERIMENTS`.
+A new experiment is a module of this folder that ends with its `Experiment`, and one line in `EXPERIMENTS`.
 The command line, ``reproduce all``, the documentation and the tests read this registry.
 """
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fasterqk.console import progress_bar
+from fasterqk.console import Progress, progress_bar
 from fasterqk.errors import InputError
-from fasterqk.files import (
-    canonical_json,
-    check_output,
-    config_fields,
-    plain,
-)
+from fasterqk.files import canonical_json, check_output, config_fields, plain
+from fasterqk_lab.experiments._show import show_summary
 from fasterqk_lab.runs import Line, SweepError, read_cells, rounded, sweep, write_cells
 from fasterqk_lab.tasks import use_data_folder
 
 if TYPE_CHECKING:
     from fasterqk_lab.compare import Value
 
-# Name and summary of every experiment. The module of "table-sva" is `table_sva`; it is imported when it is
-# asked for, so that listing the experiments imports nothing heavy.
+# Name and summary of every experiment. The module of "table-sva" is `table_sva`, unless `_SHARED` names
+# another; it is imported when it is asked for, so that listing the experiments imports nothing heavy.
 EXPERIMENTS = {
     "fig2": "figure 2: where four parameterizations attend, with and without faster query-key learning",
     "fig2-init": "figure 2's dependence on the init: attention at equal loss against its scale",
@@ -59,6 +58,22 @@ EXPERIMENTS = {
     "questions": "the open questions: what was believed, run and found, computed from published results",
     "all": "the paper in a few minutes, or with --full every table, ending with a page to open",
 }
+# Experiments that are read together with others, and the module that has them all.
+_SHARED = {
+    "fig2-init": "phase",
+    "table-layers": "table_hatexplain",
+    "depth-hatexplain": "table_hatexplain",
+    "table-agreement": "table_generated",
+    "table-kvqa": "table_generated",
+    "carried-kvqa": "table_generated",
+    "finetune-hatexplain": "ablation_hatexplain",
+    "temperature-hatexplain": "faithfulness",
+    "covert-channel": "covert",
+    "covert-hatexplain": "covert",
+    "tuned": "ratio_or_rate",
+    "claims": "all",
+    "questions": "all",
+}
 
 
 @dataclass(frozen=True)
@@ -66,18 +81,17 @@ class Option:
     """One option of an experiment: ``--data-dir`` on the command line, ``data_dir=`` from Python.
 
     ``kind`` is ``int`` (a whole number from 1), ``float`` (a finite number above 0), ``str`` or ``bool`` (a
-    flag). With ``many`` the value is a list, on the command line separated by commas. ``old_names`` maps what
-    a choice was called in earlier versions to what it is called now; both are understood.
+    flag). With ``many`` the value is a list, on the command line separated by commas, and ``choices`` are
+    those of its entries.
     """
 
     name: str
     kind: type
     help: str
     default: Any = None
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
     many: bool = False
     metavar: str = ""
-    old_names: Mapping[str, str] = field(default_factory=dict)
 
     def check(self, value: Any) -> Any:
         """``value`` as the experiment takes it; an error that quotes it if it does not fit."""
@@ -89,11 +103,9 @@ class Option:
 
     def _check_one(self, value: Any) -> Any:
         quoted = f"{self.name} {value!r}"
-        if isinstance(value, str):
-            value = self.old_names.get(value, value)
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if self.choices and value not in self.choices:
-            raise InputError(f"{quoted} is not one of {', '.join(self.choices)}")
+            raise InputError(f"{quoted} is not one of {', '.join(map(str, self.choices))}")
         if self.kind is int:
             if not number or value != int(value):
                 raise InputError(f"{quoted} is not a whole number")
@@ -145,19 +157,18 @@ class Experiment:
     """A figure or table that can be made again.
 
     ``run(runner, **options)`` computes it, writes its files under ``runner.out`` and returns the summary that
-    ``--json`` prints; ``show(summary)`` prints it for people. ``chapter`` is its place in the page and in the
-    documentation. ``trains`` says that it is made of cells, ``needs_data`` that it reads data files.
+    ``--json`` prints; ``show(summary)`` prints it for people. ``trains`` says that it is made of cells,
+    ``needs_data`` that it reads data files.
     """
 
     name: str
-    chapter: str
-    options: tuple[Option, ...]
     run: Callable[..., Mapping[str, Any]]
-    show: Callable[[dict[str, Any]], None]
+    options: tuple[Option, ...]
     examples: tuple[str, ...]
     details: str = ""
     trains: bool = True
     needs_data: bool = False
+    show: Callable[[Mapping[str, Any]], None] = show_summary
 
     @property
     def summary(self) -> str:
@@ -170,23 +181,22 @@ class Experiment:
         shared = ((DATA_OPTION,) if self.needs_data else ()) + (CELL_OPTIONS if self.trains else ())
         return {option.name: option for option in (*self.options, *shared)}
 
-    def check_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The value of every option: those given, checked, and the defaults of the others."""
+    def check_options(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The value of every option: ``values``, checked, and the defaults of the others."""
         options = self.all_options
-        for name in given:
+        for name in values:
             if name not in options:
                 choices = ", ".join(("out", *options))
                 raise InputError(f"{self.name} has no option {name!r}; choose from {choices}")
-        return {name: option.check(given.get(name, option.default)) for name, option in options.items()}
+        return {name: option.check(values.get(name, option.default)) for name, option in options.items()}
 
 
 def find_experiment(name: str) -> Experiment:
     """The experiment with this name; imports its module."""
     if name not in EXPERIMENTS:
         raise InputError(f"unknown experiment {name!r}; choose from {', '.join(EXPERIMENTS)}")
-    module = import_module(f"fasterqk_lab.experiments.{name.replace('-', '_')}")
-    found: Experiment = module.EXPERIMENT
-    return found
+    module = import_module(f"fasterqk_lab.experiments.{_SHARED.get(name, name.replace('-', '_'))}")
+    return next(one for one in vars(module).values() if isinstance(one, Experiment) and one.name == name)
 
 
 def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) -> dict[str, Any]:
@@ -195,8 +205,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     Options are those of ``fasterqk-lab reproduce NAME --help``, with underscores. Cells that are done already
     are read from the store in ``out``::
 
-        reproduce("table-hatexplain", out="out", seeds=5)["arms"]["faster_qk"]["mrta"]
-        # {'mean': 0.61, 'half_width': 0.02, 'n': 5, 'null': 0.36, 'paper': 0.31}
+        reproduce("table-hatexplain", out="out", seeds=5)["effects"][0]["difference"]
+        # {'mean': 0.126, 'half_width': 0.025, 'n': 5}: attention on relevant words at equal loss
     """
     experiment = find_experiment(name)
     if options.get("cells"):
@@ -207,8 +217,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
         raise InputError(f"--out {str(out)!r} is a file; name a folder")
     shared = {option.name: chosen.pop(option.name, option.default) for option in (DATA_OPTION, *CELL_OPTIONS)}
     if shared["export"] is not None:
-        made = [folder / kind for kind in ("runs", "figures", "tables")]
-        check_output(shared["export"], reads=[*(shared["cells"] or ()), *made])
+        folders = [folder / kind for kind in ("runs", "figures", "tables")]
+        check_output(shared["export"], reads=[*(shared["cells"] or ()), *folders])
     runner = CellRunner(
         folder, experiment=name, workers=shared["workers"], force=shared["force"], files=shared["cells"]
     )
@@ -217,8 +227,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
     if results := runner.write_results():
         summary["results"] = results
     if shared["export"]:
-        own = {option.name: option for option in experiment.options}
-        runner.keep("options", {key: value for key, value in chosen.items() if value != own[key].default})
+        usual = experiment.check_options({})
+        runner.keep("options", {key: value for key, value in chosen.items() if value != usual[key]})
         summary["exported"] = str(runner.export(shared["export"]))
     return summary | ({"rebuilt_from": shared["cells"]} if shared["cells"] else {})
 
@@ -239,6 +249,25 @@ def _exported_options(experiment: Experiment, files: Sequence[str]) -> dict[str,
 
 
 # --- Cells: trained now, read from the store, or read from a file ---
+
+
+@contextmanager
+def sweep_progress(title: str, every: float = 60.0) -> Iterator[Progress]:
+    """A progress bar on a terminal; in a log one line per minute at most."""
+    if sys.stderr.isatty():
+        with progress_bar(title) as progress:
+            yield progress
+        return
+    last = time.monotonic()
+
+    def report(done: float, total: float, note: str = "") -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            print(f"{title}: {done / total:.0%} {note}".rstrip(), file=sys.stderr, flush=True)
+
+    yield report
+
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -298,14 +327,14 @@ class CellRunner:
         """
         again = self.force if force is None else force
         results = self._find_all(cells, arm) if self.rebuilds else self._sweep(cells, function, title, again)
-        found = dict(zip(cells, results, strict=True))
-        self._remember(cells, found, protocol, table, arm)
-        return found
+        by_key = dict(zip(cells, results, strict=True))
+        self._remember(cells, by_key, protocol, table, arm)
+        return by_key
 
     def _remember(
         self,
         cells: Mapping[Any, Any],
-        found: Mapping[Any, Any],
+        results: Mapping[Any, Any],
         protocol: str,
         table: str,
         arm: Callable[[Any], str],
@@ -314,7 +343,7 @@ class CellRunner:
             about: Line = {"experiment": self.experiment} | ({"protocol": protocol} if protocol else {})
             about |= {"table": table} if table not in ("", self.experiment) else {}
             about |= {"arm": arm(key), "seed": config.seed, "settings": settings_of(config)}
-            self._lines.append(about | {"result": found[key]})
+            self._lines.append(about | {"result": results[key]})
 
     def fact(self, name: str, compute: Callable[[], Any]) -> Any:
         """A value that the experiment needs beside its cells, such as the size of a split."""
@@ -354,21 +383,15 @@ class CellRunner:
         return str(write_values(path, [*kept, *self._values]))
 
     def _sweep(self, cells: Mapping[Any, Any], function: str, title: str, force: bool) -> list[Any]:
-        with progress_bar(title) as progress:
+        with sweep_progress(title) as progress:
             try:
-                return sweep(
-                    cells.values(),
-                    function,
-                    self.out,
-                    workers=self.workers,
-                    force=force,
-                    progress=progress,
-                )
+                options: Any = {"workers": self.workers, "force": force, "progress": progress}
+                return sweep(cells.values(), function, self.out, **options)
             except SweepError as error:
                 raise error.told() from None
 
     def _find_all(self, cells: Mapping[Any, Any], arm: Callable[[Any], str]) -> list[Any]:
-        found = []
+        results = []
         for key, config in cells.items():
             result = self._stored.get(_identity(settings_of(config), config.seed))
             if result is None:
@@ -376,8 +399,8 @@ class CellRunner:
                     f"{self._named()} has no cell of arm {arm(key)!r} with seed {config.seed} and these "
                     "settings; give the options with which it was exported"
                 )
-            found.append(result)
-        return found
+            results.append(result)
+        return results
 
     def _named(self) -> str:
         return ", ".join(repr(file) for file in self._files)

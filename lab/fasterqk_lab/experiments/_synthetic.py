@@ -1,4 +1,4 @@
-"""Cells of the toy language: the panels of figure 2 under each protocol, and grids of settings.
+"""Cells of the toy language: the panels of figure 2 under each protocol.
 
 - ``published``: the settings of the released notebooks, which made the published panels.
 - ``literal``: as the paper's text and equation 1 say.
@@ -6,25 +6,18 @@
 - ``four-tokens``: ``literal``, with the softmax over the four next tokens only: the theory's setting.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from math import nan
-from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from fasterqk.attention.statistics import Interval
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting
-from fasterqk_lab.compare import LOSS, Value, lowest_levels, measured, value_at
+from fasterqk_lab.compare import LOSS, Value, lowest_levels, value_at
 from fasterqk_lab.experiments._registry import CellRunner, Option
 from fasterqk_lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
 PROTOCOLS = ("published", "literal", "scaled-scores", "four-tokens")
-# What they were called in version 0.1.
-OLD_NAMES = dict(zip(("released", "paper", "scaled", "closed"), PROTOCOLS, strict=True))
-PROTOCOL_OPTION = Option(
-    "protocol", str, "which settings", default="published", choices=PROTOCOLS, old_names=OLD_NAMES
-)
+PROTOCOL_OPTION = Option("protocol", str, "which settings", default="published", choices=PROTOCOLS)
 # The released ramp takes 200,000 steps at a base rate of 0.01; ours covers the same training time.
 RAMP_STEPS = round(200_000 * 0.01 / SyntheticCell("FAFO").lr)
 
@@ -48,7 +41,6 @@ class Panel:
 
 def panels(protocol: str, names: list[str] | None = None) -> list[Panel]:
     """The panels of a protocol, or those that are named; a name that it has not is an error."""
-    protocol = OLD_NAMES.get(protocol, protocol)
     if protocol not in _PANELS:
         raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     by_name = {panel.name: panel for panel in _PANELS[protocol]()}
@@ -177,90 +169,3 @@ def group_values(
                 numbers = value_at(history, level)
                 values += [Value(name, arm, seed, LOSS, level, score, x) for score, x in numbers.items()]
     return levels, values
-
-
-class GridArm(NamedTuple):
-    """One arm of a grid: its protocol, its cell (of seed 0), and the group within which it is compared."""
-
-    protocol: str
-    cell: SyntheticCell
-    group: str
-
-    @property
-    def name(self) -> str:
-        """The arm in words: what tells the arms of one grid apart is in its settings."""
-        cell = self.cell
-        return (
-            f"{self.protocol}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g}, "
-            f"init {cell.ov_init.scale:g}, gamma {cell.language.gamma:g}"
-        )
-
-    @property
-    def baseline(self) -> str:
-        """The name of the same arm with equal rates."""
-        return self._replace(cell=replace(self.cell, qk_ratio=1.0)).name
-
-
-@dataclass(frozen=True)
-class Point:
-    """What the seeds of an arm came to."""
-
-    protocol: str
-    cell: SyntheticCell
-    level: float  # the training loss at which attention is read
-    alpha: Interval | None  # None when no seed reached the level
-    missing: tuple[int, ...]  # seeds that did not reach it
-    diverged: tuple[int, ...]
-    steps: float
-
-    def record(self) -> dict[str, Any]:
-        """The point as flat, plain data."""
-        cell = self.cell
-        return {
-            "protocol": self.protocol,
-            "parameterization": cell.parameterization,
-            "qk_ratio": cell.qk_ratio,
-            "init": cell.qk_init.kind,
-            "init_scale": cell.qk_init.scale,
-            "gamma": cell.language.gamma,
-            "optimizer": cell.optimizer,
-            "loss": self.level,
-            "alpha": self.alpha.mean if self.alpha else None,
-            "half_width": self.alpha.half_width if self.alpha else None,
-            "steps": self.steps,
-            "missing": list(self.missing),
-            "diverged": bool(self.diverged),
-        }
-
-
-def run_grid(
-    name: str, arms: Sequence[GridArm], runner: CellRunner, *, seeds: int, title: str, protocol: str = ""
-) -> list[Point]:
-    """One point per arm, read at the loss of its group; all values go to the table of results."""
-    by_name = {arm.name: arm for arm in arms}
-    cells = {
-        (label, seed): replace(arm.cell, seed=seed)
-        for seed in range(seeds)  # seed by seed, so that a run stopped early has a whole grid
-        for label, arm in by_name.items()
-    }
-    results = run_cells(cells, runner, title=title, protocol=protocol)
-    levels, values = group_values(name, results, {label: arm.group for label, arm in by_name.items()})
-    baselines = {label: arm.baseline if arm.baseline in by_name else label for label, arm in by_name.items()}
-    table = measured(name, results, baselines=baselines, more=values)
-    runner.add(table.values)
-    points = []
-    for label, arm in by_name.items():
-        level = levels.get(arm.group, nan)
-        attention = table.of(label, "mrta", LOSS, level)
-        points.append(
-            Point(
-                protocol=arm.protocol,
-                cell=arm.cell,
-                level=level,
-                alpha=table.interval(label, "mrta", LOSS, level),
-                missing=tuple(seed for seed in range(seeds) if seed not in attention),
-                diverged=tuple(seed for seed in range(seeds) if results[label, seed]["diverged"]),
-                steps=fmean(results[label, seed]["steps"] for seed in range(seeds)),
-            )
-        )
-    return points

@@ -19,7 +19,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import plain
 from fasterqk_lab.compare import BEST, Value, write_values
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.figures import COLORS, plotting, save_figure, save_table
+from fasterqk_lab.figures import COLORS, Line, Panel, save_panels, save_table
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
 
@@ -174,7 +174,6 @@ def _chosen(stage: Mapping[str, Any]) -> float:
 
 TITLES = {"lr": "base rate", "qk_ratio": "multiplier of QK"}
 ACCURACY = "validation accuracy"
-COLUMNS = ("stage", "value", ACCURACY, "at epoch", "note")
 Document = Mapping[str, Any]
 
 
@@ -187,8 +186,7 @@ def save_tuning(outcome: Document, out: Path) -> dict[str, dict[str, str]]:
         f"rises (patience {outcome['patience']}); {outcome['seeds']} seeds for the best values, one for the "
         f"others. {why}"
     )
-    columns = [{"key": key, "label": key} for key in COLUMNS]
-    table = save_table(out, name, title=title, caption=caption, columns=columns, rows=tuning_rows(outcome))
+    table = save_table(out, name, title=title, caption=caption, rows=tuning_rows(outcome))
     results = write_values(out / "results" / f"{name}.csv", _values(outcome, name))
     figure = _save_figure(outcome, out, name, title, caption)
     return {"table": table, "results": {"csv": str(results)}, "figure": figure}
@@ -246,31 +244,22 @@ def _note(row: Mapping[str, Any]) -> str:
 
 
 def _save_figure(outcome: Document, out: Path, name: str, title: str, caption: str) -> dict[str, str]:
-    with plotting() as plt:
-        figure, axes = plt.subplots(1, 2, figsize=(7.4, 3.0), sharey=True, width_ratios=[3, 2])
-        for axis, stage in zip(axes, outcome["stages"].values(), strict=True):
-            _draw_stage(axis, stage)
-        axes[0].set(ylabel=ACCURACY, title=f"1. base rate: {outcome['lr']:g}")
-        equal = outcome["accuracy"]["equal_rates"]["mean"]
-        axes[1].axhline(equal, color="0.4", linestyle="--", linewidth=1, label="equal rates")
-        axes[1].set(title=f"2. multiplier of QK: {outcome['qk_ratio']:g}")
-        axes[1].legend(loc="best")
-        rows = [
-            {"stage": row["stage"], "value": row["value"], "validation_accuracy": mean_of(row[ACCURACY])}
-            for row in tuning_rows(outcome)
+    equal = outcome["accuracy"]["equal_rates"]["mean"]
+    panels: list[Panel] = []
+    for stage in outcome["stages"].values():
+        field, best = stage["field"], _row(stage)
+        shown = sorted((row for row in stage["tried"] if not row["diverged"]), key=lambda row: row[field])
+        values, means = [row[field] for row in shown], [mean_of(row["accuracy"]) for row in shown]
+        ring = {"marker": "o", "markersize": 9, "fillstyle": "none", "linestyle": "none"}
+        lines = [
+            Line("tried", values, means, {"color": COLORS[0], "marker": "o"}),
+            Line("chosen", [best[field]], [mean_of(best["accuracy"])], {"color": COLORS[1], **ring}),
         ]
-        see = "The ring marks what was chosen: the best accuracy on validation data, not on test data."
-        return save_figure(figure, out, name, title=title, caption=caption, rows=rows, see=see)
-
-
-def _draw_stage(axis: Any, stage: Mapping[str, Any]) -> None:
-    name = stage["field"]
-    shown = sorted((row for row in stage["tried"] if not row["diverged"]), key=lambda row: row[name])
-    values, means = [row[name] for row in shown], [mean_of(row["accuracy"]) for row in shown]
-    axis.plot(values, means, color=COLORS[0], marker="o", markersize=4)
-    best = _row(stage)
-    axis.plot(best[name], mean_of(best["accuracy"]), "o", color=COLORS[1], markersize=9, fillstyle="none")
-    axis.set(xscale="log", xlabel=TITLES[name])
-    if name == "qk_ratio":
-        axis.set_xticks(values, [f"{value:g}" for value in values])
-        axis.minorticks_off()
+        if field == "qk_ratio":
+            ends = [min(values), max(values)]
+            lines.append(Line("equal rates", ends, [equal] * 2, {"color": "0.4", "linestyle": "--"}))
+        heading = f"{len(panels) + 1}. {TITLES[field]}: {outcome[field]:g}"
+        panels.append(Panel(heading, (TITLES[field], ACCURACY), lines, legend={}))
+    see = "The ring marks what was chosen: the best accuracy on validation data, not on test data."
+    about: dict[str, Any] = {"title": title, "caption": caption, "see": see}
+    return save_panels(panels, out, name, size=(3.7, 3.0), share=True, **about)

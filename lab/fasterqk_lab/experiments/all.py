@@ -1,4 +1,8 @@
-"""The paper on one page: what `make reproduce` runs, and with ``--full`` every table at its full size."""
+"""The paper as a whole: everything on one page, every claim with its verdict, and the open questions.
+
+`all` is what `make reproduce` runs, and with ``--full`` every table at its full size. `claims` and
+`questions` are computed from the published results; nothing is trained for them.
+"""
 
 import sys
 import tempfile
@@ -8,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fasterqk.console import duration_text, print_table, progress_bar, text_table
+from fasterqk.console import duration_text, text_table
 from fasterqk.errors import InputError, WorkError
 from fasterqk.files import content_hash
 from fasterqk.files import plain as plain_data
@@ -18,10 +22,13 @@ from fasterqk_lab.experiments._registry import (
     Experiment,
     Option,
     find_experiment,
+    show_summary,
+    sweep_progress,
 )
-from fasterqk_lab.experiments.claims import write_claims
 from fasterqk_lab.experiments.table_sva import FOUND_RATES
-from fasterqk_lab.page import write_page
+from fasterqk_lab.figures import effect_record, effect_text, save_claims
+from fasterqk_lab.page import count_verdicts, write_page
+from fasterqk_lab.paper import FOLDER, Published, read_claims, read_lines, read_questions, save_picture
 from fasterqk_lab.runs import Spec, SpecCell, Store, SweepError, plan, sweep
 
 WORKERS = 2
@@ -226,7 +233,8 @@ def run(runner: CellRunner, full: bool, plan: bool, parts: list[str] | None) -> 
         summary["parts"] = [row for part in chosen for row in run_together([part], runner.out, go_on=True)]
     else:
         summary["parts"] = run_together(chosen, runner.out)
-    write_claims(runner.out)
+    if FOLDER.is_dir():  # of a checkout
+        write_claims(runner.out)
     return summary | {"report": str(write_page(runner.out))}
 
 
@@ -245,71 +253,65 @@ def run_together(parts: Sequence[Part], out: Path, go_on: bool = False) -> list[
     Returns one row per part in the order in which they were done; ``seconds`` counts from the start. With
     ``go_on`` a part that cannot run has an ``error`` there.
     """
-    start, rows, waiting = time.perf_counter(), [], list(parts)
+    start = time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    waiting = list(parts)
+
+    def end(part: Part, error: Exception | None = None) -> None:
+        if error is not None and not go_on:
+            raise error
+        waiting.remove(part)
+        row = {"experiment": part.name, "command": f"fasterqk-lab reproduce {part.command}"}
+        seconds = round(time.perf_counter() - start, 1)
+        rows.append(row | {"seconds": seconds} | ({"error": str(error)} if error else {}))
+        print(f"{part.name}: {error or duration_text(seconds)}", file=sys.stderr, flush=True)
+
     while waiting:
         asked: dict[str, tuple[str, Any]] = {}
         for part in list(waiting):
-            row: dict[str, Any] = {
-                "experiment": part.name,
-                "command": f"fasterqk-lab reproduce {part.command}",
-            }
             planner = Planner(part, out)
             try:
-                if not planner.finish(part):
+                if planner.finish(part):
+                    end(part)
+                else:
                     asked |= planner.asked
-                    continue
             except (InputError, WorkError) as error:
-                if not go_on:
-                    raise
-                row["error"] = str(error)
-            waiting.remove(part)
-            rows.append(row | {"seconds": round(time.perf_counter() - start, 1)})
-            _tell(rows[-1])
-        if asked:
-            try:
-                _sweep(asked, out, ", ".join(part.name for part in waiting))
-            except (InputError, WorkError) as error:
-                if not go_on:
-                    raise
-                rows += [{"experiment": part.name, "error": str(error)} for part in waiting]
-                return rows
+                end(part, error)
+        try:
+            _sweep(asked, out, ", ".join(part.name for part in waiting))
+        except (InputError, WorkError) as error:
+            for part in list(waiting):
+                end(part, error)
     return rows
 
 
 def _sweep(asked: Mapping[str, tuple[str, Any]], out: Path, title: str) -> None:
+    if not asked:
+        return
     functions, configs = zip(*asked.values(), strict=True)
-    with progress_bar(title) as progress:
+    with sweep_progress(title) as progress:
         try:
             sweep(configs, functions, out, workers=WORKERS, progress=progress)
         except SweepError as error:
             raise error.told() from None
 
 
-def _tell(row: Mapping[str, Any]) -> None:
-    if sys.stderr.isatty():
-        print(f"{row['experiment']}: {row.get('error') or duration_text(row['seconds'])}", file=sys.stderr)
-
-
-def show(summary: dict[str, Any]) -> None:
-    if "parts" not in summary:
+def show(summary: Mapping[str, Any]) -> None:
+    if "parts" in summary:
+        show_summary({"parts": summary["parts"]})
+        print(f"\nopen {summary['report']}")
+    else:
         show_plan(summary["plan"])
-        return
-    print_table(
-        [{key: row.get(key) for key in ("experiment", "seconds", "error")} for row in summary["parts"]]
-    )
-    print(f"\nopen {summary['report']}")
 
 
 EXPERIMENT = Experiment(
-    name="all",
-    chapter="All",
+    "all",
+    run,
     options=(
         Option("full", bool, "every table at full size; prints its plan, can be stopped", default=False),
         Option("plan", bool, "print the plan (cells, done, hours) and stop", default=False),
         Option("parts", str, "only these experiments", many=True, metavar="NAME"),
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce all --out out                         # what make reproduce runs",
         "fasterqk-lab reproduce all --full --plan --out out           # how much is left",
@@ -318,4 +320,77 @@ EXPERIMENT = Experiment(
     details="Cells that are done are not done again: after Ctrl-C, or kill, the same command goes on.",
     trains=False,
     needs_data=True,
+    show=show,
+)
+
+# --- Claims and questions ---
+
+RESULTS_OPTION = Option(
+    "results", str, "published results (default: lab/paper of the checkout)", metavar="DIR"
+)
+
+
+def _published(results: str | None) -> Published:
+    return Published(Path(results) if results else FOLDER)
+
+
+def write_claims(out: Path, results: str | None = None) -> list[dict[str, str]]:
+    """Save the claims under ``out`` for the page, and return them as it shows them."""
+    claims = [
+        {
+            "claim": claim.text,
+            "where": claim.where,
+            "verdict": claim.verdict,
+            "effect": "" if not claim.effects or claim.effects[0].exact else effect_text(claim.effects[0]),
+            "remark": claim.remark,
+            "experiment": claim.command,
+            "group": claim.group,
+        }
+        for claim in read_claims(_published(results))
+    ]
+    save_claims(out, claims, title="Every claim of the paper")
+    return claims
+
+
+def run_claims(runner: CellRunner, results: str | None) -> dict[str, Any]:
+    claims = write_claims(runner.out, results)
+    return {"claims": claims, "verdicts": count_verdicts(claims), "evidence": "docs/results/claims.md"}
+
+
+def show_claims(summary: Mapping[str, Any]) -> None:
+    columns = ("group", "claim", "verdict", "effect")
+    rows = [{key: claim[key] for key in columns} for claim in summary["claims"]]
+    show_summary({**summary, "claims": rows})
+
+
+def run_questions(runner: CellRunner, results: str | None) -> dict[str, Any]:
+    published = _published(results)
+    questions = [
+        {name: getattr(question, name) for name in ("title", "hypothesis", "verdict", "becomes")}
+        | {
+            name: [effect_record(effect) for effect in getattr(question, name)]
+            for name in ("effects", "explored")
+        }
+        for question in read_questions(published)
+    ]
+    picture = save_picture(read_lines(published), runner.out / "figures")
+    return {"questions": questions, "figure": str(picture)}
+
+
+CLAIMS = Experiment(
+    "claims",
+    run_claims,
+    options=(RESULTS_OPTION,),
+    examples=("fasterqk-lab reproduce claims --out out", "fasterqk-lab reproduce claims --json"),
+    details="Reads lab/paper; nothing is trained. tools/publish.py writes the pages of docs/results.",
+    trains=False,
+    show=show_claims,
+)
+QUESTIONS = Experiment(
+    "questions",
+    run_questions,
+    options=(RESULTS_OPTION,),
+    examples=("fasterqk-lab reproduce questions --out out", "fasterqk-lab reproduce questions --json"),
+    details="Reads lab/paper; nothing is trained.",
+    trains=False,
 )

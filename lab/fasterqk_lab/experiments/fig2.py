@@ -1,28 +1,32 @@
-"""Figure 2: where the four parameterizations attend, with and without faster query-key learning."""
+"""Figure 2: where the four parameterizations attend, with and without faster query-key learning.
+
+Beside the published panels stands what they depend on: cells of the protocol ``literal`` with up to three
+things changed (scores divided by the square root of the width, the query token attended, the softmax over the
+four next tokens only, another size of the start), with equal rates and with a faster QK circuit.
+"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from fasterqk.attention.scores import DTAP_EDGES, dtap_over_seeds
-from fasterqk.console import print_table
 from fasterqk_lab.compare import END, LOSS, Effect, Measured, Value, compare, correct, measured
-from fasterqk_lab.experiments._comparison import effect_record
-from fasterqk_lab.experiments._fig2_dependence import EQUAL, FASTER, compute_dependence, save_dependence
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import (
-    OLD_NAMES,
     PROTOCOL_OPTION,
     Panel,
     Results,
+    group_values,
     panels,
     run_cells,
+    with_scale,
 )
-from fasterqk_lab.figures import draw_dtap, dtap_rows, plotting, save_curve, save_figure, save_table
+from fasterqk_lab.figures import effect_record, save_curve, save_dtaps, save_forest, save_table
+from fasterqk_lab.synthetic import PARAMETERIZATIONS, SyntheticCell
 
 # The panel with equal rates that a panel with a faster query-key circuit is compared with.
 BASELINES = {"e": "a", "f": "a", "g": "d", "h": "d", "i": "b", "j": "c"}
@@ -116,8 +120,7 @@ class Fig2:
         notes = [f"{len(capped)} of {len(seeds)} hit the cap"] if capped else []
         notes += [f"{len(diverged)} diverged"] if diverged else []
         notes += [f"query token {mass.mean:.2f}"] if attended and mass else []
-        empty = np.full([len(DTAP_EDGES) - 1] * 2, np.nan).tolist()
-        mean, deviation = dtap_over_seeds(tables) if tables else (empty, empty)
+        mean, deviation = dtap_over_seeds(tables) if tables else (None, None)
         return scores | {
             "panel": name,
             "title": panel.title,
@@ -126,7 +129,7 @@ class Fig2:
             "matched": self.measured.interval(name, "mrta", LOSS, self.level),
             "dtap": mean,
             "dtap_deviation": deviation,
-            "top_row": " ".join(f"{share:.1f}" for share in mean[-1]),
+            "top_row": " ".join(f"{share:.1f}" for share in mean[-1]) if mean is not None else "",
             "seeds": list(seeds),
             "diverged": diverged,
             "capped": " ".join(map(str, capped)),
@@ -136,7 +139,6 @@ class Fig2:
 
 def compute(runner: CellRunner, protocol: str, *, seeds: int = 5, names: Sequence[str] | None = None) -> Fig2:
     """Train what is not stored yet; the values of all cells go to the table of results."""
-    protocol = OLD_NAMES.get(protocol, protocol)
     chosen = panels(protocol, list(names) if names else None)
     cells = {
         (panel.name, seed): panel.for_seed(seed)
@@ -163,30 +165,29 @@ def _more_values(name: str, results: Results) -> list[Value]:
     return values
 
 
-def differences_from_saved(data: Fig2) -> dict[str, Any]:
-    """How far our `published` panels are from what the notebooks saved.
+def differences_from_saved(data: Fig2) -> list[dict[str, Any]]:
+    """How far our `published` panels are from what the notebooks saved, one row per panel.
 
-    ``top_row`` is ours minus theirs in percentage points, ours over all seeds; ``losses`` maps an epoch
-    to ours and theirs, of torch seed 1234; ``final_losses`` has both for each seed that they print.
+    ``top_row`` is ours minus theirs in percentage points, ours over all seeds, ``most_points`` the largest
+    of it; ``losses`` maps an epoch to ours and theirs, of torch seed 1234; ``final_losses`` has both for each
+    seed that they print.
     """
-    differences: dict[str, Any] = {}
-    for name, row in RELEASED_TOP_ROWS.items():
+    rows = []
+    for name, saved in RELEASED_TOP_ROWS.items():
         if name not in data.records or not data.records[name]["mrta"]:
             continue
         windows = [data.results[name, seed]["window_losses"] for seed in data.records[name]["seeds"]]
         finals = RELEASED_FINAL_LOSSES.get(name, ())
-        differences[name] = {
-            "top_row": [
-                ours - theirs for ours, theirs in zip(data.records[name]["dtap"][-1], row, strict=True)
-            ],
-            "losses": {
-                str(epoch): [windows[0][epoch // 100 - 1], theirs]
-                for epoch, theirs in RELEASED_LOSSES[name].items()
-                if epoch // 100 <= len(windows[0])
-            },
-            "final_losses": [[ours[-1], theirs] for ours, theirs in zip(windows, finals, strict=False)],
+        points = [ours - theirs for ours, theirs in zip(data.records[name]["dtap"][-1], saved, strict=True)]
+        losses = {
+            str(epoch): [windows[0][epoch // 100 - 1], theirs]
+            for epoch, theirs in RELEASED_LOSSES[name].items()
+            if epoch // 100 <= len(windows[0])
         }
-    return differences
+        both = [[ours[-1], theirs] for ours, theirs in zip(windows, finals, strict=False)]
+        row = {"panel": name, "most_points": max(map(abs, points)), "top_row": points}
+        rows.append(row | {"losses": losses, "final_losses": both})
+    return rows
 
 
 def save(data: Fig2, out: Path) -> dict[str, Any]:
@@ -198,22 +199,16 @@ def save(data: Fig2, out: Path) -> dict[str, Any]:
         f" {data.panels[0].cell.evaluated} held-out sequences each."
     )
     title = f"Figure 2: attention and prediction on the toy language, {data.protocol}"
-    with plotting() as plt:
-        heat_maps = save_figure(
-            draw_heat_maps(plt, data),
-            out,
-            name,
-            title=title,
-            caption="Percent of held-out sequences by attention on distinct tokens and probability of the"
-            f" right token, mean ± standard deviation over seeds. {setting}",
-            rows=[
-                {"panel": letter, "title": record["title"], **row}
-                for letter, record in data.records.items()
-                for row in dtap_rows(record["dtap"], DTAP_EDGES)
-            ],
-            see="Further right: more attention on the distinct tokens. Further up: surer of the right token.",
-        )
-    table = save_table(
+    files: dict[str, Any] = save_dtaps(
+        {_heading(record): _dtap(record) for record in data.records.values()},
+        out,
+        name,
+        title=title,
+        caption=f"By attention on distinct tokens and probability of the right token. {setting}",
+        see="Further right: more attention on the distinct tokens. Further up: surer of the right token.",
+        highest=100.0,
+    )
+    files["table"] = save_table(
         out,
         f"fig2-{data.protocol}-panels",
         title=title,
@@ -221,7 +216,6 @@ def save(data: Fig2, out: Path) -> dict[str, Any]:
         columns=COLUMNS,
         rows=[{key: record[key] for key in COLUMNS} for record in data.records.values()],
     )
-    files = {**heat_maps, "table": table}
     if effects := data.effects:
         titles, names = {"mrta": "attention on distinct tokens"}, {p.name: p.title for p in data.panels}
         curve = save_curve(effects, titles, out, f"{name}-loss", title=title, caption=setting, names=names)
@@ -229,31 +223,150 @@ def save(data: Fig2, out: Path) -> dict[str, Any]:
     return files
 
 
-def draw_heat_maps(plt: Any, data: Fig2, columns: int = 4) -> Any:
-    """One heat map per panel, four in a row."""
-    rows = -(-len(data.panels) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(11.5, 3.35 * rows), squeeze=False)
-    image = None
-    for axis in axes.flat[len(data.panels) :]:
-        axis.set_visible(False)
-    for place, (axis, record) in enumerate(zip(axes.flat, data.records.values(), strict=False)):
-        title = f"({record['panel']}) {record['title']}"
-        if record["mrta"] is None:
-            axis.set_title(f"{title}\ndiverged")
-            axis.set_axis_off()
-            continue
-        steps = f"{record['steps'].mean / 1000:.0f}k steps"
-        title += f"\nMRTA {record['mrta'].mean:.3f} (uniform {record['null']:.2f})\n{steps}\n{record['note']}"
-        image = draw_dtap(
-            axis, record["dtap"], DTAP_EDGES, title.rstrip(), deviation=record["dtap_deviation"]
+def _heading(record: dict[str, Any]) -> str:
+    """The title of a heat map: its panel, attention beside that of uniform attention, and notes."""
+    heading = f"({record['panel']}) {record['title']}"
+    if record["mrta"] is None:
+        return heading
+    scores = f"MRTA {record['mrta'].mean:.3f} (uniform {record['null']:.2f})"
+    return f"{heading}\n{scores}\n{record['steps'].mean / 1000:.0f}k steps\n{record['note']}".rstrip()
+
+
+def _dtap(record: dict[str, Any]) -> dict[str, Any]:
+    return {"mean": record["dtap"], "standard_deviation": record["dtap_deviation"], "edges": DTAP_EDGES}
+
+
+# --- What it depends on ---
+
+EQUAL, FASTER = "equal rates", "QK 10x"
+RATIOS = {EQUAL: 1.0, FASTER: 10.0}
+# Enough for most pairs to reach a loss near .001; the others are read at the loss that they reach.
+MAX_STEPS = 60_000
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One setting: a row of the figure."""
+
+    scaled: bool = False
+    query_attended: bool = False
+    four_tokens: bool = False
+    start: float = 1e-3
+
+    def cell(self, parameterization: str, qk_ratio: float) -> SyntheticCell:
+        """The cell of this setting (of seed 0)."""
+        base = panels("literal", ["a"])[0].cell
+        cell = replace(
+            base,
+            parameterization=parameterization,
+            qk_ratio=qk_ratio,
+            scaled_scores=self.scaled,
+            closed=self.four_tokens,
+            language=replace(base.language, attend_query=self.query_attended),
+            max_steps=MAX_STEPS,
         )
-        axis.title.set_fontsize(9)
-        axis.set_xlabel("attention on distinct tokens" if place + columns >= len(data.panels) else "")
-        axis.set_ylabel("probability of the label" if place % columns == 0 else "")
-    if image is not None:
-        label = "% of sequences (square-root scale)"
-        figure.colorbar(image, ax=axes.ravel().tolist(), label=label, shrink=0.6, aspect=30).ax.grid(False)
-    return figure
+        return with_scale(cell, self.start)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The setting in words."""
+        return {
+            "scores": "÷ √d" if self.scaled else "as they are",
+            "query": "attended" if self.query_attended else "not",
+            "softmax": "4 tokens" if self.four_tokens else "50 tokens",
+            "start": f"{self.start:g}",
+        }
+
+
+READINGS = tuple(
+    Reading(scaled, query, four, start)
+    for scaled in (False, True)
+    for query, four, start in (
+        (False, False, 1e-3),
+        (False, True, 1e-3),
+        (True, False, 1e-3),
+        (True, True, 1e-3),
+        (False, False, 1e-6),
+        (False, False, 0.1),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Attention on class tokens of one setting and parameterization, at one loss."""
+
+    reading: Reading
+    parameterization: str
+    effect: Effect
+    query_mass: dict[str, float]  # at the end, by EQUAL and FASTER
+
+    def row(self) -> dict[str, Any]:
+        """The pair as a row of a table."""
+        effect = self.effect
+        return {
+            **self.reading.columns,
+            "parameterization": self.parameterization,
+            "loss": effect.loss,
+            EQUAL: effect.second,
+            FASTER: effect.first,
+            "difference": effect.value,
+            **{f"on the query token, {name}": mass for name, mass in self.query_mass.items()},
+        }
+
+
+def compute_dependence(runner: CellRunner, seeds: int = 1) -> list[Pair]:
+    """One pair per setting and parameterization, read at the lowest training loss that both cells reach."""
+    name, settings = "fig2-dependence", list(product(READINGS, PARAMETERIZATIONS))
+
+    def arm_name(reading: Reading, parameterization: str, speed: str) -> str:
+        return ", ".join([*reading.columns.values(), parameterization, speed])
+
+    cells = {
+        (arm_name(reading, parameterization, speed), seed): replace(
+            reading.cell(parameterization, ratio), seed=seed
+        )
+        for seed in range(seeds)
+        for reading, parameterization in settings
+        for speed, ratio in RATIOS.items()
+    }
+    results = run_cells(cells, runner, title="fig2, what it depends on", protocol="dependence")
+    equal_of = {
+        arm_name(*setting, speed): arm_name(*setting, EQUAL) for setting in settings for speed in RATIOS
+    }
+    _, values = group_values(name, results, equal_of, stopped=False)
+    table = measured(name, results, baselines=equal_of, more=values)
+    runner.add(table.values)
+    pairs = []
+    for reading, parameterization in settings:
+        arms = {speed: arm_name(reading, parameterization, speed) for speed in RATIOS}
+        effect = compare(table, (arms[FASTER], arms[EQUAL]), "mrta", at=LOSS)
+        masses = {speed: fmean(table.of(arm, "query_mass", END).values()) for speed, arm in arms.items()}
+        attended = masses if reading.query_attended else dict.fromkeys(RATIOS, 0.0)
+        pairs.append(Pair(reading, parameterization, effect, attended))
+    return pairs
+
+
+def save_dependence(pairs: list[Pair], out: Path) -> dict[str, Any]:
+    """Write the figure and its table under ``out``; returns the figure's paths and the table's."""
+    seeds = max(pair.effect.value.n for pair in pairs)
+    name, title = "fig2-dependence", "Figure 2: what the result depends on"
+    caption = (
+        "Attention on class tokens, from equal rates (ring) to a query-key circuit that learns ten times"
+        " faster (dot), at the lowest training loss that both reach; dotted: uniform attention,"
+        f" {seeds} seed{'s' if seeds > 1 else ''}. A row names how scores are scaled, whether the query token"
+        " is attended, the softmax, and the size of the start. Where attention falls, the circuit names the"
+        " class by the common token or the query that it looks at (docs/covert-channel.md)."
+    )
+    effects = [
+        replace(pair.effect, label=", ".join(pair.reading.columns.values()), score=pair.parameterization)
+        for pair in pairs
+    ]
+    about: dict[str, Any] = {"title": title, "caption": caption}
+    see = "A dot to the right of its ring: faster query-key learning gave more attention at equal loss."
+    titles = {name: name for name in dict.fromkeys(pair.parameterization for pair in pairs)}
+    files: dict[str, Any] = save_forest(effects, titles, out, name, see=f"{see} To the left: less.", **about)
+    return files | {"table": save_table(out, name, rows=[pair.row() for pair in pairs], **about)}
 
 
 def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None) -> dict[str, Any]:
@@ -261,46 +374,27 @@ def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None)
     summary: dict[str, Any] = {
         "protocol": data.protocol,
         "loss": data.level,
-        "panels": data.records,
+        "panels": list(data.records.values()),
         "effects": [effect_record(effect) for effect in data.effects],
         "files": save(data, runner.out),
     }
     if data.protocol == "published":
         summary["differences_from_saved"] = differences_from_saved(data)
         if not panels:
-            dependence = compute_dependence(runner)
-            files = save_dependence(dependence, runner.out)
-            summary["dependence"] = {"pairs": [pair.record() for pair in dependence], "files": files}
+            pairs = compute_dependence(runner)
+            summary["dependence"] = [pair.row() for pair in pairs]
+            summary["dependence_files"] = save_dependence(pairs, runner.out)
     return summary
 
 
-def show(summary: dict[str, Any]) -> None:
-    keys = [key for key in COLUMNS if key not in ("top_row", "capped")]
-    rows = [{key: panel[key] for key in keys} for panel in summary["panels"].values()]
-    print_table(rows, title=f"figure 2, protocol {summary['protocol']} (mean and interval over seeds):")
-    if summary["loss"] is not None:
-        print(f"\nmatched: at equal loss, {summary['loss']:.2g} on training sequences")
-    for name, differences in summary.get("differences_from_saved", {}).items():
-        most = max(map(abs, differences["top_row"]))
-        print(f"panel {name}: at most {most:.1f} points per bin from the heat map that the notebooks saved")
-    print(f"figure: {summary['files']['png']}")
-    if "dependence" in summary:
-        keys = ["scores", "query", "softmax", "start", "parameterization", "loss", EQUAL, FASTER]
-        rows = [{key: pair[key] for key in keys} for pair in summary["dependence"]["pairs"]]
-        print_table(rows, title="\nwhat it depends on: attention on class tokens at equal loss:")
-        print(f"\nfigure: {summary['dependence']['files']['png']}")
-
-
 EXPERIMENT = Experiment(
-    name="fig2",
-    chapter="Figure 2",
+    "fig2",
+    run,
     options=(
         PROTOCOL_OPTION,
         seeds_option(5, "how many (g and h of published: at least the five that the notebooks averaged)"),
         Option("panels", str, "only these (default: all)", many=True, metavar="a"),
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce fig2 --out out",
         "fasterqk-lab reproduce fig2 --panels a,b,g,h --json          # those that the notebooks saved",

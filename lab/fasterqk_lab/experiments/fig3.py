@@ -8,18 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fasterqk.console import print_table
-from fasterqk.errors import InputError
 from fasterqk_lab.compare import END, Value
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.figures import COLORS, plotting, save_figure
+from fasterqk_lab.figures import Line, Panel, save_panels
 from fasterqk_lab.synthetic import FIXED_CIRCUITS, FixedAttentionCell
 
 ALPHAS = (0.2, 0.4, 0.6, 0.8, 1.0)
 CIRCUITS = FIXED_CIRCUITS
 # The published curves were made with biases, the paper's model has none.
 PROTOCOLS = {"published": (True,), "no-biases": (False,), "both": (True, False)}
-OLD_NAMES = {"released": "published", "paper": "no-biases"}
 # Two cells, one per worker: a factorized curve takes half as long again as a collapsed one.
 _CELLS = (
     (*product(CIRCUITS[:1], ALPHAS[:3]), *product(CIRCUITS[1:], ALPHAS[3:])),
@@ -66,8 +63,6 @@ class Curve:
 
 def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 500) -> list[Curve]:
     """Train what is not stored yet; returns the means over seeds, all seeds go to the table of results."""
-    if protocol not in PROTOCOLS:
-        raise InputError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     cells = {
         (f"{'with' if bias else 'without'} biases, part {part}", seed): FixedAttentionCell(
             curves, bias=bias, seed=seed, epochs=epochs
@@ -81,12 +76,11 @@ def compute(runner: CellRunner, protocol: str, *, seeds: int = 1, epochs: int = 
     of_seeds: dict[tuple[bool, str, float], list[Curve]] = {}
     for key, cell in cells.items():
         for curve in results[key]["curves"]:
-            own = _curve(cell.bias, curve)
-            of_seeds.setdefault((own.bias, own.circuit, own.alpha), []).append(own)
-            if not own.diverged:
-                runner.add(
-                    Value("fig3", own.arm, cell.seed, END, None, *score) for score in own.scores().items()
-                )
+            trained = _curve(cell.bias, curve)
+            of_seeds.setdefault((trained.bias, trained.circuit, trained.alpha), []).append(trained)
+            place = "fig3", trained.arm, cell.seed, END, None
+            if not trained.diverged:
+                runner.add(Value(*place, *score) for score in trained.scores().items())
     return [_mean(of_seeds[key]) for key in product(PROTOCOLS[protocol], CIRCUITS, ALPHAS)]
 
 
@@ -106,79 +100,62 @@ def save(curves: Sequence[Curve], protocol: str, seeds: int, out: Path) -> dict[
     """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
     biases = {True: "with biases, as published", False: "without biases, as in the paper's model"}
     which = " and ".join(biases[bias] for bias in PROTOCOLS[protocol])
-    with plotting() as plt:
-        return save_figure(
-            draw(plt, curves),
-            out,
-            "fig3" if protocol == "published" else f"fig3-{protocol}",
-            title="Figure 3: the output-value circuit under fixed attention",
-            caption=f"Attention mass α on the distinct tokens is held fixed; linear layers {which}. Both"
-            " losses of an incentive (δ = 0.005) are taken on the same 5,120 held-out sequences; for α = 1"
-            f" the shares are continued linearly. {seeds} seed{'s' if seeds > 1 else ''}.",
-            rows=[
-                curve.setting | {"epoch": epoch, "loss": loss, "incentive": incentive}
-                for curve in curves
-                for epoch, (loss, incentive) in enumerate(zip(curve.loss, curve.incentive, strict=True))
-            ],
-            see="Each line holds attention fixed at one share: compare the loss (a, b) with how much a little"
-            " more attention would lower it (c, d).",
+    panels = []
+    places = product(PROTOCOLS[protocol], _LABELS, CIRCUITS)
+    for letter, (bias, value, circuit) in zip("abcdefgh", places, strict=False):
+        lines = [
+            Line(f"{curve.alpha:g}", range(len(curve.loss)), getattr(curve, value))
+            for curve in curves
+            if (curve.circuit, curve.bias) == (circuit, bias)
+        ]
+        panels.append(
+            Panel(
+                f"({letter}) {circuit}{'' if bias else ', no biases'}",
+                ("epoch", _LABELS[value]),
+                lines,
+                log="",
+                limits=(0 if value == "loss" else None, None),
+                null=0.0 if value == "incentive" else None,
+                legend={"title": r"attention $\alpha$", "loc": "upper right"} if letter == "a" else None,
+            )
         )
-
-
-def draw(plt: Any, curves: Sequence[Curve]) -> Any:
-    """Losses and incentives, a row with biases and one without."""
-    biases = list(dict.fromkeys(curve.bias for curve in curves))
-    size = (11.5, 2.9 * len(biases))
-    figure, axes = plt.subplots(len(biases), 4, figsize=size, sharex=True, sharey="col", squeeze=False)
-    places = product(biases, _LABELS, CIRCUITS)
-    for axis, letter, (bias, value, circuit) in zip(axes.flat, "abcdefgh", places, strict=False):
-        own = [curve for curve in curves if (curve.circuit, curve.bias) == (circuit, bias)]
-        for curve, color in zip(own, COLORS, strict=False):
-            axis.plot(getattr(curve, value), color=color, label=f"{curve.alpha:g}")
-        axis.set(title=f"({letter}) {circuit}{'' if bias else ', no biases'}", ylabel=_LABELS[value])
-        if value == "incentive":
-            axis.axhline(0, color="0.4", linewidth=0.8)
-        else:
-            axis.set_ylim(bottom=0)
-    for axis in axes[-1]:
-        axis.set_xlabel("epoch")
-    axes[0, 0].legend(title=r"attention $\alpha$", loc="upper right")
-    return figure
+    return save_panels(
+        panels,
+        out,
+        "fig3" if protocol == "published" else f"fig3-{protocol}",
+        title="Figure 3: the output-value circuit under fixed attention",
+        caption=f"Attention mass α on the distinct tokens is held fixed; linear layers {which}. Both"
+        " losses of an incentive (δ = 0.005) are taken on the same 5,120 held-out sequences; for α = 1"
+        f" the shares are continued linearly. {seeds} seed{'s' if seeds > 1 else ''}.",
+        rows=[
+            curve.setting | {"epoch": epoch, "loss": loss, "incentive": incentive}
+            for curve in curves
+            for epoch, (loss, incentive) in enumerate(zip(curve.loss, curve.incentive, strict=True))
+        ],
+        see="Each line holds attention fixed at one share: compare the loss (a, b) with how much a little"
+        " more attention would lower it (c, d).",
+    )
 
 
 def run(runner: CellRunner, protocol: str, seeds: int, epochs: int) -> dict[str, Any]:
     curves = compute(runner, protocol, seeds=seeds, epochs=epochs)
-    return {
-        "protocol": protocol,
-        "curves": [
-            curve.setting
-            | {"scores": curve.scores(), "diverged": curve.diverged}
-            | {"loss": curve.loss, "incentive": curve.incentive}
-            for curve in curves
-        ],
-        "files": save(curves, protocol, seeds, runner.out),
-    }
-
-
-def show(summary: dict[str, Any]) -> None:
     rows = [
-        {key: curve[key] for key in ("circuit", "bias", "alpha")} | curve["scores"]
-        for curve in summary["curves"]
+        curve.setting
+        | curve.scores()
+        | {"diverged": curve.diverged, "along": {"loss": curve.loss, "incentive": curve.incentive}}
+        for curve in curves
     ]
-    print_table(rows, title="figure 3, attention held fixed:")
-    print(f"\nfigure: {summary['files']['png']}")
+    return {"protocol": protocol, "curves": rows, "files": save(curves, protocol, seeds, runner.out)}
 
 
 EXPERIMENT = Experiment(
-    name="fig3",
-    chapter="Figure 3",
+    "fig3",
+    run,
     options=(
-        Option("protocol", str, "which settings", "published", tuple(PROTOCOLS), old_names=OLD_NAMES),
+        Option("protocol", str, "which settings", "published", tuple(PROTOCOLS)),
         seeds_option(1),
         Option("epochs", int, "of 250 batches", default=500),
     ),
-    run=run,
-    show=show,
     examples=("fasterqk-lab reproduce fig3 --out out", "fasterqk-lab reproduce fig3 --protocol both --json"),
     details="Protocol published (default): linear layers with biases, which made the published curves; "
     "no-biases: without, as in the paper's model; both: a row of each.",

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.console import print_table
 from fasterqk.theory import (
     OPTIMIZERS,
     PARAMETERIZATIONS,
@@ -25,7 +24,7 @@ from fasterqk.theory import (
 )
 from fasterqk_lab.compare import LOSS, Value
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
-from fasterqk_lab.figures import COLORS, HEATMAP, PARAMETERIZATION_COLORS, plotting, save_figure
+from fasterqk_lab.figures import PARAMETERIZATION_COLORS, Line, Panel, save_panels
 
 RATIOS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])
 STOP = 1e-4
@@ -33,6 +32,7 @@ SIGN = "CACO, sign descent"
 _STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time")
 _POINTS = 200
 _EVERY = 20  # one ratio in so many of panel (e) is also integrated
+WANTED = (0.3, 0.5, 0.7, 0.9, 0.99)  # attention in panel (f), where it is above uniform attention
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,6 @@ def _records(states: Solution) -> Iterator[dict[str, float]]:
         yield {name: float(values[place]) for name, values in columns.items()}
 
 
-_HOLLOW: dict[str, Any] = {"markersize": 4, "markerfacecolor": "white"}
-
-
 def save(data: Fig4, out: Path) -> dict[str, str]:
     """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
     setting, sign = data.setting, data.optimizer == "sign"
@@ -165,100 +162,64 @@ def save(data: Fig4, out: Path) -> dict[str, str]:
     )
     ends = zip(RATIOS, data.final.alpha, strict=True)
     attention = ", ".join(f"{float(alpha):.2f} at r = {ratio:g}" for ratio, alpha in ends)
-    with plotting() as plt:
-        return save_figure(
-            draw(plt, data),
-            out,
-            data.name,
-            title=f"Figure 4: how the ratio sets attention (M={setting.M}{', sign descent' if sign else ''})",
-            caption=f"{'Sign descent' if sign else 'Theorem 1'} with M={setting.M}, b={setting.b},"
-            f" m={setting.m}, n={setting.n} from zero, solved in closed form for five ratios r. (a) Loss over"
-            " the paper's normalised time t min(1, r) and over time itself; (b, c, d) OV scale, QK scale and"
-            f" attention on class tokens at matched loss; (e) attention at loss {STOP:g}: {points}; (f) the"
-            " ratio that gives a wanted attention at a wanted loss (CACO).",
-            rows=data.rows(),
-            see=f"(d): where training stops at the same loss ({STOP:g}), attention on class tokens is"
-            f" {attention}; uniform attention has {setting.uniform_attention:.2f}.",
-        )
+    return save_panels(
+        _panels(data),
+        out,
+        data.name,
+        title=f"Figure 4: how the ratio sets attention (M={setting.M}{', sign descent' if sign else ''})",
+        caption=f"{'Sign descent' if sign else 'Theorem 1'} with M={setting.M}, b={setting.b},"
+        f" m={setting.m}, n={setting.n} from zero, solved in closed form for five ratios r. (a) Loss over"
+        " the paper's normalised time t min(1, r) and over time itself; (b, c, d) OV scale, QK scale and"
+        f" attention on class tokens at matched loss; (e) attention at loss {STOP:g}: {points}; (f) the"
+        " ratio that gives a wanted attention at a wanted loss (CACO).",
+        rows=list(data.rows()),
+        see=f"(d): where training stops at the same loss ({STOP:g}), attention on class tokens is"
+        f" {attention}; uniform attention has {setting.uniform_attention:.2f}.",
+    )
 
 
-def draw(plt: Any, data: Fig4) -> Any:
-    """The figure with its seven panels."""
-    figure = plt.figure(figsize=(11.5, 7))
-    grid = figure.add_gridspec(2, 12)
-    top = [figure.add_subplot(grid[0, 3 * i : 3 * i + 3]) for i in range(4)]
-    bottom = [figure.add_subplot(grid[1, 4 * i : 4 * i + 4]) for i in range(3)]
-    first, matched = 1 if data.optimizer == "gradient_flow" else 1e-2, data.matched
-    for axes, time, label, title in (
-        (top[0], normalised_time(data.curves), r"normalised time $t\,\min(1, r)$", "(a) loss"),
-        (top[1], data.curves.time, r"time $t$", "(a) loss, true time"),
-    ):
-        _lines(axes, time, data.curves.loss, xlabel=label, ylabel="loss", title=title, xlim=(first, None))
-    for axes, values, label, title in (
-        (top[2], matched.mu_ov, r"$\mu_{OV}$", "(b) OV scale at matched loss"),
-        (top[3], matched.mu_qk, r"$\mu_{QK}$", "(c) QK scale at matched loss"),
-        (bottom[0], matched.alpha, r"attention $\alpha$", "(d) attention at matched loss"),
-    ):
-        stop = "loss at which training stops"
-        _lines(axes, matched.loss, values, xlabel=stop, ylabel=label, title=title)
-        axes.invert_xaxis()
-    bottom[0].axhline(data.setting.uniform_attention, color="0.5", linewidth=0.8, linestyle=":")
-    bottom[0].set_ylim(0, 1)
-    _by_ratio(bottom[1], data)
-    _needed(bottom[2], data, figure)
-    ratios, methods = (axes.get_legend_handles_labels() for axes in (top[0], bottom[1]))
-    names = [f"r = {name}" for name in ratios[1]] + methods[1]
-    figure.legend(ratios[0] + methods[0], names, loc="outside lower center", ncols=len(names))
-    for axes in (*top, *bottom):
-        axes.minorticks_off()
-    figure.draw_without_rendering()  # lay out once, not again for every file format
-    figure.set_layout_engine("none")
-    return figure
+def _panels(data: Fig4) -> list[Panel]:
+    """The seven plots of the figure."""
+    curves, matched, uniform = data.curves, data.matched, data.setting.uniform_attention
 
+    def by_ratio(title: str, axes: tuple[str, str], x: Any, y: Any, **more: Any) -> Panel:
+        lines = [Line(f"r = {ratio:g}", x[place], y[place]) for place, ratio in enumerate(RATIOS)]
+        return Panel(title, axes, lines, **{"limits": (0, None), **more})
 
-def _lines(axes: Any, x: Any, y: Any, **labels: Any) -> None:
-    """One line per ratio over a logarithmic axis."""
-    for index, ratio in enumerate(RATIOS):
-        axes.plot(x[index], y[index], color=COLORS[index], label=f"{ratio:g}")
-    axes.set(xscale="log", **labels)
-    axes.set_ylim(bottom=0)
-
-
-def _by_ratio(axes: Any, data: Fig4) -> None:
+    sweeps = []
     for name, states in data.sweeps.items():
-        parameterization = states.path.parameterization
-        color = PARAMETERIZATION_COLORS[parameterization]
-        dashes = "--" if name == SIGN else "-"
-        axes.plot(states.qk_ratio, states.alpha, dashes, color=color, label=name if name == SIGN else None)
+        style: dict[str, Any] = {"color": PARAMETERIZATION_COLORS[states.path.parameterization]}
+        dashes = {"linestyle": "--"} if name == SIGN else {}
+        sweeps.append(Line(name, states.qk_ratio, states.alpha, style | dashes))
         if name in data.integrated:
             ratios, points = zip(*data.integrated[name], strict=True)
-            axes.plot(ratios, [state.alpha[0] for state in points], "o", color=color, **_HOLLOW)
-        if name == SIGN:
-            continue
-        # The name stands beside the curve, on the side where there is room.
-        halfway = float(np.interp(0.6, states.alpha, states.qk_ratio))
-        left = name in ("FACO", "CACO") and data.optimizer == "gradient_flow"
-        axes.text(halfway * (0.6 if left else 1.6), 0.6, name, color=color, ha="right" if left else "left")
-    if data.integrated:
-        axes.plot([], [], "o", color="0.4", label="integrated (DOP853)", **_HOLLOW)
-    axes.axhline(data.setting.uniform_attention, color="0.5", linewidth=0.8, linestyle=":")
-    title = f"(e) attention at loss {STOP:g}, exact"
-    axes.set(xscale="log", xlabel=r"ratio $r=\eta_{QK}/\eta_{OV}$", ylabel=r"attention $\alpha$", title=title)
-    axes.set_ylim(0, 1.02)
-
-
-def _needed(axes: Any, data: Fig4, figure: Any) -> None:
-    # Scales and limits first: the labels on the lines are placed in what is visible.
-    axes.set(xscale="log", xlim=(data.map_loss.max(), data.map_loss.min()), xlabel="wanted loss")
-    axes.set(ylim=(data.map_alpha.min(), data.map_alpha.max()), ylabel=r"wanted attention $\alpha$")
-    axes.set_title("(f) ratio needed for a wanted attention")
-    exponents, whole = (data.map_loss, data.map_alpha, np.log10(data.map_ratio).T), np.arange(-2, 4)
-    filled = axes.contourf(*exponents, levels=np.arange(-2, 4.01, 0.25), cmap=HEATMAP, extend="both")
-    lines = axes.contour(*exponents, whole, colors="white", linewidths=0.9, linestyles="solid")
-    # The lines above ten are too close to the edge to carry a label.
-    axes.clabel(lines, whole[whole < 2], fmt={power: f"$10^{{{power}}}$" for power in whole}, fontsize=8)
-    axes.grid(False)
-    figure.colorbar(filled, ax=axes, label=r"$\log_{10} r$", ticks=whole).ax.grid(False)
+            style |= {"marker": "o", "linestyle": "none", "markersize": 4, "markerfacecolor": "white"}
+            sweeps.append(Line("", ratios, [float(state.alpha[0]) for state in points], style))
+    places = [int(np.abs(data.map_alpha - wanted).argmin()) for wanted in WANTED]
+    needed = [Line(f"α = {data.map_alpha[j]:.2f}", data.map_loss, data.map_ratio[:, j]) for j in places]
+    alpha, stop = r"attention $\alpha$", "loss at which training stops"
+    began = {"xlim": (1 if data.optimizer == "gradient_flow" else 1e-2, None)}
+    normalised = r"normalised time $t\,\min(1, r)$", "loss"
+    ratio, limits = r"ratio $r=\eta_{QK}/\eta_{OV}$", (0, 1.02)
+    return [
+        by_ratio("(a) loss", normalised, normalised_time(curves), curves.loss, more=began, legend={}),
+        by_ratio("(a) loss, true time", (r"time $t$", "loss"), curves.time, curves.loss, more=began),
+        by_ratio("(b) OV scale", (stop, r"$\mu_{OV}$"), matched.loss, matched.mu_ov, falls=True),
+        by_ratio("(c) QK scale", (stop, r"$\mu_{QK}$"), matched.loss, matched.mu_qk, falls=True),
+        by_ratio(
+            "(d) attention",
+            (stop, alpha),
+            matched.loss,
+            matched.alpha,
+            falls=True,
+            limits=limits,
+            null=uniform,
+        ),
+        Panel(
+            f"(e) attention at loss {STOP:g}", (ratio, alpha), sweeps, limits=limits, null=uniform, legend={}
+        ),
+        Panel("(f) ratio needed", ("wanted loss", ratio), needed, log="xy", falls=True, legend={}),
+    ]
 
 
 def run(runner: CellRunner, M: int, optimizer: str) -> dict[str, Any]:
@@ -273,22 +234,13 @@ def run(runner: CellRunner, M: int, optimizer: str) -> dict[str, Any]:
     }
 
 
-def show(summary: dict[str, Any]) -> None:
-    print_table(summary["final"], title="where training stops, exactly:")
-    if summary["integration_error"] is not None:
-        print(f"\nlargest difference from integrated runs: {summary['integration_error']:.1e}")
-    print(f"figure: {summary['files']['png']}")
-
-
 EXPERIMENT = Experiment(
-    name="fig4",
-    chapter="Figure 4",
+    "fig4",
+    run,
     options=(
         Option("M", int, "classes: 5 as in the paper's caption (default), 20 as in the notebook", default=5),
         Option("optimizer", str, "whose dynamics", default="gradient_flow", choices=OPTIMIZERS),
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce fig4 --out out",
         "fasterqk-lab reproduce fig4 --M 20 --json",

@@ -17,14 +17,19 @@ complete at low losses at any ratio from 1. Lower losses and the protocol `liter
 from dataclasses import replace
 from typing import Any
 
-from fasterqk.errors import InputError
-from fasterqk_lab.experiments._comparison import Comparison, run_arms, show_comparison
+from fasterqk_lab.experiments._comparison import (
+    EQUAL,
+    TRAIN,
+    Comparison,
+    qk_arm,
+    run_comparison,
+    seeds_from,
+)
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.experiments._synthetic import panels
-from fasterqk_lab.experiments.ablation_hatexplain import EPOCHS, EQUAL, EVALUATE_AT_FALL, qk_arm
-from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED, QK_RATIO
+from fasterqk_lab.experiments.ablation_hatexplain import constant_rate
+from fasterqk_lab.experiments.table_hatexplain import QK_RATIO
 from fasterqk_lab.synthetic import Init, SyntheticCell
-from fasterqk_lab.training import TrainConfig
 
 PARTS = ("toy", "hatexplain")
 # On HateXplain differences under SGD vary more from seed to seed than those under AdamW.
@@ -42,11 +47,6 @@ def imbalanced(factor: float) -> str:
     'W_QK ×10, W_OV ÷10 at the start'
     """
     return f"W_QK ×{factor:g}, W_OV ÷{factor:g} at the start"
-
-
-def favour_qk() -> tuple[str, ...]:
-    """The arms that favour QK at equal rates."""
-    return (imbalanced(TOY_IMBALANCE), imbalanced(IMBALANCE), DECAY_OF_OV, NORMALISED)
 
 
 # --- The toy language ---
@@ -138,7 +138,7 @@ def hatexplain_arms(optimizer: str, seeds: int = 3) -> Comparison:
     >>> list(hatexplain_arms("SGD").arms)[-1]
     'gradients normalised'
     """
-    base = TrainConfig("hatexplain", epochs=EPOCHS, schedule="constant", evaluate_at_fall=EVALUATE_AT_FALL)
+    base = constant_rate()
     decay, ratio = ADAMW_DECAY, float(RATIO)
     if optimizer == "SGD":
         base, decay, ratio = base.replace(**SGD), SGD_DECAY, SGD_RATIO
@@ -155,7 +155,7 @@ def hatexplain_arms(optimizer: str, seeds: int = 3) -> Comparison:
         f"HateXplain, one layer, {optimizer}: other ways to favour a circuit",
         "paper",
         arms,
-        tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+        seeds_from(seeds),
         scores=SCORES,
         planned=PLANNED if optimizer == "SGD" else None,
     )
@@ -164,49 +164,28 @@ def hatexplain_arms(optimizer: str, seeds: int = 3) -> Comparison:
 def run(
     runner: CellRunner, parts: list[str] | None, optimizers: list[str] | None, seeds: int | None
 ) -> dict[str, Any]:
-    parts, optimizers = parts or list(PARTS), optimizers or list(OPTIMIZERS)
-    for chosen, option, known in ((parts, "parts", PARTS), (optimizers, "optimizers", OPTIMIZERS)):
-        for name in chosen:
-            if name not in known:
-                raise InputError(f"--{option} {name}: choose from {', '.join(known)}")
     summary: dict[str, Any] = {"experiment": "future-work"}
-    if "toy" in parts:
-        pairs = [(protocol, optimizer) for protocol in PROTOCOLS for optimizer in TOY_OPTIMIZERS]
-        toy = [toy_comparison(*pair, seeds or SEEDS["toy"]) for pair in pairs]
-        summary["toy"] = [_compared(comparison, runner, function=TOY_CELL) for comparison in toy]
-    if "hatexplain" in parts:
-        trained = [hatexplain_arms(optimizer, seeds or SEEDS[optimizer]) for optimizer in optimizers]
-        summary["hatexplain"] = [_compared(comparison, runner) for comparison in trained]
+    for part in parts or PARTS:
+        if part == "toy":
+            pairs = [(protocol, optimizer) for protocol in PROTOCOLS for optimizer in TOY_OPTIMIZERS]
+            comparisons = [toy_comparison(*pair, seeds or SEEDS["toy"]) for pair in pairs]
+        else:
+            comparisons = [hatexplain_arms(name, seeds or SEEDS[name]) for name in optimizers or OPTIMIZERS]
+        function = TOY_CELL if part == "toy" else TRAIN
+        for comparison in comparisons:
+            table = run_comparison(comparison, runner, forest=("mrta",), function=function)
+            summary[comparison.name] = table
     return summary
 
 
-def _compared(comparison: Comparison, runner: CellRunner, **options: Any) -> dict[str, Any]:
-    outcome = run_arms(comparison, runner, **options)
-    return {**outcome.summary(), "files": outcome.save(runner.out, forest=("mrta",))}
-
-
-def show(summary: dict[str, Any]) -> None:
-    for part in PARTS:
-        for comparison in summary.get(part, ()):
-            print(f"\n{comparison['title']}")
-            show_comparison(comparison)
-
-
 EXPERIMENT = Experiment(
-    name="future-work",
-    chapter="Future",
+    "future-work",
+    run,
     options=(
-        Option("parts", str, "toy, hatexplain (default: both)", many=True),
-        Option(
-            "optimizers",
-            str,
-            "on HateXplain: AdamW, SGD (default: both)",
-            many=True,
-        ),
+        Option("parts", str, "which (default: both)", choices=PARTS, many=True),
+        Option("optimizers", str, "on HateXplain (default: both)", choices=OPTIMIZERS, many=True),
         Option("seeds", int, "how many (default: 5; with AdamW on HateXplain 3)"),
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce future-work --out out",
         "fasterqk-lab reproduce future-work --parts toy --seeds 3 --json",

@@ -15,14 +15,12 @@ from typing import Any
 import numpy as np
 
 from fasterqk.attention.statistics import Interval, interval
-from fasterqk.console import print_table
-from fasterqk.errors import InputError
 from fasterqk.theory import Path as TheoryPath
 from fasterqk.theory import Setting, pattern_share, ratio_for, solve
 from fasterqk_lab.compare import END, Measured, Value, value_at
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting
-from fasterqk_lab.figures import PARAMETERIZATION_COLORS, draw_intervals, plotting, save_figure
+from fasterqk_lab.figures import PARAMETERIZATION_COLORS, Line, Panel, save_panels
 from fasterqk_lab.synthetic import Language, SyntheticCell
 
 PARTS = ("attention", "needed")
@@ -60,6 +58,11 @@ class Arm:
         return f"{self.cell.parameterization}, QK x{self.cell.qk_ratio:g}{varied}"
 
     @property
+    def family(self) -> tuple[str, str, int]:
+        """What all ratios of one language and parameterization share."""
+        return self.cell.parameterization, self.varied or "", self.value or 0
+
+    @property
     def levels(self) -> tuple[float, ...]:
         """The losses at which it is read."""
         return LEVELS if self.varied is None else (SHOWN,)
@@ -84,9 +87,6 @@ def varied_language(name: str, value: int) -> Language:
 
 def arms(parts: Sequence[str] | None = None) -> list[Arm]:
     """The arms of the named parts, of all unless given."""
-    for part in parts or ():
-        if part not in PARTS:
-            raise InputError(f"prediction has no part {part!r}; choose from {', '.join(PARTS)}")
     base = replace(panels("four-tokens", ["a"])[0].cell, optimizer="adam", lr=ADAM_LR)
     chosen = []
     for name in NAMES if "attention" in (parts or PARTS) else ():
@@ -143,7 +143,7 @@ def compute(runner: CellRunner, seeds: int, parts: Sequence[str] | None = None) 
     cells = {(arm, seed): replace(arm.cell, seed=seed) for seed in range(seeds) for arm in chosen}
     results = run_cells(cells, runner, title="prediction", arm=lambda key: key[0].name)
     values: list[Value] = []
-    curves: dict[tuple[str, str, int, int], list[tuple[float, float]]] = {}
+    curves: dict[tuple[tuple[str, str, int], int], list[tuple[float, float]]] = {}
     for (arm, seed), result in results.items():
         cell, setting = arm.cell, theory_setting(arm.cell.language)
         for level in arm.levels:
@@ -151,16 +151,16 @@ def compute(runner: CellRunner, seeds: int, parts: Sequence[str] | None = None) 
             scores = {} if attention is None else {"attention": attention}
             scores |= predicted(setting, cell.parameterization, cell.qk_ratio, level)
             values += _values(arm.name, seed, _at(level), scores)
-            if arm.varied is not None and arm.value is not None:
-                points = curves.setdefault((cell.parameterization, arm.varied, arm.value, seed), [])
+            if arm.varied is not None:
+                points = curves.setdefault((arm.family, seed), [])
                 points += [(cell.qk_ratio, attention)] if attention is not None else []
         if result.get("covert"):
             values += _values(arm.name, seed, END, {"bits": result["covert"]["bits"]})
-    for (name, varied, value, seed), points in curves.items():
+    for (family, seed), points in curves.items():
         needed = crossing(sorted(points), WANTED)
-        theories = predicted_ratio(theory_setting(varied_language(varied, value)), name)
+        theories = predicted_ratio(theory_setting(varied_language(*family[1:])), family[0])
         scores = ({} if needed is None else {"needed": needed}) | theories
-        values += _values(_family(name, varied, value), seed, NEEDED, scores)
+        values += _values(family_name(*family), seed, NEEDED, scores)
     runner.add(values)
     return Measured("prediction", values)
 
@@ -173,8 +173,8 @@ def _at(level: float) -> str:
     return f"loss {level:g}"
 
 
-def _family(name: str, varied: str, value: int) -> str:
-    """All ratios of one language and parameterization, in words."""
+def family_name(name: str, varied: str, value: int) -> str:
+    """A family in words."""
     return f"{name}, {varied} = {value}"
 
 
@@ -204,27 +204,26 @@ def summarize(values: Measured, chosen: Sequence[Arm]) -> dict[str, Any]:
         if arm.varied is None
         for level in arm.levels
     ]
-    families = {
-        (arm.cell.parameterization, arm.varied, arm.value): None
-        for arm in chosen
-        if arm.varied is not None and arm.value is not None
-    }
+    families = dict.fromkeys(arm.family for arm in chosen if arm.varied is not None)
     needed = []
-    for name, varied, value in families:
-        arm = _family(name, varied, value)
+    for family in families:
+        arm = family_name(*family)
         missing = len(values.of(arm, LAWS[0], NEEDED)) - len(values.of(arm, "needed", NEEDED))
-        row = {"parameterization": name, "varied": varied, "value": value, "missing": missing}
+        row = dict(zip(("parameterization", "varied", "value"), family, strict=True)) | {"missing": missing}
         needed.append(row | {score: over_seeds(arm, score, NEEDED) for score in ("needed", *LAWS)})
-    return {"attention": attention, "needed": needed, "distance": _distances(attention)}
+    return {"attention": attention, "distance_of_the_theories": _distances(attention), "needed": needed}
 
 
 def _distances(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Mean and largest absolute distance in attention over the ratios, one entry per arm and loss."""
     distances = []
-    for name, loss in dict.fromkeys((row["parameterization"], row["loss"]) for row in rows):
-        own = [row for row in rows if (row["parameterization"], row["loss"]) == (name, loss)]
-        reached = [row for row in own if isfinite(row["attention"].mean)]
-        entry: dict[str, Any] = {"parameterization": name, "loss": loss, "ratios": len(reached)}
+    for place in dict.fromkeys((row["parameterization"], row["loss"]) for row in rows):
+        reached = [
+            row
+            for row in rows
+            if (row["parameterization"], row["loss"]) == place and isfinite(row["attention"].mean)
+        ]
+        entry: dict[str, Any] = {"parameterization": place[0], "loss": place[1], "ratios": len(reached)}
         for law in LAWS if reached else ():
             apart = [abs(row["attention"].mean - row[law].mean) for row in reached]
             entry |= {f"{law}_mean": float(np.mean(apart)), f"{law}_largest": float(np.max(apart))}
@@ -232,65 +231,54 @@ def _distances(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return distances
 
 
-# --- Drawing ---
+def save(values: Measured, summary: Mapping[str, Any], out: Path) -> dict[str, str]:
+    """Draw attention over the ratio, and the needed ratio over what varies; returns the paths."""
+    panels = [_attention_panel(name, summary["attention"]) for name in NAMES]
+    panels += [_needed_panel(varied, summary["needed"]) for varied in VARIED]
+    return save_panels(
+        panels,
+        out,
+        "prediction",
+        title="Prediction beside practice: the toy language with Adam",
+        caption="Points: trainings with Adam, mean and 95% interval over seeds; solid: sign descent, for"
+        " FAFO through the product law; dashed: gradient flow, for FAFO from 0.001 and with zero-mean"
+        f" background. Last four panels: the ratio at which attention is {WANTED:g} at loss {SHOWN:g}; b"
+        " tokens per class, n background positions beside 10 class positions, M classes, and the length"
+        " of the context at a fixed share of class tokens.",
+        columns=3,
+        size=(4.1, 3.4),
+        rows=[value._asdict() for value in values.values],
+    )
 
 
-def draw(plt: Any, summary: Mapping[str, Any]) -> Any:
-    """Two panels over the ratio, four over what varies."""
-    figure, axes = plt.subplots(2, 3, figsize=(12.5, 6.8))
-    flat = axes.ravel()
-    for axis, name in zip(flat, NAMES, strict=False):
-        _draw_attention(axis, name, summary["attention"])
-    for axis, varied in zip(flat[2:], VARIED, strict=True):
-        _draw_needed(axis, varied, summary["needed"])
-    flat[0].legend(loc="upper left", fontsize=7)
-    flat[2].legend(loc="best", fontsize=7)
-    return figure
+_DASHES = dict(zip(LAWS, ("--", "-"), strict=True))
 
 
-def _draw_attention(axis: Any, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    own = [row for row in rows if (row["parameterization"], row["loss"]) == (name, SHOWN)]
-    ratios, trained = [row["qk_ratio"] for row in own], [row["attention"] for row in own]
-    draw_intervals(axis, ratios, trained, fmt="o", color=PARAMETERIZATION_COLORS[name], label="trained, Adam")
+def _attention_panel(name: str, rows: Sequence[Mapping[str, Any]]) -> Panel:
+    shown = [row for row in rows if (row["parameterization"], row["loss"]) == (name, SHOWN)]
     dense = np.geomspace(RATIOS[0], RATIOS[-1], 200)
     laws = predicted(theory_setting(Language()), name, dense, SHOWN)
-    axis.plot(dense, laws["gradient_flow"], "k--", linewidth=1, label="gradient flow")
-    axis.plot(dense, laws["sign"], "k-", linewidth=1, label="sign descent")
-    title = f"{name}: attention at loss {SHOWN:g}"
-    axis.set(xscale="log", xlabel="ratio $r$", ylabel=r"attention $\alpha$", title=title, ylim=(0, 1.03))
+    lines = [Line(law, dense, laws[law], {"color": "k", "linestyle": _DASHES[law]}) for law in LAWS]
+    style = {"color": PARAMETERIZATION_COLORS[name], "marker": "o", "linestyle": "none"}
+    trained = [row["qk_ratio"] for row in shown], [row["attention"] for row in shown]
+    lines.append(Line("trained, Adam", *trained, style))
+    title, axes = f"{name}: attention at loss {SHOWN:g}", ("ratio $r$", r"attention $\alpha$")
+    return Panel(title, axes, lines, limits=(0, 1.03), legend={"loc": "upper left"})
 
 
-def _draw_needed(axis: Any, varied: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _needed_panel(varied: str, rows: Sequence[Mapping[str, Any]]) -> Panel:
+    lines = []
     for name in NAMES:
-        own = [row for row in rows if (row["varied"], row["parameterization"]) == (varied, name)]
-        color, values = PARAMETERIZATION_COLORS[name], [row["value"] for row in own]
-        style: dict[str, Any] = {"fmt": "o", "color": color, "label": f"{name}, trained"}
-        draw_intervals(axis, values, [row["needed"] for row in own], limits=(0.01, np.inf), **style)
-        for law, dashes in zip(LAWS, ("--", "-"), strict=True):
-            axis.plot(values, [row[law].mean or np.nan for row in own], dashes, color=color, linewidth=1)
-    if any(row["varied"] == varied for row in rows):
-        axis.set(xscale="log", yscale="log")
-        axis.set_xticks(VARIED[varied], [str(value) for value in VARIED[varied]])
-        axis.minorticks_off()
-    title = f"needed ratio over {varied}"
-    axis.set(xlabel=varied, ylabel=f"ratio for α = {WANTED:g}", title=title)
-
-
-def save(values: Measured, summary: Mapping[str, Any], out: Path) -> dict[str, str]:
-    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
-    with plotting() as plt:
-        return save_figure(
-            draw(plt, summary),
-            out,
-            "prediction",
-            title="Prediction beside practice: the toy language with Adam",
-            caption="Points: trainings with Adam, mean and 95% interval over seeds; solid: sign descent, for"
-            " FAFO through the product law; dashed: gradient flow, for FAFO from 0.001 and with zero-mean"
-            f" background. Last four panels: the ratio at which attention is {WANTED:g} at loss {SHOWN:g}; b"
-            " tokens per class, n background positions beside 10 class positions, M classes, and the length"
-            " of the context at a fixed share of class tokens.",
-            rows=[value._asdict() for value in values.values],
-        )
+        shown = [row for row in rows if (row["varied"], row["parameterization"]) == (varied, name)]
+        color, values = PARAMETERIZATION_COLORS[name], [row["value"] for row in shown]
+        style: dict[str, Any] = {"marker": "o", "color": color, "linestyle": "none"}
+        lines.append(Line(f"{name}, trained", values, [row["needed"] for row in shown], style))
+        lines += [
+            Line("", values, [row[law].mean or None for row in shown], {"color": color, "linestyle": dashes})
+            for law, dashes in _DASHES.items()
+        ]
+    axes, log = (varied, f"ratio for α = {WANTED:g}"), "xy" if rows else ""
+    return Panel(f"needed ratio over {varied}", axes, lines, log, legend={} if varied == "b" else None)
 
 
 def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
@@ -299,27 +287,10 @@ def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, An
     return {**summary, "files": save(values, summary, runner.out)}
 
 
-def show(summary: dict[str, Any]) -> None:
-    if summary["attention"]:
-        rows = [row for row in summary["attention"] if row["loss"] == SHOWN]
-        print_table(rows, title="attention at a loss:")
-        print()
-        print_table(summary["distance"], title="distance of the theories from training:")
-        print()
-    if summary["needed"]:
-        print_table(summary["needed"], title=f"ratio for attention {WANTED:g} at loss {SHOWN:g}:")
-    print(f"\nfigure: {summary['files']['png']}")
-
-
 EXPERIMENT = Experiment(
-    name="prediction",
-    chapter="Prediction",
-    options=(
-        seeds_option(5),
-        Option("parts", str, "attention, needed (default: both)", many=True),
-    ),
-    run=run,
-    show=show,
+    "prediction",
+    run,
+    options=(seeds_option(5), Option("parts", str, "which (default: both)", choices=PARTS, many=True)),
     examples=(
         "fasterqk-lab reproduce prediction --out out",
         "fasterqk-lab reproduce prediction --parts attention --seeds 2 --json",

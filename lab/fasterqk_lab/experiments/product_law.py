@@ -8,31 +8,29 @@ The same R is made in six ways (`SPLITS`), and attention is read at equal loss. 
 - ``hatexplain``: one-layer HateXplain with AdamW; arms that slow V and O, and everything that is not QK.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fasterqk.console import Progress, print_table
-from fasterqk.errors import InputError
+from fasterqk.console import Progress
 from fasterqk.theory import Population, Setting, descend, product_law, small_start, solve
 from fasterqk_lab.compare import LOSS, Value, compare, correct, value_at
-from fasterqk_lab.experiments._comparison import Comparison, run_arms, show_comparison
+from fasterqk_lab.experiments._comparison import EQUAL, Comparison, run_arms, seeds_from
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting
-from fasterqk_lab.experiments.table_hatexplain import FIRST_SEED
+from fasterqk_lab.experiments.ablation_hatexplain import constant_rate
 from fasterqk_lab.figures import (
-    COLORS,
+    Line,
+    Panel,
     effect_record,
-    effect_rows,
-    plotting,
-    save_figure,
+    effect_table,
+    lines_of,
     save_forest,
-    save_table,
+    save_panels,
 )
-from fasterqk_lab.training import TrainConfig
 
 PARTS = ("population", "toy", "hatexplain")
 # Six ways to make R: the rates of q, k, v and o as powers of R.
@@ -233,11 +231,11 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
     >>> list(hatexplain_arms().arms)[:5]
     ['equal rates', 'Q', 'K', 'Q and K', 'Q 10, K 3']
     """
-    base = TrainConfig("hatexplain", epochs=epochs, schedule="constant", evaluate_at_fall=0.85)
+    base = constant_rate(epochs)
     root, product = R_HATEXPLAIN**0.5, R_HATEXPLAIN
     slower, longer = base.replace(epochs=2 * epochs), base.replace(epochs=5 * epochs)
     arms = {
-        "equal rates": base,
+        EQUAL: base,
         "Q": base.replace(ratios=f"q={product}"),
         "K": base.replace(ratios=f"k={product}"),
         "Q and K": base.replace(ratios=f"q={root},k={root}"),
@@ -247,9 +245,8 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
         "1/V and 1/O": slower.replace(ratios=f"v={1 / root},o={1 / root}"),
         "1/V and 1/O, rest slowed": longer.replace(faster=NOT_QUERY_KEY, qk_ratio=1 / root),
     }
-    chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
     title = f"HateXplain, one layer: R = {R_HATEXPLAIN:g} made in several ways"
-    return Comparison("product-law-hatexplain", title, "paper", arms, chosen)
+    return Comparison("product-law-hatexplain", title, "paper", arms, seeds_from(seeds))
 
 
 def run_hatexplain(runner: CellRunner, seeds: int) -> dict[str, Any]:
@@ -257,13 +254,13 @@ def run_hatexplain(runner: CellRunner, seeds: int) -> dict[str, Any]:
     outcome = run_arms(hatexplain_arms(seeds), runner)
     others = [arm for arm in outcome.comparison.arms if arm != REFERENCE]
     effects = correct([compare(outcome.measured, (arm, REFERENCE), "mrta", label=arm) for arm in others])
-    name, title = outcome.comparison.name, outcome.comparison.title
     caption = f"Attention on relevant tokens minus that of {REFERENCE} at equal loss, paired by seed."
+    name, title = outcome.comparison.name, outcome.comparison.title
     shared: dict[str, Any] = {"title": title, "caption": f"{caption} {outcome.setting()}."}
     files = outcome.save(runner.out)
     files["reference"] = save_forest(effects, {"mrta": outcome.scores["mrta"]}, runner.out, name, **shared)
-    files["reference_table"] = save_table(runner.out, name, rows=effect_rows(effects), **shared)
     records = [effect_record(effect) for effect in effects]
+    files["reference_table"] = effect_table(effects, runner.out, name, **shared)
     return {**outcome.summary(), "minus_reference": records, "files": files}
 
 
@@ -309,82 +306,54 @@ def _spread(values: np.ndarray, keys: Iterable[Any], *, ddof: int) -> float | No
     return float(np.sqrt(np.mean(variances))) if variances else None
 
 
-def draw(plt: Any, readings: Sequence[Reading]) -> Any:
-    """One panel per condition of the population, one for the toy language."""
-    conditions = list(dict.fromkeys((reading.part, reading.condition) for reading in readings))
-    columns = min(4, len(conditions))
-    lines = -(-len(conditions) // columns)
-    figure, axes = plt.subplots(lines, columns, figsize=(4 * columns, 3.3 * lines), squeeze=False)
-    for axis, (part, condition) in zip(axes.ravel(), conditions, strict=False):
-        shown = [
-            reading
-            for reading in readings
-            if (reading.part, reading.condition, reading.loss) == (part, condition, SHOWN)
-        ]
-        for place, split in enumerate(SPLITS):
-            points = [(r.R, r.attention) for r in shown if r.split == split and r.attention is not None]
-            products, values = np.reshape(points, (-1, 2)).T
-            shift, style = 1 + 0.04 * (place - 2.5), {"color": COLORS[place], "alpha": 0.7}
-            axis.plot(products * shift, values, "o", markersize=3, label=split, **style)
-        axis.plot(*np.transpose(sorted({(r.R, r.law) for r in shown})), "k-", linewidth=0.9, label="derived")
-        title = condition if part == "population" else f"{part}: {condition}"
-        axis.set(xscale="log", xlabel="$R$", ylabel=r"attention $\alpha$")
-        axis.set_title(title.replace(", background", "\nbackground"), fontsize=8)
-    axes[0, 0].legend(fontsize=6)
-    for axis in axes.ravel()[len(conditions) :]:
-        axis.set_visible(False)
-    return figure
-
-
 def save(readings: Sequence[Reading], out: Path) -> dict[str, str]:
-    """Draw and save the figure under ``out/figures``; returns the paths by suffix."""
-    with plotting() as plt:
-        return save_figure(
-            draw(plt, readings),
-            out,
-            "product-law",
-            title="The product law: one R made in several ways",
-            caption="Attention at a loss of 0.01 against R = r_Q r_K / (r_V r_O), one point per seed and way"
-            " to make R, slightly shifted; where the law holds the points of one R lie on each other. The"
-            " line is what is derived for sign descent from small starts.",
-            rows=[reading._asdict() for reading in readings],
-        )
+    """Draw one panel per condition of the population and one for the toy language; returns the paths."""
+
+    def by_split(row: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        return row["split"], {"marker": "o", "markersize": 3, "linestyle": "none", "alpha": 0.7}
+
+    panels: list[Panel] = []
+    for part, condition in dict.fromkeys((reading.part, reading.condition) for reading in readings):
+        shown = [r._asdict() for r in readings if (r.part, r.condition, r.loss) == (part, condition, SHOWN)]
+        for row in shown:  # beside each other
+            row["shifted"] = row["R"] * (1 + 0.04 * (list(SPLITS).index(row["split"]) - 2.5))
+        lines = lines_of(shown, "shifted", "attention", by_split)
+        law = sorted({(row["R"], row["law"]) for row in shown})
+        lines.append(Line("derived", [R for R, _ in law], [alpha for _, alpha in law], {"color": "k"}))
+        title = (condition if part == "population" else f"{part}: {condition}").replace(", start", "\nstart")
+        legend = None if panels else {"fontsize": 6}
+        panels.append(Panel(title, ("$R$", r"attention $\alpha$"), lines, legend=legend))
+    return save_panels(
+        panels,
+        out,
+        "product-law",
+        title="The product law: one R made in several ways",
+        caption="Attention at a loss of 0.01 against R = r_Q r_K / (r_V r_O), one point per seed and way"
+        " to make R, slightly shifted; where the law holds the points of one R lie on each other. The"
+        " line is what is derived for sign descent from small starts.",
+        size=(4.0, 3.3),
+        rows=[reading._asdict() for reading in readings],
+    )
 
 
 def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
-    chosen = parts or ["population", "toy"]
-    for part in chosen:
-        if part not in PARTS:
-            raise InputError(f"product-law has no part {part!r}; choose from {', '.join(PARTS)}")
+    chosen = parts or PARTS[:2]
     readers = {"population": read_population, "toy": read_toy}
     readings = [reading for part in chosen if part in readers for reading in readers[part](runner, seeds)]
     runner.add(value for reading in readings for value in reading.values())
-    summary: dict[str, Any] = {"summary": summarize(readings)}
+    summary: dict[str, Any] = {}
     if readings:
-        summary |= {"cells": [reading._asdict() for reading in readings], "files": save(readings, runner.out)}
+        summary = {"splits_of_one_R": summarize(readings), "files": save(readings, runner.out)}
     return summary | ({"hatexplain": run_hatexplain(runner, seeds)} if "hatexplain" in chosen else {})
 
 
-def show(summary: dict[str, Any]) -> None:
-    if summary["summary"]:
-        print_table(summary["summary"], title="how far the splits of one R are apart:")
-        print(f"\nfigure: {summary['files']['png']}")
-    if "hatexplain" in summary:
-        show_comparison(summary["hatexplain"], ["MRTA"])
-        keys = ("arm", "after", "difference", "p", "levels", "stands")
-        rows = [{key: effect[key] for key in keys} for effect in summary["hatexplain"]["minus_reference"]]
-        print_table(rows, title=f"\nHateXplain, minus {REFERENCE}:")
-
-
 EXPERIMENT = Experiment(
-    name="product-law",
-    chapter="Product",
+    "product-law",
+    run,
     options=(
         seeds_option(3),
-        Option("parts", str, "population, toy, hatexplain (default: the first two)", many=True),
+        Option("parts", str, "which (default: the first two)", choices=PARTS, many=True),
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce product-law --out out",
         "fasterqk-lab reproduce product-law --parts population --seeds 1 --json",

@@ -22,11 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.attention.statistics import Interval, interval
-from fasterqk.console import print_table
-from fasterqk.errors import InputError
 from fasterqk_lab.compare import Effect, Measured, Value, compare, correct, measured
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.figures import COLORS, INK, draw_intervals, effect_rows, plotting, save_figure, save_table
+from fasterqk_lab.figures import (
+    COLORS,
+    INK,
+    Line,
+    Panel,
+    effect_record,
+    effect_table,
+    save_forest,
+    save_panels,
+    save_table,
+)
 from fasterqk_lab.training._pretraining import (
     CLIP_THRESHOLD,
     PARTNER_NORM,
@@ -75,9 +83,6 @@ def stability_cells(
     >>> len(cells), next(iter(cells))
     (171, ('qk_ratio=0.1', 96, 0.001, 0))
     """
-    for name in methods:
-        if name not in METHODS:
-            raise InputError(f"stability has no method {name!r}; choose from {', '.join(METHODS)}")
     deciding = [name for name in DECIDING if name in methods]
     others = [name for name in methods if name not in DECIDING]
     groups: list[tuple[list[str], int, tuple[float, ...], int]] = [
@@ -174,7 +179,7 @@ def method_effects(table: Measured, families: Sequence[tuple[str, int]]) -> tupl
 def rate_rows(results: Results) -> list[dict[str, Any]]:
     """One row per method, width and rate: losses and entropy over seeds, and the largest logit of all seeds.
 
-    ``capped`` lists the seeds that count as the untrained model: diverged, or no better than it.
+    ``capped`` names the seeds that count as the untrained model: diverged, or no better than it.
     """
     groups: dict[tuple[str, int, float], dict[int, Mapping[str, Any]]] = {}
     for (name, width, rate, seed), result in results.items():
@@ -188,9 +193,11 @@ def rate_rows(results: Results) -> list[dict[str, Any]]:
         row["largest_logit"] = None if None in logits else max(logits)
         for layer in cells[0]["largest_logit_by_layer"]:
             row[f"entropy_{layer}"] = interval((cell["entropy_by_layer"] or {}).get(layer) for cell in cells)
-        capped = [
-            seed for seed, cell in by_seed.items() if cell["diverged"] or cell["loss"] >= cell["initial_loss"]
-        ]
+        capped = " ".join(
+            str(seed)
+            for seed, cell in by_seed.items()
+            if cell["diverged"] or cell["loss"] >= cell["initial_loss"]
+        )
         rows.append(row | {"null_entropy": cells[0]["null_entropy"], "capped": capped})
     return rows
 
@@ -198,112 +205,84 @@ def rate_rows(results: Results) -> list[dict[str, Any]]:
 # --- Drawing ---
 
 # Slower ratios blue, faster ones orange; from the slowest to the fastest, then the other remedies.
-_STYLES: dict[str, dict[str, Any]] = {
-    f"{RATIO}=0.03": {"label": "ratio 0.03", "color": COLORS[0], "marker": "v", "linestyle": ":"},
-    f"{RATIO}=0.1": {"label": "ratio 0.1", "color": COLORS[0], "marker": "v"},
-    f"{RATIO}=0.3": {"label": "ratio 0.3", "color": COLORS[5], "marker": "v"},
-    PLAIN: {"label": "plain (ratio 1)", "color": INK, "marker": "o", "linewidth": 2.2, "zorder": 4},
-    f"{RATIO}=3": {"label": "ratio 3", "color": COLORS[4], "marker": "^"},
-    f"{RATIO}=10": {"label": "ratio 10", "color": COLORS[1], "marker": "^"},
-    QK_NORM: {"label": "QK-norm", "color": COLORS[2], "marker": "s"},
-    QK_CLIP: {"label": "qk_clip", "color": COLORS[1], "marker": "P"},
-    PARTNER_NORM: {"label": "partner norm", "color": COLORS[3], "marker": "D"},
+_STYLES: dict[str, tuple[str, dict[str, Any]]] = {
+    f"{RATIO}=0.03": ("ratio 0.03", {"color": COLORS[0], "marker": "v", "linestyle": ":"}),
+    f"{RATIO}=0.1": ("ratio 0.1", {"color": COLORS[0], "marker": "v"}),
+    f"{RATIO}=0.3": ("ratio 0.3", {"color": COLORS[5], "marker": "v"}),
+    PLAIN: ("plain (ratio 1)", {"color": INK, "marker": "o", "linewidth": 2.2, "zorder": 4}),
+    f"{RATIO}=3": ("ratio 3", {"color": COLORS[4], "marker": "^"}),
+    f"{RATIO}=10": ("ratio 10", {"color": COLORS[1], "marker": "^"}),
+    QK_NORM: ("QK-norm", {"color": COLORS[2], "marker": "s"}),
+    QK_CLIP: ("qk_clip", {"color": COLORS[1], "marker": "P"}),
+    PARTNER_NORM: ("partner norm", {"color": COLORS[3], "marker": "D"}),
 }
 
 
-def draw(plt: Any, rates: Sequence[Mapping[str, Any]], table: Measured) -> Any:
-    """Loss, largest logit and entropy against the base rate, ratios and remedies apart; sensitivity below."""
+def panels(rates: Sequence[Mapping[str, Any]]) -> list[Panel]:
+    """Loss, largest logit and entropy of every layer against the base rate, ratios and remedies apart."""
     shown = [row for row in rates if row["width"] == WIDTH]
     named = [name for name in _STYLES if any(row["method"] == name for row in shown)]
     layers = [key for key in shown[0] if key.startswith("entropy_")]
     labels = {"loss": "training loss", "largest_logit": "largest logit"}
-    labels |= {key: f"entropy, layer {key.removeprefix('entropy_')}\n(uniform: 1)" for key in layers}
+    labels |= {key: f"entropy, layer {key.removeprefix('entropy_')} (uniform: 1)" for key in layers}
     ratios = [name for name in named if name == PLAIN or METHODS[name].get("method") == RATIO]
     columns = {
         "ratio of the query-key rate": ratios,
         "other remedies": [PLAIN, *(name for name in named if name not in ratios)],
     }
-    heights = [1.5, *[1] * (len(labels) - 1), 1.7]
-    figure, axes = plt.subplots(
-        len(heights), 2, figsize=(8.6, 4.2 + 1.7 * len(labels)), height_ratios=heights, sharey="row"
-    )
-    for line, (key, label) in zip(axes, labels.items(), strict=False):
-        for axis, (title, names) in zip(line, columns.items(), strict=True):
-            for name in names:
-                _draw_line(axis, [row for row in shown if row["method"] == name], key, name)
-            axis.set(xscale="log", yscale="log" if key == "largest_logit" else "linear")
-            if key == "largest_logit" and QK_CLIP in names:
-                axis.axhline(CLIP_THRESHOLD, color=COLORS[1], linewidth=0.8, linestyle=":")
-            if key == "loss":
-                axis.set_title(title)
-                axis.legend(fontsize=9, ncols=2, loc="upper left", handlelength=1.7, columnspacing=1.2)
-        line[0].set_ylabel(label)
-        if key in layers:
-            line[0].set_ylim(0, 1.06)
-    for axis in axes[-2]:
-        axis.set_xlabel("base rate")
-    bars = {"sensitivity": "loss above the best, mean over rates", "mean_loss": "loss, mean over rates"}
-    for axis, (score, label) in zip(axes[-1], bars.items(), strict=True):
-        _draw_methods(axis, {name: table.interval(name, score, ALL_RATES) for name in named})
-        axis.set(
-            xlabel=label, title="sensitivity to the rate" if axis is axes[-1][0] else "and the loss itself"
+    return [
+        Panel(
+            title if key == "loss" else "",
+            ("base rate", label),
+            [_line(name, key, [row for row in shown if row["method"] == name]) for name in names],
+            log="xy" if key == "largest_logit" else "x",
+            limits=(0, 1.06) if key in layers else (None, None),
+            null=CLIP_THRESHOLD if key == "largest_logit" and QK_CLIP in names else None,
+            legend={"ncols": 2, "loc": "upper left"} if key == "loss" else None,
         )
-    return figure
+        for key, label in labels.items()
+        for title, names in columns.items()
+    ]
 
 
-def _draw_line(axis: Any, rows: Sequence[Mapping[str, Any]], key: str, name: str) -> None:
-    style = {"markersize": 4.5, **_STYLES[name]}
-    rates, values = [row["rate"] for row in rows], [row[key] for row in rows]
-    if key == "largest_logit":
-        axis.plot(rates, values, **style)
-        return
+def _line(name: str, key: str, rows: Sequence[Mapping[str, Any]]) -> Line:
+    label, style = _STYLES[name]
+    values = [row[key] for row in rows]
     if key.startswith("entropy"):
         scales = [1 / row["null_entropy"] for row in rows]
         pairs = zip(values, scales, strict=True)
         values = [Interval(value.mean * scale, value.half_width * scale, value.n) for value, scale in pairs]
-    draw_intervals(axis, rates, values, band=True, **style)
-
-
-def _draw_methods(axis: Any, scores: Mapping[str, Interval | None]) -> None:
-    """One number per method with its interval, plain as a line."""
-    for place, (name, score) in enumerate(scores.items()):
-        if score is not None:
-            error, style = score.half_width if score.n > 1 else None, _STYLES[name]
-            axis.errorbar(score.mean, place, xerr=error, fmt=style["marker"], color=style["color"], capsize=3)
-    if plain := scores.get(PLAIN):
-        axis.axvline(plain.mean, color=INK, linewidth=0.8, linestyle=":")
-    axis.set_yticks(range(len(scores)), [_STYLES[name]["label"] for name in scores])
-    axis.set_ylim(len(scores) - 0.5, -0.5)
-    axis.locator_params(axis="x", nbins=5)
-    axis.grid(axis="y", visible=False)
+    return Line(label, [row["rate"] for row in rows], values, {"band": True, **style})
 
 
 def save(
-    rates: Sequence[Mapping[str, Any]], effects: Sequence[Effect], table: Measured, out: Path, about: str
+    rates: Sequence[Mapping[str, Any]], effects: Sequence[Effect], out: Path, about: str
 ) -> dict[str, dict[str, str]]:
-    """Write both tables and the figure; returns their paths."""
+    """Write both tables and both figures; returns their paths."""
     title = "Pretraining with a slower, a bounded and a faster query-key circuit"
     shared: dict[str, Any] = {"title": title}
     shared["caption"] = f"Mean and 95% interval over seeds, differences paired by seed. {about}."
-    listed = [{**row, "capped": " ".join(map(str, row["capped"]))} for row in rates]
+    width = [effect for effect in effects if effect.at == ALL_RATES]
+    scores = {"sensitivity": "loss above the best, mean over rates", "mean_loss": "loss, mean over rates"}
+    names = {name: label for name, (label, _) in _STYLES.items()}
+    see = "Ring: plain. Dot: the method, over all base rates."
     paths = {
-        "rates": save_table(out, "stability-rates", rows=listed, **shared),
-        "methods": save_table(out, "stability-methods", rows=effect_rows(effects), **shared),
+        "rates": save_table(out, "stability-rates", rows=rates, **shared),
+        "methods": effect_table(effects, out, "stability-methods", **shared),
+        "sensitivity": save_forest(width, scores, out, "stability-methods", names=names, see=see, **shared),
     }
-    with plotting() as plt:
-        paths["figure"] = save_figure(
-            draw(plt, rates, table),
-            out,
-            "stability",
-            title=title,
-            caption="Byte-level decoder of width 96 against its base rate; bands and bars are 95% intervals"
-            f" over seeds. Entropy is that of attention, divided by that of uniform attention. {about}.",
-            rows=[
-                {key: value.mean if isinstance(value, Interval) else value for key, value in row.items()}
-                for row in listed
-                if row["width"] == WIDTH
-            ],
-        )
+    paths["figure"] = save_panels(
+        panels(rates),
+        out,
+        "stability",
+        title=title,
+        caption="Byte-level decoder of width 96 against its base rate; bands are 95% intervals over seeds."
+        f" Entropy is that of attention, divided by that of uniform attention. {about}.",
+        columns=2,
+        size=(4.3, 2.6),
+        share=True,
+        rows=[row for row in rates if row["width"] == WIDTH],
+    )
     return paths
 
 
@@ -328,38 +307,23 @@ def run(
     about["exploratory_seeds"] = exploratory_seeds or seeds
     setting = ", ".join(f"{count} {what.replace('_', ' ')}" for what, count in about.items())
     return about | {
-        "setting": setting,
-        "decides": effect_rows(deciding),
-        "methods": effect_rows(others),
-        "rates": rates,
-        "files": save(rates, [*deciding, *others], table, runner.out, setting),
+        "by_rate": rates,
+        "minus_plain_what_decides": [effect_record(effect) for effect in deciding],
+        "minus_plain_exploratory": [effect_record(effect) for effect in others],
+        "files": save(rates, [*deciding, *others], runner.out, setting),
     }
 
 
-def show(summary: dict[str, Any]) -> None:
-    print(summary["setting"])
-    keys = ("method", "width", "rate", "loss", "validation_loss", "largest_logit", "capped")
-    entropies = [key for key in summary["rates"][0] if key.startswith("entropy_")]
-    rows = [{key: row[key] for key in (*keys, *entropies, "null_entropy")} for row in summary["rates"]]
-    print_table([row | {"capped": len(row["capped"]) or None} for row in rows], title="\nby rate")
-    columns = ("arm", "at", "score", "baseline", "value", "difference", "half_width", "p", "stands")
-    for name, title in (("decides", "minus plain: what decides"), ("methods", "exploratory (p: Holm)")):
-        print_table([{key: row[key] for key in columns} for row in summary[name]], title=f"\n{title}")
-    print(f"\nfigure: {summary['files']['figure']['png']}")
-
-
 EXPERIMENT = Experiment(
-    name="stability",
-    chapter="Stability",
+    "stability",
+    run,
     options=(
         seeds_option(3, "of the methods that decide: plain and qk_ratio=0.1"),
         Option("exploratory_seeds", int, "of all other methods (default: as many)"),
-        Option("methods", str, "only these, by commas (default: all)", many=True, metavar="NAME"),
+        Option("methods", str, "only these (default: all)", choices=tuple(METHODS), many=True),
         Option("widths", int, "of plain and qk_ratio=0.1, beside 96 (default: 64,128)", many=True),
         Option("steps", int, "of every training", default=STEPS),
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce stability --out out",
         "fasterqk-lab reproduce stability --methods plain,qk_ratio=0.1 --widths 96 --seeds 1 --steps 40",

@@ -7,19 +7,18 @@ from typing import Any
 
 from fasterqk.attention.scores import title_of
 from fasterqk.attention.statistics import Interval
-from fasterqk.console import print_table
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import BEST, END, Effect, margin_of
 from fasterqk_lab.experiments._comparison import (
     ARM_NAMES,
     AT_TEXTS,
     BASELINE,
+    COLUMNS,
     FASTER,
     SOURCES,
     Comparison,
     Outcome,
     run_arms,
-    wide_rows,
 )
 from fasterqk_lab.experiments._registry import (
     EPOCHS_OPTION,
@@ -32,7 +31,7 @@ from fasterqk_lab.experiments._registry import (
 from fasterqk_lab.experiments.table_hatexplain import table_hatexplain
 from fasterqk_lab.experiments.table_squad import PAPER, SIZES, table_squad
 from fasterqk_lab.experiments.table_sva import choose_arms
-from fasterqk_lab.figures import save_forest, save_table
+from fasterqk_lab.figures import save_forest, save_table, wide_rows
 
 # The columns of the paper's Table 1, and those of the figure.
 METRICS = (
@@ -52,14 +51,15 @@ def main_rows(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
 
     Moments are equal loss and the end of training.
     """
-    rows = []
-    for dataset, outcome in outcomes.items():
-        chosen = [row for row in outcome.summary()["rows"] if row["name"] in METRICS]
-        for at in dict.fromkeys(row["at"] for row in chosen if row["at"] != AT_TEXTS[BEST]):
-            moment = [row for row in chosen if row["at"] == at]
-            about = {"data set": dataset, "at": at, "training loss": moment[0]["loss"]}
-            rows += [about | row for row in wide_rows(moment)]
-    return rows
+    rows = [
+        row | {"data set": dataset, "arm": ARM_NAMES[row["arm"]]}
+        for dataset, outcome in outcomes.items()
+        for row in outcome.rows
+        if row["name"] in METRICS and row["at"] != AT_TEXTS[BEST]
+    ]
+    columns = {key: COLUMNS[key] for key in ("at", "loss", "score", *COLUMNS)} | SOURCES
+    wide, labels = wide_rows(rows, {"data set": "data set", **columns}, joined=("data set", "at", "score"))
+    return [{label: row.get(key) for key, label in labels.items()} for row in wide]
 
 
 def _papers(dataset: str) -> str:
@@ -118,18 +118,12 @@ def run(
         "table": save_table(runner.out, name, title=TITLE, caption=caption, columns=columns, rows=rows),
         "forest": save_forest(effects, titles, runner.out, name, title=TITLE, caption=caption, names=names),
     }
-    parts = {dataset: outcome.summary() for dataset, outcome in outcomes.items()}
-    return {"experiment": "table-main", "protocol": protocol, "rows": rows, "parts": parts, "files": files}
-
-
-def show(summary: dict[str, Any]) -> None:
-    print_table(summary["rows"])
-    print(f"\nfigure: {summary['files']['forest']['png']}")
+    return {"experiment": "table-main", "protocol": protocol, "rows": rows, "files": files}
 
 
 EXPERIMENT = Experiment(
-    name="table-main",
-    chapter="Main",
+    "table-main",
+    run,
     options=(
         PROTOCOL_OPTION,
         seeds_option(5),
@@ -137,8 +131,6 @@ EXPERIMENT = Experiment(
         Option("squad_seeds", int, "how many of SQuAD", default=1),
         EPOCHS_OPTION,
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce table-main --out out          # trains what the store does not have yet",
         "fasterqk-lab reproduce table-main --squad small      # with SQuAD, in a size for one core",

@@ -10,12 +10,11 @@ from fasterqk_lab.experiments._comparison import (
     Comparison,
     printed_row,
     run_comparison,
-    show_comparison,
+    seeds_from,
 )
 from fasterqk_lab.experiments._registry import EPOCHS_OPTION, CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.training import TrainConfig
 
-FIRST_SEED = 1234
 # Steps an epoch of the released notebooks: 60,000 questions, 64 a step; they warm up for 1,000 steps.
 RELEASED_STEPS = 938
 QK_RATIO = 20
@@ -147,7 +146,7 @@ def table_squad(
             title=f"SQuAD, answers generated, {size} size (accuracy is exact match)",
             protocol=protocol,
             arms=chosen,
-            seeds=tuple(range(FIRST_SEED, FIRST_SEED + seeds)),
+            seeds=seeds_from(seeds),
             printed={"paper": PAPER, "released": RELEASED} if size == "paper" else {},
         )
         for protocol, chosen in configs.items()
@@ -158,18 +157,13 @@ def run(
     runner: CellRunner, size: str, arms: list[str], seeds: int, lr: float | None, epochs: int | None
 ) -> dict[str, Any]:
     comparisons = table_squad(size, arms, seeds, epochs, lr)
-    protocols = {protocol: run_comparison(comparison, runner) for protocol, comparison in comparisons.items()}
+    protocols = {name: run_comparison(table, runner, examples=True) for name, table in comparisons.items()}
     return {"experiment": "table-squad", "size": size, "protocols": protocols}
 
 
-def show(summary: dict[str, Any]) -> None:
-    for table in summary["protocols"].values():
-        show_comparison(table)
-
-
 EXPERIMENT = Experiment(
-    name="table-squad",
-    chapter="SQuAD",
+    "table-squad",
+    run,
     options=(
         Option("size", str, "paper, small (default) or tiny (a test)", default="small"),
         Option(
@@ -184,8 +178,6 @@ EXPERIMENT = Experiment(
         Option("lr", float, "another base rate for same and faster_qk"),
         EPOCHS_OPTION,
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce table-squad --size small --out out",
         "fasterqk-lab reproduce table-squad --size small --arms same --out out  # one arm, to run them apart",

@@ -8,11 +8,12 @@ from fasterqk_lab.compare import measured
 from fasterqk_lab.experiments._comparison import (
     BASELINE,
     FASTER,
+    FIRST_SEED,
     TRAIN,
     Comparison,
     printed_row,
     run_comparison,
-    show_comparison,
+    seeds_from,
     two_arms,
 )
 from fasterqk_lab.experiments._registry import (
@@ -28,7 +29,6 @@ from fasterqk_lab.training import TrainConfig
 
 # Forms of the task each protocol is about: the notebooks show the verb to the model.
 FORMS = {"paper": ("whole", "prefix"), "released": ("whole",)}
-FIRST_SEED = 1234
 QK_RATIO = 100
 # Base rates from which validation accuracy chooses, with equal rates and the first seed, as the paper
 # does (its range is 1e-6 to 1e-2; the lower half does not get anywhere in six epochs).
@@ -67,22 +67,16 @@ def table_sva(
     >>> table_sva("paper", "prefix", seeds=2, lr=1e-3).arms["faster_qk"].optimisation.qk_ratio
     100.0
     """
-    check_form(protocol, form)
-    name, title = f"table-sva-{form}", TITLES[form]
-    chosen = tuple(range(FIRST_SEED, FIRST_SEED + seeds))
+    if form not in FORMS[protocol]:
+        raise InputError(
+            f"protocol {protocol!r} has no form {form!r}; its forms are {', '.join(FORMS[protocol])}"
+        )
+    name, title, chosen = f"table-sva-{form}", TITLES[form], seeds_from(seeds)
     if protocol == "released":
         printed = {"paper": PAPER, "released": RELEASED}
         return Comparison(name, title, protocol, _released(epochs), chosen, printed)
     base = _paper(form, epochs) if lr is None else _paper(form, epochs).replace(lr=lr)
     return two_arms(name, title, base, QK_RATIO, chosen, {"paper": PAPER} if form == "whole" else {})
-
-
-def check_form(protocol: str, form: str) -> None:
-    """An error for a form that a protocol does not have."""
-    if form not in FORMS[protocol]:
-        raise InputError(
-            f"protocol {protocol!r} has no form {form!r}; its forms are {', '.join(FORMS[protocol])}"
-        )
 
 
 def released_epochs(sentences: int) -> int:
@@ -166,6 +160,7 @@ def choose_arms(
 
     With ``lr`` nothing is chosen: it is the base rate of both arms.
     """
+    table_sva(protocol, form)  # a form that the protocol does not have is an error now
     if lr is not None and protocol == "released":
         raise InputError(f"lr {lr:g}: the rates of protocol 'released' are the notebooks'; leave lr out")
     if lr is not None:
@@ -181,33 +176,16 @@ def choose_arms(
 def run(
     runner: CellRunner, protocol: str, form: str | None, seeds: int, epochs: int | None, lr: float | None
 ) -> dict[str, Any]:
-    if form:
-        check_form(protocol, form)
     tables = {}
     for name in [form] if form else FORMS[protocol]:
         comparison, chosen = choose_arms(runner, protocol, name, seeds, epochs, lr)
-        tables[name] = {**run_comparison(comparison, runner), "chosen_rate": chosen}
+        tables[name] = run_comparison(comparison, runner, examples=True) | {"chosen_rate": chosen}
     return {"experiment": "table-sva", "protocol": protocol, "forms": tables}
 
 
-def show(summary: dict[str, Any]) -> None:
-    for table in summary["forms"].values():
-        show_comparison(table)
-        chosen = table["chosen_rate"]
-        if chosen:
-            tried = ", ".join(
-                f"{rate}: {'diverged' if value is None else f'{value:.3f}'}"
-                for rate, value in chosen["validation_accuracy"].items()
-            )
-            print(
-                f"base rate {chosen['lr']:g}: the smallest within one standard error of the best "
-                f"validation accuracy at equal rates ({tried})\n"
-            )
-
-
 EXPERIMENT = Experiment(
-    name="table-sva",
-    chapter="Subject-verb agreement",
+    "table-sva",
+    run,
     options=(
         PROTOCOL_OPTION,
         Option(
@@ -220,8 +198,6 @@ EXPERIMENT = Experiment(
         EPOCHS_OPTION,
         Option("lr", float, "base rate of both arms, instead of the search for it (it found 0.001 and 0.01)"),
     ),
-    run=run,
-    show=show,
     examples=(
         "fasterqk-lab reproduce table-sva --out out",
         "fasterqk-lab reproduce table-sva --form prefix --seeds 5 --json # accuracy by number of attractors",

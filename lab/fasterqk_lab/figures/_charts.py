@@ -1,8 +1,13 @@
-"""The charts that all experiments share: a forest of arms, a difference over losses, points, heat maps."""
+"""The charts that all experiments share: a forest of arms, a difference over losses, points, heat maps.
 
-from collections.abc import Mapping, Sequence
+Each is saved under a name in a folder; ``about`` are the ``title``, ``caption`` and ``see`` of a figure.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf, isfinite
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +16,7 @@ from numpy.typing import ArrayLike
 
 from fasterqk.attention.statistics import Interval
 from fasterqk_lab.compare import STANDS, Effect
+from fasterqk_lab.figures._documents import effect_record
 from fasterqk_lab.figures._style import (
     COLORS,
     DTAP_COLOURS,
@@ -25,6 +31,22 @@ from fasterqk_lab.figures._style import (
 # How an effect is drawn, by what it shows.
 STANDS_COLORS = dict(zip(STANDS, (*COLORS[:2], "#737373", "#737373"), strict=True))
 Names = Mapping[str, str]
+FOREST_SEE = "Ring: the baseline. Dot: the arm, at the same training loss. Dotted mark: the null."
+
+
+@contextmanager
+def _plots(
+    count: int, most: int, size: tuple[float, float], margin: tuple[float, float] = (0.0, 0.0), **options: Any
+) -> Iterator[tuple[Any, list[Any]]]:
+    """A figure with ``count`` plots of ``size`` inches, at most so many in a line; ``margin`` is added."""
+    columns = max(1, min(most, count))
+    lines = -(-max(1, count) // columns)
+    figsize = margin[0] + size[0] * columns, margin[1] + size[1] * lines
+    with plotting() as plt:
+        figure, axes = plt.subplots(lines, columns, figsize=figsize, squeeze=False, **options)
+        for axis in axes.flat[count:]:
+            axis.set_visible(False)
+        yield figure, list(axes.flat)
 
 
 def save_forest(
@@ -33,10 +55,8 @@ def save_forest(
     out: Path,
     name: str,
     *,
-    title: str,
-    caption: str,
     names: Names | None = None,
-    see: str = "",
+    **about: str,
 ) -> dict[str, str]:
     """Draw every effect as a line from the baseline (ring) to the arm (dot), one panel per score.
 
@@ -45,29 +65,17 @@ def save_forest(
     """
     names = names or {}
     labels = list(dict.fromkeys(effect.label for effect in effects))
-    columns = min(max(1, len(titles)), 3)
-    lines = -(-max(1, len(titles)) // columns)
-    size = 2.2 + 3.4 * columns, 0.3 + lines * (1.0 + 0.3 * max(1, len(labels)))
-    with plotting() as plt:
-        figure, axes = plt.subplots(lines, columns, figsize=size, squeeze=False, sharey=True)
-        for axis, (score, text) in zip(axes.flat, titles.items(), strict=False):
+    size, margin = (3.4, 1.0 + 0.3 * max(1, len(labels))), (2.2, 0.3)
+    with _plots(len(titles), 3, size, margin, sharey=True) as (figure, axes):
+        for axis, (score, text) in zip(axes, titles.items(), strict=False):
             shown = [effect for effect in effects if effect.score == score]
             draw_forest(axis, shown, [labels.index(effect.label) for effect in shown])
             axis.set_title(text, fontsize=10)
-        for axis in axes.flat[len(titles) :]:
-            axis.set_visible(False)
-        axes[0][0].set_yticks(range(len(labels)), [names.get(label, label) for label in labels])
-        axes[0][0].set_ylim(len(labels) - 0.4, -0.6)
+        axes[0].set_yticks(range(len(labels)), [names.get(label, label) for label in labels])
+        axes[0].set_ylim(len(labels) - 0.4, -0.6)
         _forest_legend(figure, effects)
-        return save_figure(
-            figure,
-            out,
-            name,
-            title=title,
-            caption=caption,
-            rows=effect_rows(effects),
-            see=see or "Ring: the baseline. Dot: the arm, at the same training loss. Dotted mark: the null.",
-        )
+        about.setdefault("see", FOREST_SEE)
+        return save_figure(figure, out, name, rows=map(effect_record, effects), **about)
 
 
 def draw_forest(axis: Any, effects: Sequence[Effect], places: Sequence[int]) -> None:
@@ -107,28 +115,6 @@ def effect_text(effect: Effect) -> str:
     return f"{text}  n = {effect.value.n}" if effect.value.n else text
 
 
-def effect_rows(effects: Sequence[Effect]) -> list[dict[str, Any]]:
-    """Effects as rows of a table."""
-    return [
-        {
-            "arm": effect.label,
-            "score": effect.score,
-            "at": effect.at,
-            "loss": effect.loss,
-            "baseline": effect.second.mean,
-            "value": effect.first.mean,
-            "null": effect.null,
-            "difference": effect.value.mean,
-            "half_width": effect.value.half_width,
-            "n": effect.value.n,
-            "p": effect.p,
-            "levels": effect.agreement,
-            "stands": effect.stands,
-        }
-        for effect in effects
-    ]
-
-
 def _forest_legend(figure: Any, effects: Sequence[Effect]) -> None:
     from matplotlib.lines import Line2D
 
@@ -155,11 +141,8 @@ def save_curve(
     every = list(dict.fromkeys(effect.label for effect in effects if effect.curve))
     labels = every[: len(COLORS)]
     left_out = f"The first {len(labels)} of {len(every)} arms. " if len(every) > len(labels) else ""
-    with plotting() as plt:
-        figure, axes = plt.subplots(
-            1, max(1, len(titles)), figsize=(1 + 3.6 * len(titles), 3.2), squeeze=False
-        )
-        for axis, (score, text) in zip(axes[0], titles.items(), strict=False):
+    with _plots(len(titles), len(titles), (3.6, 3.2), (1.0, 0.0)) as (figure, axes):
+        for axis, (score, text) in zip(axes, titles.items(), strict=False):
             for place, label in enumerate(labels):
                 for effect in effects:
                     if (effect.label, effect.score) == (label, score) and effect.curve:
@@ -168,7 +151,7 @@ def save_curve(
             axis.set(xlabel="training loss (training goes to the right)", ylabel="difference", title=text)
             loss_axis(axis)
         if len(labels) > 1:
-            axes[0][0].legend(loc="best", fontsize=8)
+            axes[0].legend(loc="best", fontsize=8)
         return save_figure(
             figure,
             out,
@@ -176,8 +159,7 @@ def save_curve(
             title=f"{title}: the difference over all losses",
             caption=f"Band: pointwise 95% interval. Dashed: the level that decides. {left_out}{caption}",
             rows=[
-                {"arm": effect.label, "score": effect.score, "loss": loss}
-                | {"difference": value.mean, "half_width": value.half_width, "n": value.n}
+                {"arm": effect.label, "score": effect.score, "loss": loss, "difference": value}
                 for effect in effects
                 for loss, value in effect.curve
             ],
@@ -236,11 +218,9 @@ def save_scatter(
     out: Path,
     name: str,
     *,
-    title: str,
-    caption: str,
-    see: str = "",
     null: float | None = None,
     joined: str = "",
+    **about: str,
 ) -> dict[str, str]:
     """Draw named points over two scores, which ``axes`` names; those of the kind ``joined`` by a line.
 
@@ -261,8 +241,7 @@ def save_scatter(
         more = max(0.0, LEAST_SPAN - (high - low)) / 2
         axis.set_ylim(low - more, high + more)
         _label_points(axis, points, colors)
-        rows = [point._asdict() for point in points]
-        return save_figure(figure, out, name, title=title, caption=caption, rows=rows, see=see)
+        return save_figure(figure, out, name, rows=[point._asdict() for point in points], **about)
 
 
 def _label_points(axis: Any, points: Sequence[Point], colors: Mapping[str, str]) -> None:
@@ -312,85 +291,207 @@ def _spread(heights: Sequence[float], step: float) -> list[float]:
     ]
 
 
-def save_dtaps(
-    tables: Mapping[str, Mapping[str, Any]], out: Path, name: str, *, title: str, caption: str
+# --- Panels: lines and points over one another, in plots side by side ---
+
+
+class Line(NamedTuple):
+    """Numbers or intervals over ``across``; None and nan are left out. ``style`` is matplotlib's.
+
+    Intervals are drawn as bars, with ``band`` in the style as a band.
+    """
+
+    label: str
+    across: Iterable[float]
+    up: Iterable[Interval | float | None]
+    style: Mapping[str, Any] = {}
+
+
+def lines_of(
+    rows: Iterable[Mapping[str, Any]],
+    across: str,
+    up: str,
+    by: Callable[[Mapping[str, Any]], tuple[str, Any]],
+) -> list[Line]:
+    """Rows as lines: the column ``up`` over the column ``across``; ``by`` gives the label and style of a row.
+
+    >>> lines_of([{"r": 1, "mass": 0.2}, {"r": 10, "mass": 0.5}], "r", "mass", lambda row: ("trained", {}))
+    [Line(label='trained', across=[1, 10], up=[0.2, 0.5], style={})]
+    """
+    lines: dict[str, tuple[list[Any], list[Any], Any]] = {}
+    for row in rows:
+        label, style = by(row)
+        x, y, _ = lines.setdefault(label, ([], [], style))
+        x.append(row[across])
+        y.append(row[up])
+    return [Line(label, *line) for label, line in lines.items()]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One plot; ``log`` names its logarithmic axes, ``null`` is the height of a dotted line.
+
+    The horizontal axis of one that ``falls`` goes down to the right. ``more`` is for ``Axes.set``.
+    """
+
+    title: str
+    axes: tuple[str, str]
+    lines: Sequence[Line]
+    log: str = "x"
+    limits: tuple[float | None, float | None] = (None, None)
+    null: float | None = None
+    legend: Mapping[str, Any] | None = None
+    falls: bool = False
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def save_panels(
+    panels: Sequence[Panel],
+    out: Path,
+    name: str,
+    *,
+    columns: int = 4,
+    size: tuple[float, float] = (3.0, 2.9),
+    share: bool = False,
+    rows: Iterable[Mapping[str, Any]] | None = None,
+    **about: str,
 ) -> dict[str, str]:
-    """Draw the DTAP heat map of every arm side by side, on one scale of colours."""
-    highest = max(cell for table in tables.values() for row in table["mean"] for cell in row)
-    with plotting() as plt:
-        figure, axes = plt.subplots(1, len(tables), figsize=(3.8 * len(tables), 3.5), squeeze=False)
-        for axis, (arm, table) in zip(axes[0], tables.items(), strict=True):
-            image = draw_dtap(
-                axis,
-                table["mean"],
-                table["edges"],
-                arm,
-                deviation=table["standard_deviation"],
-                highest=highest,
-            )
-        figure.colorbar(image, ax=axes[0].tolist(), label=DTAP_COLOURS)
+    """Draw ``panels``, ``columns`` in a line, each of ``size`` inches; with ``share`` a line has one scale.
+
+    ``rows`` is the table behind the figure, unless it is the points themselves.
+    """
+    with _plots(len(panels), columns, size, sharey="row" if share else False) as (figure, axes):
+        for axis, panel in zip(axes, panels, strict=False):
+            for line in panel.lines:
+                _draw_line(axis, line)
+            if panel.null is not None:
+                axis.axhline(panel.null, color="0.5", linewidth=0.9, linestyle=":")
+            scales = {f"{one}scale": "log" for one in panel.log}
+            axis.set(title=panel.title, xlabel=panel.axes[0], ylabel=panel.axes[1], **scales, **panel.more)
+            if panel.falls:
+                axis.invert_xaxis()
+            if panel.limits != (None, None):
+                axis.set_ylim(*panel.limits)
+            if panel.legend is not None:
+                axis.legend(**{"loc": "best", "fontsize": 8, **panel.legend})
+        if rows is None:
+            rows = [
+                {"panel": panel.title, "line": line.label, panel.axes[0]: x, panel.axes[1]: value}
+                for panel in panels
+                for line in panel.lines
+                for x, value in _points(line)
+            ]
+        return save_figure(figure, out, name, rows=rows, **about)
+
+
+def _points(line: Line) -> list[tuple[float, Interval]]:
+    """The points of a line that are numbers; a number that is no interval has no half width."""
+    points = []
+    for x, value in zip(line.across, line.up, strict=True):
+        point = value if isinstance(value, Interval) else Interval(nan if value is None else value, nan, 1)
+        points += [(x, point)] if isfinite(point.mean) else []
+    return points
+
+
+def _draw_line(axis: Any, line: Line) -> None:
+    style = {"markersize": 4.5, "label": line.label or None, **line.style}
+    band = style.pop("band", False)
+    points = _points(line)
+    places, means = [x for x, _ in points], np.array([value.mean for _, value in points])
+    halves = np.nan_to_num(np.array([value.half_width for _, value in points]))
+    [drawn] = axis.plot(places, means, **style)
+    color = drawn.get_color()
+    if band:
+        axis.fill_between(places, means - halves, means + halves, color=color, alpha=0.13, linewidth=0)
+    elif halves.any():
+        axis.errorbar(places, means, yerr=halves, fmt="none", ecolor=color, elinewidth=0.8, capsize=2)
+
+
+# --- Heat maps ---
+
+
+def save_dtaps(
+    tables: Mapping[str, Mapping[str, Any]],
+    out: Path,
+    name: str,
+    *,
+    caption: str,
+    highest: float | None = None,
+    **about: str,
+) -> dict[str, str]:
+    """Draw the DTAP heat map of every arm, four in a line, on one scale of colours that ends at ``highest``.
+
+    An arm without a table (``mean`` is None) diverged.
+    """
+    known = {arm: table for arm, table in tables.items() if table["mean"] is not None}
+    cells = [cell for table in known.values() for row in table["mean"] for cell in row]
+    several = len(tables) > 4
+    with _plots(len(tables), 4, (2.9 if several else 3.8, 3.5)) as (figure, axes):
+        image = None
+        for axis, (arm, table) in zip(axes, tables.items(), strict=False):
+            if arm in known:
+                options = {"deviation": table["standard_deviation"], "highest": highest or max(cells)}
+                image = draw_dtap(axis, table["mean"], table["edges"], arm, **options)
+            else:
+                axis.set_title(f"{arm}\ndiverged")
+                axis.set_axis_off()
+            axis.title.set_fontsize(9 if several else 11)
+        if image is not None:
+            shrink = {"shrink": 0.6, "aspect": 30} if several else {}
+            figure.colorbar(image, ax=axes, label=DTAP_COLOURS, **shrink)
         rows = [
             {"arm": arm, **row}
-            for arm, table in tables.items()
+            for arm, table in known.items()
             for row in dtap_rows(table["mean"], table["edges"])
         ]
-        return save_figure(
-            figure,
-            out,
-            name,
-            title=f"{title}: DTAP",
-            caption=f"Percent of instances, mean ± standard deviation over seeds. {caption}",
-            rows=rows,
-        )
+        caption = f"Percent of instances, mean ± standard deviation over seeds. {caption}"
+        return save_figure(figure, out, name, rows=rows, caption=caption, **about)
 
 
-def draw_grid(
-    axis: Any,
-    grid: ArrayLike,
+class Grid(NamedTuple):
+    """A table of numbers: ``cells[i][j]`` in row i from the bottom and column j; nan is a dash."""
+
+    title: str
+    rows: Sequence[str]
+    columns: Sequence[str]
+    cells: ArrayLike
+
+
+def save_grids(
+    grids: Sequence[Grid],
+    axes: tuple[str, str],
+    out: Path,
+    name: str,
     *,
-    rows: Sequence[str],
-    columns: Sequence[str],
     digits: int = 3,
     limits: tuple[float, float] | None = None,
-) -> Any:
-    """Draw a heat map with its numbers: ``grid[i][j]`` in row i from the bottom and column j; nan is a dash.
+    **about: str,
+) -> dict[str, str]:
+    """Draw heat maps with their numbers, at most four in a line.
 
-    ``limits`` are the ends of the scale of colours; returns the image, for a colour bar.
+    ``limits`` are the ends of the scale of colours, else each heat map has its own.
     """
-    cells = np.asarray(grid, dtype=float)
+    with _plots(len(grids), 4, (4.0, 3.3)) as (figure, plots):
+        for axis, grid in zip(plots, grids, strict=False):
+            _draw_grid(axis, grid, digits, limits)
+            axis.set(title=grid.title, xlabel=axes[0], ylabel=axes[1])
+        rows = [
+            {"grid": grid.title, axes[1]: row, axes[0]: column, "value": float(value)}
+            for grid in grids
+            for row, values in zip(grid.rows, np.asarray(grid.cells, dtype=float), strict=True)
+            for column, value in zip(grid.columns, values, strict=True)
+        ]
+        return save_figure(figure, out, name, rows=rows, **about)
+
+
+def _draw_grid(axis: Any, grid: Grid, digits: int, limits: tuple[float, float] | None) -> None:
+    cells = np.asarray(grid.cells, dtype=float)
     low, high = limits or (np.nanmin(cells), np.nanmax(cells))
-    image = axis.imshow(cells, cmap=HEATMAP, origin="lower", aspect="auto", vmin=low, vmax=high)
+    axis.imshow(cells, cmap=HEATMAP, origin="lower", aspect="auto", vmin=low, vmax=high)
     axis.grid(visible=False)
     for (row, column), value in np.ndenumerate(cells):
         dark = np.isnan(value) or value - low > 0.55 * (high - low)
         text = "–" if np.isnan(value) else f"{value:.{digits}f}"
         color = "black" if dark else "white"
         axis.text(column, row, text, ha="center", va="center", fontsize=8 if digits > 2 else 6.5, color=color)
-    axis.set_xticks(range(len(columns)), columns)
-    axis.set_yticks(range(len(rows)), rows)
-    return image
-
-
-def draw_intervals(
-    axis: Any,
-    across: Sequence[float],
-    values: Sequence[Interval | None],
-    *,
-    band: bool = False,
-    limits: tuple[float, float] = (-inf, inf),
-    **style: Any,
-) -> None:
-    """Draw means over ``across`` with their intervals, as bars or a band that ends at ``limits``.
-
-    None and nan are left out; a single seed has no interval.
-    """
-    points = [(x, value) for x, value in zip(across, values, strict=True) if value and isfinite(value.mean)]
-    places = [x for x, _ in points]
-    means = np.array([value.mean for _, value in points])
-    halves = np.nan_to_num(np.array([value.half_width for _, value in points]))
-    low, high = np.clip(means - halves, *limits), np.clip(means + halves, *limits)
-    if not band:
-        axis.errorbar(places, means, yerr=[means - low, high - means], capsize=2, **style)
-        return
-    [line] = axis.plot(places, means, **style)
-    axis.fill_between(places, low, high, color=line.get_color(), alpha=0.13, linewidth=0)
+    axis.set_xticks(range(len(grid.columns)), grid.columns)
+    axis.set_yticks(range(len(grid.rows)), grid.rows)

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
 from fasterqk.files import write_bytes, write_csv
-from fasterqk_lab.figures._documents import save_document
+from fasterqk_lab.figures._documents import flat_rows, save_document
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,7 +112,7 @@ def save_figure(
     paths = {"png": str(write_bytes(folder / f"{name}.png", buffer.getvalue()))}
     paths["svg"] = str(write_bytes(folder / f"{name}.svg", svg_bytes(figure)))
     plt.close(figure)
-    paths["csv"] = str(write_csv(folder / f"{name}.csv", rows))
+    paths["csv"] = str(write_csv(folder / f"{name}.csv", flat_rows(rows)))
     paths["json"] = str(save_document(out, "figures", name, document))
     return paths
 
@@ -137,13 +137,13 @@ def describe_axes(figure: "Figure") -> str:
         if names:
             shown += f" for {', '.join(dict.fromkeys(names))}"
         panels.setdefault(shown.strip(), []).append(axes.get_title())
-    told = []
+    sentences = []
     for shown, titles in panels.items():
         named = ", ".join(title for title in titles if title)
         several = f"{len(titles)} panels" if len(titles) > 1 else ""
         head = f"{several} ({named})" if several and named else several or named
-        told.append(f"{head}: {shown}" if head and shown else head or shown)
-    return ". ".join(told).replace("\n", " ") + "." if told else ""
+        sentences.append(f"{head}: {shown}" if head and shown else head or shown)
+    return ". ".join(sentences).replace("\n", " ") + "." if sentences else ""
 
 
 _BACKGROUND = re.compile(r'(<g id="patch_1">\s*<path [^>]*style="fill: )#ffffff')
@@ -163,8 +163,8 @@ def themed(svg: str) -> str:
     # Text without a colour of its own is black, which only a light page can show.
     text = f"text{{fill:var(--c{INK[1:]})}}"
     style = f"<style>:root{{{light}}}{text}@media (prefers-color-scheme:dark){{:root{{{dark}}}}}</style>"
-    drawn = _COLOUR.sub(lambda found: f"var(--c{found[0][1:]})", _BACKGROUND.sub(r"\1none", svg))
-    return re.sub(r"(<svg\b[^>]*>)", lambda found: found[1] + style, drawn, count=1)
+    drawn = _COLOUR.sub(lambda match: f"var(--c{match[0][1:]})", _BACKGROUND.sub(r"\1none", svg))
+    return re.sub(r"(<svg\b[^>]*>)", lambda match: match[1] + style, drawn, count=1)
 
 
 # --- The DTAP heat map, in the paper's orientation: attention to the right, probability upwards ---
@@ -231,13 +231,3 @@ def dtap_rows(dtap: ArrayLike, edges: Sequence[float]) -> list[dict[str, float]]
         }
         for (row, column), percent in np.ndenumerate(np.asarray(dtap, dtype=float))
     ]
-
-
-def save_dtap(
-    out: Path, name: str, dtap: ArrayLike, edges: Sequence[float], *, title: str, caption: str
-) -> dict[str, str]:
-    """Write one DTAP heat map as a figure of ``out``; returns its paths by suffix."""
-    with plotting() as plt:
-        figure, axes = plt.subplots(figsize=(4.2, 3.6))
-        figure.colorbar(draw_dtap(axes, dtap, edges), ax=axes, label=DTAP_COLOURS)
-        return save_figure(figure, out, name, title=title, caption=caption, rows=dtap_rows(dtap, edges))

@@ -16,9 +16,10 @@ from fasterqk.attention.statistics import interval
 from fasterqk.console import duration_text, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json, plain
-from fasterqk_lab.compare import Effect, compare_arms, correct, measured
+from fasterqk_lab.compare import LEVEL, Effect, compare_arms, correct, measured
 from fasterqk_lab.figures import effect_record
-from fasterqk_lab.figures._documents import Document, page_text
+from fasterqk_lab.figures._documents import Document
+from fasterqk_lab.page._words import page_text
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs._store import read_result, read_sealed
 from fasterqk_lab.runs._table import STATES, Summary, flatten, headline, summarize, with_lists_as_text
@@ -207,8 +208,8 @@ def _effects(group: str, arms: Mapping[str, Sequence[Cell]], others: Sequence[st
             continue
         results = {(arm, cell.seed): cell.compared for arm, cells in compared.items() for cell in cells}
         values = measured(group, results)
-        deciding += compare_arms(values, _DECIDES)
-        beside += compare_arms(values, _BESIDE)
+        deciding += compare_arms(values, dict.fromkeys(_DECIDES, LEVEL))
+        beside += compare_arms(values, dict.fromkeys(_BESIDE, LEVEL))
         ratios |= {arm: cells[0].ratio / baseline.ratio for arm, cells in compared.items()}
     effects = [*correct(deciding), *correct(beside)]
     return [effect_record(effect) | {"ratio": ratios[effect.label]} for effect in effects]

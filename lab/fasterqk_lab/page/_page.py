@@ -3,7 +3,8 @@
 import base64
 import os
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -15,22 +16,26 @@ from fasterqk import __version__
 from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk.pages import CHART_SCRIPTS, json_text, page_html, write_explorer
-from fasterqk_lab.figures._documents import Document, html_table, load_documents, page_text
+from fasterqk_lab.compare import VERDICTS
+from fasterqk_lab.figures._documents import Document, load_documents
 from fasterqk_lab.figures._style import themed
 from fasterqk_lab.page._cells import Cell, cell_documents, read_cells, what_was_run
-from fasterqk_lab.page._claims import Claim, count_verdicts, read_claims
-from fasterqk_lab.page._summary import (
+from fasterqk_lab.page._words import (
+    TERMS,
+    Definitions,
     Row,
     answer,
     count,
     effects_table,
     forests,
+    html_table,
     null_change,
+    page_text,
     read_rows,
     sentences,
     signed_text,
+    terms_in,
 )
-from fasterqk_lab.page._terms import TERMS, Definitions, terms_in
 
 PAGE_BYTES = 3_000_000
 # Shares of the page; a cell of a table takes about 90 bytes with its markup.
@@ -84,11 +89,11 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
     }
     chapters = [_arrange(*chapter) for chapter in in_chapters(folders)]
     rows = [row for chapter in chapters for row in chapter.effects]
-    groups: dict[str, list[Claim]] = {}
-    for document in load_documents(out, "claims"):
-        for claim in read_claims(document):
-            groups.setdefault(claim.group, []).append(claim)
-    claims = [claim for group in groups.values() for claim in group]
+    empty = dict.fromkeys(("effect", "remark", "experiment", "group"), "")
+    claims = [empty | claim for document in load_documents(out, "claims") for claim in document["claims"]]
+    groups: dict[str, list[Document]] = {}
+    for claim in claims:
+        groups.setdefault(claim["group"], []).append(claim)
     run = what_was_run(cells) if cells else ""
     unfinished = run and not of_the_paper and any(cell.about.state != "done" for cell in cells)
     glance = pick_example(folders["examples"], documents["effects"])
@@ -132,6 +137,16 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
     if beside and of_the_paper:
         write_explorer(path.with_name("explorer.html"))
     return write_text(path, page)
+
+
+def count_verdicts(claims: Sequence[Mapping[str, str]]) -> str:
+    """How many claims have which verdict.
+
+    >>> count_verdicts([{"verdict": "confirmed"}, {"verdict": "not run"}, {"verdict": "not run"}])
+    'confirmed 1, not run 2'
+    """
+    counts = Counter(claim["verdict"] for claim in claims)
+    return ", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
 
 
 def _assets() -> Traversable:

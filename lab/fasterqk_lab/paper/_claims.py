@@ -1,4 +1,6 @@
-"""Claims and questions as data: `claims.toml` and `questions.toml` say what to compare, the rule decides.
+"""What is published, and claims and questions as data: `claims.toml`, `questions.toml` say what to compare.
+
+Published are tidy tables in `lab/paper/results` and histories in `lab/paper/cells`. The rule decides.
 
 An effect is a table: ``experiment`` and ``score`` and, where they differ from the usual, ``arms`` (the first
 minus the second; one arm with ``minus``, another score of its own or a number), ``at`` (``level``), ``says``
@@ -11,7 +13,7 @@ minus the second; one arm with ``minus``, another score of its own or a number),
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -19,10 +21,67 @@ from typing import Any
 from fasterqk.attention.statistics import Interval
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting, check_identities, solve
-from fasterqk_lab.compare import LEVEL, MARGIN, VERDICTS, Effect, above, compare, correct, verdict
-from fasterqk_lab.paper._published import FOLDER, Published
+from fasterqk_lab.compare import (
+    LEVEL,
+    MARGIN,
+    VERDICTS,
+    Effect,
+    Measured,
+    Value,
+    above,
+    above_random,
+    compare,
+    correct,
+    read_values,
+    verdict,
+)
+from fasterqk_lab.runs import read_cells
 
 ARMS = ("faster_qk", "baseline")
+# `lab/paper` of the checkout.
+FOLDER = Path(__file__).parents[2] / "paper"
+
+
+class Published:
+    """Everything that is published, comparison by comparison."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        if not (folder / "results").is_dir():
+            raise InputError(
+                f"{str(folder)!r} has no folder 'results'; name the folder lab/paper of a checkout"
+            )
+        self.folder = folder
+
+    @cached_property
+    def _values(self) -> dict[str, list[Value]]:
+        values: dict[str, list[Value]] = {}
+        for path in sorted((self.folder / "results").glob("*.csv")):
+            for value in read_values(path):
+                values.setdefault(value.experiment, []).append(value)
+        return values
+
+    @cached_property
+    def _histories(self) -> dict[str, dict[tuple[str, int], list[Mapping[str, Any]]]]:
+        histories: dict[str, dict[tuple[str, int], list[Mapping[str, Any]]]] = {}
+        for path in sorted((self.folder / "cells").glob("*.jsonl*")):
+            for line in read_cells(path):
+                if "result" not in line:
+                    continue
+                parts = line.get("table") or line["experiment"], line.get("protocol")
+                result = line["result"]
+                records = [] if result.get("diverged") else result.get("history", [])
+                name = "-".join(filter(None, parts))
+                histories.setdefault(name, {})[line["arm"], line["seed"]] = list(map(above_random, records))
+        return histories
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def measured(self, name: str) -> Measured:
+        """The comparison ``name``: its values, and its histories where its cells are published."""
+        if name not in self._values:
+            raise InputError(f"no results of {name!r} in {str(self.folder / 'results')!r}")
+        return Measured(name, self._values[name], self._histories.get(name, {}))
 
 
 @dataclass(frozen=True)
@@ -72,51 +131,40 @@ class Line:
 def read_claims(published: Published, path: Path = FOLDER / "claims.toml") -> list[Claim]:
     """Every claim, in the order of the file."""
     claims = []
-    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["claim"]:
+    for entry in _entries(path, "claim"):
         effects = _effects(published, entry.get("effects", ()), entry.get("says", "more"))
-        claimed = entry.get("verdict")
-        if claimed is not None and claimed not in VERDICTS:
-            raise InputError(f"claim {entry['text']!r:.60}: {claimed!r} is not one of {', '.join(VERDICTS)}")
-        claims.append(
-            Claim(
-                entry["text"],
-                entry["where"],
-                entry["group"],
-                claimed or verdict(effects, large=entry.get("large", False)),
-                tuple(effects),
-                entry.get("remark", ""),
-                entry.get("command", ""),
-                entry.get("before", ""),
-                computed=claimed is None,
-            )
-        )
+        read = entry.get("verdict")
+        if read is not None and read not in VERDICTS:
+            raise InputError(f"claim {entry['text']!r:.60}: {read!r} is not one of {', '.join(VERDICTS)}")
+        known = ("text", "where", "group", "remark", "command", "before")
+        about = {name: entry[name] for name in known if name in entry}
+        decided = read or verdict(effects, large=entry.get("large", False))
+        claims.append(Claim(**about, verdict=decided, effects=tuple(effects), computed=read is None))
     return claims
 
 
 def read_questions(published: Published, path: Path = FOLDER / "questions.toml") -> list[Question]:
     """Every question, in the order of the file."""
     questions = []
-    for entry in tomllib.loads(path.read_text(encoding="utf-8"))["question"]:
-        effects = _effects(published, entry["effects"], entry.get("says", "more"))
+    for entry in _entries(path, "question"):
+        says = entry.get("says", "more")
+        effects, explored = (_effects(published, entry.get(k, ()), says) for k in ("effects", "explored"))
         decided = verdict(effects, large=False)
-        questions.append(
-            Question(
-                **{
-                    name: entry[name]
-                    for name in ("title", "believed", "hypothesis", "run", "design", "decides", "registered")
-                },
-                verdict=decided,
-                effects=tuple(effects),
-                explored=tuple(_effects(published, entry.get("explored", ()), entry.get("says", "more"))),
-                becomes=entry.get("becomes", {}).get(decided, ""),
-            )
-        )
+        known = ("title", "believed", "hypothesis", "run", "design", "decides", "registered")
+        becomes = entry.get("becomes", {}).get(decided, "")
+        about = {name: entry[name] for name in known} | {"verdict": decided, "becomes": becomes}
+        questions.append(Question(**about, effects=tuple(effects), explored=tuple(explored)))
     return questions
+
+
+def _entries(path: Path, kind: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))[kind]
+    return entries
 
 
 def read_lines(published: Published, path: Path = FOLDER / "questions.toml") -> list[Line]:
     """The lines of the picture, corrected for their number."""
-    entries = tomllib.loads(path.read_text(encoding="utf-8"))["line"]
+    entries = _entries(path, "line")
     effects = _effects(published, entries, "more")
     return [
         Line(entry["group"], effect, entry["run"]) for entry, effect in zip(entries, effects, strict=True)

@@ -18,7 +18,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -42,10 +42,6 @@ from fasterqk.files import (
 _PREFIX = b'{\n "sha256": "'
 _SUFFIX = b'",\n'
 _HEAD = len(_PREFIX) + 64 + len(_SUFFIX)
-
-
-class OtherVersion(InputError):
-    """A file of the store was written by a version of fasterqk with another schema."""
 
 
 def write_sealed(path: str | os.PathLike[str], document: Mapping[str, Any]) -> None:
@@ -78,9 +74,8 @@ def read_sealed(
     if not _is_sealed(data):
         raise _damaged(path, "its checksum is wrong")
     if version != SCHEMA_VERSION:
-        writer = "a newer fasterqk" if version > SCHEMA_VERSION else "fasterqk 0.1"
-        raise OtherVersion(
-            f"{path} was written by {writer}, whose results this version does not read; give another folder"
+        raise InputError(
+            f"{path} was written by a fasterqk whose results this version does not read; give another folder"
         )
     return document
 
@@ -244,7 +239,7 @@ CELL_NAME = re.compile("[0-9a-f]{16}")
 
 
 class Store:
-    """Results under ``out/runs/HASH/``, one folder per configuration; those of fasterqk 0.1 are refused.
+    """Results under ``out/runs/HASH/``, one folder per configuration.
 
     >>> from dataclasses import make_dataclass
     >>> config = make_dataclass("Config", ["seed"], frozen=True)(seed=0)
@@ -257,7 +252,6 @@ class Store:
     def __init__(self, out: str | os.PathLike[str]) -> None:
         self.out = Path(out)
         self.root = self.out / "runs"
-        _refuse_other_versions(self.root)
 
     def folder(self, config: Any) -> Path:
         """Where the results of ``config`` (a frozen dataclass) live, whether or not they exist."""
@@ -330,19 +324,6 @@ class Store:
                 raise InputError(f"cell {folder.name} is running; stop its sweep before removing it")
             clear(folder)
             shutil.rmtree(folder)
-
-
-def _refuse_other_versions(root: Path) -> None:
-    # One whole cell speaks for all: every version refuses the folders of others.
-    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(root) as entries:
-        for entry in entries:
-            try:
-                if CELL_NAME.fullmatch(entry.name) and read_sealed(Path(entry) / "config.json") is not None:
-                    return
-            except OtherVersion:
-                raise
-            except InputError:
-                continue  # damaged: whoever needs this cell says so
 
 
 def read_result(

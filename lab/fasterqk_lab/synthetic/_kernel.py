@@ -23,6 +23,7 @@ import numpy as np
 from fasterqk_lab.synthetic._cell import Language, Weights
 from fasterqk_lab.synthetic._compiled import compiled, dot, exponentiate, largest, total
 
+_PARTS, _QK_PARTS = 5, 3  # arrays of `Weights`, and those of the query-key circuit, which come first
 _BLOCK = 8  # sequences whose softmax is taken together
 _BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
 # Of the random generator, splitmix64.
@@ -343,16 +344,16 @@ class Task(NamedTuple):
 class Schedule(NamedTuple):
     """OV learns at ``lr``; QK at ``lr`` times ``qk_ratio``, which a ramp reaches linearly from 1.
 
-    ``roles`` multiplies that for the factors q, k, v and o; those of a collapsed circuit are one.
-    ``decays`` are the weight decays of QK and OV, ``gradient_norm`` that of either circuit (0: as it is).
+    ``roles`` multiplies that for each array of :class:`Weights`, 0 for scores that factors make; ``decays``
+    are their weight decays. ``gradient_norm`` is that of either circuit (0: as it is).
     """
 
     lr: float
     qk_ratio: float
-    roles: tuple[float, float, float, float]
+    roles: tuple[float, float, float, float, float]
     ramp_steps: int  # 0: the ratio holds from the first step
     adam: bool
-    decays: tuple[float, float]
+    decays: tuple[float, float, float, float, float]
     gradient_norm: float
 
 
@@ -394,14 +395,17 @@ def train_epoch(
             _share_rows(gradients.scores if weights.keys.shape[0] == 0 else gradients.queries)
         if schedule.gradient_norm > 0:
             _normalize(schedule.gradient_norm, weights, gradients)
-        if schedule.decays[0] > 0 or schedule.decays[1] > 0:
-            _decay(schedule, weights)
         step = first_step + i
         qk_lr = schedule.lr * ratio_at(step, schedule.qk_ratio, schedule.ramp_steps)
-        if schedule.adam:
-            _adam(step, qk_lr, schedule, weights, gradients, first_moments, second_moments)
-        else:
-            _sgd(qk_lr, schedule, weights, gradients)
+        for part in range(_PARTS):
+            # Decoupled weight decay, before the step; for SGD it is the same as a decay in the gradient.
+            if schedule.decays[part] > 0:
+                _scale(weights[part], 1.0 - schedule.lr * schedule.decays[part])
+            lr = schedule.roles[part] * (qk_lr if part < _QK_PARTS else schedule.lr)
+            if schedule.adam:
+                _adapt(step, weights[part], gradients[part], first_moments[part], second_moments[part], lr)
+            else:
+                descend(weights[part], gradients[part], lr)
     return loss / batches
 
 
@@ -452,56 +456,11 @@ def _scale(values: np.ndarray, factor: float) -> None:
 
 
 @compiled
-def _decay(schedule: Schedule, weights: Weights) -> None:
-    """Decoupled weight decay, before the step; for SGD it is the same as a decay in the gradient."""
-    qk, ov = 1.0 - schedule.lr * schedule.decays[0], 1.0 - schedule.lr * schedule.decays[1]
-    if weights.keys.shape[0] > 0:
-        _scale(weights.keys, qk)
-        _scale(weights.queries, qk)
-    else:
-        _scale(weights.scores, qk)
-    _scale(weights.table, ov)
-    _scale(weights.output, ov)
-
-
-@compiled
-def _sgd(qk_lr: float, schedule: Schedule, weights: Weights, gradients: Weights) -> None:
-    q, k, v, o = schedule.roles
-    if weights.keys.shape[0] > 0:
-        descend(weights.keys, gradients.keys, k * qk_lr)
-        descend(weights.queries, gradients.queries, q * qk_lr)
-    else:
-        descend(weights.scores, gradients.scores, qk_lr)
-    descend(weights.table, gradients.table, v * schedule.lr)
-    descend(weights.output, gradients.output, o * schedule.lr)
-
-
-@compiled
 def descend(values: np.ndarray, gradient: np.ndarray, lr: float) -> None:
     """One step of gradient descent, in place."""
     flat, slope = values.reshape(values.size), gradient.reshape(values.size)
     for i in range(flat.shape[0]):
         flat[i] -= lr * slope[i]
-
-
-@compiled
-def _adam(
-    step: int,
-    qk_lr: float,
-    schedule: Schedule,
-    weights: Weights,
-    gradients: Weights,
-    first: Weights,
-    second: Weights,
-) -> None:
-    q, k, v, o = schedule.roles
-    if weights.keys.shape[0] > 0:
-        _adapt(step, weights.keys, gradients.keys, first.keys, second.keys, k * qk_lr)
-        _adapt(step, weights.queries, gradients.queries, first.queries, second.queries, q * qk_lr)
-    else:
-        _adapt(step, weights.scores, gradients.scores, first.scores, second.scores, qk_lr)
-    _adapt(step, weights.table, gradients.table, first.table, second.table, v * schedule.lr)
-    _adapt(step, weights.output, gradients.output, first.output, second.output, o * schedule.lr)
 
 
 @compiled

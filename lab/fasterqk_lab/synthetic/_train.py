@@ -15,6 +15,7 @@ from fasterqk_lab.synthetic._cell import (
     Weights,
     draw_counts,
     empty_like,
+    factorized_attention,
     initial_matrices,
     pack,
     zeros_like,
@@ -56,13 +57,15 @@ class Trainer:
         support = language.support
         self.work = make_scratch(cell.batch, support, self.weights)
         self.task = Task(support, np.array(cell.labels), cell.score_scale, language.blind)
+        q, k, v, o = cell.role_ratios
+        scores = 0.0 if factorized_attention(cell.parameterization) else 1.0
         self.schedule = Schedule(
             lr=cell.lr,
             qk_ratio=cell.qk_ratio,
-            roles=cell.role_ratios,
+            roles=(scores, k, q, v, o),
             ramp_steps=cell.ramp_steps,
             adam=cell.optimizer == "adam",
-            decays=(cell.qk_decay, cell.ov_decay),
+            decays=(scores * cell.qk_decay, cell.qk_decay, cell.qk_decay, cell.ov_decay, cell.ov_decay),
             gradient_norm=cell.gradient_norm or 0.0,
         )
         self.stream = make_stream(language, cell.seed) if cell.fresh else no_stream()

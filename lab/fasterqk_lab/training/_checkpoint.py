@@ -104,8 +104,16 @@ def load(
         "param_groups": _decode(document["optimizer"]["param_groups"], tensors),
     }
     random_states = _decode(document["generators"], tensors)
-    _refuse_another_model(path, model, weights)
-    _refuse_another_optimizer(path, document, states, model, optimizer)
+    saved_groups, labels = states["param_groups"], _labels(model, optimizer)
+    there = _shapes(weights), _places(document["optimizer_class"], document["labels"], saved_groups)
+    here = _shapes(model.state_dict()), _places(type(optimizer).__name__, labels, optimizer.param_groups)
+    for what, ours, theirs in zip(("model", "optimizer"), here, there, strict=True):
+        for name in [*ours, *theirs]:
+            if ours.get(name) != theirs.get(name):
+                raise InputError(
+                    f"{path} is a checkpoint of another {what}: {name!r} is {theirs.get(name)} there "
+                    f"and {ours.get(name)} here"
+                )
     if random_states.keys() != generators.keys():
         raise InputError(
             f"{path} holds the random generators {sorted(random_states)}, not {sorted(generators)}"
@@ -150,35 +158,19 @@ def _parse(path: Path, data: bytes) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return json.loads(header["document"]), tensors
 
 
-def _refuse_another_model(path: Path, model: nn.Module, weights: Mapping[str, Any]) -> None:
-    present = model.state_dict()
-    for name in [*present, *weights]:
-        if name not in weights or name not in present:
-            where = "the model" if name in present else "the checkpoint"
-            raise InputError(f"{path} is a checkpoint of another model: only {where} has {name!r}")
-        here, there = present[name], weights[name]
-        if isinstance(here, Tensor) and (here.shape, here.dtype) != (there.shape, there.dtype):
-            raise InputError(
-                f"{path} is a checkpoint of another model: {name!r} is {tuple(there.shape)} {there.dtype} "
-                f"there and {tuple(here.shape)} {here.dtype} here"
-            )
+def _shapes(weights: Mapping[str, Any]) -> dict[str, str]:
+    """The shape and type of every tensor of a model."""
+    return {
+        name: f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        for name, value in weights.items()
+    }
 
 
-def _refuse_another_optimizer(
-    path: Path,
-    document: Mapping[str, Any],
-    states: Mapping[str, Any],
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-) -> None:
-    saved, present = document["optimizer_class"], type(optimizer).__name__
-    if saved != present:
-        raise InputError(f"{path} is a checkpoint of another optimizer: {saved}, not {present}")
-    sizes = [len(group["params"]) for group in states["param_groups"]]
-    if document["labels"] != _labels(model, optimizer) or sizes != [
-        len(group["params"]) for group in optimizer.param_groups
-    ]:
-        raise InputError(f"{path} is a checkpoint of another optimizer: its parameters are grouped otherwise")
+def _places(kind: str, labels: list[str], groups: Any) -> dict[str, str]:
+    """The class of an optimizer, and the place of every parameter that it trains."""
+    numbers = [number for number, group in enumerate(groups) for _ in group["params"]]
+    places = enumerate(zip(labels, numbers, strict=True))
+    return {"its class": kind} | {name: f"parameter {i}, in group {number}" for i, (name, number) in places}
 
 
 def _labels(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:

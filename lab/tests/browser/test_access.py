@@ -8,14 +8,15 @@ from fasterqk.pages import write_explorer
 from fasterqk_lab.compare import STANDS, VERDICTS
 from fasterqk_lab.figures import (
     plotting,
+    save_claims,
     save_curves,
-    save_dtap,
+    save_dtaps,
     save_effects,
     save_examples,
     save_figure,
     save_table,
 )
-from fasterqk_lab.page import Claim, save_claims, write_page
+from fasterqk_lab.page import write_page
 
 ARMS = ["baseline", "faster QK"]
 WIDTHS = [390, 1280]
@@ -136,18 +137,11 @@ def report(tmp_path_factory):
         axes.plot([1, 2], [3, 4], label="FAFO")
         axes.set(xlabel="ratio", ylabel="attention", title="(a) attention")
         save_figure(figure, out, "fig4", title="Figure 4", caption="FAFO.", rows=[{"x": 1}], see="It rises.")
-    save_dtap(
-        out,
-        "table-hatexplain-paper-dtap",
-        [[1.0, 2.0], [0.0, 97.0]],
-        (0, 0.5, 1),
-        title="DTAP",
-        caption="Percent.",
-    )
-    claims = [
-        Claim(f"Claim {k}", "Table 1", verdict, "+0.10 ± 0.02, n = 5", "MRTA.", "table-main", "depth")
-        for k, verdict in enumerate(VERDICTS)
-    ]
+    table = {"mean": [[1.0, 2.0], [0.0, 97.0]], "standard_deviation": None, "edges": (0, 0.5, 1)}
+    save_dtaps({"arm": table}, out, "table-hatexplain-paper-dtap", title="DTAP", caption="Percent.")
+    shared = {"where": "Table 1", "effect": "+0.10 ± 0.02, n = 5", "remark": "MRTA."}
+    shared |= {"experiment": "table-main", "group": "depth"}
+    claims = [{"claim": f"Claim {k}", "verdict": verdict} | shared for k, verdict in enumerate(VERDICTS)]
     save_claims(out, claims, title="Claims")
     return write_page(out)
 

@@ -15,18 +15,17 @@ from fasterqk_lab.cli.reproduce import experiment_parser
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import (
     EXPERIMENTS,
-    fig3,
+    _registry,
     fig4,
     find_experiment,
-    table_kvqa,
+    table_generated,
     table_main,
     table_squad,
-    table_sva,
 )
 from fasterqk_lab.experiments import all as everything
-from fasterqk_lab.experiments import table_agreement as agreement
-from fasterqk_lab.experiments._comparison import show_comparison, two_arms
-from fasterqk_lab.experiments._registry import read_cells
+from fasterqk_lab.experiments._comparison import two_arms
+from fasterqk_lab.experiments._registry import read_cells, sweep_progress
+from fasterqk_lab.experiments._show import show_comparison, show_summary
 from fasterqk_lab.experiments.all import Part
 from fasterqk_lab.runs import sweep
 from fasterqk_lab.training import TrainConfig
@@ -54,7 +53,7 @@ def small(monkeypatch, little):
     def config(task, **fields):
         return TrainConfig("jsonl", file=little, rationale_k=(50,), width=8, head_width=4, **fields)
 
-    monkeypatch.setattr(agreement, "TrainConfig", config)
+    monkeypatch.setattr(table_generated, "TrainConfig", config)
 
 
 @pytest.fixture
@@ -66,7 +65,7 @@ def small_answers(monkeypatch):
         return TrainConfig("kvqa", batch_size=32, answer_tokens=5, **TWO_LAYERS, **FEW, **own)
 
     monkeypatch.setattr(table_squad, "TrainConfig", config)
-    monkeypatch.setattr(table_kvqa, "TrainConfig", config)
+    monkeypatch.setattr(table_generated, "TrainConfig", config)
 
 
 @pytest.fixture
@@ -104,18 +103,6 @@ def test_an_unknown_experiment_is_one_line_with_the_choices(capsys):
     code, out, err = run(capsys, "fig5")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "unknown experiment 'fig5'; choose from fig2, fig2-init" in err
-
-
-def test_names_of_earlier_versions_are_understood_and_not_shown(capsys, tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(fig3, "save", lambda *_: {})
-    monkeypatch.setattr(fig3, "compute", lambda runner, protocol, **_: asked.append(protocol) or [])
-    for name in ("paper", "no-biases"):
-        assert run(capsys, "fig3", "--protocol", name, "--out", str(tmp_path), "--json")[0] == 0
-    assert asked == ["no-biases", "no-biases"]
-    with pytest.raises(SystemExit):
-        main(["reproduce", "fig3", "--help"])
-    assert "--protocol {published,no-biases,both}" in capsys.readouterr().out
 
 
 def test_a_file_as_results_folder_is_refused_before_the_work(tmp_path, capsys, monkeypatch):
@@ -225,9 +212,8 @@ def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys
     document = json.loads(captured.out)
     assert captured.err == ""
     assert {row["data set"] for row in document["rows"]} == {"One", "Two"}
-    assert set(document["parts"]) == {"One", "Two"}
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 2  # one cell per arm, for both parts
-    table_main.show(document)
+    find_experiment("table-main").show(document)
     text = capsys.readouterr().out
     assert "paper, faster QK" in text
     assert "table-main-paper.png" in text
@@ -247,7 +233,8 @@ def test_squad_joins_when_asked_in_a_size_that_has_the_protocol(monkeypatch, cap
     words = ["reproduce", "table-main", "--workers", "1", "--out", str(tmp_path / "out"), "--json"]
     assert main([*words, "--squad", "small", "--squad-seeds", "2"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert list(document["parts"]) == ["SVA", "HateXplain", "SQuAD, small"]
+    datasets = [row["data set"] for row in document["rows"]]
+    assert list(dict.fromkeys(datasets)) == ["SVA", "HateXplain", "SQuAD, small"]
     rows = [row for row in document["rows"] if row["data set"] == "SQuAD, small"]
     assert {row["paper, faster QK"] for row in rows if "paper, faster QK" in row} >= {42.95, 0.1}
     assert asked == [("small", 2, None)]
@@ -261,13 +248,26 @@ def test_a_form_the_protocol_does_not_have_is_one_line(capsys, tmp_path):
     assert "protocol 'released' has no form 'prefix'" in capsys.readouterr().err
 
 
-def test_table_sva_says_how_its_rate_was_chosen(monkeypatch, capsys):
-    shown = []
-    monkeypatch.setattr(table_sva, "show_comparison", shown.append)
+def test_a_log_has_a_line_per_part_and_now_and_then_one_of_its_progress(capsys, monkeypatch):
+    """Standard error is no terminal here."""
+    clock = iter(range(0, 1000, 25))
+    monkeypatch.setattr(_registry.time, "monotonic", lambda: next(clock))
+    with sweep_progress("fig2") as progress:
+        for done in range(8):
+            progress(done, 8, "note")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "fig2: 25% note" and 2 <= len(lines) <= 4
+
+
+def test_a_summary_of_any_form_is_shown(capsys):
     chosen = {"lr": 1e-3, "validation_accuracy": {"0.001": 0.9123, "0.01": None}}
-    table_sva.show({"forms": {"whole": {"chosen_rate": chosen}, "prefix": {"chosen_rate": None}}})
-    assert len(shown) == 2
-    assert "base rate 0.001" in capsys.readouterr().out
+    rows = [{"arm": "plain", "loss": 0.25, "history": [1, 2]}]
+    files = {"table": {"json": "a.json", "csv": "a.csv"}, "forest": {"png": "a.png", "svg": "a.svg"}}
+    show_summary({"by_rate": rows, "chosen_rate": chosen, "form": None, "files": files})
+    text = capsys.readouterr().out
+    assert "by rate:" in text and "plain  0.25" in text and "history" not in text
+    assert "lr: 0.001" in text and "validation accuracy: 0.001 0.9123, 0.01 –" in text
+    assert "figure: a.png" in text and "a.json" not in text
 
 
 @pytest.mark.slow
@@ -291,7 +291,7 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     ]
     assert ends[0] == ends[1]
     assert {"test_f1", "test_accuracy", "mrta", "ac", "sufficiency_5", "layer_2_mrta"} <= set(ends[0])
-    table_squad.show({"protocols": {"paper": together}})
+    find_experiment("table-squad").show({"protocols": {"paper": together}})
     text = capsys.readouterr().out
     assert "test F1" in text
     assert "layer average: MRTA" in text
@@ -301,7 +301,7 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("small_answers")
 def test_table_kvqa_says_when_the_task_was_learnt(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(table_kvqa, "steps_until_learnt", lambda history: float(history[-1]["step"]))
+    monkeypatch.setattr(table_generated, "steps_until_learnt", lambda history: float(history[-1]["step"]))
     code, out, _ = run(capsys, "table-kvqa", "--workers", "1", "--out", str(tmp_path), "--json")
     summary = json.loads(out)
     steps = [row for row in summary["rows"] if row["name"] == "steps until learnt"]

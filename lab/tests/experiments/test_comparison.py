@@ -19,11 +19,11 @@ from fasterqk_lab.experiments._comparison import (
     layer_scores,
     run_arms,
     run_comparison,
-    show_comparison,
     two_arms,
 )
 from fasterqk_lab.experiments._examples import ANSWER, answer_examples
 from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.experiments._show import show_comparison
 from fasterqk_lab.models._classifier import attention_rows, head_rows
 from fasterqk_lab.tasks import _registry, kvqa
 from fasterqk_lab.training import TrainConfig
@@ -93,7 +93,7 @@ def deep(comparison):
 
 
 def rows_of(outcome, at="equal loss", arm=FASTER):
-    return {row["score"]: row for row in outcome.rows() if (row["at"], row["arm"]) == (at, arm)}
+    return {row["score"]: row for row in outcome.rows if (row["at"], row["arm"]) == (at, arm)}
 
 
 def test_cells_are_every_arm_and_seed_one_seed_after_the_other(comparison):
@@ -206,7 +206,7 @@ def test_arms_have_baselines_of_their_own(comparison):
     )
     outcome = outcome_of(grid)
     assert [effect.label for effect in outcome.effects] == ["slow x3", "fast x3"]
-    assert {arm for arm in names if arm in {row["arm"] for row in outcome.rows()}} == set(names)
+    assert {arm for arm in names if arm in {row["arm"] for row in outcome.rows}} == set(names)
 
 
 def test_a_diverged_cell_is_listed_and_the_others_are_compared(comparison, capsys, tmp_path):
@@ -230,7 +230,7 @@ def test_everything_that_shows_it_is_written(deep, tmp_path, capsys):
         assert (tmp_path / "figures" / f"table-agreement-paper{kind}.svg").exists()
     for folder in ("tables", "curves", "effects"):
         assert (tmp_path / folder / "table-agreement-paper.json").exists()
-    assert outcome.dtaps()[FASTER]["mean"][1] == pytest.approx([30, 70])
+    assert outcome.dtaps[FASTER]["mean"][1] == pytest.approx([30, 70])
     show_comparison({**json.loads(canonical_json(outcome.summary())), "files": files})
     text = capsys.readouterr().out
     assert "at equal loss (training loss 0.135)" in text
@@ -272,15 +272,13 @@ def test_cells_go_through_the_store_and_are_not_done_again(tmp_path):
     base = TrainConfig("jsonl", file=str(path), epochs=1, rationale_k=(50,), width=8, head_width=4)
     little = two_arms("t", "T", base, 9, (0,))
     runner = CellRunner(tmp_path, experiment="t", workers=0)
-    first = run_comparison(little, runner)
+    first = run_comparison(little, runner, examples=True)
     assert (tmp_path / "examples" / "t-paper.json").exists()
     cells = sorted((tmp_path / "runs").iterdir())
     before = [(cell / "result.json").stat().st_mtime_ns for cell in cells]
     again = run_arms(little, CellRunner(tmp_path, experiment="t", workers=0))
     assert [(cell / "result.json").stat().st_mtime_ns for cell in cells] == before
-    assert canonical_json(again.rows()) == canonical_json(
-        [{key: value for key, value in row.items() if key != "name"} for row in first["rows"]]
-    )
+    assert canonical_json(again.rows) == canonical_json(first["rows"])
     # Values of another protocol stay in the table of the experiment, those of the same are replaced.
     for protocol in ("released", "released"):
         more = CellRunner(tmp_path, experiment="t", workers=0)

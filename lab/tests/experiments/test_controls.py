@@ -10,11 +10,8 @@ from fasterqk.files import config_values
 from fasterqk_lab.compare import Value, measured, read_values
 from fasterqk_lab.experiments import find_experiment
 from fasterqk_lab.experiments._comparison import Comparison, Outcome
-from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments.carried_kvqa import carried_kvqa
-from fasterqk_lab.experiments.depth_hatexplain import depth_hatexplain
+from fasterqk_lab.experiments.ablation_hatexplain import finetune_hatexplain
 from fasterqk_lab.experiments.faithfulness import DATA, faithfulness
-from fasterqk_lab.experiments.finetune_hatexplain import finetune_hatexplain
 from fasterqk_lab.experiments.future_work import (
     OPTIMIZERS,
     PROTOCOLS,
@@ -24,7 +21,8 @@ from fasterqk_lab.experiments.future_work import (
     toy_comparison,
 )
 from fasterqk_lab.experiments.product_law import hatexplain_arms as product_law_arms
-from fasterqk_lab.experiments.table_kvqa import steps_until_learnt
+from fasterqk_lab.experiments.table_generated import carried_kvqa, steps_until_learnt
+from fasterqk_lab.experiments.table_hatexplain import depth_hatexplain
 
 
 def changed(arms):
@@ -100,7 +98,7 @@ def test_from_cells_to_results(name, comparisons, options, rebuilt, capsys):
     assert "at equal loss" in capsys.readouterr().out
 
 
-def outcome_of(histories, **options):
+def outcome_of(histories, more=(), **options):
     """The outcome of made-up cells ``{arm: histories}``, one per seed."""
     cells = {
         (arm, seed): {
@@ -114,7 +112,7 @@ def outcome_of(histories, **options):
     }
     comparison = Comparison("made-up", "Made up", "", dict.fromkeys(histories), (0, 1), **options)
     levels = {"level": comparison.level, "losses": comparison.losses}
-    return Outcome(comparison, cells, measured("made-up", cells, **levels))
+    return Outcome(comparison, cells, measured("made-up", cells, more=more, **levels))
 
 
 def falling(end, last=5):
@@ -142,18 +140,18 @@ def test_a_loss_that_some_cells_never_reach_does_not_decide():
     assert (effect.value.n, effect.loss) == (2, pytest.approx(math.exp(-3), rel=1e-5))
 
 
-def test_a_score_is_read_and_claimed_as_its_comparison_says(tmp_path):
+def test_a_score_is_read_and_claimed_as_its_comparison_says():
     options = {"decides": ("mrta", "steps"), "scores": {"mrta": "MRTA", "steps": "steps"}}
-    outcome = outcome_of(ARMS, **options, claimed={"steps": "less"}, read_at={"steps": "learnt"})
+    options |= {"claimed": {"steps": "less"}, "read_at": {"steps": "learnt"}}
     steps = {("equal", 0): 100.0, ("equal", 1): 110.0, ("QK", 0): 50.0, ("QK", 1): 60.5}
     values = [Value("made-up", *cell, "learnt", None, "steps", value) for cell, value in steps.items()]
-    outcome = outcome.with_values(values, CellRunner(tmp_path))
+    outcome = outcome_of(ARMS, values, **options)
     mass, fewer = outcome.effects
     assert (mass.score, mass.claimed, fewer.score, fewer.claimed) == ("mrta", "more", "steps", "less")
     assert fewer.value.mean == pytest.approx(-49.75)
     assert (fewer.standing, fewer.stands) == ("supports", "less")
     assert fewer.p == pytest.approx(2 * min(effect.p_value for effect in outcome.effects))
-    [row] = [row for row in outcome.rows() if (row["score"], row["arm"]) == ("steps", "QK")]
+    [row] = [row for row in outcome.rows if (row["score"], row["arm"]) == ("steps", "QK")]
     assert (row["at"], row["value"]["mean"], row["stands"]) == ("learnt", 55.25, "less")
 
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fasterqk_lab.experiments import covert_hatexplain, find_experiment
-from fasterqk_lab.experiments.covert_hatexplain import SCORES, measure_covert
+from fasterqk_lab.experiments import covert, find_experiment
+from fasterqk_lab.experiments.covert import SCORES, covert_hatexplain, measure_covert
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._loop import build_trainable
 
@@ -20,7 +20,7 @@ def trainable():
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_the_choice_of_a_word_says_the_class_only_where_the_query_knows_it(trainable, planted, monkeypatch):
-    model, stream_of = trainable.model, covert_hatexplain._stream
+    model, stream_of = trainable.model, covert._stream
 
     def knowing(model, tokens):
         """The answer to a text, added to all of its positions: keys of one text do not see it."""
@@ -31,7 +31,7 @@ def test_the_choice_of_a_word_says_the_class_only_where_the_query_knows_it(train
         )
 
     if planted:
-        monkeypatch.setattr(covert_hatexplain, "_stream", knowing)
+        monkeypatch.setattr(covert, "_stream", knowing)
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
     scores = measure_covert(trainable, torch.Generator().manual_seed(0))
     assert set(SCORES) <= set(scores)
@@ -43,7 +43,7 @@ def test_the_choice_of_a_word_says_the_class_only_where_the_query_knows_it(train
 
 
 def test_bits_are_compared_with_those_of_shuffled_classes(rebuilt, capsys):
-    comparison = covert_hatexplain.covert_hatexplain(seeds=2, layers=[2])
+    comparison = covert_hatexplain(seeds=2, layers=[2])
     facts = {
         f"{arm} {seed}": dict.fromkeys(SCORES, 0.5)
         | {"bits": bits + seed / 1e5, "null_bits": 0.01, "drop": float("nan")}
@@ -52,7 +52,7 @@ def test_bits_are_compared_with_those_of_shuffled_classes(rebuilt, capsys):
     }
     history = [{"loss": 1.0, "mrta": 0.4}, {"loss": 0.5, "mrta": 0.5}]
     summary = rebuilt("covert-hatexplain", [comparison], lambda *_: history, facts, seeds=2, layers=[2])
-    last = summary["above_null"][-1]
+    last = summary["bits_above_those_of_shuffled_classes"][-1]
     assert (last["arm"], last["difference"]["n"]) == ("two layers, faster QK", 2)
     assert last["difference"]["mean"] == pytest.approx(0.79 + 1234.5e-5, rel=1e-4)
     titles = {row["score"] for row in summary["rows"]}

@@ -6,26 +6,23 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import fasterqk_lab.experiments._fig2_dependence as dependence
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import END, LEVEL, LOSS, measured
-from fasterqk_lab.experiments import find_experiment
-from fasterqk_lab.experiments._fig2_dependence import (
+from fasterqk_lab.experiments import fig2, find_experiment
+from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.experiments._synthetic import RAMP_STEPS, panels
+from fasterqk_lab.experiments.fig2 import (
     EQUAL,
     FASTER,
     MAX_STEPS,
     READINGS,
-    Reading,
-    compute_dependence,
-    save_dependence,
-)
-from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments._synthetic import OLD_NAMES, PROTOCOLS, RAMP_STEPS, panels
-from fasterqk_lab.experiments.fig2 import (
     Fig2,
+    Reading,
     compute,
+    compute_dependence,
     differences_from_saved,
     save,
+    save_dependence,
 )
 
 CELLS = Path(__file__).parents[3] / "lab" / "paper" / "cells"
@@ -126,16 +123,18 @@ def test_cells_that_hit_the_cap_do_not_decide_the_level():
 
 
 def test_differences_from_the_saved_panels():
-    differences = differences_from_saved(figure(*[made_up(0.2)] * 5, name="g", protocol="published"))
-    assert differences["g"]["top_row"] == pytest.approx([0, 0, -2.3, 80 - 76.8, 20 - 20.8])
-    assert differences["g"]["losses"] == {"100": [3.3, 3.284], "200": [2.2, 2.212]}
-    assert differences["g"]["final_losses"][0] == [2.2, 0.006]
+    [row] = differences_from_saved(figure(*[made_up(0.2)] * 5, name="g", protocol="published"))
+    assert row["top_row"] == pytest.approx([0, 0, -2.3, 80 - 76.8, 20 - 20.8])
+    assert (row["panel"], row["most_points"]) == ("g", pytest.approx(80 - 76.8))
+    assert row["losses"] == {"100": [3.3, 3.284], "200": [2.2, 2.212]}
+    assert row["final_losses"][0] == [2.2, 0.006]
 
 
 def test_the_published_cells_are_within_one_point_of_the_saved_panels(rebuilt):
     data, _ = rebuilt
-    for name, differences in differences_from_saved(data).items():
-        assert max(map(abs, differences["top_row"])) < 1, name
+    rows = differences_from_saved(data)
+    assert [row["panel"] for row in rows] == ["a", "b", "g", "h"]
+    assert all(row["most_points"] < 1 for row in rows)
     # Panels with a faster circuit are read where their baseline stands at its end.
     assert data.measured.losses(LEVEL, "e", "mrta") == data.measured.losses(LEVEL, "f", "mrta")
     assert data.measured.baseline_of("g") == "d"
@@ -148,12 +147,8 @@ def test_unknown_names_are_quoted():
         panels("notebook")
 
 
-def test_figure_2_as_published_is_the_default_and_old_names_are_understood():
-    experiment = find_experiment("fig2")
-    assert experiment.check_options({})["protocol"] == PROTOCOLS[0] == "published"
-    for old, new in OLD_NAMES.items():
-        assert experiment.check_options({"protocol": old})["protocol"] == new
-        assert panels(old) == panels(new)
+def test_figure_2_as_published_is_the_default():
+    assert find_experiment("fig2").check_options({})["protocol"] == "published"
 
 
 def test_a_row_of_the_dependence_changes_what_it_says():
@@ -166,8 +161,8 @@ def test_a_row_of_the_dependence_changes_what_it_says():
 
 def test_both_cells_of_a_pair_are_read_at_one_loss(tmp_path, monkeypatch):
     readings = (Reading(four_tokens=True), Reading(query_attended=True))
-    monkeypatch.setattr(dependence, "READINGS", readings)
-    monkeypatch.setattr(dependence, "PARAMETERIZATIONS", ("FAFO",))
+    monkeypatch.setattr(fig2, "READINGS", readings)
+    monkeypatch.setattr(fig2, "PARAMETERIZATIONS", ("FAFO",))
     sharper, covert = compute_dependence(CellRunner(tmp_path, workers=0))
     assert sharper.effect.value.mean > 0.05
     assert covert.effect.value.mean < -0.5

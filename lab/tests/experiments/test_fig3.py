@@ -5,8 +5,7 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk_lab.experiments import reproduce
-from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments.fig3 import ALPHAS, Curve, compute
+from fasterqk_lab.experiments.fig3 import ALPHAS, Curve
 
 # With biases, epochs 0, 1 and 2 (factorized) and 0 (collapsed), for alpha = .2, .4, .6, .8, 1.
 FACTORIZED = [
@@ -21,7 +20,7 @@ COLLAPSED = [3.871, 3.876, 3.881, 3.886, 3.892]
 
 def test_first_epochs_are_those_of_the_released_code(tmp_path, in_process):
     summary = reproduce("fig3", tmp_path, epochs=2)
-    losses = {(curve["circuit"], curve["alpha"]): curve["loss"] for curve in summary["curves"]}
+    losses = {(curve["circuit"], curve["alpha"]): curve["along"]["loss"] for curve in summary["curves"]}
     for alpha, expected in zip(ALPHAS, FACTORIZED, strict=True):
         np.testing.assert_allclose(losses["factorized", alpha], expected, rtol=0.01)
     for alpha, start in zip(ALPHAS, COLLAPSED, strict=True):
@@ -45,4 +44,4 @@ def test_what_is_read_off_a_curve():
 
 def test_unknown_protocol_is_quoted(tmp_path):
     with pytest.raises(InputError, match="'biased'"):
-        compute(CellRunner(tmp_path), "biased")
+        reproduce("fig3", tmp_path, protocol="biased")

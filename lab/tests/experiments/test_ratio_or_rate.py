@@ -70,6 +70,6 @@ def test_slopes_and_pairs_tell_ratio_and_rate_apart(mass, ratio_slope, rate_slop
     faster = {effect["arm"] for effect in summary["effects"]}
     assert len(faster) == len(RATES) * (len(RATIOS) - 1) + 1
     with Path(summary["files"]["map"]["csv"]).open() as file:
-        assert len(list(csv.DictReader(file))) == len(RATES) * len(RATIOS)
+        assert len(list(csv.DictReader(file))) == 2 * len(RATES) * len(RATIOS)  # attention and accuracy
     find_experiment("ratio-or-rate").show(summary)
     assert "growth per decade of the ratio" in capsys.readouterr().out

@@ -15,16 +15,15 @@ import fasterqk_lab
 from fasterqk.errors import InputError
 from fasterqk_lab.experiments import EXPERIMENTS, Option, find_experiment, reproduce
 from fasterqk_lab.experiments._registry import CellRunner, read_cells, rounded, write_cells
-from fasterqk_lab.page._page import chapter_of
+from fasterqk_lab.page import chapter_of
 
 ROOT = Path(__file__).parents[3]
-OTHERS = {"tuning"}  # `fasterqk-lab tune`, which is no figure or table of the paper
 
 
 def test_the_table_lists_every_module_of_the_folder():
     folder = ROOT / "lab" / "fasterqk_lab" / "experiments"
-    modules = {path.stem for path in folder.glob("[a-z]*.py")} - OTHERS
-    assert modules == {name.replace("-", "_") for name in EXPERIMENTS}
+    modules = {path.stem for path in folder.glob("[a-z]*.py")}
+    assert modules == {find_experiment(name).run.__module__.split(".")[-1] for name in EXPERIMENTS}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -44,17 +43,12 @@ def test_an_experiment_is_what_the_table_says(name):
 
 
 @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "all"])
-def test_its_chapter_is_where_the_page_puts_its_documents(name):
-    assert chapter_of(name).title == find_experiment(name).chapter
-
-
-@pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "all"])
 def test_the_documentation_has_a_row_for_it(name):
     experiment = find_experiment(name)
     protocol = experiment.all_options.get("protocol")
     choices = ", ".join(f"`{choice}`" for choice in protocol.choices) if protocol else ""
     text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
-    row = f"| {experiment.chapter} | {experiment.summary} | `fasterqk-lab reproduce {name}` | {choices} |"
+    row = f"| {chapter_of(name).title} | {experiment.summary} | `fasterqk-lab reproduce {name}` | {choices} |"
     assert row.replace("  ", " ") in text.splitlines(), row
 
 
@@ -109,6 +103,7 @@ def test_unknown_names_and_options_are_one_line_with_the_choices(tmp_path):
         (Option("protocol", str, "", choices=("paper",)), "papers", "protocol 'papers' is not one of paper"),
         (Option("ratios", float, "", many=True), 5.0, "ratios 5.0 is no list; give"),
         (Option("ratios", float, "", many=True), [5, -1], "ratios -1 is not a finite number above 0"),
+        (Option("layers", int, "", choices=(2, 4), many=True), [2, 3], "layers 3 is not one of 2, 4"),
     ],
 )
 def test_a_value_that_does_not_fit_is_quoted(option, value, message):
@@ -171,7 +166,7 @@ def test_cells_are_found_again_in_the_file(tmp_path, suffix):
     assert again.fact("sides", lambda: pytest.fail("not computed again")) == 4
     # What was read can be written again, the same.
     copy = read_cells(again.export(tmp_path / "copy.jsonl"))
-    assert [each.get("result") for each in copy] == [each.get("result") for each in read_cells(file)]
+    assert [line.get("result") for line in copy] == [line.get("result") for line in read_cells(file)]
 
 
 @pytest.mark.usefixtures("computed")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from fasterqk.errors import InputError
 from fasterqk_lab.cli.main import main
 from fasterqk_lab.compare import Measured, read_values
 from fasterqk_lab.experiments import stability as module
@@ -58,8 +57,6 @@ def test_the_cells_and_their_order():
     seeds = [seed for _, width, _, seed in cells[30:] if width == 96]
     assert seeds == sorted(seeds)
     assert len(stability_cells(exploratory_seeds=1)) == len(cells) - (len(METHODS) - 2) * 5 * 2
-    with pytest.raises(InputError, match=r"no method 'qk_ratio=5'; choose from plain, qk_norm"):
-        stability_cells(["qk_ratio=5"])
 
 
 def test_sensitivity_is_the_mean_loss_above_the_best():
@@ -96,9 +93,9 @@ def test_differences_are_paired_and_corrected():
 def test_a_diverged_cell_is_listed_and_counts_as_untrained():
     results = results_of(methods=["plain", "qk_ratio=10"], widths=[96])
     rates = {(row["method"], row["rate"]): row for row in rate_rows(results)}
-    assert rates["qk_ratio=10", 0.1]["capped"] == [0, 1, 2]
+    assert rates["qk_ratio=10", 0.1]["capped"] == "0 1 2"
     assert math.isnan(rates["qk_ratio=10", 0.1]["loss"].mean)
-    assert rates["plain", 0.1]["capped"] == []
+    assert rates["plain", 0.1]["capped"] == ""
     values = Measured("", method_values(results)).of("qk_ratio=10", "sensitivity", "5 rates")
     losses = [results["qk_ratio=10", 96, rate, 0]["loss"] for rate in RATES[:4]]
     assert values[0] == pytest.approx((sum(losses) + 5.5) / 5 - min(losses))
@@ -114,14 +111,14 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     file = tmp_path / "cells.jsonl.xz"
     assert main([*words, "--out", str(tmp_path / "a"), "--export", str(file), "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert [row["stands"] for row in first["decides"]] == ["less"]
+    assert [row["stands"] for row in first["minus_plain_what_decides"]] == ["less"]
     monkeypatch.setattr(module, "save", lambda *_: first["files"])  # drawn once
     assert main([*words, "--out", str(tmp_path / "b"), "--cells", str(file)]) == 0
-    assert "minus plain: what decides" in capsys.readouterr().out
+    assert "minus plain what decides" in capsys.readouterr().out
     one, two = (list(read_values(tmp_path / place / "results" / "stability.csv")) for place in "ab")
     assert len(one) == len(two)
     assert {value.experiment for value in one} == {"stability", "stability-methods"}
     assert {value.arm for value in one} >= {"plain", f"{SLOWER}, width 128", "plain, rate 0.001"}
     assert Path(first["files"]["figure"]["svg"]).stat().st_size > 10_000
     assert main(["reproduce", "stability", "--methods", "norm", "--out", str(tmp_path / "c")]) == 2
-    assert "no method 'norm'; choose from plain, qk_norm" in capsys.readouterr().err
+    assert "methods 'norm' is not one of plain, qk_norm" in capsys.readouterr().err

@@ -1,13 +1,15 @@
 """Grids over the toy language: fig2-init and phase, with cells that take no time."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk_lab.experiments import fig2_init, phase
+from fasterqk_lab.experiments import phase, reproduce
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments._synthetic import GridArm, Panel, run_grid, with_scale
+from fasterqk_lab.experiments._synthetic import Panel, with_scale
+from fasterqk_lab.experiments.phase import GridArm, run_grid
 from fasterqk_lab.synthetic import Language, SyntheticCell
 
 QUICK = SyntheticCell(
@@ -27,7 +29,6 @@ def quick_panels(monkeypatch):
     def panels(protocol, names):
         return [Panel(names[0], "quick", QUICK)]
 
-    monkeypatch.setattr(fig2_init, "panels", panels)
     monkeypatch.setattr(phase, "panels", panels)
 
 
@@ -39,12 +40,12 @@ def test_arms_of_a_group_are_read_at_one_loss(tmp_path):
     runner = CellRunner(tmp_path, workers=0, experiment="grid")
     slow, fast, stuck, gone = run_grid("grid", arms, runner, seeds=2, title="")
     assert slow.level == fast.level == stuck.level <= 0.5
-    assert slow.alpha.n == fast.alpha.n == 2
-    assert fast.alpha.mean > slow.alpha.mean
-    assert (stuck.alpha, stuck.missing) == (None, (0, 1))
+    assert slow.attention.n == fast.attention.n == 2
+    assert fast.attention.mean > slow.attention.mean
+    assert (stuck.attention, stuck.missing) == (None, (0, 1))
     assert gone.diverged == (0, 1)
-    assert gone.record()["diverged"]
-    assert slow.record()["init_scale"] == 1e-3
+    assert gone.row()["diverged"]
+    assert slow.row()["init_scale"] == 1e-3
     # The faster arm is also read where the same arm with equal rates ends.
     rows = (tmp_path / "results" / "grid.csv") if runner.write_results() else None
     assert sum("QK x30" in line and ",level," in line for line in rows.read_text().splitlines()) >= 2
@@ -58,29 +59,30 @@ def test_with_scale_scales_both_circuits():
 
 
 def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels):
-    data = fig2_init.compute(CellRunner(tmp_path, workers=0), "four-tokens", seeds=2, scales=(1e-3, 0.1))
-    assert len(data.points) == 4 * 2 * 2
-    assert data.null == pytest.approx(0.4)
-    paths = fig2_init.save(data, tmp_path)
-    assert paths["csv"].endswith("fig2-init-four-tokens.csv")
+    runner = CellRunner(tmp_path, workers=0)
+    summary = phase.run_init(runner, "four-tokens", seeds=2, scales=[1e-3, 0.1])
+    assert len(summary["points"]) == 4 * 2 * 2
+    assert summary["uniform"] == pytest.approx(0.4)
+    assert summary["files"]["csv"].endswith("fig2-init-four-tokens.csv")
 
 
 @pytest.mark.parametrize("over", phase.OVER)
 def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, over):
-    values = (0.01, 0.1) if over == "scale" else (0.3, 0.5)
-    runner = CellRunner(tmp_path, workers=0)
-    points = phase.compute(runner, "four-tokens", over=over, ratios=(1.0, 10.0), values=values)
-    assert sum(point.cell.optimizer == "sgd" for point in points) == 4 * 2 * 2
-    assert sum(point.cell.optimizer == "adam" for point in points) == 4 * 2
-    caco = [point for point in points if point.cell.parameterization == "CACO"]
-    first = [point for point in caco if point.cell.language.gamma == caco[0].cell.language.gamma]
-    by_ratio = {point.cell.qk_ratio: phase.theory(point) for point in first}
+    values = [0.01, 0.1] if over == "scale" else [0.3, 0.5]
+    runner = CellRunner(tmp_path, workers=0, experiment="phase")
+    summary = phase.run(runner, "four-tokens", seeds=1, over=over, ratios=[1.0, 10.0], values=values)
+    rows = summary["points"]
+    assert sum(row["optimizer"] == "sgd" for row in rows) == 4 * 2 * 2
+    assert sum(row["optimizer"] == "adam" for row in rows) == 4 * 2
+    caco = [row for row in rows if row["theory"] is not None]
+    assert {(row["parameterization"], row["optimizer"]) for row in caco} == {("CACO", "sgd")}
+    by_ratio = {row["qk_ratio"]: row["theory"] for row in caco if row["gamma"] == caco[0]["gamma"]}
     assert by_ratio[1.0] < by_ratio[10.0]  # the theory knows no way back
-    assert phase.save(points, over, tmp_path)["png"].endswith(f"phase-{over}-four-tokens.png")
+    assert summary["files"]["png"].endswith(f"phase-{over}-four-tokens.png")
+    assert "theory_alpha" in Path(runner.write_results()).read_text()
 
 
-def test_unknown_choices_are_quoted(tmp_path):
-    with pytest.raises(InputError, match="'depth'"):
-        phase.compute(CellRunner(tmp_path), "both", over="depth")
-    with pytest.raises(InputError, match="'all'"):
-        phase.compute(CellRunner(tmp_path), "all")
+@pytest.mark.parametrize("choice", [{"over": "depth"}, {"protocol": "all"}])
+def test_unknown_choices_are_quoted(tmp_path, choice):
+    with pytest.raises(InputError, match=repr(*choice.values())):
+        reproduce("phase", tmp_path, **choice)

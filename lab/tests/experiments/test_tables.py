@@ -4,12 +4,10 @@ import pytest
 
 from fasterqk.errors import InputError
 from fasterqk.files import config_values
-from fasterqk_lab.compare import Value
-from fasterqk_lab.experiments._comparison import BASELINE, FASTER
-from fasterqk_lab.experiments.table_agreement import table_agreement
-from fasterqk_lab.experiments.table_hatexplain import PAPER, RELEASED, table_hatexplain
-from fasterqk_lab.experiments.table_kvqa import learnt_values, table_kvqa
-from fasterqk_lab.experiments.table_layers import table_layers
+from fasterqk_lab.compare import Measured, Value
+from fasterqk_lab.experiments._comparison import BASELINE, FASTER, Outcome
+from fasterqk_lab.experiments.table_generated import learnt_values, table_agreement, table_kvqa
+from fasterqk_lab.experiments.table_hatexplain import PAPER, RELEASED, table_hatexplain, table_layers
 from fasterqk_lab.experiments.table_squad import RELEASED_STEPS, SIZES, arms_of, table_squad
 from fasterqk_lab.experiments.table_sva import table_sva
 
@@ -103,10 +101,9 @@ def test_fewer_epochs_go_as_far_as_the_papers_thirty(epochs):
 
 def test_steps_until_learnt_are_values_and_a_cell_that_never_learns_has_none():
     comparison = table_kvqa(seeds=2)
-    learnt = {"history": [{"step": 10 * n, "validation_accuracy": 0.5 * n} for n in range(3)]}
-    never = {"history": learnt["history"][:2]}
-    results = {(BASELINE, 0): learnt, (FASTER, 0): learnt, (BASELINE, 1): never, (FASTER, 1): learnt}
-    values = learnt_values(comparison, results)
+    learnt = [{"step": 10 * n, "validation_accuracy": 0.5 * n} for n in range(3)]
+    histories = {(BASELINE, 0): learnt, (FASTER, 0): learnt, (BASELINE, 1): learnt[:2], (FASTER, 1): learnt}
+    values = learnt_values(Outcome(comparison, {}, Measured(comparison.key, (), histories)))
     assert values[0] == Value(
         "table-kvqa-paper", BASELINE, 0, "exact match 0.95", None, "steps until learnt", 19.0
     )

@@ -5,7 +5,7 @@ import torch
 
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import find_experiment
-from fasterqk_lab.experiments.temperature_hatexplain import (
+from fasterqk_lab.experiments.faithfulness import (
     AT,
     FAITHFUL,
     MASS,
@@ -77,4 +77,4 @@ def test_the_baseline_is_read_at_the_entropy_of_the_faster_arm_if_it_gets_there(
     assert values[READINGS["as_read"], 1234] == pytest.approx(0.55)
     assert values[READINGS["faster_qk"], 1236] == 0.7
     find_experiment("temperature-hatexplain").show(summary)
-    assert "what decides" in capsys.readouterr().out
+    assert "at equal entropy" in capsys.readouterr().out

@@ -12,6 +12,7 @@ import pytest
 from fasterqk.errors import InputError
 from fasterqk_lab.figures._documents import (
     load_documents,
+    save_claims,
     save_curves,
     save_effects,
     save_examples,
@@ -96,6 +97,28 @@ def test_effects_come_back(tmp_path):
 def test_a_wrong_effect_is_refused(tmp_path, change, said):
     with pytest.raises(InputError, match=said):
         save_effects(tmp_path, "demo", title="T", setting="S", effects=[{**EFFECT, **change}])
+
+
+CLAIM = {"claim": "sharper", "where": "Table 1", "verdict": "confirmed"}
+
+
+def test_claims_come_back(tmp_path):
+    claims = [CLAIM | {"effect": "+0.26 ± 0.05", "group": "depth"}, CLAIM | {"verdict": "not run"}]
+    save_claims(tmp_path, claims, title="Claims")
+    [document] = load_documents(tmp_path, "claims")
+    assert document["claims"] == claims
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        (CLAIM | {"verdict": "holds"}, "'holds' is not one of confirmed, depends on the setting"),
+        ({"claim": "sharper"}, "has no 'claim' and 'where' and 'verdict'"),
+    ],
+)
+def test_a_wrong_claim_is_refused(tmp_path, claim, said):
+    with pytest.raises(InputError, match=said):
+        save_claims(tmp_path, [claim], title="Claims")
 
 
 COLUMNS = [{"key": "arm", "label": "arm"}, {"key": "ac", "label": "AC", "digits": 1, "source": "paper"}]

@@ -1,4 +1,4 @@
-"""The DTAP heat map: orientation, numbers, files."""
+"""Shared charts: heat maps, panels and grids, their numbers and files."""
 
 import csv
 import json
@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from fasterqk.attention.scores import dtap_lines
+from fasterqk.attention.statistics import Interval
 from fasterqk.errors import InputError
+from fasterqk_lab.figures import Grid, Line, Panel, save_dtaps, save_grids, save_panels
 from fasterqk_lab.figures._style import (
     COLORS,
     INK,
@@ -16,7 +18,6 @@ from fasterqk_lab.figures._style import (
     draw_dtap,
     dtap_rows,
     plotting,
-    save_dtap,
     save_figure,
     themed,
 )
@@ -76,12 +77,45 @@ def test_tidy_rows_and_text_lines():
     assert lines[1]["p \\ mass"] == "0-0.5"
 
 
-def test_saved_with_its_numbers(tmp_path):
-    paths = save_dtap(tmp_path, "mine", TABLE, EDGES, title="Mine", caption="Two arms.")
+def test_heat_maps_are_saved_with_their_numbers_and_say_that_their_scale_is_not_linear(tmp_path):
+    table = {"mean": TABLE, "standard_deviation": None, "edges": EDGES}
+    lost = dict.fromkeys(table)
+    paths = save_dtaps({"one": table, "two": lost}, tmp_path, "mine", title="Mine", caption="Two arms.")
     with open(paths["csv"], newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert [float(row["percent"]) for row in rows] == [1.0, 2.0, 0.0, 97.0]
     assert (tmp_path / "figures" / "mine.png").stat().st_size > 1000
+    picture = Path(paths["svg"]).read_text()
+    assert "square-root scale" in picture and "diverged" in picture
+
+
+def test_panels_draw_numbers_and_intervals_and_leave_out_what_is_missing(tmp_path):
+    lines = [
+        Line("theory", [1, 10, 100], [0.2, 0.5, None]),
+        Line(
+            "trained", [1, 10, 100], [Interval(0.3, 0.1, 3), Interval(np.nan, np.nan, 0), 0.7], {"band": True}
+        ),
+    ]
+    panels = [Panel(title, ("ratio", "attention"), lines, null=0.1, legend={}) for title in "abc"]
+    paths = save_panels(panels, tmp_path, "mine", title="Mine", caption="", columns=2, share=True)
+    with open(paths["csv"], newline="") as stream:
+        rows = [row for row in csv.DictReader(stream) if row["panel"] == "a"]
+    assert [(row["line"], row["ratio"], row["attention"]) for row in rows] == [
+        ("theory", "1", "0.2"),
+        ("theory", "10", "0.5"),
+        ("trained", "1", "0.3"),
+        ("trained", "100", "0.7"),
+    ]
+    assert "attention against ratio for theory, trained" in Path(paths["json"]).read_text()
+
+
+def test_grids_have_their_numbers_and_a_dash_where_there_is_none(tmp_path):
+    grids = [Grid("MRTA", ["slow", "fast"], ["1", "10"], [[0.25, np.nan], [0.5, 0.75]])]
+    paths = save_grids(grids, ("ratio", "rate"), tmp_path, "mine", title="Mine", caption="")
+    picture = Path(paths["svg"]).read_text()
+    assert "0.750" in picture and "–" in picture
+    with open(paths["csv"], newline="") as stream:
+        assert [row["value"] for row in csv.DictReader(stream)] == ["0.25", "", "0.5", "0.75"]
 
 
 def test_a_figure_says_what_to_see_and_describes_its_axes(tmp_path):
@@ -125,8 +159,3 @@ def test_the_picture_on_the_page_has_no_background_and_two_schemes(tmp_path):
     assert f"stroke: var(--c{COLORS[0][1:].lower()})" in body
     assert "prefers-color-scheme:dark" in page
     assert "fill: #ffffff" not in body
-
-
-def test_the_colour_bar_says_that_its_scale_is_not_linear(tmp_path):
-    paths = save_dtap(tmp_path, "mine", TABLE, EDGES, title="Mine", caption="Two arms.")
-    assert "square-root scale" in Path(paths["svg"]).read_text()

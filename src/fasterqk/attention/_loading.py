@@ -24,7 +24,7 @@ from fasterqk.attention.instances import (
 from fasterqk.attention.models import Measurable
 from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import read_json
-from fasterqk.labels import gguf_file, gguf_recipe, read_model_config
+from fasterqk.labels import read_model_config
 
 Precision = Literal["float64", "float32", "bfloat16", "float16"]
 # Tokenizers without a limit report 1e30, too large for their own integer arguments.
@@ -138,12 +138,6 @@ def load_model(
         import transformers
     path = Path(folder)
     adapter = (path / "adapter_config.json").is_file()
-    gguf = gguf_file(path)
-    if gguf is not None:
-        raise InputError(
-            f"{str(folder)!r} is a GGUF model; save it as a model folder, {str(gguf.with_suffix(''))!r}, and "
-            f"give that: {gguf_recipe(gguf)}"
-        )
     if not adapter and not (path / "config.json").is_file():
         raise InputError(f"{str(folder)!r} is not a model folder: it has no config.json")
     where, kind = _device(device), _precision(precision)

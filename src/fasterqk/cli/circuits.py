@@ -15,8 +15,8 @@ from fasterqk.errors import InputError
 def configure(parser: Parser) -> None:
     parser.description = (
         "Label every parameter of a Hugging Face architecture by circuit. MODEL is a directory with a "
-        "config.json or a GGUF file, else a model type (its default configuration), else a model on the "
-        "hub. No weights are loaded; labels are verified on a small copy with random weights."
+        "config.json, else a model type (its default configuration), else a model on the hub. No weights are "
+        "loaded; labels are verified on a small copy with random weights."
     )
     parser.epilog = examples(
         "fasterqk circuits gpt2",

@@ -11,13 +11,13 @@ from fasterqk.optim import rates
 
 if TYPE_CHECKING:
     from fasterqk.huggingface._demo import make_demo as make_demo
-    from fasterqk.huggingface._logits import LogitCallback as LogitCallback
+    from fasterqk.huggingface._trainer import LogitCallback as LogitCallback
     from fasterqk.huggingface._trainer import SharpnessCallback as SharpnessCallback
     from fasterqk.huggingface._trainer import trainer_optimizer as trainer_optimizer
 
 # The modules of the names that need transformers; these names are imported on first use.
 _MODULES = {
-    "LogitCallback": "_logits",
+    "LogitCallback": "_trainer",
     "SharpnessCallback": "_trainer",
     "make_demo": "_demo",
     "trainer_optimizer": "_trainer",

@@ -17,11 +17,8 @@ from fasterqk.attention.aggregation import (
     pattern_of,
     relevant_mass,
 )
-from fasterqk.attention.scores import max_logit
 from fasterqk.errors import InputError
 from fasterqk.trace import capture
-
-PREFIX = "attention/"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +43,7 @@ class Sharpness:
     ...         return scores.softmax(-1) @ x
     >>> look = Sharpness({"x": torch.zeros(1, 3, 2)})
     >>> {name: round(value, 3) for name, value in look(Tiny()).items()}
-    {'attention/entropy': 1.099, 'attention/max_logit': 0.0}
+    {'attention/entropy': 1.099}
     """
 
     batch: Mapping[str, Any]
@@ -58,10 +55,9 @@ class Sharpness:
         """Measure ``model`` as it is now, and leave it exactly as it was.
 
         Returns:
-            ``attention/entropy`` in nats, the mean over rows, heads and layers; ``attention/max_logit``, the
-            largest logit relative to the mean of its row; with relevance also ``attention/mass`` and
-            ``attention/first_token_share``, the share of the row on its first token, both with their nulls
-            (``attention/null_mass``, ...).
+            ``attention/entropy`` in nats, the mean over rows, heads and layers; with relevance also
+            ``attention/mass`` and ``attention/first_token_share``, the share of the row on its first token,
+            both with their nulls (``attention/null_mass``, ...).
 
         Raises:
             InputError: A mask does not fit the attention, or no attention is found.
@@ -77,18 +73,16 @@ class Sharpness:
         real_rows = real.unsqueeze(1)
         entropies = [_row_entropy(layer)[real_rows.expand(layer.shape[:3])].mean() for layer in layers]
         last = real.shape[1] - 1 - real.flip(1).int().argmax(1)
-        read = last if self.read is None else self.read.to(real.device)
-        stated = [pattern_of(mask, real.shape[1]) for mask in layers.masks]
-        patterns = [
-            pattern or find_pattern(layer, real, read) for pattern, layer in zip(stated, layers, strict=True)
-        ]
-        allowed = [pattern.pairs(real) for pattern in patterns]
-        numbers = {
-            "entropy": float(torch.stack(entropies).mean()),
-            "max_logit": float(max_logit(list(layers), read, allowed).max()),
-        }
+        numbers = {"entropy": float(torch.stack(entropies).mean())}
         if self.relevance is not None:
             relevance = self.relevance.to(real.device)
+            read = last if self.read is None else self.read.to(real.device)
+            stated = [pattern_of(mask, real.shape[1]) for mask in layers.masks]
+            patterns = [
+                pattern or find_pattern(layer, real, read)
+                for pattern, layer in zip(stated, layers, strict=True)
+            ]
+            allowed = [pattern.pairs(real) for pattern in patterns]
             how = self.aggregation
             if not isinstance(how, Aggregation):
                 how = how(patterns)
@@ -99,7 +93,7 @@ class Sharpness:
                 share = weights.gather(1, first.unsqueeze(1)).squeeze(1) / weights.sum(1)
                 numbers[f"{prefix}mass"] = float(relevant_mass(weights, relevance).mean())
                 numbers[f"{prefix}first_token_share"] = float(share.mean())
-        return {PREFIX + name: value for name, value in numbers.items()}
+        return {f"attention/{name}": value for name, value in numbers.items()}
 
     def _real(self, layer: Tensor) -> Tensor:
         shape = (layer.shape[0], layer.shape[-1])

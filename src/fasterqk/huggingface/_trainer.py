@@ -1,19 +1,17 @@
-"""The Hugging Face Trainer: an optimizer per circuit without a subclass, and a callback for sharpness."""
+"""The Hugging Face Trainer: an optimizer per circuit without a subclass, and callbacks for its log."""
 
-import math
-import warnings
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from fasterqk.errors import InputError, needs_extra
-from fasterqk.huggingface._logits import LogCallback
-from fasterqk.huggingface._sharpness import PREFIX, Sharpness
+from fasterqk.huggingface._sharpness import Sharpness
 from fasterqk.optim import RatioLike, make_optimizer, rates
+from fasterqk.stability import LogitMonitor, QKClip, qk_clip
 
 with needs_extra("hf"):
-    from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 
 class CircuitOptimizer:
@@ -53,14 +51,13 @@ def _settings_of(args: TrainingArguments) -> dict[str, Any]:
     """The optimizer class and the options that ``args`` name now."""
     if args.deepspeed:
         raise InputError(
-            "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be"
-            " separated; train with DDP, Accelerate or FSDP2 instead"
+            "DeepSpeed builds its optimizer from flattened parameters, in which circuits cannot be "
+            "separated; train with DDP, Accelerate or FSDP2 instead, or, where queries, keys and values are "
+            "separate weights, pass Trainer(optimizers=(AdamW(fasterqk.param_groups(model, ...)), None))"
         )
     optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args)
-    if (
-        not (isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer))
-        or "params" in options
-    ):
+    plain = isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)
+    if not plain or "params" in options:
         name = getattr(args.optim, "value", args.optim)
         raise InputError(
             f"optim={name!r} is not a plain torch optimizer; choose adamw_torch, adamw_torch_fused,"
@@ -69,39 +66,64 @@ def _settings_of(args: TrainingArguments) -> dict[str, Any]:
     return {"optimizer_class": optimizer_class, "weight_decay": args.weight_decay, **options}
 
 
+# --- Callbacks ---
+
+
+class LogCallback(TrainerCallback):
+    """A callback that adds numbers to the Trainer's log entries.
+
+    The Trainer's trackers (TensorBoard, Weights & Biases, ...) run before the callbacks that are passed to it
+    and do not see the numbers these add; :meth:`add_to` puts this callback before the trackers.
+    """
+
+    def add_to(self, trainer: Trainer) -> None:
+        """Add this callback to ``trainer``, before its trackers; use it instead of ``callbacks=[...]``."""
+        trainer.callback_handler.callbacks.insert(0, self)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        model: nn.Module | None = None,
+        **others: Any,
+    ) -> None:
+        if logs is None or "loss" not in logs or model is None:
+            return  # a summary or an evaluation
+        numbers = self.numbers(model, state.global_step)
+        logs.update(numbers)
+        if state.log_history:  # which holds the entry already when callbacks run
+            state.log_history[-1].update(numbers)
+
+    def numbers(self, model: nn.Module, step: int) -> dict[str, float]:
+        """The numbers for the log entry of ``step``."""
+        raise NotImplementedError
+
+
 class SharpnessCallback(LogCallback):
     """Logs learning rates per circuit and, on a held-out batch, how sharply the model attends.
 
     Values appear in the Trainer's log entries; with ``callback.add_to(trainer)`` instead of
     ``callbacks=[callback]`` they also appear in every tracker. Each entry has ``lr/qk``, ``lr/ov``, ...; the
     first one has ``attention/...`` (see :class:`Sharpness`), and so has every entry at least ``every`` steps
-    after the last measurement. A measurement costs about one forward pass on the batch.
+    after the last measurement. A measurement costs about one forward pass on the batch. Logits are watched by
+    :class:`LogitCallback`.
 
-    If the largest logit exceeds ``limit`` or attention is NaN, the callback warns once or, with
-    ``when_exploding="stop"``, ends the training. At a logit of 50 above the mean of its row, all other tokens
-    have no weight left in half precision.
+    Arguments:
+        look: What is measured, and on which batch.
+        every: The number of steps from one measurement to the next.
+
+    Raises:
+        InputError: ``every`` is not positive.
     """
 
-    def __init__(
-        self,
-        look: Sharpness,
-        *,
-        every: int = 100,
-        limit: float = 50.0,
-        when_exploding: Literal["warn", "stop"] = "warn",
-    ) -> None:
+    def __init__(self, look: Sharpness, *, every: int = 100) -> None:
         if every < 1:
             raise InputError(f"every={every} is not a positive number of steps")
-        if not limit > 0:
-            raise InputError(f"limit={limit} is not a positive logit")
-        if when_exploding not in ("warn", "stop"):
-            raise InputError(f"when_exploding={when_exploding!r} is neither 'warn' nor 'stop'")
         self.look = look
         self.every = every
-        self.limit = limit
-        self.when_exploding = when_exploding
         self._looked: int | None = None
-        self._warned = False
         self._rates: dict[str, float] = {}
 
     def on_pre_optimizer_step(
@@ -116,33 +138,72 @@ class SharpnessCallback(LogCallback):
         # step.
         self._rates = {} if optimizer is None else rates(optimizer)
 
-    def on_log(
+    def numbers(self, model: nn.Module, step: int) -> dict[str, float]:
+        if self._looked is not None and step - self._looked < self.every:
+            return self._rates
+        self._looked = step
+        return self._rates | self.look(model)
+
+
+class LogitCallback(LogCallback):
+    """Logs the attention logits of the training batches, and clips them with ``clip``.
+
+    The numbers of :class:`fasterqk.LogitMonitor` appear in the first log entry after a reading. With
+    ``clip``, the number of heads clipped since the last entry is logged as ``logits/clipped_heads``.
+
+    Arguments:
+        every, rows, limit: As in :class:`fasterqk.LogitMonitor`.
+        clip: The threshold of :func:`fasterqk.qk_clip`; None for no clipping.
+        alpha, log_only: As in :func:`fasterqk.qk_clip`.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: int = 100,
+        rows: int | None = None,
+        limit: float = 100.0,
+        clip: float | None = None,
+        alpha: float = 0.5,
+        log_only: bool = False,
+    ) -> None:
+        self._monitoring: dict[str, Any] = {"every": every, "rows": rows, "limit": limit}
+        self._clipping: dict[str, Any] = {"threshold": clip, "alpha": alpha, "log_only": log_only}
+        self.monitor: LogitMonitor | None = None
+        self.clip: QKClip | None = None
+        self._new: dict[str, float] = {}
+        self._clipped = 0
+
+    def on_train_begin(
         self,
         args: TrainingArguments,
         state: TrainerState,
         control: TrainerControl,
-        logs: dict[str, Any] | None = None,
         model: nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
         **others: Any,
     ) -> None:
-        if logs is None or "loss" not in logs or model is None:
-            return  # a summary or an evaluation
-        numbers = dict(self._rates)
-        if self._looked is None or state.global_step - self._looked >= self.every:
-            self._looked = state.global_step
-            numbers |= self.look(model)
-            self._guard(numbers[f"{PREFIX}max_logit"], state, control)
-        self.write(numbers, state, logs)
+        assert model is not None and optimizer is not None  # a Trainer has both by now
+        if self._clipping["threshold"] is not None:
+            if args.torch_compile:
+                raise InputError("LogitCallback(clip=...) cannot see compiled code: set torch_compile=False")
+            self.clip = qk_clip(model, optimizer, **self._clipping)
+        self.monitor = LogitMonitor(model, optimizer, log=self._read, **self._monitoring)
+        self._clipped = 0
 
-    def _guard(self, logit: float, state: TrainerState, control: TrainerControl) -> None:
-        if math.isfinite(logit) and logit <= self.limit:
-            return
-        message = (
-            f"attention logits have reached {logit:.3g} at step {state.global_step} (limit {self.limit:g});"
-            " lower qk_ratio or the learning rate, or ramp the ratio up"
-        )
-        if self.when_exploding == "stop":
-            control.should_training_stop = True
-        if not self._warned:
-            warnings.warn(message, stacklevel=2)
-        self._warned = True
+    def _read(self, numbers: dict[str, float], step: int) -> None:
+        self._new = numbers
+
+    def numbers(self, model: nn.Module, step: int) -> dict[str, float]:
+        numbers, self._new = self._new, {}
+        if self.clip is not None:
+            numbers["logits/clipped_heads"] = float(self.clip.total - self._clipped)
+            self._clipped = self.clip.total
+        return numbers
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        for watcher in (self.monitor, self.clip):
+            if watcher is not None:
+                watcher.remove()

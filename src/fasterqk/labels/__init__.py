@@ -1,14 +1,12 @@
 """Which slice of which parameter is q, k, v or o: ``find_circuits`` labels any PyTorch transformer.
 
-The chapters, in the order in which a label comes about: ``slices`` a labelled slice and the table of all;
-``_layouts`` fused layouts and the registry (a new architecture goes here); ``names`` labels from registry
-and names; ``_inputs`` and ``_from_config`` something to run; ``_signals`` and ``probe`` the autograd probe
-that verifies them; ``find`` ``find_circuits``; ``first_pass`` the labels of an optimizer against the first
-training pass.
+``find`` begins with the steps in which a label comes about. The chapters, in that order: ``slices`` a
+labelled slice and the table of all; ``_layouts`` fused layouts and the registry (a new architecture goes
+here); ``names`` guesses from registry and names; ``_inputs`` and ``_from_config`` something to run;
+``_signals`` and ``probe`` the evidence of the autograd probe; ``_verdicts`` guess against evidence; ``find``
+``find_circuits``; ``first_pass`` the labels of an optimizer against the first training pass.
 """
 
-from fasterqk.labels._from_config import gguf_file as gguf_file
-from fasterqk.labels._from_config import gguf_recipe as gguf_recipe
 from fasterqk.labels._from_config import model_without_weights as model_without_weights
 from fasterqk.labels._from_config import read_model_config as read_model_config
 from fasterqk.labels.find import Labels as Labels

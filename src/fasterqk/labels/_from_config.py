@@ -7,7 +7,6 @@ and narrow heads runs instantly, and its labels also hold for the large model.
 
 import copy
 import re
-import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
     """Build a model on the meta device, where it has names and shapes but no weights.
 
     Arguments:
-        name: A model directory, a GGUF file, a model type (its default configuration) or a model on the hub.
+        name: A model directory, a model type (its default configuration) or a model on the hub.
         config_file: A ``config.json`` to use instead.
 
     Returns:
@@ -54,8 +53,6 @@ def model_without_weights(name: str | None = None, config_file: str | None = Non
         config, source = _from_file(config_file), f"configuration in {config_file!r}"
     elif name is None:
         raise InputError("name a model type, a model directory or a model on the hub, or give --config FILE")
-    elif (gguf := gguf_file(name)) is not None:
-        config, source = _from_gguf(gguf), f"GGUF file {str(gguf)!r}"
     elif Path(name).is_dir():
         config, source = _from_file(str(Path(name) / "config.json")), f"directory {name!r}"
     elif name in transformers.CONFIG_MAPPING:
@@ -86,44 +83,6 @@ def _refused(message: str) -> Iterator[None]:
     except Exception as error:
         lines = str(error).strip().splitlines()
         raise InputError(f"{message}: {lines[0][:160] if lines else type(error).__name__}") from None
-
-
-def gguf_file(path: str | PathLike[str]) -> Path | None:
-    """``path`` if it is a GGUF file, or the only one in a folder without a configuration; else None."""
-    location = Path(path)
-    if location.is_file():
-        return location if location.suffix.lower() == ".gguf" else None
-    if not location.is_dir():
-        return None
-    if any((location / name).exists() for name in ("config.json", "adapter_config.json")):
-        return None
-    files = sorted(file for file in location.iterdir() if file.suffix.lower() == ".gguf")
-    if len(files) > 1:
-        raise InputError(f"{str(path)!r} has {len(files)} GGUF files; name one: {str(files[0])!r}")
-    return files[0] if files else None
-
-
-def gguf_recipe(file: Path) -> str:
-    """A command that saves the model and the tokenizer of a GGUF file as a model folder beside it."""
-    arguments = f"{str(file.parent)!r}, gguf_file={file.name!r}"
-    folder = repr(str(file.with_suffix("")))
-    code = (
-        "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
-        f"m = M.from_pretrained({arguments}); m.hf_quantizer = None; "
-        "vars(m.config).pop('quantization_config', None); "
-        f"m.save_pretrained({folder}); T.from_pretrained({arguments}).save_pretrained({folder})"
-    )
-    return f"python -c {shlex.quote(code)}"
-
-
-def _from_gguf(file: Path) -> Any:
-    from transformers import AutoConfig
-
-    with _refused(
-        f"transformers cannot read the configuration in {str(file)!r} (it needs the package gguf, and not "
-        "every architecture is known to it); give --config FILE with the config.json of the original model"
-    ):
-        return AutoConfig.from_pretrained(str(file.parent), gguf_file=file.name, local_files_only=True)
 
 
 def _from_file(path: str) -> Any:

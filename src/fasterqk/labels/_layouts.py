@@ -1,146 +1,85 @@
 """Layouts of fused weights, and the registry of architectures that use them. New architectures go here.
 
-A layout says which rows of the output axis make the queries, keys and values of which head. ``REGISTRY`` maps
-module classes to the layouts of their children. To add an architecture with a fused weight, add a line to it;
-the probe checks the line (docs/architectures.md). Separate projections with usual names need no line, because
-``_guess`` reads the names. Classes are matched by name, so neither transformers nor timm is imported.
+A layout lists which rows of the output axis make the queries, keys and values of which head. ``REGISTRY``
+maps module classes to the layouts of their children. To add an architecture with a fused weight, add a line
+to it; the probe checks the line (docs/architectures.md). Separate projections with usual names need no line,
+because ``names`` reads them. Classes are matched by name, so neither transformers nor timm is imported.
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Callable
 
 from torch import nn
 
-from fasterqk.labels.slices import Role
+from fasterqk.labels.slices import Part, Role
 from fasterqk.trace.modules import meaning, parameters_by_module
 
-
-@dataclass(frozen=True)
-class Block:
-    """``size`` adjacent rows of one role; ``head`` is the query or key-value head they belong to."""
-
-    role: Role
-    size: int
-    head: int | None = None
+# (rows, query heads, key-value heads) -> parts in order; ValueError if the numbers do not fit
+Layout = Callable[[int, int, int], list[Part]]
 
 
-# (rows, query heads, key-value heads) -> blocks in order; ValueError if the numbers do not fit
-Layout = Callable[[int, int, int], list[Block]]
-
-
-def concatenated(rows: int, heads: int, key_heads: int) -> list[Block]:
+def concatenated(rows: int, heads: int, key_heads: int) -> list[Part]:
     """[Q of all heads; K; V]: GPT-2, Phi-3, ModernBERT, MPT, timm, nn.MultiheadAttention.
 
-    >>> [(block.role, block.size) for block in concatenated(12, 1, 1)]
-    [('q', 4), ('k', 4), ('v', 4)]
+    >>> concatenated(12, 1, 1)
+    [('q', 4, 0), ('k', 4, 0), ('v', 4, 0)]
     """
     width = _width(rows, heads + 2 * key_heads)
     return [*_heads("q", heads, width), *_heads("k", key_heads, width), *_heads("v", key_heads, width)]
 
 
-def per_group(rows: int, heads: int, key_heads: int) -> list[Block]:
+def per_group(rows: int, heads: int, key_heads: int) -> list[Part]:
     """For each key-value head [its queries; k; v]: GPT-NeoX, BLOOM, Falcon's new decoder.
 
-    >>> [(block.role, block.head) for block in per_group(8, 4, 2)]
-    [('q', 0), ('q', 1), ('k', 0), ('v', 0), ('q', 2), ('q', 3), ('k', 1), ('v', 1)]
+    >>> per_group(4, 2, 1)
+    [('q', 1, 0), ('q', 1, 1), ('k', 1, 0), ('v', 1, 0)]
     """
     queries = heads // key_heads
     width = _width(rows, key_heads * (queries + 2))
-    blocks = []
+    parts: list[Part] = []
     for group in range(key_heads):
-        blocks += [Block("q", width, group * queries + i) for i in range(queries)]
-        blocks += [Block("k", width, group), Block("v", width, group)]
-    return blocks
+        parts += [("q", width, group * queries + i) for i in range(queries)]
+        parts += [("k", width, group), ("v", width, group)]
+    return parts
 
 
-def keys_then_values(rows: int, heads: int, key_heads: int) -> list[Block]:
+def keys_then_values(rows: int, heads: int, key_heads: int) -> list[Part]:
     """[K of all heads; V]: cross-attention of GPT-2, many fused ``kv`` projections."""
     width = _width(rows, 2 * key_heads)
     return [*_heads("k", key_heads, width), *_heads("v", key_heads, width)]
 
 
-def queries_then_keys(rows: int, heads: int, key_heads: int) -> list[Block]:
+def queries_then_keys(rows: int, heads: int, key_heads: int) -> list[Part]:
     """[Q of all heads; K]: ConViT and other models with separate values."""
     width = _width(rows, heads + key_heads)
     return [*_heads("q", heads, width), *_heads("k", key_heads, width)]
 
 
-def key_value_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
-    """For each key-value head [k; v]."""
-    width = _width(rows, 2 * key_heads)
-    return per_head(("k", width), ("v", width))(rows, heads, key_heads)
+def per_head(*roles: tuple[Role, int]) -> Layout:
+    """For each head the ``(role, rows)`` in turn; the number of heads follows from the rows."""
 
-
-def query_gate_per_head(rows: int, heads: int, key_heads: int) -> list[Block]:
-    """For each head [q; gate on the output]: Qwen3-Next."""
-    width = _width(rows, 2 * heads)
-    return per_head(("q", width), ("o", width))(rows, heads, key_heads)
-
-
-def per_head(*parts: tuple[Role, int]) -> Layout:
-    """For each head the parts ``(role, rows)`` in turn; the number of heads follows from the rows."""
-
-    def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
-        size = sum(width for _, width in parts)
+    def layout(rows: int, heads: int, key_heads: int) -> list[Part]:
+        size = sum(width for _, width in roles)
         if size <= 0 or rows % size:
-            raise ValueError(f"{rows} rows are not heads of {parts}")
-        return [Block(role, width, head) for head in range(rows // size) for role, width in parts if width]
+            raise ValueError(f"{rows} rows are not heads of {roles}")
+        return [(role, width, head) for head in range(rows // size) for role, width in roles if width]
 
     return layout
 
 
-def in_order(*parts: tuple[Role, int]) -> Layout:
-    """The parts ``(role, rows)`` one after the other, for all heads together."""
+def in_order(*roles: tuple[Role, int]) -> Layout:
+    """The ``(role, rows)`` one after the other, for all heads together."""
 
-    def layout(rows: int, heads: int, key_heads: int) -> list[Block]:
-        if sum(size for _, size in parts) != rows:
-            raise ValueError(f"{rows} rows are not {parts}")
-        return [Block(role, size) for role, size in parts if size]
+    def layout(rows: int, heads: int, key_heads: int) -> list[Part]:
+        if sum(width for _, width in roles) != rows:
+            raise ValueError(f"{rows} rows are not {roles}")
+        return [(role, width, None) for role, width in roles if width]
 
     return layout
 
 
-# Layouts with which the probe compares its findings, to recognise the heads of an unregistered layout.
-KNOWN = (
-    concatenated,
-    per_group,
-    keys_then_values,
-    queries_then_keys,
-    key_value_per_head,
-    query_gate_per_head,
-)
-
-
-Span = tuple[int, int, Role]  # rows start:stop and their role
-
-
-def matching(spans: Sequence[Span], heads: int, key_heads: int) -> list[Block] | None:
-    """The blocks of the known layout that has exactly these spans, or None."""
-    for layout in KNOWN:
-        try:
-            blocks = layout(spans[-1][1], heads, key_heads)
-        except ValueError:
-            continue
-        if spans_of(blocks) == list(spans):
-            return blocks
-    return None
-
-
-def spans_of(blocks: Sequence[Block]) -> list[Span]:
-    """The spans of blocks, with adjacent blocks of one role joined."""
-    spans: list[Span] = []
-    start = 0
-    for role, same in groupby(blocks, lambda block: block.role):
-        stop = start + sum(block.size for block in same)
-        spans.append((start, stop, role))
-        start = stop
-    return spans
-
-
-def _heads(role: Role, heads: int, width: int) -> list[Block]:
-    return [Block(role, width, head) for head in range(heads)]
+def _heads(role: Role, heads: int, width: int) -> list[Part]:
+    return [(role, width, head) for head in range(heads)]
 
 
 def _width(rows: int, parts: int) -> int:
@@ -169,11 +108,11 @@ def _multi_query(module: nn.Module) -> Layout:
     return concatenated if getattr(module, "multi_query", False) and not new_decoder else per_group
 
 
-def _codegen(rows: int, heads: int, key_heads: int) -> list[Block]:
-    """Four parts, one per accelerator, each [q; v; k] of a quarter of the heads."""
+def _codegen(rows: int, heads: int, key_heads: int) -> list[Part]:
+    """Four quarters, one per accelerator, each [q; v; k] of a quarter of the heads."""
     share, width = heads // 4, rows // (3 * heads)
     roles: tuple[Role, ...] = ("q", "v", "k")
-    return [Block(role, width, part * share + i) for part in range(4) for role in roles for i in range(share)]
+    return [(role, width, part * share + i) for part in range(4) for role in roles for i in range(share)]
 
 
 def _latent(module: nn.Module) -> Layout:

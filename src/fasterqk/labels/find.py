@@ -1,36 +1,48 @@
 """``find_circuits``: a label for every parameter and for every slice of a fused parameter.
 
-The sources of a label, first to last: the user's ``labels``, the registry of layouts (``_layouts``), names
-(``_guess``), and the autograd probe (``_probe``), which confirms or corrects registry and names. This chapter
-brings them together, and refuses a model in which an attention parameter is left without a label.
+How a label comes about, in this order:
+
+1. The user's ``labels`` are read (``roles_from_labels``). They are never questioned.
+2. Attention blocks are found by class and names (``names.find_scopes``).
+3. Every parameter in a block gets a guess: from the registry of layouts (``_layouts``), else from its name
+   (``names.guess``).
+4. The probe runs the model, or a small copy of it, on the user's or on guessed inputs (``_inputs``,
+   ``_from_config``), and keeps the queries, keys, values and outputs that its attention forms (``_signals``).
+   Blocks that nobody called attention are found here, too.
+5. Gradients show which rows of which parameter make them: the evidence (``probe``).
+6. Guess and evidence make a verdict: confirmed, decided otherwise, or left open (``_verdicts``).
+7. Blocks that mix positions without a softmax stay at the base rate. What is left open, and what was seen
+   attending without queries or keys, is refused here, with labels to paste.
+8. Every parameter gets its slices, head by head if asked; neighbours of one role are joined.
+9. In training, the first pass compares these labels with what the model does there (``first_pass``).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from itertools import groupby
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from torch import nn
 
 from fasterqk.errors import InputError
 from fasterqk.labels._from_config import can_be_rebuilt, small_copies
 from fasterqk.labels._inputs import run_guessed, runner
-from fasterqk.labels._layouts import Block, matching, refused, spans_of
-from fasterqk.labels.names import Scope, find_scopes, guess, layer_prefixes, nearest, slice_by_head
-from fasterqk.labels.probe import (
-    SMALL,
-    WITHOUT_AUTOGRAD,
-    Evidence,
-    Judgement,
-    first_guesses,
-    judge,
-    settle,
-    transfer,
-    with_discovered,
+from fasterqk.labels._layouts import refused
+from fasterqk.labels._verdicts import Verdict, first_guesses, probed, slices_by_head, transfer
+from fasterqk.labels.names import guess, layer_prefixes, nearest
+from fasterqk.labels.probe import WITHOUT_AUTOGRAD, is_large
+from fasterqk.labels.slices import (
+    CIRCUIT_OF_ROLE,
+    NO_SOFTMAX,
+    Circuits,
+    Part,
+    Role,
+    Slice,
+    as_label,
+    joined,
+    whole_slice,
 )
-from fasterqk.labels.slices import CIRCUIT_OF_ROLE, NO_SOFTMAX, Circuits, Role, Slice
-from fasterqk.trace.modules import head_counts, meaning, parameters_by_module, stack_of, uncompiled
+from fasterqk.trace.modules import meaning, parameters_by_module, stack_of, uncompiled
 
 # One role, or slices (axis, start, stop, role) that cover the tensor.
 LabelValue = Role | Sequence[tuple[int, int, int, Role] | Slice]
@@ -44,23 +56,31 @@ def find_circuits(
     heads: bool = False,
     *,
     inputs: Any = None,
-    rules: None = None,
 ) -> Circuits:
     """Label every parameter of ``model``, slice by slice where a weight is fused.
 
     Roles are q and k (circuit ``qk``), v and o (``ov``), ``shared`` (inside attention, part of both) and
     ``rest`` (outside attention). Sources, first to last: ``labels``, a registry of layouts by module class,
-    names, and the autograd probe on a copy, which verifies registry and names and decides what they leave
-    open. An attention parameter that none of them explains is an ``InputError``.
+    names, and the autograd probe, which verifies registry and names and decides what they leave open. The
+    model is never changed.
 
-    ``labels``: a mapping of patterns to roles or to slices ``[(axis, start, stop, role), ...]``. A pattern
-    matches parameter names (``"*.attn.rel"``) or else module classes (``"*Mixer"``: all parameters inside).
-    Or a function ``(name, parameter)`` that returns a role, slices, or None.
+    Arguments:
+        model: The model.
+        labels: A mapping of patterns to roles or to slices ``[(axis, start, stop, role), ...]``. A pattern
+            matches parameter names (``"*.attn.rel"``) or else module classes (``"*Mixer"``: all parameters
+            inside). Or a function ``(name, parameter)`` that returns a role, slices, or None.
+        verify: ``"auto"`` probes small models on a copy and large Hugging Face models on a small copy with
+            random weights; True requires that the probe sees every attention block; False trusts registry
+            and names.
+        heads: Slice head by head.
+        inputs: Example inputs for the probe (as for ``capture``), where they cannot be guessed.
 
-    ``verify``: ``"auto"`` probes small models on a copy and large Hugging Face models on a small copy with
-    random weights; True requires that the probe sees every attention block; False trusts registry and
-    names. ``heads`` slices head by head. ``inputs`` are example inputs for the probe (as for ``capture``)
-    where they cannot be guessed. The model is never changed.
+    Returns:
+        The :class:`Circuits`: all slices in the order of the parameters.
+
+    Raises:
+        InputError: An attention parameter that none of the sources explains, labels that do not fit, or a
+            model without attention.
 
     >>> circuits = find_circuits(nn.MultiheadAttention(8, 2))
     >>> [(s.parameter, s.start, s.stop, s.role) for s in circuits][:3]
@@ -68,37 +88,20 @@ def find_circuits(
     >>> find_circuits(nn.MultiheadAttention(8, 2), labels={"out_proj.*": "rest"})[-1].role
     'rest'
     """
-    if rules is not None:
-        raise InputError(
-            f"find_circuits takes labels=, not rules=: find_circuits(model, labels={rules!r}); "
-            "rules= are the optimizer options of make_optimizer"
-        )
     if verify not in (True, False, "auto"):
         raise InputError(f'verify is True, False or "auto", not {verify!r}')
     model = uncompiled(model)
-    given = roles_from_labels(labels, model)
-    judgement = _judgement(model, verify, inputs, heads)
-    judgement.linear = _without_softmax(model, judgement)
-    _refuse_open(model, judgement, given)
+    by_user = roles_from_labels(labels, model)
+    verdict = _verdict(model, verify, inputs, heads)
+    verdict.linear = _without_softmax(model, verdict)
+    _refuse_open(model, verdict, by_user)
     if verify is True:
-        _refuse_unverified(judgement, given)
-    circuits = _assemble(model, judgement, given, heads)
-    _refuse_without_attention(model, judgement, circuits)
-    _refuse_without_queries(model, judgement, circuits)
-    notes = _notes(judgement, circuits, verify)
-    return Circuits(_under_own_names(model, circuits), notes, tuple(judgement.scopes))
-
-
-def _under_own_names(model: nn.Module, circuits: Circuits) -> tuple[Slice, ...]:
-    """The slices under the names that the model gives its parameters, in its order."""
-    inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
-    own = [(inside[id(parameter)], name) for name, parameter in model.named_parameters()]
-    if all(before == after for before, after in own):
-        return circuits.slices
-    parts: dict[str, list[Slice]] = {}
-    for part in circuits:
-        parts.setdefault(part.parameter, []).append(part)
-    return tuple(replace(part, parameter=after) for before, after in own for part in parts[before])
+        _refuse_unverified(verdict, by_user)
+    circuits = _assemble(model, verdict, by_user, heads)
+    _refuse_without_attention(model, verdict, circuits)
+    _refuse_without_queries(model, verdict, circuits)
+    notes = _notes(verdict, circuits, verify)
+    return Circuits(_under_model_names(model, circuits), notes, tuple(verdict.scopes))
 
 
 def given_or_found(
@@ -117,114 +120,97 @@ def given_or_found(
     return circuits
 
 
-def _judgement(model: nn.Module, verify: bool | str, inputs: Any, heads: bool) -> Judgement:
-    plain = first_guesses(model)
+def resting_on_names(circuits: Circuits) -> list[str]:
+    """The attention blocks of whose labels the probe has seen none, and the user has given none."""
+    sources: dict[str, set[str]] = {}
+    for part in circuits:
+        path = nearest(part.parameter, {block: block for block in circuits.blocks})
+        if path is not None and part.circuit != "rest":
+            sources.setdefault(path, set()).add(part.decided_by)
+    return [path for path, decided_by in sources.items() if decided_by <= {"name", "registry"}]
+
+
+def _under_model_names(model: nn.Module, circuits: Circuits) -> tuple[Slice, ...]:
+    """The slices under the names that the model gives its parameters, in its order."""
+    inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
+    names = [(inside[id(parameter)], name) for name, parameter in model.named_parameters()]
+    if all(before == after for before, after in names):
+        return circuits.slices
+    parts: dict[str, list[Slice]] = {}
+    for part in circuits:
+        parts.setdefault(part.parameter, []).append(part)
+    return tuple(replace(part, parameter=after) for before, after in names for part in parts[before])
+
+
+# --- Something to run, and the verdict ---
+
+
+def _verdict(model: nn.Module, verify: bool | str, inputs: Any, heads: bool) -> Verdict:
+    """The guesses, and what the probe of the model or of a small copy says of them."""
+    verdict = first_guesses(model)
     if verify is False:
-        return plain
-    size = sum(parameter.numel() for parameter in model.parameters())
+        return verdict
     has_memory = not any(parameter.is_meta for parameter in model.parameters())
-    run = run_guessed if inputs is None else runner(inputs)
-    if (not has_memory or (size > SMALL and inputs is None)) and can_be_rebuilt(model):
+    if (not has_memory or (inputs is None and is_large(model))) and can_be_rebuilt(model):
         carried, settled = _from_small_copies(model)
         if carried is not None and (settled or not has_memory):
             return carried
-        plain = carried or plain
+        verdict = carried or verdict
     if not has_memory:
-        plain.failure = plain.failure or "a model on the meta device does not run"
-        return plain
-    judgement = _tried(model, run, heads)
-    return plain if plain.ran > judgement.ran else judgement
+        verdict.evidence.failure = "a model on the meta device does not run"
+        return verdict
+    in_place = _tried(model, run_guessed if inputs is None else runner(inputs), heads)
+    return verdict if verdict.evidence.ran > in_place.evidence.ran else in_place
 
 
-def _without_softmax(model: nn.Module, judgement: Judgement) -> dict[str, nn.Module]:
-    """The outermost blocks that mix positions without a softmax over queries and keys.
-
-    They are known by class and parameters, or ran without such a softmax. What was seen to form one is
-    attention, whatever it is called.
-    """
-    attends = judgement.complete - judgement.silent
-    blocks = {
-        path: module
-        for path, module in model.named_modules()
-        if (refused(module) or path in judgement.silent)
-        and not any(seen == path or _inside(seen, path) for seen in attends)
-    }
-    return {p: module for p, module in blocks.items() if not any(_inside(p, other) for other in blocks)}
-
-
-def _from_small_copies(model: nn.Module) -> tuple[Judgement | None, bool]:
+def _from_small_copies(model: nn.Module) -> tuple[Verdict | None, bool]:
     """What the small copy that shows most says of ``model``, and whether that settles everything."""
-    best: Judgement | None = None
+    best: Verdict | None = None
     for small in small_copies(type(model), model.config):
-        seen = _tried(small, run_guessed, heads=False)
-        if best is None or len(seen.ran) > len(best.ran):
-            best = seen
-        if {stack_of(path) for path in best.ran} == {stack_of(path) for path in best.scopes}:
+        verdict = _tried(small, run_guessed, heads=False)
+        if best is None or len(verdict.evidence.ran) > len(best.evidence.ran):
+            best = verdict
+        if {stack_of(path) for path in best.evidence.ran} == {stack_of(path) for path in best.scopes}:
             break
     return (None, False) if best is None else transfer(best, model)
 
 
-def _tried(model: nn.Module, run: Any, heads: bool) -> Judgement:
-    """The judgement of the probe, or the guesses alone if the model does not run."""
+def _tried(model: nn.Module, run: Callable[[nn.Module], Any], heads: bool) -> Verdict:
+    """The verdict of the probe, or the guesses alone if the model does not run."""
     try:
-        return judge(model, run, heads)
+        return probed(model, run, heads)
     except InputError:
         raise
     except Exception as error:
         # Any forward may fail on inputs that were made up. What the probe would have decided then stays
         # open and is reported as such.
-        judgement = first_guesses(model)
-        judgement.failure = f"{type(error).__name__}: {error}"
-        return judgement
+        verdict = first_guesses(model)
+        verdict.evidence.failure = f"{type(error).__name__}: {error}"
+        return verdict
 
 
-# --- One block, by what was seen of it in training ---
+def _without_softmax(model: nn.Module, verdict: Verdict) -> dict[str, nn.Module]:
+    """The outermost blocks that mix positions without a softmax over queries and keys.
 
-
-def scopes_of(model: nn.Module, circuits: Circuits) -> dict[str, Scope]:
-    """The attention blocks of ``model``: those that names show, and those that only the probe has seen."""
-    named = find_scopes(model)
-    paths = {path for path, _ in model.named_modules()}
-    return with_discovered(model, named, [p for p in circuits.blocks if p not in named and p in paths])
-
-
-def resting_on_names(circuits: Circuits) -> list[str]:
-    """The attention blocks of whose labels the probe has seen none, and the user has given none."""
-    inside: dict[str, set[str]] = {}
-    for part in circuits:
-        path = nearest(part.parameter, {block: block for block in circuits.blocks})
-        if path is not None and part.circuit != "rest":
-            inside.setdefault(path, set()).add(part.decided_by)
-    return [path for path, sources in inside.items() if sources <= {"name", "registry"}]
-
-
-def slices_by_evidence(
-    model: nn.Module, scope: Scope, evidence: Evidence, heads: bool
-) -> dict[str, list[Slice]] | None:
-    """By parameter of one block the slices that the evidence shows; None if it shows no attention."""
-    guesses = first_guesses(model, {scope.path: scope})
-    parameters = dict(parameters_by_module(model))
-    judgement = settle(guesses, evidence, parameters)
-    if scope.path not in judgement.ran & judgement.complete:
-        return None
-    slices = {}
-    for name in judgement.guesses:
-        if name not in judgement.confirmed | judgement.found.keys():
-            continue
-        parameter = parameters[name]
-        whole = Slice(name, None, None, None, "rest", scope.layer, "name", parameter.numel())
-        parts = _from_judgement(whole, parameter, scope, judgement, heads)
-        if heads:
-            parts = _by_head(model, scope, parameter, parts, judgement)
-        slices[name] = _joined(parts)
-    return slices
+    They are known by class and parameters, or ran without such a softmax. What was seen to form one is
+    attention, whatever it is called.
+    """
+    silent = verdict.evidence.silent
+    attending = verdict.evidence.complete - silent
+    blocks = {
+        path: module
+        for path, module in model.named_modules()
+        if (refused(module) or path in silent)
+        and not any(block == path or _inside(block, path) for block in attending)
+    }
+    return {p: module for p, module in blocks.items() if not any(_inside(p, other) for other in blocks)}
 
 
 # --- The user's labels ---
 
 
-def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, Any]:
-    """By parameter name the role that ``labels`` give, or slices ``(axis, start, stop, role)`` in order.
+def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, tuple[Slice, ...]]:
+    """By parameter name the slices that ``labels`` give.
 
     A pattern matches parameter names; if it matches none, classes of modules, and then stands for all
     parameters inside them.
@@ -232,77 +218,84 @@ def roles_from_labels(labels: Labels | None, model: nn.Module) -> dict[str, Any]
     if labels is None:
         return {}
     parameters = dict(parameters_by_module(model))
-    own = {id(parameter): name for name, parameter in model.named_parameters()}
+    in_model = {id(parameter): name for name, parameter in model.named_parameters()}
+    values: dict[str, LabelValue] = {}
     if callable(labels):
-        answers = {name: labels(own[id(each)], each) for name, each in parameters.items()}
-        given = {name: value for name, value in answers.items() if value is not None}
+        answers = {name: labels(in_model[id(value)], value) for name, value in parameters.items()}
+        values = {name: answer for name, answer in answers.items() if answer is not None}
     elif isinstance(labels, Mapping):
         if any(isinstance(value, Mapping) for value in labels.values()):
             raise InputError(
                 f"labels={labels!r} holds optimizer options: pass it to make_optimizer as rules={labels!r}"
             )
-        given = {}
         for pattern, value in labels.items():
-            classes = [each for each in model.modules() if fnmatchcase(type(each).__name__, pattern)]
-            inside = {id(parameter) for module in classes for parameter in module.parameters()}
-            matched = [
-                name
-                for name, each in parameters.items()
-                if fnmatchcase(name, pattern) or fnmatchcase(own[id(each)], pattern)
-            ]
-            matched = matched or [name for name, each in parameters.items() if id(each) in inside]
-            if not matched:
-                raise InputError(
-                    f"label {pattern!r} matches no parameter and no class; names look like "
-                    + _example(parameters)
-                )
-            for name in matched:
-                given.setdefault(name, value)
+            for name in _matched(model, pattern, parameters, in_model):
+                values.setdefault(name, value)
     else:
         raise InputError(f"labels are a mapping of patterns or a function, not {type(labels).__name__}")
-    return {name: _validated(name, value, parameters[name]) for name, value in given.items()}
+    return {name: _from_label(name, value, parameters[name]) for name, value in values.items()}
 
 
-def _validated(name: str, value: Any, parameter: nn.Parameter) -> Any:
+def _matched(
+    model: nn.Module, pattern: str, parameters: Mapping[str, nn.Parameter], in_model: Mapping[int, str]
+) -> list[str]:
+    """The names that a pattern matches, or those inside the modules whose class it matches."""
+    by_name = [
+        name
+        for name, value in parameters.items()
+        if fnmatchcase(name, pattern) or fnmatchcase(in_model[id(value)], pattern)
+    ]
+    classes = [module for module in model.modules() if fnmatchcase(type(module).__name__, pattern)]
+    inside = {id(value) for module in classes for value in module.parameters()}
+    matched = by_name or [name for name, value in parameters.items() if id(value) in inside]
+    if not matched:
+        likely = [name for name in parameters if "att" in name.lower()] or list(parameters)
+        raise InputError(
+            f"label {pattern!r} matches no parameter and no class; names look like "
+            + (repr(likely[0]) if likely else "nothing: the model has no parameters")
+        )
+    return matched
+
+
+def _from_label(name: str, value: Any, parameter: nn.Parameter) -> tuple[Slice, ...]:
+    whole = whole_slice(name, parameter.numel())
     if isinstance(value, str):
-        return _valid_role(name, value)
+        return (replace(whole, role=_valid_role(name, value), decided_by="label"),)
     try:
-        slices = sorted(
+        spans = sorted(
             (part.axis, part.start, part.stop, part.role) if isinstance(part, Slice) else tuple(part)
             for part in value
         )
-        axes = {axis for axis, _, _, _ in slices}
+        axes = {axis for axis, _, _, _ in spans}
     except (TypeError, ValueError):
         raise InputError(
             f"the label of {name!r} is {value!r}; give a role or a list of (axis, start, stop, role)"
         ) from None
-    ends = [0, *(stop for _, _, stop, _ in slices)]
+    ends = [0, *(stop for _, _, stop, _ in spans)]
     fits = len(axes) == 1 and all(isinstance(axis, int) and 0 <= axis < parameter.dim() for axis in axes)
-    starts = [start for _, start, _, _ in slices]
-    if not fits or starts != ends[:-1] or ends[-1] != parameter.shape[slices[0][0]]:
+    starts = [start for _, start, _, _ in spans]
+    if not fits or starts != ends[:-1] or ends[-1] != parameter.shape[spans[0][0]]:
         raise InputError(
             f"the slices {list(value)!r} do not cover {name!r} of shape {tuple(parameter.shape)} exactly once"
         )
-    return [(axis, start, stop, _valid_role(name, role)) for axis, start, stop, role in slices]
+    parts: list[Part] = [(_valid_role(name, role), stop - start, None) for _, start, stop, role in spans]
+    return whole.split(spans[0][0], parts, "label")
 
 
 def _valid_role(name: str, role: Any) -> Role:
     if role not in get_args(Role):
         raise InputError(f"the label of {name!r} is {role!r}; roles are {', '.join(get_args(Role))}")
-    return role
+    return cast(Role, role)
 
 
-def _example(parameters: Mapping[str, nn.Parameter]) -> str:
-    inside = [name for name in parameters if "att" in name.lower()] or list(parameters)
-    return repr(inside[0]) if inside else "nothing: the model has no parameters"
+# --- Slices of all parameters: every parameter covered once, neighbours of one role joined ---
 
 
-# --- Slices from judgements: every parameter covered once, neighbours of one role joined ---
-
-
-def _assemble(model: nn.Module, judgement: Judgement, given: Mapping[str, Any], heads: bool) -> Circuits:
+def _assemble(
+    model: nn.Module, verdict: Verdict, by_user: Mapping[str, tuple[Slice, ...]], heads: bool
+) -> Circuits:
     """The labels of all parameters of ``model``, in its order."""
-    prefixes = layer_prefixes(judgement.scopes.values())
+    prefixes = layer_prefixes(verdict.scopes.values())
     names: dict[int, list[str]] = {}
     # Each module under one name: a parameter is tied where several modules hold it.
     for path, module in model.named_modules():
@@ -310,125 +303,44 @@ def _assemble(model: nn.Module, judgement: Judgement, given: Mapping[str, Any], 
             names.setdefault(id(parameter), []).append(name)
     slices: list[Slice] = []
     for name, parameter in parameters_by_module(model):
-        scope = judgement.scope_of(name)
+        scope = verdict.scope_of(name)
         layer = scope.layer if scope is not None else nearest(name, prefixes)
-        whole = Slice(name, None, None, None, "rest", layer, "name", parameter.numel())
-        if name in given:
-            parts = _from_label(whole, parameter, given[name])
-        elif judgement.is_linear(name):
+        whole = whole_slice(name, parameter.numel(), layer)
+        parts: Sequence[Slice]
+        if name in by_user:
+            parts = [replace(part, layer=layer) for part in by_user[name]]
+        elif verdict.is_linear(name):
             parts = [replace(whole, decided_by=NO_SOFTMAX)]
         elif scope is None:
-            parts = [replace(whole, role=_outside(name, judgement))]
+            parts = [replace(whole, role=_outside(name, verdict))]
         else:
-            parts = _from_judgement(whole, parameter, scope, judgement, heads)
-        if _crosses(model, judgement, parts, parameter, names[id(parameter)]):
-            parts = [replace(whole, role="shared", decided_by="name")]
-        elif heads and scope is not None and not judgement.is_linear(name):
-            parts = _by_head(model, scope, parameter, parts, judgement)
-        slices += _joined(parts)
+            parts = verdict.slices(name, heads)
+        if _crosses(model, verdict, parts, parameter, names[id(parameter)]):
+            parts = [replace(whole, role="shared")]
+        elif heads and scope is not None and not verdict.is_linear(name):
+            parts = slices_by_head(model, scope, parameter, parts, verdict.evidence)
+        slices += joined(parts)
     return Circuits(tuple(slices))
 
 
-def _from_label(whole: Slice, parameter: nn.Parameter, value: Role | list[Any]) -> list[Slice]:
-    if isinstance(value, str):
-        return [replace(whole, role=value, decided_by="label")]
-    blocks = [Block(role, stop - start) for _, start, stop, role in value]
-    return _cut(whole, parameter, value[0][0], blocks, "label")
-
-
-def _from_judgement(
-    whole: Slice, parameter: nn.Parameter, scope: Scope, judgement: Judgement, heads: bool
-) -> list[Slice]:
-    name = whole.parameter
-    finding, own = judgement.found.get(name), judgement.guesses[name]
-    blocks: Sequence[Block]
-    if finding is not None:
-        role, axis, by = finding.role, finding.axis, "probe"
-        counts = head_counts(scope.module)
-        known = matching(finding.spans, *counts) if counts and axis is not None else None
-        blocks = known or [Block(part, stop - start) for start, stop, part in finding.spans]
-    else:
-        assert own is not None  # what is open has been refused
-        role, axis, blocks = own.role, own.axis, own.blocks
-        by = own.by + ("+probe" if name in judgement.confirmed else "")
-    if role is not None:
-        return [replace(whole, role=role, decided_by=by)]
-    assert axis is not None
-    if not heads or scope.path in judgement.heads:
-        blocks = [replace(block, head=None) for block in blocks]  # the probe has seen which head they are
-    return _cut(whole, parameter, axis, blocks, by)
-
-
-def _cut(whole: Slice, parameter: nn.Parameter, axis: int, blocks: Sequence[Block], by: str) -> list[Slice]:
-    slices, start = [], 0
-    for block in blocks:
-        stop, numel = start + block.size, block.size * parameter.numel() // parameter.shape[axis]
-        span = replace(whole, axis=axis, start=start, stop=stop, numel=numel)
-        slices.append(replace(span, role=block.role, decided_by=by, head=block.head))
-        start = stop
-    return slices
-
-
-def _by_head(
-    model: nn.Module, scope: Scope, parameter: nn.Parameter, parts: list[Slice], judgement: Judgement
-) -> list[Slice]:
-    """The slices of one parameter head by head: as the probe saw them, else by what the module says."""
-    if scope.path in judgement.irregular:
-        raise InputError(
-            f"heads=True, but in {scope.path or type(model).__name__} the query heads that share a key head "
-            "are not neighbours, so its heads have no order; give one ratio for all heads of a layer"
-        )
-    counts = judgement.heads.get(scope.path)
-    axis, heads = judgement.head_lines.get(parts[0].parameter, (None, ()))
-    whole = parts[0].axis is None
-    if counts is not None and not whole:
-        # The only head of keys or values, in a weight that holds more than them.
-        single = {role for role, number in (("k", counts[1]), ("v", counts[3])) if number == 1}
-        parts = [replace(part, head=0) if part.role in single else part for part in parts]
-    labelled = parts[0].decided_by == "label"
-    if counts is None or axis is None or labelled or not (whole or parts[0].axis == axis):
-        return slice_by_head(model, scope, parameter, parts, counts)
-    slices = []
-    for part in parts:
-        start, stop = (0, len(heads)) if whole else (part.start or 0, part.stop or 0)
-        for head, same in groupby(range(start, stop), lambda line: heads[line]):
-            lines = list(same)
-            numel = parameter.numel() // len(heads) * len(lines)
-            head = part.head if head is None else head
-            span = replace(part, axis=axis, start=lines[0], stop=lines[-1] + 1)
-            slices.append(replace(span, numel=numel, head=head))
-    return slices
-
-
-def _outside(name: str, judgement: Judgement) -> Role:
+def _outside(name: str, verdict: Verdict) -> Role:
     """Outside attention everything is rest, except tables of biases that are added to the scores."""
     parts = name.split(".")
-    said = [meaning(part) for part in parts[-3:]]
-    table = any(one.score for one in said) and "bias" in name and not any(one.norm for one in said)
-    return "k" if table and judgement.scopes and parts[-1] != "bias" else "rest"
-
-
-def _joined(parts: list[Slice]) -> list[Slice]:
-    """Neighbours of one role and head as one slice; a single slice is the whole tensor."""
-    joined = []
-    for _, group in groupby(parts, lambda part: (part.role, part.head)):
-        same = list(group)
-        joined.append(replace(same[0], stop=same[-1].stop, numel=sum(part.numel for part in same)))
-    if len(joined) == 1:
-        return [replace(joined[0], axis=None, start=None, stop=None)]
-    return joined
+    meanings = [meaning(part) for part in parts[-3:]]
+    table = any(m.score for m in meanings) and "bias" in name and not any(m.norm for m in meanings)
+    return "k" if table and verdict.scopes and parts[-1] != "bias" else "rest"
 
 
 def _crosses(
-    model: nn.Module, judgement: Judgement, parts: list[Slice], parameter: nn.Parameter, names: list[str]
+    model: nn.Module, verdict: Verdict, parts: Sequence[Slice], parameter: nn.Parameter, names: list[str]
 ) -> bool:
     """Whether a parameter, if it is tied, serves different circuits under its other names."""
     for other in names if len(names) > 1 else ():
-        scope = judgement.scope_of(other)
+        scope = verdict.scope_of(other)
         role: Role | None = "rest"
         if scope is not None:
-            own = guess(model, scope, other, parameter)
-            role = None if own is None else own.role
+            guessed = guess(model, scope, other, parameter)
+            role = None if guessed is None else guessed.role
         if role is not None and CIRCUIT_OF_ROLE[role] not in {part.circuit for part in parts}:
             return True
     return False
@@ -437,42 +349,41 @@ def _crosses(
 # --- Notes: what the probe did not see, and why ---
 
 
-def _notes(judgement: Judgement, circuits: Circuits, verify: bool | str) -> tuple[str, ...]:
+def _notes(verdict: Verdict, circuits: Circuits, verify: bool | str) -> tuple[str, ...]:
     """One line per thing worth knowing; none where the probe saw every attention block."""
-    found = []
+    evidence, notes = verdict.evidence, []
     left = {part.parameter for part in circuits if part.decided_by == NO_SOFTMAX}
-    linear = {p: m for p, m in judgement.linear.items() if any(_inside(name, p) for name in left)}
+    linear = {p: m for p, m in verdict.linear.items() if any(_inside(name, p) for name in left)}
     if linear:
         classes = dict.fromkeys(type(module).__name__ for module in linear.values())
-        found.append(
+        notes.append(
             f"no softmax over queries and keys in {_stacks(list(linear))} ({_some(list(classes))}): "
-            f"at the base rate{_OTHER_FORMS if judgement.silent & linear.keys() else ''}"
+            f"at the base rate{_OTHER_FORMS if evidence.silent & linear.keys() else ''}"
         )
     if not verify:
-        return tuple(found)
-    if judgement.unused:
-        stacks = list(dict.fromkeys(map(stack_of, judgement.unused)))
-        found.append(f"without effect on the probe's inputs, at the base rate: {_some(stacks)}")
-    labelled = {id(judgement.scope_of(part.parameter)) for part in circuits if part.circuit != "rest"}
-    by_user = {id(judgement.scope_of(part.parameter)) for part in circuits if part.decided_by == "label"}
+        return tuple(notes)
+    if verdict.unused:
+        notes.append(f"without effect on the probe's inputs, at the base rate: {_stacks(verdict.unused)}")
+    labelled = {id(verdict.scope_of(part.parameter)) for part in circuits if part.circuit != "rest"}
+    by_user = {id(verdict.scope_of(part.parameter)) for part in circuits if part.decided_by == "label"}
     unseen = [
         path
-        for path, scope in judgement.scopes.items()
-        if path not in judgement.ran and id(scope) in labelled - by_user
+        for path, scope in verdict.scopes.items()
+        if path not in evidence.ran and id(scope) in labelled - by_user
     ]
     if unseen:
-        found.append(
-            f"not seen by the probe, labelled by registry and names: {_stacks(unseen)}{_why(judgement)}"
-            + ("" if judgement.failure == WITHOUT_AUTOGRAD else "; to verify it, pass inputs= that run it")
+        notes.append(
+            f"not seen by the probe, labelled by registry and names: {_stacks(unseen)}{_why(verdict)}"
+            + ("" if evidence.failure == WITHOUT_AUTOGRAD else "; to verify it, pass inputs= that run it")
         )
-    for word in ("queries", "keys"):
-        paths = [path for path, made in judgement.foreign.items() if made == word]
+    for factor in ("queries", "keys"):
+        paths = [path for path, foreign in evidence.foreign.items() if foreign == factor]
         if paths:
-            found.append(
-                f"{word} come from outside of {_stacks(paths)}; if other parameters make them, name these "
+            notes.append(
+                f"{factor} come from outside of {_stacks(paths)}; if other parameters make them, name these "
                 "with labels="
             )
-    return tuple(found)
+    return tuple(notes)
 
 
 def _stacks(paths: list[str]) -> str:
@@ -483,9 +394,9 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
-def _why(judgement: Judgement, before: str = "") -> str:
+def _why(verdict: Verdict, before: str = "") -> str:
     """The first line of the probe's failure, in brackets; empty if it did not fail."""
-    line = judgement.failure.partition("\n")[0]
+    line = verdict.evidence.failure.partition("\n")[0]
     line = line if len(line) <= 160 else line[:157] + "..."
     return f" ({before}{line})" if line else ""
 
@@ -496,31 +407,31 @@ def _why(judgement: Judgement, before: str = "") -> str:
 _OTHER_FORMS = "; to label them by name all the same circuits=find_circuits(model, verify=False)"
 
 
-def _refuse_without_attention(model: nn.Module, judgement: Judgement, circuits: Circuits) -> None:
+def _refuse_without_attention(model: nn.Module, verdict: Verdict, circuits: Circuits) -> None:
     """Raise where everything is rest, or all that mixes positions does it without a softmax."""
     if any(part.circuit in ("qk", "shared") or part.decided_by == "label" for part in circuits):
         return
-    own = type(model).__name__
-    if judgement.linear:
-        path, block = next(iter(judgement.linear.items()))
-        named = _likely(model, judgement, judgement.linear)
+    model_class = type(model).__name__
+    if verdict.linear:
+        path, block = next(iter(verdict.linear.items()))
+        likely = _likely(model, verdict, verdict.linear)
         raise InputError(
             f"{path or 'the model'} ({type(block).__name__}) forms no softmax over queries and keys, and "
-            f"nothing in {own} does: it has no QK circuit"
-            + (_OTHER_FORMS if path in judgement.silent else "")
-            + (f"; to name one {labels_text(model, named)}" if named else "")
+            f"nothing in {model_class} does: it has no QK circuit"
+            + (_OTHER_FORMS if path in verdict.evidence.silent else "")
+            + (f"; to name one {labels_text(model, likely)}" if likely else "")
         )
     if any(part.circuit != "rest" for part in circuits):
         return
     if any(hasattr(module, "_packed_params") for module in model.modules()):
         raise InputError(
-            f"the weights of {own} are packed for integer arithmetic and are no longer "
+            f"the weights of {model_class} are packed for integer arithmetic and are no longer "
             "parameters; label and train the model before it is quantised"
         )
-    named = _likely(model, judgement, [""])
-    text = labels_text(model, named)
-    advice = f"; if there is, say which parameters make queries and keys, in the form {text}" if named else ""
-    raise InputError(f"no attention was found in {own}{advice}")
+    likely = _likely(model, verdict, [""])
+    text = labels_text(model, likely)
+    advice = f"; if there is, say which parameters make queries and keys, in the form {text}"
+    raise InputError(f"no attention was found in {model_class}{advice if likely else ''}")
 
 
 def likely_labels(model: nn.Module, paths: Iterable[str]) -> dict[str, Any]:
@@ -528,41 +439,42 @@ def likely_labels(model: nn.Module, paths: Iterable[str]) -> dict[str, Any]:
     return _likely(model, first_guesses(model), paths)
 
 
-def _likely(model: nn.Module, judgement: Judgement, paths: Iterable[str]) -> dict[str, Any]:
+def _likely(model: nn.Module, verdict: Verdict, paths: Iterable[str]) -> dict[str, Any]:
     """Labels of weights in ``paths``: those called queries and keys, else the first two but tables."""
     tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)}
     inside = {n: p for n, p in parameters_by_module(model) if any(_inside(n, path) for path in paths)}
     names = [
         name for name, parameter in inside.items() if parameter.dim() > 1 and id(parameter) not in tables
     ]
-    found: dict[str, Any] = {}
+    likely: dict[str, Any] = {}
     for name in names:
-        own = judgement.guesses.get(name)
-        said = {meaning(part).letters for part in name.split(".")[-2:]} & {"q", "k"}
-        if own is not None and own.role in ("q", "k"):
-            found[name] = own.role
-        elif own is not None and own.axis is not None:
-            found[name] = [(own.axis, *span) for span in spans_of(own.blocks)]
+        guessed = verdict.guesses.get(name)
+        letters = {meaning(part).letters for part in name.split(".")[-2:]} & {"q", "k"}
+        if guessed is not None and guessed.role in ("q", "k"):
+            likely[name] = guessed.role
+        elif guessed is not None and guessed.fused:
+            likely[name] = as_label(guessed.slices)
             bias = name.removesuffix("weight") + "bias"
             if bias in inside:  # open without a label of its own
-                found[bias] = [(0, *span) for span in spans_of(own.blocks)]
-        elif own is None and len(said) == 1:
-            found[name] = said.pop()
-    return found or dict(zip(names, ("q", "k"), strict=False))
+                likely[bias] = as_label(replace(part, axis=0) for part in guessed.slices)
+        elif guessed is None and len(letters) == 1:
+            likely[name] = letters.pop()
+    return likely or dict(zip(names, ("q", "k"), strict=False))
 
 
-def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Circuits) -> None:
+def _refuse_without_queries(model: nn.Module, verdict: Verdict, circuits: Circuits) -> None:
     """Raise for blocks that were seen attending while none of their parameters is in the QK circuit."""
+    evidence = verdict.evidence
     held: dict[str, set[str]] = {}
     for part in circuits:
-        scope = judgement.scope_of(part.parameter)
+        scope = verdict.scope_of(part.parameter)
         if scope is not None:
             held.setdefault(scope.path, set()).add(part.circuit if part.decided_by != "label" else "qk")
     without = [
         path
-        for path, found in held.items()
-        if path in judgement.ran & judgement.complete - judgement.foreign.keys()
-        and not found & {"qk", "shared"}
+        for path, in_block in held.items()
+        if path in evidence.ran & evidence.complete - evidence.foreign.keys()
+        and not in_block & {"qk", "shared"}
     ]
     if without:
         weights = [next(parameters_by_module(model.get_submodule(path), path))[0] for path in without]
@@ -572,51 +484,51 @@ def _refuse_without_queries(model: nn.Module, judgement: Judgement, circuits: Ci
         )
 
 
-def _refuse_open(model: nn.Module, judgement: Judgement, given: Mapping[str, Any]) -> None:
+def _refuse_open(model: nn.Module, verdict: Verdict, by_user: Mapping[str, Any]) -> None:
     """Raise for attention parameters that labels, registry, names and probe leave without a role."""
-    roles: dict[str, Any] = {name: "q" for name in judgement.open() if name not in given}
-    for name in roles:
-        own = judgement.guesses[name]
-        if own is not None and own.axis is not None:
-            roles[name] = [(own.axis, *span) for span in spans_of(own.blocks)]
+    roles: dict[str, Any] = {name: "q" for name in verdict.open() if name not in by_user}
     if not roles:
         return
+    for name in roles:
+        guessed = verdict.guesses[name]
+        if guessed is not None and guessed.fused:
+            roles[name] = as_label(guessed.slices)
     parameters = dict(parameters_by_module(model))
     shown = _some([f"{name} {tuple(parameters[name].shape)}" for name in roles])
-    why = _why(judgement, "the probe could not run: ")
+    why = _why(verdict, "the probe could not run: ")
     raise InputError(
-        f"{len(roles)} attention parameters have no label: {shown}{why}; say what they are, for "
-        f"example {labels_text(model, roles)}, or let the probe see them: "
+        f"{len(roles)} attention parameters have no label: {shown}{why}; "
+        f"say what they are, for example {labels_text(model, roles)}, or let the probe see them: "
         "circuits=find_circuits(model, inputs=batch)"
     )
 
 
-def _refuse_unverified(judgement: Judgement, given: Mapping[str, Any]) -> None:
+def _refuse_unverified(verdict: Verdict, by_user: Mapping[str, Any]) -> None:
     """Raise for attention blocks that the probe did not see (``verify=True``)."""
     unseen = [
         path
-        for path, scope in judgement.scopes.items()
-        if path not in judgement.ran
-        and path not in judgement.linear
-        and not all(name in given for name in judgement.guesses if judgement.scope_of(name) is scope)
+        for path, scope in verdict.scopes.items()
+        if path not in verdict.evidence.ran
+        and path not in verdict.linear
+        and not all(name in by_user for name in verdict.guesses if verdict.scope_of(name) is scope)
     ]
     if unseen:
         raise InputError(
-            f"the probe did not reach {len(unseen)} attention blocks: {_some(unseen)}{_why(judgement)}; "
-            + ("" if judgement.failure == WITHOUT_AUTOGRAD else "pass inputs= that run them, or ")
+            f"the probe did not reach {len(unseen)} attention blocks: {_some(unseen)}{_why(verdict)}; "
+            + ("" if verdict.evidence.failure == WITHOUT_AUTOGRAD else "pass inputs= that run them, or ")
             + "verify='auto'"
         )
 
 
 def labels_text(model: nn.Module, roles: Mapping[str, Any]) -> str:
     """``labels={...}`` with these roles: one pattern per stack of layers where it matches nothing else."""
-    every = [name for name, _ in parameters_by_module(model)]
-    found = {}
+    names = [name for name, _ in parameters_by_module(model)]
+    patterns = {}
     for name, role in roles.items():
         pattern = stack_of(name)
-        alone = all(roles.get(other) == role for other in every if fnmatchcase(other, pattern))
-        found[pattern if alone else name] = role
-    return f"labels={found!r}"
+        alone = all(roles.get(other) == role for other in names if fnmatchcase(other, pattern))
+        patterns[pattern if alone else name] = role
+    return f"labels={patterns!r}"
 
 
 def _inside(path: str, outer: str) -> bool:

@@ -16,23 +16,23 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from fasterqk.errors import InputError
-from fasterqk.labels._signals import CONTEXT, KEY, QUERY, matrices_behind, role_of_gradients
-from fasterqk.labels.find import (
-    labels_text,
-    likely_labels,
-    resting_on_names,
-    scopes_of,
-    slices_by_evidence,
-)
+from fasterqk.labels._signals import CONTEXT, KEY, QUERY, finding_from_gradients, matrices_behind
+from fasterqk.labels._verdicts import scopes_of, slices_by_evidence
+from fasterqk.labels.find import labels_text, likely_labels, resting_on_names
 from fasterqk.labels.names import Scope, nearest, stacks
-from fasterqk.labels.probe import float_tensors, probe_call, probing
-from fasterqk.labels.slices import NO_SOFTMAX, Circuits, Slice
-from fasterqk.trace.calls import PRODUCTS, SOFTMAXES, carries, tensors_in
+from fasterqk.labels.probe import float_tensors, probe_call
+from fasterqk.labels.slices import NO_SOFTMAX, Circuits, Slice, as_label, joined, whole_slice
+from fasterqk.trace.calls import (
+    AttentionCall,
+    AttentionTrace,
+    Frame,
+    Operation,
+    innermost_with_weights,
+    probing,
+)
 from fasterqk.trace.modules import nothing_compiled, parameters_by_module, stack_of
 from fasterqk.trace.recorder import Recorder
 
@@ -100,9 +100,9 @@ class FirstPass:
         around = {path[:end] for path in self._first for end in _ends(path)}
         for path in dict.fromkeys(["", *around, *self._first]):
             module = model.get_submodule(path)
-            entry, end = _Entry(self, path), _Exit(self, path)
-            self._handles.append(module.register_forward_pre_hook(entry, with_kwargs=True))
-            self._handles.append(module.register_forward_hook(end, always_call=True, prepend=True))
+            enter, leave = _Hook(self, path, leaves=False), _Hook(self, path, leaves=True)
+            self._handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+            self._handles.append(module.register_forward_hook(leave, always_call=True, prepend=True))
         weakref.finalize(self, _remove, self._handles)
 
     def detach(self) -> None:
@@ -134,10 +134,11 @@ class FirstPass:
             if self.by_name:
                 # Labels by name: attention may also be where no name says so.
                 if self._recorder is None:  # else there is one, of a pass that failed
-                    self._recorder = Recorder(keep=lambda call: call.probabilities[:0])
+                    self._recorder = Recorder(keep=lambda call: torch.empty(0))
                     self._watching.enter_context(self._recorder.watching(model))
                 self._recorder.frames.clear()
-                self._looking = self._session.enter_context(_Looking(self._recorder, self._scopes))
+                looking = _Looking(self._recorder.frames, self._scopes)
+                self._looking = self._session.enter_context(looking)
         first = self._first.get(path)
         if first in self.unseen and self._outermost is not None:
             self._compare(model, path, first, args, kwargs)
@@ -209,15 +210,11 @@ class FirstPass:
             if name is None or not labelled or any(part.decided_by == "label" for part in labelled):
                 continue
             # A gradient would wake the hooks of sharded modules.
-            finding = None if sharded else role_of_gradients(keys, values, maker)
+            finding = None if sharded else finding_from_gradients(name, maker, keys, values)
             if finding is None and any(part.circuit in ("qk", "shared") for part in labelled):
                 continue
-            parts = [Slice(name, None, None, None, "k", None, "probe", 0)]
-            if finding is not None:
-                parts = [
-                    replace(parts[0], axis=finding.axis, start=start, stop=stop, role=role)
-                    for start, stop, role in finding.spans
-                ]
+            keys_alone = [replace(whole_slice(name, maker.numel()), role="k")]
+            parts = keys_alone if finding is None else list(finding.slices)
             if _settings(labelled, self._by_role) != _settings(parts, self._by_role):
                 self._labels.setdefault("", {})[name] = labelled
                 self._refuse(model, "", "", {name: parts})
@@ -232,9 +229,9 @@ class FirstPass:
             self._wrong.append(
                 f"in {stack_of(name)} {_spoken(parts)}, labelled {_spoken(self._labels[path][name])}"
             )
-            if _as_label(parts) != _as_label(self._labels[path][name]):
+            if as_label(parts) != as_label(self._labels[path][name]):
                 for other in self._stacks.get(first, [path]):
-                    self._right[other + name.removeprefix(path)] = _as_label(parts)
+                    self._right[other + name.removeprefix(path)] = as_label(parts)
         more = f" (and {len(self._wrong) - 1} more parameters)" if len(self._wrong) > 1 else ""
         right = labels_text(model, self._right) if self._right else _BY_HEAD
         self.refusal = (
@@ -292,9 +289,9 @@ class _Hook:
     A compiled model leaves its graph to call it; one graph for all of it (``fullgraph``) has no room for it.
     """
 
-    def __init__(self, observer: FirstPass, path: str = "") -> None:
+    def __init__(self, observer: FirstPass, path: str, leaves: bool) -> None:
         self.observer: Callable[[], FirstPass | None] = weakref.ref(observer)
-        self.path = path
+        self.path, self.leaves = path, leaves
         self.call = torch.compiler.disable(self.observe)
 
     def __reduce__(self) -> Any:
@@ -303,26 +300,16 @@ class _Hook:
     def __deepcopy__(self, memo: Any) -> "_Hook":
         return self  # in an isolated model it observes; for a copy that is trained there is no observer
 
-    def observe(self, *call: Any) -> None:
-        raise NotImplementedError
+    def observe(self, module: nn.Module, *call: Any) -> None:
+        observer = self.observer()
+        if observer is not None and self.leaves:
+            observer.left(module)
+        elif observer is not None:
+            observer.entered(self.path, module, *call)
 
     def __call__(self, *call: Any) -> None:
         if not torch.compiler.is_compiling() or _may_break():
             self.call(*call)
-
-
-class _Entry(_Hook):
-    def observe(self, *call: Any) -> None:
-        observer = self.observer()
-        if observer is not None:
-            observer.entered(self.path, *call)
-
-
-class _Exit(_Hook):
-    def observe(self, *call: Any) -> None:
-        observer = self.observer()
-        if observer is not None:
-            observer.left(call[0])
 
 
 class _Nothing:
@@ -348,29 +335,11 @@ _may_break._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def _settings(parts: Sequence[Slice], by_role: bool) -> list[tuple[Any, ...]]:
     """What gets its own rate along which entries, neighbours of one kind joined."""
-    joined: list[list[Any]] = []
-    for part in parts:
-        kind = (part.role if by_role else part.circuit, part.head)
-        if joined and joined[-1][0] == kind:
-            joined[-1][2] = part.stop
-        else:
-            joined.append([kind, part.start, part.stop])
-    if len(joined) == 1:
-        return [(joined[0][0],)]
-    return [(parts[0].axis, *part) for part in joined]
 
+    def kind(part: Slice) -> tuple[Any, ...]:
+        return (part.role if by_role else part.circuit, part.head)
 
-def _as_label(parts: Sequence[Slice]) -> Any:
-    """A value for ``labels=``: a role, or slices."""
-    if parts[0].axis is None:
-        return parts[0].role
-    slices: list[list[Any]] = []
-    for part in parts:
-        if slices and slices[-1][3] == part.role:
-            slices[-1][2] = part.stop
-        else:
-            slices.append([part.axis, part.start, part.stop, part.role])
-    return [tuple(part) for part in slices] if len(slices) > 1 else slices[0][3]
+    return [(kind(part), part.axis, part.start, part.stop) for part in joined(parts, kind)]
 
 
 def _spoken(parts: Sequence[Slice]) -> str:
@@ -387,48 +356,26 @@ def _spoken(parts: Sequence[Slice]) -> str:
 
 # --- Attention where no name says so ---
 
-_PRODUCT, _SOFTMAX = "_fasterqk_met", "_fasterqk_looks"
 
-
-class _Looking(TorchFunctionMode):
+class _Looking(AttentionTrace):
     """Collects in ``elsewhere`` the modules that form attention outside of the known blocks."""
 
-    def __init__(self, recorder: Recorder, known: dict[str, Scope]) -> None:
-        super().__init__()
-        self.recorder, self.known = recorder, known
+    def __init__(self, frames: Sequence[Frame], known: dict[str, Scope]) -> None:
+        super().__init__(frames)
+        self.known = known
         self.elsewhere: dict[str, None] = {}
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        output = func(*args, **kwargs)
-        if probing():
-            return output
-        if func in (F.scaled_dot_product_attention, F.multi_head_attention_forward):
-            self._saw()
-        if not isinstance(output, Tensor):
-            return output
-        tensors = tensors_in(args, kwargs)
-        if func in PRODUCTS:
-            if any(hasattr(tensor, _SOFTMAX) for tensor in tensors):
-                self._saw()
-            elif not any(isinstance(tensor, nn.Parameter) for tensor in tensors):
-                setattr(output, _PRODUCT, True)
-        elif func in SOFTMAXES:
-            if hasattr(tensors[0], _PRODUCT):
-                setattr(output, _SOFTMAX, True)
-        else:
-            for tensor in tensors:
-                for tag in (_PRODUCT, _SOFTMAX):
-                    if hasattr(tensor, tag) and carries(func, tensor, output):
-                        setattr(output, tag, True)
-        return output
+    def kernel(self, operation: Operation) -> Any:
+        """Torch's kernels run as they are: this is a training pass."""
+        self._attends()
+        return operation.run()
 
-    def _saw(self) -> None:
-        frames = self.recorder.frames
-        if any(frame.name in self.known for frame in frames):
-            return
-        holding = [frame for frame in frames if any(p.dim() > 1 for p in frame.module.parameters())]
-        if holding:
-            self.elsewhere[holding[-1].name] = None
+    def weighed(self, call: AttentionCall) -> None:
+        """A softmax of queries times keys has weighted values."""
+        if call.products:
+            self._attends()
+
+    def _attends(self) -> None:
+        path = innermost_with_weights(self.frames)
+        if path is not None and not any(frame.name in self.known for frame in self.frames):
+            self.elsewhere[path] = None

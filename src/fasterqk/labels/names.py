@@ -1,11 +1,11 @@
-"""First labels, from registry and names: attention blocks, the path to each parameter, its likely role.
+"""First labels, from registry and names: attention blocks, the path to each parameter, its likely slices.
 
 ``find_scopes`` finds the attention blocks of a model, ``locate`` the path from a block down to a parameter
-(through adapters and wrappers), ``guess`` gives the parameter a role or a layout. ``slice_by_head`` cuts the
-labelled parameters of a block by head. The probe (``_probe``) then confirms or corrects the guesses.
+(through adapters and wrappers), ``guess`` the slices of the parameter. ``slice_by_head`` cuts the labelled
+parameters of a block by head. The probe (``probe``) then confirms or corrects the guesses.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -14,15 +14,8 @@ from typing import Any, TypeVar
 from torch import nn
 
 from fasterqk.errors import InputError
-from fasterqk.labels._layouts import (
-    Block,
-    Layout,
-    concatenated,
-    keys_then_values,
-    queries_then_keys,
-    registered,
-)
-from fasterqk.labels.slices import Role, Slice
+from fasterqk.labels._layouts import Layout, concatenated, keys_then_values, queries_then_keys, registered
+from fasterqk.labels.slices import Role, Slice, whole_slice
 from fasterqk.trace.modules import (
     attention_modules,
     first_number,
@@ -90,7 +83,7 @@ def locate(root: nn.Module, path: str, name: str, parameter: nn.Parameter) -> Lo
 
 # --- Attention blocks: the module that forms queries and keys, and the wrapper around it ---
 
-Found = TypeVar("Found")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -112,8 +105,8 @@ class Scope:
 def find_scopes(model: nn.Module) -> dict[str, Scope]:
     """The attention blocks of ``model`` by path; a core inside another belongs to the outer one."""
     cores: dict[str, nn.Module] = {}
-    for found, module in attention_modules(model).items():
-        name = _caller(model, found, module)
+    for path, module in attention_modules(model).items():
+        name = _caller(model, path, module)
         if not any(outer and name.startswith(outer + ".") for outer in cores):
             cores.setdefault(name, model.get_submodule(name))
     layers = layer_numbers(list(cores), model)
@@ -147,7 +140,7 @@ def code_of(module: nn.Module) -> tuple[str, Any]:
     return f"{kind.__module__}.{kind.__qualname__}", getattr(forward, "__code__", forward)
 
 
-def nearest(name: str, by_path: Mapping[str, Found]) -> Found | None:
+def nearest(name: str, by_path: Mapping[str, Value]) -> Value | None:
     """The value of the innermost path around ``name``.
 
     >>> nearest("h.0.attn.q.weight", {"h.0": 1, "h.0.attn": 2, "h.1": 3})
@@ -182,10 +175,10 @@ def layer_numbers(paths: list[str], model: nn.Module | None = None) -> dict[str,
         if number is not None and isinstance(model.get_submodule(prefix), nn.ModuleList):
             stacks.setdefault(prefix.rpartition(".")[0], []).append(path)
     for members in stacks.values():
-        own = sorted({numbers[path] or 0 for path in members})
+        places = sorted({numbers[path] or 0 for path in members})
         # Attention that follows attention (a decoder's, to the encoder) is in the same layer.
-        starts = [one for one in own if one - 1 not in own]
-        if own != list(range(len(own))):
+        starts = [place for place in places if place - 1 not in places]
+        if places != list(range(len(places))):
             for path in members:
                 numbers[path] = sum(start <= (numbers[path] or 0) for start in starts) - 1
     return numbers
@@ -217,11 +210,11 @@ def _numbered(paths: list[str]) -> dict[str, tuple[int | None, str]]:
 
 def _caller(model: nn.Module, name: str, module: nn.Module) -> str:
     """The module that is called: not a dictionary of projections, not a single head among others."""
-    parent, _, own = name.rpartition(".")
+    parent, _, last = name.rpartition(".")
     if isinstance(module, nn.ModuleDict | nn.ModuleList):
         return _caller(model, parent, model.get_submodule(parent)) if parent else parent
     around = parent.rpartition(".")[0]
-    listed = own.isdigit() and isinstance(model.get_submodule(parent), nn.ModuleList)
+    listed = last.isdigit() and isinstance(model.get_submodule(parent), nn.ModuleList)
     if listed and says_attention(model.get_submodule(around)) and not _has_output(module):
         return around
     return name
@@ -259,40 +252,48 @@ _LAYOUTS: dict[str, Layout] = {"kv": keys_then_values, "qk": queries_then_keys}
 
 @dataclass(frozen=True)
 class Guess:
-    """The label of one parameter by registry or name (``by``).
+    """The slices of one parameter by registry or name; empty if its layout is unknown.
 
-    Either one ``role`` for the whole tensor, or ``blocks`` along ``axis``. ``certain`` is False for a
-    fused weight whose layout only its name suggests: the probe has to confirm it. ``firm`` labels stay
-    whatever the probe sees. ``open``: rest, unless the probe sees queries, keys or values made there.
+    ``certain`` is False for a fused weight whose layout only its name suggests: the probe has to confirm it.
+    ``firm`` labels stay whatever the probe sees. ``open``: rest, unless the probe sees queries, keys or
+    values made there.
     """
 
-    role: Role | None
-    by: str
-    axis: int | None = None
-    blocks: tuple[Block, ...] = ()
+    slices: tuple[Slice, ...]
     certain: bool = True
     firm: bool = False
     open: bool = False
 
+    @property
+    def role(self) -> Role | None:
+        """The role of the whole tensor; None where it is split, or nothing is known."""
+        return self.slices[0].role if self.slices and self.slices[0].axis is None else None
+
+    @property
+    def fused(self) -> bool:
+        """Whether the parameter holds slices of several roles."""
+        return len(self.slices) > 1
+
 
 def guess(model: nn.Module, scope: Scope, name: str, parameter: nn.Parameter) -> Guess | None:
     """The first label of ``name``, which is inside ``scope``; None if neither registry nor name decides."""
+    whole = whole_slice(name, parameter.numel(), scope.layer)
     if scope.core and not name.startswith(scope.core + "."):
         # In the wrapper but not in the core: BERT's output projection.
         beside = locate(model, scope.path, name, parameter)
-        said = [meaning(component) for component in beside.components]
-        output = any(one.output for one in said) and not any(one.norm for one in said)
-        return Guess("o" if output else "rest", "name")
+        meanings = [meaning(component) for component in beside.components]
+        output = any(m.output for m in meanings) and not any(m.norm for m in meanings)
+        return Guess((replace(whole, role="o" if output else "rest"),))
     location = locate(model, scope.core, name, parameter)
     if _is_part(model, location, name, parameter):
-        return Guess(None, "name", certain=False)  # a layout of all rows says nothing of some
+        return Guess((), certain=False)  # a layout of all rows says nothing of some
     for module, component in zip(reversed(location.modules), reversed(location.components), strict=True):
         entry = registered(module, component)
-        if entry is not None and not isinstance(entry, str):
-            return _fused(location, parameter, module, entry, "registry", certain=True)
+        if isinstance(entry, str):
+            return Guess((replace(whole, role=entry, decided_by="registry"),))
         if entry is not None:
-            return Guess(entry, "registry")
-    return _by_name(scope, location, parameter)
+            return _fused(replace(whole, decided_by="registry"), location, parameter, module, entry)
+    return _by_name(whole, scope, location, parameter)
 
 
 def _is_part(model: nn.Module, location: Location, name: str, parameter: nn.Parameter) -> bool:
@@ -300,39 +301,42 @@ def _is_part(model: nn.Module, location: Location, name: str, parameter: nn.Para
     path, parametrized, rest = name.partition("parametrizations.")
     if not parametrized or not parameter.dim():
         return False
-    joined = getattr(model.get_submodule(path.rstrip(".")), rest.partition(".")[0])
-    axis = min(location.axis, parameter.dim() - 1, joined.dim() - 1)
-    return bool(parameter.shape[axis] != joined.shape[axis])
+    weight = getattr(model.get_submodule(path.rstrip(".")), rest.partition(".")[0])
+    axis = min(location.axis, parameter.dim() - 1, weight.dim() - 1)
+    return bool(parameter.shape[axis] != weight.shape[axis])
 
 
-def _by_name(scope: Scope, location: Location, parameter: nn.Parameter) -> Guess | None:
-    said = [meaning(component) for component in location.components]
-    norm = any(one.norm for one in said)
-    if any(one.score for one in said) and not (norm and not any(one.letters for one in said)):
+def _by_name(whole: Slice, scope: Scope, location: Location, parameter: nn.Parameter) -> Guess | None:
+    def labelled(role: Role, **options: bool) -> Guess:
+        return Guess((replace(whole, role=role),), **options)
+
+    meanings = [meaning(component) for component in location.components]
+    norm = any(m.norm for m in meanings)
+    if any(m.score for m in meanings) and not (norm and not any(m.letters for m in meanings)):
         scale = any(_SCALES & set(words(component)) for component in location.components)
-        queries = any(one.letters == "q" for one in said)
-        return Guess("q" if scale or queries else "k", "name", firm=True)
-    letters = next((one.letters for one in reversed(said) if one.letters), "")
+        queries = any(m.letters == "q" for m in meanings)
+        return labelled("q" if scale or queries else "k", firm=True)
+    letters = next((m.letters for m in reversed(meanings) if m.letters), "")
     if letters in ("q", "k", "v"):
-        return Guess(letters, "name")  # type: ignore[arg-type]
+        return labelled(letters)  # type: ignore[arg-type]
     if letters == "qk" and (norm or location.adapter == "in"):
-        return Guess("q", "name")
+        return labelled("q")
+    if letters and (norm or location.adapter == "in"):
+        return labelled("shared")
     if letters:
-        if norm or location.adapter == "in":
-            return Guess("shared", "name")
         # Whatever the rows of queries and keys are, they are in one circuit.
         layout, certain = _LAYOUTS.get(letters, concatenated), letters == "qk"
-        own = _fused(location, parameter, scope.module, layout, "name", certain)
-        return Guess("q", "name") if certain and not own.blocks else own
+        fused = _fused(whole, location, parameter, scope.module, layout, certain)
+        return labelled("q") if certain and not fused.fused else fused
     if _FEED_FORWARD & set(location.components):
-        return Guess("rest", "name", open=True)
+        return labelled("rest", open=True)
     if norm:
         inside = {word for component in location.components for word in words(component)}
-        on_output = inside & _INNER or any(one.output and one.norm for one in said)
-        return Guess("o", "name") if on_output else Guess("rest", "name")
-    if any(one.output for one in said) and (scope.named or _strictly_output(location)):
-        return Guess("o", "name")
-    return None if scope.named else Guess("rest", "name")
+        on_output = inside & _INNER or any(m.output and m.norm for m in meanings)
+        return labelled("o" if on_output else "rest")
+    if any(m.output for m in meanings) and (scope.named or _strictly_output(location)):
+        return labelled("o")
+    return None if scope.named else labelled("rest")
 
 
 def _strictly_output(location: Location) -> bool:
@@ -344,23 +348,28 @@ def _strictly_output(location: Location) -> bool:
 
 
 def _fused(
-    location: Location, parameter: nn.Parameter, module: nn.Module, layout: Layout, by: str, certain: bool
+    whole: Slice,
+    location: Location,
+    parameter: nn.Parameter,
+    module: nn.Module,
+    layout: Layout,
+    certain: bool = True,
 ) -> Guess:
     if location.adapter == "in" or not parameter.is_floating_point():
         # LoRA's first factor feeds all parts; quantised storage has no rows to slice.
-        return Guess("shared", by, firm=True)
+        return Guess((replace(whole, role="shared"),), firm=True)
     axis = 0 if location.adapter else location.axis
-    rows = parameter.shape[axis]
     counts = head_counts(module)
     try:
-        blocks = layout(rows, *(counts or (1, 1)))
+        parts = layout(parameter.shape[axis], *(counts or (1, 1)))
     except ValueError:
-        return Guess(None, by, certain=False)
-    if len({block.role for block in blocks}) == 1:
-        return Guess(blocks[0].role, by)  # nothing but the latent of keys and values (Mistral Large 4)
+        return Guess((), certain=False)
+    if len({role for role, _, _ in parts}) == 1:
+        # Nothing but the latent of keys and values (Mistral Large 4).
+        return Guess((replace(whole, role=parts[0][0]),))
     if counts is None:
-        blocks = [Block(block.role, block.size) for block in blocks]
-    return Guess(None, by, axis, tuple(blocks), certain)
+        parts = [(role, rows, None) for role, rows, _ in parts]
+    return Guess(whole.split(axis, parts, whole.decided_by), certain)
 
 
 # --- Slices per head ---
@@ -370,14 +379,14 @@ def slice_by_head(
     model: nn.Module,
     scope: Scope,
     parameter: nn.Parameter,
-    slices: list[Slice],
-    seen: tuple[int, int, int, int] | None = None,
-) -> list[Slice]:
+    slices: Sequence[Slice],
+    observed: tuple[int, int, int, int] | None = None,
+) -> Sequence[Slice]:
     """The slices of one parameter; a whole tensor with one role is cut head by head.
 
     Queries, keys and values along their output, output projections along their input; key-value heads
     where queries share them. What serves all heads at once (norms inside a head, low-rank factors, the
-    output bias) keeps ``head`` None. ``seen``: the numbers of heads that the probe saw (queries, keys,
+    output bias) keeps ``head`` None. ``observed``: the numbers of heads that the probe saw (queries, keys,
     contexts, values); else the module says them.
     """
     whole = slices[0]
@@ -387,8 +396,8 @@ def slice_by_head(
     single = _single_head(location)
     if single is not None:
         return [replace(whole, head=single)]
-    if seen is not None:
-        counts = seen[2:] if whole.role in ("v", "o") else seen[:2]
+    if observed is not None:
+        counts = observed[2:] if whole.role in ("v", "o") else observed[:2]
     else:
         counts = _stated_counts(model, scope, parameter)
     number = counts[0] if whole.role in ("q", "o") else counts[1]
@@ -397,8 +406,7 @@ def slice_by_head(
         return slices
     number = counts[0] if parameter.shape[axis] == counts[0] else number
     size = parameter.shape[axis] // number
-    one = replace(whole, axis=axis, numel=whole.numel // number)
-    return [replace(one, start=i * size, stop=(i + 1) * size, head=i) for i in range(number)]
+    return whole.split(axis, [(whole.role, size, head) for head in range(number)], whole.decided_by)
 
 
 def _stated_counts(model: nn.Module, scope: Scope, parameter: nn.Parameter) -> tuple[int, int]:
@@ -452,8 +460,8 @@ def _width(model: nn.Module, scope: Scope, role: str) -> int:
     for name, parameter in parameters_by_module(scope.module, scope.core):
         if parameter.dim() == 2:
             location = locate(model, scope.core, name, parameter)
-            said = [meaning(component) for component in location.components]
-            if any(one.letters == role and not one.score for one in said) and location.adapter != "in":
+            meanings = [meaning(component) for component in location.components]
+            if any(m.letters == role and not m.score for m in meanings) and location.adapter != "in":
                 widest = max(widest, parameter.shape[0 if location.adapter else location.axis])
     return widest
 
@@ -469,8 +477,8 @@ def _from_widths(model: nn.Module, scope: Scope) -> tuple[int, int] | None:
 
 def _listed(model: nn.Module, scope: Scope) -> int:
     """The number of heads, from a list with one module per head; 0 if there is none."""
-    found = {
+    heads = {
         _single_head(locate(model, scope.path, name, parameter))
         for name, parameter in parameters_by_module(scope.module, scope.core)
     }
-    return len(found - {None})
+    return len(heads - {None})

@@ -4,8 +4,8 @@ A *slice* is a parameter or a part of one. Its *role* (q, k, v, o, shared, rest)
 *circuit* (qk, ov, shared, rest) which learning rate it gets. ``Circuits`` holds the slices of a whole model.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from html import escape
 from itertools import groupby
 from typing import Any, Literal, get_args, overload
@@ -27,6 +27,8 @@ CIRCUIT_OF_ROLE |= {"embedding": "rest", "shared": "shared", "rest": "rest"}
 
 # What decided that a parameter is rest where it belongs to a block that mixes positions in another way.
 NO_SOFTMAX = "no softmax"
+# Adjacent rows of one role: (role, number of rows, head). Layouts list them in order.
+Part = tuple[Role, int, int | None]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,46 @@ class Slice:
         if self.axis is None or self.start is None or self.stop is None:
             return tensor
         return tensor.narrow(self.axis, self.start, self.stop - self.start)
+
+    def split(self, axis: int, parts: Iterable[Part], decided_by: str) -> tuple["Slice", ...]:
+        """The slices of this whole parameter that ``parts`` list one after the other along ``axis``.
+
+        >>> whole = Slice("qkv", None, None, None, "rest", 0, "name", 24)
+        >>> [(s.start, s.stop, s.role, s.numel) for s in whole.split(0, [("q", 2, None), ("k", 4, None)], "")]
+        [(0, 2, 'q', 8), (2, 6, 'k', 16)]
+        """
+        parts = list(parts)
+        entries = self.numel // sum(rows for _, rows, _ in parts)
+        slices, start = [], 0
+        for role, rows, head in parts:
+            span = replace(self, axis=axis, start=start, stop=start + rows, numel=rows * entries)
+            slices.append(replace(span, role=role, head=head, decided_by=decided_by))
+            start += rows
+        return tuple(slices)
+
+
+def whole_slice(parameter: str, numel: int, layer: int | None = None) -> Slice:
+    """A whole parameter, as rest until something else is known of it."""
+    return Slice(parameter, None, None, None, "rest", layer, "name", numel)
+
+
+def joined(slices: Iterable[Slice], kind: Callable[[Slice], Any] = lambda s: (s.role, s.head)) -> list[Slice]:
+    """Neighbouring slices of one ``kind`` as one; if a single one is left, it is the whole tensor."""
+    merged = []
+    for _, neighbours in groupby(slices, kind):
+        same = list(neighbours)
+        merged.append(replace(same[0], stop=same[-1].stop, numel=sum(part.numel for part in same)))
+    if len(merged) == 1:
+        return [replace(merged[0], axis=None, start=None, stop=None)]
+    return merged
+
+
+def as_label(slices: Iterable[Slice]) -> "Role | list[tuple[Any, ...]]":
+    """The slices of one parameter as a value of ``labels=``: a role, or ``(axis, start, stop, role)``s."""
+    parts = joined(slices, lambda part: part.role)
+    if parts[0].axis is None:
+        return parts[0].role
+    return [(part.axis, part.start, part.stop, part.role) for part in parts]
 
 
 @dataclass(frozen=True, repr=False)
@@ -100,7 +142,7 @@ class Circuits(Sequence[Slice]):
         >>> find_circuits(nn.MultiheadAttention(8, 2)).splits()
         {'in_proj_weight': [8, 8, 8]}
         """
-        found: dict[str, list[int]] = {}
+        splits: dict[str, list[int]] = {}
         for name, parts in groupby(self.slices, lambda piece: piece.parameter):
             pieces = list(parts)
             first = pieces[0]
@@ -118,8 +160,8 @@ class Circuits(Sequence[Slice]):
                     f"the slices of {name} were decided by {first.decided_by} and not verified; let the "
                     "probe see it: find_circuits(model, inputs=batch, verify=True)"
                 )
-            found[name] = sizes
-        return found
+            splits[name] = sizes
+        return splits
 
     def summary(self) -> str:
         """One line: parameters, tensors and split tensors of each circuit.
@@ -134,10 +176,9 @@ class Circuits(Sequence[Slice]):
         for piece in self.slices:
             circuits_of.setdefault(piece.parameter, set()).add(piece.circuit)
         for circuit in CIRCUITS:
-            own = [piece for piece in self.slices if piece.circuit == circuit]
-            tensors = {piece.parameter for piece in own}
+            tensors = {piece.parameter for piece in self.slices if piece.circuit == circuit}
             split = {name for name in tensors if len(circuits_of[name]) > 1}
-            if own:
+            if tensors:
                 counted = f"{len(tensors)} tensor{'s' * (len(tensors) != 1)}"
                 counted += f", {len(split)} split" if split else ""
                 parts.append(f"{circuit} {readable(self.numel(circuit))} parameters ({counted})")
@@ -273,16 +314,11 @@ def _periods(pieces: list[Slice]) -> Iterable[tuple[Slice, str]]:
         head, first = pieces[:period], pieces[period]
         if period * times != len(pieces) or times < 3 or first.start is None:
             continue
-        if all(_alike(pieces[i], pieces[i - period]) for i in range(period, len(pieces))):
-            return [
-                (one, f"{one.start}:{one.stop} of every {first.start} ({times} times), axis {one.axis}")
-                for one in head
-            ]
+        kinds = [(piece.role, piece.numel, piece.head) for piece in pieces]
+        if kinds[period:] == kinds[:-period]:
+            every = f"of every {first.start} ({times} times), axis {first.axis}"
+            return [(piece, f"{piece.start}:{piece.stop} {every}") for piece in head]
     return [(piece, _span(piece)) for piece in pieces]
-
-
-def _alike(one: Slice, other: Slice) -> bool:
-    return (one.role, one.numel, one.head) == (other.role, other.numel, other.head)
 
 
 def _ranges(layers: Sequence[int | None]) -> str:

@@ -18,9 +18,12 @@ from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, find_circuits
 from fasterqk.labels.slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
 from fasterqk.optim._fused import COPYING
-from fasterqk.optim.hooks import GroupPlan, StepHooks, hooks_of, unwrapped
+from fasterqk.optim._groups import Group, Settings
+from fasterqk.optim.hooks import StepHooks, hooks_of, unwrapped
 from fasterqk.trace.isolated import copied, isolated, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, stack_of, uncompiled
+
+Member = tuple[Slice, int]  # a labelled slice, and the index of its parameter group
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def describe(optimizer: torch.optim.Optimizer) -> str:
 def _without_softmax(optimizer: torch.optim.Optimizer) -> str:
     """In brackets, which parameters are at the base rate because their blocks form no softmax attention."""
     hooks = hooks_of(optimizer)
-    parts = [part for part, _ in hooks.members if part.decided_by == NO_SOFTMAX] if hooks else []
+    groups = hooks.groups if hooks else []
+    parts = [part for group in groups for part in group.labelled if part.decided_by == NO_SOFTMAX]
     if not parts:
         return ""
     stacks = [stack_of(part.parameter).split(".")[:-1] for part in parts]
@@ -78,43 +82,48 @@ def shares(optimizer: torch.optim.Optimizer) -> list[Share]:
     if hooks is None:
         return [
             Share(
-                group.get("name", f"group {index}"),
-                sum(parameter.numel() for parameter in group["params"]),
-                len(group["params"]),
-                (float(group["lr"]),),
+                options.get("name", f"group {index}"),
+                sum(parameter.numel() for parameter in options["params"]),
+                len(options["params"]),
+                (float(options["lr"]),),
             )
-            for index, group in enumerate(optimizer.param_groups)
+            for index, options in enumerate(optimizer.param_groups)
         ]
-    places: dict[str, set[int]] = {}
-    for part, index in hooks.members:
-        places.setdefault(part.parameter, set()).add(index)
-    found = []
-    for circuit, chosen in _by_name(hooks):
-        parts = [hooks.members[place] for place in chosen]
-        if parts:
-            names = {part.parameter for part, _ in parts}
-            groups = sorted({index for _, index in parts})
-            found.append(
-                Share(
-                    circuit,
-                    sum(part.numel for part, _ in parts),
-                    len(names),
-                    tuple(
-                        float(hooks.base_rate(optimizer, index)) * hooks.ratio_now(optimizer, index)
-                        for index in groups
-                    ),
-                    sum(len(places[name]) > 1 for name in names),
-                    any(hooks.plans[index].changing for index in groups),
-                )
+    groups_of: dict[str, set[int]] = {}
+    for part, index in _members(hooks):
+        groups_of.setdefault(part.parameter, set()).add(index)
+    in_order = []
+    for circuit, members in _by_circuit(hooks):
+        names = {part.parameter for part, _ in members}
+        groups = sorted({index for _, index in members})
+        in_order.append(
+            Share(
+                circuit,
+                sum(part.numel for part, _ in members),
+                len(names),
+                tuple(_rate(hooks, optimizer, index) for index in groups),
+                sum(len(groups_of[name]) > 1 for name in names),
+                any(hooks.groups[index].changing for index in groups),
             )
-    return found
+        )
+    return in_order
 
 
-def _by_name(hooks: StepHooks) -> list[tuple[str, list[int]]]:
-    """The places in ``hooks.members`` of each circuit or, where ratios were given by role, of each role."""
-    names = [part.role if hooks.by_role else part.circuit for part, _ in hooks.members]
+def _members(hooks: StepHooks) -> list[Member]:
+    return [(part, index) for index, group in enumerate(hooks.groups) for part in group.labelled]
+
+
+def _by_circuit(hooks: StepHooks) -> list[tuple[str, list[Member]]]:
+    """The slices of each circuit that has any or, where ratios were given by role, of each role."""
+    by_circuit: dict[str, list[Member]] = {}
+    for member in _members(hooks):
+        by_circuit.setdefault(member[0].role if hooks.by_role else member[0].circuit, []).append(member)
     order: Sequence[str] = get_args(Role) if hooks.by_role else CIRCUITS
-    return [(name, [i for i, own in enumerate(names) if own == name]) for name in order]
+    return [(circuit, by_circuit[circuit]) for circuit in order if circuit in by_circuit]
+
+
+def _rate(hooks: StepHooks, optimizer: torch.optim.Optimizer, index: int) -> float:
+    return float(hooks.base_rate(optimizer, index)) * hooks.ratio_now(optimizer, index)
 
 
 def rates(optimizer: torch.optim.Optimizer) -> dict[str, float]:
@@ -251,26 +260,25 @@ def check_circuits(
         raise InputError("check_circuits takes a model that is not sharded; check it before fully_shard")
     hooks = hooks_of(optimizer) or _plain_hooks(model, optimizer, labels)
     hooks.check(optimizer)
-    members = hooks.members
     base = float(hooks.base_rate(optimizer))
     if base == 0:
         raise InputError("the base learning rate is 0 at this step (a warm-up?), so nothing would move")
-    ratios = [hooks.ratio_now(optimizer, index) for index in range(len(hooks.plans))]
+    ratios = [hooks.ratio_now(optimizer, index) for index in range(len(hooks.groups))]
     as_set = _updates(model, optimizer, hooks, batch, loss, at_base=False)
-    plain_step = _updates(model, optimizer, hooks, batch, loss, at_base=True)
+    at_base = _updates(model, optimizer, hooks, batch, loss, at_base=True)
     rows = []
-    for circuit, places in _by_name(hooks):
-        found = sorted({ratios[members[i][1]] for i in places})
-        for ratio in found:
-            chosen = [i for i in places if ratios[members[i][1]] == ratio]
-            squares, moved, entries = (sum(as_set[i][which] for i in chosen) for which in range(3))
-            plain = sum(plain_step[i][0] for i in chosen)
+    for circuit, members in _by_circuit(hooks):
+        circuit_ratios = sorted({ratios[index] for _, index in members})
+        for ratio in circuit_ratios:
+            chosen = [member for member in members if ratios[member[1]] == ratio]
+            squares, moved, entries = (sum(as_set[member][which] for member in chosen) for which in range(3))
+            plain = sum(at_base[member][0] for member in chosen)
             rows.append(
                 CircuitUpdate(
-                    circuit if len(found) == 1 else f"{circuit} x{ratio:g}",
+                    circuit if len(circuit_ratios) == 1 else f"{circuit} x{ratio:g}",
                     int(entries),
-                    len({members[i][0].parameter for i in chosen}),
-                    max(float(hooks.base_rate(optimizer, members[i][1])) for i in chosen) * ratio,
+                    len({part.parameter for part, _ in chosen}),
+                    max(_rate(hooks, optimizer, index) for _, index in chosen),
                     math.sqrt(squares / moved) if moved else 0.0,
                     moved / entries,
                     ratio,
@@ -300,11 +308,13 @@ def _plain_hooks(model: nn.Module, optimizer: torch.optim.Optimizer, labels: Lab
             f"{len(strangers)} parameters of the optimizer are not in this model; "
             "check_circuits needs the model that the optimizer was made for"
         )
-    known = [(part, group_of.get(id(parameters[part.parameter]))) for part in find_circuits(model, labels)]
-    members = [(part, index) for part, index in known if index is not None]
-    rates = [float(group["lr"]) for group in optimizer.param_groups]
-    plans = [GroupPlan("", rate / rates[0] if rates[0] else 1.0) for rate in rates]
-    return StepHooks(plans, fused=[], owners=[], model=weakref.ref(model), members=members)
+    rates = [float(options["lr"]) for options in optimizer.param_groups]
+    groups = [Group(Settings(ratio=rate / rates[0] if rates[0] else 1.0)) for rate in rates]
+    for part in find_circuits(model, labels):
+        index = group_of.get(id(parameters[part.parameter]))
+        if index is not None:
+            groups[index].labelled.append(part)
+    return StepHooks(groups, fused=[], model=weakref.ref(model))
 
 
 def _updates(
@@ -315,7 +325,7 @@ def _updates(
     loss: Loss | None,
     *,
     at_base: bool,
-) -> list[tuple[float, int, int]]:
+) -> dict[Member, tuple[float, int, int]]:
     """Of every member: the sum of squares of its update, entries that moved, all entries."""
     live = list(model.parameters())
     rehearsal = nullcontext() if hooks.first_pass is None else hooks.first_pass.rehearsal()
@@ -323,32 +333,38 @@ def _updates(
         stepper = _twin(optimizer, hooks, dict(zip(map(id, live), model.parameters(), strict=True)))
         if at_base:
             _all_at_base(stepper, optimizer, hooks)
-        before = [_tensor(model, part).detach().clone() for part, _ in hooks.members]
+        before = {member: _tensor(model, member[0]).detach().clone() for member in _members(hooks)}
         _backward(_scalar(_call(model, batch), loss))
         stepper.step()
-        found = []
-        for (part, _), old in zip(hooks.members, before, strict=True):
-            change = _tensor(model, part).detach().double() - old.double()
-            found.append((float(change.square().sum()), int((change != 0).sum()), change.numel()))
-    return found
+        updates = {}
+        for member, old in before.items():
+            change = _tensor(model, member[0]).detach().double() - old.double()
+            updates[member] = (float(change.square().sum()), int((change != 0).sum()), change.numel())
+    return updates
 
 
 def _twin(
     optimizer: torch.optim.Optimizer, hooks: StepHooks, twins: dict[int, nn.Parameter]
 ) -> torch.optim.Optimizer:
     """A copy of ``optimizer`` for the copied parameters ``twins`` (by the identity of the originals)."""
-    fused = [each.twin(twins[id(each.parameter)]) for each in hooks.fused]
+    fused = [weight.twin(twins[id(weight.parameter)]) for weight in hooks.fused]
     memo: dict[int, Any] = {**twins}
-    for each, other in zip(hooks.fused, fused, strict=True):
-        memo |= {id(leaf): twin for leaf, twin in zip(each.leaves, other.leaves, strict=True)}
+    for weight, twin in zip(hooks.fused, fused, strict=True):
+        memo |= {id(leaf): copied_leaf for leaf, copied_leaf in zip(weight.leaves, twin.leaves, strict=True)}
     with _copies_allowed(optimizer):
-        stepper = copy.deepcopy(optimizer, memo)
+        try:
+            stepper = copy.deepcopy(optimizer, memo)
+        except NotImplementedError as error:
+            raise InputError(
+                f"the state of {type(optimizer).__name__} cannot be copied for a trial step ({error}); check "
+                "before the first step of training, when there is no state"
+            ) from error
     # What torch does not copy: attributes that a class of the user's may need in its step.
     for name, value in vars(optimizer).items():
         if not hasattr(stepper, name) and not isinstance(value, StepHooks):
             setattr(stepper, name, copied(value, memo))
-    twin = dataclasses.replace(hooks, fused=fused, owners=[], frozen=[], recipe=None, first_pass=None)
-    twin.attach(stepper)
+    hooks = dataclasses.replace(hooks, fused=fused, frozen=[], split=None, first_pass=None)
+    hooks.attach(stepper)
     return stepper
 
 
@@ -364,17 +380,17 @@ def _copies_allowed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def _all_at_base(stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
     """Set all rates to the base; the decay of the real step stays."""
-    for index, (group, plan) in enumerate(zip(stepper.param_groups, hooks.plans, strict=False)):
-        if plan.independent:
-            group["weight_decay"] /= hooks.ratio_now(optimizer, index)
-        group["lr"] = hooks.base_rate(optimizer, index)
-    own = hooks_of(stepper)
-    assert own is not None  # a copy has the hooks of the original
-    own.plans = [GroupPlan(plan.name, 1.0, anchor=plan.anchor) for plan in hooks.plans]
+    for index, (options, group) in enumerate(zip(stepper.param_groups, hooks.groups, strict=False)):
+        if group.independent:
+            options["weight_decay"] /= hooks.ratio_now(optimizer, index)
+        options["lr"] = hooks.base_rate(optimizer, index)
+    stepper_hooks = hooks_of(stepper)
+    assert stepper_hooks is not None  # a copy has the hooks of the original
+    stepper_hooks.groups = [Group(Settings(), name=group.name, anchor=group.anchor) for group in hooks.groups]
 
 
 def _tensor(model: nn.Module, part: Slice) -> torch.Tensor:
-    """The slice in the model, also where the parameter is parametrized."""
+    """The slice in the model, also where the user has parametrized it."""
     prefix, _, attribute = part.parameter.rpartition(".")
     return part.view(getattr(model.get_submodule(prefix), attribute))
 

@@ -3,10 +3,10 @@
 A training that began with plain AdamW, or with another ratio, has one state per parameter or per other
 slices. This module assembles these states per parameter of the model and splits them into the leaves of the
 new optimizer. It does so only on request: ``optimizer.load_state_dict`` accepts only its own kind of state.
+A state says in the ``slices`` of its groups which entries of which parameter each of its tensors is.
 """
 
 import copy
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,8 +18,7 @@ from fasterqk.optim._groups import undecayed
 from fasterqk.optim.hooks import hooks_of, unwrapped
 from fasterqk.trace.modules import uncompiled
 
-# ``weight[:, 0:64]``; ``weight[0:64, 192:256]`` where a leaf has several slices along one axis.
-_NAME = re.compile(r"^(?P<name>.*?)(\[(?P<colons>(:, )*)(?P<spans>\d+:\d+(, \d+:\d+)*)\])?$")
+Place = tuple[str, int | None, list[list[int]]]  # parameter, axis, spans along it; axis None: all of it
 
 
 def load_converted_state(
@@ -49,61 +48,61 @@ def load_converted_state(
     [0.001, 0.01]
     """
     model, optimizer = uncompiled(model), unwrapped(optimizer)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    whole = _whole_states(state, shapes, model)
+    parameters = dict(model.named_parameters())
+    whole = _whole_states(state, parameters, model)
     target = copy.deepcopy(optimizer.state_dict())
     target["state"] = {}
     for group in target["param_groups"]:
-        for key, name in zip(group["params"], group.get("param_names", ()), strict=True):
-            place = _Place(name)
-            if place.name in whole:
+        for key, (name, axis, spans) in zip(group["params"], group.get("slices", ()), strict=False):
+            if name in whole:
                 target["state"][key] = {
-                    entry: place.cut(value, shapes[place.name]) for entry, value in whole[place.name].items()
+                    entry: _cut(value, axis, spans) for entry, value in whole[name].items()
                 }
     _take_base_rate(optimizer, target, state)
     optimizer.load_state_dict(target)
 
 
 def _whole_states(
-    state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], model: nn.Module
+    state: Mapping[str, Any], parameters: Mapping[str, nn.Parameter], model: nn.Module
 ) -> dict[str, dict[str, Any]]:
     """The saved states by parameter of the model, assembled from those of its slices."""
     whole: dict[str, dict[str, Any]] = {}
-    for place, leaf_state in _saved(state, shapes, model):
+    for (name, axis, spans), leaf_state in _saved(state, model):
+        if name not in parameters:
+            raise InputError(
+                f"the saved state has {name!r}, which the model does not have; if that is a slice, load it "
+                "into an optimizer with the ratio it was saved with, and convert the state_dict() of that"
+            )
+        states = whole.setdefault(name, {})
         for entry, value in leaf_state.items():
-            size = shapes[place.name]
-            if isinstance(value, Tensor) and value.dim() > 0:
-                expected = place.shape(size)
-                if value.numel() != torch.Size(expected).numel():
-                    raise InputError(
-                        f"the saved {entry!r} of {place.name!r} has shape {tuple(value.shape)}, the "
-                        f"parameter {size}: it was saved for another model, or keeps something else than one "
-                        "value per entry, which cannot be split"
-                    )
-                target = whole.setdefault(place.name, {}).setdefault(
-                    entry, torch.zeros(size, dtype=value.dtype)
+            if not isinstance(value, Tensor) or value.dim() == 0:
+                states[entry] = value
+                continue
+            target = states.setdefault(entry, torch.zeros(parameters[name].shape, dtype=value.dtype))
+            if sum(piece.numel() for piece in _pieces(target, axis, spans)) != value.numel():
+                raise InputError(
+                    f"the saved {entry!r} of {name!r} has shape {tuple(value.shape)}, the parameter "
+                    f"{tuple(target.shape)}: it was saved for another model, or keeps something else than "
+                    "one value per entry, which cannot be split"
                 )
-                place.put(target, value)
-            else:
-                whole.setdefault(place.name, {})[entry] = value
+            _put(target, axis, spans, value)
     return whole
 
 
-def _saved(
-    state: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], model: nn.Module
-) -> Iterator[tuple["_Place", Mapping[str, Any]]]:
+def _saved(state: Mapping[str, Any], model: nn.Module) -> Iterator[tuple[Place, Mapping[str, Any]]]:
+    """Every saved state with its place."""
     groups = state.get("param_groups")
     if not groups or "state" not in state:
         raise InputError("the state to convert is what optimizer.state_dict() returns")
-    if all("param_names" in group for group in groups):
-        names = [name for group in groups for name in group["param_names"]]
+    if all("slices" in group for group in groups):
+        places = [tuple(place) for group in groups for place in group["slices"]]
+    elif all("param_names" in group for group in groups):
+        places = [(name, None, []) for group in groups for name in group["param_names"]]
     else:
         names = _names_in_order([len(group["params"]) for group in groups], model)
+        places = [(name, None, []) for name in names]
     keys = [key for group in groups for key in group["params"]]
-    for key, name in zip(keys, names, strict=True):
-        place = _Place(name)
-        if place.name not in shapes:
-            raise InputError(f"the saved state has {place.name!r}, which the model does not have")
+    for key, place in zip(keys, places, strict=True):
         if key in state["state"]:
             yield place, state["state"][key]
 
@@ -122,43 +121,30 @@ def _names_in_order(sizes: list[int], model: nn.Module) -> list[str]:
     )
 
 
-class _Place:
-    """The place of a leaf in a parameter of the model, parsed from its name."""
+def _pieces(tensor: Tensor, axis: int | None, spans: list[list[int]]) -> list[Tensor]:
+    """The entries of ``tensor`` in these spans, as views."""
+    if axis is None:
+        return [tensor]
+    return [tensor.narrow(axis, start, stop - start) for start, stop in spans]
 
-    def __init__(self, leaf: str) -> None:
-        match = _NAME.match(leaf)
-        assert match is not None  # the pattern matches every text
-        self.name: str = match["name"]
-        self.axis = len(match["colons"] or "") // len(":, ")
-        spans = match["spans"].split(", ") if match["spans"] else []
-        self.spans = [tuple(map(int, span.split(":"))) for span in spans]
 
-    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
-        if not self.spans:
-            return whole
-        length = sum(stop - start for start, stop in self.spans)
-        return (*whole[: self.axis], length, *whole[self.axis + 1 :])
+def _put(target: Tensor, axis: int | None, spans: list[list[int]], value: Tensor) -> None:
+    """Write the state of a leaf, in which its spans follow each other, into that of the whole parameter."""
+    pieces = _pieces(target, axis, spans)
+    if len(pieces) == 1:
+        pieces[0].copy_(value.view_as(pieces[0]))
+        return
+    stacked = torch.stack(pieces, axis or 0)  # a leaf of several slices has an axis for them
+    for piece, part in zip(pieces, value.view_as(stacked).unbind(axis or 0), strict=True):
+        piece.copy_(part)
 
-    def put(self, target: Tensor, value: Tensor) -> None:
-        """Write the state of this leaf into that of the whole parameter."""
-        if not self.spans:
-            target.copy_(value.view_as(target))
-            return
-        done, value = 0, value.reshape(self.shape(tuple(target.shape)))
-        for start, stop in self.spans:
-            target.narrow(self.axis, start, stop - start).copy_(value.narrow(self.axis, done, stop - start))
-            done += stop - start
 
-    def cut(self, value: Any, whole: tuple[int, ...]) -> Any:
-        """The part of a whole state that belongs to this leaf, in the leaf's shape."""
-        if not isinstance(value, Tensor) or value.dim() == 0:
-            return copy.deepcopy(value)
-        if not self.spans:
-            return value.clone()
-        pieces = [value.narrow(self.axis, start, stop - start) for start, stop in self.spans]
-        if len(pieces) == 1:
-            return pieces[0].clone()
-        return torch.stack(pieces, self.axis)  # a leaf of several slices has an axis for them
+def _cut(value: Any, axis: int | None, spans: list[list[int]]) -> Any:
+    """The part of a whole state that belongs to a leaf, in the leaf's shape."""
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return copy.deepcopy(value)
+    pieces = _pieces(value, axis, spans)
+    return pieces[0].clone() if len(pieces) == 1 else torch.stack(pieces, axis or 0)
 
 
 def _take_base_rate(
@@ -169,8 +155,9 @@ def _take_base_rate(
     steps = [group["ratio_step"] for group in state["param_groups"] if "ratio_step" in group]
     for index, group in enumerate(target["param_groups"]):
         ratio = 1.0
-        if hooks is not None and index < len(hooks.plans) and hooks.plans[index].anchor == 0:
-            ratio = 1.0 if hooks.plans[index].changing else float(hooks.plans[index].ratio)  # type: ignore[arg-type]
+        plan = hooks.groups[index] if hooks is not None and index < len(hooks.groups) else None
+        if plan is not None and plan.anchor == 0 and isinstance(plan.ratio, float):
+            ratio = plan.ratio
         for key in ("lr", "initial_lr"):
             if key in saved:
                 group[key] = saved[key] * ratio

@@ -2,39 +2,35 @@
 
 The optimizer gets a *leaf* for every slice: a ``Parameter`` whose storage is that slice of the fused weight
 and whose gradient is that slice of the fused gradient. The optimizer sees only the leaves, the module only
-the fused weight, and no key of a state dict changes. Slices of whole rows share the memory of the fused
-weight; other slices (the columns of GPT-2's ``c_attn.weight``) are copies while the optimizer steps.
+the fused weight, and no key of the model's state dict changes. Slices that are contiguous (rows) share the
+memory of the fused weight also during a step; others (the columns of GPT-2's ``c_attn.weight``) are copies
+while the optimizer steps. This serves every optimizer: fused and foreign kernels get contiguous memory.
 
-A step of a fused weight, called by the hooks in ``_hooks``:
+A step of a fused weight, called by the hooks in ``hooks``:
 
 1. The backward pass fills the gradient of the fused weight; a hook makes the leaves' gradients views of it.
-2. ``FusedWeight.check``: do leaves and fused weight still share their memory? If not, an ``InputError``.
+2. ``FusedWeight.check``: do leaves and fused weight still share their memory? If the fused weight was given
+   equal memory, the leaves view that; if not, an ``InputError``.
 3. The hook sets the learning rate of each group: the base rate times the ratio of its circuit at this step.
 4. ``FusedWeight.collect``: the leaves' gradients become views of the current fused gradient. If gradients are
    normalised per circuit, that happens next.
 5. ``FusedWeight.enter``: leaves that are not contiguous (columns of a weight stored by rows) become copies.
 6. The optimizer steps on the leaves, each with the rate of its group.
 7. ``FusedWeight.leave``: copies are written back, and every leaf is a view again.
-
-``split_leaves`` makes the leaves. With ``mechanism="parametrization"`` the slices are instead real parameters
-of the module (last section).
 """
 
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import Any, NoReturn
 
 import torch
-from torch import nn
-from torch.nn.utils import parametrize
+from torch import Tensor, nn
 
 from fasterqk.errors import InputError
-from fasterqk.optim._groups import TrainedParameter, TrainedSlice, join_neighbours
-
-Leaf = tuple[TrainedSlice, nn.Parameter, str]  # settings, the parameter that the optimizer gets, its name
-
+from fasterqk.labels.slices import Slice
+from fasterqk.optim._groups import Leaf, Settings, Trained
 
 COPYING = ("__deepcopy__", "__reduce_ex__")  # the methods that copy and pickle call
 _AGAIN = "make the optimizer after the model has its final weights, dtype and device"
@@ -49,36 +45,37 @@ def memory_exchanged(name: str) -> str:
 
 
 class FusedWeight:
-    """A fused parameter and the leaves that represent its ``slices`` in the optimizer; slices cover it.
+    """A fused parameter and the leaves that represent it in the optimizer.
 
-    With ``mechanism="auto"``, leaves that are not contiguous step on copies (:class:`StepCopy`); with
-    ``"copy"``, all leaves do. ``strided`` says that some leaf steps on memory that is not contiguous.
+    ``slices`` holds the slices of each leaf; together they cover the parameter.
     """
 
-    def __init__(
-        self, name: str, parameter: nn.Parameter, slices: Sequence["StridedSlice"], mechanism: str
-    ) -> None:
-        self.name = name
-        self.parameter = parameter
-        self._slices = slices
-        self._mechanism = mechanism
-        self._pointer = parameter.data_ptr()
+    def __init__(self, name: str, parameter: nn.Parameter, slices: Sequence[tuple[Slice, ...]]) -> None:
+        self.name, self.parameter, self.slices = name, parameter, slices
         # detach() shares the version counter, so autograd notices a step between a forward and its backward
         # pass, as it does with a stock optimizer.
-        self.views = [part.view(parameter.detach()) for part in slices]
-        self.leaves = [nn.Parameter(view) for view in self.views]
+        self.leaves = [nn.Parameter(view) for view in self._views_of(parameter)]
         for leaf in self.leaves:
             forbid_copies(leaf)
-        self._copies = {
-            index: StepCopy(leaf, view)
-            for index, (leaf, view) in enumerate(zip(self.leaves, self.views, strict=True))
-            if mechanism == "copy" or (mechanism == "auto" and not view.is_contiguous())
-        }
-        self.strided = mechanism == "view" and not all(view.is_contiguous() for view in self.views)
-        self._gradient: torch.Tensor | None = None  # the fused gradient that the leaves' gradients view
+        self._view_memory()
+        self._gradient: Tensor | None = None  # the fused gradient that the leaves' gradients view
         self._gradient_pointer = 0  # its address in memory
-        self._gradient_views: list[torch.Tensor] = []  # its slices, as given to the leaves
+        self._gradient_views: list[Tensor] = []  # its slices, as given to the leaves
         self._register_hook()
+
+    def _views_of(self, tensor: Tensor) -> list[Tensor]:
+        return [joint_view(slices, tensor.detach()) for slices in self.slices]
+
+    def _view_memory(self) -> None:
+        """Make the leaves views of the memory that the fused weight has now."""
+        self._pointer = self.parameter.data_ptr()
+        self._memory = (self.parameter.shape, self.parameter.dtype, self.parameter.device)
+        self.views = self._views_of(self.parameter)
+        self._copies: dict[int, StepCopy] = {}
+        for index, (leaf, view) in enumerate(zip(self.leaves, self.views, strict=True)):
+            leaf.data = view
+            if not view.is_contiguous():
+                self._copies[index] = StepCopy(leaf, view)
 
     def _register_hook(self) -> None:
         """Give the leaves every new gradient; the hook is removed with this object."""
@@ -86,7 +83,7 @@ class FusedWeight:
             return  # a copy of a weight that was frozen later has no gradients
         reference = weakref.ref(self)
 
-        def accumulated(_: torch.Tensor) -> None:
+        def accumulated(_: Tensor) -> None:
             fused = reference()
             if fused is not None:
                 fused.accumulated()
@@ -96,7 +93,7 @@ class FusedWeight:
 
     def twin(self, parameter: nn.Parameter) -> "FusedWeight":
         """The same slices of a copy of the fused parameter."""
-        return FusedWeight(self.name, parameter, self._slices, self._mechanism)
+        return FusedWeight(self.name, parameter, self.slices)
 
     def accumulated(self) -> None:
         """Called after the backward pass has added to the fused gradient."""
@@ -127,7 +124,7 @@ class FusedWeight:
         else:
             self._give_gradient(gradient)
 
-    def _give_gradient(self, gradient: torch.Tensor | None) -> None:
+    def _give_gradient(self, gradient: Tensor | None) -> None:
         if gradient is None:
             return
         if gradient.layout != torch.strided:
@@ -135,9 +132,8 @@ class FusedWeight:
                 f"{self.name} has a {gradient.layout} gradient, which cannot be sliced by circuit; "
                 "make its layer with sparse=False"
             )
-        detached = gradient.detach()
         self._gradient, self._gradient_pointer = gradient, gradient.data_ptr()
-        self._gradient_views = [part.view(detached) for part in self._slices]
+        self._gradient_views = self._views_of(gradient)
         for leaf, view in zip(self.leaves, self._gradient_views, strict=True):
             leaf.grad = view
 
@@ -156,15 +152,20 @@ class FusedWeight:
         self._gradient, self._gradient_views = None, []
 
     def check(self) -> None:
-        """Raise unless the leaves still share the memory of the fused weight."""
+        """Raise unless the leaves share the memory of the fused weight."""
         self._check_memory()
         for leaf, view in zip(self.leaves, self.views, strict=True):
             if leaf.data_ptr() != view.data_ptr():
                 raise InputError(f"a slice of {self.name} was given other memory (.data = ...): {_AGAIN}")
 
     def _check_memory(self) -> None:
-        if self.parameter.data_ptr() != self._pointer:
+        """View the fused weight again if it was given equal memory: by an offload, DDP, or Accelerate."""
+        parameter = self.parameter
+        if parameter.data_ptr() == self._pointer:
+            return
+        if (parameter.shape, parameter.dtype, parameter.device) != self._memory:
             raise InputError(memory_exchanged(self.name))
+        self._view_memory()
 
     def enter(self) -> None:
         """Before a step: leaves that are not contiguous become copies."""
@@ -203,20 +204,6 @@ def forbid_copies(thing: nn.Parameter | torch.optim.Optimizer) -> None:
         setattr(thing, name, refuse)
 
 
-def zero_grad_with(optimizer: torch.optim.Optimizer, fused: Sequence[FusedWeight]) -> Callable[[bool], None]:
-    """A ``zero_grad`` for ``optimizer`` that clears the fused gradients as well as the leaves'."""
-    reference = weakref.ref(optimizer)
-
-    def zero_grad(set_to_none: bool = True) -> None:
-        living = reference()
-        if living is not None:
-            type(living).zero_grad(living, set_to_none)
-        for weight in fused:
-            weight.clear(set_to_none)
-
-    return zero_grad
-
-
 # --- Contiguous copies during a step ---
 # Fused kernels (``fused=True``) treat every tensor as contiguous and would overwrite the neighbours of a
 # slice that is not. Such a leaf therefore steps on a copy: weights and gradient are copied in before the
@@ -227,12 +214,12 @@ def zero_grad_with(optimizer: torch.optim.Optimizer, fused: Sequence[FusedWeight
 class StepCopy:
     """One leaf, its slice ``view`` of the fused weight, and the two buffers it steps on."""
 
-    def __init__(self, leaf: nn.Parameter, view: torch.Tensor) -> None:
+    def __init__(self, leaf: nn.Parameter, view: Tensor) -> None:
         self._leaf = leaf
         self._view = view
-        self._weights: torch.Tensor | None = None
-        self._gradients: torch.Tensor | None = None
-        self._gradient_view: torch.Tensor | None = None
+        self._weights: Tensor | None = None
+        self._gradients: Tensor | None = None
+        self._gradient_view: Tensor | None = None
         self._inside = False
 
     def enter(self) -> None:
@@ -274,189 +261,97 @@ class StepCopy:
 _VECTOR = 64  # entries; a multiple of every vector width in use
 
 
-def split_leaves(
-    model: nn.Module,
-    assigned: list[TrainedParameter],
-    mechanism: str,
-    optimizer_class: Any,
-    kwargs: dict[str, Any],
+def make_leaves(
+    assigned: Iterable[Trained], optimizer_class: Callable[..., Any], kwargs: dict[str, Any]
 ) -> tuple[list[FusedWeight], list[Leaf]]:
     """The fused weights, and what the optimizer trains: whole parameters, and leaves of fused weights."""
     fused = []
     leaves: list[Leaf] = []
     for trained in assigned:
         if not trained.split:
-            leaves.append((trained.slices[0], trained.parameter, trained.name))
+            leaves.append(Leaf(trained.parameter, trained.name, trained.slices[0][1]))
             continue
         if hasattr(trained.parameter, "placements"):
             raise InputError(
                 f"{trained.name} is fused and sharded over devices, which make_optimizer does not split; "
                 "sharded models need separate query, key and value weights"
             )
-        if mechanism == "parametrization":
-            leaves += parametrize_split(model, trained)
-            continue
-        slices = _leaf_slices(trained, optimizer_class, kwargs)
-        weight = FusedWeight(trained.name, trained.parameter, [strided for _, strided in slices], mechanism)
-        if weight.strided and not _is_torchs_own(optimizer_class):
-            raise InputError(
-                f"mechanism='view' gives {optimizer_class!r} slices of {trained.name} that are not "
-                "contiguous, which only torch's own optimizers are known to support; use mechanism='auto'"
-            )
+        joined = _joined_slices(trained, optimizer_class, kwargs)
+        weight = FusedWeight(trained.name, trained.parameter, [slices for slices, _ in joined])
         fused.append(weight)
-        for (part, strided), leaf in zip(slices, weight.leaves, strict=True):
-            leaves.append((part, leaf, strided.name_in(trained.name)))
+        for leaf, (slices, settings) in zip(weight.leaves, joined, strict=True):
+            leaves.append(Leaf(leaf, trained.name, settings, slices))
     return fused, leaves
 
 
-def _leaf_slices(
-    trained: TrainedParameter, optimizer_class: Any, kwargs: dict[str, Any]
-) -> list[tuple[TrainedSlice, "StridedSlice"]]:
-    """The slices that become leaves of a fused parameter: as few as the optimizer allows.
+def _joined_slices(
+    trained: Trained, optimizer_class: Callable[..., Any], kwargs: dict[str, Any]
+) -> list[tuple[tuple[Slice, ...], Settings]]:
+    """The slices of each leaf of a fused parameter; as few leaves as the optimizer allows.
 
     If the update of an entry depends on no other entry, adjacent queries and keys form one slice. Fused
     kernels round the last few entries of a tensor differently from the rest (scalar instead of vector
     instructions); where that matters, the slices of all heads form one leaf, as in a separate weight.
     """
-    axis = trained.slices[0].axis or 0
-    size = trained.parameter.shape[axis]
-    row = trained.parameter.numel() // size
-    uneven = any((part.stop - part.start) * row % _VECTOR for part in trained.slices)
-    if uneven and _uses_torch_fused(optimizer_class, kwargs):
-        leaf_slices = []
-        for parts in trained.by_role():
-            together = repeated(axis, size, [(part.start, part.stop) for part in parts])
-            leaf_slices += [(parts[0], together)] if together else [_single(part) for part in parts]
-        return leaf_slices
-    slices = trained.slices
-    if _is_elementwise(optimizer_class):
-        slices = join_neighbours(slices, by_role=False)
-    return [_single(part) for part in slices]
-
-
-def _single(part: TrainedSlice) -> tuple[TrainedSlice, "StridedSlice"]:
-    return part, StridedSlice(part.axis or 0, part.start, part.stop - part.start)
-
-
-def _uses_torch_fused(optimizer_class: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether torch's fused kernel is used, also through ``functools.partial(AdamW, fused=True)``."""
+    kernel = getattr(optimizer_class, "func", optimizer_class)  # also in functools.partial(AdamW, fused=True)
+    from_torch = str(kernel.__module__).startswith("torch.optim.")
     options = {**getattr(optimizer_class, "keywords", {}), **kwargs}
-    return bool(options.get("fused")) and _is_torchs_own(optimizer_class)
+    runs = _join_neighbours(trained.slices, by_role=True)
+    uneven = any(part.view(trained.parameter).numel() % _VECTOR for part, _ in runs)
+    if uneven and options.get("fused") and from_torch:
+        joined: list[tuple[tuple[Slice, ...], Settings]] = []
+        while runs:
+            role, settings = runs[0][0].role, runs[0][1]
+            alike = tuple(part for part, its in runs if (part.role, its) == (role, settings))
+            runs = [(part, its) for part, its in runs if (part.role, its) != (role, settings)]
+            together = is_regular(alike, trained.parameter)
+            joined += [(alike, settings)] if together else [((part,), settings) for part in alike]
+        return joined
+    if from_torch and kernel.__name__ not in ("Muon", "Adafactor"):
+        runs = _join_neighbours(runs, by_role=False)
+    return [((part,), settings) for part, settings in runs]
 
 
-def _is_elementwise(optimizer_class: Any) -> bool:
-    """Whether an entry's update depends on no other entry, so that slices may be joined."""
-    name = getattr(optimizer_class, "func", optimizer_class).__name__
-    return _is_torchs_own(optimizer_class) and name not in ("Muon", "Adafactor")
+def _join_neighbours(
+    slices: Iterable[tuple[Slice, Settings]], *, by_role: bool
+) -> list[tuple[Slice, Settings]]:
+    """Join adjacent slices with equal settings and, with ``by_role``, equal roles."""
+    joined = []
+    for _, run in groupby(slices, lambda item: (item[1], item[0].role if by_role else "")):
+        parts = list(run)
+        first, settings = parts[0]
+        joined.append((replace(first, stop=parts[-1][0].stop), settings))
+    return joined
 
 
-def _is_torchs_own(optimizer_class: Any) -> bool:
-    return str(getattr(optimizer_class, "func", optimizer_class).__module__).startswith("torch.optim.")
+def _span(part: Slice) -> tuple[int, int, int]:
+    """Axis, start and stop of a part of a parameter."""
+    return part.axis or 0, part.start or 0, part.stop or 0
 
 
-@dataclass(frozen=True)
-class StridedSlice:
-    """``start:start+length`` along ``axis``, repeated ``repeat`` times every ``period`` entries.
+def is_regular(slices: Sequence[Slice], tensor: Tensor) -> bool:
+    """Whether several slices of equal length repeat at equal distances over the whole axis of ``tensor``."""
+    spans = [_span(part) for part in slices]
+    lengths = {stop - start for _, start, stop in spans}
+    periods = {after[1] - before[1] for before, after in pairwise(spans)}
+    if len(lengths) != 1 or len(periods) != 1:
+        return False
+    (axis, _, stop), (period,) = spans[0], periods
+    return len(slices) * period == tensor.shape[axis] and stop <= period
 
-    With ``repeat=1`` it is a plain slice. Otherwise it is one role in all heads of an interleaved layout, and
-    its view has two axes, (repeat, length), in place of ``axis``.
+
+def joint_view(slices: Sequence[Slice], tensor: Tensor) -> Tensor:
+    """The entries of ``tensor`` in these slices, in its memory.
+
+    Several regular slices, one role in all heads of an interleaved layout, have two axes, (slice, entry), in
+    place of one.
+
+    >>> first = Slice("weight", 0, 1, 2, "q", 0, "label", 1)
+    >>> second = replace(first, start=4, stop=5)
+    >>> joint_view([first], torch.arange(6)).tolist(), joint_view([first, second], torch.arange(6)).tolist()
+    ([1], [[1], [4]])
     """
-
-    axis: int
-    start: int
-    length: int
-    repeat: int = 1
-    period: int = 0
-
-    def view(self, tensor: torch.Tensor) -> torch.Tensor:
-        """These entries of ``tensor``, in its memory.
-
-        >>> StridedSlice(0, 1, 2).view(torch.arange(6)).tolist()
-        [1, 2]
-        >>> StridedSlice(0, 1, 1, repeat=3, period=2).view(torch.arange(6)).tolist()
-        [[1], [3], [5]]
-        """
-        if self.repeat == 1:
-            return tensor.narrow(self.axis, self.start, self.length)
-        repeats = tensor.unflatten(self.axis, (self.repeat, self.period))
-        return repeats.narrow(self.axis + 1, self.start, self.length)
-
-    def name_in(self, parameter: str) -> str:
-        """``weight[:, 0:64]``, or ``weight[0:64, 192:256, ...]`` if the slice repeats."""
-        spans = [f"{start}:{start + self.length}" for start in self.starts()]
-        return f"{parameter}[{':, ' * self.axis}{', '.join(spans)}]"
-
-    def starts(self) -> list[int]:
-        """Where each repetition begins."""
-        return [self.start + turn * self.period for turn in range(self.repeat)]
-
-
-def repeated(axis: int, size: int, spans: Sequence[tuple[int, int]]) -> StridedSlice | None:
-    """One slice for spans of equal length at equal distances over the whole axis; else None."""
-    lengths = {stop - start for start, stop in spans}
-    steps = {after[0] - before[0] for before, after in pairwise(spans)}
-    if len(lengths) != 1 or len(steps) != 1:
-        return None
-    strided = StridedSlice(axis, spans[0][0], lengths.pop(), len(spans), steps.pop())
-    fits = strided.repeat * strided.period == size and strided.start + strided.length <= strided.period
-    return strided if fits else None
-
-
-# --- mechanism="parametrization": separate parameters, joined at every forward pass ---
-# The parts are real parameters of the module, visible to every optimizer and tool. This costs one copy of the
-# weight per forward pass and changes the keys of the state dict. ``torch.nn.utils.parametrize`` does the
-# bookkeeping, and ``remove_parametrizations`` undoes it.
-
-
-class Joined(nn.Module):
-    """Joins parts into the fused weight: slice ``i`` along ``axis`` comes from part ``sources[i]``.
-
-    A part may have several slices (the queries of all heads in an interleaved layout); they follow one
-    another in it, as in a separate projection.
-    """
-
-    def __init__(self, axis: int, lengths: Sequence[int], sources: Sequence[int]) -> None:
-        super().__init__()
-        self.axis = axis
-        self.lengths = list(lengths)
-        self.sources = list(sources)
-
-    def forward(self, *parts: torch.Tensor) -> torch.Tensor:
-        done = [0] * len(parts)
-        pieces = []
-        for length, source in zip(self.lengths, self.sources, strict=True):
-            pieces.append(parts[source].narrow(self.axis, done[source], length))
-            done[source] += length
-        return torch.cat(pieces, self.axis)
-
-    def right_inverse(self, fused: torch.Tensor) -> list[torch.Tensor]:
-        parts: list[list[torch.Tensor]] = [[] for _ in set(self.sources)]
-        for piece, source in zip(fused.split(self.lengths, self.axis), self.sources, strict=True):
-            parts[source].append(piece)
-        return [torch.cat(part, self.axis) for part in parts]
-
-
-def parametrize_split(model: nn.Module, trained: TrainedParameter) -> list[Leaf]:
-    """Replace one fused parameter by its parts; returns a leaf for each."""
-    owners = [
-        (prefix, module, attribute)
-        for prefix, module in model.named_modules()
-        for attribute, parameter in module._parameters.items()
-        if parameter is trained.parameter
-    ]
-    if len(owners) != 1 or isinstance(owners[0][1], parametrize.ParametrizationList):
-        raise InputError(
-            f"{trained.name} is tied or parametrized already: use mechanism='auto', which leaves it as it is"
-        )
-    prefix, module, attribute = owners[0]
-    roles = trained.by_role()
-    sources = [next(i for i, same in enumerate(roles) if part in same) for part in trained.slices]
-    axis = trained.slices[0].axis or 0
-    joined = Joined(axis, [part.stop - part.start for part in trained.slices], sources)
-    parametrize.register_parametrization(module, attribute, joined)
-    parts = module.parametrizations[attribute]
-    base = f"{prefix}." if prefix else ""
-    return [
-        (same[0], getattr(parts, f"original{i}"), f"{base}parametrizations.{attribute}.original{i}")
-        for i, same in enumerate(roles)
-    ]
+    if len(slices) == 1:
+        return slices[0].view(tensor)
+    (axis, start, stop), (_, second, _) = _span(slices[0]), _span(slices[1])
+    return tensor.unflatten(axis, (len(slices), second - start)).narrow(axis + 1, start, stop - start)

@@ -85,8 +85,9 @@ def normalizer(
 def _norm(parts: list[torch.Tensor]) -> float:
     if not parts:
         return 0.0
-    sizes = [torch.linalg.vector_norm(part, dtype=torch.float32) for part in parts]
-    return float(torch.linalg.vector_norm(torch.stack([size.to(sizes[0].device) for size in sizes])))
+    wide = [torch.promote_types(part.dtype, torch.float32) for part in parts]
+    sizes = [torch.linalg.vector_norm(part, dtype=dtype) for part, dtype in zip(parts, wide, strict=True)]
+    return float(torch.linalg.vector_norm(torch.stack([size.to(sizes[0]) for size in sizes])))
 
 
 # --- Weights: scale the factors of a circuit, with or without changing their product ---

@@ -1,107 +1,213 @@
-"""Parameter groups: the optimizer options of every slice, and the groups that a stock optimizer takes.
+"""Parameter groups: from the arguments of ``make_optimizer`` to the groups that a stock optimizer takes.
 
-A ``Request`` (``_request``) holds what the user asked for. ``assign`` gives every trainable parameter its
-settings, and splits fused weights into slices whose settings differ. ``make_groups`` collects equal settings
-into groups: the base first, then each circuit whose settings differ from it. ``param_groups`` does all of
-this.
+1. ``Request`` validates the arguments that ``make_optimizer`` and ``param_groups`` have in common.
+2. ``assign`` gives every labelled slice of every trainable parameter its ``Settings``.
+3. ``make_groups`` collects parameters, or leaves of fused weights (``_fused``), with equal settings: the base
+   first, then each circuit (or role) whose settings differ from it.
 """
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any, Literal, cast, get_args
 
-from torch import nn
+from torch import Tensor, nn
 
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, given_or_found, resting_on_names, roles_from_labels
-from fasterqk.labels.slices import CIRCUITS, Circuits, Slice
-from fasterqk.optim._request import ROLES, OwnGroup, Request, Rules, Settings
-from fasterqk.optim.ratio import RatioLike
+from fasterqk.labels.slices import CIRCUIT_OF_ROLE, CIRCUITS, Circuits, Role, Slice
+from fasterqk.optim.ratio import Ratio, RatioLike, Ratios, finite_number
 from fasterqk.trace.modules import stack_of, uncompiled
 
+Rules = Mapping[str, Mapping[str, Any]]
 Only = Callable[[str, nn.Parameter], bool]
 
-# The patterns of the Hugging Face Trainer, searched in lower-case names.
-_UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+ROLES = ("q", "k", "v", "o", "embedding")  # those that `ratios=` may name
+_OUR_KEYS = ("lr", "weight_decay", "gradient_norm")  # every other key of a rule is an option of the optimizer
+_ROLES_OF_ARGUMENT = {"qk_ratio": ("q", "k"), "ov_ratio": ("v", "o")}
+_ROLES_OF_CIRCUIT = {"qk": ("q", "k"), "ov": ("v", "o"), "rest": ("embedding",)}
 
 
-def undecayed(model: nn.Module) -> set[str]:
-    """The names of parameters without weight decay, by the rule of the Hugging Face Trainer.
-
-    These are all biases and all parameters of normalisation layers, recognised by name (as in the Trainer) or
-    by class, which also finds an ``nn.RMSNorm`` called ``ln_1``.
-
-    >>> sorted(undecayed(nn.TransformerEncoderLayer(8, 2)))[:3]
-    ['linear1.bias', 'linear2.bias', 'norm1.bias']
-    """
-    names = set()
-    for prefix, module in model.named_modules():
-        norm = "norm" in type(module).__name__.lower()
-        for name, _ in module.named_parameters(prefix, recurse=False):
-            if norm or _UNDECAYED.search(name.lower()):
-                names.add(name)
-    return names
-
-
-# --- Every trainable parameter with its settings ---
+# --- The arguments ---
 
 
 @dataclass(frozen=True)
-class TrainedSlice:
-    """Entries ``start:stop`` of a parameter along ``axis`` (None: all of it), with their settings.
+class UserGroup:
+    """One parameter group of the user: its ``options``, and the identities of its parameters.
 
-    ``group`` is ``base``, or the circuit whose settings differ from the base. ``exempt`` says that the slice
-    has no weight decay although others of its group do.
+    ``weight_decay`` takes the place of the request's where the group belongs to another optimizer.
     """
 
-    axis: int | None
-    start: int
-    stop: int
-    role: str
-    group: str
-    exempt: bool
-    settings: Settings
+    options: Mapping[str, Any]
+    parameters: frozenset[int] = frozenset()
+    weight_decay: float | Literal["as requested"] | None = "as requested"
+
+
+@dataclass(frozen=True)
+class Request:
+    """The arguments that set optimizer options per circuit, role or user group, validated."""
+
+    lr: float
+    qk_ratio: RatioLike = 1.0
+    ov_ratio: RatioLike = 1.0
+    ratios: Mapping[str, RatioLike] | None = None
+    weight_decay: float | None = None
+    rules: Rules = field(default_factory=dict)
+    groups: Sequence[UserGroup] = ()
+
+    def __post_init__(self) -> None:
+        finite_number(self.lr, "lr", zero=True)
+        if self.weight_decay is not None:
+            finite_number(self.weight_decay, "weight_decay", zero=True)
+        self._check_ratios()
+        self._check_form_of_rules()
+        for circuit, rule in self.rules.items():
+            if circuit not in CIRCUITS:
+                raise InputError(f"rules name the circuit {circuit!r}; circuits are {', '.join(CIRCUITS)}")
+            for key in (key for key in _OUR_KEYS if key in rule):
+                finite_number(rule[key], f"rules[{circuit!r}][{key!r}]", zero=key == "weight_decay")
+            if "lr" in rule:
+                self._check_only_rate(circuit, rule["lr"])
+
+    def _check_ratios(self) -> None:
+        if self.ratios is None:
+            return
+        if not isinstance(self.ratios, Mapping):
+            raise InputError(f"ratios={self.ratios!r}; ratios look like {{'q': 10, 'k': 3}}")
+        for role in self.ratios:
+            if role not in ROLES:
+                raise InputError(f"ratios={self.ratios!r} names {role!r}; roles are {', '.join(ROLES)}")
+        for name in _ROLES_OF_ARGUMENT:
+            ratio = Ratios(name, getattr(self, name))
+            if not ratio.plain_one:
+                raise InputError(
+                    f"{ratio} and ratios={self.ratios!r} both set rates; give all of them in ratios="
+                )
+
+    def _check_form_of_rules(self) -> None:
+        """Rules are optimizer options per circuit; roles of parameters are labels."""
+        rules: Any = self.rules
+        values = list(rules.values()) if isinstance(rules, Mapping) else []
+        if callable(rules):
+            raise InputError("rules= is a function, which gives roles to parameters: pass it as labels=")
+        if values and all(isinstance(value, list) or value in get_args(Role) for value in values):
+            raise InputError(f"rules={rules!r} gives roles to parameters: pass it as labels={rules!r}")
+        if not isinstance(rules, Mapping) or not all(isinstance(rule, Mapping) for rule in values):
+            raise InputError(f"rules={rules!r}; rules look like {{'ov': {{'weight_decay': 0.1}}}}")
+
+    def _check_only_rate(self, circuit: str, lr: float) -> None:
+        """Raise if anything beside ``rules[circuit]["lr"]`` sets the same rate."""
+        finite_number(self.lr, "lr, beside a rule that sets another one,")
+        if self.groups:
+            raise InputError(
+                f"rules[{circuit!r}]['lr'] and the rates of groups= or others= both set rates; give ratios"
+            )
+        for role in _ROLES_OF_CIRCUIT.get(circuit, ()):
+            if role in self.by_role and not self.by_role[role].plain_one:
+                raise InputError(
+                    f"rules[{circuit!r}]['lr']={lr!r} and {self.by_role[role]} "
+                    "both set the same rate; give one of them"
+                )
+
+    @cached_property
+    def by_role(self) -> dict[str, Ratios]:
+        """The ratio of each role that has one, as the user wrote it."""
+        if self.ratios is not None:
+            return {role: Ratios(f"ratios[{role!r}]", value) for role, value in self.ratios.items()}
+        arguments = {name: Ratios(name, getattr(self, name)) for name in _ROLES_OF_ARGUMENT}
+        return {role: arguments[name] for name, roles in _ROLES_OF_ARGUMENT.items() for role in roles}
 
     @property
-    def key(self) -> tuple[str, Settings]:
-        """Slices with equal keys share a parameter group."""
-        return self.group, self.settings
+    def same_everywhere(self) -> bool:
+        """Whether all circuits have the same settings, so that no labels are needed."""
+        return all(ratio.plain_one for ratio in self.by_role.values()) and not any(self.rules.values())
+
+    @property
+    def per_head(self) -> bool:
+        """Whether labels per head are needed."""
+        return any(ratio.per_head for ratio in self.by_role.values())
+
+    @property
+    def gradient_norms(self) -> dict[str, float]:
+        """The circuits whose gradient is normalised, with the norm."""
+        return {name: rule["gradient_norm"] for name, rule in self.rules.items() if "gradient_norm" in rule}
+
+
+def user_groups(model: nn.Module, groups: Any) -> list[UserGroup]:
+    """The groups of ``groups=``, as a stock optimizer takes them, checked against the model."""
+    if groups is None:
+        return []
+    form = "groups= looks like [{'params': [...], 'lr': 1e-4}, ...], as a torch optimizer takes them"
+    if not isinstance(groups, Sequence) or not groups or not all(isinstance(g, Mapping) for g in groups):
+        raise InputError(f"{form}, not {type(groups).__name__}")
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    checked: list[UserGroup] = []
+    group_of: dict[int, int] = {}
+    for index, group in enumerate(groups):
+        if "params" not in group:
+            raise InputError(f"groups[{index}] has no 'params'; {form}")
+        parameters = plain_parameters(group["params"])
+        for parameter in parameters:
+            if id(parameter) not in names:
+                raise InputError(
+                    f"groups[{index}] has a parameter of shape {tuple(parameter.shape)} that is not in "
+                    "the model; make the groups from model.named_parameters()"
+                )
+            first = group_of.setdefault(id(parameter), index)
+            if first != index:
+                raise InputError(f"{names[id(parameter)]} is in groups[{first}] and in groups[{index}]")
+        options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+        if "lr" in options:
+            finite_number(options["lr"], f"groups[{index}]['lr']", zero=True)
+        checked.append(UserGroup(options, frozenset(map(id, parameters))))
+    return checked
+
+
+def plain_parameters(params: Any) -> list[nn.Parameter]:
+    """The parameters of a group, which may also be one tensor, or pairs of name and parameter."""
+    if isinstance(params, Tensor):
+        return [cast(nn.Parameter, params)]
+    return [item[1] if isinstance(item, tuple) else item for item in params]
+
+
+# --- The settings of every slice ---
 
 
 @dataclass(frozen=True)
-class TrainedParameter:
-    """A parameter and its slices, in order; a single slice is the whole parameter."""
+class Settings:
+    """Optimizer options of a slice; slices with equal settings share a parameter group.
+
+    ``group`` is ``base``, or the circuit or role whose settings differ from the base. ``lr`` is set where a
+    rule gives a rate (``ratio`` is then that rate over the base rate). ``weight_decay`` is None where the
+    user gave none: the optimizer's own default then holds. ``user_group`` is the number of the user's group,
+    and ``base_lr`` that group's rate, if it gives one.
+    """
+
+    group: str = "base"
+    ratio: Ratio = 1.0
+    lr: float | None = None
+    weight_decay: float | None = None
+    options: tuple[tuple[str, Any], ...] = ()
+    user_group: int = 0
+    base_lr: Any = None
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trainable parameter: its labelled slices in order, each with its settings."""
 
     name: str
     parameter: nn.Parameter
-    slices: tuple[TrainedSlice, ...]
+    slices: tuple[tuple[Slice, Settings], ...]
 
     @property
     def split(self) -> bool:
-        """Whether it has slices with different settings."""
-        return len(self.slices) > 1
-
-    def by_role(self) -> list[list[TrainedSlice]]:
-        """Lists of slices with the same role and settings, such as the queries of all heads."""
-        return equal_together(self.slices, lambda part: (part.role, part.key))
-
-
-Item = TypeVar("Item")
-
-
-def equal_together(items: Iterable[Item], key: Callable[[Item], Any]) -> list[list[Item]]:
-    """Group items by equal keys, which need not be hashable (options may be lists)."""
-    groups: list[list[Item]] = []
-    for item in items:
-        same = next((group for group in groups if key(group[0]) == key(item)), None)
-        if same is None:
-            groups.append([item])
-        else:
-            same.append(item)
-    return groups
+        """Whether its slices have different settings."""
+        return any(settings != self.slices[0][1] for _, settings in self.slices)
 
 
 def circuits_for(
@@ -119,16 +225,14 @@ def circuits_for(
     )
 
 
-def assign(
-    model: nn.Module, request: Request, circuits: Circuits, only: Only | None = None
-) -> list[TrainedParameter]:
-    """The settings of every trainable parameter that ``only`` accepts, in the model's order."""
+def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | None = None) -> list[Trained]:
+    """Every trainable parameter that ``only`` accepts, in the model's order, with its settings."""
     if only is not None and not callable(only):
         raise InputError(f"only={only!r} is not a function of name and parameter")
     if request.per_head and all(part.head is None for part in circuits):
         raise InputError("a ratio per head needs labels per head: circuits=find_circuits(model, heads=True)")
-    circuits = with_embeddings(model, circuits)
-    request = replace(request, slices=circuits, matrices=_matrices(model))
+    circuits = _with_embeddings(model, circuits)
+    ratios = _bound_ratios(model, request, circuits)
     exempt = undecayed(model)
     labelled = _by_parameter(model, circuits)
     owner = {identity: index for index, group in enumerate(request.groups) for identity in group.parameters}
@@ -140,38 +244,128 @@ def assign(
             continue  # as in a stock optimizer, parameters outside all groups are not trained
         parts = labelled.get(id(parameter), [])
         _check_cover(name, parameter, parts)
-        group_index = owner.get(id(parameter), 0)
-        slices = [_trained_slice(part, request, name not in exempt, group_index) for part in parts]
-        if all(part.key == slices[0].key for part in slices):
-            slices = [replace(slices[0], axis=None, start=0, stop=0)]
-        assigned.append(TrainedParameter(name, parameter, join_neighbours(slices)))
+        base = _settings(request, ratios, None, name not in exempt, owner.get(id(parameter), 0))
+        slices = []
+        for part in parts:
+            settings = _settings(request, ratios, part, name not in exempt, base.user_group)
+            if settings != base:
+                by_role = request.ratios is not None and part.role in request.ratios
+                settings = replace(settings, group=part.role if by_role else part.circuit)
+            slices.append((part, settings))
+        assigned.append(Trained(name, parameter, tuple(slices)))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
     if only is None and not request.groups:
-        _refuse_without_effect(
-            request, [part for trained in assigned for part in labelled[id(trained.parameter)]]
-        )
+        _refuse_without_effect(request, [part for trained in assigned for part, _ in trained.slices])
     return assigned
 
 
+def _bound_ratios(model: nn.Module, request: Request, circuits: Circuits) -> dict[str, Ratios]:
+    """The ratios by role, each with the slices from which it counts layers and heads."""
+    matrices = {
+        name
+        for prefix, module in model.named_modules()
+        if not isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        for name, parameter in module.named_parameters(prefix, recurse=False)
+        if parameter.dim() > 1
+    }
+    bound: dict[tuple[str, str], Ratios] = {}
+    by_role = {}
+    for role, ratio in request.by_role.items():
+        circuit = CIRCUIT_OF_ROLE[cast(Role, role)]
+        if (ratio.name, circuit) not in bound:
+            parts = [part for part in circuits if part.circuit == circuit and circuit != "rest"]
+            parts = parts or [part for part in circuits if part.role == role]
+            bound[ratio.name, circuit] = Ratios(ratio.name, ratio.ratio, parts, matrices)
+        by_role[role] = bound[ratio.name, circuit]
+    return by_role
+
+
+def _settings(
+    request: Request, ratios: Mapping[str, Ratios], part: Slice | None, decayed: bool, user_group: int
+) -> Settings:
+    """The settings of ``part`` (None: of the base), without weight decay unless ``decayed``."""
+    rule = request.rules.get(part.circuit, {}) if part else {}
+    group = request.groups[user_group] if request.groups else UserGroup({})
+    usual = request.weight_decay if group.weight_decay == "as requested" else group.weight_decay
+    decay = rule.get("weight_decay", usual)
+    if decay is not None:
+        decay = float(decay) if decayed else 0.0
+    if "weight_decay" in group.options and "weight_decay" not in rule:
+        decay = float(group.options["weight_decay"])  # whoever makes groups decides on their decay
+    chosen = {**group.options, **rule}
+    options = tuple(sorted((key, chosen[key]) for key in chosen if key not in (*_OUR_KEYS, "name")))
+    if "lr" in rule and rule["lr"] != request.lr:
+        lr = float(rule["lr"])
+        return Settings("base", lr / float(request.lr), lr, decay, options)
+    ratio = ratios[part.role].of(part) if part and part.role in ratios else 1.0
+    return Settings("base", ratio, None, decay, options, user_group, group.options.get("lr"))
+
+
 def _refuse_without_effect(request: Request, trained: Sequence[Slice]) -> None:
-    """Raise if a ratio has no effect because its circuit is frozen (adapters on the values alone)."""
-    for circuit in CIRCUITS:
-        setting = request.asks_for(circuit)
-        if setting and all(part.circuit != circuit for part in trained):
-            raise InputError(
-                f"{setting} would do nothing: the model has no trainable parameter in the {circuit} circuit"
-            )
-    for role in request.ratios or ():
-        if not request.by_role[role].plain_one and all(part.role != role for part in trained):
-            raise InputError(
-                f"{request.by_role[role]} would do nothing: the model has no trainable parameter with the "
-                f"role {role}"
-            )
+    """Raise if a ratio or rule has no effect because its circuit is frozen (adapters on values alone)."""
+    nothing = "would do nothing: the model has no trainable parameter"
+    for role, ratio in request.by_role.items():
+        circuit = CIRCUIT_OF_ROLE[cast(Role, role)]
+        if ratio.plain_one:
+            continue
+        if request.ratios is not None and all(part.role != role for part in trained):
+            raise InputError(f"{ratio} {nothing} with the role {role}")
+        if request.ratios is None and all(part.circuit != circuit for part in trained):
+            raise InputError(f"{ratio} {nothing} in the {circuit} circuit")
+    for name, rule in request.rules.items():
+        if rule and all(part.circuit != name for part in trained):
+            raise InputError(f"rules[{name!r}]={dict(rule)!r} {nothing} in the {name} circuit")
 
 
+def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[int, list[Slice]]:
+    """Slices by the id of their parameter; a tied parameter may be labelled under any of its names."""
+    known = dict(model.named_parameters(remove_duplicate=False))
+    slices: dict[int, list[Slice]] = {}
+    for name, parts in groupby(circuits, lambda part: part.parameter):
+        if name not in known:
+            raise InputError(
+                f"circuits= names {name!r}, which this model does not have; "
+                "call find_circuits on the model that is trained"
+            )
+        slices.setdefault(id(known[name]), list(parts))
+    return slices
+
+
+def _check_cover(name: str, parameter: nn.Parameter, slices: list[Slice]) -> None:
+    """Raise unless the slices, which ``Circuits`` keeps without gaps, reach the end of the parameter."""
+    last = slices[-1] if slices else None
+    if last is None or (last.axis is not None and last.stop != parameter.shape[last.axis]):
+        spans = ", ".join(f"{part.start}:{part.stop} of axis {part.axis}" for part in slices) or "nothing"
+        raise InputError(
+            f"the slices of {name} (shape {tuple(parameter.shape)}) cover {spans}, "
+            "not every entry exactly once; find_circuits makes complete ones"
+        )
+
+
+# --- Parameters with a meaning of their own: without decay, and tables ---
+
+# The patterns of the Hugging Face Trainer, searched in lower-case names.
+_UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 # Tables that are plain parameters, by name: pos_embed, positional_encoding, W_E, W_pos.
 _TABLE = re.compile(r"pos(ition(al)?)?_?(emb|enc|table)|(^|\.)(wte|wpe|W_E|W_pos|positions)$", re.IGNORECASE)
+
+
+def undecayed(model: nn.Module) -> set[str]:
+    """The names of parameters without weight decay, by the rule of the Hugging Face Trainer.
+
+    These are all biases and all parameters of normalisation layers, recognised by name (as in the Trainer) or
+    by class, which also finds an ``nn.RMSNorm`` called ``ln_1``.
+
+    >>> sorted(undecayed(nn.TransformerEncoderLayer(8, 2)))[:3]
+    ['linear1.bias', 'linear2.bias', 'norm1.bias']
+    """
+    return {
+        name
+        for prefix, module in model.named_modules()
+        for name, _ in module.named_parameters(prefix, recurse=False)
+        if "norm" in type(module).__name__.lower() or _UNDECAYED.search(name.lower())
+    }
 
 
 def tables(model: nn.Module) -> set[str]:
@@ -189,7 +383,7 @@ def tables(model: nn.Module) -> set[str]:
     }
 
 
-def with_embeddings(model: nn.Module, circuits: Circuits) -> Circuits:
+def _with_embeddings(model: nn.Module, circuits: Circuits) -> Circuits:
     """``circuits`` with the role ``embedding`` for the tables of tokens and positions outside attention."""
     names = tables(model)
     return replace(
@@ -203,138 +397,134 @@ def with_embeddings(model: nn.Module, circuits: Circuits) -> Circuits:
     )
 
 
-def _matrices(model: nn.Module) -> set[str]:
-    """The names of weight matrices; biases, norms and tables are left out."""
-    return {
-        name
-        for prefix, module in model.named_modules()
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for name, parameter in module.named_parameters(prefix, recurse=False)
-        if parameter.dim() > 1
-    }
+# --- Groups: leaves with equal settings ---
 
 
-def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[int, list[Slice]]:
-    """Slices by the id of their parameter; a tied parameter may be labelled under any of its names."""
-    known = dict(model.named_parameters(remove_duplicate=False))
-    slices: dict[int, list[Slice]] = {}
-    for name, parts in groupby(circuits, lambda part: part.parameter):
-        if name not in known:
-            raise InputError(
-                f"circuits= names {name!r}, which this model does not have; "
-                "call find_circuits on the model that is trained"
-            )
-        slices.setdefault(id(known[name]), list(parts))
-    return slices
+@dataclass(frozen=True)
+class Leaf:
+    """What the optimizer trains as one tensor: a parameter, or slices of a fused one.
 
+    ``name`` is that of the parameter. ``slices`` are those that the tensor is made of; none for a whole
+    parameter.
+    """
 
-def _trained_slice(part: Slice, request: Request, decayed: bool, group_index: int) -> TrainedSlice:
-    settings = request.settings(part, decayed, group_index)
-    group = "base" if settings == request.settings(None, decayed, group_index) else request.name_of(part)
-    exempt = not decayed and settings != request.settings(part, True, group_index)
-    return TrainedSlice(part.axis, part.start or 0, part.stop or 0, part.role, group, exempt, settings)
+    tensor: nn.Parameter
+    name: str
+    settings: Settings
+    slices: tuple[Slice, ...] = ()
 
+    @property
+    def shown(self) -> str:
+        """A name to read: ``weight``, ``weight[:, 0:64]``, or ``weight[0:64, 192:256]`` if slices repeat."""
+        if not self.slices:
+            return self.name
+        spans = ", ".join(f"{part.start}:{part.stop}" for part in self.slices)
+        return f"{self.name}[{':, ' * (self.slices[0].axis or 0)}{spans}]"
 
-def _check_cover(name: str, parameter: nn.Parameter, slices: list[Slice]) -> None:
-    """Raise unless the slices, which ``Circuits`` keeps without gaps, reach the end of the parameter."""
-    last = slices[-1] if slices else None
-    if last is None or (last.axis is not None and last.stop != parameter.shape[last.axis]):
-        spans = ", ".join(f"{part.start}:{part.stop} of axis {part.axis}" for part in slices) or "nothing"
-        raise InputError(
-            f"the slices of {name} (shape {tuple(parameter.shape)}) cover {spans}, "
-            "not every entry exactly once; find_circuits makes complete ones"
-        )
-
-
-def join_neighbours(slices: Sequence[TrainedSlice], *, by_role: bool = True) -> tuple[TrainedSlice, ...]:
-    """Join adjacent slices with equal settings and, with ``by_role``, equal roles."""
-    groups = groupby(slices, lambda part: (part.key, part.role if by_role else ""))
-    equal = [list(group) for _, group in groups]
-    return tuple(replace(same[-1], start=same[0].start) for same in equal)
-
-
-# --- Groups: slices with equal settings ---
+    def as_data(self) -> list[Any]:
+        """``[parameter, axis, [[start, stop], ...]]`` for a state dict; axis None for a whole parameter."""
+        axis = self.slices[0].axis if self.slices else None
+        return [self.name, axis, [[part.start, part.stop] for part in self.slices]]
 
 
 @dataclass
 class Group:
-    """Parameters with equal settings; ``key`` is that of their slices, ``exempt`` that none has decay."""
+    """Leaves with equal settings, and the labelled slices in them.
 
-    key: tuple[str, Settings]
-    exempt: bool
-    parameters: list[nn.Parameter]
-    names: list[str]
+    ``anchor`` is the index of the group that carries its base rate: the first, or the first of the same
+    user group. ``independent``: the weight decay is divided by the ratio during a step.
+    """
+
+    settings: Settings
+    leaves: list[Leaf] = field(default_factory=list)
+    labelled: list[Slice] = field(default_factory=list)
     name: str = ""
+    anchor: int = 0
+    independent: bool = False
 
     @property
-    def settings(self) -> Settings:
-        return self.key[1]
+    def ratio(self) -> Ratio:
+        return self.settings.ratio
+
+    @property
+    def changing(self) -> bool:
+        """Whether the ratio is computed at every step."""
+        return not isinstance(self.ratio, float)
 
     def options(self, lr: float) -> dict[str, Any]:
-        """The group in the form that an optimizer takes, without its names."""
+        """The group as an optimizer takes it, without names."""
         settings = self.settings
-        options: dict[str, Any] = {"params": self.parameters, **dict(settings.options), "lr": settings.lr}
+        options: dict[str, Any] = {"params": [leaf.tensor for leaf in self.leaves], **dict(settings.options)}
         if settings.lr is None:
-            base = lr if settings.base is None else settings.base
+            base = lr if settings.base_lr is None else settings.base_lr
             # Multiply even by 1.0: a tensor rate must not be shared between groups.
             options["lr"] = base * (settings.ratio if isinstance(settings.ratio, float) else 1.0)
+        else:
+            options["lr"] = settings.lr
         if settings.weight_decay is not None:
             options["weight_decay"] = settings.weight_decay
         return options
 
-    def named(self, lr: float) -> dict[str, Any]:
-        """The group with its names."""
-        return {**self.options(lr), "name": self.name, "param_names": self.names}
+    def names(self, parameters: Iterable[nn.Parameter]) -> dict[str, Any]:
+        """What a state dict says of the group: its name, and names and slices of ``parameters``."""
+        leaves = {id(leaf.tensor): leaf for leaf in self.leaves}
+        ordered = [leaves[id(parameter)] for parameter in parameters]
+        return {
+            "name": self.name,
+            "param_names": [leaf.shown for leaf in ordered],
+            "slices": [leaf.as_data() for leaf in ordered],
+        }
 
 
 def make_groups(
-    leaves: Iterable[tuple[TrainedSlice, nn.Parameter, str]], user_groups: Sequence[OwnGroup] = ()
+    leaves: Iterable[Leaf], assigned: Iterable[Trained], user_groups: Sequence[UserGroup] = (), first: int = 0
 ) -> list[Group]:
-    """Collect ``(slice, parameter, name)`` into named groups, the base first and none empty.
+    """Collect leaves into named groups, the base first and none empty; each user group has its own base.
 
-    ``user_groups`` are the groups that the user made; each has its own base.
+    Names are ``base``, ``qk``, ``qk x4`` if a circuit has several ratios, ``... no decay`` for biases and
+    norms; the name of the user's group comes first, and equal names are numbered. ``first`` is the index of
+    the first group in the optimizer.
     """
-    groups = []
-    for same in equal_together(leaves, lambda leaf: leaf[0].key):
-        parts, parameters, names = zip(*same, strict=True)
-        exempt = all(part.exempt for part in parts)
-        groups.append(Group(parts[0].key, exempt, list(parameters), list(names)))
+    groups: dict[Hashable, Group] = {}
+    for leaf in leaves:
+        groups.setdefault(_key(leaf.settings), Group(leaf.settings)).leaves.append(leaf)
+    for trained in assigned:
+        for part, settings in trained.slices:
+            groups[_key(settings)].labelled.append(part)
+    kinds: dict[tuple[int, int], list[Group]] = {}
     order = ("base", *CIRCUITS, *ROLES)
-    groups.sort(key=lambda group: (group.settings.own, order.index(group.key[0]), group.exempt))
-    _name(groups, [str(group.options.get("name", f"group {i}")) for i, group in enumerate(user_groups)])
-    return groups
+    for group in groups.values():
+        kind = (group.settings.user_group, order.index(group.settings.group))
+        kinds.setdefault(kind, []).append(group)
+    ordered: list[Group] = []
+    taken: Counter[str] = Counter()
+    anchors: dict[int, int] = {}
+    for (number, _), alike in sorted(kinds.items()):
+        name = alike[0].settings.group
+        if user_groups:
+            its_name = str(user_groups[number].options.get("name", f"group {number}"))
+            name = its_name if name == "base" else f"{its_name} {name}"
+        several = any(group.ratio != alike[0].ratio for group in alike)
+        decayed = any(group.settings.weight_decay for group in alike)
+        for group in sorted(alike, key=lambda group: decayed and group.settings.weight_decay == 0):
+            ratio = f" x{group.ratio:g}" if isinstance(group.ratio, float) else " changing"
+            exempt = decayed and group.settings.weight_decay == 0
+            group.name = name + ratio * several + " no decay" * exempt
+            taken[group.name] += 1
+            if taken[group.name] > 1:
+                group.name += f" {taken[group.name]}"
+            group.anchor = anchors.setdefault(number, first + len(ordered))
+            ordered.append(group)
+    return ordered
 
 
-def _name(groups: list[Group], user_names: Sequence[str]) -> None:
-    """Name the groups: ``qk``, ``qk x4`` if a circuit has several ratios, ``... no decay`` for biases, norms.
-
-    If the user made groups, the name of the user's group comes first.
-    """
-    for group in groups:
-        name, ratio, which = group.key[0], group.settings.ratio, group.settings.own
-        same = (other for other in groups if other.key[0] == name and other.settings.own == which)
-        if any(other.settings.ratio != ratio for other in same):
-            name += f" x{ratio:g}" if isinstance(ratio, float) else " changing"
-        if user_names:
-            name = user_names[which] + ("" if name == "base" else f" {name}")
-        name += " no decay" if group.exempt else ""
-        taken = {other.name for other in groups}
-        numbered = (f"{name} {number}" for number in range(2, len(groups) + 2))
-        group.name = name if name not in taken else next(n for n in numbered if n not in taken)
-
-
-def members(
-    circuits: Iterable[Slice], assigned: Iterable[TrainedParameter], groups: list[Group]
-) -> list[tuple[Slice, int]]:
-    """Every trained labelled slice with the index of its group."""
-    slices = {trained.name: trained.slices for trained in assigned}
-    keys = [group.key for group in groups]
-    return [
-        (labelled, keys.index(part.key))
-        for labelled in circuits
-        for part in slices.get(labelled.parameter, ())
-        if part.axis is None or part.start <= (labelled.start or 0) < part.stop
-    ]
+def _key(settings: Settings) -> Hashable:
+    """``settings`` as a key; options may be lists, which have no hash."""
+    try:
+        hash(settings)
+    except TypeError:
+        return repr(settings)
+    return settings
 
 
 def param_groups(
@@ -400,7 +590,8 @@ def param_groups(
             f"{len(fused)} parameters, such as {fused[0]}, hold several circuits in one tensor, which "
             "parameter groups cannot split: use make_optimizer, which takes the same arguments"
         )
-    groups = make_groups((trained.slices[0], trained.parameter, trained.name) for trained in assigned)
-    if not all(isinstance(group.settings.ratio, float) for group in groups):
+    leaves = [Leaf(trained.parameter, trained.name, trained.slices[0][1]) for trained in assigned]
+    groups = make_groups(leaves, assigned)
+    if any(group.changing for group in groups):
         raise InputError("parameter groups cannot hold a ratio that changes over time: use make_optimizer")
-    return [group.named(lr) for group in groups]
+    return [group.options(lr) | group.names(leaf.tensor for leaf in group.leaves) for group in groups]

@@ -1,49 +1,46 @@
 """``make_optimizer``: a stock optimizer with its own learning rate per circuit.
 
-It labels the model (``_find``), assigns settings (``_request``, ``_groups``), splits fused weights into
-leaves (``_fused``) and builds the optimizer from groups of these. ``StepHooks`` (``_hooks``) acts around
-every step.
+It labels the model (``find_circuits``), assigns settings (``_groups``), splits fused weights into leaves
+(``_fused``) and builds the optimizer from groups of these. ``StepHooks`` (``hooks``) acts around every step.
+``JointOptimizer``, in the last section, is two optimizers as one.
 """
 
 import inspect
 import re
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import nn
-from torch.jit import ScriptModule
 
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels
 from fasterqk.labels.first_pass import FirstPass
-from fasterqk.labels.slices import Circuits, Slice
-from fasterqk.optim._fused import (
-    FusedWeight,
-    Leaf,
-    split_leaves,
-)
+from fasterqk.labels.slices import Circuits
+from fasterqk.optim._fused import FusedWeight, make_leaves
 from fasterqk.optim._gradients import normalizer
 from fasterqk.optim._groups import (
     Group,
+    Leaf,
     Only,
+    Request,
+    Rules,
+    UserGroup,
     assign,
     circuits_for,
     make_groups,
-    members,
-    with_embeddings,
+    tables,
+    user_groups,
 )
-from fasterqk.optim._joint import JointOptimizer, hidden_matrices, two_groups
-from fasterqk.optim._request import OwnGroup, Request, Rules, own_groups
-from fasterqk.optim.hooks import GroupPlan, StepHooks, with_names
+from fasterqk.optim.hooks import StepHooks, replace_method, with_names
 from fasterqk.optim.ratio import RatioLike
 from fasterqk.trace.modules import uncompiled
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
-Mechanism = Literal["auto", "view", "copy", "parametrization"]
 Decay = Literal["coupled", "independent"]
+Kind = tuple[Any, dict[str, Any]]  # an optimizer class with its arguments
 
 
 def make_optimizer(
@@ -58,7 +55,6 @@ def make_optimizer(
     rules: Rules | None = None,
     labels: Labels | None = None,
     circuits: Circuits | None = None,
-    mechanism: Mechanism = "auto",
     only: Only | None = None,
     groups: Sequence[Mapping[str, Any]] | None = None,
     others: tuple[Any, dict[str, Any]] | None = None,
@@ -66,179 +62,140 @@ def make_optimizer(
 ) -> OptimizerT:
     """An ``optimizer_class`` for ``model`` whose queries and keys learn at ``qk_ratio`` times the rate.
 
-    >>> model = nn.TransformerEncoderLayer(8, 2)
-    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)
-    >>> type(optimizer).__name__, [group["name"] for group in optimizer.param_groups]
-    ('AdamW', ['base', 'qk'])
-
-    Returns an optimizer of exactly that class. Fused weights (``c_attn``, ``in_proj_weight``,
-    ``query_key_value``) are trained slice by slice without touching the module or its state dict.
-    With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
+    Fused weights (``c_attn``, ``in_proj_weight``, ``query_key_value``) are trained slice by slice, without
+    touching the module or its state dict. With ``qk_ratio=1`` it is the plain optimizer, bit for bit.
 
     ``qk_ratio=r`` multiplies the rates of W_Q *and* of W_K; attention depends on W_K W_Q^T. In the theory of
     one layer that product then learns r times as fast relative to W_O W_V with SGD, and about r^2 times with
     Adam, whose steps do not depend on the size of gradients ("the product law", docs/theory.md). In whole
     models this is a rule of thumb: embedding, MLP and head count, too.
 
-    - ``qk_ratio``, ``ov_ratio``: a number; ``Ramp(1, 20, 1000)`` or any function of the step; one value
-      per layer (sequence, or mapping for some layers); nested, one per head; a function of any of
-      ``layer``, ``head``, ``step`` by these names; or ``PartnerNorm()``, which depends on the weights.
-    - ``ratios``: the same by role, ``{"q": 10, "k": 3, "v": 1, "o": 1, "embedding": 1}``, in place of the
-      two; ``qk_ratio`` is q and k, ``ov_ratio`` v and o, ``embedding`` the tables of tokens and positions.
-    - ``weight_decay`` among ``kwargs``: biases and norms are then left out of decay, as the Hugging Face
-      Trainer does. Without it the optimizer's default holds for everything, as in the plain optimizer.
-    - ``decay="coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
-      times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
-      equal.
-    - ``rules``: optimizer options per circuit, as in ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``
-      or ``{"qk": {"gradient_norm": 1.0}}``.
-    - ``labels``: your own roles of parameters, as in :func:`find_circuits`, ``{"*.rel": "q"}``; or
-      ``circuits``, the result of :func:`find_circuits`.
-    - ``mechanism``: ``auto`` uses views of the fused weight, and copies during the step where a slice is
-      not contiguous; ``view`` views only; ``copy`` copies always; ``parametrization`` makes the slices
-      parameters of the module (which changes its state dict).
-    - ``only(name, parameter)``: optimize some of the parameters, for example matrices with Muon.
-    - ``groups``: parameter groups of your own, as a torch optimizer takes them, with any keys. A rate is
-      that of the group times the ratio; what is in no group is not trained.
-    - ``others``: a second optimizer for all that is no hidden matrix, ``(AdamW, {"lr": 3e-4})`` beside Muon;
-      ``only`` then chooses what the first one trains. Both step, save and resume as one optimizer.
+    Arguments:
+        model: The model to train, on its final device and in its final dtype.
+        optimizer_class: Any ``torch.optim.Optimizer`` class, or a ``functools.partial`` of one.
+        lr: The base learning rate.
+        qk_ratio: The rate of queries and keys divided by ``lr``: a number; ``Ramp(1, 20, 1000)`` or any
+            function of the step; one value per layer (a sequence, or a mapping for some layers); nested, one
+            per head; a function of any of ``layer``, ``head``, ``step`` by these names; or ``PartnerNorm()``,
+            which depends on the weights.
+        ov_ratio: The same for values and outputs.
+        ratios: The same by role, in place of the two: ``{"q": 10, "k": 3, "v": 1, "o": 1, "embedding": 1}``;
+            ``embedding`` is the tables of tokens and positions.
+        decay: ``"coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
+            times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
+            equal.
+        rules: Optimizer options per circuit, as in ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}`` or
+            ``{"qk": {"gradient_norm": 1.0}}``.
+        labels: Your own roles of parameters, ``{"*.rel": "q"}``, as in :func:`find_circuits`.
+        circuits: The result of :func:`find_circuits`, if it is known.
+        only: ``only(name, parameter)`` chooses the parameters to optimize, for example matrices for Muon.
+        groups: Parameter groups of your own, as a torch optimizer takes them, with any keys. A rate is that
+            of the group times the ratio; what is in no group is not trained.
+        others: A second optimizer for everything except hidden matrices, ``(AdamW, {"lr": 3e-4})`` beside
+            Muon; ``only`` then chooses what the first one trains. Both step, save and resume as one.
+        kwargs: Arguments of ``optimizer_class``. With ``weight_decay``, biases and norms are left out of
+            decay, as in the Hugging Face Trainer; without it, the optimizer's default holds for everything.
+
+    Returns:
+        An optimizer of exactly that class (of two joined ones with ``others``).
+
+    Raises:
+        InputError: An argument is wrong, two arguments set the same rate, a ratio would have no effect, or
+            the model or optimizer cannot keep rates apart (DeepSpeed, fused weights under FSDP2, LBFGS).
+
+    >>> model = nn.TransformerEncoderLayer(8, 2)
+    >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)
+    >>> type(optimizer).__name__, [group["name"] for group in optimizer.param_groups]
+    ('AdamW', ['base', 'qk'])
     """
-    _check_choices(mechanism, decay, optimizer_class)
+    if decay not in get_args(Decay):
+        raise InputError(f"decay={decay!r} is not coupled or independent")
+    _check_class(optimizer_class)
     model = uncompiled(model)
     _check_engine(model)
-    own = own_groups(model, groups)
-    if others is not None:
-        own, only = _for_two(model, only, groups, others), None
-    request = Request(lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, own)
-    if request.gradient_norms and mechanism == "parametrization":
-        raise InputError("rules with 'gradient_norm' work on fused gradients: use mechanism='auto'")
-    kinds = [(optimizer_class, kwargs)] if others is None else [(optimizer_class, kwargs), others]
+    kinds: list[Kind] = [(optimizer_class, kwargs)]
+    if others is None:
+        chosen = user_groups(model, groups)
+    else:
+        chosen, only = _for_two(model, only, groups, others), None
+        kinds.append(others)
+    request = Request(lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, chosen)
     if not request.same_everywhere:
         for kind, _ in kinds:
             _refuse_own_steps(kind)
-    circuits = circuits_for(model, request, circuits, labels)
-    recipe = Recipe(model, kinds, request, circuits, mechanism, decay, only)
-    parts = recipe.parts()
-    optimizer: Any = recipe.optimizer(parts.groups, lr)
-    _give_names(optimizer, parts.groups)
+    labelled = circuits_for(model, request, circuits, labels)
+
+    def split(asked: Request, only: Only | None, first: int = 0) -> tuple[list[Group], list[FusedWeight]]:
+        """The groups that ``asked`` makes, and the fused weights whose leaves are in them."""
+        assigned = assign(model, asked, labelled, only)
+        fused: list[FusedWeight] = []
+        leaves: list[Leaf] = []
+        for index, kind in enumerate(kinds):
+            whole = [part for part in assigned if others is None or part.slices[0][1].user_group == index]
+            more_fused, more_leaves = make_leaves(whole, *kind)
+            fused, leaves = fused + more_fused, leaves + more_leaves
+        return make_groups(leaves, assigned, asked.groups, first), fused
+
+    def split_later(group: Mapping[str, Any], first: int) -> tuple[list[Group], list[FusedWeight]]:
+        return split(replace(request, groups=user_groups(model, [group])), None, first)
+
+    described, fused = split(request, only)
+    optimizer: Any = _optimizer_of(kinds, described, lr)
+    for options, group in zip(optimizer.param_groups, described, strict=True):
+        if {id(leaf) for leaf in options["params"]} != {id(leaf.tensor) for leaf in group.leaves}:
+            raise InputError(f"{type(optimizer).__name__} has exchanged the parameters of {group.name!r}")
+        options |= group.names(options["params"])  # a class may have put them in another order
     _check_options(optimizer, request)
     if request.same_everywhere:
         _accept_plain_groups(optimizer, model)
         return optimizer
-    first_pass = FirstPass(model, circuits, by_role=ratios is not None)
+    first_pass = FirstPass(model, labelled, by_role=ratios is not None)
     first_pass.attach()
     StepHooks(
-        plans=parts.plans(optimizer.param_groups, decay),
-        fused=parts.fused,
-        owners=parts.owners(model),
-        model=weakref.ref(model),
-        members=parts.members,
+        described,
+        fused,
+        weakref.ref(model),
         by_role=ratios is not None,
-        normalize=normalizer(model, circuits, request.gradient_norms),
+        independent=decay == "independent",
+        split=split_later,
+        normalize=normalizer(model, labelled, request.gradient_norms),
         frozen=[
-            (name, each)
-            for name, each in model.named_parameters()
-            if not each.requires_grad and not request.groups and (only is None or only(name, each))
+            (name, parameter)
+            for name, parameter in model.named_parameters()
+            if not parameter.requires_grad and not request.groups and (only is None or only(name, parameter))
         ],
-        recipe=recipe,
         first_pass=first_pass,
     ).attach(optimizer)
     return optimizer
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What an optimizer is made of: groups, fused weights with their leaves, labelled slices by group."""
-
-    groups: list[Group]
-    fused: list[FusedWeight]
-    members: list[tuple[Slice, int]]
-
-    def plans(self, options: Sequence[Mapping[str, Any]], decay: str, first: int = 0) -> list["GroupPlan"]:
-        """The plans of the groups, the first of which has the index ``first`` in its optimizer."""
-        own = [group.settings.own for group in self.groups]
-        return [
-            GroupPlan(
-                group.name,
-                group.settings.ratio,
-                independent=decay == "independent" and group.settings.ratio != 1 and "weight_decay" in given,
-                anchor=first + own.index(group.settings.own),
+def _optimizer_of(kinds: Sequence[Kind], groups: Sequence[Group], lr: Any) -> torch.optim.Optimizer:
+    """The optimizer of these groups, or two in one."""
+    if len(kinds) == 1:
+        return _instance(*kinds[0], [group.options(lr) for group in groups], lr)
+    return JointOptimizer(
+        [
+            _instance(
+                *kind, [group.options(lr) for group in groups if group.settings.user_group == index], lr
             )
-            for group, given in zip(self.groups, options, strict=True)
+            for index, kind in enumerate(kinds)
         ]
-
-    def owners(self, model: nn.Module) -> list[tuple[nn.Module, str, nn.Parameter]]:
-        """(module, attribute, parameter) of everything that is optimized."""
-        trained = {id(parameter) for group in self.groups for parameter in group.parameters}
-        trained |= {id(each.parameter) for each in self.fused}
-        return [
-            (module, attribute, parameter)
-            for module in model.modules()
-            if not isinstance(module, ScriptModule)
-            for attribute, parameter in module._parameters.items()
-            if parameter is not None and id(parameter) in trained
-        ]
+    )
 
 
-@dataclass(frozen=True, eq=False)
-class Recipe:
-    """How the parts of an optimizer follow from a request."""
-
-    model: nn.Module
-    kinds: Sequence[tuple[Any, dict[str, Any]]]  # optimizer classes with their arguments; two in a joint one
-    request: Request
-    circuits: Circuits
-    mechanism: str
-    decay: str
-    only: Only | None
-
-    def parts(self) -> Parts:
-        assigned = assign(self.model, self.request, self.circuits, self.only)
-        fused: list[FusedWeight] = []
-        leaves: list[Leaf] = []
-        for index, (kind, kwargs) in enumerate(self.kinds):
-            own = [each for each in assigned if len(self.kinds) == 1 or each.slices[0].settings.own == index]
-            made = split_leaves(self.model, own, self.mechanism, kind, kwargs)
-            fused, leaves = fused + made[0], leaves + made[1]
-        groups = make_groups(leaves, self.request.groups)
-        circuits = with_embeddings(self.model, self.circuits) if self.request.ratios else self.circuits
-        return Parts(groups, fused, members(circuits, assigned, groups))
-
-    def optimizer(self, groups: Sequence[Group], lr: Any) -> torch.optim.Optimizer:
-        """The optimizer of these groups, or two in one."""
-        if len(self.kinds) == 1:
-            kind, kwargs = self.kinds[0]
-            return _instance(kind, [group.options(lr) for group in groups], lr, kwargs)
-        return JointOptimizer(
-            [
-                _instance(
-                    kind, [group.options(lr) for group in groups if group.settings.own == index], lr, kwargs
-                )
-                for index, (kind, kwargs) in enumerate(self.kinds)
-            ]
-        )
-
-    def added(self, group: Mapping[str, Any]) -> Parts:
-        """The parts of one more group of the user's: its parameters, split as the others are."""
-        request = replace(self.request, groups=own_groups(self.model, [group]))
-        return replace(self, request=request, only=None).parts()
-
-
-def _for_two(model: nn.Module, only: Only | None, groups: Any, others: Any) -> list[OwnGroup]:
-    """The groups of ``others=``: what ``only`` chooses for the first optimizer, else hidden matrices."""
-    if groups is not None:
-        raise InputError("give groups= or others=, not both: others= makes the groups of both optimizers")
-    chosen = hidden_matrices(model)
-    if only is not None:
-        chosen = {id(each) for name, each in model.named_parameters() if only(name, each)}
-    return two_groups(model, chosen, others)
-
-
-def _instance(optimizer_class: Any, groups: list[dict[str, Any]], lr: Any, kwargs: dict[str, Any]) -> Any:
+def _instance(optimizer_class: Any, kwargs: dict[str, Any], groups: list[dict[str, Any]], lr: Any) -> Any:
     """An optimizer of these groups; a class that takes only groups, with rates in them, gets only these."""
     takes = _arguments(optimizer_class)
-    given = {"lr": lr, **kwargs} if takes is None or "lr" in takes else kwargs
-    optimizer = optimizer_class(groups, **given)
+    options = {"lr": lr, **kwargs} if takes is None or "lr" in takes else kwargs
+    try:
+        optimizer = optimizer_class(groups, **options)
+    except AssertionError as error:
+        if str(error):
+            raise
+        raise InputError(
+            f"{optimizer_class!r} refuses parameter groups without saying why; rates per circuit need an "
+            "optimizer that takes groups, as torch.optim.Muon and AdamW do"
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"{optimizer_class!r} made a {type(optimizer).__name__}, not a torch optimizer")
     if len(optimizer.param_groups) != len(groups):
@@ -252,54 +209,51 @@ def _instance(optimizer_class: Any, groups: list[dict[str, Any]], lr: Any, kwarg
 def _arguments(function: Any) -> set[str] | None:
     """The names of the arguments of ``function``; None if it takes any, or cannot tell."""
     try:
-        found = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
         return None
-    return None if any(each.kind is each.VAR_KEYWORD for each in found) else {each.name for each in found}
-
-
-def _give_names(optimizer: torch.optim.Optimizer, groups: Sequence[Group], first: int = 0) -> None:
-    """Names of groups and parameters; a class may have put its parameters in another order."""
-    for made, group in zip(optimizer.param_groups[first:], groups, strict=True):
-        names = {id(each): name for each, name in zip(group.parameters, group.names, strict=True)}
-        if {id(each) for each in made["params"]} != names.keys():
-            raise InputError(f"{type(optimizer).__name__} has exchanged the parameters of {group.name!r}")
-        made |= {"name": group.name, "param_names": [names[id(each)] for each in made["params"]]}
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+    return None if takes_any else {parameter.name for parameter in parameters}
 
 
 def _accept_plain_groups(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     """Let ``add_param_group`` take parameters without names, which torch refuses beside named ones."""
-    reference = weakref.ref(optimizer)
-    names = {id(each): name for name, each in model.named_parameters()}
-
-    def add_param_group(group: dict[str, Any]) -> None:
-        found = reference()
-        assert found is not None  # it is being called
-        type(found).add_param_group(found, with_names(group, names))
-
-    setattr(optimizer, "add_param_group", add_param_group)  # noqa: B010
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    add = type(optimizer).add_param_group
+    replace_method(optimizer, "add_param_group", lambda own, group: add(own, with_names(group, names)))
 
 
-def _check_choices(mechanism: str, decay: str, optimizer_class: Any) -> None:
-    if mechanism not in get_args(Mechanism):
-        raise InputError(f"mechanism={mechanism!r} is not auto, view, copy or parametrization")
-    if decay not in get_args(Decay):
-        raise InputError(f"decay={decay!r} is not coupled or independent")
-    if not callable(optimizer_class):
-        shown = repr(optimizer_class).splitlines()[0].rstrip(" (")
-        raise InputError(f"{shown} is not an optimizer class such as torch.optim.AdamW")
-    wrapped = getattr(optimizer_class, "func", optimizer_class)
-    if isinstance(wrapped, type) and issubclass(wrapped, torch.optim.LBFGS):
-        raise InputError("LBFGS has one rate for all parameters and cannot train circuits apart; use AdamW")
-
+# --- What cannot train circuits at rates of their own ---
 
 # Optimizers that estimate the size of their steps themselves: from the second step on they have one rate for
 # all groups, or none (Rprop: a size per entry that begins at the rate).
 _OWN_STEPS = re.compile(r"^(Prodigy|DAdapt|Rprop|A?d?a?Lomo|Cocob|ALIG|Mechanic|DoWG)", re.IGNORECASE)
+DEEPSPEED = (
+    "train with DDP, Accelerate or FSDP2, or, where queries, keys and values are separate weights, give "
+    "DeepSpeed (ZeRO-1 or 2) an optimizer of fasterqk.param_groups(model, ...)"
+)
+
+
+def _check_class(optimizer_class: Any) -> None:
+    if not callable(optimizer_class):
+        shown = repr(optimizer_class).splitlines()[0].rstrip(" (")
+        raise InputError(f"{shown} is not an optimizer class such as torch.optim.AdamW")
+    name = _name_of(optimizer_class)
+    if name == "LBFGS":
+        raise InputError("LBFGS has one rate for all parameters and cannot train circuits apart; use AdamW")
+    if name == "ZeroRedundancyOptimizer":
+        raise InputError(
+            "ZeroRedundancyOptimizer deals parameters out to processes, so circuits cannot be separated; "
+            "shard the model with FSDP2 (fully_shard) and use AdamW, or give it fasterqk.param_groups(...)"
+        )
+
+
+def _name_of(optimizer_class: Any) -> str:
+    return getattr(getattr(optimizer_class, "func", optimizer_class), "__name__", "")
 
 
 def _refuse_own_steps(optimizer_class: Any) -> None:
-    name = getattr(getattr(optimizer_class, "func", optimizer_class), "__name__", "")
+    name = _name_of(optimizer_class)
     if _OWN_STEPS.match(name):
         raise InputError(
             f"{name} estimates the size of its steps itself and does not keep the rates of its groups apart, "
@@ -313,7 +267,7 @@ def _check_engine(model: nn.Module) -> None:
     if engine or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise InputError(
             f"{type(model).__name__} is a DeepSpeed model, whose parameters are flattened, so circuits "
-            "cannot be separated; train with DDP, Accelerate or FSDP2 instead"
+            f"cannot be separated; {DEEPSPEED}"
         )
 
 
@@ -326,3 +280,109 @@ def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
                     f"rules[{circuit!r}] sets {key!r}, which {type(optimizer).__name__} does not have; "
                     f"it has {', '.join(optimizer.defaults)}"
                 )
+
+
+# --- Two optimizers as one: Muon on the matrices, AdamW on everything else ---
+# Frameworks expect a single optimizer, so JointOptimizer holds both: its groups and states *are* theirs.
+
+# Output heads, which like embeddings are usually not trained with Muon.
+_HEAD = re.compile(r"(^|\.)(lm_head|head|heads|classifier|score|unembed|embed_out|output_projection)(\.|$)")
+
+
+def _for_two(model: nn.Module, only: Only | None, groups: Any, others: Any) -> list[UserGroup]:
+    """The groups of both optimizers: what ``only`` chooses (else hidden matrices), and the rest."""
+    if groups is not None:
+        raise InputError("give groups= or others=, not both: others= makes the groups of both optimizers")
+    form = "others= looks like (torch.optim.AdamW, {'lr': 3e-4, 'weight_decay': 0.01})"
+    if not isinstance(others, tuple) or len(others) != 2 or not callable(others[0]):
+        raise InputError(f"{form}, not {others!r}")
+    if not isinstance(others[1], dict) or "lr" not in others[1]:
+        raise InputError(f"{form}; give it a rate of its own, not {others[1]!r}")
+    _check_class(others[0])
+    matrices = _hidden_matrices(model) if only is None else None
+    first: set[int] = set()
+    second: set[int] = set()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            chosen = name in matrices if matrices is not None else only is not None and only(name, parameter)
+            (first if chosen else second).add(id(parameter))
+    if not first or not second:
+        which = "matrices for the first" if not first else "parameters for the other"
+        raise InputError(
+            f"others= needs two kinds of parameters, but there are no {which}; choose with only="
+        )
+    decay = others[1].get("weight_decay")
+    return [
+        UserGroup({"name": "matrices"}, frozenset(first)),
+        UserGroup({"name": "others", "lr": others[1]["lr"]}, frozenset(second), decay),
+    ]
+
+
+def _hidden_matrices(model: nn.Module) -> set[str]:
+    """The names of the weights that Muon trains: matrices except embedding tables and the output head."""
+    kept_out = tables(model)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
+    if isinstance(head, nn.Module):
+        head_ids = {id(parameter) for parameter in head.parameters()}
+        kept_out |= {name for name, parameter in model.named_parameters() if id(parameter) in head_ids}
+    return {
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.dim() == 2 and name not in kept_out and not _HEAD.search(name)
+    }
+
+
+class JointOptimizer(torch.optim.Optimizer):
+    """Several optimizers that step, save and resume as one.
+
+    >>> matrix, bias = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2))
+    >>> joint = JointOptimizer([torch.optim.SGD([matrix], lr=1.0), torch.optim.AdamW([bias], lr=0.1)])
+    >>> (matrix.sum() + bias.sum()).backward()
+    >>> joint.step()
+    >>> matrix[0, 0].item(), round(bias[0].item(), 3), [group["lr"] for group in joint.param_groups]
+    (0.0, 0.899, [1.0, 0.1])
+    """
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        self._sizes = [len(optimizer.param_groups) for optimizer in self.optimizers]
+        self._closed = False
+        # Torch keeps the dictionaries it is given, so these groups are the optimizers' own.
+        super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
+        self._closed = True
+        self.defaults = {
+            key: value for optimizer in self.optimizers for key, value in optimizer.defaults.items()
+        }
+        self._share()
+
+    def _share(self) -> None:
+        """Let the optimizers use the groups and states of this one."""
+        first = 0
+        for optimizer, size in zip(self.optimizers, self._sizes, strict=True):
+            optimizer.param_groups = self.param_groups[first : first + size]
+            optimizer.state = self.state
+            first += size
+
+    def step(self, closure: Any = None) -> Any:
+        """Step every optimizer; a closure is evaluated once, before the first."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state that ``state_dict()`` returned."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse the group, because it is not clear which optimizer it belongs to."""
+        if self._closed:
+            raise InputError(
+                "a group cannot be added to two optimizers in one: make it while every parameter is "
+                "trainable, and freeze afterwards"
+            )
+        super().add_param_group(param_group)

@@ -7,6 +7,7 @@ of the class that the user passed.
 """
 
 import math
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.jit import ScriptModule
 
 from fasterqk.errors import InputError
 from fasterqk.labels.first_pass import FirstPass
-from fasterqk.labels.slices import Slice
-from fasterqk.optim._fused import FusedWeight, forbid_copies, memory_exchanged, zero_grad_with
-from fasterqk.optim._request import plain_parameters
-from fasterqk.optim.ratio import PartnerRatio, Ratio, finite_number
+from fasterqk.optim._fused import FusedWeight, forbid_copies, memory_exchanged
+from fasterqk.optim._groups import Group, Settings, plain_parameters
+from fasterqk.optim.ratio import PartnerRatio, finite_number
 
 _ATTRIBUTE = "_fasterqk"
 _STEP = "ratio_step"  # key of a parameter group: steps taken under a ratio that changes
@@ -29,44 +30,27 @@ _CONVERT = "; load_converted_state(model, optimizer, state) takes what fits from
 # Rates closer than this to their ratio are left as a scheduler made them, to the last bit.
 _CLOSE = 1e-6
 
-
-@dataclass(frozen=True)
-class GroupPlan:
-    """The ratio of one parameter group.
-
-    ``independent``: its weight decay is divided by the ratio during a step. ``anchor`` is the index of the
-    group that carries its base rate: the first, or the first of the user's own group.
-    """
-
-    name: str
-    ratio: Ratio
-    independent: bool = False
-    anchor: int = 0
-
-    @property
-    def changing(self) -> bool:
-        """Whether the ratio is computed at every step."""
-        return not isinstance(self.ratio, float)
+# Splits one more group of the user's; the number is that of its first group in the optimizer.
+Split = Callable[[Mapping[str, Any], int], tuple[list[Group], list[FusedWeight]]]
 
 
 @dataclass
 class StepHooks:
     """The hooks of one optimizer.
 
-    ``owners`` are (module, attribute, parameter) of everything optimized; ``members`` are the labelled
-    slices with the index of their group; ``normalize`` is called on the gradients before the step;
-    ``frozen`` are names and parameters that were not trainable and so are not optimized; ``by_role``: ratios
-    were given by role; ``recipe`` splits groups that are added later; ``first_pass`` compares the labels with
-    the first training pass.
+    ``groups`` describe its parameter groups, in order. ``split`` makes the groups of parameters that are
+    added later; ``normalize`` is called on the gradients before the step; ``frozen`` are names and parameters
+    that were not trainable and so are not optimized; ``by_role``: ratios were given by role; ``independent``:
+    weight decay is divided by the ratio during a step; ``first_pass`` compares the labels with the first
+    training pass.
     """
 
-    plans: list[GroupPlan]
+    groups: list[Group]
     fused: list[FusedWeight]
-    owners: list[tuple[nn.Module, str, nn.Parameter]]
     model: "weakref.ref[nn.Module]"
-    members: list[tuple[Slice, int]]
     by_role: bool = False
-    recipe: Any = None
+    independent: bool = False
+    split: Split | None = None
     normalize: Callable[[torch.optim.Optimizer], None] | None = None
     frozen: Sequence[tuple[str, nn.Parameter]] = ()
     first_pass: FirstPass | None = None
@@ -74,32 +58,44 @@ class StepHooks:
     _inside: bool = field(default=False, init=False)
     _parameters: list[list[nn.Parameter]] = field(default_factory=list, init=False)
     _dtypes: dict[int, torch.dtype] = field(default_factory=dict, init=False)
+    _owners: list[tuple[nn.Module, str, nn.Parameter]] = field(default_factory=list, init=False)
     _last: Any = field(default=None, init=False)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Register the hooks on ``optimizer``."""
         setattr(optimizer, _ATTRIBUTE, self)
-        self._parameters = [list(group["params"]) for group in optimizer.param_groups]
-        self._dtypes = {id(each): each.dtype for known in self._parameters for each in known}
         forbid_copies(optimizer)
         optimizer.register_step_pre_hook(_uncompiled(self._before))
         optimizer.register_step_post_hook(_uncompiled(self._after))
         optimizer.register_load_state_dict_pre_hook(self._check_state)
-        self._check_kernels(optimizer)
+        optimizer.register_state_dict_pre_hook(self._check_reader)
         # Torch has no hooks for these three; schedulers replace `step` on the object in the same way.
-        setattr(optimizer, "zero_grad", zero_grad_with(optimizer, self.fused))  # noqa: B010
-        setattr(optimizer, "register_step_pre_hook", self._registering(optimizer))  # noqa: B010
-        setattr(optimizer, "add_param_group", self._adding(optimizer))  # noqa: B010
+        replace_method(optimizer, "zero_grad", self._zero_grad)
+        replace_method(optimizer, "register_step_pre_hook", self._register_step_pre_hook)
+        replace_method(optimizer, "add_param_group", self._add_param_group)
         self._go_last(optimizer)
         self._start(optimizer)
 
     def _start(self, optimizer: torch.optim.Optimizer) -> None:
-        """What ratios that change keep in their groups, and so in the state dict."""
-        for group, plan in zip(optimizer.param_groups, self.plans, strict=False):
-            if plan.changing:
-                group.setdefault(_STEP, 0)
-            if isinstance(plan.ratio, PartnerRatio):
-                group.setdefault(_START, plan.ratio.norm(self._model()))
+        """Remember the groups as they are; ratios that change keep something in them, and so in the state."""
+        self._parameters = [list(group["params"]) for group in optimizer.param_groups]
+        self._dtypes = {id(leaf): leaf.dtype for leaves in self._parameters for leaf in leaves}
+        self._owners = []
+        if (model := self.model()) is not None:
+            trained = self.trained(optimizer)
+            self._owners = [
+                (module, attribute, parameter)
+                for module in model.modules()
+                if not isinstance(module, ScriptModule)
+                for attribute, parameter in module._parameters.items()
+                if parameter is not None and id(parameter) in trained
+            ]
+        for options, group in zip(optimizer.param_groups, self.groups, strict=False):
+            if group.changing:
+                options.setdefault(_STEP, 0)
+            group.independent = self.independent and group.ratio != 1 and "weight_decay" in options
+            if isinstance(group.ratio, PartnerRatio):
+                options.setdefault(_START, group.ratio.norm(self._model()))
 
     def _model(self) -> nn.Module:
         model = self.model()
@@ -107,48 +103,22 @@ class StepHooks:
             raise InputError("the model of this optimizer is gone, and its ratio depends on the weights")
         return model
 
-    def _adding(self, optimizer: torch.optim.Optimizer) -> Callable[[dict[str, Any]], None]:
-        reference = weakref.ref(optimizer)
+    def trained(self, optimizer: torch.optim.Optimizer) -> set[int]:
+        """The identities of everything optimized: parameters, leaves and the fused weights of leaves."""
+        trained = {id(leaf) for options in optimizer.param_groups for leaf in options["params"]}
+        return trained | {id(fused.parameter) for fused in self.fused}
 
-        def add_param_group(group: dict[str, Any]) -> None:
-            found = reference()
-            assert found is not None  # it is being called
-            self._add(found, group)
+    # --- Methods of the optimizer that know of fused weights ---
 
-        return add_param_group
+    def _zero_grad(self, optimizer: torch.optim.Optimizer, set_to_none: bool = True) -> None:
+        type(optimizer).zero_grad(optimizer, set_to_none)
+        for fused in self.fused:
+            fused.clear(set_to_none)
 
-    def _add(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
-        """Add a group: parameters of the model are split by circuit, others are taken as they are."""
-        names = {id(each): name for name, each in self._model().named_parameters()}
-        if "params" not in group:
-            raise InputError(f"the group {group!r} has no 'params', the parameters to add")
-        parameters = plain_parameters(group["params"])
-        known = {id(each) for own in optimizer.param_groups for each in own["params"]}
-        known |= {id(fused.parameter) for fused in self.fused}
-        for each in parameters:
-            if id(each) in known:
-                name = names.get(id(each), "a parameter that was added before")
-                raise InputError(f"{name} is trained by this optimizer already and cannot be added")
-        inside = [each for each in parameters if id(each) in names]
-        outside = [each for each in parameters if id(each) not in names]
-        first, add = len(optimizer.param_groups), type(optimizer).add_param_group
-        if inside and self.recipe is not None:
-            given = {"lr": optimizer.defaults.get("lr"), **group, "params": inside}
-            parts = self.recipe.added(given)
-            for each in parts.groups:
-                add(optimizer, each.named(given["lr"]))
-            made = optimizer.param_groups[first:]
-            self.plans += parts.plans(made, self.recipe.decay, first)
-            self.fused += parts.fused
-            self.owners += parts.owners(self._model())
-            self.members += [(part, first + index) for part, index in parts.members]
-        if outside:
-            add(optimizer, with_names({**group, "params": outside}, {}))
-            self.plans.append(GroupPlan("added", 1.0, anchor=len(optimizer.param_groups) - 1))
-        for made_group in optimizer.param_groups[first:]:
-            self._parameters.append(list(made_group["params"]))
-            self._dtypes |= {id(each): each.dtype for each in made_group["params"]}
-        self._start(optimizer)
+    def _register_step_pre_hook(self, optimizer: torch.optim.Optimizer, hook: Any) -> Any:
+        handle = type(optimizer).register_step_pre_hook(optimizer, hook)
+        self._go_last(optimizer)
+        return handle
 
     def _go_last(self, optimizer: torch.optim.Optimizer) -> None:
         """Take gradients after every other hook, which may still clip them."""
@@ -156,17 +126,33 @@ class StepHooks:
             self._last.remove()
         self._last = type(optimizer).register_step_pre_hook(optimizer, _uncompiled(self._take))
 
-    def _registering(self, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
-        reference = weakref.ref(optimizer)
+    def _add_param_group(self, optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> None:
+        """Add a group: parameters of the model are split by circuit, others are taken as they are."""
+        names = {id(parameter): name for name, parameter in self._model().named_parameters()}
+        if "params" not in group:
+            raise InputError(f"the group {group!r} has no 'params', the parameters to add")
+        parameters, trained = plain_parameters(group["params"]), self.trained(optimizer)
+        for parameter in parameters:
+            if id(parameter) in trained:
+                name = names.get(id(parameter), "a parameter that was added before")
+                raise InputError(f"{name} is trained by this optimizer already and cannot be added")
+        inside = [parameter for parameter in parameters if id(parameter) in names]
+        outside = [parameter for parameter in parameters if id(parameter) not in names]
+        add = type(optimizer).add_param_group
+        if inside and self.split is not None:
+            options = {"lr": optimizer.defaults.get("lr"), **group, "params": inside}
+            groups, fused = self.split(options, len(optimizer.param_groups))
+            for added in groups:
+                leaves = [leaf.tensor for leaf in added.leaves]
+                add(optimizer, added.options(options["lr"]) | added.names(leaves))
+            self.groups += groups
+            self.fused += fused
+        if outside:
+            add(optimizer, with_names({**group, "params": outside}, {}))
+            self.groups.append(Group(Settings(), name="added", anchor=len(optimizer.param_groups) - 1))
+        self._start(optimizer)
 
-        def register_step_pre_hook(hook: Any) -> Any:
-            found = reference()
-            assert found is not None  # it is being called
-            handle = type(found).register_step_pre_hook(found, hook)
-            self._go_last(found)
-            return handle
-
-        return register_step_pre_hook
+    # --- Around a step ---
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside:
@@ -210,18 +196,20 @@ class StepHooks:
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         first = self._inside  # twice in a class whose step calls its parent's
         self._leave()
-        for group, plan in zip(optimizer.param_groups, self.plans, strict=False):
-            if first and plan.changing:
-                group[_STEP] += 1
+        for options, group in zip(optimizer.param_groups, self.groups, strict=False):
+            if first and group.changing:
+                options[_STEP] += 1
 
     @torch.no_grad()
     def _leave(self) -> None:
         self._inside = False
         for fused in self.fused:
             fused.leave()
-        for group, key, value in self._saved:
-            group[key] = value
+        for options, key, value in self._saved:
+            options[key] = value
         self._saved.clear()
+
+    # --- Do model and optimizer still belong together? ---
 
     def check(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise unless model and optimizer still belong together."""
@@ -230,57 +218,50 @@ class StepHooks:
             fused.check()
         self._check_groups(optimizer)
         self._check_frozen(optimizer)
-        self._check_kernels(optimizer)
-
-    def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
-        """Libraries that flatten parameters (DeepSpeed) replace those of the groups."""
-        for group, known in zip(optimizer.param_groups, self._parameters, strict=False):
-            now = group["params"]
-            if len(now) < len(known) or any(one is not other for one, other in zip(known, now, strict=False)):
-                raise InputError(
-                    f"another library has replaced the parameters of group {group.get('name')!r} in this "
-                    "optimizer (DeepSpeed flattens them), so circuits can no longer be separated; train "
-                    "with DDP, Accelerate or FSDP2 instead"
-                )
-            for name, each in zip(group.get("param_names", ()), known, strict=False):
-                if each.dtype != self._dtypes[id(each)] and optimizer.state.get(each):
-                    raise InputError(memory_exchanged(name))  # the states have the dtype of before
-
-    def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
-        """What was frozen when the optimizer was made would never be trained."""
-        thawed = [(name, each) for name, each in self.frozen if each.requires_grad and each.grad is not None]
-        if not thawed:
-            return
-        known = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        known |= {id(fused.parameter) for fused in self.fused}
-        for name, parameter in thawed:
-            if id(parameter) not in known:
-                raise InputError(
-                    f"{name} was frozen when the optimizer was made and has a gradient now, but would not be "
-                    "trained: make the optimizer while it is trainable, or leave it out with only="
-                )
-
-    def _check_kernels(self, optimizer: torch.optim.Optimizer) -> None:
-        """Fused kernels need contiguous memory; a loaded state may have switched them on."""
-        strided = next((fused.name for fused in self.fused if fused.strided), None)
-        if strided is not None and any(group.get("fused") for group in optimizer.param_groups):
-            raise InputError(
-                f"fused=True would overwrite the other circuit in {strided}, whose slices are not "
-                "contiguous; use mechanism='auto' or fused=False"
-            )
 
     def _check_owners(self) -> None:
         """A parameter may have moved to another module (a parametrization); it must not be gone."""
         model = self.model()
-        for module, attribute, parameter in self.owners:
+        for module, attribute, parameter in self._owners:
             if module._parameters.get(attribute) is parameter or model is None:
                 continue
-            if all(parameter is not each for each in model.parameters()):
+            if all(parameter is not other for other in model.parameters()):
                 raise InputError(
                     f"a parameter called {attribute!r} was replaced after the optimizer was made (by "
                     "load_state_dict(assign=True) or sharding) and would no longer be trained: "
                     "make the optimizer after the model has its final parameters"
                 )
+
+    def _check_groups(self, optimizer: torch.optim.Optimizer) -> None:
+        """Libraries that flatten parameters (DeepSpeed) replace those of the groups."""
+        for options, known in zip(optimizer.param_groups, self._parameters, strict=False):
+            now = options["params"]
+            if len(now) < len(known) or any(
+                before is not after for before, after in zip(known, now, strict=False)
+            ):
+                raise InputError(
+                    f"another library has replaced the parameters of group {options.get('name')!r} in this "
+                    "optimizer (DeepSpeed flattens them), so circuits can no longer be separated; train "
+                    "with DDP, Accelerate or FSDP2 instead"
+                )
+            for name, leaf in zip(options.get("param_names", ()), known, strict=False):
+                if leaf.dtype != self._dtypes[id(leaf)] and optimizer.state.get(leaf):
+                    raise InputError(memory_exchanged(name))  # the states have the dtype of before
+
+    def _check_frozen(self, optimizer: torch.optim.Optimizer) -> None:
+        """What was frozen when the optimizer was made would never be trained."""
+        thawed = [(name, weight) for name, weight in self.frozen if weight.requires_grad]
+        if not any(weight.grad is not None for _, weight in thawed):
+            return
+        trained = self.trained(optimizer)
+        for name, weight in thawed:
+            if weight.grad is not None and id(weight) not in trained:
+                raise InputError(
+                    f"{name} was frozen when the optimizer was made and has a gradient now, but would not be "
+                    "trained: make the optimizer while it is trainable, or leave it out with only="
+                )
+
+    # --- Rates ---
 
     def _set_rates(self, optimizer: torch.optim.Optimizer) -> None:
         """Every rate is its ratio times the base rate, whatever a scheduler did to the groups.
@@ -291,66 +272,82 @@ class StepHooks:
         from the last. Independent decay is divided for this step only, so that schedules of the decay and
         loaded states keep their meaning.
         """
-        bases = [self.base_rate(optimizer, index) for index in range(len(self.plans))]
-        groups = zip(optimizer.param_groups, self.plans, bases, strict=False)  # a library may append others
-        for index, (group, plan, base) in enumerate(groups):
+        bases = [self.base_rate(optimizer, index) for index in range(len(self.groups))]
+        groups = zip(optimizer.param_groups, self.groups, bases, strict=False)  # a library may append others
+        for index, (options, group, base) in enumerate(groups):
             ratio = self.ratio_now(optimizer, index)
-            if plan.changing:
-                self._saved.append((group, "lr", group["lr"]))
-                group["lr"] = base * ratio
-            elif not math.isclose(float(group["lr"]), float(base) * ratio, rel_tol=_CLOSE):
-                group["lr"] = base * ratio
-            if plan.independent:
-                self._saved.append((group, "weight_decay", group["weight_decay"]))
-                group["weight_decay"] = group["weight_decay"] / ratio
+            if group.changing:
+                self._saved.append((options, "lr", options["lr"]))
+                options["lr"] = base * ratio
+            elif not math.isclose(float(options["lr"]), float(base) * ratio, rel_tol=_CLOSE):
+                options["lr"] = base * ratio
+            if group.independent:
+                self._saved.append((options, "weight_decay", options["weight_decay"]))
+                options["weight_decay"] = options["weight_decay"] / ratio
 
     def base_rate(self, optimizer: torch.optim.Optimizer, index: int = 0) -> Any:
         """The rate of ratio 1 for group ``index``; its anchor carries it."""
-        anchor = self.plans[index].anchor
-        first, lr = self.plans[anchor].ratio, optimizer.param_groups[anchor]["lr"]
+        anchor = self.groups[index].anchor
+        first, lr = self.groups[anchor].ratio, optimizer.param_groups[anchor]["lr"]
         return lr / first if isinstance(first, float) and first != 1 else lr
 
     def ratio_now(self, optimizer: torch.optim.Optimizer, index: int) -> float:
         """The ratio of group ``index`` at the step that comes next."""
-        plan, group = self.plans[index], optimizer.param_groups[index]
-        if isinstance(plan.ratio, float):
-            return plan.ratio
-        step = group[_STEP]
-        if isinstance(plan.ratio, PartnerRatio):
-            value = plan.ratio.now(self._model(), step, group[_START])
+        group, options = self.groups[index], optimizer.param_groups[index]
+        if isinstance(group.ratio, float):
+            return group.ratio
+        step = options[_STEP]
+        if isinstance(group.ratio, PartnerRatio):
+            value = group.ratio.now(self._model(), step, options[_START])
         else:
-            value = plan.ratio(step)
-        return finite_number(value, f"the ratio of group {plan.name!r} at step {step}")
+            value = group.ratio(step)
+        return finite_number(value, f"the ratio of group {group.name!r} at step {step}")
+
+    # --- State dicts ---
 
     def _check_state(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         """A saved state must belong to the same slices, and hold the step of a changing ratio."""
         saved = state.get("param_groups", ())
-        for group, plan, other in zip(optimizer.param_groups, self.plans, saved, strict=False):
-            names = group.get("param_names", ())
-            others = other.get("param_names", names)
-            for name, its in zip(names, others, strict=False):
-                if not (name.endswith(its) or its.endswith(name)):
+        for options, group, other in zip(optimizer.param_groups, self.groups, saved, strict=False):
+            names = options.get("param_names", ())
+            for name, saved_name in zip(names, other.get("param_names", names), strict=False):
+                # A wrapper such as DDP may have put a prefix before a name.
+                if not (name.endswith(saved_name) or saved_name.endswith(name)):
                     raise InputError(
-                        f"the saved state has {its!r} where this optimizer has {name!r}; "
-                        f"make it for the same model, with the same kind of ratios and mechanism{_CONVERT}"
+                        f"the saved state has {saved_name!r} where this optimizer has {name!r}; "
+                        f"make it for the same model, with the same kind of ratios{_CONVERT}"
                     )
-            if plan.changing and _STEP not in other:
+            if group.changing and _STEP not in other:
                 raise InputError(
-                    f"the saved state does not say how many steps the ratio of group {plan.name!r} has "
+                    f"the saved state does not say how many steps the ratio of group {group.name!r} has "
                     f"seen; it was not saved with a ratio that changes{_CONVERT}"
                 )
-            if isinstance(plan.ratio, PartnerRatio) and _START not in other:
+            if isinstance(group.ratio, PartnerRatio) and _START not in other:
                 raise InputError(
-                    f"the saved state does not have the norms at the start for group {plan.name!r}; it was "
+                    f"the saved state does not have the norms at the start for group {group.name!r}; it was "
                     f"not saved with PartnerNorm{_CONVERT}"
                 )
-        ours = [len(group["params"]) for group in optimizer.param_groups]
-        theirs = [len(group["params"]) for group in saved]
+        ours = [len(options["params"]) for options in optimizer.param_groups]
+        theirs = [len(options["params"]) for options in saved]
         if ours != theirs:
             raise InputError(
                 f"the saved state has groups of {theirs} parameters, this optimizer has groups of {ours}; "
                 "it was saved by another optimizer, or for a model with other trainable parameters" + _CONVERT
             )
+
+    def _check_reader(self, optimizer: torch.optim.Optimizer) -> None:
+        """``get_state_dict`` looks for a name of every parameter in the model, where leaves are not."""
+        if not self.fused:
+            return
+        frame = sys._getframe()
+        while frame.f_back is not None:
+            frame = frame.f_back
+            if frame.f_globals.get("__name__") == "torch.distributed.checkpoint.state_dict":
+                raise InputError(
+                    f"{self.fused[0].name} is trained slice by slice, and get_state_dict and set_state_dict "
+                    "know whole parameters only: save {'model': model, 'optimizer': optimizer} with "
+                    "torch.distributed.checkpoint.save, which calls their state_dict()"
+                )
 
 
 def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -358,8 +355,18 @@ def _uncompiled(hook: Callable[..., Any]) -> Callable[..., Any]:
 
     Compiled, it would be taken apart: a leaf changes its memory in it, which a compiler does not expect.
     """
-    found: Callable[..., Any] = torch.compiler.disable(hook)
-    return found
+    disabled: Callable[..., Any] = torch.compiler.disable(hook)
+    return disabled
+
+
+def replace_method(optimizer: torch.optim.Optimizer, name: str, method: Callable[..., Any]) -> None:
+    """Let ``optimizer.name(...)`` call ``method(optimizer, ...)``, without keeping the optimizer alive."""
+    reference = weakref.ref(optimizer)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return method(reference(), *args, **kwargs)
+
+    setattr(optimizer, name, call)
 
 
 def unwrapped(optimizer: Any) -> torch.optim.Optimizer:
@@ -376,5 +383,5 @@ def hooks_of(optimizer: torch.optim.Optimizer) -> StepHooks | None:
 def with_names(group: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, Any]:
     """A parameter group with the names of its parameters; strangers to the model are numbered."""
     parameters = plain_parameters(group["params"])
-    known = [names.get(id(each), f"added {number}") for number, each in enumerate(parameters)]
+    known = [names.get(id(parameter), f"added {number}") for number, parameter in enumerate(parameters)]
     return {"param_names": known, **group, "params": parameters}

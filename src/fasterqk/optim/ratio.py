@@ -164,7 +164,10 @@ class Ratios:
         self.slices = list(slices)
         self._known: dict[tuple[int | None, int | None], Ratio] = {}
         self._arguments = _argument_names(ratio)
-        layers = sorted({part.layer for part in self.slices if part.layer is not None})
+        self._in_layer: dict[int | None, list[Slice]] = {}
+        for part in self.slices:
+            self._in_layer.setdefault(part.layer, []).append(part)
+        layers = sorted(layer for layer in self._in_layer if layer is not None)
         if isinstance(ratio, str):
             self._number(ratio)
         if isinstance(ratio, Sequence | Mapping) and self.slices and not layers:
@@ -223,8 +226,8 @@ class Ratios:
             raise InputError(f"{self}: PartnerNorm is for q and k, not for {part.role}")
         partners = [
             other
-            for other in self.slices
-            if other.role == role and other.layer == part.layer and self._is_matrix(other)
+            for other in self._in_layer[part.layer]
+            if other.role == role and (self.matrices is None or other.parameter in self.matrices)
         ]
         # A layer may have self-attention and cross-attention; the partners are in the block nearest by name.
         shared = [_modules_in_common(part.parameter, other.parameter) for other in partners]
@@ -242,12 +245,9 @@ class Ratios:
             )
         return PartnerRatio(rule.ratio, tuple(partners))
 
-    def _is_matrix(self, part: Slice) -> bool:
-        return self.matrices is None or part.parameter in self.matrices
-
     def _query_heads(self, part: Slice) -> list[int | None]:
         """The query heads a slice serves; a key head of grouped-query attention serves its whole group."""
-        with_heads = [other for other in self.slices if other.layer == part.layer and other.head is not None]
+        with_heads = [other for other in self._in_layer[part.layer] if other.head is not None]
         query_heads = len({other.head for other in with_heads})
         if part.head is None:
             if self._arguments is not None or self._has_value_without_head(part.layer):
@@ -301,7 +301,7 @@ class Ratios:
         return ratio[self._layers.index(layer)]
 
     def _row(self, row: Any, layer: int, head: int | None) -> Any:
-        heads = {e.head for e in self.slices if e.layer == layer and e.head is not None}
+        heads = {part.head for part in self._in_layer[layer] if part.head is not None}
         if isinstance(row, Mapping):
             unknown = [key for key in row if key is not None and key not in heads]
             if unknown:

@@ -5,4 +5,4 @@ from fasterqk.stability._clip import QKClip as QKClip
 from fasterqk.stability._clip import qk_clip as qk_clip
 from fasterqk.stability._monitor import LogitMonitor as LogitMonitor
 from fasterqk.stability._monitor import Logits as Logits
-from fasterqk.stability._scores import Reading as Reading
+from fasterqk.stability._scores import LogitReading as LogitReading

@@ -301,19 +301,20 @@ def _holder(model: nn.Module, names: Sequence[str]) -> str:
 class Watch:
     """Hooks on the blocks of a model that pass the scores of training passes to ``see``.
 
-    A pass counts if the block is in training mode, gradients are enabled, and ``due()`` is true. With
-    activation checkpointing that is the pass whose activations the gradients use. ``after`` is called with
-    the arguments of every call that counted.
+    A pass counts if the block is in training mode and gradients are enabled; with activation checkpointing
+    that is the pass whose activations the gradients use. ``after`` is called with the arguments of every call
+    that counted, while the weights of a sharded block are whole; ``unseen`` with the reason why a block that
+    ran shows no scores.
     """
 
     def __init__(
         self,
         blocks: Sequence[AttentionBlock],
         see: Callable[[AttentionBlock, Scores], None],
-        due: Callable[[], bool] = lambda: True,
+        unseen: Callable[[AttentionBlock, str], None],
         after: Callable[[AttentionBlock, Any, Any], None] = lambda *_: None,
     ) -> None:
-        self._see, self._due, self._after = see, due, after
+        self._see, self._unseen, self._after = see, unseen, after
         self._running: list[tuple[AttentionBlock, ExitStack]] = []
         self._flex: dict[str, list[tuple[dict[str, Any], str]]] = {}
         self._seen: set[str] = set()
@@ -322,28 +323,26 @@ class Watch:
         for block in blocks:
             enter, leave = partial(self.enter, block), partial(self._leave, block)
             self._hooks.enter_context(block.module.register_forward_pre_hook(enter))
+            # Before all other hooks: FSDP2 shards the weights of the block again in one of them.
             self._hooks.enter_context(
-                block.module.register_forward_hook(leave, with_kwargs=True, always_call=True)
+                block.module.register_forward_hook(leave, with_kwargs=True, always_call=True, prepend=True)
             )
 
     def enter(self, block: AttentionBlock, module: nn.Module, args: Any) -> None:
         """Before the forward pass of a block."""
         if torch.compiler.is_compiling():
             return  # compiled code is invisible to the trace
-        if not (module.training and torch.is_grad_enabled() and self._due()):
+        if not (module.training and torch.is_grad_enabled()):
             return
         self.entered = True
         trace, running = LogitTrace(block.heads, partial(self._saw, block)), ExitStack()
         running.enter_context(trace)
-        for space, name in self._flex_names(block):
+        if block.path not in self._flex:
+            self._flex[block.path] = flex_names(block.module)
+        for space, name in self._flex[block.path]:
             running.callback(space.__setitem__, name, space[name])
             space[name] = partial(trace.flex_attention, space[name])
         self._running.append((block, running))
-
-    def _flex_names(self, block: AttentionBlock) -> list[tuple[dict[str, Any], str]]:
-        if block.path not in self._flex:
-            self._flex[block.path] = flex_names(block.module)
-        return self._flex[block.path]
 
     def _saw(self, block: AttentionBlock, scores: Scores) -> None:
         self._seen.add(block.path)
@@ -355,13 +354,20 @@ class Watch:
         self._running.pop()[1].close()
         if output is None:
             return  # the forward pass raised
-        if block.path not in self._seen:
-            raise InputError(
-                f"{block.path or 'the model'} ({type(module).__name__}) forms no attention scores that can "
-                "be seen; a Hugging Face model shows them with attn_implementation='sdpa', 'eager' or "
-                "'flex_attention', other code with torch's scaled_dot_product_attention or a softmax"
-            )
-        self._after(block, args, kwargs)
+        if block.path in self._seen:
+            self._after(block, args, kwargs)
+            return
+        advice = (
+            "a Hugging Face model shows them with attn_implementation='sdpa', 'eager' or 'flex_attention', "
+            "other code with torch's scaled_dot_product_attention or a softmax"
+        )
+        if any(hasattr(parameter, "placements") for parameter in module.parameters()):
+            advice = "its heads are split over devices (tensor parallel)"
+        self._unseen(
+            block,
+            f"{block.path or 'the model'} ({type(module).__name__}) forms no attention scores that can be "
+            f"seen; {advice}",
+        )
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -371,15 +377,39 @@ class Watch:
 # --- Several processes ---
 
 
-def in_processes() -> bool:
-    """Whether several processes train together."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+def in_processes(group: Any = None) -> bool:
+    """Whether several processes (of ``group``) train together."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1
 
 
-def over_processes(largest: Tensor, device: torch.device, group: Any = None) -> Tensor:
-    """The maximum over all processes; NaN, which a reduction may drop, counts as infinite."""
-    if not in_processes():
-        return largest
-    shared = torch.nan_to_num(largest, nan=math.inf, neginf=-math.inf, posinf=math.inf).to(device)
+def agreed_sizes(sizes: dict[str, int], group: Any = None) -> dict[str, int]:
+    """The head counts of the blocks of all processes, by path: these may hold, or run, different blocks."""
+    if not in_processes(group):
+        return sizes
+    everywhere: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everywhere, sizes, group=group)
+    agreed: dict[str, int] = {}
+    for theirs in everywhere:
+        for path, heads in theirs.items():
+            if agreed.setdefault(path, heads) != heads:
+                raise InputError(
+                    f"{path} has {heads} heads in one process and {agreed[path]} in another, so they are "
+                    "different blocks; name the processes that hold the same ones with group="
+                )
+    return dict(sorted(agreed.items()))
+
+
+def over_processes(
+    maxima: dict[str, Tensor], sizes: dict[str, int], device: torch.device, group: Any = None
+) -> dict[str, Tensor]:
+    """The maxima over all processes of the blocks in ``sizes``, which all processes agree on.
+
+    -inf stands for a block that ran nowhere; NaN, which a reduction may drop, counts as infinite.
+    """
+    parts = [maxima.get(path, torch.full((size,), -math.inf)) for path, size in sizes.items()]
+    if not parts or not in_processes(group):
+        return dict(zip(sizes, parts, strict=True))
+    shared = torch.nan_to_num(torch.cat(parts).double(), nan=math.inf, neginf=-math.inf, posinf=math.inf)
+    shared = shared.to(device)
     dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=group)
-    return shared.cpu()
+    return dict(zip(sizes, shared.cpu().split(list(sizes.values())), strict=True))

@@ -1,12 +1,14 @@
 """``LogitMonitor``: the largest attention logit of every layer and head, on the training batches.
 
-The attention blocks have hooks only in the steps that are read; in all other steps the model runs unobserved.
+The attention blocks have hooks only in the steps that are read, while the model is in training mode; at all
+other times it runs unobserved, and compiled if it is compiled. A monitor never stops a training: what it
+cannot read is a warning.
 """
 
 import math
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,22 +24,24 @@ from fasterqk.optim.ratio import finite_number
 from fasterqk.stability._logits import (
     AttentionBlock,
     Watch,
+    agreed_sizes,
     attention_blocks,
+    in_processes,
     over_processes,
 )
-from fasterqk.stability._scores import Reading, Scores
+from fasterqk.stability._scores import LogitReading, Scores
 from fasterqk.trace.modules import nothing_compiled, uncompiled
 
 
 @dataclass(frozen=True)
 class Logits:
-    """The attention logits of one step: a :class:`Reading` for each attention block, by its path.
+    """The attention logits of one step: a :class:`LogitReading` for each attention block, by its path.
 
     ``layers`` holds the layer number of each block. Printing shows a table.
     """
 
     step: int
-    readings: dict[str, Reading]
+    readings: dict[str, LogitReading]
     layers: dict[str, int | None]
 
     @property
@@ -66,7 +70,7 @@ class Logits:
         readings = self.readings.values()
         numbers = {
             f"logits/{name}": self.largest,
-            "logits/entropy": float(torch.cat([reading.entropy for reading in readings]).mean()),
+            "logits/entropy": float(torch.cat([reading.entropy for reading in readings]).nanmean()),
         }
         if any(reading.biased or reading.capped for reading in readings):
             numbers["logits/max_product"] = float(torch.cat([reading.product for reading in readings]).amax())
@@ -133,9 +137,11 @@ class LogitMonitor:
         log: Called with (numbers by name, step) when a reading is complete, for example
             ``log=lambda numbers, step: print(step, numbers)``.
         labels, circuits: As in :func:`make_optimizer`.
+        group: The processes over which maxima are taken, by the names of blocks; by default all.
 
     Raises:
-        InputError: An argument is wrong, or a block forms no scores that can be seen.
+        InputError: An argument is wrong. In training it only warns: a block whose scores cannot be seen
+            (talking heads, a softmax that is written out) is named once and left out.
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> monitor = LogitMonitor(model)
@@ -155,6 +161,7 @@ class LogitMonitor:
         log: Callable[[dict[str, float], int], Any] | None = None,
         labels: Labels | None = None,
         circuits: Circuits | None = None,
+        group: Any = None,
     ) -> None:
         for name, number in (("every", every), ("rows", rows)):
             if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
@@ -162,13 +169,14 @@ class LogitMonitor:
         finite_number(limit, "limit")
         self.model, self.every, self.rows, self.limit = model, every, rows, limit
         self.steps = 0
-        self._log = log
+        self._log, self._group = log, group
         self._blocks = attention_blocks(inner := uncompiled(model), given_or_found(inner, circuits, labels))
-        self._calls: dict[str, list[Reading]] = {}
+        self._calls: dict[str, list[LogitReading]] = {}
         self._last: Logits | None = None
         self._warned = False
-        self._watching, self._eager = ExitStack(), ExitStack()
-        self._hooks = ExitStack()
+        self._left_out: set[str] = set()
+        self._reading = False
+        self._session, self._observing, self._eager, self._hooks = (ExitStack() for _ in range(4))
         self._by_steps = optimizer is not None
         if optimizer is None:
             self._hooks.enter_context(model.register_forward_pre_hook(self._before_pass))
@@ -194,7 +202,7 @@ class LogitMonitor:
 
     def remove(self) -> None:
         """Remove all hooks."""
-        self._watching.close()
+        self._session.close()
         self._hooks.close()
 
     def __enter__(self) -> "LogitMonitor":
@@ -203,15 +211,7 @@ class LogitMonitor:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
-    def _begin(self) -> None:
-        """Watch until ``_end``; between readings there are no hooks on the blocks."""
-        self._eager.enter_context(nothing_compiled())
-        self._watching.callback(self._eager.close)
-        self._watch = Watch(self._blocks, self._see)
-        self._watching.callback(self._watch.remove)
-
-    def _see(self, block: AttentionBlock, scores: Scores) -> None:
-        self._calls.setdefault(block.path, []).append(scores.reading(self.rows, self.steps // self.every))
+    # --- Which steps are read ---
 
     def _before_pass(self, model: nn.Module, args: Any) -> None:
         if not (model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
@@ -233,21 +233,86 @@ class LogitMonitor:
         if self.steps % self.every == 0:
             self._begin()
 
+    def _begin(self) -> None:
+        """Observe the model until ``_end``, whenever it is in training mode."""
+        self._reading = True
+        model = uncompiled(self.model)
+        self._session.callback(self._observing.close)
+        self._session.enter_context(_told_of_modes(model, self._observe))
+        self._observe(model.training)
+
+    def _observe(self, training: bool) -> None:
+        self._observing.close()
+        if training:
+            self._observing.callback(self._eager.close)
+            self._eager.enter_context(_eager())
+            self._watch = Watch(self._blocks, self._see, self._leave_out)
+            self._observing.callback(self._watch.remove)
+
+    # --- What is read ---
+
+    def _see(self, block: AttentionBlock, scores: Scores) -> None:
+        try:
+            reading = scores.reading(self.rows, self.steps // self.every)
+        except Exception as error:
+            line = str(error).partition("\n")[0]
+            self._leave_out(block, f"the logits of {block.path or 'the model'} could not be read: {line}")
+            return
+        self._calls.setdefault(block.path, []).append(reading)
+
+    def _leave_out(self, block: AttentionBlock, reason: str) -> None:
+        if block.path not in self._left_out:
+            self._left_out.add(block.path)
+            warnings.warn(f"LogitMonitor leaves out a block: {reason}", stacklevel=2)
+
     def _end(self) -> None:
         """Remove the hooks from the blocks, and publish what was read as the newest logits."""
-        self._watching.close()
-        if not self._calls:
+        self._session.close()
+        if not self._reading:
             return
+        self._reading = False
         step = self.steps if self._by_steps else self.steps - 1
         readings = {path: _joined(calls) for path, calls in self._calls.items()}
         self._calls = {}
-        if self._by_steps:
-            readings = _over_all_processes(readings, next(self.model.parameters()).device)
-        layers = {block.path: block.layer for block in self._blocks}
-        self._last = Logits(step, readings, layers)
+        if self._by_steps and in_processes(self._group):
+            readings = self._over_processes(readings)
+        if not readings:
+            return
+        self._last = Logits(step, readings, {block.path: block.layer for block in self._blocks})
         self._warn(self._last)
         if self._log is not None:
             self._log(self._last.log(), step)
+
+    def _over_processes(self, readings: dict[str, LogitReading]) -> dict[str, LogitReading]:
+        """The readings with maxima over processes; the entropy is that of this process, NaN if it has none.
+
+        A process need not hold, or run, every block (pipelines, mixtures of experts).
+        """
+        device = next(self.model.parameters()).device
+        try:
+            sizes = agreed_sizes(
+                {path: len(reading.logit) for path, reading in readings.items()}, self._group
+            )
+        except InputError as error:
+            warnings.warn(f"LogitMonitor reads this process alone: {error}", stacklevel=2)
+            return readings
+        logits, products = (
+            over_processes(
+                {path: getattr(reading, name) for path, reading in readings.items()},
+                sizes,
+                device,
+                self._group,
+            )
+            for name in ("logit", "product")
+        )
+        joined = {}
+        for path in (block.path for block in self._blocks if block.path in sizes):
+            nothing = torch.full((sizes[path],), math.nan)
+            mine = readings.get(path) or LogitReading(nothing, nothing, nothing)
+            joined[path] = replace(
+                mine, logit=logits[path].to(mine.logit.dtype), product=products[path].to(mine.product.dtype)
+            )
+        return joined
 
     def _warn(self, logits: Logits) -> None:
         if self._warned or logits.largest <= self.limit:
@@ -262,9 +327,9 @@ class LogitMonitor:
         )
 
 
-def _joined(readings: list[Reading]) -> Reading:
+def _joined(readings: list[LogitReading]) -> LogitReading:
     """Join the readings of several calls of a block: micro-batches, or a block that is used several times."""
-    return Reading(
+    return LogitReading(
         torch.stack([reading.logit for reading in readings]).amax(0),
         torch.stack([reading.product for reading in readings]).amax(0),
         torch.stack([reading.entropy for reading in readings]).mean(0),
@@ -274,12 +339,50 @@ def _joined(readings: list[Reading]) -> Reading:
     )
 
 
-def _over_all_processes(readings: dict[str, Reading], device: torch.device) -> dict[str, Reading]:
-    """The readings with maxima over all processes; the entropy is that of this process."""
-    sizes = [len(reading.logit) for reading in readings.values()]
-    together = torch.cat([torch.cat([reading.logit, reading.product]) for reading in readings.values()])
-    parts = over_processes(together, device).split([2 * size for size in sizes])
-    return {
-        path: replace(reading, logit=maxima[: len(reading.logit)], product=maxima[len(reading.logit) :])
-        for (path, reading), maxima in zip(readings.items(), parts, strict=True)
-    }
+_OBSERVERS = "_fasterqk_observers"  # attribute of a model: who is told when it is set to train or evaluate
+
+
+@contextmanager
+def _told_of_modes(model: nn.Module, observe: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``observe(training)`` whenever the mode of ``model`` is set; torch has no hook for that."""
+    held = vars(model)
+    if _OBSERVERS not in held:
+        train, replaced = model.train, {name: held[name] for name in ("train",) if name in held}
+
+        def train_and_tell(mode: bool = True) -> nn.Module:
+            for observer in held.get(_OBSERVERS, ()):
+                observer(mode)
+            return train(mode)
+
+        held |= {_OBSERVERS: [], "train": train_and_tell, "_fasterqk_train": replaced}
+    held[_OBSERVERS].append(observe)
+    try:
+        yield
+    finally:
+        held[_OBSERVERS].remove(observe)
+        if not held[_OBSERVERS]:
+            for name in (_OBSERVERS, "train"):
+                del held[name]
+            held |= held.pop("_fasterqk_train")
+
+
+_asking = 0  # monitors that ask for eager code now: they may overlap, and torch restores one stance
+
+
+@contextmanager
+def _eager() -> Iterator[None]:
+    """Run compiled code eagerly while any monitor asks for it."""
+    global _asking, _stance
+    if _asking == 0:
+        _stance = nothing_compiled()
+        _stance.__enter__()
+    _asking += 1
+    try:
+        yield
+    finally:
+        _asking -= 1
+        if _asking == 0:
+            _stance.__exit__(None, None, None)
+
+
+_stance: AbstractContextManager[None] = nullcontext()

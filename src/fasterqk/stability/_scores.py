@@ -21,7 +21,7 @@ _ROWS = 64  # rows for the entropy if a kernel returns the maximum itself
 
 
 @dataclass(frozen=True)
-class Reading:
+class LogitReading:
     """The numbers read from one attention call, each by head.
 
     ``logit``: the largest logit; ``product``: the largest product; ``entropy``: the mean entropy of the rows,
@@ -62,7 +62,7 @@ class Scores:
         """The largest product of each head; -inf for heads whose products are certainly at most ``below``."""
         bounds = self.bounds()
         chosen = None
-        largest = torch.full((self.heads,), -math.inf)
+        largest = torch.full((self.heads,), -math.inf, dtype=torch.float64)
         if bounds is not None:
             above = ~(bounds <= below)  # true also for NaN
             chosen = above.nonzero().squeeze(1)
@@ -75,13 +75,13 @@ class Scores:
         if computed is None:
             return largest
         if chosen is None:
-            return computed.cpu()
-        largest[chosen.cpu()] = computed.cpu()
+            return computed.cpu().double()
+        largest[chosen.cpu()] = computed.cpu().double()
         return largest
 
     @torch.no_grad()
-    def reading(self, rows: int | None, turn: int = 0) -> Reading:
-        """A :class:`Reading` of all rows, or of ``rows`` of them, different ones at each ``turn``."""
+    def reading(self, rows: int | None, turn: int = 0) -> LogitReading:
+        """A :class:`LogitReading` of all rows, or of ``rows`` of them, different ones at each ``turn``."""
         chosen = None
         if rows is None and self.maxima is not None:
             rows = _ROWS
@@ -103,7 +103,7 @@ class Scores:
             bias = (logits - products).masked_fill(~visible, 0.0).abs().amax()
             difference = max(difference, float(bias / products.abs().amax().clamp(min=1.0)))
         assert logit is not None and product is not None
-        return Reading(
+        return LogitReading(
             logit if self.maxima is None else self.maxima.cpu(),
             product,
             entropy / counted,
@@ -150,12 +150,12 @@ class KernelScores(Scores):
         device = self.query.device
         chosen = torch.arange(self.heads, device=device) if heads is None else heads.to(device)
         rows = torch.arange(self.length, device=device) if rows is None else rows.to(device)
-        key = self.key[:, chosen // (self.heads // self.key.shape[1])].float()
+        key = _wide(self.key[:, chosen // (self.heads // self.key.shape[1])])
         batch, positions = self.query.shape[0], key.shape[2]
         size = max(1, _CHUNK // (batch * len(chosen) * positions))
         with torch.autocast(device.type, enabled=False):
             for chunk in rows.split(size):
-                query = self.query[:, chosen][:, :, chunk].float()
+                query = _wide(self.query[:, chosen][:, :, chunk])
                 products = query @ key.transpose(-2, -1) * self.scale
                 yield self._masked_scores(products, chosen, chunk)
 
@@ -216,12 +216,18 @@ class WrittenScores(Scores):
         if rows is not None:
             rows = rows.to(products.device)
             products, logits = products.index_select(2, rows), logits.index_select(2, rows)
-        yield products.float(), logits.float(), logits > _HIDDEN
+        yield _wide(products), _wide(logits), logits > _HIDDEN
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    """``tensor`` in single precision, or in double if it is."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _lengths(vectors: Tensor) -> Tensor:
     """The length of the longest vector of each head."""
-    return torch.linalg.vector_norm(vectors, dim=-1, dtype=torch.float32).amax((0, 2))
+    dtype = torch.promote_types(vectors.dtype, torch.float32)
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=dtype).amax((0, 2))
 
 
 def four_axes(tensor: Tensor, heads: int | None) -> Tensor:

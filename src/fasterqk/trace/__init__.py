@@ -1,6 +1,8 @@
 """Attention calls out of any PyTorch model: ``capture`` runs one and returns its probabilities."""
 
-from fasterqk.trace.recorder import Mask as Mask
+from fasterqk.trace.calls import AttentionCall as AttentionCall
+from fasterqk.trace.calls import AttentionTrace as AttentionTrace
+from fasterqk.trace.calls import Mask as Mask
 from fasterqk.trace.recorder import record as record
 from fasterqk.trace.run import Captured as Captured
 from fasterqk.trace.run import capture as capture

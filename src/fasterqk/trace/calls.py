@@ -1,20 +1,24 @@
-"""The trace: find every softmax that weights values, however a model is written.
+"""Attention calls: every softmax that weights values, however a model is written.
 
-``AttentionTrace`` observes every torch function. It replaces fused attention kernels by the same computation
-in plain operations. A softmax over the last axis counts as attention once its result (after dropout, casts,
-masks, reshapes) is an operand of a matrix product; routers, gates and class probabilities do not count.
+``AttentionTrace`` observes every torch function. A product of two activations makes scores, a softmax of them
+makes probabilities, and an ``AttentionCall`` is seen once these (after dropout, casts, masks, reshapes) are
+multiplied with values. Routers, gates and class probabilities never are. What belongs to a call is known by
+tags on the tensors. ``capture``, the probe of the labels and the first training pass use this one trace.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
-
-from fasterqk.trace.recorder import TAG, Formed, Mask, Recorder
 
 # --- Kernels in plain operations: the same arguments as in torch, and the same values up to rounding ---
 
@@ -55,90 +59,144 @@ def scaled_dot_product_attention(
     return torch.matmul(probabilities, value)
 
 
-def multi_head_attention_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embed_dim_to_check: int,
-    num_heads: int,
-    in_proj_weight: Tensor | None,
-    in_proj_bias: Tensor | None,
-    bias_k: Tensor | None,
-    bias_v: Tensor | None,
-    add_zero_attn: bool,
-    dropout_p: float,
-    out_proj_weight: Tensor,
-    out_proj_bias: Tensor | None,
-    training: bool = True,
-    key_padding_mask: Tensor | None = None,
-    need_weights: bool = True,
-    attn_mask: Tensor | None = None,
-    use_separate_proj_weight: bool = False,
-    q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None,
-    v_proj_weight: Tensor | None = None,
-    static_k: Tensor | None = None,
-    static_v: Tensor | None = None,
-    average_attn_weights: bool = True,
-    is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+def multi_head_attention_forward(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """``torch.nn.functional.multi_head_attention_forward`` (query is (length, batch, width))."""
-    unbatched = query.dim() == 2
+    bound = _MULTI_HEAD.bind(*args, **kwargs)
+    bound.apply_defaults()
+    options = SimpleNamespace(**bound.arguments)
+    states, padding = (options.query, options.key, options.value), options.key_padding_mask
+    unbatched = options.query.dim() == 2
     if unbatched:
-        query, key, value = query.unsqueeze(1), key.unsqueeze(1), value.unsqueeze(1)
-        key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
-    length, batch, width = query.shape
-    if use_separate_proj_weight:
-        weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
+        states = tuple(part.unsqueeze(1) for part in states)
+        padding = None if padding is None else padding.unsqueeze(0)
+    length, batch, width = states[0].shape
+    if options.use_separate_proj_weight:
+        weights = (options.q_proj_weight, options.k_proj_weight, options.v_proj_weight)
     else:
-        assert in_proj_weight is not None
-        weights = in_proj_weight.chunk(3)
-    biases: Any = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-    q, k, v = (F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True))
-    if bias_k is not None and bias_v is not None:
-        k = torch.cat([k, bias_k.expand(1, batch, -1)])
-        v = torch.cat([v, bias_v.expand(1, batch, -1)])
+        weights = options.in_proj_weight.chunk(3)
+    biases = (None, None, None) if options.in_proj_bias is None else options.in_proj_bias.chunk(3)
+    q, k, v = map(F.linear, states, weights, biases)
+    if options.bias_k is not None and options.bias_v is not None:
+        k = torch.cat([k, options.bias_k.expand(1, batch, -1)])
+        v = torch.cat([v, options.bias_v.expand(1, batch, -1)])
 
-    def heads(states: Tensor) -> Tensor:
-        return states.reshape(states.shape[0], batch, num_heads, -1).permute(1, 2, 0, 3)
+    def heads(part: Tensor, static: Tensor | None = None) -> Tensor:
+        if static is not None:
+            return static.view(batch, options.num_heads, -1, static.shape[-1])
+        return part.reshape(part.shape[0], batch, options.num_heads, -1).permute(1, 2, 0, 3)
 
-    q = heads(q)
-    k = heads(k) if static_k is None else static_k.view(batch, num_heads, -1, static_k.shape[-1])
-    v = heads(v) if static_v is None else static_v.view(batch, num_heads, -1, static_v.shape[-1])
-    if add_zero_attn:
-        k = torch.cat([k, k.new_zeros(batch, num_heads, 1, k.shape[-1])], 2)
-        v = torch.cat([v, v.new_zeros(batch, num_heads, 1, v.shape[-1])], 2)
-
+    q, k, v = heads(q), heads(k, options.static_k), heads(v, options.static_v)
+    if options.add_zero_attn:
+        k, v = (F.pad(part, (0, 0, 0, 1)) for part in (k, v))
     scores = torch.matmul(q / math.sqrt(q.shape[-1]), k.transpose(-2, -1))
-    if attn_mask is not None:
-        mask = _additive(attn_mask, scores)
-        scores = scores + _padded(
-            mask if mask.dim() == 2 else mask.view(batch, num_heads, length, -1), scores
-        )
-    if key_padding_mask is not None:
-        scores = scores + _padded(_additive(key_padding_mask, scores)[:, None, None, :], scores)
-    probabilities = F.softmax(scores, -1)
-    dropped = F.dropout(probabilities, dropout_p) if training and dropout_p > 0 else probabilities
+    if options.attn_mask is not None:
+        mask = options.attn_mask
+        scores = _masked(scores, mask if mask.dim() == 2 else mask.view(batch, options.num_heads, length, -1))
+    if padding is not None:
+        scores = _masked(scores, padding[:, None, None, :])
+    dropped = F.dropout(F.softmax(scores, -1), options.dropout_p, options.training)
     context = torch.matmul(dropped, v).permute(2, 0, 1, 3).reshape(length, batch, width)
-    output = F.linear(context, out_proj_weight, out_proj_bias)
-    shown = None
-    if need_weights:
-        shown = dropped.mean(1) if average_attn_weights else dropped
+    output = F.linear(context, options.out_proj_weight, options.out_proj_bias)
+    shown = (dropped.mean(1) if options.average_attn_weights else dropped) if options.need_weights else None
     if unbatched:
         output, shown = output.squeeze(1), None if shown is None else shown.squeeze(0)
     return output, shown
 
 
-def _additive(mask: Tensor, scores: Tensor) -> Tensor:
-    """A boolean mask (true = hidden) as numbers to add to the scores."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf)
+_MULTI_HEAD = inspect.signature(F.multi_head_attention_forward)
 
 
-def _padded(mask: Tensor, scores: Tensor) -> Tensor:
-    """The mask, open at the extra keys that ``bias_k`` and ``add_zero_attn`` append."""
-    return F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    """The scores with a mask added; extra keys that ``bias_k`` and ``add_zero_attn`` append stay open."""
+    if mask.dtype == torch.bool:  # true = hidden
+        mask = torch.zeros_like(mask, dtype=scores.dtype).masked_fill(mask, -math.inf)
+    return scores + F.pad(mask, (0, scores.shape[-1] - mask.shape[-1]))
+
+
+# --- What an attention call is ---
+
+Kind = Literal["self", "encoder", "decoder", "cross"]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a mask lets the queries of one layer see, over all instances and heads.
+
+    ``behind`` and ``ahead``: how many positions before and after itself a query sees at most. ``gaps``: some
+    position between these is hidden (padding, or a pattern that is no window).
+    """
+
+    behind: int
+    ahead: int
+    gaps: bool
+
+
+@dataclass(eq=False)
+class Frame:
+    """One call of one module, while it runs and afterwards.
+
+    ``other_source``: its keys come from other hidden states than its queries. ``recorded``: attention was
+    recorded in it; ``explicit``: by the module itself.
+    """
+
+    name: str
+    module: nn.Module
+    other_source: bool = False
+    recorded: bool = False
+    explicit: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Product:
+    """Queries times keys; the tensors are None if the trace keeps none."""
+
+    query: Tensor | None = None
+    key: Tensor | None = None
+    scores: Tensor | None = None
+
+
+@dataclass(eq=False)
+class AttentionCall:
+    """One softmax, and what is known of the attention that it belongs to; None is unknown or not kept.
+
+    A softmax may be of several ``products`` (scores that are added up or written piece by piece) and may
+    weight values several times: ``weights`` are the probabilities as they met ``values``, and made
+    ``contexts``. ``query``, ``key``, ``value`` and ``context`` are the first of each. ``frames`` are the
+    modules that were running, outermost first; ``module`` is the one that recorded the call itself, ``shape``
+    that of the probabilities.
+    """
+
+    frames: tuple[Frame, ...]
+    shape: tuple[int, ...] = ()
+    probabilities: Tensor | None = None
+    logits: Tensor | None = None
+    products: list[Product] = field(default_factory=list)
+    weights: list[Tensor] = field(default_factory=list)
+    values: list[Tensor] = field(default_factory=list)
+    contexts: list[Tensor] = field(default_factory=list)
+    module: nn.Module | None = None
+    kind: Kind | None = None
+    mask: Mask | None = None
+
+    @property
+    def query(self) -> Tensor | None:
+        """The queries ``(..., query, width)``."""
+        return self.products[0].query if self.products else None
+
+    @property
+    def key(self) -> Tensor | None:
+        """The keys, as they were multiplied with the queries."""
+        return self.products[0].key if self.products else None
+
+    @property
+    def value(self) -> Tensor | None:
+        """The values, as they were multiplied with the probabilities."""
+        return self.values[0] if self.values else None
+
+    @property
+    def context(self) -> Tensor | None:
+        """The weighted values."""
+        return self.contexts[0] if self.contexts else None
 
 
 # --- The trace ---
@@ -150,85 +208,176 @@ WRITTEN_OUT: dict[Callable[..., Any], Callable[..., Any]] = {
     F.scaled_dot_product_attention: scaled_dot_product_attention,
     F.multi_head_attention_forward: multi_head_attention_forward,
 }
-_HALF = (torch.float16, torch.bfloat16)
-# Masks add at least -10000 to a logit, or put the smallest number there.
-_HIDDEN = -5000.0
+# Plain attributes of tensors: the products that scores hold, the calls whose probabilities a tensor holds.
+SCORES, PROBABILITIES = "_fasterqk_scores", "_fasterqk_probabilities"
+_probing = ContextVar("the probe is running", default=False)
+
+
+def probing() -> bool:
+    """Whether the probe is running a model: observers of its training then look away."""
+    return _probing.get()
+
+
+@contextmanager
+def probe_running() -> Iterator[None]:
+    """Within, ``probing()`` is true."""
+    token = _probing.set(True)
+    try:
+        yield
+    finally:
+        _probing.reset(token)
+
+
+class Operation:
+    """One call of a torch function, with the tensors among its arguments."""
+
+    def __init__(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.func, self.args, self.kwargs = func, args, kwargs
+        self.tensors = tensors_in(args, kwargs)
+
+    def run(self) -> Any:
+        """Call the function."""
+        return self.func(*self.args, **self.kwargs)
+
+    @property
+    def axis(self) -> int | None:
+        """The axis of a softmax, counted from the end; None for logits of one axis, and if none is named."""
+        axis = self.kwargs.get("dim", self.args[1] if len(self.args) > 1 else None)
+        axes = self.tensors[0].dim()
+        return None if axis is None or axes < 2 else axis if axis < 0 else axis - axes
+
+    @property
+    def equation(self) -> str:
+        """The equation of an einsum, else empty."""
+        return self.args[0].replace(" ", "") if self.args and isinstance(self.args[0], str) else ""
+
+    def term(self, operand: Tensor) -> tuple[str, str]:
+        """The letters of ``operand`` in an einsum, and those of its result (empty if it is not stated)."""
+        terms, _, result = self.equation.partition("->")
+        return terms.split(",")[next(i for i, tensor in enumerate(self.tensors) if tensor is operand)], result
+
+    def factors(self) -> tuple[Tensor, Tensor]:
+        """Of a product that makes scores: the operand with the queries, and the one with the keys."""
+        left, right = self.tensors[-2:]
+        terms, _, result = self.equation.partition("->")
+        # Keys are along the last axis of the scores.
+        swapped = self.func is Tensor.__rmatmul__ or (result and result[-1] in terms.split(",")[0])
+        return (right, left) if swapped else (left, right)
+
+    def mixes_heads(self, weights: Tensor) -> bool:
+        """Whether a product of probabilities with a parameter mixes heads, instead of weighting values.
+
+        An einsum then keeps the axis of the keys; another product takes a square weight of the size of the
+        heads.
+        """
+        others = [tensor for tensor in self.tensors if tensor is not weights]
+        if len(others) != 1 or not is_parameter(others[0]):
+            return False
+        if self.equation:
+            term, result = self.term(weights)
+            return term[-1] in result
+        shape = getattr(weights, PROBABILITIES)[0].shape
+        return len(shape) == 4 and others[0].shape[-2:] == (shape[1],) * 2 != (shape[-1],) * 2
 
 
 class AttentionTrace(TorchFunctionMode):
-    """While active, adds attention probabilities to ``recorder``.
+    """While active, finds attention calls: ``weighed`` is called when probabilities have met values.
 
-    Tensors that still carry the probabilities of a softmax are tagged with a ``Formed`` that holds them. It
-    is emptied when they are recorded, because probabilities and tag would keep each other alive.
+    Subclasses override that, and whatever else they want to know or to change. Calls hold the tensors that an
+    override puts there; the trace itself keeps none alive, so it can run in a training pass. Torch's
+    attention kernels run in plain operations, which makes their softmax visible, unless ``kernel`` is
+    overridden. ``frames`` are the modules that are running, as a ``Recorder`` follows them.
+
+    >>> class Printed(AttentionTrace):
+    ...     def weighed(self, call):
+    ...         print(call.shape)
+    >>> with Printed():
+    ...     context = F.scaled_dot_product_attention(*torch.randn(3, 1, 2, 5, 4))
+    (1, 2, 5, 5)
     """
 
-    def __init__(self, recorder: Recorder, masks: bool = False) -> None:
+    while_probing = False  # whether it observes what the probe runs
+
+    def __init__(self, frames: Sequence[Frame] = ()) -> None:
         super().__init__()
-        self.recorder = recorder
-        self.masks = masks
+        self.frames = frames
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        kwargs = kwargs or {}
+        operation = Operation(func, args, kwargs or {})
+        if probing() and not self.while_probing:
+            return operation.run()
         if func in WRITTEN_OUT:
-            with self:
-                return WRITTEN_OUT[func](*args, **kwargs)
-        output = func(*args, **kwargs)
-        if not isinstance(output, Tensor):
-            return output
-        if func in SOFTMAXES:
-            if over_last_axis(output, args, kwargs):
-                logits = args[0] if args else kwargs["input"]
-                return self._formed(output, logits)
-            return output
-        for operand in tensors_in(args, kwargs):
-            formed = getattr(operand, TAG, None)
-            if formed is None:
-                continue
-            if func in PRODUCTS:
-                if formed.probabilities is not None:
-                    self.recorder.add(formed.probabilities, mask=formed.mask)
-                    formed.probabilities = None
-            elif carries(func, operand, output):
-                setattr(output, TAG, formed)
+            return self.kernel(operation)
+        if func in PRODUCTS:
+            return self.product(operation)
+        if self.is_softmax(operation):
+            return self.softmax(operation)
+        return self.other(operation)
+
+    def kernel(self, operation: Operation) -> Any:
+        """One of torch's attention kernels."""
+        with self:
+            return WRITTEN_OUT[operation.func](*operation.args, **operation.kwargs)
+
+    def product(self, operation: Operation) -> Any:
+        """A matrix product: of probabilities and values, of queries and keys, or another one."""
+        tensors = operation.tensors
+        weights = next((tensor for tensor in tensors if hasattr(tensor, PROBABILITIES)), None)
+        if weights is not None and not operation.mixes_heads(weights):
+            return self.weigh(operation, weights)
+        output = operation.run()
+        if weights is not None or len(tensors) < 2:
+            self.carry(operation, output)
+        elif isinstance(output, Tensor) and not any(map(is_parameter, tensors[-2:])):
+            # A product with a weight is a projection; scores come from two activations.
+            setattr(output, SCORES, [self.scored(operation, output)])
         return output
 
-    def _formed(self, output: Tensor, logits: Tensor) -> Tensor:
-        """The result of a softmax, tagged; in half precision its probabilities are kept in single."""
-        exact = output
-        if output.dtype in _HALF:
-            exact = logits.float().softmax(-1)
-            output = exact.to(output.dtype)
-        formed = Formed(exact, mask_of(logits) if self.masks else None)
-        setattr(output, TAG, formed)
-        self.recorder.formed.append((formed, tuple(self.recorder.frames), output.dim()))
+    def scored(self, operation: Operation, scores: Tensor) -> Product:
+        """What is known of a product of two activations."""
+        return Product()
+
+    def is_softmax(self, operation: Operation) -> bool:
+        """Whether this operation forms probabilities: a softmax over the last axis of at least two."""
+        return operation.func in SOFTMAXES and operation.axis == -1
+
+    def softmax(self, operation: Operation) -> Tensor:
+        """The probabilities, tagged with their call."""
+        output: Tensor = operation.run()
+        call = AttentionCall(tuple(self.frames), tuple(output.shape))
+        call.products = getattr(operation.tensors[0], SCORES, [])
+        setattr(output, PROBABILITIES, [call])
         return output
 
+    def weigh(self, operation: Operation, weights: Tensor) -> Any:
+        """The context: values weighted by probabilities, as they are or as ``weights`` were made of them."""
+        output = operation.run()
+        for tensor in operation.tensors:
+            for call in getattr(tensor, PROBABILITIES, ()):
+                self.weighed(call)
+        return output
 
-def mask_of(logits: Tensor) -> Mask | None:
-    """The mask that ``logits`` ``(..., query, key)`` show; None if they are not square or all hidden."""
-    if logits.shape[-2] != logits.shape[-1]:
-        return None
-    # NaN does not count as hidden.
-    visible = (~(logits <= _HIDDEN)).reshape(-1, *logits.shape[-2:]).any(0)
-    query, key = visible.nonzero(as_tuple=True)
-    if not len(query):
-        return None
-    behind, ahead = int((query - key).max()), int((key - query).max())
-    inside = torch.ones_like(visible).triu(-behind).tril(ahead)
-    return Mask(behind, ahead, gaps=bool((inside & ~visible).any()))
+    def weighed(self, call: AttentionCall) -> None:
+        """The probabilities of ``call`` were multiplied with values."""
+
+    def other(self, operation: Operation) -> Any:
+        """Any other function."""
+        output = operation.run()
+        self.carry(operation, output)
+        return output
+
+    def carry(self, operation: Operation, output: Any) -> None:
+        """Pass tags on to an output that still holds the tagged elements."""
+        if isinstance(output, Tensor):
+            for operand in operation.tensors:
+                for tag in (SCORES, PROBABILITIES):
+                    if hasattr(operand, tag) and carries(operation.func, operand, output):
+                        setattr(output, tag, getattr(operand, tag))
 
 
-def over_last_axis(output: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether this softmax call runs over the last axis of at least two."""
-    axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
-    return output.dim() >= 2 and axis in (-1, output.dim() - 1)
-
-
-def carries(func: Callable[..., Any], operand: Tensor, output: Tensor) -> bool:
-    """Whether ``output`` still holds the elements of ``operand``: reshaped, masked, cast or cut out."""
-    return output.numel() == operand.numel() or func is Tensor.__getitem__
+# --- Tensors and modules ---
 
 
 def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -240,3 +389,19 @@ def tensors_in(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
         elif isinstance(value, tuple | list):
             tensors.extend(item for item in value if isinstance(item, Tensor))
     return tensors
+
+
+def carries(func: Callable[..., Any], operand: Tensor, output: Tensor) -> bool:
+    """Whether ``output`` still holds the elements of ``operand``: reshaped, masked, cast or cut out."""
+    return output.numel() == operand.numel() or func is Tensor.__getitem__
+
+
+def is_parameter(tensor: Tensor) -> bool:
+    """Whether a tensor is a parameter or a view of one."""
+    return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)
+
+
+def innermost_with_weights(frames: Sequence[Frame]) -> str | None:
+    """The name of the innermost running module that has weight matrices; None if there is none."""
+    names = (f.name for f in reversed(frames) if any(p.dim() > 1 for p in f.module.parameters()))
+    return next(names, None)

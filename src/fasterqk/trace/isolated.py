@@ -57,8 +57,8 @@ def isolated(
         memo |= {id(parameter): nn.Parameter(parameter.detach(), False) for parameter in plain}
     copies = _copies(modules, memo)
     try:
-        for module, own in zip(modules, copies, strict=True):
-            object.__setattr__(module, "__dict__", own)
+        for module, attributes in zip(modules, copies, strict=True):
+            object.__setattr__(module, "__dict__", attributes)
         # What cannot be exchanged (parts compiled by TorchScript) gets other memory.
         stayed = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for tensor in live:
@@ -67,8 +67,8 @@ def isolated(
                 tensor.data = tensor.data.clone()
         yield
     finally:
-        for module, own in zip(modules, held, strict=True):
-            object.__setattr__(module, "__dict__", own)
+        for module, attributes in zip(modules, held, strict=True):
+            object.__setattr__(module, "__dict__", attributes)
         for tensor, memory, gradient, trainable in lent:
             if tensor.data_ptr() != memory.data_ptr() or tensor.dtype != memory.dtype:
                 tensor.data = memory
@@ -147,14 +147,14 @@ def _copies(modules: list[nn.Module], memo: dict[int, Any]) -> list[dict[str, An
         for value in vars(module).values():
             if isinstance(value, Tensor) and not value.is_leaf:  # deepcopy refuses what a module computed
                 memo[id(value)] = value.detach().clone()
-    found = []
+    copies = []
     for module in modules:
-        stays = _left_out(module)
-        own = {k: value if k in stays else copied(value, memo) for k, value in vars(module).items()}
+        kept = _left_out(module)
+        attributes = {k: value if k in kept else copied(value, memo) for k, value in vars(module).items()}
         if isinstance(module, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            own["forward"] = module.module.__call__  # their own would wait for other processes
-        found.append(own)
-    return found
+            attributes["forward"] = module.module.__call__  # their own would wait for other processes
+        copies.append(attributes)
+    return copies
 
 
 def _left_out(module: nn.Module) -> set[str]:

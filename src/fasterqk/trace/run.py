@@ -1,7 +1,7 @@
 """``capture``: run a model once and return its attention probabilities.
 
-The forward pass runs under the recorder (``_recorder``) and the trace (``_trace``); Hugging Face models use
-our attention backend. The recorded calls then get names, four axes and kinds.
+The forward pass runs under the recorder and its trace (``recorder``); Hugging Face models use our attention
+backend. The recorded calls then get names, four axes and kinds.
 """
 
 import re
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError
-from fasterqk.trace.calls import AttentionTrace, scaled_dot_product_attention
+from fasterqk.trace.calls import AttentionCall, Kind, Mask, scaled_dot_product_attention
 from fasterqk.trace.modules import (
     attention_modules,
     call_with,
@@ -24,7 +24,7 @@ from fasterqk.trace.modules import (
     stack_of,
     uncompiled,
 )
-from fasterqk.trace.recorder import AttentionCall, Kind, Mask, Recorder, record
+from fasterqk.trace.recorder import Recorder, RecordingTrace, record
 
 # --- Hugging Face models: a backend that records probabilities, and the switch to it ---
 # transformers is imported only if the model comes from it.
@@ -251,7 +251,7 @@ def _running(
             attention_implementation(model, implementation),
             recorder.watching(model),
             torch.set_grad_enabled(differentiable),
-            AttentionTrace(recorder, masks),
+            RecordingTrace(recorder, masks),
         ):
             yield
     finally:
@@ -341,6 +341,7 @@ def four_axes(call: AttentionCall, name: str, batch: int | None) -> Tensor:
     ``(query, key)``; grouped-query code may keep ``(batch, group, head in group, query, key)``.
     """
     probabilities = call.probabilities
+    assert probabilities is not None  # recorded calls have them
     shape = tuple(probabilities.shape)
     modules = [call.module, *(frame.module for frame in reversed(call.frames))]  # the nearest first
     stated = (head_counts(module) for module in modules if module is not None)

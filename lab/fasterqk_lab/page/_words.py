@@ -1,19 +1,21 @@
-"""What effects say, in words and as charts: the answer of the page, sentences of its chapters, forests.
+"""What the page says: effects in words and as charts, numbers and tables as it shows them, definitions.
 
 ``fasterqk_lab.compare`` decides what an effect shows; the page repeats that (``stands``) and adds no rule.
 """
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10, nan
+from typing import Any
 
-from fasterqk.attention.scores import title_of
+from fasterqk.attention.scores import SCORES, title_of
 from fasterqk.attention.statistics import Interval
-from fasterqk.console import number_text
+from fasterqk.console import cell_text, is_interval, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import LEVEL, LOSS, STANDS
-from fasterqk_lab.figures._documents import Document, page_text
+from fasterqk_lab.figures._documents import Document
 
 ATTENTION = "mrta"
 
@@ -246,3 +248,160 @@ def effects_table(document: Document) -> Document:
             for effect in document["effects"]
         ],
     }
+
+
+# --- Tables as the page shows them ---
+
+
+def html_table(table: Document) -> Document:
+    """``table`` with its ``heads`` and ``lines`` of cells, each as ``(HTML attributes, text)``.
+
+    Scripts sort by ``data-sort``; styles tell texts, our numbers, the paper's and the null's apart by class.
+    Numbers that are compared have the same places after the point: those of a row where each row is another
+    score, else those of a column.
+    """
+    columns, rows = table["columns"], table["rows"]
+    heads = [
+        ({"class": _class(column, *(row.get(column["key"]) for row in rows))}, column["label"])
+        for column in columns
+    ]
+    by_row = any(column["key"] in ("metric", "score") for column in columns)
+    largest_in = {column["key"]: _largest(row.get(column["key"]) for row in rows) for column in columns}
+    lines = []
+    for row in rows:
+        largest = _largest(row.get(column["key"]) for column in columns if column["key"] not in _LEVELS)
+        lines.append(
+            [
+                _html_cell(
+                    column,
+                    row.get(column["key"]),
+                    largest if by_row and column["key"] not in _LEVELS else largest_in[column["key"]],
+                )
+                for column in columns
+            ]
+        )
+    return {**table, "heads": heads, "lines": lines}
+
+
+# Columns of the loss at which scores are read: they have their own scale.
+_LEVELS = ("loss", "at loss")
+
+
+def _largest(values: Iterable[Any]) -> float:
+    return max((abs(mean) for value in values if (mean := mean_of(value)) is not None), default=0.0)
+
+
+def _html_cell(column: Mapping[str, Any], value: Any, largest: float) -> tuple[dict[str, Any], str]:
+    seeds = (
+        f"{value['n']} seed{'s' if value['n'] > 1 else ''}" if is_interval(value) and value.get("n") else None
+    )
+    attributes = {"class": _class(column, value), "data-sort": mean_of(value), "title": seeds}
+    digits = column.get("digits")
+    if digits is None and mean_of(value) is not None and largest >= 0.1 and not isinstance(value, int):
+        digits = _places(largest)
+    return attributes, page_text(value, digits)
+
+
+def _class(column: Mapping[str, Any], *values: Any) -> str:
+    return "text" if all(isinstance(value, str) for value in values) else column.get("source", "ours")
+
+
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def page_text(value: Any, digits: int | None = None) -> str:
+    """A number or an interval as pages and their sentences show it, with as many places as its neighbours.
+
+    Without ``digits`` numbers have three places below ten, one above, and none from a thousand on. What is
+    too small for three places is a multiple of a power of ten. Whole numbers stay whole.
+
+    >>> page_text(0.41), page_text(30.945), page_text(7), page_text({"mean": 2e-5, "half_width": 1.9e-7})
+    ('0.410', '30.9', '7', '(2.00 ± 0.02) × 10⁻⁵')
+    >>> page_text(1.5e-7), page_text({"mean": 0.40282, "half_width": 0.00007, "n": 5}), page_text(None)
+    ('1.50 × 10⁻⁷', '0.403 ± <0.001', '–')
+    """
+    mean = mean_of(value)
+    if mean is None or isinstance(value, int):
+        return cell_text(value, None if mean is None else digits)
+    half_width = value["half_width"] if is_interval(value) else None
+    largest = max(abs(mean), half_width or 0.0)
+    if digits is None and 0 < largest < 5e-4:
+        power = floor(log10(largest))
+        text = number_text(mean / 10**power, 2)
+        if half_width is not None:
+            text = f"({text} ± {number_text(half_width / 10**power, 2)})"
+        return f"{text} × 10{str(power).translate(_SUPERSCRIPTS)}"
+    places = _places(largest) if digits is None else digits
+    text = number_text(mean, places)
+    if half_width is None:
+        return text
+    rounded = number_text(half_width, places)
+    if digits is None and half_width > 0 and not float(rounded):
+        rounded = f"<{10**-places:g}"
+    return f"{text} ± {rounded}"
+
+
+def _places(largest: float) -> int:
+    return 3 if largest < 10 else 1 if largest < 1000 else 0
+
+
+# --- Definitions: every abbreviation of a page is explained where it occurs first ---
+
+_LETTERS = "the query-key weights are {}, the output-value weights {}"
+_FACTORIZED, _COLLAPSED = "two matrices (factorized)", "one matrix (collapsed)"
+TERMS = {
+    "MRTA": "mean relevant-token attention: the share of a model's attention, at the position that makes the"
+    " prediction, that falls on relevant words; mean over instances",
+    "AC": "attention confidence: percent of instances with at least half of the attention on relevant words",
+    "ACMC": "percent of instances with at least half of the attention on relevant words and a probability of"
+    " the right answer of at least one half",
+    "DTAP": "instances counted by attention on relevant words (across) and by probability of the right answer"
+    " (up)",
+    "AOPC": "mean over several percentages k of tokens that are kept or removed",
+    "AUPRC": "area under the precision-recall curve: are the most attended words those that people marked?",
+    "IOU": "intersection over union of attended and marked words",
+    "sufficiency": f"{SCORES['sufficiency'].description}; lower is better",
+    "comprehensiveness": f"{SCORES['comprehensiveness'].description}; higher is better",
+    "FAFO": _LETTERS.format(_FACTORIZED, _FACTORIZED),
+    "FACO": _LETTERS.format(_FACTORIZED, _COLLAPSED),
+    "CAFO": _LETTERS.format(_COLLAPSED, _FACTORIZED),
+    "CACO": _LETTERS.format(_COLLAPSED, _COLLAPSED),
+    "QK": "query-key circuit: the weights that decide where a model attends",
+    "OV": "output-value circuit: the weights that decide what is read there",
+    "null": "the score of uniform attention, or of a random ranking of the words",
+    "baseline": "the arm in which all weights have the same learning rate",
+    "rollout": "attention multiplied through all layers, from the last to the words",
+}
+_TERM = re.compile(rf"(?<![\w-])({'|'.join(TERMS)})(?![\w-])")
+# Terms that are marked wherever they stand; the others are in the list of words only.
+_MARKED = {term for term in TERMS if term.isupper() and len(term) > 1} - {"QK", "OV"}
+
+
+def terms_in(texts: Iterable[Any]) -> list[str]:
+    """The terms with a definition that occur in ``texts``, in the order of the list."""
+    present = {term for text in texts if isinstance(text, str) for term in _TERM.findall(text)}
+    return [term for term in TERMS if term in present]
+
+
+class Definitions:
+    """Defines each term where it occurs first on a page; marks it wherever it stands."""
+
+    def __init__(self) -> None:
+        self._defined: set[str] = set()
+
+    def first(self, *texts: Any) -> list[tuple[str, str]]:
+        """Terms of ``texts`` that the page has not defined so far, each with its definition."""
+        new = [term for term in terms_in(texts) if term in _MARKED and term not in self._defined]
+        self._defined |= set(new)
+        return [(term, TERMS[term]) for term in new]
+
+    @staticmethod
+    def mark(text: Any) -> Any:
+        """``text``, escaped, with every abbreviation that has a definition as an ``abbr`` element."""
+        from markupsafe import Markup, escape
+
+        def mark(match: re.Match[str]) -> str:
+            term = match[1]
+            return f'<abbr title="{escape(TERMS[term])}">{term}</abbr>' if term in _MARKED else term
+
+        return Markup(_TERM.sub(mark, str(escape(text))))

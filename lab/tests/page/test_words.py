@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from fasterqk.attention.scores import SCORES
 from fasterqk.attention.statistics import Interval
-from fasterqk_lab.compare import STANDS, Effect, compare_arms, correct, measured
-from fasterqk_lab.figures import effect_record
-from fasterqk_lab.page._summary import (
+from fasterqk_lab.compare import LEVEL, STANDS, Effect, compare_arms, correct, measured
+from fasterqk_lab.figures import PARAMETERIZATION_COLORS, effect_record
+from fasterqk_lab.page._words import (
+    TERMS,
+    Definitions,
     Row,
     answer,
     effects_table,
@@ -15,6 +18,7 @@ from fasterqk_lab.page._summary import (
     null_change,
     read_rows,
     sentences,
+    terms_in,
 )
 
 ROW = Row(
@@ -143,6 +147,33 @@ def test_arms_are_compared_with_their_baselines_in_scores_that_both_have():
         for arm, slope in (("base", 0.1), ("fast", 0.2))
         for seed in range(3)
     }
-    [effect] = compare_arms(measured("demo", cells), ["mrta", "ac"])
+    [effect] = compare_arms(measured("demo", cells), {"mrta": LEVEL, "ac": LEVEL})
     assert (effect.label, effect.score, effect.at) == ("fast", "mrta", "level")
     assert effect.value.mean == pytest.approx(0.3)
+
+
+# --- Definitions: each where it occurs first, marked without touching what stands around it ---
+
+
+def test_whole_words_are_found():
+    assert terms_in(["MRTA, top 5%", "ACME and ACMC", None, "AC, %"]) == ["MRTA", "AC", "ACMC"]
+
+
+def test_a_term_is_defined_once():
+    words = Definitions()
+    assert [term for term, _ in words.first("AC of FAFO", "DTAP")] == ["AC", "DTAP", "FAFO"]
+    assert words.first("AC") == []
+
+
+def test_marking_escapes_and_keeps_the_text():
+    marked = str(Definitions.mark("<b>MRTA & AC</b>"))
+    assert marked.startswith("&lt;b&gt;<abbr title=")
+    assert "<b>" not in marked
+    assert ">MRTA</abbr> &amp; <abbr" in marked
+
+
+def test_every_abbreviation_of_a_score_and_every_parameterization_is_defined():
+    titles = " ".join(score.title for score in SCORES.values()).replace(",", " ").split()
+    short = {word for word in titles if word.isupper() and len(word) > 1} - {"F1"}
+    assert short <= {word.strip("()") for word in TERMS} | {f"({word})" for word in TERMS}
+    assert set(PARAMETERIZATION_COLORS) <= set(TERMS)
