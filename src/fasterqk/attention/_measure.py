@@ -237,7 +237,10 @@ def _measured(
     lengths = np.array([len(instances[i].tokens) for i in order])
     patterns, heads, guessed = _patterns(model, instances[order[-1]], passes.max_weights)
     if guessed:
-        notes = [*notes, "what each row may see was guessed from the weights, as the model shows no mask"]
+        notes = [
+            *notes,
+            "what each row may see was guessed from its weights: the model shows no mask that is a window",
+        ]
     if not isinstance(aggregation, Aggregation):
         aggregation = (aggregation or default_aggregation)(patterns)
     by_attention = Importance(aggregation_name(aggregation), aggregation)
