@@ -6,7 +6,7 @@ aligning them with the tokens, leaving tokens out one at a time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -141,10 +141,7 @@ def _named(name: str, source: Source, instances: Sequence[Instance], absolute: b
     candidates = _importances_from(source, instances, absolute)
     if len(candidates) > 1:
         raise InputError(f"{source!r} holds several importances, so it cannot be called {name!r}")
-    importance = candidates[0]
-    return Importance(
-        str(name), importance.aggregation, importance.method, importance.values, importance.absolute
-    )
+    return replace(candidates[0], name=str(name))
 
 
 def _is_source(value: Any) -> bool:

@@ -6,7 +6,7 @@ has two stronger nulls.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -34,8 +34,8 @@ class Pattern:
 
     causal: bool
     window: int | None = None
-    seen: bytes | None = None
-    size: int = 0
+    seen: bytes | None = field(default=None, repr=False)
+    size: int = field(default=0, repr=False)
 
     @classmethod
     def of_matrix(cls, matrix: Tensor, causal: bool) -> "Pattern":

@@ -322,11 +322,9 @@ def instance_html(measurement: "Measurement", number: int) -> str:
     answer = f"p = {float(measurement.columns['probability'][number]):.3f}"
     if measurement.classes and label is not None:
         predicted = int(whole.argmax())
-        answer = f"predicted {measurement.classes[predicted]}, p = {whole[predicted]:.3f}" + (
-            " (right)"
-            if predicted == label
-            else f"; label {measurement.classes[label]}, p = {whole[label]:.3f}"
-        )
+        wrong = f"; label {measurement.classes[label]}, p = {whole[label]:.3f}"
+        answer = f"predicted {measurement.classes[predicted]}, p = {whole[predicted]:.3f}"
+        answer += " (right)" if predicted == label else wrong
     panels = "".join(
         f'<div style="min-width:0"><div style="font-size:.8em;opacity:.75">{escape(name)}</div>'
         f'<div style="line-height:1.7;overflow-wrap:anywhere">{_tokens(measurement, number, name)}</div>'
