@@ -12,5 +12,5 @@ from fasterqk_lab.paper._pages import claims_page as claims_page
 from fasterqk_lab.paper._pages import experiment_page as experiment_page
 from fasterqk_lab.paper._pages import index_page as index_page
 from fasterqk_lab.paper._pages import questions_page as questions_page
-from fasterqk_lab.paper._pages import readme_table as readme_table
+from fasterqk_lab.paper._pages import ratio_table as ratio_table
 from fasterqk_lab.paper._pages import save_picture as save_picture

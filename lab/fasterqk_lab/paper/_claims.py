@@ -126,6 +126,7 @@ class Line:
     group: str
     effect: Effect
     command: str
+    headline: bool = False  # also in the README
 
 
 def read_claims(published: Published, path: Path = FOLDER / "claims.toml") -> list[Claim]:
@@ -167,7 +168,8 @@ def read_lines(published: Published, path: Path = FOLDER / "questions.toml") -> 
     entries = _entries(path, "line")
     effects = _effects(published, entries, "more")
     return [
-        Line(entry["group"], effect, entry["run"]) for entry, effect in zip(entries, effects, strict=True)
+        Line(entry["group"], effect, entry["run"], entry.get("headline", False))
+        for entry, effect in zip(entries, effects, strict=True)
     ]
 
 

@@ -176,8 +176,8 @@ def questions_page(questions: Sequence[Question]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def readme_table(lines: Sequence[Line]) -> str:
-    """The lines of the picture as the table of the README."""
+def ratio_table(lines: Sequence[Line]) -> str:
+    """The lines of the picture as a table: all in docs/ratio.md, the headlines in the README."""
     rows = []
     for line in lines:
         effect = line.effect
