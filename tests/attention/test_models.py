@@ -116,6 +116,13 @@ def test_class_names_differ(make_model):
         HuggingFaceClassifier(own)
 
 
+def test_names_and_numbers_of_classes_agree(make_model):
+    own = make_model("BertForSequenceClassification", "BertConfig")
+    own.config.id2label, own.config.label2id = {0: "no", 1: "yes"}, {"yes": 0, "no": 1}
+    with pytest.raises(InputError, match="calls class 1 'yes' in id2label and class 0 in label2id"):
+        HuggingFaceClassifier(own)
+
+
 def test_max_logit_in_half_precision(make_model):
     data = labelled_instances()
     found = {}

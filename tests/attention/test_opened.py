@@ -122,6 +122,10 @@ def test_a_short_repr(small_model, some_instances):
 
 
 def test_tables_have_lists(small_model):
+    pytest.importorskip("pandas")
     instance = Instance(np.array([3, 4]), np.ones(2, dtype=bool), np.array([0.0, 1.0]), label=0)
-    (row,) = measure(small_model(), [instance]).instances_table()
+    measurement = measure(small_model(), [instance])
+    (row,) = measurement.instances_table()
+    assert measurement.to_frame().iloc[0].to_dict().keys() == row.keys()
+    assert measurement.to_frame()["importance"][0] == row["importance"]
     assert row["relevance"] == [0.0, 1.0] and row["token_texts"] == ["3", "4"] and len(row["importance"]) == 2

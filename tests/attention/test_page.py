@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from fasterqk.attention import Nulls, Removal, measure, score_intervals
+from fasterqk.attention import Instance, Nulls, Removal, measure, score_intervals
 from fasterqk.attention.page import counts_text, extremes, instance_html, measurement_html, spreads_html
 
 EVIL = "<script>alert(1)</script>&\"'"
@@ -75,3 +75,27 @@ def test_without_rationales_importances_are_compared_with_each_other(small_model
     nothing = measure(small_model(), unrated[:1], removal=Removal(percents=()))
     assert extremes(nothing) == {"the first instances": [0]}
     assert "mean" in spreads_html(nothing) and measurement_html(nothing)
+
+
+def test_what_stands_beside_an_instance(small_model):
+    """The text as it was written, what is scored underlined, and both probabilities."""
+    places = np.array([[-1, 0, 0], [0, 0, 3], [0, 3, 8]])
+    written = {"texts": ("the café",), "places": places, "pieces": ("<s>", "the", "ĠcafÃ©"), "label": 0}
+    relevance = np.array([0.0, 0.4, 0.5])
+    instance = Instance(np.array([1, 2, 3]), np.arange(3) > 0, relevance, **written)
+    found = measure(small_model(), [instance])
+    page, whole = instance_html(found, 0), found.faithfulness.whole[0]
+    predicted = int(whole.argmax())
+    assert predicted != 0
+    assert f"predicted {'abc'[predicted]}, p = {whole[predicted]:.3f}; label a, p = {whole[0]:.3f}" in page
+    assert ">café<" in page and ">&lt;s&gt;<" in page and "Ġ" not in page
+    assert page.count("text-decoration:underline") == 1
+    faint = measure(small_model(), [replace(instance, relevance=relevance * 0.9)])
+    assert "In 1 no token has a relevance of one half: plausibility leaves them out" in counts_text(faint)
+
+
+def test_a_rationale_of_everything_is_not_the_best_agreement(small_model, some_instances):
+    every, *others = some_instances(9)
+    found = measure(small_model(), [replace(every, relevance=every.rankable * 1.0), *others])
+    assert found.instance_scores()["auprc"][0] == 1
+    assert not any(0 in numbers for numbers in extremes(found).values())

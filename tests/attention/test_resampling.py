@@ -73,6 +73,17 @@ def test_the_null_of_several_draws_is_their_mean_with_its_standard_error(found):
     assert all("null error" in row for row in found.scores_table())
 
 
+def test_models_that_number_the_same_classes_differently(found):
+    turned = replace(found, classes=("b", "a", "c"))
+    with pytest.raises(
+        InputError, match="number their classes differently: a, b, c and b, a, c; give labels by"
+    ):
+        paired_scores(found, turned, np.random.default_rng(0))
+    swapped = {0: 1, 1: 0, 2: 2}  # the same classes by name
+    turned = replace(turned, instances=tuple(replace(x, label=swapped[x.label]) for x in found.instances))
+    assert paired_scores(found, turned, np.random.default_rng(0))["mrta"].value == 0
+
+
 def test_a_single_draw_has_no_standard_error(small_model, some_instances):
     summary = measure(small_model(), some_instances()).summary()
     assert summary.null_error == {}

@@ -209,7 +209,7 @@ rows = arrays(float, (3, 5), elements=st.floats(0, 1)).filter(lambda x: (x.sum(1
 def computed(name, weights, real=None):
     """A registered score of plain rows."""
     real = np.ones(weights.shape, dtype=bool) if real is None else real
-    return SCORES[name].compute(Rows(weights, np.zeros(weights.shape), real, (), ()))
+    return SCORES[name].compute(Rows(weights, np.zeros(weights.shape), real, real, (), ()))
 
 
 def test_uniform_and_one_hot():

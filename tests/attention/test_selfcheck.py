@@ -169,3 +169,31 @@ def test_a_model_that_answers_otherwise_in_a_batch_is_refused(make_model):
         wrapped = HuggingFaceClassifier(own)
         wrapped._unpadded = False
         quickly(wrapped, texts())
+
+
+def test_the_null_of_attention_in_chunks_is_uniform_over_the_chunk(make_model):
+    """Llama 4: three layers see their own chunk of four tokens, every fourth layer all that came before."""
+    options = {"attention_chunk_size": 4, "num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 24}
+    own = make_model("Llama4ForCausalLM", "Llama4TextConfig", **KEY_VALUE, **options)
+    instances = texts(np.array([5]), lengths=(4, 15, 11, 6))
+    expected = []
+    for instance in instances:
+        read = len(instance.tokens) - 1
+        place = np.arange(read + 1)
+        in_chunk = (place // 4 == read // 4) / (read % 4 + 1)
+        row = 0.75 * in_chunk + 0.25 / (read + 1)
+        expected.append(float(row @ instance.relevance))
+    for aggregation in ("mean", "rollout"):
+        measurement = quickly(own, instances, aggregation=aggregation)
+        assert "guessed from its weights" in measurement.settings["notes"][0]
+        if aggregation == "mean":
+            assert measurement.columns["null_mass"] == pytest.approx(expected, abs=1e-6)
+        else:
+            pairs = [np.arange(15)[:, None] // 4 == np.arange(15) // 4, np.ones((15, 15), dtype=bool)]
+            chunked, whole = (np.tril(visible) / np.tril(visible).sum(1, keepdims=True) for visible in pairs)
+            row = np.eye(15)[14]
+            for matrix in (whole, chunked, chunked, chunked):
+                row = row @ (matrix + np.eye(15)) / 2
+            assert measurement.columns["null_mass"][1] == pytest.approx(
+                row @ instances[1].relevance, abs=1e-6
+            )

@@ -325,3 +325,15 @@ def test_a_model_trained_to_nan_is_said_so(command, folders, tmp_path):
 def test_a_missing_file_is_named(folders, capsys):
     assert main(["measure", "--model", str(folders / "classifier"), "--data", "none.jsonl"]) == 2
     assert "cannot read 'none.jsonl'" in capsys.readouterr().err
+
+
+def test_attention_among_words(command):
+    everything, words = (
+        json.loads(command("classifier", CLASSIFIED, "--json", "--among", among)[1])
+        for among in ("all", "words")
+    )
+    assert words["mrta"] == pytest.approx(everything["mrta_among_words"])
+    assert words["null"]["mrta"] == pytest.approx(everything["null"]["mrta_among_words"])
+    assert everything["concentration"]["special_share"] > 0 == words["concentration"]["special_share"]
+    out = command("classifier", CLASSIFIED)[1]
+    assert "mrta_among_words" in out and "of the aggregated attention is on special tokens" in out

@@ -43,7 +43,8 @@ from fasterqk_lab.training._readings import measure_released, measure_released_s
 # Along training plausibility is scored on so many instances, evenly over all lengths: it goes one by one.
 PLAUSIBILITY_SAMPLE = 256
 # The scores of attention that tables show; others are computed by `fasterqk measure` alone.
-TABLE_SCORES = tuple(score.name for score in SCORES.values() if score.tables)
+# Scores among words are added where an encoder with special tokens is read (`words_alone`).
+TABLE_SCORES = tuple(name for name, score in SCORES.items() if score.tables and name != "mrta_among_words")
 # What a measurement says beside its scores; trainings keep the accuracy of all instances elsewhere.
 _NOT_SCORES = ("n", "n_without_relevance", "accuracy", "random", "concentration", "measured")
 

@@ -61,6 +61,12 @@ class HuggingFaceClassifier(TorchClassifier):
                 f" {config.problem_type!r} gives no probabilities of classes; only classifiers are measured"
             )
         classes = [str(config.id2label.get(number, number)) for number in range(config.num_labels)]
+        for name, number in (config.label2id or {}).items():
+            if str(name) in classes and classes.index(str(name)) != number:
+                raise InputError(
+                    f"the configuration of {type(model).__name__} calls class {classes.index(str(name))}"
+                    f" {name!r} in id2label and class {number} in label2id; make them agree in config.json"
+                )
         self._text_config: Any = config.get_text_config()
         if getattr(self._text_config, "vocab_size", None) is None:
             raise InputError(

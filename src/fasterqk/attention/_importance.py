@@ -6,7 +6,7 @@ aligning them with the tokens, leaving tokens out one at a time.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -81,14 +81,15 @@ def aggregation_name(how: Aggregation) -> str:
     """
     name = how.method if how.layer is None else f"layer:{how.layer}"
     name = name if how.head is None else f"{name}/head:{how.head}"
-    return f"{name}/without-first" if how.without_first else name
+    name = f"{name}/without-first" if how.without_first else name
+    return f"{name}/words" if how.among == "words" else name
 
 
 def built_in(text: str) -> Importance | None:
     """The built-in importance of this name; None if there is none.
 
-    >>> built_in("layer:3/head:1").aggregation
-    Aggregation(method='layer', layer=3, head=1, residual=0.5, discard=0, without_first=False)
+    >>> built_in("layer:3/head:1").aggregation == Aggregation("layer", 3, head=1)
+    True
     """
     if text in METHODS:
         return Importance(text, method=text)
@@ -140,10 +141,7 @@ def _named(name: str, source: Source, instances: Sequence[Instance], absolute: b
     candidates = _importances_from(source, instances, absolute)
     if len(candidates) > 1:
         raise InputError(f"{source!r} holds several importances, so it cannot be called {name!r}")
-    importance = candidates[0]
-    return Importance(
-        str(name), importance.aggregation, importance.method, importance.values, importance.absolute
-    )
+    return replace(candidates[0], name=str(name))
 
 
 def _is_source(value: Any) -> bool:

@@ -53,7 +53,7 @@ from fasterqk.attention.faithfulness import (
 from fasterqk.attention.instances import Batch, Example, Instance, collate, pad_rows, unpad_rows
 from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
 from fasterqk.attention.models import Measurable, Reading, as_array, evaluating
-from fasterqk.attention.scores import SCORES, Rows, entropy
+from fasterqk.attention.scores import SCORES, Rows, among, entropy
 from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
@@ -237,7 +237,10 @@ def _measured(
     lengths = np.array([len(instances[i].tokens) for i in order])
     patterns, heads, guessed = _patterns(model, instances[order[-1]], passes.max_weights)
     if guessed:
-        notes = [*notes, "what each row may see was guessed from the weights, as the model shows no mask"]
+        notes = [
+            *notes,
+            "what each row may see was guessed from its weights: the model shows no mask that is a window",
+        ]
     if not isinstance(aggregation, Aggregation):
         aggregation = (aggregation or default_aggregation)(patterns)
     by_attention = Importance(aggregation_name(aggregation), aggregation)
@@ -423,6 +426,8 @@ class _ReadRows:
     instance: NDArray[np.intp]
     position: NDArray[np.int64]
     real: NDArray[np.bool_]
+    rankable: NDArray[np.bool_]
+    words_alone: bool
     attention: dict[Aggregation, Numbers]
     weights: Numbers
     null_weights: Numbers
@@ -459,6 +464,11 @@ class _ReadRows:
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
         first = keys.int().argmax(1)
         attention = {how: as_array(aggregate(layers, read, allowed, how, first)[chosen]) for how in hows}
+        null_weights = _null_weights(patterns, hows[0], real, position)
+        rankable = np.pad(batch.rankable[instance], ((0, 0), (0, real.shape[1] - batch.tokens.shape[1])))
+        for how in hows:
+            if how.among == "words":
+                attention[how] = among(attention[how], rankable)
         return cls(
             batch=batch,
             reading=reading,
@@ -466,8 +476,10 @@ class _ReadRows:
             position=position,
             real=real,
             attention=attention,
+            rankable=rankable,
+            words_alone=hows[0].among == "words",
             weights=attention[hows[0]],
-            null_weights=_null_weights(patterns, hows[0], real, position),
+            null_weights=among(null_weights, rankable) if hows[0].among == "words" else null_weights,
             layers=[read_rows(layer, read).transpose(1, 2)[chosen] for layer in layers],
             allowed=[read_rows(pairs.unsqueeze(1), read).squeeze(1)[chosen] for pairs in allowed],
         )
@@ -485,10 +497,12 @@ class _ReadRows:
             return parts
         layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
         uniform = [as_array(uniform_attention(visible)[:, 0]) for visible in self.allowed]
+        if self.words_alone:
+            layers, uniform = ([among(rows, self.rankable) for rows in kind] for kind in (layers, uniform))
         masses: dict[str, list[Numbers]] = {"mass": [], "null_mass": []}
-        rows = Rows(self.weights, relevance, self.real, (), (), self.reading.single)
+        rows = Rows(self.weights, relevance, self.real, self.rankable, (), (), self.reading.single)
         for weights, null, layer, visible in zip(layers, uniform, self.layers, self.allowed, strict=True):
-            visible_keys = as_array(visible)
+            visible_keys = as_array(visible) * (self.rankable if self.words_alone else 1)
             masses["mass"].append(self.mean(rows.mass(weights)))
             masses["null_mass"].append(self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1)))
             columns = {name: values[-1] for name, values in masses.items()}
@@ -504,8 +518,9 @@ class _ReadRows:
         answer = self.reading.answer
         columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
         uniform = [uniform_attention(visible) for visible in self.allowed]
-        rows = Rows(self.weights, relevance, self.real, self.layers, self.allowed, self.reading.single)
-        null = Rows(self.null_weights, relevance, self.real, uniform, self.allowed, self.reading.single)
+        keys = relevance, self.real, self.rankable
+        rows = Rows(self.weights, *keys, self.layers, self.allowed, self.reading.single)
+        null = Rows(self.null_weights, *keys, uniform, self.allowed, self.reading.single)
         for score in SCORES.values():
             if score.compute and (only is None or score.name in only):
                 columns[score.column] = self.mean(score.compute(rows))

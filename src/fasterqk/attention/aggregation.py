@@ -6,7 +6,7 @@ has two stronger nulls.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -27,21 +27,42 @@ Numbers = NDArray[np.float64]
 class Pattern:
     """Which keys a query may see: only earlier ones (``causal``), only those within a ``window``, or all.
 
-    A window of w hides keys that are w or more tokens away.
+    A window of w hides keys that are w or more tokens away. ``seen`` is a whole matrix ``(query, key)`` in
+    packed bits, of which ``size`` rows are known, for masks that neither describes (attention in chunks,
+    prefixes).
     """
 
     causal: bool
     window: int | None = None
+    seen: bytes | None = field(default=None, repr=False)
+    size: int = field(default=0, repr=False)
+
+    @classmethod
+    def of_matrix(cls, matrix: Tensor, causal: bool) -> "Pattern":
+        """The pattern that lets query i see key j where ``matrix[i, j]``."""
+        bits = np.packbits(matrix.cpu().numpy().astype(bool))
+        return cls(causal, seen=bits.tobytes(), size=len(matrix))
+
+    def matrix(self, length: int, device: torch.device) -> Tensor:
+        """The matrix of the first ``length`` tokens; what lies beyond the known rows is visible."""
+        bits = np.unpackbits(np.frombuffer(self.seen or b"", np.uint8), count=self.size**2)
+        known = torch.from_numpy(bits.reshape(self.size, self.size)[:length, :length].astype(bool)).to(device)
+        beyond = max(0, length - self.size)
+        return torch.nn.functional.pad(known, (0, beyond, 0, beyond), value=True)
 
     def pairs(self, real: Tensor) -> Tensor:
         """A mask of visible keys, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``."""
         pairs = allowed_pairs(real, self.causal)
+        if self.seen is not None:
+            pairs = pairs & self.matrix(real.shape[1], real.device)
         return pairs if self.window is None else pairs & (_ahead(real).abs() < self.window)
 
     def row(self, real: Tensor, read: Tensor) -> Tensor:
         """A mask of keys visible at ``read``, ``(batch,)`` or ``(batch, row)``: ``(batch, row, key)``."""
         ahead = _ahead_of(real, read)
         visible = real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
+        if self.seen is not None:
+            visible = visible & self.matrix(real.shape[1], real.device)[read.reshape(len(read), -1)]
         return visible if self.window is None else visible & (ahead.abs() < self.window)
 
 
@@ -68,7 +89,7 @@ def pattern_of(mask: Mask | None, length: int) -> Pattern | None:
 
 
 def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
-    """Guess the pattern of one layer from its weights, for models that do not expose their mask.
+    """Guess the pattern of one layer from its weights, for models whose mask is unknown or no window.
 
     ``layer`` is ``(batch, head, query, key)``, or holds only the queries at the positions ``read``, which are
     ``(batch,)`` or ``(batch, row)``.
@@ -84,7 +105,13 @@ def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
     window = int(ahead[weighted].abs().max()) + 1
     beyond = pairs & (ahead.abs() >= window) & (ahead <= 0 if causal else True)
     # Sharp attention underflows to zero on single pairs; a window leaves whole corners empty.
-    return Pattern(causal, window if int(beyond.sum()) >= _WINDOW_EVIDENCE else None)
+    pattern = Pattern(causal, window if int(beyond.sum()) >= _WINDOW_EVIDENCE else None)
+    if ahead.shape[1] == ahead.shape[2]:
+        expected = pattern.pairs(real)
+        empty = int((expected & ~weighted).sum())
+        if empty >= max(_WINDOW_EVIDENCE, int(expected.sum()) // 8):
+            return Pattern.of_matrix(weighted.any(0), causal)
+    return pattern
 
 
 def _ahead(real: Tensor) -> Tensor:
@@ -156,6 +183,7 @@ def _where(wrong: Tensor) -> str:
 # --- Aggregation over heads and layers ---
 
 Method = Literal["rollout", "mean", "max", "last", "layer"]
+Among = Literal["all", "words"]
 Allowed = Tensor | Sequence[Tensor]
 
 
@@ -173,9 +201,12 @@ class Aggregation:
             renormalised. Weights equal to the smallest one kept stay.
         without_first: Remove the first token, the attention sink of decoders, from every row of every layer
             and renormalise. A row with no other weight keeps it.
+        among: Score the attention to ``"all"`` tokens, or renormalise the aggregated row over ``"words"``,
+        the
+            tokens that can be ranked. Encoders leave much of their attention on ``[CLS]`` and ``[SEP]``.
 
-    >>> Aggregation.parse("layer:2")
-    Aggregation(method='layer', layer=2, head=None, residual=0.5, discard=0, without_first=False)
+    >>> Aggregation.parse("layer:2").layer
+    2
     """
 
     method: Method = "rollout"
@@ -184,8 +215,11 @@ class Aggregation:
     residual: float = 0.5
     discard: int = 0
     without_first: bool = False
+    among: Among = "all"
 
     def __post_init__(self) -> None:
+        if self.among not in get_args(Among):
+            raise InputError(f"among is {self.among!r}; choose from {', '.join(get_args(Among))}")
         if self.method not in get_args(Method):
             raise InputError(
                 f"unknown aggregation {self.method!r}; choose from {', '.join(get_args(Method))}"

@@ -7,6 +7,7 @@ random rankings to compare with.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -307,6 +308,10 @@ class Measurement(Rowwise):
                 row[column] = [float(f"{value:.6g}") for value in ranking.importance[number]]
             rows.append(row)
         return rows
+
+    def to_frame(self) -> Any:
+        """:meth:`instances_table` as a pandas data frame; token texts and importances are lists."""
+        return import_module("pandas").DataFrame(self.instances_table())
 
     def __repr__(self) -> str:
         scores = {name: self.at_defaults.scores.get(name) for name in ("accuracy", "mrta", "auprc")}

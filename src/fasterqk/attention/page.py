@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fasterqk.attention.instances import RATIONALE_FROM, Instance
 from fasterqk.attention.scores import SCORES, STRONGER_NULLS, format_score
 from fasterqk.attention.statistics import Bounds
 from fasterqk.files import write_csv, write_text
@@ -135,12 +136,20 @@ def _sections(
 
 
 def first_token_note(measurement: "Measurement") -> str:
-    """One sentence on how much of the aggregated attention is on the first token, and what follows."""
+    """How much of the aggregated attention is on special tokens and on the first, and what follows."""
     if "first_token_share" not in measurement.columns:
         return ""
-    share, null = (float(measurement.columns[f"{x}first_token_share"].mean()) for x in ("", "null_"))
-    note = f"{share:.2%} of the aggregated attention is on the first token (uniform attention: {null:.2%})"
-    how = measurement.settings["aggregation"]
+    kinds = {"special": "special tokens", "first_token": "the first token"}
+    shares = {
+        kind: [float(measurement.columns[f"{x}{kind}_share"].mean()) for x in ("", "null_")] for kind in kinds
+    }
+    share, how = shares["first_token"][0], measurement.settings["aggregation"]
+    texts = [
+        f"{value:.2%} of the aggregated attention is on {kinds[kind]} (uniform attention: {null:.2%})"
+        for kind, (value, null) in shares.items()
+        if kind == "first_token" or value or null
+    ]
+    note = "; ".join(texts)
     if share < _COLLAPSED or how["without_first"]:
         return note
     if how["method"] == "rollout":
@@ -160,6 +169,12 @@ def counts_text(measurement: "Measurement") -> str:
     truncated = f" {cut} were cut at the end" if cut else ""
     truncated += f", {lost} of them with all that was relevant" if lost else ""
     truncated += "." if cut else ""
+    faint = sum(x.relevant and not x.rationale.any() for x in measurement.instances)
+    if faint:
+        truncated += (
+            f" In {faint} no token has a relevance of one half: plausibility leaves them out, and their mass"
+            " cannot reach the one half of AC."
+        )
     if not relevant:
         return (
             f"{count} instances. The data does not say which tokens are relevant, so attention on relevant"
@@ -268,7 +283,10 @@ def extremes(measurement: "Measurement", count: int = SHOWN) -> dict[str, list[i
     values = measurement.instance_ranking_scores()
     names = list(measurement.rankings)
     if "auprc" in values:
-        criterion, order = "agreement with the rationale (AUPRC)", values["auprc"]
+        # Every ranking agrees with a rationale of all tokens.
+        everything = [x.rationale.all() for x in measurement.instances]
+        criterion = "agreement with the rationale (AUPRC)"
+        order = np.where(everything, np.nan, values["auprc"])
     elif len(names) > 1:
         criterion = f"agreement of {names[0]} with {names[1]} (rank correlation)"
         order = measurement.rank_correlations(*(measurement.rankings[name] for name in names[:2]))
@@ -293,17 +311,20 @@ def legend_html(measurement: "Measurement") -> str:
     against = f', <span style="{_shade(-0.6)}">against it</span>' if signed else ""
     return (
         f'<p style="font-size:.85em"><span style="{_shade(0.6)}">shaded</span>: important{against};'
-        ' <span style="text-decoration:underline">underlined</span>: relevant</p>'
+        ' <span style="text-decoration:underline">underlined</span>: relevant from one half on</p>'
     )
 
 
 def instance_html(measurement: "Measurement", number: int) -> str:
-    """One instance with tokens shaded by every importance, side by side; relevant tokens are underlined."""
+    """One instance with tokens shaded by every importance, side by side; its rationale is underlined."""
     instance = measurement.instances[number]
-    probability = float(measurement.columns["probability"][number])
-    predicted = measurement.outcomes[int(measurement.faithfulness.predicted[number])]
-    label = "" if instance.label is None or not measurement.classes else measurement.classes[instance.label]
-    answer = f"predicted {predicted}, label {label}, " if measurement.classes else ""
+    whole, label = measurement.faithfulness.whole[number], instance.label
+    answer = f"p = {float(measurement.columns['probability'][number]):.3f}"
+    if measurement.classes and label is not None:
+        predicted = int(whole.argmax())
+        wrong = f"; label {measurement.classes[label]}, p = {whole[label]:.3f}"
+        answer = f"predicted {measurement.classes[predicted]}, p = {whole[predicted]:.3f}"
+        answer += " (right)" if predicted == label else wrong
     panels = "".join(
         f'<div style="min-width:0"><div style="font-size:.8em;opacity:.75">{escape(name)}</div>'
         f'<div style="line-height:1.7;overflow-wrap:anywhere">{_tokens(measurement, number, name)}</div>'
@@ -312,7 +333,7 @@ def instance_html(measurement: "Measurement", number: int) -> str:
     )
     return (
         '<div style="margin:0 0 1.2em">'
-        f"<div><b>{escape(instance.id)}</b> {escape(answer)}p = {probability:.3f}</div>"
+        f"<div><b>{escape(instance.id)}</b> {escape(answer)}</div>"
         f'<div style="{_GRID}">{panels}</div></div>'
     )
 
@@ -326,15 +347,26 @@ def _tokens(measurement: "Measurement", number: int, name: str) -> str:
     words = [
         _token(piece, float(np.clip(value / top, -1, 1)) if may else 0.0, relevance, value)
         for piece, value, relevance, may in zip(
-            instance.texts_of_tokens, importance, instance.relevance, instance.rankable, strict=True
+            _texts(instance), importance, instance.relevance, instance.rankable, strict=True
         )
     ]
     rest = "" if len(words) <= TOKENS_SHOWN else f" and {len(words) - TOKENS_SHOWN} more"
     return " ".join(words[:TOKENS_SHOWN]) + rest
 
 
+def _texts(instance: Instance) -> Sequence[str]:
+    """The tokens as they stand in the text; special tokens as the model has them."""
+    if instance.places is None:
+        return instance.texts_of_tokens
+    places = zip(instance.places.tolist(), instance.texts_of_tokens, strict=True)
+    return [
+        instance.texts[part][start:end].strip() or piece if part >= 0 else piece
+        for (part, start, end), piece in places
+    ]
+
+
 def _token(piece: str, share: float, relevance: float, value: float) -> str:
-    line = ";text-decoration:underline" if relevance > 0 else ""
+    line = ";text-decoration:underline" if relevance >= RATIONALE_FROM else ""
     return f'<span title="{value:.3g}" style="{_shade(share)}{line}">{escape(piece)}</span>'
 
 

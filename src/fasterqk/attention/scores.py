@@ -54,6 +54,15 @@ def without_first_token(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
     return _normalised(rest)
 
 
+def among(rows: Numbers, chosen: NDArray[np.bool_]) -> Numbers:
+    """The rows ``(row, key)`` on the ``chosen`` keys alone, renormalised; zero if nothing is left.
+
+    >>> among(np.array([[0.5, 0.25, 0.25]]), np.array([[False, True, True]])).tolist()
+    [[0.0, 0.5, 0.5]]
+    """
+    return _normalised(np.where(chosen, rows, 0.0))
+
+
 def max_logit(layers: Sequence["Tensor"], read: "Tensor", allowed: Sequence["Tensor"]) -> "Tensor":
     """The largest attention logit of the read rows over layers and heads, ``(batch,)``.
 
@@ -228,14 +237,15 @@ def _checked_edges(edges: Sequence[float]) -> NDArray[np.float64]:
 class Rows:
     """The rows of attention that predict: ``weights`` ``(row, key)``, aggregated over heads and layers.
 
-    ``relevance`` and ``real`` ``(row, key)`` belong to the text that each row reads. For scores that need
-    more than the aggregate, ``layers`` ``(row, head, key)`` holds the same rows in each layer and ``allowed``
-    ``(row, key)`` the keys they may see there.
+    ``relevance``, ``real`` and ``rankable`` (not a special token), all ``(row, key)``, belong to the text
+    that each row reads. For scores that need more than the aggregate, ``layers`` ``(row, head, key)`` holds
+    the same rows in each layer and ``allowed`` ``(row, key)`` the keys they may see there.
     """
 
     weights: Numbers
     relevance: Numbers
     real: NDArray[np.bool_]
+    rankable: NDArray[np.bool_]
     layers: Sequence["Tensor"]
     allowed: Sequence["Tensor"]
     # Sum mass in single precision; it decides on which side of a threshold an exact half falls.
@@ -245,6 +255,11 @@ class Rows:
     def without_first(self) -> Numbers:
         """The weights without the first real token of each text."""
         return without_first_token(self.weights, self.real)
+
+    @property
+    def among_words(self) -> Numbers:
+        """The weights among the tokens that can be ranked."""
+        return among(self.weights, self.rankable)
 
     def mass(self, weights: Numbers) -> Numbers:
         """The weight on relevant tokens, ``(row,)``."""
@@ -343,6 +358,14 @@ _REGISTERED = (
         of_relevant=True,
         column="mass",
     ),
+    _fit(
+        "mrta_among_words",
+        "MRTA among words",
+        "mean mass among the tokens that can be ranked, without special tokens",
+        null="uniform",
+        compute=lambda rows: rows.mass(rows.among_words),
+        of_relevant=True,
+    ),
     _percent("ac", "AC, %", "percent of instances with mass >= .5"),
     _percent("acmc", "ACMC, %", "percent with mass >= .5 and probability of the right answer >= .5"),
     Score(
@@ -412,6 +435,13 @@ _REGISTERED = (
         "share of the first real token, where attention sinks gather",
         high=1,
         compute=lambda rows: _first_token_share(rows.weights, rows.real),
+    ),
+    _concentration(
+        "special_share",
+        "share of special tokens",
+        "share of the tokens that cannot be ranked, such as [CLS] and [SEP]",
+        high=1,
+        compute=lambda rows: np.asarray((_normalised(rows.weights) * (rows.real & ~rows.rankable)).sum(1)),
     ),
     _concentration(
         "entropy_without_first_token",

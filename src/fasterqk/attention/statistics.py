@@ -329,12 +329,20 @@ def paired_scores(
         The :class:`Bounds` of each difference, by flat name.
 
     Raises:
-        InputError: The instances differ, or ``resamples`` is not a whole number of at least 1.
+        InputError: The instances or their classes differ, or ``resamples`` is not a whole number of at least
+            1.
     """
     if [x.id for x in first.instances] != [x.id for x in second.instances]:
         raise InputError(
             f"two measurements of {len(first.instances)} and {len(second.instances)} instances with other ids"
             " cannot be compared; measure both models on the same data"
+        )
+    # Two models may number the same classes differently, but a text is in one class.
+    names = [[m.classes[x.label or 0] for x in m.instances if m.classes] for m in (first, second)]
+    if set(first.classes) == set(second.classes) and names[0] != names[1]:
+        raise InputError(
+            f"the models number their classes differently: {', '.join(first.classes)} and"
+            f" {', '.join(second.classes)}; give labels by name in the data, or the same id2label in both"
         )
     first_scores, second_scores = first.instance_scores(), second.instance_scores()
     shared = [name for name in first_scores if name in second_scores]

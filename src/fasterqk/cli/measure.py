@@ -78,6 +78,12 @@ def configure(parser: Parser) -> None:
         help="take the first token, where attention sinks gather, out of every row and renormalise",
     )
     parser.add_argument(
+        "--among",
+        choices=("all", "words"),
+        default="all",
+        help="score attention to all tokens (default), or among words alone, without special tokens",
+    )
+    parser.add_argument(
         "--residual",
         type=float,
         default=0.5,
@@ -180,7 +186,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.attention.aggregation import default_aggregation
     from fasterqk.attention.measurement import nested
 
-    options = {name: getattr(arguments, name) for name in ("residual", "head", "discard")}
+    options = {name: getattr(arguments, name) for name in ("residual", "head", "discard", "among")}
     options["without_first"] = arguments.without_first_token
     Aggregation(**options)  # raises before anything is read
     aggregation: Any = partial(default_aggregation, **options)

@@ -1,0 +1,87 @@
+"""Attention among words: special tokens neither hide nor make a difference."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fasterqk.attention import Aggregation, HuggingFaceClassifier, Instance, Passes, Removal, measure
+from fasterqk.attention.page import first_token_note
+from fasterqk.errors import InputError
+
+NOTHING_REMOVED = Removal(percents=())
+
+
+@pytest.fixture
+def measured(small_model, some_instances):
+    def measured(among, **options):
+        aggregation = Aggregation("mean", among=among)
+        return measure(
+            small_model(), some_instances(), aggregation=aggregation, removal=NOTHING_REMOVED, **options
+        )
+
+    return measured
+
+
+def test_special_tokens_hide_that_the_right_words_are_read(make_model):
+    """[CLS] has most of the attention: MRTA is below its null, among words it is above."""
+    own = make_model(
+        "BertForSequenceClassification", "BertConfig", num_hidden_layers=1, num_attention_heads=1
+    )
+    attention = own.bert.encoder.layer[0].attention.self
+    for layer in (attention.query, attention.key):
+        layer.weight.data.zero_()
+        layer.bias.data.zero_()
+    attention.query.bias.data[0] = 4.0  # the logit of a key is what its first feature says
+    attention.key.weight.data[0] = 0.0
+    tokens = np.array([2, 10, 11, 12, 13, 3])
+    states = own.bert.embeddings(input_ids=torch.tensor(tokens[None])).detach()[0]
+    wanted = np.array([4.0, 2.0, 0.0, 0.0, 0.0, 3.0])  # [CLS], the relevant word, other words, [SEP]
+    attention.key.weight.data[0] = torch.linalg.lstsq(
+        states, torch.tensor(wanted, dtype=states.dtype)
+    ).solution
+    rankable, relevance = np.isin(tokens, [2, 3], invert=True), (tokens == 10) * 1.0
+    instance = Instance(tokens, rankable, relevance, label=0)
+    measurement = measure(HuggingFaceClassifier(own), [instance], aggregation="mean", removal=NOTHING_REMOVED)
+    summary = measurement.summary()
+    assert summary["mrta"] < summary.null["mrta"] == pytest.approx(1 / 6)
+    assert summary["mrta_among_words"] > 2 * summary.null["mrta_among_words"] == pytest.approx(0.5)
+    share = summary["special_share"]
+    assert (
+        share > 0.8
+        and f"{share:.2%} of the aggregated attention is on special tokens" in first_token_note(measurement)
+    )
+
+
+def test_among_words_is_the_share_of_words_for_every_score(measured):
+    everything, words = (
+        measured("all", passes=Passes(by_layer=True)),
+        measured("words", passes=Passes(by_layer=True)),
+    )
+    for one, other in zip(everything.importance, words.importance, strict=True):
+        rankable = np.arange(len(one)) > 0
+        assert other == pytest.approx(np.where(rankable, one, 0) / one[rankable].sum())
+    summary = words.summary()
+    assert summary["mrta"] == pytest.approx(everything.summary()["mrta_among_words"])
+    assert summary.null["mrta"] == pytest.approx(everything.summary().null["mrta_among_words"])
+    assert summary["mrta"] == pytest.approx(summary["mrta_among_words"]) and summary["special_share"] == 0
+    # Permuted and sharp attention stay among words, and so does every layer.
+    uniform = np.mean([x.relevance.sum() / x.rankable.sum() for x in words.instances if x.relevant])
+    assert summary.null["mrta"] == pytest.approx(uniform)
+    assert summary.stronger_nulls["permuted"]["mrta"] == pytest.approx(uniform)
+    assert summary.layers["1"]["null"]["mrta"] == pytest.approx(uniform)
+    assert words.settings["aggregation"]["among"] == "words" and list(words.rankings) == ["mean/words"]
+
+
+def test_without_special_tokens_nothing_changes(small_model, some_instances):
+    instances = [replace(x, rankable=np.ones(len(x.tokens), dtype=bool)) for x in some_instances()]
+    measurement = measure(small_model(), instances, removal=NOTHING_REMOVED)
+    summary = measurement.summary()
+    assert summary["mrta_among_words"] == pytest.approx(summary["mrta"])
+    assert "special" not in first_token_note(measurement)
+
+
+def test_unknown_tokens_to_be_among():
+    with pytest.raises(InputError, match="among is 'letters'; choose from all, words"):
+        Aggregation(among="letters")
