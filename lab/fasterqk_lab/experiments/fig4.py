@@ -190,7 +190,7 @@ def _panels(data: Fig4) -> list[Panel]:
     for name, states in data.sweeps.items():
         style: dict[str, Any] = {"color": PARAMETERIZATION_COLORS[states.path.parameterization]}
         dashes = {"linestyle": "--"} if name == SIGN else {}
-        sweeps.append(Line(name, states.qk_ratio, states.alpha, style | dashes))
+        sweeps.append(Line(name.removeprefix("CACO, "), states.qk_ratio, states.alpha, style | dashes))
         if name in data.integrated:
             ratios, points = zip(*data.integrated[name], strict=True)
             style |= {"marker": "o", "linestyle": "none", "markersize": 4, "markerfacecolor": "white"}
@@ -216,7 +216,12 @@ def _panels(data: Fig4) -> list[Panel]:
             null=uniform,
         ),
         Panel(
-            f"(e) attention at loss {STOP:g}", (ratio, alpha), sweeps, limits=limits, null=uniform, legend={}
+            f"(e) attention at loss {STOP:g}",
+            (ratio, alpha),
+            sweeps,
+            limits=limits,
+            null=uniform,
+            legend={"loc": "lower right", "fontsize": 6, "handlelength": 1.2, "borderpad": 0.1},
         ),
         Panel("(f) ratio needed", ("wanted loss", ratio), needed, log="xy", falls=True, legend={}),
     ]
