@@ -72,9 +72,9 @@ class LabelledInstances(Sequence[LabelledInstance]):
     def collect(cls, instances: Iterable[LabelledInstance]) -> "LabelledInstances":
         """Flat arrays from single instances.
 
-        >>> one = LabelledInstance("a", np.array([5, 6]), 0, None)
-        >>> other = LabelledInstance("b", np.array([7]), 1, np.array([1.0]))
-        >>> LabelledInstances.collect([one, other]).lengths.tolist()
+        >>> short = LabelledInstance("a", np.array([7]), 1, np.array([1.0]))
+        >>> longer = LabelledInstance("b", np.array([5, 6]), 0, None)
+        >>> LabelledInstances.collect([longer, short]).lengths.tolist()
         [2, 1]
         """
         items = list(instances)
@@ -106,12 +106,12 @@ class LabelledInstances(Sequence[LabelledInstance]):
         if isinstance(index, slice):
             return self.take(np.arange(len(self))[index])
         position = range(len(self))[index]
-        own = slice(self.offsets[position], self.offsets[position + 1])
+        place = slice(self.offsets[position], self.offsets[position + 1])
         return LabelledInstance(
             id=self.ids[position],
-            tokens=self.tokens[own],
+            tokens=self.tokens[place],
             label=int(self.labels[position]),
-            relevance=self.relevance[own] if self.rated[position] else None,
+            relevance=self.relevance[place] if self.rated[position] else None,
             groups={name: int(values[position]) for name, values in self.groups.items()},
         )
 
