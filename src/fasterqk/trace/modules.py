@@ -7,7 +7,7 @@ Internal, shared by ``capture`` and ``circuits``. A name is split into words (``
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -211,6 +211,29 @@ def parameters_by_module(
     inside).
     """
     return nn.Module.named_parameters(model, prefix, recurse, remove_duplicate)
+
+
+_INTERNAL = "_attn_implementation_internal"
+
+
+def configurations(model: nn.Module) -> list[Any]:
+    """The distinct transformers configurations that the modules of ``model`` read."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in configs if hasattr(config, _INTERNAL)}.values())
+
+
+@contextmanager
+def attention_implementation(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Run ``model`` with attention implementation ``name`` (None: unchanged), and restore it on exit."""
+    before = [(config, getattr(config, _INTERNAL)) for config in configurations(model)]
+    try:
+        if name is not None:
+            for config, _ in before:
+                setattr(config, _INTERNAL, name)
+        yield
+    finally:
+        for config, implementation in before:
+            setattr(config, _INTERNAL, implementation)
 
 
 def nothing_compiled() -> AbstractContextManager[None]:
