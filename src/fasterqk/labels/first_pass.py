@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 from fasterqk.labels._signals import CONTEXT, KEY, QUERY, finding_from_gradients, matrices_behind
 from fasterqk.labels._verdicts import scopes_of, slices_by_evidence
-from fasterqk.labels.find import labels_text, likely_labels, resting_on_names
+from fasterqk.labels.find import labels_text, likely_labels, resting_on_names, stack_names
 from fasterqk.labels.names import Scope, nearest, stacks
 from fasterqk.labels.probe import float_tensors, probe_call
 from fasterqk.labels.slices import NO_SOFTMAX, Circuits, Slice, as_label, joined, whole_slice
@@ -247,19 +247,15 @@ class FirstPass:
             self.detach()
         if self.by_name and not self._warned:
             self._warned = True
-            reason = self.unseen[min(self.by_name)]
+            blocks, reason = stack_names(sorted(self.by_name)), self.unseen[min(self.by_name)]
             warnings.warn(
-                f"the labels of {self._named()} rest on names: {reason} before this step; {_VERIFY}",
-                stacklevel=2,
+                f"the labels of {blocks} rest on names: {reason} before this step; {_VERIFY}", stacklevel=2
             )
 
     def note(self) -> str:
         """For ``describe``: which labels rest on names so far."""
-        return f" (labels by name until the first training pass: {self._named()})" if self.by_name else ""
-
-    def _named(self) -> str:
-        places = list(dict.fromkeys(stack_of(path) or "the model" for path in sorted(self.by_name)))
-        return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+        blocks = stack_names(sorted(self.by_name))
+        return f" (labels by name until the first training pass: {blocks})" if blocks else ""
 
 
 def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[str, list[Slice]]:
