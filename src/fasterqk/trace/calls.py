@@ -129,7 +129,7 @@ class Mask:
     """What a mask lets the queries of one layer see, over all instances and heads.
 
     ``behind`` and ``ahead``: how many positions before and after itself a query sees at most. ``gaps``: some
-    position between these is hidden (padding, or a pattern that is no window).
+    position between these is hidden (padding, or a pattern other than a window).
     """
 
     behind: int
