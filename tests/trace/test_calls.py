@@ -1,6 +1,8 @@
 """The written-out kernels against torch's own, over masks, shapes and options."""
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fasterqk.trace import calls, capture
+from fasterqk.trace import AttentionCall, AttentionTrace, calls, capture
 
 
 @settings(max_examples=40, deadline=None)
@@ -93,3 +95,62 @@ def test_unbatched_multi_head_attention() -> None:
         output, weights = module(states, states, states)
     torch.testing.assert_close(captured.outputs, (output, weights))
     assert captured[0].shape == (1, 2, 4, 4)
+
+
+# --- The trace, for observers of any kind ---
+
+
+class Observer(AttentionTrace):
+    """Counts attention calls; torch's kernels run as they are, so that a training pass does not change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[AttentionCall] = []
+        self.kernels = 0
+
+    def kernel(self, operation: calls.Operation) -> object:
+        self.kernels += 1
+        return operation.run()
+
+    def weighed(self, call: AttentionCall) -> None:
+        self.calls.append(call)
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    scores = (q @ k.mT / math.sqrt(3)).masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf)
+    return F.dropout(scores.softmax(-1), 0.0).reshape(scores.shape) @ v
+
+
+@pytest.mark.parametrize(
+    "attend", [plain, lambda q, k, v: torch.einsum("bhts,bhse->bhte", (q @ k.mT).softmax(-1), v)]
+)
+def test_an_observer_sees_calls_and_changes_nothing(attend) -> None:
+    q, k, v = torch.randn(3, 2, 4, 5, 3)
+    with Observer() as observer:
+        output = attend(q, k, v)
+        routed = (q.sum(-1).softmax(-1).unsqueeze(-1) * v).sum()  # weights nothing by a product
+    assert torch.equal(output, attend(q, k, v)) and routed.dim() == 0
+    assert [call.shape for call in observer.calls] == [(2, 4, 5, 5)] and observer.calls[0].products
+
+
+def test_kernels_are_seen_as_they_are_where_an_observer_runs_them() -> None:
+    states = torch.randn(3, 2, 4, 5, 3)
+    with Observer() as observer:
+        output = F.scaled_dot_product_attention(*states)
+    assert torch.equal(output, F.scaled_dot_product_attention(*states))
+    assert (observer.kernels, observer.calls) == (1, [])
+
+
+def test_the_trace_keeps_no_tensor_alive() -> None:
+    gc.disable()
+    try:
+        with Observer() as observer:
+            q = torch.randn(1, 2, 5, 3)
+            scores = q @ q.mT
+            probabilities = scores.softmax(-1)
+            context = probabilities @ q
+            tensors = [weakref.ref(tensor) for tensor in (q, scores, probabilities, context)]
+            del q, scores, probabilities, context
+        assert len(observer.calls) == 1 and [ref() for ref in tensors] == [None] * 4
+    finally:
+        gc.enable()

@@ -1,8 +1,9 @@
 """What names mean, over the spellings that are in use."""
 
 import pytest
+import torch
 
-from fasterqk.trace.modules import meaning
+from fasterqk.trace.modules import meaning, nothing_compiled
 
 
 @pytest.mark.parametrize(
@@ -64,3 +65,17 @@ def test_norm(name: str) -> None:
 )
 def test_score(name: str) -> None:
     assert meaning(name).score
+
+
+def test_two_that_run_eagerly_may_end_in_any_order() -> None:
+    """As two monitors of one model do."""
+    compiled = torch.compile(lambda x: torch.compiler.is_compiling(), backend="eager")
+    first, second = nothing_compiled(), nothing_compiled()
+    first.__enter__()
+    second.__enter__()
+    assert not compiled(torch.zeros(1))
+    first.__exit__(None, None, None)
+    assert not compiled(torch.zeros(1))
+    second.__exit__(None, None, None)
+    assert compiled(torch.zeros(1))
+    torch._dynamo.reset()

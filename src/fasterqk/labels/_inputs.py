@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError
-from fasterqk.trace.modules import call_with, first_number
-from fasterqk.trace.run import attention_implementation
+from fasterqk.trace.modules import attention_implementation, call_with, first_number
 
 LENGTH, IMAGE = 12, 128  # tokens; pixels of an image's side
 _LARGE_FIRST = (256, 224, 384, 128, 64, 32, 28)

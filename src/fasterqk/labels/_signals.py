@@ -300,7 +300,7 @@ def _without_probabilities(value: Any) -> Any:
 # --- Which entries of the parameters the gradients reach ---
 
 # Bits of a code: the entry is reached by the gradient of queries, keys, contexts, probabilities, the output,
-# or of what acts on a context. A gradient that is not finite is no answer, neither yes nor no.
+# or of what acts on a context. A gradient that is not finite answers neither yes nor no.
 QUERY, KEY, CONTEXT, SCORE, OUTPUT, UNKNOWN, ACTING = 1, 2, 4, 8, 16, 32, 64
 STREAM = QUERY | KEY | CONTEXT
 

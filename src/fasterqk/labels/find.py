@@ -357,13 +357,14 @@ def _notes(verdict: Verdict, circuits: Circuits, verify: bool | str) -> tuple[st
     if linear:
         classes = dict.fromkeys(type(module).__name__ for module in linear.values())
         notes.append(
-            f"no softmax over queries and keys in {_stacks(list(linear))} ({_some(list(classes))}): "
+            f"no softmax over queries and keys in {stack_names(list(linear))} ({_some(list(classes))}): "
             f"at the base rate{_OTHER_FORMS if evidence.silent & linear.keys() else ''}"
         )
     if not verify:
         return tuple(notes)
     if verdict.unused:
-        notes.append(f"without effect on the probe's inputs, at the base rate: {_stacks(verdict.unused)}")
+        unused = stack_names(verdict.unused)
+        notes.append(f"without effect on the probe's inputs, at the base rate: {unused}")
     labelled = {id(verdict.scope_of(part.parameter)) for part in circuits if part.circuit != "rest"}
     by_user = {id(verdict.scope_of(part.parameter)) for part in circuits if part.decided_by == "label"}
     unseen = [
@@ -373,20 +374,21 @@ def _notes(verdict: Verdict, circuits: Circuits, verify: bool | str) -> tuple[st
     ]
     if unseen:
         notes.append(
-            f"not seen by the probe, labelled by registry and names: {_stacks(unseen)}{_why(verdict)}"
+            f"not seen by the probe, labelled by registry and names: {stack_names(unseen)}{_why(verdict)}"
             + ("" if evidence.failure == WITHOUT_AUTOGRAD else "; to verify it, pass inputs= that run it")
         )
     for factor in ("queries", "keys"):
         paths = [path for path, foreign in evidence.foreign.items() if foreign == factor]
         if paths:
             notes.append(
-                f"{factor} come from outside of {_stacks(paths)}; if other parameters make them, name these "
-                "with labels="
+                f"{factor} come from outside of {stack_names(paths)}; if other parameters make them, name "
+                "these with labels="
             )
     return tuple(notes)
 
 
-def _stacks(paths: list[str]) -> str:
+def stack_names(paths: list[str]) -> str:
+    """The stacks of layers that hold ``paths``, in words."""
     return _some(list(dict.fromkeys(stack_of(path) or "the model" for path in paths)))
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 from fasterqk.labels._signals import CONTEXT, KEY, QUERY, finding_from_gradients, matrices_behind
 from fasterqk.labels._verdicts import scopes_of, slices_by_evidence
-from fasterqk.labels.find import labels_text, likely_labels, resting_on_names
+from fasterqk.labels.find import labels_text, likely_labels, resting_on_names, stack_names
 from fasterqk.labels.names import Scope, nearest, stacks
 from fasterqk.labels.probe import float_tensors, probe_call
 from fasterqk.labels.slices import NO_SOFTMAX, Circuits, Slice, as_label, joined, whole_slice
@@ -30,11 +30,11 @@ from fasterqk.trace.calls import (
     AttentionTrace,
     Frame,
     Operation,
+    Running,
     innermost_with_weights,
     probing,
 )
 from fasterqk.trace.modules import nothing_compiled, parameters_by_module, stack_of
-from fasterqk.trace.recorder import Recorder
 
 _BY_HEAD = "circuits=find_circuits(model, inputs=batch, heads=True)"
 _VERIFY = "find_circuits(model, inputs=batch, verify=True) verifies them, labels= names them"
@@ -51,7 +51,12 @@ class FirstPass:
         self._model = weakref.ref(model)
         self._by_role = by_role
         self._scopes = scopes_of(model, circuits)
-        self._labels = self._by_block(model, circuits)
+        self._every = _by_parameter(model, circuits)
+        self._labels: dict[str, dict[str, list[Slice]]] = {path: {} for path in self._scopes}
+        for name, parts in self._every.items():
+            scope = nearest(name, self._scopes)
+            if scope is not None:
+                self._labels[scope.path][name] = parts
         self._heads = any(part.head is not None for part in circuits)
         scopes = {path: scope for path, scope in self._scopes.items() if self._is_open(path)}
         self._stacks = stacks(model, scopes)
@@ -64,25 +69,9 @@ class FirstPass:
         self._outermost: nn.Module | None = None
         self._session, self._watching = ExitStack(), ExitStack()
         self._looking: _Looking | None = None
-        self._recorder: Recorder | None = None
+        self._running: Running | None = None
         self._handles: list[Any] = []
         self._warned = self._rehearsing = False
-
-    # --- Labels by block ---
-
-    def _by_block(self, model: nn.Module, circuits: Circuits) -> dict[str, dict[str, list[Slice]]]:
-        """By block and parameter (under the name that leads to its module) its labelled slices."""
-        inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
-        names = {name: inside[id(parameter)] for name, parameter in model.named_parameters()}
-        self._every: dict[str, list[Slice]] = {}
-        labels: dict[str, dict[str, list[Slice]]] = {path: {} for path in self._scopes}
-        for part in circuits:
-            name = names.get(part.parameter, part.parameter)
-            scope = nearest(name, self._scopes)
-            self._every.setdefault(name, []).append(part)
-            if scope is not None:
-                labels[scope.path].setdefault(name, []).append(part)
-        return labels
 
     def _is_open(self, path: str) -> bool:
         """Whether something in the block was labelled by us: the user's own labels are not questioned."""
@@ -133,11 +122,11 @@ class FirstPass:
             self._session.enter_context(nothing_compiled())
             if self.by_name:
                 # Labels by name: attention may also be where no name says so.
-                if self._recorder is None:  # else there is one, of a pass that failed
-                    self._recorder = Recorder(keep=lambda call: torch.empty(0))
-                    self._watching.enter_context(self._recorder.watching(model))
-                self._recorder.frames.clear()
-                looking = _Looking(self._recorder.frames, self._scopes)
+                if self._running is None:  # else there is one, of a pass that failed
+                    self._running = Running()
+                    self._watching.enter_context(self._running.watching(model))
+                self._running.frames.clear()
+                looking = _Looking(self._running.frames, self._scopes)
                 self._looking = self._session.enter_context(looking)
         first = self._first.get(path)
         if first in self.unseen and self._outermost is not None:
@@ -155,7 +144,7 @@ class FirstPass:
         if sys.exc_info()[0] is not None:
             return  # the pass has failed, and torch is going through its hooks
         self._watching.close()
-        self._recorder = None
+        self._running = None
         if looking is not None and looking.elsewhere and model is not None:
             self._refuse_elsewhere(model, looking.elsewhere)
         if not self.unseen and not self._rehearsing:
@@ -258,19 +247,25 @@ class FirstPass:
             self.detach()
         if self.by_name and not self._warned:
             self._warned = True
-            reason = self.unseen[min(self.by_name)]
+            blocks, reason = stack_names(sorted(self.by_name)), self.unseen[min(self.by_name)]
             warnings.warn(
-                f"the labels of {self._named()} rest on names: {reason} before this step; {_VERIFY}",
-                stacklevel=2,
+                f"the labels of {blocks} rest on names: {reason} before this step; {_VERIFY}", stacklevel=2
             )
 
     def note(self) -> str:
         """For ``describe``: which labels rest on names so far."""
-        return f" (labels by name until the first training pass: {self._named()})" if self.by_name else ""
+        blocks = stack_names(sorted(self.by_name))
+        return f" (labels by name until the first training pass: {blocks})" if blocks else ""
 
-    def _named(self) -> str:
-        places = list(dict.fromkeys(stack_of(path) or "the model" for path in sorted(self.by_name)))
-        return ", ".join(places[:4]) + (f" and {len(places) - 4} more" if len(places) > 4 else "")
+
+def _by_parameter(model: nn.Module, circuits: Circuits) -> dict[str, list[Slice]]:
+    """The labelled slices by parameter, under the name that leads to its module."""
+    inside = {id(parameter): name for name, parameter in parameters_by_module(model)}
+    names = {name: inside[id(parameter)] for name, parameter in model.named_parameters()}
+    slices: dict[str, list[Slice]] = {}
+    for part in circuits:
+        slices.setdefault(names.get(part.parameter, part.parameter), []).append(part)
+    return slices
 
 
 def _ends(path: str) -> list[int]:

@@ -37,11 +37,10 @@ from fasterqk.labels._signals import (
     reached_by,
 )
 from fasterqk.labels.names import nearest
-from fasterqk.trace.calls import innermost_with_weights, probe_running
+from fasterqk.trace.calls import Running, innermost_with_weights, probe_running
 from fasterqk.trace.calls import probing as probing
 from fasterqk.trace.isolated import detached_copy, isolated, nothing_checkpointed, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, parameters_by_module
-from fasterqk.trace.recorder import Recorder
 
 # States that enter a block with larger entries than this are replaced by noise.
 _MODERATE = 1e4
@@ -231,15 +230,15 @@ def _probe(
 
     ``inputs`` are tensors of the call whose part in it is asked, too.
     """
-    recorder = Recorder()
-    trace = ProbeTrace(recorder.frames)
+    running = Running()
+    trace = ProbeTrace(running.frames)
     blocks = _Blocks({name: model.get_submodule(name.removeprefix(path).lstrip(".")) for name in scopes})
     evidence = Evidence()
     try:
         with (
             nothing_compiled(),
             nothing_checkpointed(),
-            recorder.watching(model, path),
+            running.watching(model, path),
             blocks.observed(detach=not inputs),
             torch.enable_grad(),
             trace,

@@ -9,16 +9,20 @@ tags on the tensors. ``capture``, the probe of the labels and the first training
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 from torch.overrides import TorchFunctionMode
+
+from fasterqk.trace.modules import is_attention
 
 # --- Kernels in plain operations: the same arguments as in torch, and the same values up to rounding ---
 
@@ -116,6 +120,8 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
 # --- What an attention call is ---
 
 Kind = Literal["self", "encoder", "decoder", "cross"]
+# Arguments of Hugging Face attention modules: hidden states for keys and values alone.
+_OTHER_SOURCES = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
 
 
 @dataclass(frozen=True)
@@ -123,7 +129,7 @@ class Mask:
     """What a mask lets the queries of one layer see, over all instances and heads.
 
     ``behind`` and ``ahead``: how many positions before and after itself a query sees at most. ``gaps``: some
-    position between these is hidden (padding, or a pattern that is no window).
+    position between these is hidden (padding, or a pattern other than a window).
     """
 
     behind: int
@@ -144,6 +150,42 @@ class Frame:
     other_source: bool = False
     recorded: bool = False
     explicit: bool = False
+
+
+@dataclass(eq=False)
+class Running:
+    """The modules that are running in a forward pass: ``frames``, outermost first; ``entered`` are all."""
+
+    frames: list[Frame] = field(default_factory=list)
+    entered: list[Frame] = field(default_factory=list)
+
+    @contextmanager
+    def watching(self, model: nn.Module, path: str = "") -> Iterator[None]:
+        """Follow the modules of ``model`` (at ``path`` of a larger one) until the end."""
+        with ExitStack() as hooks:
+            for name, module in model.named_modules(prefix=path):
+                if isinstance(module, ScriptModule):
+                    continue  # it takes no hooks
+                enter = partial(self._enter, name)
+                hooks.enter_context(module.register_forward_pre_hook(enter, with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(self._leave, always_call=True))
+            yield
+
+    def _enter(self, name: str, module: nn.Module, arguments: Any, keywords: Any) -> None:
+        frame = Frame(name, module, _other_source(module, arguments, keywords))
+        self.frames.append(frame)
+        self.entered.append(frame)
+
+    def _leave(self, module: nn.Module, arguments: Any, output: Any) -> None:
+        if self.frames and self.frames[-1].module is module:
+            self.frames.pop()
+
+
+def _other_source(module: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    if isinstance(module, nn.MultiheadAttention):
+        query, key = (*arguments, keywords.get("query"), keywords.get("key"))[:2]
+        return query is not key
+    return any(keywords.get(name) is not None for name in _OTHER_SOURCES) and is_attention(module)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,7 +328,7 @@ class AttentionTrace(TorchFunctionMode):
     Subclasses override that, and whatever else they want to know or to change. Calls hold the tensors that an
     override puts there; the trace itself keeps none alive, so it can run in a training pass. Torch's
     attention kernels run in plain operations, which makes their softmax visible, unless ``kernel`` is
-    overridden. ``frames`` are the modules that are running, as a ``Recorder`` follows them.
+    overridden. ``frames`` are the modules that are running, as :class:`Running` follows them.
 
     >>> class Printed(AttentionTrace):
     ...     def weighed(self, call):

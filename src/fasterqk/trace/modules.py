@@ -7,7 +7,7 @@ Internal, shared by ``capture`` and ``circuits``. A name is split into words (``
 import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -213,12 +213,52 @@ def parameters_by_module(
     return nn.Module.named_parameters(model, prefix, recurse, remove_duplicate)
 
 
-def nothing_compiled() -> AbstractContextManager[None]:
-    """Run compiled parts of a model eagerly; compiling them for one forward pass would take minutes."""
+_INTERNAL = "_attn_implementation_internal"
+
+
+def configurations(model: nn.Module) -> list[Any]:
+    """The distinct transformers configurations that the modules of ``model`` read."""
+    configs = [getattr(module, "config", None) for module in model.modules()]
+    return list({id(config): config for config in configs if hasattr(config, _INTERNAL)}.values())
+
+
+@contextmanager
+def attention_implementation(model: nn.Module, name: str | None) -> Iterator[None]:
+    """Run ``model`` with attention implementation ``name`` (None: unchanged), and restore it on exit."""
+    before = [(config, getattr(config, _INTERNAL)) for config in configurations(model)]
+    try:
+        if name is not None:
+            for config, _ in before:
+                setattr(config, _INTERNAL, name)
+        yield
+    finally:
+        for config, implementation in before:
+            setattr(config, _INTERNAL, implementation)
+
+
+_askers: list[object] = []  # blocks of code that run everything eagerly
+_stances: list[Any] = []  # what they changed, once for all
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Run compiled parts of a model eagerly; compiling them for one forward pass would take minutes.
+
+    Several may ask for it and end in any order (two monitors of one model): the last restores what was before
+    the first.
+    """
+    asker = object()
+    _askers.append(asker)
     # Nothing is compiled before dynamo is imported, which takes seconds.
-    if "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
-        return torch.compiler.set_stance("force_eager")
-    return nullcontext()
+    if not _stances and "torch._dynamo" in sys.modules and hasattr(torch.compiler, "set_stance"):
+        _stances.append(torch.compiler.set_stance("force_eager"))
+        _stances[0].__enter__()
+    try:
+        yield
+    finally:
+        _askers.remove(asker)
+        if _stances and not _askers:
+            _stances.pop().__exit__(None, None, None)
 
 
 def call_with(function: Callable[..., Any], inputs: Any) -> Any:
