@@ -24,7 +24,7 @@ from fasterqk.errors import InputError
 from fasterqk.labels.names import find_scopes, nearest
 from fasterqk.labels.slices import Circuits, Slice
 from fasterqk.stability._scores import KernelScores, Scores, WrittenScores
-from fasterqk.trace.calls import SCORES, AttentionTrace, carries, is_parameter
+from fasterqk.trace.calls import SCORES, AttentionTrace, Operation, carries, is_parameter
 from fasterqk.trace.modules import head_counts
 
 # --- The trace: the scores that a block forms ---
@@ -83,12 +83,12 @@ class LogitTrace(AttentionTrace):
         self._saw(KernelScores, *arguments, named.get("score_mod"), mask_mod, output[1] if asks else None)
         return output[0] if asks and user_aux is None else output
 
-    def kernel(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is F.scaled_dot_product_attention:
-            self._kernel(*args, **kwargs)
-            return func(*args, **kwargs)
+    def kernel(self, operation: Operation) -> Any:
+        if operation.func is F.scaled_dot_product_attention:
+            self._kernel(*operation.args, **operation.kwargs)
+            return operation.run()
         with self:
-            return _seen_inside(func)(*args, **kwargs)
+            return _seen_inside(operation.func)(*operation.args, **operation.kwargs)
 
     def _kernel(
         self,
@@ -110,40 +110,42 @@ class LogitTrace(AttentionTrace):
             return  # another shape: this softmax is not attention of these heads
         self.see(scores)
 
-    def product(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        output = func(*args, **kwargs)
+    def product(self, operation: Operation) -> Any:
+        output, tensors = operation.run(), operation.tensors
         # A product with a weight is a projection; scores come from two activations.
         if not isinstance(output, Tensor) or any(map(is_parameter, tensors)):
             return output
         products, pure = output.detach(), True
-        if func in (torch.baddbmm, Tensor.baddbmm):
-            added = tensors[0].detach() * kwargs.get("beta", 1)
+        if operation.func in (torch.baddbmm, Tensor.baddbmm):
+            added = tensors[0].detach() * operation.kwargs.get("beta", 1)
             pure = not bool(added.any())
             products = products if pure else torch.nan_to_num(products - added)
         setattr(output, self.tag, Products(products, pure=pure))
         return output
 
-    def softmax(self, func: Callable[..., Any], args: Any, kwargs: Any, logits: Tensor) -> Any:
+    def softmax(self, operation: Operation) -> Any:
+        logits = operation.tensors[0]
         origin: Products | None = getattr(logits, self.tag, None)
         if origin is not None:
             shown = logits.detach() if origin.logits is None else origin.logits
             products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
             self._saw(WrittenScores, products, shown, self.heads, origin.capped)
             delattr(logits, self.tag)  # autograd may keep the tensor
-        return func(*args, **kwargs)
+        return operation.run()
 
-    def other(self, func: Callable[..., Any], args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+    def other(self, operation: Operation) -> Any:
         """Pass the tag on to an output that still holds the scores."""
-        tagged = [tensor for tensor in tensors if hasattr(tensor, self.tag)]
+        func, args, kwargs = operation.func, operation.args, operation.kwargs
+        tagged = [tensor for tensor in operation.tensors if hasattr(tensor, self.tag)]
         if not tagged:
-            return func(*args, **kwargs)
+            return operation.run()
         source, origins = tagged[0], [getattr(tensor, self.tag) for tensor in tagged]
         origin: Products = origins[0]
         others = [other for other in origins if other is not origin]
         keeps_pure = func in _MULTIPLIED or func in _DIVIDED
         if _in_place(func) and not keeps_pure and origin.products.data_ptr() == source.data_ptr():
             origin.products = origin.products.clone()
-        output = func(*args, **kwargs)
+        output = operation.run()
         if not isinstance(output, Tensor) or not _holds(func, source, output):
             return output
         if func in _RESHAPED and args[0] is source:
