@@ -1,4 +1,4 @@
-"""Files: atomic writes, canonical JSON and hashes of configurations, CSV."""
+"""Files: atomic writes, canonical JSON, CSV."""
 
 import csv
 import dataclasses
@@ -30,9 +30,6 @@ from fasterqk.files import (
     append_line,
     canonical_json,
     check_output,
-    config_defaults,
-    config_fields,
-    content_hash,
     csv_text,
     parse_json,
     plain,
@@ -302,27 +299,6 @@ class Inner:
     names: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    task: str
-    seed: int = 0
-    lr: float = 0.1
-    clip: float | None = 1.0
-    inner: Inner = Inner()
-    layers: tuple[int, ...] = dataclasses.field(default_factory=lambda: (1, 2))
-
-
-configs = st.builds(
-    Config,
-    task=st.text(max_size=3),
-    seed=st.integers(0, 3),
-    lr=st.sampled_from([0.1, 0.2, -0.0, 0.0]),
-    clip=st.none() | st.sampled_from([1.0, 2.0]),
-    inner=st.builds(Inner, width=st.sampled_from([64, 32])),
-    layers=st.sampled_from([(1, 2), (), (1,)]),
-)
-
-
 @given(values)
 def test_plain_data_survives_the_text(value: Any) -> None:
     assert json.loads(canonical_json(value)) == value
@@ -352,72 +328,6 @@ def test_plain_takes_what_configurations_and_results_hold() -> None:
     assert plain(Inner()) == {"width": 64, "names": []}
     with pytest.raises(TypeError, match="object"):
         plain(object())
-
-
-@given(configs, configs)
-def test_hashes_are_equal_exactly_when_configurations_are(one: Config, other: Config) -> None:
-    same = canonical_json(one) == canonical_json(other)
-    assert (content_hash(one) == content_hash(other)) is same
-
-
-@given(configs)
-def test_only_what_differs_from_the_defaults_is_hashed(config: Config) -> None:
-    fields = config_fields(config)
-    assert "task" in fields
-    rebuilt = dict(fields)
-    if "inner" in rebuilt:
-        rebuilt["inner"] = Inner(**rebuilt["inner"])
-    if "layers" in rebuilt:
-        rebuilt["layers"] = tuple(rebuilt["layers"])
-    assert Config(**rebuilt) == config
-
-
-@given(configs)
-def test_a_new_field_with_a_default_keeps_old_hashes(config: Config) -> None:
-    newer = dataclasses.make_dataclass("Config", [("added", int, 7)], bases=(Config,), frozen=True)
-    fields = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    assert content_hash(newer(**fields)) == content_hash(config)
-    assert content_hash(newer(**fields, added=8)) != content_hash(config)
-
-
-def test_defaults_are_plain_data() -> None:
-    assert config_defaults(Config) == {
-        "seed": 0,
-        "lr": 0.1,
-        "clip": 1.0,
-        "inner": {"width": 64, "names": []},
-        "layers": [1, 2],
-    }
-
-
-def test_another_class_is_another_configuration() -> None:
-    one, other = (
-        dataclasses.make_dataclass(name, [("seed", int, 0)], frozen=True) for name in ("One", "Other")
-    )
-    assert content_hash(one()) != content_hash(other())
-
-
-@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_what_json_cannot_say_is_no_configuration(value: float) -> None:
-    with pytest.raises(InputError, match="lr = "):
-        content_hash(Config("a", lr=value))
-    with pytest.raises(InputError, match="layers = "):
-        content_hash(Config("a", layers=(1, value)))  # type: ignore[arg-type]
-
-
-def test_parts_of_another_class_are_another_configuration() -> None:
-    part = [("width", int, 64)]
-    one, other = (dataclasses.make_dataclass(name, part, frozen=True) for name in ("One", "Other"))
-    hashes = {
-        content_hash(Config("a", inner=inner)) for inner in (one(), other(), one(8), other(8), Inner(8))
-    }
-    assert len(hashes) == 5
-
-
-@pytest.mark.parametrize("value", [Config, {"seed": 1}, 3])
-def test_only_dataclass_instances_are_configurations(value: Any) -> None:
-    with pytest.raises(TypeError, match="dataclass instance"):
-        content_hash(value)
 
 
 names = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=6)

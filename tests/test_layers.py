@@ -14,6 +14,7 @@ SOURCES = {"fasterqk": ROOT / "src" / "fasterqk", "fasterqk_lab": ROOT / "lab" /
 LIBRARY = ["errors", "files", "processor", "console", "pages", "theory", "trace", "labels", "optim"]
 LIBRARY += ["stability", "attention", "huggingface"]
 LAB = [
+    "configs",
     "synthetic",
     "tasks",
     "models",

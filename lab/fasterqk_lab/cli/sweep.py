@@ -20,7 +20,8 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import duration_text, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
-from fasterqk.files import config_values, content_hash, plain
+from fasterqk.files import config_values, plain
+from fasterqk_lab.configs import content_hash
 
 if TYPE_CHECKING:
     from fasterqk_lab.runs import Plan

@@ -19,7 +19,7 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import duration_text, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
-from fasterqk.files import config_types
+from fasterqk_lab.configs import config_types
 
 if TYPE_CHECKING:
     from fasterqk_lab.training import TrainResult

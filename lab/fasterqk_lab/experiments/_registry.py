@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from fasterqk.console import Progress, progress_bar
 from fasterqk.errors import InputError
-from fasterqk.files import canonical_json, check_output, config_fields, plain
+from fasterqk.files import canonical_json, check_output, plain
+from fasterqk_lab.configs import config_fields
 from fasterqk_lab.experiments._show import show_summary
 from fasterqk_lab.runs import Line, SweepError, read_cells, rounded, sweep, write_cells
 from fasterqk_lab.tasks import use_data_folder

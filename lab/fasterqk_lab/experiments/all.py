@@ -14,8 +14,8 @@ from typing import Any
 
 from fasterqk.console import duration_text, text_table
 from fasterqk.errors import InputError, WorkError
-from fasterqk.files import content_hash
 from fasterqk.files import plain as plain_data
+from fasterqk_lab.configs import content_hash
 from fasterqk_lab.experiments._registry import (
     EXPERIMENTS,
     CellRunner,

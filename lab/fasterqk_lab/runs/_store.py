@@ -25,17 +25,8 @@ from typing import Any
 
 import fasterqk
 from fasterqk.errors import InputError
-from fasterqk.files import (
-    SCHEMA_VERSION,
-    canonical_json,
-    config_defaults,
-    config_fields,
-    content_hash,
-    parse_json,
-    plain,
-    read_json_lines,
-    write_bytes,
-)
+from fasterqk.files import canonical_json, parse_json, plain, read_json_lines, write_bytes
+from fasterqk_lab.configs import SCHEMA_VERSION, config_defaults, config_fields, content_hash
 
 # --- Sealed JSON files ---
 

@@ -43,7 +43,8 @@ from typing import Any
 
 from fasterqk.console import Progress
 from fasterqk.errors import InputError, WorkError
-from fasterqk.files import config_defaults, config_types, content_hash, read_lines
+from fasterqk.files import read_lines
+from fasterqk_lab.configs import config_defaults, config_types, content_hash
 from fasterqk_lab.runs._execute import (
     Backend,
     CellTask,

@@ -20,13 +20,13 @@ from fasterqk.errors import InputError, needs_extra
 from fasterqk.files import (
     append_bytes,
     canonical_json,
-    config_fields,
     csv_text,
     plain,
     read_json_lines,
     write_bytes,
     write_text,
 )
+from fasterqk_lab.configs import config_fields
 from fasterqk_lab.runs._execute import Event, read_journal
 from fasterqk_lab.runs._store import LOCK_NAME, Store, claim, clear, is_whole, read_result, read_sealed, state
 from fasterqk_lab.runs._sweep import Spec, SpecCell, read_spec

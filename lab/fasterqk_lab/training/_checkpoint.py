@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError
-from fasterqk.files import content_hash, parse_json, write_bytes
+from fasterqk.files import parse_json, write_bytes
+from fasterqk_lab.configs import content_hash
 
 FILE_NAME = "checkpoint.safetensors"
 FORMAT = "fasterqk-checkpoint"

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fasterqk.errors import InputError
-from fasterqk.files import PART, config_types
+from fasterqk.files import PART
+from fasterqk_lab.configs import config_types
 from fasterqk_lab.tasks import check_task
 
 OPTIMIZERS = ("adamw", "sgd")

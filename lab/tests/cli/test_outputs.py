@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from fasterqk.cli.main import COMMANDS
 from fasterqk.cli.main import main as library
-from fasterqk.files import content_hash
 from fasterqk_lab.cli.main import main as lab
+from fasterqk_lab.configs import content_hash
 from fasterqk_lab.figures import save_table
 from fasterqk_lab.runs import sweep
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from lab.tests.crash.cells import Empty
 
-from fasterqk.files import content_hash
 from fasterqk_lab.cli.main import main
+from fasterqk_lab.configs import content_hash
 from fasterqk_lab.runs import Store, sweep
 
 

@@ -19,7 +19,7 @@ from lab.tests.crash.sweeps import done_once
 
 import fasterqk
 from fasterqk.errors import InputError
-from fasterqk.files import content_hash
+from fasterqk_lab.configs import content_hash
 from fasterqk_lab.runs import Store, SweepError, sweep
 from fasterqk_lab.runs import _ray as ray_backend
 from fasterqk_lab.runs._execute import CellTask, Event, read_journal

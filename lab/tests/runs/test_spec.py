@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
-from fasterqk.files import content_hash
 from fasterqk_lab.cli.main import main
+from fasterqk_lab.configs import content_hash
 from fasterqk_lab.runs import Spec, read_spec
 from fasterqk_lab.training import TrainConfig
 

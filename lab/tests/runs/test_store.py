@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import fasterqk
 from fasterqk.errors import InputError
-from fasterqk.files import SCHEMA_VERSION, content_hash
+from fasterqk_lab.configs import SCHEMA_VERSION, content_hash
 from fasterqk_lab.runs import Store
 from fasterqk_lab.runs import _store as store_module
 from fasterqk_lab.runs._store import (

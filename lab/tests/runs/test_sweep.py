@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError, WorkError
-from fasterqk.files import content_hash
+from fasterqk_lab.configs import content_hash
 from fasterqk_lab.runs import Store, SweepError, sweep
 from fasterqk_lab.runs._execute import Event, read_journal
 from fasterqk_lab.runs._store import claim, is_claimed, read_sealed, state

@@ -11,7 +11,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.full_disk import file_size_limit
 
 from fasterqk.errors import InputError
-from fasterqk.files import content_hash, write_text
+from fasterqk.files import write_text
+from fasterqk_lab.configs import content_hash
 from fasterqk_lab.runs import SpecCell, Store
 from fasterqk_lab.runs._execute import Event
 from fasterqk_lab.runs._table import FOLDER_NAME, TensorBoard

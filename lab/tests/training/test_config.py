@@ -3,7 +3,8 @@ import dataclasses
 import pytest
 
 from fasterqk.errors import InputError
-from fasterqk.files import config_fields, config_types, config_values, content_hash, plain
+from fasterqk.files import config_values, plain
+from fasterqk_lab.configs import config_fields, config_types, content_hash
 from fasterqk_lab.runs import read_spec
 from fasterqk_lab.training import Model, Optimisation, TrainConfig
 from fasterqk_lab.training._config import PARTS, TASK_SETTINGS
