@@ -115,8 +115,8 @@ def test_a_module_of_no_extra_is_a_bug() -> None:
     assert not isinstance(caught.value, MissingExtra)
 
 
-# Extras of packages that only tests import.
-FOR_TESTS = ("dev", "lens", "peers", "vision")
+# Extras of packages that the library does not import: for tests and for the site.
+FOR_TESTS = ("dev", "docs", "lens", "peers", "vision")
 
 
 def test_extras_are_those_of_the_package() -> None:

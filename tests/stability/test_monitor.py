@@ -9,7 +9,7 @@ import transformers
 from torch import nn, optim
 from torch.nn.attention import flex_attention as flex
 
-from fasterqk import LogitMonitor, find_circuits
+from fasterqk import LogitMonitor, find_circuits, qk_clip
 from fasterqk.errors import InputError
 from fasterqk.stability._logits import LogitTrace
 
@@ -318,3 +318,14 @@ def test_a_softmax_that_is_no_attention_is_left_alone():
     with LogitTrace(2, calls.append):
         (torch.randn(3, 5, 8) @ torch.randn(8, 4)).softmax(-1)  # a router
     assert not calls
+
+
+def test_a_clip_made_after_a_monitor_leaves_it_reading():
+    """The clip labels the model, which runs it in evaluation mode in between."""
+    model = nn.TransformerEncoderLayer(8, 2).train()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    monitor = LogitMonitor(model, optimizer)
+    qk_clip(model, optimizer, threshold=100)
+    model(torch.randn(3, 1, 8)).sum().backward()
+    optimizer.step()
+    assert list(monitor.last.readings) == ["self_attn"]

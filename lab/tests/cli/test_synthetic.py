@@ -66,7 +66,7 @@ def test_reproduce_fig2(capsys, tmp_path):
         "reproduce",
         "fig2",
         "--protocol",
-        "closed",
+        "four-tokens",
         "--panels",
         "a,e",
         "--seeds",
@@ -75,12 +75,12 @@ def test_reproduce_fig2(capsys, tmp_path):
         str(tmp_path),
     ]
     result = json.loads(output(capsys, *words, "--json"))
-    assert list(result["panels"]) == ["a", "e"]
-    for key in ("loss", "accuracy", "steps", "mrta", "ac", "acmc", "dtap", "null", "diverged"):
-        assert key in result["panels"]["a"]
+    assert [row["panel"] for row in result["panels"]] == ["a", "e"]
+    for key in ("loss", "accuracy", "steps", "mrta", "ac", "acmc", "null", "matched"):
+        assert key in result["panels"][0]
     text = output(capsys, *words)  # from the store, as a table
     assert "FAFO, QK 10x" in text
-    assert "equal loss" in text
+    assert "effects:" in text
 
 
 def test_reproduce_fig3(capsys, tmp_path):
@@ -89,4 +89,4 @@ def test_reproduce_fig3(capsys, tmp_path):
     assert "factorized" in text
     result = json.loads(output(capsys, *words, "--json"))
     assert len(result["curves"]) == 10
-    assert len(result["curves"][0]["loss"]) == 2
+    assert len(result["curves"][0]["along"]["loss"]) == 2

@@ -98,7 +98,8 @@ def probe(
     large = is_large(model)
     with random_states_kept(), isolated(model, share_weights=large), probe_running():
         torch.manual_seed(0)
-        model.eval()
+        for module in model.modules():  # not `eval`, which others may have taken over to be told of modes
+            module.training = False
         add_noise(model, [model.get_submodule(path) for path in scopes] if large else None)
         return _probe(model, run, scopes, known, heads=heads)
 

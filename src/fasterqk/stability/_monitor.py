@@ -8,7 +8,7 @@ cannot read is a warning.
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -176,7 +176,7 @@ class LogitMonitor:
         self._warned = False
         self._left_out: set[str] = set()
         self._reading = False
-        self._session, self._observing, self._eager, self._hooks = (ExitStack() for _ in range(4))
+        self._session, self._eager, self._hooks = (ExitStack() for _ in range(3))
         self._by_steps = optimizer is not None
         if optimizer is None:
             self._hooks.enter_context(model.register_forward_pre_hook(self._before_pass))
@@ -234,20 +234,20 @@ class LogitMonitor:
             self._begin()
 
     def _begin(self) -> None:
-        """Observe the model until ``_end``, whenever it is in training mode."""
+        """Observe the training passes of the model until ``_end``."""
         self._reading = True
         model = uncompiled(self.model)
-        self._session.callback(self._observing.close)
-        self._session.enter_context(_told_of_modes(model, self._observe))
-        self._observe(model.training)
+        self._watch = Watch(self._blocks, self._see, self._leave_out)
+        self._session.callback(self._watch.remove)
+        self._session.callback(self._eager.close)
+        self._session.enter_context(_told_of_modes(model, self._set_eager))
+        self._set_eager(model.training)
 
-    def _observe(self, training: bool) -> None:
-        self._observing.close()
+    def _set_eager(self, training: bool) -> None:
+        """Run compiled code eagerly in training mode, where it is read, and compiled in evaluation."""
+        self._eager.close()
         if training:
-            self._observing.callback(self._eager.close)
-            self._eager.enter_context(_eager())
-            self._watch = Watch(self._blocks, self._see, self._leave_out)
-            self._observing.callback(self._watch.remove)
+            self._eager.enter_context(nothing_compiled())
 
     # --- What is read ---
 
@@ -364,25 +364,3 @@ def _told_of_modes(model: nn.Module, observe: Callable[[bool], None]) -> Iterato
             for name in (_OBSERVERS, "train"):
                 del held[name]
             held |= held.pop("_fasterqk_train")
-
-
-_asking = 0  # monitors that ask for eager code now: they may overlap, and torch restores one stance
-
-
-@contextmanager
-def _eager() -> Iterator[None]:
-    """Run compiled code eagerly while any monitor asks for it."""
-    global _asking, _stance
-    if _asking == 0:
-        _stance = nothing_compiled()
-        _stance.__enter__()
-    _asking += 1
-    try:
-        yield
-    finally:
-        _asking -= 1
-        if _asking == 0:
-            _stance.__exit__(None, None, None)
-
-
-_stance: AbstractContextManager[None] = nullcontext()

@@ -393,7 +393,8 @@ def _running(
     training = [(module, module.training) for module in model.modules()]
     fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
-        model.eval()
+        for module, _ in training:  # not `eval`, which others may have taken over to be told of modes
+            module.training = False
         torch.backends.mha.set_fastpath_enabled(False)
         with (
             nothing_compiled(),
