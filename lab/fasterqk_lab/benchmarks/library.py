@@ -174,19 +174,19 @@ def run_stability(progress: Progress) -> dict[str, Any]:
     model = Decoder()
     ids = torch.randint(VOCABULARY, (BATCH, TOKENS))
     circuits = find_circuits(model, heads=True, inputs=ids[:1])
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+    # One model and one optimizer per way, which share their weights: a clip expects its pass before its step.
     models = {name: _sharing(model) for name in ("plain", "clip", "clip_all", "monitor_step")}
-    # A clip that saw nothing before a step does nothing after it, so the ways do not meet.
-    qk_clip(models["clip"], optimizer, _NEVER, circuits=circuits)
-    qk_clip(models["clip_all"], optimizer, _ALWAYS, circuits=circuits, log_only=True)
+    optimizers = {name: torch.optim.AdamW(shared.parameters(), lr=1e-5) for name, shared in models.items()}
+    qk_clip(models["clip"], optimizers["clip"], _NEVER, circuits=circuits)
+    qk_clip(models["clip_all"], optimizers["clip_all"], _ALWAYS, circuits=circuits, log_only=True)
     LogitMonitor(models["monitor_step"], every=1, limit=_NEVER, circuits=circuits)
 
-    def step(shared: nn.Module) -> None:
-        shared(ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def step(name: str) -> None:
+        models[name](ids).backward()
+        optimizers[name].step()
+        optimizers[name].zero_grad()
 
-    ways = {name: partial(step, shared) for name, shared in models.items()}
+    ways = {name: partial(step, name) for name in models}
     with one_thread():
         # The first pass of a clip verifies it, so every model runs once before the first round.
         for shared in models.values():
