@@ -129,6 +129,8 @@ def table_layers(layers: int, seeds: int | None = None, epochs: int | None = Non
     paper = TrainConfig("hatexplain", rationale_k=(5, 20), **MODELS[layers])
     base = paper.replace(epochs=epochs, lr=paper.optimisation.lr * paper.optimisation.epochs / epochs)
     name, title = f"table-layers-{layers}", f"HateXplain, {layers} layers"
+    if epochs == paper.optimisation.epochs:
+        name, title = f"{name}-stated", f"{title}, as the paper states"
     chosen = seeds_from(seeds or SEEDS[layers])
     return two_arms(name, title, base, QK_RATIO, chosen, {"paper": PAPER_LAYERS[layers]})
 

@@ -8,13 +8,14 @@ tags on the tensors. ``capture``, the probe of the labels and the first training
 
 import inspect
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -343,6 +344,14 @@ class AttentionTrace(TorchFunctionMode):
     def __init__(self, frames: Sequence[Frame] = ()) -> None:
         super().__init__()
         self.frames = frames
+
+    def __enter__(self) -> Self:
+        # In a model that is compiled around hooks of FSDP2, dynamo would compile the trace itself.
+        dispatch = AttentionTrace.__torch_function__
+        if "torch._dynamo" in sys.modules and not hasattr(dispatch, "_torchdynamo_disable"):
+            AttentionTrace.__torch_function__ = torch.compiler.disable(dispatch)  # type: ignore[method-assign]
+        super().__enter__()
+        return self
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
