@@ -116,7 +116,7 @@ def index_page(claims: Sequence[Claim], experiments: Mapping[str, str]) -> str:
         )
     parts += ["", "## Every experiment", ""]
     parts += table(["", "command"], ([_page(name, experiments), _command(name)] for name in experiments))
-    beyond = "Beyond the paper: [nine open questions](questions.md). Values of single seeds, one tidy table"
+    beyond = "Beyond the paper: [open questions](questions.md). Values of single seeds, one tidy table"
     parts += ["", beyond, "per experiment: [lab/paper/results](../../lab/paper/results)."]
     return "\n".join(parts) + "\n"
 
