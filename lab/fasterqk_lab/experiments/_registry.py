@@ -197,7 +197,8 @@ def find_experiment(name: str) -> Experiment:
     if name not in EXPERIMENTS:
         raise InputError(f"unknown experiment {name!r}; choose from {', '.join(EXPERIMENTS)}")
     module = import_module(f"fasterqk_lab.experiments.{_SHARED.get(name, name.replace('-', '_'))}")
-    return next(one for one in vars(module).values() if isinstance(one, Experiment) and one.name == name)
+    members = vars(module).values()
+    return next(member for member in members if isinstance(member, Experiment) and member.name == name)
 
 
 def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) -> dict[str, Any]:

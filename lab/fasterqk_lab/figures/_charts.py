@@ -365,7 +365,7 @@ def save_panels(
                 _draw_line(axis, line)
             if panel.null is not None:
                 axis.axhline(panel.null, color="0.5", linewidth=0.9, linestyle=":")
-            scales = {f"{one}scale": "log" for one in panel.log}
+            scales = {f"{letter}scale": "log" for letter in panel.log}
             axis.set(title=panel.title, xlabel=panel.axes[0], ylabel=panel.axes[1], **scales, **panel.more)
             if panel.falls:
                 axis.invert_xaxis()
