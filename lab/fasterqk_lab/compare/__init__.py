@@ -17,6 +17,7 @@ from fasterqk_lab.compare._results import read_values as read_values
 from fasterqk_lab.compare._results import value_at as value_at
 from fasterqk_lab.compare._results import write_values as write_values
 from fasterqk_lab.compare._rule import MARGIN as MARGIN
+from fasterqk_lab.compare._rule import NOT_RUN as NOT_RUN
 from fasterqk_lab.compare._rule import STANDS as STANDS
 from fasterqk_lab.compare._rule import VERDICTS as VERDICTS
 from fasterqk_lab.compare._rule import Claimed as Claimed

@@ -26,7 +26,7 @@ from fasterqk.trace import capture, record
 
 @dataclass(frozen=True)
 class ClassifierConfig:
-    """Sizes of a classifier; ``mlp_width`` 0 leaves the MLP out."""
+    """Sizes of a classifier; ``mlp_width`` 0 leaves the MLP out, ``temperature`` is learned per head."""
 
     vocabulary_size: int
     classes: int
@@ -38,6 +38,7 @@ class ClassifierConfig:
     context: int = 256
     residual: bool = True
     init_scale: float = 0.02
+    temperature: bool = False
 
 
 class Embedding(nn.Module):
@@ -106,6 +107,9 @@ class Attention(nn.Module):
         self.b_K = nn.Parameter(torch.zeros(config.heads, config.head_width))
         self.b_V = nn.Parameter(torch.zeros(config.heads, config.head_width))
         self.b_O = nn.Parameter(torch.zeros(config.width))
+        self.log_temperature = nn.Parameter(torch.zeros(config.heads)) if config.temperature else None
+        # The weights of the last row that was computed alone, (batch, head, position), with their gradients.
+        self.row: Tensor | None = None
 
     def forward(self, stream: Tensor, rows: Tensor | None = None, hidden: Tensor | None = None) -> Tensor:
         """What positions of the ``stream`` (batch, position, width) read from those up to themselves.
@@ -132,6 +136,8 @@ class Attention(nn.Module):
         )
         later = torch.ones(length, length, dtype=torch.bool, device=stream.device).triu(1)
         scores = query @ key.transpose(2, 3) * head_width**-0.5
+        if self.log_temperature is not None:
+            scores = scores * self.log_temperature.exp()[:, None, None]
         weights = scores.masked_fill(later, -torch.inf).softmax(3)
         record(self, weights)
         mixed = (weights @ value).transpose(1, 2).reshape(batch, length, -1)
@@ -143,7 +149,10 @@ class Attention(nn.Module):
         query = torch.baddbmm(self.b_Q[:, None], rows.expand(heads, -1, -1), self.W_Q)
         asked = torch.bmm(query, self.W_K.transpose(1, 2))  # (head, batch, width)
         scores = torch.bmm(stream, asked.permute(1, 2, 0)) * head_width**-0.5  # (batch, position, head)
+        if self.log_temperature is not None:
+            scores = scores * self.log_temperature.exp()
         weights = scores.masked_fill(hidden[:, :, None], -torch.inf).softmax(1).transpose(1, 2)
+        self.row = weights
         record(self, weights[:, :, None])
         mixed = torch.bmm(weights, stream).transpose(0, 1)
         values = torch.baddbmm(self.b_V[:, None], mixed, self.W_V)

@@ -24,6 +24,7 @@ from fasterqk.theory import Setting, check_identities, solve
 from fasterqk_lab.compare import (
     LEVEL,
     MARGIN,
+    NOT_RUN,
     VERDICTS,
     Effect,
     Measured,
@@ -145,12 +146,14 @@ def read_claims(published: Published, path: Path = FOLDER / "claims.toml") -> li
 
 
 def read_questions(published: Published, path: Path = FOLDER / "questions.toml") -> list[Question]:
-    """Every question, in the order of the file."""
+    """Every question, in the order of the file; one that is registered and not yet run has no effects."""
     questions = []
     for entry in _entries(path, "question"):
         says = entry.get("says", "more")
-        effects, explored = (_effects(published, entry.get(k, ()), says) for k in ("effects", "explored"))
-        decided = verdict(effects, large=False)
+        run = all(effect.get("experiment", "") in published for effect in entry["effects"])
+        entries = (entry["effects"], entry.get("explored", ())) if run else ((), ())
+        effects, explored = (_effects(published, its_effects, says) for its_effects in entries)
+        decided = verdict(effects, large=False) if run else NOT_RUN
         known = ("title", "believed", "hypothesis", "run", "design", "decides", "registered")
         becomes = entry.get("becomes", {}).get(decided, "")
         about = {name: entry[name] for name in known} | {"verdict": decided, "becomes": becomes}

@@ -170,7 +170,7 @@ def questions_page(questions: Sequence[Question]) -> str:
         decides = f"{question.decides[0].upper()}{question.decides[1:]}. {question.registered}"
         parts += [f"**Decides.** {decides}", ""]
         parts += [f"**Hypothesis**: {question.hypothesis}: **{question.verdict}**. {question.becomes}", ""]
-        parts += effect_table(question.effects)
+        parts += effect_table(question.effects) if question.effects else []
         if question.explored:
             parts += ["", "Exploratory:", "", *effect_table(question.explored)]
     return "\n".join(parts) + "\n"

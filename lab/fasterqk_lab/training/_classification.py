@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from fasterqk.files import read_lines
 from fasterqk.optim import scale_circuits
 from fasterqk.trace import capture
 from fasterqk_lab.models import Classifier, ClassifierConfig
-from fasterqk_lab.models._classifier import aggregation_of
+from fasterqk_lab.models._classifier import Block, aggregation_of
 from fasterqk_lab.tasks import ClassificationTask, LabelledInstance, LabelledInstances, checksum
 from fasterqk_lab.training._batches import (
     EVALUATION_BATCH,
@@ -69,6 +69,9 @@ class Classification:
         self.groups = task.splits["test"].groups
         subset = fixed_sample(self.splits["train"], config.evaluation.train_subset, "subset")
         self.along = {**self.splits, "train": subset}
+        options = config.optimisation
+        if config.model.layers > 1 and (options.attention_loss or options.entropy_loss):
+            raise InputError("attention_loss and entropy_loss are for classifiers of one layer")
         self.model = build_classifier(config, task, train)
 
     def batches(self, epoch: int) -> list[Tensor]:
@@ -80,7 +83,15 @@ class Classification:
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
         tokens, read, labels = self.splits["train"].batch(chosen)
-        return cross_entropy(self.model(tokens, read), labels)
+        loss = cross_entropy(self.model(tokens, read), labels)
+        options = self.config.optimisation
+        if options.attention_loss or options.entropy_loss:
+            row = cast(Block, self.model.blocks[-1]).attention.row
+            assert row is not None  # the forward pass has just computed it
+            relevance = (self.splits["train"].relevance * self.splits["train"].rated[:, None])[chosen]
+            loss = loss + options.attention_loss * relevance_loss(row, relevance[:, : row.shape[2]])
+            loss = loss + options.entropy_loss * torch.special.entr(row).sum(2).mean()
+        return loss
 
     def before_step(self) -> None:
         self.model.embedding.zero_unseen_gradient()
@@ -158,12 +169,27 @@ def build_classifier(config: TrainConfig, task: ClassificationTask, train: Label
         classes=len(task.classes),
         **config.model.sizes(),
         residual=config.model.residual,
+        temperature=config.model.temperature,
         init_scale=config.model.init_scale,
     )
     tokens = torch.from_numpy(np.unique(np.append(train.tokens, task.pad)))
     model = Classifier(sizes, generator(config.seed, "weights"), tokens)
     scale_at_start(model, config)
     return model
+
+
+def relevance_loss(row: Tensor, relevance: Tensor) -> Tensor:
+    """Cross-entropy of attention, averaged over heads, with uniform attention on the relevant tokens.
+
+    ``row`` is (batch, head, position), ``relevance`` (batch, position). Instances without relevant tokens
+    count as zero.
+
+    >>> row = torch.tensor([[[0.5, 0.5], [0.0, 1.0]]])
+    >>> relevance_loss(row, torch.tensor([[0.0, 1.0]])).exp().item()
+    1.3333333730697632
+    """
+    target = relevance / relevance.sum(1, keepdim=True).clamp_min(1e-12)
+    return -(target * row.mean(1).clamp_min(1e-12).log()).sum(1).mean()
 
 
 def scale_at_start(model: nn.Module, config: TrainConfig) -> None:

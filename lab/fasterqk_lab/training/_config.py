@@ -111,6 +111,13 @@ class Optimisation:
     faster: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
     stale_gradients: bool = False
+    # The shares of all steps between which `qk_ratio` holds; before and after, it is 1.
+    ratio_from: float = 0.0
+    ratio_until: float = 1.0
+    # Weights of two losses on the attention of the read position, in classifiers of one layer: its
+    # cross-entropy with the relevant tokens, and its entropy.
+    attention_loss: float = 0.0
+    entropy_loss: float = 0.0
 
     def __post_init__(self) -> None:
         _set_types(self)
@@ -128,6 +135,12 @@ class Optimisation:
         _above_zero(self, "clip", "gradient_norm")
         _at_least(self, 1, "epochs", "batch_size", "accumulate", "bucket")
         _at_least(self, 0, "weight_decay", "qk_decay", "ov_decay", "momentum", "warmup", "label_smoothing")
+        _at_least(self, 0, "attention_loss", "entropy_loss")
+        if not 0 <= self.ratio_from < self.ratio_until <= 1:
+            raise InputError(
+                f"ratio_from {self.ratio_from} and ratio_until {self.ratio_until} are shares of all steps; "
+                "give two numbers from 0 to 1, the first one smaller"
+            )
         _below_one(self, "label_smoothing")
         if self.warmup > 1:
             raise InputError(f"warmup {self.warmup} is a share of all steps; give a number from 0 to 1")
@@ -169,6 +182,8 @@ class Model:
     # The longest text in tokens; what is longer is cut.
     context: int = 256
     residual: bool = True
+    # A factor of the attention scores per head, learned from 1 on.
+    temperature: bool = False
     # The row of attention that makes the prediction: the first position "after" the text (padding that sees
     # the text and itself) or the "last" token.
     read: str = "after"

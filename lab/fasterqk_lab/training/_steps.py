@@ -165,10 +165,10 @@ class Steps:
         options = config.optimisation
         self.config, self.options = config, options
         self.trainable = trainable
-        self.optimizer = build_optimizer(trainable.model, config)
         # The last step of an epoch takes what is left, however few batches that are.
         self.per_epoch = -(-len(trainable.batches(0)) // options.accumulate)
         self.total = options.epochs * self.per_epoch
+        self.optimizer = build_optimizer(trainable.model, config, self.total)
         self.done = 0
         self._parameters = list(trainable.model.parameters())
         self._epoch = -1
@@ -219,9 +219,17 @@ class Steps:
 # --- The optimizer: a stock one, with learning rates per circuit ---
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    """AdamW or SGD over all parameters that are not frozen, with the ratios of circuits or roles."""
+def build_optimizer(model: nn.Module, config: TrainConfig, total: int = 1) -> torch.optim.Optimizer:
+    """AdamW or SGD over all parameters that are not frozen, with the ratios of circuits or roles.
+
+    ``total`` is the number of steps, of which the ratio may hold for a part alone.
+    """
     options = config.optimisation
+
+    def ratio_at(step: int) -> float:
+        return options.qk_ratio if options.ratio_from <= step / total < options.ratio_until else 1.0
+
+    partly = (options.ratio_from, options.ratio_until) != (0, 1)
     settings: dict[str, Any] = {"lr": options.lr, "weight_decay": options.weight_decay, "fused": True}
     kind: type[torch.optim.Optimizer] = torch.optim.AdamW
     if options.optimizer == "sgd":
@@ -233,7 +241,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
     return make_optimizer(
         model,
         kind,
-        qk_ratio=options.qk_ratio,
+        qk_ratio=ratio_at if partly else options.qk_ratio,
         ov_ratio=options.ov_ratio,
         ratios=options.by_role() or None,
         rules=_rules(config),

@@ -54,6 +54,17 @@ def test_equals_the_plain_full_sequence_module(layers, mlp_width, residual, seed
     torch.testing.assert_close(model(tokens, read, every_row=True), plain, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("every_row", [False, True])
+def test_a_temperature_is_a_factor_of_the_queries(every_row):
+    model, scaled = make(temperature=True), make()
+    attention = scaled.blocks[0].attention
+    with torch.no_grad():
+        model.blocks[0].attention.log_temperature.copy_(torch.tensor([1.0, 2.0, 0.5]).log())
+        for weight in (attention.W_Q, attention.b_Q[:, None]):
+            weight.mul_(torch.tensor([1.0, 2.0, 0.5])[:, None, None])
+    torch.testing.assert_close(model(*inputs(), every_row), scaled(*inputs(), every_row))
+
+
 @pytest.mark.parametrize("layers", [1, 2])
 def test_gradients_equal_those_of_the_plain_module(layers):
     model = make(layers=layers)

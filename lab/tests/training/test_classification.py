@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from fasterqk.attention.faithfulness import percent_count
+from fasterqk.errors import InputError
 from fasterqk.trace import capture
 from fasterqk_lab.benchmarks._plain import PlainClassifier
 from fasterqk_lab.models._classifier import attention_rows
@@ -47,6 +48,29 @@ def row_alone(trainable, tokens, pad=0):
         keys = stream @ block.W_K[head] + block.b_K[head]
         rows.append((keys @ query / model.config.head_width**0.5).softmax(0))
     return torch.stack(rows).mean(0).detach().numpy()
+
+
+def test_losses_on_attention_equal_the_hand_worked_ones(config):
+    plain = build_trainable(config.replace(init_scale=1.0))
+    shown = build_trainable(config.replace(init_scale=1.0, attention_loss=2.0))
+    penalised = build_trainable(config.replace(init_scale=1.0, entropy_loss=3.0))
+    chosen = torch.arange(6)
+    terms, entropies = [], []
+    for tokens, _, relevance in list(single_examples(plain, "train"))[:6]:
+        row = row_alone(plain, tokens)
+        target = relevance / relevance.sum() if relevance.any() else relevance
+        terms.append(-(target * np.log(row[:-1])).sum())
+        read = torch.tensor([len(tokens)])
+        heads = capture(plain.model, {"tokens": torch.tensor([[*tokens, 0]]), "read": read})[0][0, :, 0]
+        entropies.append(float(-(heads * heads.log()).sum(1).mean()))
+    loss = plain.loss(chosen, 0).item()
+    assert shown.loss(chosen, 0).item() == pytest.approx(loss + 2 * np.mean(terms), rel=1e-5)
+    assert penalised.loss(chosen, 0).item() == pytest.approx(loss + 3 * np.mean(entropies), rel=1e-5)
+
+
+def test_losses_on_attention_are_for_one_layer(config):
+    with pytest.raises(InputError, match="one layer"):
+        build_trainable(config.replace(layers=2, entropy_loss=1.0))
 
 
 def test_fit_equals_one_text_at_a_time(trainable):

@@ -193,6 +193,13 @@ def test_every_role_can_have_its_own_rate(config):
     }
 
 
+def test_a_ratio_can_hold_for_a_part_of_training_alone(config):
+    config = config.replace(lr=1.0, weight_decay=0.1, qk_ratio=4, ratio_from=1 / 3, ratio_until=2 / 3)
+    optimizer = build_optimizer(build_trainable(config).model, config, total=3)
+    rates = [groups(optimizer)["blocks.0.attention.W_Q"] for _ in range(3)]
+    assert rates == [pytest.approx(pair) for pair in ((1.0, 0.1), (4.0, 0.025), (1.0, 0.1))]
+
+
 def test_an_imbalance_between_queries_and_keys_leaves_the_function_as_it_was(config):
     even, uneven = (build_trainable(config.replace(qk_imbalance=factor)) for factor in (1, 4))
     here, there = even.model.blocks[0].attention, uneven.model.blocks[0].attention
