@@ -18,6 +18,7 @@ LAB = [
     "synthetic",
     "tasks",
     "models",
+    "theory",
     "training",
     "runs",
     "compare",

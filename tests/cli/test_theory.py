@@ -7,7 +7,6 @@ import json
 import pytest
 
 from fasterqk.cli.main import main
-from fasterqk.theory import _check as check
 
 STATE = ["mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio"]
 
@@ -91,21 +90,6 @@ def test_table_as_csv_json_and_text_holds_the_same_rows(capsys):
     assert [float(row["alpha"]) for row in rows] == [row["alpha"] for row in documents]
     assert main(words) == 0
     assert len(capsys.readouterr().out.splitlines()) == 9
-
-
-def test_check_lists_the_identities_and_fails_when_one_does(capsys, monkeypatch):
-    fine = {"one": ("holds", 1e-3, lambda: [1e-4])}
-    monkeypatch.setattr(check, "CHECKS", fine)
-    document = printed_json(capsys, "theory", "check")
-    assert document["ok"] is True
-    assert document["identities"] == [
-        {"identity": "one", "error": 1e-4, "tolerance": 1e-3, "ok": True, "says": "holds"}
-    ]
-    monkeypatch.setattr(check, "CHECKS", fine | {"two": ("does not", 1e-3, lambda: [float("nan")])})
-    assert main(["theory", "check", "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)["ok"] is False
-    assert main(["theory", "check"]) == 1
-    assert "NOT every identity holds" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,8 @@ from tests.theory.strategies import SIZES
 from fasterqk.errors import InputError
 from fasterqk.theory import (
     PARAMETERIZATIONS,
-    QUERIES,
     Path,
-    Population,
     Setting,
-    descend,
     ratio_for,
     solve,
     trajectory,
@@ -38,24 +35,6 @@ def test_reference_values_whatever_b_and_the_query(b, query):
     assert printed == REFERENCE.strip()
     np.testing.assert_allclose(states.time, states.mu_ov / 2, rtol=1e-15)
     np.testing.assert_allclose(states.mu_qk, RATIOS[:, None] * states.mu_ov / 2, rtol=1e-14)
-
-
-def test_full_matrices_at_the_losses_of_the_notes():
-    """Steps of 1e-3 on the notes' population: 1536 sequences, four ratios at once."""
-    setting, step = Setting(3, 2, 2, 3, "token"), 1e-3
-    population = Population.of(setting)
-    start = {"ov": np.zeros((4, 3, 8)), "qk": np.zeros((4, 8, 8))}
-    rates = {"ov": np.full(4, step), "qk": RATIOS * step}
-    compared = 0
-    for found in descend(population, start, rates, every=400, steps=2800):
-        if found.step:
-            for arm, ratio in enumerate(RATIOS):
-                exact = solve(setting, ratio, loss=found.loss[arm], optimizer="sign")
-                assert found.alpha[arm] == pytest.approx(exact.alpha, abs=1e-3)
-                compared += 1
-            for matrix in found.matrices.values():  # nothing but the named entries has moved
-                assert len(np.unique(np.abs(matrix).round(12), axis=None)) <= 1 + len(RATIOS)
-    assert compared == 28
 
 
 @settings(deadline=None, max_examples=60)
@@ -190,35 +169,6 @@ def test_flow_and_sign_descent_differ_as_the_notes_say():
     assert needs["sign", 50, 50] == needs["sign", 100, 50] == pytest.approx(0.977, abs=5e-4)
     grown = needs["sign", 50, 100] - needs["sign", 50, 50]
     assert grown == pytest.approx(2 * 0.9 * np.log(2) / Setting().margin(1e-3))
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_descent_has_the_gradients_of_the_flow(query):
-    """One step of Adam without memory of the past moves by the sign of `gradients`, in all four factors."""
-    from fasterqk.theory._flow import Weights, gradients
-
-    population, random = Population.of(Setting(2, 2, 1, 2, query)), np.random.default_rng(1)
-    d = population.width
-    start = {
-        name: random.normal(size=(1, *shape))
-        for name, shape in {"o": (2, 3), "v": (3, d), "k": (d, 3), "q": (d, 3)}.items()
-    }
-    rates = {name: [0.01] for name in start}
-    first, second = descend(population, start, rates, optimizer="adam", betas=(0, 0), epsilon=1.0, steps=1)
-    weights = Weights((start["o"][0], start["v"][0]), (start["k"][0], start["q"][0]))
-    slopes = gradients(population, weights)
-    assert first.loss[0] == pytest.approx(population.loss(weights.w_ov, weights.w_qk), rel=1e-13)
-    for name, slope in zip("ovkq", (*slopes.ov, *slopes.qk), strict=True):
-        moved = second.matrices[name][0] - first.matrices[name][0]
-        np.testing.assert_allclose(moved, -0.01 * slope / (np.abs(slope) + 1), atol=1e-15)
-
-
-def test_descent_refuses_what_it_does_not_know():
-    population = Population.of(Setting(2, 1, 1, 1))
-    with pytest.raises(InputError, match="'lion'"):
-        next(descend(population, {}, {}, optimizer="lion"))
-    with pytest.raises(InputError, match="'qk'"):
-        next(descend(population, {"qk": np.zeros((1, 4, 4))}, {}))
 
 
 def test_one_hot_background_doubles_the_ratio():

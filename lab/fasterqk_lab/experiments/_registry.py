@@ -33,6 +33,7 @@ EXPERIMENTS = {
     "fig2-init": "figure 2's dependence on the init: attention at equal loss against its scale",
     "fig3": "figure 3: loss and incentive to attend more, with attention held fixed",
     "fig4": "figure 4: scales and attention at matched loss for five ratios, exactly",
+    "identities": "every identity of the theory, computed in two ways, with its largest error",
     "table-main": "the paper's main table: all data sets, both arms, nulls, equal loss, the paper's numbers",
     "table-hatexplain": "HateXplain, one layer: accuracy, attention and faithfulness of both arms",
     "table-layers": "HateXplain with two and with four layers: rollout and every layer by itself",
@@ -64,6 +65,7 @@ EXPERIMENTS = {
 # Experiments that are read together with others, and the module that has them all.
 _SHARED = {
     "fig2-init": "phase",
+    "identities": "fig4",
     "table-layers": "table_hatexplain",
     "depth-hatexplain": "table_hatexplain",
     "table-agreement": "table_generated",

@@ -4,14 +4,16 @@ The paper integrates; here every number is the closed form's, and DOP853 runs st
 ``optimizer="sign"`` the same figure shows sign descent, which is solved for CACO.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fasterqk.console import print_table, progress_bar
+from fasterqk.errors import InputError
 from fasterqk.theory import (
     OPTIMIZERS,
     PARAMETERIZATIONS,
@@ -25,6 +27,7 @@ from fasterqk.theory import (
 from fasterqk_lab.compare import LOSS, Value
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
 from fasterqk_lab.figures import PARAMETERIZATION_COLORS, Line, Panel, save_panels
+from fasterqk_lab.theory import check_identities
 
 RATIOS = np.array([0.01, 0.1, 1.0, 10.0, 100.0])
 STOP = 1e-4
@@ -252,4 +255,29 @@ EXPERIMENT = Experiment(
         "fasterqk-lab reproduce fig4 --optimizer sign",
     ),
     trains=False,
+)
+
+# --- The identities behind the figure ---
+
+
+def run_identities(runner: CellRunner) -> dict[str, Any]:
+    with progress_bar("identities") as progress:
+        identities = check_identities(progress)
+    if wrong := [f"{x.name} (error {x.error:g}, tolerance {x.tolerance:g})" for x in identities if not x.ok]:
+        raise InputError(f"not every identity holds: {', '.join(wrong)}")
+    return {"identities": [asdict(identity) for identity in identities]}
+
+
+def show_identities(summary: Mapping[str, Any]) -> None:
+    print_table(summary["identities"])
+    print("every identity holds")
+
+
+IDENTITIES = Experiment(
+    "identities",
+    run_identities,
+    options=(),
+    examples=("fasterqk-lab reproduce identities", "fasterqk-lab reproduce identities --json"),
+    trains=False,
+    show=show_identities,
 )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fasterqk.console import Progress
-from fasterqk.theory import Population, Setting, descend, product_law, small_start, solve
+from fasterqk.theory import Setting, product_law, solve
 from fasterqk_lab.compare import LOSS, Value, compare, correct, value_at
 from fasterqk_lab.experiments._comparison import EQUAL, Comparison, run_arms, seeds_from
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
@@ -31,6 +31,7 @@ from fasterqk_lab.figures import (
     save_forest,
     save_panels,
 )
+from fasterqk_lab.theory import Population, descend, small_start
 
 PARTS = ("population", "toy", "hatexplain")
 # Six ways to make R: the rates of q, k, v and o as powers of R.

@@ -6,7 +6,7 @@ An effect is a table: ``experiment`` and ``score`` and, where they differ from t
 minus the second; one arm with ``minus``, another score of its own or a number), ``at`` (``level``), ``says``
 (``more``, ``less``, ``equal``, ``not less``: the direction of its claim), ``seeds`` (how many were planned),
 ``margin``, and ``exact`` for a number that is computed, not sampled. ``identity`` names one of
-:func:`fasterqk.theory.check_identities`, ``ratio`` asks the closed form. A claim without effects has a
+:func:`fasterqk_lab.theory.check_identities`, ``ratio`` asks the closed form. A claim without effects has a
 ``verdict`` that was read, not computed.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 from fasterqk.attention.statistics import Interval
 from fasterqk.errors import InputError
-from fasterqk.theory import Setting, check_identities, solve
+from fasterqk.theory import Setting, solve
 from fasterqk_lab.compare import (
     LEVEL,
     MARGIN,
@@ -37,6 +37,7 @@ from fasterqk_lab.compare import (
     verdict,
 )
 from fasterqk_lab.runs import read_cells
+from fasterqk_lab.theory import check_identities
 
 ARMS = ("faster_qk", "baseline")
 # `lab/paper` of the checkout.

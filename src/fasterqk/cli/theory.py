@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from fasterqk.cli.common import Parser, add_action, add_json, examples, list_of, positive_float, positive_int
-from fasterqk.console import print_result, print_table, progress_bar
+from fasterqk.console import print_result, print_table
 
 STATE = ("mu_ov", "mu_qk", "alpha", "loss", "time", "effective_ratio")
 _SETTING = ("M", "b", "m", "n", "query", "common")
@@ -17,7 +17,6 @@ def configure(parser: Parser) -> None:
         "fasterqk theory ratio --alpha 0.9 --loss 1e-3",
         "fasterqk theory ratio --alpha 0.9 --loss 1e-3 --optimizer sign",
         "fasterqk theory table --qk-ratio 0.1,1,10 --loss 1e-2,1e-4 --csv",
-        "fasterqk theory check",
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
@@ -62,9 +61,6 @@ def configure(parser: Parser) -> None:
     table.add_argument("--csv", action="store_true", help="print CSV with all digits")
     _add_setting(table)
 
-    says = "every identity of the theory with its largest error"
-    add_json(add_action(actions, "check", says, "fasterqk theory check --json"))
-
 
 def _add_setting(parser: Parser) -> None:
     parser.add_option("--M", positive_int, "M", "classes", default=5)
@@ -86,8 +82,6 @@ def _add_setting(parser: Parser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from fasterqk import theory
 
-    if arguments.action == "check":
-        return _check(arguments)
     setting = theory.Setting(
         arguments.M, arguments.b, arguments.m, arguments.n, arguments.query, arguments.common
     )
@@ -123,23 +117,3 @@ def _table(setting: Any, start: dict[str, Any], arguments: argparse.Namespace) -
         print(csv_text(rows), end="")
         return 0
     return print_result(arguments.json, rows, print_table)
-
-
-def _check(arguments: argparse.Namespace) -> int:
-    from fasterqk.theory import check_identities
-
-    with progress_bar("theory check") as progress:
-        identities = check_identities(progress)
-    ok = all(identity.ok for identity in identities)
-    rows = [
-        {"identity": identity.name}
-        | {name: getattr(identity, name) for name in ("error", "tolerance", "ok", "says")}
-        for identity in identities
-    ]
-    print_result(arguments.json, {"ok": ok, "identities": rows}, _show_identities)
-    return 0 if ok else 1
-
-
-def _show_identities(result: dict[str, Any]) -> None:
-    print_table(result["identities"])
-    print("every identity holds" if result["ok"] else "NOT every identity holds")

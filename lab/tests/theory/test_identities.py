@@ -1,16 +1,16 @@
 """Every registered identity holds, and one that does not is noticed."""
 
 import dataclasses
-import doctest
-from importlib import import_module
-from pathlib import Path
+import json
 
 import numpy as np
 import pytest
 
 from fasterqk import theory
-from fasterqk.theory import _check as check
-from fasterqk.theory._check import CHECKS, Identity, check_identities, largest_error
+from fasterqk_lab.cli.main import main
+from fasterqk_lab.theory import Population
+from fasterqk_lab.theory import _identities as check
+from fasterqk_lab.theory._identities import CHECKS, Identity, check_identities, largest_error
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -49,17 +49,21 @@ def test_not_a_number_among_the_states_is_noticed(name, monkeypatch):
 
 def test_a_wrong_sign_would_be_caught(monkeypatch):
     """The appendix's transposed QK gradient fails the check that the right one passes."""
-    right = theory.Population.gradients
-    monkeypatch.setattr(
-        theory.Population, "gradients", lambda self, *w: (right(self, *w)[0], right(self, *w)[1].T)
-    )
+    right = Population.gradients
+    monkeypatch.setattr(Population, "gradients", lambda self, *w: (right(self, *w)[0], right(self, *w)[1].T))
     _, tolerance, function = CHECKS["propositions_1_2"]
     assert largest_error(function) > tolerance
 
 
-@pytest.mark.parametrize(
-    "path", sorted(Path(theory.__file__).parent.glob("*.py")), ids=lambda path: path.stem
-)
-def test_examples_in_docstrings(path):
-    module = import_module(f"fasterqk.theory.{path.stem}") if path.stem != "__init__" else theory
-    assert doctest.testmod(module).failed == 0
+def test_the_command_lists_the_identities_and_fails_when_one_does(capsys, monkeypatch, tmp_path):
+    words = ["reproduce", "identities", "--out", str(tmp_path)]
+    fine = {"one": ("holds", 1e-3, lambda: [1e-4])}
+    monkeypatch.setattr(check, "CHECKS", fine)
+    assert main([*words, "--json"]) == 0
+    [identity] = json.loads(capsys.readouterr().out)["identities"]
+    assert identity == {"name": "one", "says": "holds", "error": 1e-4, "tolerance": 1e-3}
+    assert main(words) == 0
+    assert "every identity holds" in capsys.readouterr().out
+    monkeypatch.setattr(check, "CHECKS", fine | {"two": ("does not", 1e-3, lambda: [float("nan")])})
+    assert main(words) != 0
+    assert "not every identity holds: two (error nan" in capsys.readouterr().err

@@ -10,14 +10,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from fasterqk.errors import InputError
-from fasterqk.theory._ode import visited
-from fasterqk.theory._setting import Floats, Setting, check_parameterization
-from fasterqk.theory._solve import trajectory
+from fasterqk.theory import Setting, check_parameterization, trajectory, visited
 
 _LARGEST = 200_000
+Floats = NDArray[np.float64]
 
 # Learning rates (eta_ov, eta_qk) as a function of the collapsed matrices (W_OV, W_QK).
 Rates = Callable[[Floats, Floats], tuple[float, float]]

@@ -1,4 +1,4 @@
-"""Every identity of the theory, checked numerically (``fasterqk theory check``).
+"""Every identity of the theory, checked numerically (``fasterqk-lab reproduce identities``).
 
 Each check computes the same numbers in two independent ways and yields their relative differences over a
 fixed set of cases. ``CHECKS``, at the end, lists them.
@@ -13,9 +13,20 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import needs_extra
-from fasterqk.theory._descent import descend, small_start
-from fasterqk.theory._design import growth_bounds, ratio_for, saturated_remainder
-from fasterqk.theory._flow import (
+from fasterqk.theory import (
+    PARAMETERIZATIONS,
+    QUERIES,
+    Path,
+    Setting,
+    growth_bounds,
+    integrate,
+    product_law,
+    ratio_for,
+    saturated_remainder,
+    solve,
+)
+from fasterqk_lab.theory._descent import descend, small_start
+from fasterqk_lab.theory._flow import (
     Omega,
     Population,
     Weights,
@@ -28,11 +39,6 @@ from fasterqk.theory._flow import (
     scales,
     theorem_weights,
 )
-from fasterqk.theory._ode import integrate
-from fasterqk.theory._path import Path
-from fasterqk.theory._setting import PARAMETERIZATIONS, QUERIES, Setting
-from fasterqk.theory._sign import product_law
-from fasterqk.theory._solve import solve
 
 with needs_extra("theory"):
     from scipy.optimize import brentq

@@ -6,22 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.errors import InputError
-from fasterqk.theory import (
-    PARAMETERIZATIONS,
-    QUERIES,
+from fasterqk.theory import PARAMETERIZATIONS, QUERIES, Setting, integrate, solve
+from fasterqk_lab.theory import (
     Omega,
     Population,
-    Setting,
     Weights,
     balanced_factors,
     flow,
-    integrate,
     matching_rates,
     matching_schedule,
     ov_imbalance,
     qk_imbalance,
     scales,
-    solve,
     theorem_weights,
 )
 

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fasterqk.errors import InputError
-from fasterqk.theory._flow import Population, background_width
-from fasterqk.theory._setting import Floats
+from fasterqk_lab.theory._flow import Floats, Population, background_width
 
 DESCENTS = ("sign", "adam")
 
