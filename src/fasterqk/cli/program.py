@@ -18,7 +18,7 @@ from fasterqk.errors import InputError, WorkError, errors_name_standard_output
 _WRONG_PATH = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _WRONG_NAME = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTEMPTY)
 
-# Exit codes of all commands; docs/runs.md has the same table.
+# Exit codes of all commands; docs/sweeps.md has the same table.
 _MACHINE, _INPUT, _INTERRUPTED, _READER_LEFT, _TERMINATED = 1, 2, 130, 141, 143
 
 
