@@ -34,7 +34,7 @@ batch = {"input_ids": ids, "labels": ids}
 batches = [batch] * 2
 """
 MORE = {
-    "integrations.md": """
+    "trainers.md": """
 from torch.utils.data import DataLoader
 from accelerate import Accelerator
 from transformers import Trainer, TrainingArguments

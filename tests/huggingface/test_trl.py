@@ -1,4 +1,4 @@
-"""TRL's trainers for real, on a tiny model and tokenizer: the recipes of docs/integrations.md."""
+"""TRL's trainers for real, on a tiny model and tokenizer: the recipes of docs/trainers.md."""
 
 import pytest
 import torch

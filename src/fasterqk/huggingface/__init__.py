@@ -1,6 +1,6 @@
 """Training frameworks: the Hugging Face Trainer, PEFT, Accelerate, Lightning, several processes.
 
-Most frameworks need only :func:`fasterqk.make_optimizer` (docs/integrations.md); everything else is here.
+Most frameworks need only :func:`fasterqk.make_optimizer` (docs/trainers.md); everything else is here.
 """
 
 from importlib import import_module
