@@ -207,7 +207,7 @@ EXPERIMENT = Experiment(
         "fasterqk-lab reproduce table-sva --form prefix --seeds 5 --json # accuracy by number of attractors",
         "fasterqk-lab reproduce table-sva --protocol released",
         "fasterqk-lab reproduce table-sva --form whole --seeds 1 --lr 1e-3 # at the rate of the search",
-        "fasterqk-lab reproduce table-sva --form whole --lr 1e-5            # at the rate that the paper states",
+        "fasterqk-lab reproduce table-sva --form whole --lr 1e-5 # the rate that the paper states",
     ),
     needs_data=True,
 )
