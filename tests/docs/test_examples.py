@@ -7,7 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import BertConfig, BertModel, BertTokenizerFast
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import (
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from tools.notebooks import run_notebook
 
@@ -77,3 +85,31 @@ def test_a_pretrained_folder_is_fine_tuned_with_the_trainer(printed, tmp_path):
 def test_every_example_is_run_by_this_file():
     tested = Path(__file__).read_text(encoding="utf-8")
     assert all(path.name in tested for path in EXAMPLES.glob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("--full",)], ids=["LoRA", "full"])
+def test_a_decoder_is_fine_tuned_and_measured(printed, tmp_path, words):
+    vocabulary = ["<pad>", "<eos>", "<unk>", "film", "good", "bad", "Label:", "yes", "no"]
+    spelled = Tokenizer(models.WordLevel({w: i for i, w in enumerate(vocabulary)}, unk_token="<unk>"))
+    spelled.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=spelled, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.save_pretrained(tmp_path / "model")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    LlamaForCausalLM(LlamaConfig(vocab_size=9, num_key_value_heads=1, **sizes)).save_pretrained(
+        tmp_path / "model"
+    )
+    lines = [
+        {
+            "text": f"film {word} film",
+            "spans": [[5, 5 + len(word)]],
+            "label": "yes" if word == "good" else "no",
+        }
+        for word, label in (("good", "yes"), ("bad", "no")) * 20
+    ]
+    data = tmp_path / "posts.jsonl"
+    data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    options = ["--model", str(tmp_path / "model"), "--data", str(data), "--steps", "4", "--held", "8"]
+    text = printed("finetune_decoder.py", *options, *words)
+    assert "before: accuracy" in text and "after: accuracy" in text and "  mrta " in text
+    assert "4 steps in" in text
