@@ -335,9 +335,9 @@ def test_rollout_of_a_deep_decoder_ends_on_its_first_token():
     patterns = (Pattern(causal=True),) * 30
     shares = {
         how: float(null_row(patterns, how, 40, 39)[0])
-        for how in (Aggregation(), default_aggregation(patterns), Aggregation("mean", without_first=True))
+        for how in (Aggregation(), default_aggregation(True), Aggregation("mean", without_first=True))
     }
     assert shares[Aggregation()] > 0.99
     assert list(shares.values())[1:] == pytest.approx([1 / 40, 0])
-    assert default_aggregation((*patterns, Pattern(causal=False))) == Aggregation()
-    assert default_aggregation(patterns, head=1) == Aggregation("mean", head=1)
+    assert default_aggregation(False) == Aggregation()
+    assert default_aggregation(True, head=1) == Aggregation("mean", head=1)

@@ -128,7 +128,7 @@ def test_heads_are_those_of_the_layer(classifier, instances):
 def test_integrated_gradients_add_up_to_what_the_input_changes(classifier, instances):
     """Completeness: they sum to log p at the input minus log p at zero embeddings."""
     batch = collate(instances)
-    found = classifier.integrated_gradients(batch)
+    found, gap = classifier.integrated_gradients(batch)
     chosen = classifier.predict(batch).argmax(1)
     rows = np.arange(len(batch))
     whole = np.log(classifier.predict(batch)[rows, chosen])
@@ -137,6 +137,10 @@ def test_integrated_gradients_add_up_to_what_the_input_changes(classifier, insta
     nothing = np.log(classifier.predict(batch)[rows, chosen])
     classifier.embedding.weight.data.copy_(weight)
     assert found.sum(1) == pytest.approx(whole - nothing, abs=1e-3)
+    assert gap == pytest.approx(np.abs(found.sum(1) / (whole - nothing) - 1), abs=1e-5)
+    measurement = measure(classifier, instances, scores="integrated_gradients", nulls=Nulls(draws=0))
+    (note,) = measurement.settings["notes"]
+    assert f"by {gap.mean():.2%} on average, by {gap.max():.2%} at most" in note
     assert (found[~batch.real] == 0).all()
 
 
@@ -148,7 +152,7 @@ def test_integrated_gradients_of_captum(classifier, instances):
         logits = classifier.model(inputs_embeds=embedded, attention_mask=mask).logits
         return logits.log_softmax(-1).gather(1, chosen[:, None]).squeeze(1)
 
-    found = classifier.integrated_gradients(collate(instances))
+    found, _ = classifier.integrated_gradients(collate(instances))
     for row, instance in enumerate(instances):
         tokens = torch.from_numpy(instance.tokens)[None]
         chosen = torch.from_numpy(classifier.predict(collate([instance])).argmax(1))

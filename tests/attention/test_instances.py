@@ -184,6 +184,19 @@ def test_unknown_words_are_ranked_like_others(word_pieces):
     assert found.relevance.tolist() == [0, 1, 0, 0]
 
 
+def test_special_tokens_inside_a_text_are_not_ranked(word_pieces):
+    copied = Tokenizer.from_str(word_pieces.backend_tokenizer.to_str())
+    named = {name: f"[{name[:3].upper()}]" for name in ("cls_token", "sep_token", "unk_token")}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=copied, **named)
+    given = example(text="cat [SEP] dog", spans=[[0, 9]], label=0)
+    (found,) = encode_for_classifier([given], tokenizer, CLASSES, 64)
+    assert found.pieces == ("[CLS]", "cat", "[SEP]", "dog", "[SEP]")
+    assert found.rankable.tolist() == [False, True, False, True, False]
+    assert found.relevance.tolist() == [0, 1, 0, 0, 0]
+    (found,) = encode_for_causal([example(text="cat [SEP] dog", target="sat")], tokenizer, 64)
+    assert found.rankable.tolist() == [False, True, False, True]
+
+
 def test_character_spans_touch_every_token_they_reach(word_pieces):
     given = example(text="The  awful cats", spans=[[7, 9]], label=0)
     (found,) = encode_for_classifier([given], word_pieces, CLASSES, 64)
@@ -221,6 +234,22 @@ def test_white_space_of_their_own_is_kept(bytes_with_blanks, text, target):
     (found,) = encode_for_causal([example(text=text, spans=[], target=target)], bytes_with_blanks, 64)
     assert found.pieces == ("a",)
     assert bytes_with_blanks.convert_ids_to_tokens(found.target.tolist()) == ["Ġcat"]
+
+
+@pytest.mark.parametrize(
+    ("record", "joined"),
+    [
+        ({"text": "猫は", "target": "座った"}, "猫は座った"),
+        ({"text": "print(", "target": "x)", "separator": ""}, "print(x)"),
+        ({"text": "2 + 2", "target": "4", "separator": "\n= "}, "2 + 2\n= 4"),
+        ({"text": "a", "target": "cat"}, "a cat"),
+    ],
+)
+def test_text_and_target_are_joined_as_the_script_or_the_data_wants(bytes_with_blanks, record, joined):
+    (found,) = encode_for_causal([example(**record)], bytes_with_blanks, 64)
+    ids = [*found.tokens.tolist(), *found.target.tolist()]
+    assert bytes_with_blanks.decode(ids) == joined
+    assert bytes_with_blanks.decode(found.target.tolist()).strip() == record["target"]
 
 
 def test_special_tokens_behind_the_target_are_no_target(word_pieces):

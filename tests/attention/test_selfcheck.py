@@ -6,7 +6,15 @@ import torch
 import transformers
 from torch import nn
 
-from fasterqk.attention import HuggingFaceClassifier, Instance, Nulls, Removal, TorchClassifier, measure
+from fasterqk.attention import (
+    HuggingFaceClassifier,
+    Instance,
+    Nulls,
+    Passes,
+    Removal,
+    TorchClassifier,
+    measure,
+)
 from fasterqk.errors import InputError
 
 KEY_VALUE = {"num_key_value_heads": 2, "num_hidden_layers": 4}
@@ -160,40 +168,41 @@ class Reversed(transformers.BertForSequenceClassification):
         return outputs
 
 
-def test_a_model_that_answers_otherwise_in_a_batch_is_refused(make_model):
+def test_a_model_that_answers_otherwise_in_a_batch_runs_text_by_text(make_model):
     own = make_model("BertForSequenceClassification", "BertConfig")
+    expected = quickly(own, texts(), passes=Passes(batch_size=1)).summary()
     own.__class__ = Reversed
+    measurement = quickly(HuggingFaceClassifier(own), texts())
+    assert "every text is run by itself" in measurement.settings["notes"][0]
+    assert measurement.summary().scores == expected.scores
+
+
+def test_a_window_in_double_precision_survives_padding(make_model):
+    """Mistral's softmax is in single precision, where the smallest double is minus infinity."""
+    options = {**KEY_VALUE, "sliding_window": 3}
+    own = make_model("MistralForSequenceClassification", "MistralConfig", **options)
+    single, double = (quickly(model, texts()).summary() for model in (own, own.double()))
+    assert double.scores == pytest.approx(single.scores, abs=1e-4)
+
+
+def test_a_window_that_is_hidden_as_a_whole_keeps_a_token(make_model):
+    """What a row that sees nothing answers depends on the kernel."""
+    own = make_model("MistralForSequenceClassification", "MistralConfig", **KEY_VALUE, sliding_window=3)
+    measured = []
+    for kernel in ("eager", "sdpa"):
+        own.set_attn_implementation(kernel)
+        measured.append(measure(own, texts(), removal="attention", scores="leave_one_out"))
+    first, second = measured
+    assert first.faithfulness.comprehensiveness == pytest.approx(
+        second.faithfulness.comprehensiveness, abs=1e-5
+    )
+    for one, other in zip(*(x.rankings["leave_one_out"].importance for x in measured), strict=True):
+        assert one == pytest.approx(other, abs=1e-5)
+
+
+def test_regression_heads_are_refused(make_model):
+    own = make_model("BertForSequenceClassification", "BertConfig", problem_type="regression")
     with pytest.raises(
-        InputError, match="the model by itself, one text at a time, predicts other probabilities"
+        InputError, match=r"2 label\(s\) and problem type 'regression' gives no probabilities"
     ):
-        wrapped = HuggingFaceClassifier(own)
-        wrapped._unpadded = False
-        quickly(wrapped, texts())
-
-
-def test_the_null_of_attention_in_chunks_is_uniform_over_the_chunk(make_model):
-    """Llama 4: three layers see their own chunk of four tokens, every fourth layer all that came before."""
-    options = {"attention_chunk_size": 4, "num_local_experts": 2, "head_dim": 8, "intermediate_size_mlp": 24}
-    own = make_model("Llama4ForCausalLM", "Llama4TextConfig", **KEY_VALUE, **options)
-    instances = texts(np.array([5]), lengths=(4, 15, 11, 6))
-    expected = []
-    for instance in instances:
-        read = len(instance.tokens) - 1
-        place = np.arange(read + 1)
-        in_chunk = (place // 4 == read // 4) / (read % 4 + 1)
-        row = 0.75 * in_chunk + 0.25 / (read + 1)
-        expected.append(float(row @ instance.relevance))
-    for aggregation in ("mean", "rollout"):
-        measurement = quickly(own, instances, aggregation=aggregation)
-        assert "guessed from its weights" in measurement.settings["notes"][0]
-        if aggregation == "mean":
-            assert measurement.columns["null_mass"] == pytest.approx(expected, abs=1e-6)
-        else:
-            pairs = [np.arange(15)[:, None] // 4 == np.arange(15) // 4, np.ones((15, 15), dtype=bool)]
-            chunked, whole = (np.tril(visible) / np.tril(visible).sum(1, keepdims=True) for visible in pairs)
-            row = np.eye(15)[14]
-            for matrix in (whole, chunked, chunked, chunked):
-                row = row @ (matrix + np.eye(15)) / 2
-            assert measurement.columns["null_mass"][1] == pytest.approx(
-                row @ instances[1].relevance, abs=1e-6
-            )
+        quickly(own, texts())

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from fasterqk.attention._selfcheck import mixing_note
-from fasterqk.attention.aggregation import HALF, Pattern, pattern_of
+from fasterqk.attention.aggregation import HALF, Pattern
 from fasterqk.attention.instances import Batch, Instance, collate
 from fasterqk.attention.models import (
     Answer,
+    Integrated,
     Position,
     Reading,
     TorchClassifier,
@@ -43,8 +43,7 @@ class HuggingFaceClassifier(TorchClassifier):
 
     The read position is found rather than assumed: it is the one final hidden state through which a gradient
     reaches the logits, the first token in encoders, the last in decoders. Models that pool several tokens are
-    refused. If padding changes the answer (ConvBERT's convolutions reach into it), texts are run without
-    padding. If it changes nothing, only the first token is run through the end of the last layer.
+    refused. Where it changes nothing, only the first token is run through the end of the last layer.
     """
 
     def __init__(self, model: Any) -> None:
@@ -55,7 +54,7 @@ class HuggingFaceClassifier(TorchClassifier):
                 " only models with one are measured"
             )
         multi_label = config.problem_type == "multi_label_classification"
-        if config.num_labels < 2 and not multi_label:
+        if (config.num_labels < 2 and not multi_label) or config.problem_type == "regression":
             raise InputError(
                 f"{type(model).__name__} with {config.num_labels} label(s) and problem type"
                 f" {config.problem_type!r} gives no probabilities of classes; only classifiers are measured"
@@ -79,17 +78,12 @@ class HuggingFaceClassifier(TorchClassifier):
         super().__init__(
             model, classes=classes, inputs=self._keywords, embedding=embedding, multi_label=multi_label
         )
-        self._unpadded = False
         self._pad: int | None = self._text_config.pad_token_id
         with evaluating(self):
             self.reads = self._find_read()
             self._end = self._find_end()
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
-        if self._unpadded and not batch.real.all():
-            return _side_by_side(
-                batch, [self.read(single, read_only=read_only) for single in _one_by_one(batch)]
-            )
         with self._padding(batch), first_token_from(self._end):
             return super().read(batch, read_only=read_only)
 
@@ -121,12 +115,8 @@ class HuggingFaceClassifier(TorchClassifier):
         # Texts are predicted one by one if there is no id to pad with.
         return self.predict(batch) if self._marker(batch) is None else super()._outcomes(batch, outputs)
 
-    def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
-        with self._padding(batch):
-            return super().patterns(batch)
-
     def _logits(self, batch: Batch) -> Tensor:
-        if self._marker(batch) is None or (self._unpadded and not batch.real.all()):
+        if self._marker(batch) is None:
             return torch.cat([self._logits(single) for single in _one_by_one(batch)])
         with self._padding(batch):
             return super()._logits(batch)
@@ -163,7 +153,7 @@ class HuggingFaceClassifier(TorchClassifier):
     def _find_end(self) -> nn.Module | None:
         # In half precision rounding hides whether anything changes.
         half = any(parameter.dtype in HALF for parameter in self.model.parameters())
-        if self.reads != "first" or self._unpadded or half or hasattr(self.model, "_orig_mod"):
+        if self.reads != "first" or half or hasattr(self.model, "_orig_mod"):
             return None
         batch = self._probe()
         try:
@@ -197,11 +187,6 @@ class HuggingFaceClassifier(TorchClassifier):
         reached_states = reached(outputs.logits, last)
         if reached_states is None:
             raise InputError(f"{name} does not show the hidden states that it predicts from")
-        with torch.no_grad():
-            alone = torch.cat([self._logits(single) for single in _one_by_one(batch)]).double()
-        rounding = 5e-2 if outputs.logits.dtype in HALF else 1e-4
-        change = float((outputs.logits.detach().double() - alone).abs().max())
-        self._unpadded = change > rounding * float(alone.abs().max())
         used = reached_states & batch.real
         if not used.any():
             raise InputError(
@@ -216,23 +201,6 @@ class HuggingFaceClassifier(TorchClassifier):
 def _one_by_one(batch: Batch) -> list[Batch]:
     """One batch per instance, without padding."""
     return [batch.rows(slice(number, number + 1)) for number in range(len(batch))]
-
-
-def _side_by_side(batch: Batch, readings: Sequence[Reading]) -> Reading:
-    """Merge readings of single instances into one reading of ``batch``."""
-    width = batch.tokens.shape[1]
-    layers = []
-    for parts in zip(*(reading.layers for reading in readings), strict=True):
-        rows = 1 if parts[0].shape[2] == 1 else width
-        padded = [pad(part, (0, width - part.shape[3], 0, rows - part.shape[2])) for part in parts]
-        layers.append(torch.cat(padded))
-    answers = [reading.answer for reading in readings]
-    answer = Answer(
-        np.concatenate([answer.probability for answer in answers]),
-        np.concatenate([answer.correct for answer in answers]),
-        np.concatenate([answer.outcomes for answer in answers]),
-    )
-    return Reading(layers, torch.cat([reading.read for reading in readings]), answer)
 
 
 def inputs_of(model: nn.Module, batch: Batch, tokens: NDArray[np.int64]) -> dict[str, Tensor]:
@@ -267,7 +235,7 @@ class HuggingFaceCausal:
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         read = on_device_of(self.model, batch.last)
         inputs = inputs_of(self.model, batch, batch.tokens)
-        layers = self_attention(capture(self.model, inputs, rows=read if read_only else None))
+        layers = self_attention(capture(self.model, inputs, rows=read if read_only else None, masks=True))
         check_layers(layers, batch, self.model)
         # Nothing comes after the last token, so the read rows alone cannot look ahead.
         for layer in () if read_only else layers:
@@ -279,7 +247,8 @@ class HuggingFaceCausal:
             chosen, greedy = self._target_logits(batch)
         probability = _mean_over(np.exp(as_array(chosen)), batch.target_real)
         right = (greedy.numpy() == batch.target) | ~batch.target_real
-        return Reading(layers, read, Answer(probability, right.all(1), probability[:, None]))
+        answer = Answer(probability, right.all(1), probability[:, None])
+        return Reading(layers, read, answer, masks=layers.masks)
 
     def check(self, batch: Batch) -> list[str]:
         """Notes on what attention does not show."""
@@ -293,30 +262,24 @@ class HuggingFaceCausal:
         """Outcomes of the model as it is, one text at a time and without padding."""
         return np.concatenate([self.predict(single) for single in _one_by_one(batch)])
 
-    def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
-        """The pattern of each layer by the model's own masks on one text; None where no mask is visible."""
-        inputs, read = inputs_of(self.model, batch, batch.tokens), on_device_of(self.model, batch.last)
-        masks = self_attention(capture(self.model, inputs, rows=read, masks=True)).masks
-        return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
-
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
             chosen, _ = self._target_logits(batch)
         return _mean_over(np.exp(as_array(chosen)), batch.target_real)[:, None]
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
-        return self._gradient(batch)
+        return _of_prompt(batch, self._gradient(batch)[0])
 
-    def integrated_gradients(self, batch: Batch) -> NDArray[np.float64]:
+    def integrated_gradients(self, batch: Batch) -> Integrated:
         """Gradient x input, averaged from zero embeddings, also of the target, to the true ones."""
-        return integrated(lambda share: self._gradient(batch, share))
+        whole = integrated(lambda share: self._gradient(batch, share))
+        return Integrated(_of_prompt(batch, whole.importance), whole.gap)
 
-    def _gradient(self, batch: Batch, share: float = 1.0) -> NDArray[np.float64]:
+    def _gradient(self, batch: Batch, share: float = 1.0) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         with leaf_embedding(self.embedding, share) as leaves:
             chosen, _ = self._target_logits(batch)
-            score = (chosen * torch.from_numpy(batch.target_real)).sum()
-        whole = as_array(saliency(score, leaves)) / share
-        return np.where(batch.real, whole[:, : batch.tokens.shape[1]], 0.0)
+            score = (chosen * torch.from_numpy(batch.target_real)).sum(1)
+        return saliency(score, leaves, share), as_array(score)
 
     def _target_logits(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Log-probability of each target token ``(batch, target)``, and the likeliest token there."""
@@ -343,6 +306,11 @@ def _with_target(batch: Batch) -> Batch:
         hidden=np.concatenate([batch.hidden, nothing], 1),
     )
     return together.keep(together.real)
+
+
+def _of_prompt(batch: Batch, values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The ``values`` of prompts and targets on the tokens of the prompts alone."""
+    return np.where(batch.real, values[:, : batch.tokens.shape[1]], 0.0)
 
 
 def _mean_over(values: NDArray[np.float64], real: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from fasterqk.attention.aggregation import Aggregation
-from fasterqk.attention.faithfulness import Removal, remove
+from fasterqk.attention.faithfulness import Removal, not_all, remove
 from fasterqk.attention.instances import Batch, Instance
 from fasterqk.attention.models import Measurable
 from fasterqk.errors import InputError
@@ -364,17 +364,23 @@ def _of_characters(record: Mapping[str, Any], instance: Instance, where: str) ->
 
 
 def leave_one_out(
-    model: Measurable, batch: Batch, removal: Removal, whole: Numbers, followed: NDArray[np.intp]
+    model: Measurable,
+    batch: Batch,
+    removal: Removal,
+    whole: Numbers,
+    followed: NDArray[np.intp],
+    sees: NDArray[np.bool_] | None = None,
 ) -> Numbers:
     """The drop in probability of the ``followed`` outcome when each token is removed, ``(batch, token)``.
 
-    ``whole`` are the outcomes ``(batch, outcome)`` of the unchanged batch. A text of a single token keeps it.
+    ``whole`` are the outcomes ``(batch, outcome)`` of the unchanged batch. A text of a single token keeps it,
+    and so does a read position that ``sees`` a single one.
     """
     lost = np.zeros(batch.tokens.shape)
     order = np.where(batch.rankable, batch.rankable.cumsum(1) - 1, -1)
     instance = np.arange(len(batch))
     for place in range(int(order.max()) + 1):
-        removed = (order == place) & ((batch.visible & (order != place)).any(1))[:, None]
+        removed = not_all(order == place, np.zeros(order.shape), batch, removal, sees)
         changed = np.flatnonzero(removed.any(1))
         if not len(changed):
             continue

@@ -6,7 +6,7 @@ of every instance; its :class:`Summary` has the scores, as JSON or as tables for
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from os import PathLike
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -30,14 +30,15 @@ from fasterqk.attention.aggregation import (
     NullMass,
     Pattern,
     aggregate,
+    aggregate_null,
     default_aggregation,
-    find_pattern,
+    find_patterns,
     in_full_precision,
-    null_row,
     permuted_mass,
     read_rows,
     sharp_mass,
     uniform_attention,
+    visible_pairs,
 )
 from fasterqk.attention.faithfulness import (
     Faithfulness,
@@ -52,8 +53,9 @@ from fasterqk.attention.faithfulness import (
 )
 from fasterqk.attention.instances import Batch, Example, Instance, collate, pad_rows, unpad_rows
 from fasterqk.attention.measurement import Measurement, Ranking, Rowwise
-from fasterqk.attention.models import Measurable, Reading, as_array, evaluating
+from fasterqk.attention.models import Integrated, Measurable, Reading, as_array, evaluating
 from fasterqk.attention.scores import SCORES, Rows, among, entropy
+from fasterqk.attention.statistics import MOST_DRAWS
 from fasterqk.errors import InputError
 
 RankBy = Literal["attention", "gradient"]
@@ -81,7 +83,7 @@ class Nulls:
             the time.
 
     Raises:
-        InputError: ``draws`` is negative or not a whole number.
+        InputError: ``draws`` is not a whole number from 0 to 1000.
 
     >>> Nulls(draws=10).draws
     10
@@ -93,8 +95,10 @@ class Nulls:
     stronger: bool = True
 
     def __post_init__(self) -> None:
-        if type(self.draws) is not int or self.draws < 0:
-            raise InputError(f"draws is {self.draws!r}; give a whole number, or 0 for no random ranking")
+        if type(self.draws) is not int or not 0 <= self.draws <= MOST_DRAWS:
+            raise InputError(
+                f"draws is {self.draws!r}; give a whole number up to {MOST_DRAWS}, or 0 for no random ranking"
+            )
 
     def drawn(self, instances: Sequence[Instance]) -> list[Sequence[Numbers]]:
         """The random rankings of all instances."""
@@ -160,7 +164,7 @@ def measure(
     examples: str | PathLike[str] | Sequence[Instance | Example | Mapping[str, Any]],
     *,
     tokenizer: Any = None,
-    aggregation: Aggregation | str | Callable[[Sequence[Pattern]], Aggregation] | None = None,
+    aggregation: Aggregation | str | Callable[[bool], Aggregation] | None = None,
     scores: Rankings | Source | Sequence[Source] | None = None,
     removal: Removal | How = "delete",
     nulls: Nulls = Nulls(),  # noqa: B008 - frozen
@@ -177,7 +181,7 @@ def measure(
             :class:`Instance` objects, which are measured as they are.
         tokenizer: Encodes the examples, unless the model's folder has a tokenizer or they are instances.
         aggregation: How layers and heads are combined into one row: ``"rollout"``, ``"mean"``, ``"layer:3"``,
-            ..., an :class:`Aggregation`, or a function that chooses one from the patterns of the layers. By
+            ..., an :class:`Aggregation`, or a function that chooses one for a model that is causal or not. By
             default rollout, or the mean over layers for a causal model.
         scores: Importances beside attention, such as ``["gradient", "lime.jsonl"]``; :class:`Rankings` says
             what they can be and has more options.
@@ -218,14 +222,15 @@ def measure(
     if isinstance(aggregation, str):
         aggregation = Aggregation.parse(aggregation)
     with evaluating(opened_model):
-        notes = self_check(opened_model, instances)
+        notes, batched = self_check(opened_model, instances)
+        passes = passes if batched else replace(passes, batch_size=1)
         return _measured(opened_model, instances, aggregation, rankings, removal, nulls, passes, notes)
 
 
 def _measured(
     model: Measurable,
     instances: Sequence[Instance],
-    aggregation: Aggregation | Callable[[Sequence[Pattern]], Aggregation] | None,
+    aggregation: Aggregation | Callable[[bool], Aggregation] | None,
     rankings: Rankings,
     removal: Removal,
     nulls: Nulls,
@@ -235,14 +240,12 @@ def _measured(
     # Neighbours in length share a batch, so that little is spent on padding.
     order = np.argsort([len(instance.tokens) for instance in instances], kind="stable")
     lengths = np.array([len(instances[i].tokens) for i in order])
-    patterns, heads, guessed = _patterns(model, instances[order[-1]], passes.max_weights)
+    patterns, heads, causal = _patterns(model, instances[order[-1]], passes.max_weights)
+    guessed = model.pattern is None and any(patterns)
     if guessed:
-        notes = [
-            *notes,
-            "what each row may see was guessed from its weights: the model shows no mask that is a window",
-        ]
+        notes.append("what each row may see was guessed from its weights: the model shows no mask")
     if not isinstance(aggregation, Aggregation):
-        aggregation = (aggregation or default_aggregation)(patterns)
+        aggregation = (aggregation or default_aggregation)(causal)
     by_attention = Importance(aggregation_name(aggregation), aggregation)
     first = by_attention if rankings.rank_by == "attention" else Importance("gradient", method="gradient")
     requested = importances(rankings.scores, instances, first, rankings.absolute)
@@ -263,17 +266,18 @@ def _measured(
             passes.progress(reading * read + (1 - reading) * predicted, len(order))
 
     predicted = 0
+    gaps: list[Numbers] = []
     for start, stop in batches(lengths, passes.batch_size, heads_in_memory, passes.max_weights or np.inf):
         chosen = order[start:stop]
         batch = collate([instances[i] for i in chosen])
         rows = _ReadRows.of(model, batch, hows, patterns, read_only)
         parts.append(rows.parts(passes, chosen, stronger))
-        values = [rows.importance(model, importance, chosen, removal) for importance in requested.values()]
+        values = [rows.importance(model, x, chosen, removal, gaps) for x in requested.values()]
         values += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
         for (by_instance, faithful), importance in zip(ranked, values, strict=True):
             by_instance += unpad_rows(rows.mean(importance), batch.real)
             if rows.reading.read.dim() == 1:
-                waiting.add(faithful, batch, importance, rows.reading.answer.outcomes)
+                waiting.add(faithful, rows, importance)
             else:
                 faithful.append(rows.faithfulness(model, importance, removal))
         if len(waiting) > VARIANTS_IN_MEMORY or stop == len(order):
@@ -281,6 +285,12 @@ def _measured(
             waiting.ask(lambda share: tell(stop, before + share * (stop - before)))  # noqa: B023
             predicted = stop
         tell(stop, predicted)
+    if gaps:
+        gap = np.concatenate(gaps)
+        notes.append(
+            "integrated gradients miss the change in log-probability, their sum in theory, by"
+            f" {gap.mean():.2%} on average, by {gap.max():.2%} at most"
+        )
     place = np.argsort(order)
     measured = [
         Ranking(tuple(by_instance[i] for i in place), join(faithful, order))
@@ -347,30 +357,27 @@ def batches(
 
 def _patterns(
     model: Measurable, longest: Instance, max_weights: int | None
-) -> tuple[tuple[Pattern, ...], list[int], bool]:
-    """The pattern of each layer on the longest instance, the number of heads of each layer, and whether any
-    pattern is guessed from the weights.
+) -> tuple[list[Pattern | None], list[int], bool]:
+    """Of each layer, the pattern (None if the model shows its mask) and the number of heads; and whether all
+    layers are causal.
 
-    A model that states its pattern has a single one for all layers.
+    A model that states its pattern has it in all layers. A pattern that neither states nor shows is guessed
+    from the weights on the longest instance.
     """
     if model.pattern is not None and max_weights is None:
-        return (model.pattern,), [0], False
+        return [model.pattern], [0], model.pattern.causal
     batch = collate([longest])
     reading = model.read(batch, read_only=True)
     heads = [layer.shape[1] for layer in reading.layers]
     if model.pattern is not None:
-        return (model.pattern,), heads, False
-    stated: Sequence[Pattern | None] = model.patterns(batch) if hasattr(model, "patterns") else ()
-    if len(stated) != len(heads):
-        stated = [None] * len(heads)
-    known_patterns = tuple(pattern for pattern in stated if pattern is not None)
-    if len(known_patterns) == len(heads):
-        return known_patterns, heads, False
-    if sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
+        return [model.pattern], heads, model.pattern.causal
+    masks = reading.masks or [None] * len(heads)
+    if None in masks and sum(heads) * batch.tokens.shape[1] ** 2 <= (max_weights or np.inf):
         reading = model.read(batch)  # the more rows, the better the guess
     real = torch.from_numpy(batch.real).to(reading.read.device)
-    layers = zip(stated, reading.layers, strict=True)
-    return tuple(pattern or find_pattern(layer, real, reading.read) for pattern, layer in layers), heads, True
+    patterns = find_patterns(reading.layers, masks, real, reading.read)
+    causal = not any(pairs.triu(1).any() for pairs in visible_pairs(masks, patterns, real))
+    return patterns, heads, causal
 
 
 class _Waiting:
@@ -388,10 +395,11 @@ class _Waiting:
     def __len__(self) -> int:
         return len(self.variants)
 
-    def add(self, results: list[Faithfulness], batch: Batch, importance: Numbers, whole: Numbers) -> None:
+    def add(self, results: list[Faithfulness], rows: "_ReadRows", importance: Numbers) -> None:
         """Let the next ``ask`` append the faithfulness of ``importance`` ``(batch, token)`` to results."""
-        perturbed = perturb(batch, importance, self.removal)
-        whole = checked_outcomes(whole, batch)
+        batch = rows.batch
+        perturbed = perturb(batch, importance, self.removal, rows.sees)
+        whole = checked_outcomes(rows.reading.answer.outcomes, batch)
         self.variants.add(batch, whole)
         variant_rows = [[self.variants.add(variant) for variant in variants] for variants in perturbed[:2]]
         self.rankings.append((results, batch, whole, variant_rows, perturbed.skipped))
@@ -440,31 +448,29 @@ class _ReadRows:
         model: Measurable,
         batch: Batch,
         hows: Sequence[Aggregation],
-        patterns: tuple[Pattern, ...],
+        patterns: Sequence[Pattern | None],
         read_only: bool,
     ) -> "_ReadRows":
         """Read ``batch`` and aggregate its rows in all ways ``hows``; the scores use the first one."""
         reading = model.read(batch, read_only=read_only)
         layers = list(reading.layers)
-        if len(patterns) < len(layers):
-            patterns = patterns * len(layers)
         several = reading.read.dim() == 2
         read = reading.read if several else reading.read.unsqueeze(1)
         mask = batch.target_real if several else np.ones((len(batch), 1), dtype=bool)
         keys = torch.from_numpy(batch.real).to(read.device) if reading.keys is None else reading.keys
         chosen = torch.from_numpy(mask).to(read.device)
-        # Rows beyond an instance's target are padding, which sees nothing.
-        rows = chosen.unsqueeze(2)
-        visible = {
-            pattern: pattern.row(keys, read) & rows if read_only else pattern.pairs(keys)
-            for pattern in set(patterns)
-        }
-        allowed = [visible[pattern] for pattern in patterns]
+        many = patterns if len(patterns) == len(layers) else [*patterns] * len(layers)
+        allowed = visible_pairs(reading.masks or [None] * len(layers), many, keys)
+        if read_only:
+            # Rows beyond an instance's target are padding, which sees nothing.
+            used = chosen.unsqueeze(2)
+            rows = {id(pairs): read_rows(pairs.unsqueeze(1), read)[:, 0] & used for pairs in allowed}
+            allowed = [rows[id(pairs)] for pairs in allowed]
         instance = np.nonzero(mask)[0]
         position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
         first = keys.int().argmax(1)
         attention = {how: as_array(aggregate(layers, read, allowed, how, first)[chosen]) for how in hows}
-        null_weights = _null_weights(patterns, hows[0], real, position)
+        null_weights = as_array(aggregate_null(allowed, len(layers), read, hows[0], first)[chosen])
         rankable = np.pad(batch.rankable[instance], ((0, 0), (0, real.shape[1] - batch.tokens.shape[1])))
         for how in hows:
             if how.among == "words":
@@ -483,6 +489,11 @@ class _ReadRows:
             layers=[read_rows(layer, read).transpose(1, 2)[chosen] for layer in layers],
             allowed=[read_rows(pairs.unsqueeze(1), read).squeeze(1)[chosen] for pairs in allowed],
         )
+
+    @property
+    def sees(self) -> NDArray[np.bool_]:
+        """The tokens that the one row of each instance sees in every layer, ``(batch, token)``."""
+        return torch.stack(self.allowed).all(0).cpu().numpy()[:, : self.batch.tokens.shape[1]]
 
     def parts(self, passes: Passes, numbers: NDArray[np.intp], stronger: bool) -> list[_Part]:
         """The numbers of the aggregated rows and, if asked for, of every layer and of the mean over layers.
@@ -547,9 +558,17 @@ class _ReadRows:
         return np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
 
     def importance(
-        self, model: Measurable, importance: Importance, numbers: NDArray[np.intp], removal: Removal
+        self,
+        model: Measurable,
+        importance: Importance,
+        numbers: NDArray[np.intp],
+        removal: Removal,
+        gaps: list[Numbers],
     ) -> Numbers:
-        """The importance of each token to each row, ``(row, token)``; ``numbers`` are places in the data."""
+        """The importance of each token to each row, ``(row, token)``; ``numbers`` are places in the data.
+
+        The completeness gaps of integrated gradients are added to ``gaps``.
+        """
         if importance.aggregation is not None:
             return self.attention[importance.aggregation][:, : self.batch.tokens.shape[1]]
         if importance.values is not None:
@@ -561,13 +580,16 @@ class _ReadRows:
             raise InputError(f"{importance.name} is not defined for a model that reads several rows")
         if importance.method == "leave_one_out":
             whole = self.reading.answer.outcomes
-            return leave_one_out(model, self.batch, removal, whole, self.batch.follow(whole))
+            return leave_one_out(model, self.batch, removal, whole, self.batch.follow(whole), self.sees)
         method = getattr(model, str(importance.method), None)
         if method is None:
             raise InputError(
                 f"{type(model).__name__} has no method {importance.method!r}: {METHODS[importance.name]}"
             )
-        return np.asarray(method(self.batch))
+        result = method(self.batch)
+        if isinstance(result, Integrated):
+            gaps.append(result.gap)
+        return np.asarray(result[0] if isinstance(result, Integrated) else result)
 
     def faithfulness(self, model: Measurable, importance: Numbers, removal: Removal) -> Faithfulness:
         """Faithfulness of instances with several rows, by the importance of tokens to each row."""
@@ -620,16 +642,3 @@ class _ReadRows:
             row for ranking, count in pairs for row in np.broadcast_to(ranking, (count, ranking.shape[-1]))
         ]
         return pad_rows(rows, self.batch.real[self.instance])
-
-
-def _null_weights(
-    patterns: tuple[Pattern, ...], how: Aggregation, real: NDArray[np.bool_], position: NDArray[np.int64]
-) -> Numbers:
-    """The null ``(row, key)`` of rows that are read at ``position``, where ``real`` keys are there."""
-    causal = all(pattern.causal for pattern in patterns)
-    weights = np.zeros(real.shape)
-    for row, first, length, read in zip(weights, real.argmax(1), real.sum(1), position, strict=True):
-        # In a causal model, tokens after the read position change nothing.
-        length = read - first + 1 if causal else length
-        row[first : first + length] = null_row(patterns, how, int(length), int(read - first)).numpy()
-    return weights

@@ -27,20 +27,23 @@ _ROUNDING, _HALF_ROUNDING = 1e-4, 0.1
 _SHOWN = 3
 
 
-def self_check(model: "Measurable", instances: Sequence[Instance]) -> list[str]:
-    """Compare the passes of ``model`` on its shortest and longest text; returns notes for the reader.
+def self_check(model: "Measurable", instances: Sequence[Instance]) -> tuple[list[str], bool]:
+    """Compare the passes of ``model`` on its shortest and longest text.
 
     Models without a method ``check``, which implement the protocol themselves, are taken as they are.
+
+    Returns:
+        Notes for the reader, and whether texts can share a batch. They cannot if padding changes the answer,
+        as with ConvBERT, whose convolutions reach into it.
 
     Raises:
         InputError: Two predictions of the same texts differ, or the model run by itself predicts something
             else, or the prediction is read somewhere else than the adapter says.
     """
     if not hasattr(model, "check"):
-        return []
+        return [], True
     by_length = sorted(instances, key=lambda instance: len(instance.tokens))
     batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]])
-    reading = model.read(batch, read_only=True)
     half = any(parameter.dtype in HALF for parameter in _parameters(model))
     rounding = _HALF_ROUNDING if half else _ROUNDING
     predicted = model.predict(batch)
@@ -50,11 +53,17 @@ def self_check(model: "Measurable", instances: Sequence[Instance]) -> list[str]:
             " in the model (dropout, sampling)"
         )
     notes: list[str] = model.check(batch)
-    if hasattr(model, "plain") and (change := _largest(predicted, model.plain(batch))) > rounding:
-        raise InputError(
-            f"the model by itself, one text at a time, predicts other probabilities, by up to {change:.2g};"
-            " it cannot be measured in batches"
-        )
+    batched = True
+    if hasattr(model, "plain"):
+        plain = model.plain(batch)
+        batched = _largest(predicted, plain) <= rounding
+        if not batched:
+            notes.append("padding changes what the model predicts: every text is run by itself")
+            batch, plain = batch.rows(slice(0, 1)), plain[:1]
+            predicted = model.predict(batch)
+        if (change := _largest(predicted, plain)) > rounding:
+            raise InputError(f"the model by itself predicts other probabilities, by up to {change:.2g}")
+    reading = model.read(batch, read_only=True)
     if (change := _largest(predicted, reading.answer.outcomes)) > rounding:
         if hasattr(model, "answers_plainly"):
             model.answers_plainly = True
@@ -62,7 +71,7 @@ def self_check(model: "Measurable", instances: Sequence[Instance]) -> list[str]:
             f"the kernel that shows attention changes probabilities by up to {change:.2g}; predictions are"
             " those of the model's own kernel, attention is not"
         )
-    return notes
+    return notes, batched
 
 
 def _parameters(model: "Measurable") -> Any:
@@ -71,9 +80,9 @@ def _parameters(model: "Measurable") -> Any:
 
 
 def _largest(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    if first.shape != second.shape or not (np.isfinite(first).all() and np.isfinite(second).all()):
+    if first.shape != second.shape or not (np.isfinite(first).any() and np.isfinite(second).any()):
         return 0.0  # `measure` names what is wrong with them
-    return float(np.abs(first - second).max())
+    return float(np.nan_to_num(np.abs(first - second), nan=np.inf).max())
 
 
 def mixing_note(model: nn.Module, attention: Sequence[str], run: Callable[[], Any]) -> list[str]:

@@ -5,8 +5,8 @@ The null is the same aggregation of attention that is uniform over the keys a ro
 has two stronger nulls.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,6 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fasterqk.errors import InputError
-from fasterqk.trace import Mask
 
 HALF = (torch.float16, torch.bfloat16)
 _WINDOW_EVIDENCE = 16
@@ -27,42 +26,21 @@ Numbers = NDArray[np.float64]
 class Pattern:
     """Which keys a query may see: only earlier ones (``causal``), only those within a ``window``, or all.
 
-    A window of w hides keys that are w or more tokens away. ``seen`` is a whole matrix ``(query, key)`` in
-    packed bits, of which ``size`` rows are known, for masks that neither describes (attention in chunks,
-    prefixes).
+    A window of w hides keys that are w or more tokens away. Models that show their mask need no pattern.
     """
 
     causal: bool
     window: int | None = None
-    seen: bytes | None = field(default=None, repr=False)
-    size: int = field(default=0, repr=False)
-
-    @classmethod
-    def of_matrix(cls, matrix: Tensor, causal: bool) -> "Pattern":
-        """The pattern that lets query i see key j where ``matrix[i, j]``."""
-        bits = np.packbits(matrix.cpu().numpy().astype(bool))
-        return cls(causal, seen=bits.tobytes(), size=len(matrix))
-
-    def matrix(self, length: int, device: torch.device) -> Tensor:
-        """The matrix of the first ``length`` tokens; what lies beyond the known rows is visible."""
-        bits = np.unpackbits(np.frombuffer(self.seen or b"", np.uint8), count=self.size**2)
-        known = torch.from_numpy(bits.reshape(self.size, self.size)[:length, :length].astype(bool)).to(device)
-        beyond = max(0, length - self.size)
-        return torch.nn.functional.pad(known, (0, beyond, 0, beyond), value=True)
 
     def pairs(self, real: Tensor) -> Tensor:
         """A mask of visible keys, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``."""
         pairs = allowed_pairs(real, self.causal)
-        if self.seen is not None:
-            pairs = pairs & self.matrix(real.shape[1], real.device)
         return pairs if self.window is None else pairs & (_ahead(real).abs() < self.window)
 
     def row(self, real: Tensor, read: Tensor) -> Tensor:
         """A mask of keys visible at ``read``, ``(batch,)`` or ``(batch, row)``: ``(batch, row, key)``."""
         ahead = _ahead_of(real, read)
         visible = real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
-        if self.seen is not None:
-            visible = visible & self.matrix(real.shape[1], real.device)[read.reshape(len(read), -1)]
         return visible if self.window is None else visible & (ahead.abs() < self.window)
 
 
@@ -76,24 +54,44 @@ def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
     return pairs.tril() if causal else pairs
 
 
-def pattern_of(mask: Mask | None, length: int) -> Pattern | None:
-    """The pattern of a model's mask over ``length`` tokens; None if the mask is unknown or not a window.
+def find_patterns(
+    layers: Iterable["Layer"], masks: Sequence[Tensor | None], real: Tensor, read: Tensor
+) -> list[Pattern | None]:
+    """The pattern of each layer, guessed from its weights; None where the mask is known."""
+    return [
+        None if mask is not None else find_pattern(layer, real, read)
+        for layer, mask in zip(layers, masks, strict=True)
+    ]
 
-    >>> pattern_of(Mask(behind=2, ahead=0, gaps=False), length=8)
-    Pattern(causal=True, window=3)
+
+def visible_pairs(
+    masks: Sequence[Tensor | None], patterns: Sequence[Pattern | None], real: Tensor
+) -> list[Tensor]:
+    """The keys that each row may see in each layer, ``(batch, query, key)``; equal ones are one tensor.
+
+    They are those of the pattern, or of the mask where there is no pattern. ``real`` is ``(batch, key)``.
     """
-    if mask is None or mask.gaps:
-        return None
-    reach = max(mask.behind, mask.ahead)
-    return Pattern(causal=mask.ahead == 0, window=reach + 1 if reach < length - 1 else None)
+    sources = [pattern or mask for mask, pattern in zip(masks, patterns, strict=True)]
+    both = allowed_pairs(real, causal=False)
+    pairs = {
+        id(source): source.pairs(real)
+        if isinstance(source, Pattern)
+        else both
+        if source is None
+        else source & both
+        for source in sources
+    }
+    return [pairs[id(source)] for source in sources]
 
 
-def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
-    """Guess the pattern of one layer from its weights, for models whose mask is unknown or no window.
+def find_pattern(layer: "Layer", real: Tensor, read: Tensor) -> Pattern:
+    """Guess the pattern of one layer from its weights, for models whose mask is unknown.
 
     ``layer`` is ``(batch, head, query, key)``, or holds only the queries at the positions ``read``, which are
     ``(batch,)`` or ``(batch, row)``.
     """
+    if isinstance(layer, LazyLayer):
+        return find_pattern(read_rows(layer, read.reshape(len(read), -1)), real, read)
     if layer.shape[2] != layer.shape[3] or layer.shape[2] == 1:
         pairs, ahead = Pattern(causal=False).row(real, read), _ahead_of(real, read)
     else:
@@ -105,13 +103,7 @@ def find_pattern(layer: Tensor, real: Tensor, read: Tensor) -> Pattern:
     window = int(ahead[weighted].abs().max()) + 1
     beyond = pairs & (ahead.abs() >= window) & (ahead <= 0 if causal else True)
     # Sharp attention underflows to zero on single pairs; a window leaves whole corners empty.
-    pattern = Pattern(causal, window if int(beyond.sum()) >= _WINDOW_EVIDENCE else None)
-    if ahead.shape[1] == ahead.shape[2]:
-        expected = pattern.pairs(real)
-        empty = int((expected & ~weighted).sum())
-        if empty >= max(_WINDOW_EVIDENCE, int(expected.sum()) // 8):
-            return Pattern.of_matrix(weighted.any(0), causal)
-    return pattern
+    return Pattern(causal, window if int(beyond.sum()) >= _WINDOW_EVIDENCE else None)
 
 
 def _ahead(real: Tensor) -> Tensor:
@@ -126,7 +118,25 @@ def _ahead_of(real: Tensor, read: Tensor) -> Tensor:
     return torch.arange(real.shape[1], device=real.device) - rows.unsqueeze(2)
 
 
-def read_rows(layer: Tensor, read: Tensor) -> Tensor:
+@dataclass(frozen=True, eq=False)
+class LazyLayer:
+    """A layer of attention whose rows are computed when they are needed, for texts too long to hold them all.
+
+    ``rows`` maps query positions ``(batch, row)`` to their weights ``(batch, head, row, key)``; ``shape`` is
+    that of the whole layer.
+    """
+
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype
+    rows: Callable[[Tensor], Tensor]
+
+
+Layer = Tensor | LazyLayer
+# Weights of a lazy layer that are computed at once.
+_AT_ONCE = 2**24
+
+
+def read_rows(layer: Layer, read: Tensor) -> Tensor:
     """The rows ``(batch, head, row, key)`` of ``layer`` at the read positions ``(batch, row)``.
 
     Read positions ``(batch,)`` give ``(batch, head, key)``. ``layer`` may already hold these rows alone, as
@@ -134,6 +144,8 @@ def read_rows(layer: Tensor, read: Tensor) -> Tensor:
     """
     if read.dim() == 1:
         return read_rows(layer, read.unsqueeze(1)).squeeze(2)
+    if isinstance(layer, LazyLayer):
+        return layer.rows(read)
     if layer.shape[2] != layer.shape[3]:
         if layer.shape[2] != read.shape[1]:
             raise InputError(f"attention of shape {tuple(layer.shape)} is not (batch, head, token, token)")
@@ -202,8 +214,7 @@ class Aggregation:
         without_first: Remove the first token, the attention sink of decoders, from every row of every layer
             and renormalise. A row with no other weight keeps it.
         among: Score the attention to ``"all"`` tokens, or renormalise the aggregated row over ``"words"``,
-        the
-            tokens that can be ranked. Encoders leave much of their attention on ``[CLS]`` and ``[SEP]``.
+            the tokens that can be ranked. Encoders leave much of their attention on ``[CLS]`` and ``[SEP]``.
 
     >>> Aggregation.parse("layer:2").layer
     2
@@ -243,20 +254,20 @@ class Aggregation:
         raise InputError(f"unknown aggregation {text!r}; choose rollout, mean, max, last or layer:N")
 
 
-def default_aggregation(patterns: Iterable[Pattern], **options: Any) -> Aggregation:
-    """Rollout, or the mean over layers if every layer is causal.
+def default_aggregation(causal: bool, **options: Any) -> Aggregation:
+    """Rollout, or the mean over layers if every layer is ``causal``.
 
     Each layer of rollout carries attention further back. Over the many layers of a decoder nearly all of it
     ends up on the first token, whatever the model attends to.
 
-    >>> default_aggregation([Pattern(causal=True)] * 30).method, default_aggregation([Pattern(False)]).method
+    >>> default_aggregation(causal=True).method, default_aggregation(causal=False).method
     ('mean', 'rollout')
     """
-    return Aggregation("mean" if all(pattern.causal for pattern in patterns) else "rollout", **options)
+    return Aggregation("mean" if causal else "rollout", **options)
 
 
 def aggregate(
-    layers: Iterable[Tensor],
+    layers: Iterable[Layer],
     read: Tensor,
     allowed: Allowed | None = None,
     how: Aggregation = Aggregation(),  # noqa: B008 - frozen
@@ -270,7 +281,7 @@ def aggregate(
     Arguments:
         layers: Attention probabilities ``(batch, head, query, key)``, bottom layer first; a generator is
             fine unless the method is rollout. The last layer may hold the read rows alone,
-            ``(batch, head, row, key)``.
+            ``(batch, head, row, key)``; a :class:`LazyLayer` computes its rows when they are needed.
         read: The query position of each instance, ``(batch,)``, or several of them, ``(batch, row)``.
         allowed: The keys each row may see, ``(batch, query, key)``, one mask for all layers or one per layer;
             by default all keys. No other key receives weight.
@@ -318,7 +329,7 @@ def relevant_mass(rows: Tensor, relevance: Tensor) -> Tensor:
 
 
 def _rollout(
-    layers: list[Tensor], read: Tensor, allowed: Allowed | None, how: Aggregation, first: Tensor
+    layers: list[Layer], read: Tensor, allowed: Allowed | None, how: Aggregation, first: Tensor
 ) -> Tensor:
     if not layers:
         raise InputError("the model has 0 layers of attention")
@@ -327,14 +338,29 @@ def _rollout(
     rows = torch.zeros_like(passed).scatter_(2, read.unsqueeze(2), how.residual)
     rows += (1 - how.residual) * passed
     for number in reversed(range(top)):
-        matrix = _one_head(layers[number], how, number)
-        matrix = _clean(matrix, _allowed_in(allowed, number), how, number, layers[number].dtype, first)
-        rows = (1 - how.residual) * torch.bmm(rows, matrix) + how.residual * rows
+        pairs, passed = _allowed_in(allowed, number), torch.zeros_like(rows)
+        for block, weights in _row_blocks(layers[number]):
+            visible = None if pairs is None else pairs[:, block]
+            matrix = _clean(_one_head(weights, how, number), visible, how, number, weights.dtype, first)
+            passed += torch.bmm(rows[:, :, block], matrix)
+        rows = (1 - how.residual) * passed + how.residual * rows
     return rows
 
 
+def _row_blocks(layer: Layer) -> Iterator[tuple[slice, Tensor]]:
+    """The rows of a layer, a few at a time if it is lazy."""
+    if not isinstance(layer, LazyLayer):
+        yield slice(None), layer
+        return
+    batch, heads, queries, keys = layer.shape
+    step = max(1, _AT_ONCE // (batch * heads * keys))
+    for start in range(0, queries, step):
+        block = slice(start, min(start + step, queries))
+        yield block, layer.rows(torch.arange(block.start, block.stop).expand(batch, -1))
+
+
 def _aggregated_heads(
-    layer: Tensor, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int, first: Tensor
+    layer: Layer, read: Tensor, pairs: Tensor | None, how: Aggregation, number: int, first: Tensor
 ) -> Tensor:
     rows = _one_head(read_rows(layer, read), how, number)
     visible = None if pairs is None else read_rows(pairs.unsqueeze(1), read).squeeze(1)
@@ -397,12 +423,22 @@ def aggregate_null(
     first: Tensor | None = None,
 ) -> Tensor:
     """The null: the same aggregation of attention that is uniform over the keys each row may see."""
-    uniform = (
-        [uniform_attention(allowed)] * layers
-        if isinstance(allowed, Tensor)
-        else [uniform_attention(pairs) for pairs in allowed]
-    )
-    return aggregate(uniform, read, allowed, replace(how, head=None), first)
+    masks = [allowed] * layers if isinstance(allowed, Tensor) else allowed
+    distinct = {id(pairs): pairs for pairs in masks}
+    uniform = {key: _uniform_layer(pairs) for key, pairs in distinct.items()}
+    return aggregate([uniform[id(pairs)] for pairs in masks], read, allowed, replace(how, head=None), first)
+
+
+def _uniform_layer(pairs: Tensor) -> Layer:
+    if pairs.numel() <= _AT_ONCE:
+        return uniform_attention(pairs)
+    shape = (len(pairs), 1, *pairs.shape[1:])
+    return LazyLayer(shape, torch.float32, lambda read: uniform_attention(_rows_at(pairs, read)))
+
+
+def _rows_at(pairs: Tensor, read: Tensor) -> Tensor:
+    """The rows ``(batch, row, key)`` of ``pairs`` at the positions ``read`` ``(batch, row)``."""
+    return pairs[torch.arange(len(pairs), device=pairs.device)[:, None], read.to(pairs.device)]
 
 
 @lru_cache(maxsize=4096)

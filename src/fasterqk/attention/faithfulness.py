@@ -198,21 +198,31 @@ class Perturbed(NamedTuple):
     skipped: NDArray[np.bool_] | None
 
 
-def perturb(batch: Batch, importance: NDArray[np.float64], removal: Removal) -> Perturbed:
-    """The variants to predict for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``."""
+def perturb(
+    batch: Batch,
+    importance: NDArray[np.float64],
+    removal: Removal,
+    sees: NDArray[np.bool_] | None = None,
+) -> Perturbed:
+    """The variants to predict for sufficiency and comprehensiveness of ``importance`` ``(batch, token)``.
+
+    ``sees`` ``(batch, token)`` are the tokens that the read position may see, by default all.
+    """
     importance = np.asarray(importance, dtype=float)
     if importance.shape != batch.tokens.shape:
         raise InputError(
             f"importance has shape {importance.shape}, but the batch {batch.tokens.shape}; give one number"
             " per token"
         )
-    alone, without, counts = [], [], [np.zeros(len(batch), dtype=np.int64)]
+    alone: list[Batch] = []
+    without: list[Batch] = []
+    counts = [np.zeros(len(batch), dtype=np.int64)]
     for percent in removal.percents:
         top = top_percent(importance, batch.rankable, percent, removal.rounding)
         counts.append(top.sum(1))
         # Rounded down, k% may be no token: the text that is left counts as skipped, but has to be a text.
-        alone.append(remove(batch, _not_all(batch.rankable & ~top, importance, batch), removal))
-        without.append(remove(batch, _not_all(top, importance, batch), removal))
+        for variants, removed in ((alone, batch.rankable & ~top), (without, top)):
+            variants.append(remove(batch, not_all(removed, importance, batch, removal, sees), removal))
     same = np.diff(np.stack(counts, 1), axis=1) == 0
     return Perturbed(alone, without, same if removal.rounding == "down" else None)
 
@@ -252,11 +262,23 @@ def checked_outcomes(probabilities: ArrayLike, batch: Batch) -> NDArray[np.float
     return probabilities
 
 
-def _not_all(removed: NDArray[np.bool_], importance: NDArray[np.float64], batch: Batch) -> NDArray[np.bool_]:
-    empty = ~(batch.visible & ~removed).any(1)
+def not_all(
+    removed: NDArray[np.bool_],
+    importance: NDArray[np.float64],
+    batch: Batch,
+    removal: Removal,
+    sees: NDArray[np.bool_] | None,
+) -> NDArray[np.bool_]:
+    """The ``removed`` tokens, without the least important one where nothing would be left.
+
+    Tokens that are hidden from attention stay where they are, so something has to be left among those that
+    the read position ``sees``: where a window is hidden as a whole, each kernel answers something else.
+    """
+    reach = sees if sees is not None and removal.how == "attention" else np.ones_like(removed)
+    empty = ~(batch.visible & reach & ~removed).any(1)
     if not empty.any():
         return removed
-    least = np.where(removed, importance, np.inf)
+    least = np.where(removed & reach, importance, np.inf)
     kept = removed.copy()
     # Among the least important tokens the last one, which would have been removed last.
     column = removed.shape[1] - 1 - least[:, ::-1].argmin(1)

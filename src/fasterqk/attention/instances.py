@@ -3,6 +3,7 @@
 The user's data are examples, JSON lines with words or text. A tokenizer turns examples into instances.
 """
 
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -14,6 +15,8 @@ from numpy.typing import ArrayLike, NDArray
 from fasterqk.errors import InputError
 from fasterqk.files import read_json_lines
 
+# Scripts without blanks between words, by the names of their characters in Unicode.
+_WITHOUT_BLANKS = ("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "FULLWIDTH", "THAI", "LAO", "KHMER")
 # A token belongs to the human rationale from this relevance on (half of the annotators, say).
 RATIONALE_FROM = 0.5
 
@@ -30,7 +33,7 @@ class Instance:
         target: The token ids that a causal model should write.
         pieces: The tokens as text, for people.
         id: The name of the instance.
-        truncated: Whether the text was cut at its end.
+        truncated: Whether the text was cut to what the model reads.
         rated: Whether the data says which tokens are relevant (possibly none).
         texts: The tokenized text, or pair of texts.
         words: The words of the data, if it has words.
@@ -208,7 +211,8 @@ class Example:
     ``relevant`` holds ``(start, end, weight)`` in characters of ``text``. If the line gave ``tokens``,
     ``words`` keeps them and ``text`` joins them by blanks. ``rated`` is False if the line does not say what
     is relevant. ``pair`` is a second text, with its own relevant parts. ``several`` says that the line has
-    more labels than this one. ``where`` is the location of the line for error messages.
+    more labels than this one. ``separator`` stands between text and target; None for a blank where the script
+    has blanks. ``where`` is the location of the line for error messages.
     """
 
     id: str
@@ -223,6 +227,7 @@ class Example:
     pair: str | None = None
     pair_relevant: tuple[tuple[int, int, float], ...] = ()
     several: bool = False
+    separator: str | None = None
 
 
 def read_examples(path: str | PathLike[str]) -> list[Example]:
@@ -300,6 +305,7 @@ FIELDS = {
     "spans_pair": "text_pair",
     "label": "",
     "target": "",
+    "separator": "target",
     "id": "",
 }
 
@@ -331,10 +337,14 @@ def read_example(record: Mapping[str, Any], where: str, number: int = 1) -> Exam
     if "label" in record and (isinstance(label, bool) or not isinstance(label, int | str)):
         raise InputError(f"{where}: the label {label!r} is neither a whole number nor a name")
     target = _text(record["target"], "target", where) if "target" in record else None
+    separator = record.get("separator")
+    if separator is not None and not isinstance(separator, str):
+        raise InputError(f"{where}: 'separator' is {separator!r}; give the text between 'text' and 'target'")
     name = str(record.get("id", number))
     rated = any(field in record for field in ("relevance", "spans", "spans_pair"))
     answer = label, target, where
-    return Example(name, text, relevant, *answer, words, relevance, rated, pair, pair_relevant)
+    example = Example(name, text, relevant, *answer, words, relevance, rated, pair, pair_relevant)
+    return replace(example, separator=separator)
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -405,7 +415,8 @@ def encode_for_classifier(
         examples: The examples; each has a label.
         tokenizer: A fast tokenizer of Hugging Face transformers.
         classes: The names of the model's classes.
-        limit: Texts longer than this many tokens are cut at the end; of a pair the longer text is cut first.
+        limit: Texts longer than this many tokens are cut on the tokenizer's ``truncation_side``; of a pair
+            the longer text is cut first.
         multi_label: Whether a text may have several classes; the instances then follow the probability of
             their label.
 
@@ -438,9 +449,9 @@ def encode_for_classifier(
 
 
 def _classified(example: Example, tokenizer: Any, encoded: Any, row: int) -> Instance:
-    special = np.array(encoded["special_tokens_mask"][row], dtype=bool)
     offsets = encoded["offset_mapping"][row]
     tokens = _tokens(encoded["input_ids"][row], example)
+    special = _special(tokens, tokenizer, encoded["special_tokens_mask"][row])
     pieces = tuple(tokenizer.convert_ids_to_tokens(tokens.tolist()))
     relevance, types = _token_relevance(example, offsets, pieces), None
     part = np.zeros(len(tokens), dtype=np.int64)
@@ -469,9 +480,10 @@ def _classified(example: Example, tokenizer: Any, encoded: Any, row: int) -> Ins
 def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -> list[Instance]:
     """Encode examples as instances with targets.
 
-    Prompt and target are tokenized as one text, joined by a blank unless either brings its own white space,
-    and split where the target starts. A token that spans the border belongs to the target. Special tokens
-    after the target are left out.
+    Prompt and target are tokenized as one text, joined by the example's separator, and split where the
+    target starts. Without a separator it is a blank, unless either brings its own white space or is written
+    in a script without blanks. A token that spans the border belongs to the target. Special tokens after the
+    target are left out.
 
     Arguments:
         examples: The examples; each has a target.
@@ -489,13 +501,16 @@ def encode_for_causal(examples: Sequence[Example], tokenizer: Any, limit: int) -
             raise InputError(f"{example.where}: a causal model needs 'target', the text it should write")
         if example.pair is not None:
             raise InputError(f"{example.where}: 'text_pair' is for classifiers; write both texts into 'text'")
-    encoded = _encode(tokenizer, [_prompt_and_target(example) for example in examples])
+    prompts = [example.text + _separator(example) for example in examples]
+    pairs = zip(prompts, examples, strict=True)
+    encoded = _encode(tokenizer, [f"{prompt}{example.target}" for prompt, example in pairs])
     instances = []
     for row, example in enumerate(examples):
-        special = np.array(encoded["special_tokens_mask"][row], dtype=bool)
+        added = np.array(encoded["special_tokens_mask"][row], dtype=bool)
         offsets = np.array(encoded["offset_mapping"][row]).reshape(-1, 2)
         tokens = _tokens(encoded["input_ids"][row], example)
-        of_target = ~special & (offsets[:, 1] > len(example.text))
+        special = _special(tokens, tokenizer, added)
+        of_target = ~added & (offsets[:, 1] > max(len(example.text), len(prompts[row].rstrip())))
         start = int(of_target.argmax()) if of_target.any() else 0
         if not start:
             raise InputError(f"{example.where}: the tokenizer leaves no prompt or no target to read")
@@ -540,6 +555,17 @@ def _tokens(ids: Sequence[int], example: Example) -> NDArray[np.int64]:
     return np.array(ids, dtype=np.int64)
 
 
+def _special(tokens: NDArray[np.int64], tokenizer: Any, added: ArrayLike) -> NDArray[np.bool_]:
+    """The special tokens: those that the tokenizer ``added``, and those in the text (``q [SEP] c``).
+
+    An unknown word is an ordinary token.
+    """
+    roles = ("bos", "eos", "sep", "pad", "cls", "mask")
+    ids = {getattr(tokenizer, f"{role}_token_id") for role in roles} - {None}
+    ids |= set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+    return np.asarray(added, dtype=bool) | np.isin(tokens, sorted(ids))
+
+
 def _token_relevance(
     example: Example, offsets: Sequence[tuple[int, int]], pieces: Sequence[str]
 ) -> NDArray[np.float64]:
@@ -556,10 +582,13 @@ def _token_relevance(
     return relevance
 
 
-def _prompt_and_target(example: Example) -> str:
-    assert example.target is not None
-    touching = not example.text[-1].isspace() and not example.target[0].isspace()
-    return example.text + (" " if touching else "") + example.target
+def _separator(example: Example) -> str:
+    """What stands between the text and the target."""
+    if example.separator is not None:
+        return example.separator
+    touching = example.text[-1] + str(example.target)[0]
+    unspaced = any(unicodedata.name(x, "").startswith(_WITHOUT_BLANKS) for x in touching)
+    return "" if unspaced or any(map(str.isspace, touching)) else " "
 
 
 def _label(example: Example, classes: Sequence[str]) -> int:

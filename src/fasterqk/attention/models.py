@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from fasterqk.attention._selfcheck import mixing_note
-from fasterqk.attention.aggregation import HALF, Pattern, pattern_of
+from fasterqk.attention.aggregation import HALF, Layer, Pattern
 from fasterqk.attention.instances import Batch
 from fasterqk.errors import InputError
 from fasterqk.trace import Captured, capture
@@ -39,16 +39,18 @@ class Reading:
     ``layers`` are ``(batch, head, query, key)``, bottom first; a layer may hold the read rows alone,
     ``(batch, head, row, key)``. ``read`` ``(batch,)`` are the positions of the rows that predict. A model
     that writes its answer token by token reads one row per token of ``batch.target``: ``(batch, row)``, of
-    which ``batch.target_real`` marks the real ones. If the model adds keys after those of the batch, ``keys``
-    ``(batch, key)`` marks the real ones.
+    which ``batch.target_real`` marks the real ones. ``masks`` ``(batch, query, key)``, one per layer, are
+    true where a row may see a key; None where the model does not show it. If the model adds keys after those
+    of the batch, ``keys`` ``(batch, key)`` marks the real ones.
     """
 
-    layers: Sequence[Tensor]
+    layers: Sequence[Layer]
     read: Tensor
     answer: Answer
     keys: Tensor | None = None
     # Sum mass in single precision, as training does.
     single: bool = False
+    masks: Sequence[Tensor | None] = ()
 
 
 class Measurable(Protocol):
@@ -60,12 +62,7 @@ class Measurable(Protocol):
 
     @property
     def pattern(self) -> Pattern | None:
-        """The pattern of every layer; None if it has to be found for each layer.
-
-        In that case an optional method ``patterns(batch)`` returns one pattern per layer, from the model's
-        masks. Without this method, and for layers where it returns None, the pattern is guessed from the
-        weights.
-        """
+        """The pattern of every layer; None to take the masks of ``read``, or to guess it from weights."""
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         """Run the unchanged batch once.
@@ -78,6 +75,16 @@ class Measurable(Protocol):
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
         """Saliency of each token ``(batch, token)``."""
+
+
+class Integrated(NamedTuple):
+    """Integrated gradients ``(batch, token)``, and their completeness gap ``(batch,)``.
+
+    In theory they sum to the change in log-probability; the gap is the share of it that the sum misses.
+    """
+
+    importance: NDArray[np.float64]
+    gap: NDArray[np.float64]
 
 
 Position = Literal["first", "last"]
@@ -150,10 +157,12 @@ class TorchClassifier:
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         read = on_device_of(self.model, self.read_position(batch))
-        layers = self_attention(capture(self.model, self.inputs(batch), rows=read if read_only else None))
+        rows = read if read_only else None
+        layers = self_attention(capture(self.model, self.inputs(batch), rows=rows, masks=True))
         check_layers(layers, batch, self.model)
         outcomes = self._outcomes(batch, layers.outputs)
-        return Reading(layers, read, class_answer(outcomes, batch, self.multi_label))
+        answer = class_answer(outcomes, batch, self.multi_label)
+        return Reading(layers, read, answer, masks=layers.masks)
 
     def check(self, batch: Batch) -> list[str]:
         """Find or check the read position on ``batch``; returns notes on what attention does not show."""
@@ -210,31 +219,27 @@ class TorchClassifier:
         logits = logits.detach().cpu().double()
         return (logits.sigmoid() if self.multi_label else logits.softmax(-1)).numpy()
 
-    def patterns(self, batch: Batch) -> tuple[Pattern | None, ...]:
-        """The pattern of each layer by the model's own masks on one text; None where no mask is visible."""
-        read = on_device_of(self.model, self.read_position(batch))
-        masks = self_attention(capture(self.model, self.inputs(batch), rows=read, masks=True)).masks
-        return tuple(pattern_of(mask, batch.tokens.shape[1]) for mask in masks)
-
     def predict(self, batch: Batch) -> NDArray[np.float64]:
         with torch.no_grad():
             return self._probabilities(self._logits(batch))
 
     def gradient_times_input(self, batch: Batch) -> NDArray[np.float64]:
-        return self._gradient(batch, batch.follow(self.predict(batch)))
+        return self._gradient(batch, batch.follow(self.predict(batch)))[0]
 
-    def integrated_gradients(self, batch: Batch) -> NDArray[np.float64]:
+    def integrated_gradients(self, batch: Batch) -> Integrated:
         """Gradient x input, averaged along the path from zero embeddings to those of the batch."""
         chosen = batch.follow(self.predict(batch))
         return integrated(lambda share: self._gradient(batch, chosen, share))
 
-    def _gradient(self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0) -> NDArray[np.float64]:
-        """Gradient x input of the ``chosen`` classes' log-probability, at ``share`` times the input."""
+    def _gradient(
+        self, batch: Batch, chosen: NDArray[np.intp], share: float = 1.0
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Gradient x input of the ``chosen`` log-probability at ``share`` times the input, and its value."""
         with leaf_embedding(self.embedding, share) as leaves:
             logits = self._logits(batch)
             logarithm = logsigmoid(logits) if self.multi_label else logits.log_softmax(-1)
-            score = logarithm.gather(1, torch.from_numpy(chosen)[:, None].to(logarithm.device)).sum()
-        return as_array(saliency(score, leaves)) / share
+            score = logarithm.gather(1, torch.from_numpy(chosen)[:, None].to(logarithm.device))
+        return saliency(score, leaves, share), as_array(score[:, 0])
 
     def _logits(self, batch: Batch) -> Tensor:
         inputs = self.inputs(batch)
@@ -332,11 +337,17 @@ def class_answer(outcomes: NDArray[np.float64], batch: Batch, multi_label: bool 
     return Answer(probability, right, outcomes)
 
 
-def integrated(gradient: Callable[[float], NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The mean over shares 0..1 of ``gradient(share)``, by Gauss-Legendre quadrature."""
+def integrated(
+    gradient: Callable[[float], tuple[NDArray[np.float64], NDArray[np.float64]]],
+) -> Integrated:
+    """The mean over shares 0..1 of the first part of ``gradient(share)``, by Gauss-Legendre quadrature.
+
+    The second part, the score ``(batch,)`` at that share, says what the importances should sum to.
+    """
     places, weights = np.polynomial.legendre.leggauss(INTEGRATION_STEPS)
-    parts = (weight / 2 * gradient((place + 1) / 2) for place, weight in zip(places, weights, strict=True))
-    return np.asarray(sum(parts))
+    parts = [weight / 2 * gradient((place + 1) / 2)[0] for place, weight in zip(places, weights, strict=True)]
+    importance, change = np.sum(parts, axis=0), gradient(1.0)[1] - gradient(0.0)[1]
+    return Integrated(importance, np.abs(importance.sum(1) - change) / np.maximum(np.abs(change), 1e-12))
 
 
 @contextmanager
@@ -361,12 +372,15 @@ def leaf_embedding(embedding: nn.Module | None, share: float = 1.0) -> Iterator[
         handle.remove()
 
 
-def saliency(score: Tensor, leaves: Sequence[Tensor]) -> Tensor:
-    """Gradient of ``score`` times the embedded input, summed over features: ``(batch, token)``."""
+def saliency(score: Tensor, leaves: Sequence[Tensor], share: float = 1.0) -> NDArray[np.float64]:
+    """Gradient of the sum of ``score`` times the embedded input, summed over features: ``(batch, token)``.
+
+    The leaves are ``share`` times the embedded input.
+    """
     if not leaves:
         raise InputError("the embedding module was not called, so gradient x input is not defined")
-    gradients = torch.autograd.grad(score, leaves[0])[0]
-    return (gradients * leaves[0].detach()).sum(-1)
+    gradients = torch.autograd.grad(score.sum(), leaves[0])[0]
+    return as_array((gradients * leaves[0].detach()).sum(-1)) / (share or 1.0)
 
 
 def check_layers(layers: Sequence[Tensor], batch: Batch, model: nn.Module) -> None:

@@ -166,7 +166,7 @@ def counts_text(measurement: "Measurement") -> str:
     relevant = sum(instance.relevant for instance in measurement.instances)
     measured = measurement.at_defaults.measured
     cut, lost = measured["n_truncated"], measured["n_relevance_cut"]
-    truncated = f" {cut} were cut at the end" if cut else ""
+    truncated = f" {cut} were cut to what the model reads" if cut else ""
     truncated += f", {lost} of them with all that was relevant" if lost else ""
     truncated += "." if cut else ""
     faint = sum(x.relevant and not x.rationale.any() for x in measurement.instances)

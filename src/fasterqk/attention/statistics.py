@@ -270,6 +270,8 @@ def _metric(record: Mapping[str, Any], name: str) -> float:
 # with other seeds differ too; compare those with `paired_difference`.
 
 RESAMPLES = 1000
+# More take gigabytes and say no more: resamples of the instances, and random rankings of each.
+MOST_RESAMPLES, MOST_DRAWS = 100_000, 1000
 # The most counts (resamples times instances) held at once.
 _AT_ONCE = 2**22
 _SPANS = ("span_precision", "span_recall")
@@ -357,8 +359,8 @@ def _resampled(
     tables: list[dict[str, Numbers]], generator: np.random.Generator, resamples: int
 ) -> list[dict[str, Numbers]]:
     """The scores of each table of instance values on every resample; all tables share the resamples."""
-    if type(resamples) is not int or resamples < 1:
-        raise InputError(f"resamples is {resamples!r}; give a whole number of at least 1")
+    if type(resamples) is not int or not 1 <= resamples <= MOST_RESAMPLES:
+        raise InputError(f"resamples is {resamples!r}; give a whole number from 1 to {MOST_RESAMPLES}")
     names = list(tables[0])
     count = len(tables[0][names[0]])
     stacked = [np.stack([table[name] for name in names], 1) for table in tables]

@@ -344,6 +344,7 @@ def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
 
 def _check(arguments: argparse.Namespace) -> None:
     from fasterqk.attention.eraser import eraser_paths
+    from fasterqk.attention.statistics import MOST_DRAWS, MOST_RESAMPLES
     from fasterqk.files import check_output
 
     if arguments.rationale_k is None:
@@ -356,8 +357,12 @@ def _check(arguments: argparse.Namespace) -> None:
         raise InputError(f"--k or --rationale-k {','.join(map(str, percents))} names a percentage twice")
     if arguments.seed < 0:
         raise InputError(f"--seed {arguments.seed} is negative")
-    if arguments.resamples < 0:
-        raise InputError(f"--resamples {arguments.resamples} is negative; give 0 for no intervals")
+    for option, value, most in (
+        ("--resamples", arguments.resamples, MOST_RESAMPLES),
+        ("--null", arguments.null, MOST_DRAWS),
+    ):
+        if not 0 <= value <= most:
+            raise InputError(f"{option} {value} is not between 0 (none) and {most}")
     if len(arguments.model) > 1 and not arguments.resamples:
         raise InputError("--resamples 0: two models are compared by resampling; give at least 1")
     if len(arguments.model) > 1 and arguments.eraser_out:

@@ -1,6 +1,6 @@
 """Sharpness: how sharply a model attends during training, measured on one held-out batch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,13 +9,12 @@ from torch import Tensor, nn
 
 from fasterqk.attention import Aggregation
 from fasterqk.attention.aggregation import (
-    Pattern,
     aggregate,
     aggregate_null,
     default_aggregation,
-    find_pattern,
-    pattern_of,
+    find_patterns,
     relevant_mass,
+    visible_pairs,
 )
 from fasterqk.errors import InputError
 from fasterqk.trace import capture
@@ -49,7 +48,7 @@ class Sharpness:
     batch: Mapping[str, Any]
     relevance: Tensor | None = None
     read: Tensor | None = None
-    aggregation: Aggregation | Callable[[Sequence[Pattern]], Aggregation] = default_aggregation
+    aggregation: Aggregation | Callable[[bool], Aggregation] = default_aggregation
 
     def __call__(self, model: nn.Module) -> dict[str, float]:
         """Measure ``model`` as it is now, and leave it exactly as it was.
@@ -77,15 +76,11 @@ class Sharpness:
         if self.relevance is not None:
             relevance = self.relevance.to(real.device)
             read = last if self.read is None else self.read.to(real.device)
-            stated = [pattern_of(mask, real.shape[1]) for mask in layers.masks]
-            patterns = [
-                pattern or find_pattern(layer, real, read)
-                for pattern, layer in zip(stated, layers, strict=True)
-            ]
-            allowed = [pattern.pairs(real) for pattern in patterns]
+            patterns = find_patterns(layers, layers.masks, real, read)
+            allowed = visible_pairs(layers.masks, patterns, real)
             how = self.aggregation
             if not isinstance(how, Aggregation):
-                how = how(patterns)
+                how = how(not any(pairs.triu(1).any() for pairs in allowed))
             first = real.int().argmax(1)
             rows = aggregate(layers, read, allowed, how, first)
             null = aggregate_null(allowed, len(layers), read, how, first)

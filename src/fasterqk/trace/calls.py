@@ -125,19 +125,6 @@ Kind = Literal["self", "encoder", "decoder", "cross"]
 _OTHER_SOURCES = ("encoder_hidden_states", "key_value_states", "cross_attention_states")
 
 
-@dataclass(frozen=True)
-class Mask:
-    """What a mask lets the queries of one layer see, over all instances and heads.
-
-    ``behind`` and ``ahead``: how many positions before and after itself a query sees at most. ``gaps``: some
-    position between these is hidden (padding, or a pattern other than a window).
-    """
-
-    behind: int
-    ahead: int
-    gaps: bool
-
-
 @dataclass(eq=False)
 class Frame:
     """One call of one module, while it runs and afterwards.
@@ -206,7 +193,7 @@ class AttentionCall:
     weight values several times: ``weights`` are the probabilities as they met ``values``, and made
     ``contexts``. ``query``, ``key``, ``value`` and ``context`` are the first of each. ``frames`` are the
     modules that were running, outermost first; ``module`` is the one that recorded the call itself, ``shape``
-    that of the probabilities.
+    that of the probabilities. ``mask`` is true where the logits show that a query may see a key.
     """
 
     frames: tuple[Frame, ...]
@@ -219,7 +206,7 @@ class AttentionCall:
     contexts: list[Tensor] = field(default_factory=list)
     module: nn.Module | None = None
     kind: Kind | None = None
-    mask: Mask | None = None
+    mask: Tensor | None = None
 
     @property
     def query(self) -> Tensor | None:

@@ -21,7 +21,6 @@ from fasterqk.trace.calls import (
     AttentionCall,
     AttentionTrace,
     Kind,
-    Mask,
     Operation,
     Running,
     scaled_dot_product_attention,
@@ -147,8 +146,9 @@ class Recorder(Running):
 
 
 _HALF = (torch.float16, torch.bfloat16)
-# Masks add at least -10000 to a logit, or put the smallest number there.
-_HIDDEN = -5000.0
+# A masked logit is at least that far below zero and below the largest of its row. In a row that is hidden as
+# a whole, such as one of padding, none is larger; most masks add -10000 or put the smallest number there.
+_FAR_BELOW, _HIDDEN = 500.0, -5000.0
 
 
 class RecordingTrace(AttentionTrace):
@@ -160,18 +160,26 @@ class RecordingTrace(AttentionTrace):
     def __init__(self, recorder: Recorder, masks: bool = False) -> None:
         super().__init__(recorder.frames)
         self.recorder = recorder
-        self.masks = masks
+        self.masks: list[Tensor] | None = [] if masks else None
 
     def softmax(self, operation: Operation) -> Tensor:
         """The probabilities of the model; its call keeps exact ones until they are recorded, and the mask."""
+        logits = operation.tensors[0]
+        narrow = operation.kwargs.get("dtype")
+        if logits.dtype == torch.float64 and narrow is not None:
+            # The smallest number of double precision is no number in single: a hidden row would become nan.
+            smallest = torch.finfo(narrow).min
+            operation = Operation(
+                operation.func, (logits.clamp_min(smallest), *operation.args[1:]), operation.kwargs
+            )
         output = super().softmax(operation)
         (call,) = getattr(output, PROBABILITIES)
-        logits, call.probabilities = operation.tensors[0], output
+        call.probabilities = output
         if output.dtype in _HALF:
             call.probabilities = logits.float().softmax(-1)
             output = call.probabilities.to(output.dtype)
             setattr(output, PROBABILITIES, [call])
-        call.mask = mask_of(logits) if self.masks else None
+        call.mask = None if self.masks is None else _shared(visible_keys(logits), self.masks)
         self.recorder.formed.append(call)
         return output
 
@@ -182,18 +190,20 @@ class RecordingTrace(AttentionTrace):
             call.probabilities = None
 
 
-def mask_of(logits: Tensor) -> Mask | None:
-    """The mask that ``logits`` ``(..., query, key)`` show; None if they are not square or all hidden."""
-    if logits.shape[-2] != logits.shape[-1]:
-        return None
-    # NaN does not count as hidden.
-    visible = (~(logits <= _HIDDEN)).reshape(-1, *logits.shape[-2:]).any(0)
-    query, key = visible.nonzero(as_tuple=True)
-    if not len(query):
-        return None
-    behind, ahead = int((query - key).max()), int((key - query).max())
-    inside = torch.ones_like(visible).triu(-behind).tril(ahead)
-    return Mask(behind, ahead, gaps=bool((inside & ~visible).any()))
+def visible_keys(logits: Tensor) -> Tensor:
+    """True where ``logits`` ``(..., query, key)`` are not masked; of four axes, where any head sees a key."""
+    limit = (logits.amax(-1, keepdim=True) - _FAR_BELOW).clamp(_HIDDEN, -_FAR_BELOW)
+    visible = ~(logits <= limit)  # nan is not hidden
+    return visible.any(1) if visible.dim() == 4 else visible
+
+
+def _shared(mask: Tensor, known: list[Tensor]) -> Tensor:
+    """The tensor among ``known`` that equals ``mask``; else ``mask`` itself, which is then known."""
+    for other in known:
+        if other.shape == mask.shape and torch.equal(other, mask):
+            return other
+    known.append(mask)
+    return mask
 
 
 # --- Hugging Face models: a backend that records probabilities, and the switch to it ---
@@ -260,15 +270,16 @@ class Captured(Sequence[Tensor]):
 
     ``names[i]`` is the module that formed ``captured[i]``. ``kinds[i]`` is ``"self"`` in a model with one
     stack; in a model with cross-attention it is ``"encoder"`` or ``"decoder"`` (their self-attention), or
-    ``"cross"``. ``outputs`` is the model's output. With ``masks=True``, ``masks[i]`` is the model's mask in
-    ``captured[i]``, or None if no softmax shows it.
+    ``"cross"``. ``outputs`` is the model's output. With ``masks=True``, ``masks[i]`` ``(batch, query, key)``
+    is true where a head of ``captured[i]`` may see a key by the model's mask; None if no softmax shows it.
+    Equal masks are one tensor.
     """
 
     probabilities: tuple[Tensor, ...]
     names: tuple[str, ...]
     kinds: tuple[Kind, ...]
     outputs: Any = field(default=None, repr=False)
-    masks: tuple[Mask | None, ...] = ()
+    masks: tuple[Tensor | None, ...] = ()
 
     def select(self, kind: Kind) -> "Captured":
         """The layers of one kind; ``"self"`` means all that are not cross-attention."""
@@ -444,8 +455,19 @@ def _captured(
     tensors = tuple(four_axes(call, name, batch) for call, name in zip(calls, names, strict=True))
     if not differentiable:
         tensors = tuple(tensor.detach() for tensor in tensors)
-    shown = tuple(call.mask for call in calls) if masks else ()
+    shown = (
+        tuple(_mask(call, len(layer)) for call, layer in zip(calls, tensors, strict=True)) if masks else ()
+    )
     return Captured(tensors, names, kinds_of(calls, names), outputs, shown)
+
+
+def _mask(call: AttentionCall, batch: int) -> Tensor | None:
+    """The mask of ``call`` as ``(batch, query, key)``; None if it is unknown or has other axes."""
+    mask = call.mask
+    if mask is None or (mask.dim() == 3 and len(mask) == batch):
+        return mask
+    fits = mask.numel() % (batch * mask.shape[-2] * mask.shape[-1]) == 0
+    return mask.reshape(batch, -1, *mask.shape[-2:]).any(1) if fits else None
 
 
 def _keep_rows(rows: Tensor) -> Callable[[AttentionCall], Tensor]:
