@@ -6,9 +6,9 @@
 - ``four-tokens``: ``literal``, with the softmax over the four next tokens only: the theory's setting.
 """
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fasterqk.errors import InputError
 from fasterqk.theory import Setting
@@ -16,6 +16,8 @@ from fasterqk_lab.compare import LOSS, Value, lowest_levels, value_at
 from fasterqk_lab.experiments._registry import CellRunner, Option
 from fasterqk_lab.synthetic import Init, Language, SyntheticCell, factorized_output
 
+# What computes a cell.
+TRAIN_CELL = "fasterqk_lab.synthetic._train:train"
 PROTOCOLS = ("published", "literal", "scaled-scores", "four-tokens")
 PROTOCOL_OPTION = Option("protocol", str, "which settings", default="published", choices=PROTOCOLS)
 # The released ramp takes 200,000 steps at a base rate of 0.01; ours covers the same training time.
@@ -114,18 +116,33 @@ _PANELS: dict[str, Callable[[], list[Panel]]] = {
 }
 
 
-Key = TypeVar("Key", bound=Hashable)
 Results = Mapping[tuple[str, int], Mapping[str, Any]]
 
 
+@dataclass(frozen=True)
+class Arm:
+    """One arm of a grid: its name, its cell (of seed 0), and what the rows of tables say about it."""
+
+    name: str
+    cell: SyntheticCell
+    about: dict[str, Any] = field(default_factory=dict, hash=False)
+
+
+def run_grid(
+    arms: Sequence[Arm], runner: CellRunner, *, seeds: int, **options: Any
+) -> dict[tuple[str, int], dict[str, Any]]:
+    """The results of all arms, seed by seed, so that a run that is stopped early has a whole grid."""
+    cells = {(arm.name, seed): replace(arm.cell, seed=seed) for seed in range(seeds) for arm in arms}
+    return run_cells(cells, runner, **options)
+
+
 def run_cells(
-    cells: Mapping[Key, SyntheticCell], runner: CellRunner, **options: Any
-) -> dict[Key, dict[str, Any]]:
+    cells: Mapping[tuple[str, int], SyntheticCell], runner: CellRunner, **options: Any
+) -> dict[tuple[str, int], dict[str, Any]]:
     """The result of every cell; ``options`` are those of :meth:`CellRunner.run`."""
     # A collapsed OV circuit takes ten times as many steps: long cells first, so that none comes last.
     order = sorted(cells, key=lambda key: factorized_output(cells[key].parameterization))
-    long_first = {key: cells[key] for key in order}
-    results = runner.run(long_first, "fasterqk_lab.synthetic._train:train", **options)
+    results = runner.run({key: cells[key] for key in order}, TRAIN_CELL, **options)
     return {key: results[key] for key in cells}
 
 

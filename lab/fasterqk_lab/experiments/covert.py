@@ -26,7 +26,7 @@ exploratory.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, partial, reduce
 from itertools import product
 from math import isfinite
@@ -49,7 +49,7 @@ from fasterqk_lab.experiments._comparison import (
     seeds_from,
 )
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting, with_scale
+from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting, with_scale
 from fasterqk_lab.experiments.ratio_or_rate import RATES, arm_name, ratio_or_rate
 from fasterqk_lab.experiments.table_hatexplain import table_layers
 from fasterqk_lab.figures import COLORS, Panel, effect_record, lines_of, save_panels
@@ -77,39 +77,24 @@ MOST_STEPS = 200_000
 TOY_SCORES = ("mrta", "accuracy", "covert_bits", "covert_null_bits", "covert_common_accuracy")
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One arm: the part of the experiment it belongs to, and its cell (of seed 0)."""
-
-    part: str
-    cell: SyntheticCell
-
-    @property
-    def kind(self) -> str:
-        """What it varies beside start, ratio and share of class tokens."""
-        if self.cell.language.common == MANY_COMMON:
-            return f"{MANY_COMMON} common tokens"
-        return "ever new batches" if self.cell.fresh else f"sample of {self.cell.batch * self.cell.batches}"
-
-    @property
-    def name(self) -> str:
-        cell = self.cell
-        return (
-            f"{self.part}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g}, gamma"
-            f" {cell.language.gamma:g}, init {cell.ov_init.scale:g}, {self.kind}"
-        )
-
-    @property
-    def gain(self) -> float | None:
-        """The predicted gain of the covert channel, where the theory covers the arm."""
-        cell = self.cell
-        covered = self.part == "threshold"
-        return covert_gain(cell.language, cell.qk_ratio, cell.target_loss) if covered else None
+def arms(parts: Sequence[str] | None = None) -> list[Arm]:
+    """The arms of the named parts, of all unless given; ``gain`` is None where the theory does not apply."""
+    return [_arm(part, cell) for part in parts or PARTS for cell in _CELLS[part]()]
 
 
-def arms(parts: list[str] | None = None) -> list[Arm]:
-    """The arms of the named parts, of all unless given."""
-    return [Arm(part, cell) for part in parts or PARTS for cell in _CELLS[part]()]
+def _arm(part: str, cell: SyntheticCell) -> Arm:
+    language = cell.language
+    kind = "ever new batches" if cell.fresh else f"sample of {cell.batch * cell.batches}"
+    if language.common == MANY_COMMON:
+        kind = f"{MANY_COMMON} common tokens"
+    name = (
+        f"{part}, {cell.parameterization}, {cell.optimizer}, QK x{cell.qk_ratio:g}, gamma"
+        f" {language.gamma:g}, init {cell.ov_init.scale:g}, {kind}"
+    )
+    gain = covert_gain(language, cell.qk_ratio, cell.target_loss) if part == "threshold" else None
+    about = {"arm": name, "part": part, "kind": kind, "start": cell.ov_init.scale}
+    about |= {"model": (cell.parameterization, cell.optimizer), "gamma": language.gamma}
+    return Arm(name, cell, about | {"qk_ratio": cell.qk_ratio, "gain": gain})
 
 
 def _threshold() -> list[SyntheticCell]:
@@ -182,14 +167,16 @@ def covert_gain(language: Language, qk_ratio: float, loss: float) -> float:
 
 def compute(runner: CellRunner, seeds: int, chosen: Sequence[Arm]) -> Measured:
     """The numbers of every cell at the end of its training, and its predicted gain."""
-    cells = {(arm.name, seed): replace(arm.cell, seed=seed) for seed in range(seeds) for arm in chosen}
-    results = run_cells(cells, runner, title="covert-channel")
+    results = run_grid(chosen, runner, seeds=seeds, title="covert-channel")
     if any("covert" not in result for result in results.values()):
         raise InputError("these cells were trained before the covert channel was measured; add --force")
     more = [
         Value("covert-channel", arm.name, seed, END, None, score, value)
         for arm, seed in product(chosen, range(seeds))
-        for score, value in (("gain", arm.gain), ("reached", float(results[arm.name, seed]["reached"])))
+        for score, value in (
+            ("gain", arm.about["gain"]),
+            ("reached", float(results[arm.name, seed]["reached"])),
+        )
         if value is not None
     ]
     at_end = {cell: {**result, "history": []} for cell, result in results.items()}
@@ -260,14 +247,14 @@ def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, An
     table = compute(runner, seeds, chosen)
     runner.add(table.values)
     rows = [
-        {"arm": arm.name, "part": arm.part, "kind": arm.kind, "start": arm.cell.ov_init.scale}
-        | {"model": (arm.cell.parameterization, arm.cell.optimizer), "gamma": arm.cell.language.gamma}
-        | {"qk_ratio": arm.cell.qk_ratio, "gain": arm.gain}
-        | {score: table.interval(arm.name, score, END) for score in TOY_SCORES}
-        for arm in chosen
+        arm.about | {score: table.interval(arm.name, score, END) for score in TOY_SCORES} for arm in chosen
     ]
-    bits = {arm.name: table.of(arm.name, "covert_bits", END).values() for arm in chosen}
-    pairs = [(arm.gain, value) for arm in chosen if arm.gain is not None for value in bits[arm.name]]
+    pairs = [
+        (arm.about["gain"], bits)
+        for arm in chosen
+        if arm.about["gain"] is not None
+        for bits in table.of(arm.name, "covert_bits", END).values()
+    ]
     files = save(rows, table, runner.out)
     return {"arms": rows, "separation": separation(pairs), "files": files}
 

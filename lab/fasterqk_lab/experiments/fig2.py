@@ -11,22 +11,24 @@ from functools import cached_property
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from fasterqk.attention.scores import DTAP_EDGES, dtap_over_seeds
 from fasterqk_lab.compare import END, LOSS, Effect, Measured, Value, compare, correct, measured
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import (
     PROTOCOL_OPTION,
+    Arm,
     Panel,
     Results,
     group_values,
     panels,
     run_cells,
+    run_grid,
     with_scale,
 )
 from fasterqk_lab.figures import effect_record, save_curve, save_dtaps, save_forest, save_table
-from fasterqk_lab.synthetic import PARAMETERIZATIONS, SyntheticCell
+from fasterqk_lab.synthetic import PARAMETERIZATIONS
 
 # The panel with equal rates that a panel with a faster query-key circuit is compared with.
 BASELINES = {"e": "a", "f": "a", "g": "d", "h": "d", "i": "b", "j": "c"}
@@ -244,8 +246,7 @@ RATIOS = {EQUAL: 1.0, FASTER: 10.0}
 MAX_STEPS = 60_000
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """One setting: a row of the figure."""
 
     scaled: bool = False
@@ -253,19 +254,20 @@ class Reading:
     four_tokens: bool = False
     start: float = 1e-3
 
-    def cell(self, parameterization: str, qk_ratio: float) -> SyntheticCell:
-        """The cell of this setting (of seed 0)."""
+    def arm(self, parameterization: str, speed: str) -> Arm:
+        """The arm of this setting, at one of `RATIOS`."""
         base = panels("literal", ["a"])[0].cell
         cell = replace(
             base,
             parameterization=parameterization,
-            qk_ratio=qk_ratio,
+            qk_ratio=RATIOS[speed],
             scaled_scores=self.scaled,
             closed=self.four_tokens,
             language=replace(base.language, attend_query=self.query_attended),
             max_steps=MAX_STEPS,
         )
-        return with_scale(cell, self.start)
+        name = ", ".join([*self.columns.values(), parameterization, speed])
+        return Arm(name, with_scale(cell, self.start))
 
     @property
     def columns(self) -> dict[str, str]:
@@ -279,9 +281,9 @@ class Reading:
 
 
 READINGS = tuple(
-    Reading(scaled, query, four, start)
+    Reading(scaled, *others)
     for scaled in (False, True)
-    for query, four, start in (
+    for others in (
         (False, False, 1e-3),
         (False, True, 1e-3),
         (True, False, 1e-3),
@@ -292,81 +294,59 @@ READINGS = tuple(
 )
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Attention on class tokens of one setting and parameterization, at one loss."""
+def compute_dependence(runner: CellRunner, seeds: int = 1) -> tuple[list[Effect], list[dict[str, Any]]]:
+    """An effect and a row per setting and parameterization, at the lowest training loss that both arms reach.
 
-    reading: Reading
-    parameterization: str
-    effect: Effect
-    query_mass: dict[str, float]  # at the end, by EQUAL and FASTER
-
-    def row(self) -> dict[str, Any]:
-        """The pair as a row of a table."""
-        effect = self.effect
-        return {
-            **self.reading.columns,
-            "parameterization": self.parameterization,
-            "loss": effect.loss,
-            EQUAL: effect.second,
-            FASTER: effect.first,
-            "difference": effect.value,
-            **{f"on the query token, {name}": mass for name, mass in self.query_mass.items()},
-        }
-
-
-def compute_dependence(runner: CellRunner, seeds: int = 1) -> list[Pair]:
-    """One pair per setting and parameterization, read at the lowest training loss that both cells reach."""
-    name, settings = "fig2-dependence", list(product(READINGS, PARAMETERIZATIONS))
-
-    def arm_name(reading: Reading, parameterization: str, speed: str) -> str:
-        return ", ".join([*reading.columns.values(), parameterization, speed])
-
-    cells = {
-        (arm_name(reading, parameterization, speed), seed): replace(
-            reading.cell(parameterization, ratio), seed=seed
-        )
-        for seed in range(seeds)
-        for reading, parameterization in settings
-        for speed, ratio in RATIOS.items()
+    The label of an effect is its setting, the score its parameterization.
+    """
+    name = "fig2-dependence"
+    pairs = {
+        (reading, model): {speed: reading.arm(model, speed) for speed in RATIOS}
+        for reading, model in product(READINGS, PARAMETERIZATIONS)
     }
-    results = run_cells(cells, runner, title="fig2, what it depends on", protocol="dependence")
-    equal_of = {
-        arm_name(*setting, speed): arm_name(*setting, EQUAL) for setting in settings for speed in RATIOS
-    }
+    arms = [arm for pair in pairs.values() for arm in pair.values()]
+    options = {"title": "fig2, what it depends on", "protocol": "dependence"}
+    results = run_grid(arms, runner, seeds=seeds, **options)
+    equal_of = {arm.name: pair[EQUAL].name for pair in pairs.values() for arm in pair.values()}
     _, values = group_values(name, results, equal_of, stopped=False)
     table = measured(name, results, baselines=equal_of, more=values)
     runner.add(table.values)
-    pairs = []
-    for reading, parameterization in settings:
-        arms = {speed: arm_name(reading, parameterization, speed) for speed in RATIOS}
-        effect = compare(table, (arms[FASTER], arms[EQUAL]), "mrta", at=LOSS)
-        masses = {speed: fmean(table.of(arm, "query_mass", END).values()) for speed, arm in arms.items()}
-        attended = masses if reading.query_attended else dict.fromkeys(RATIOS, 0.0)
-        pairs.append(Pair(reading, parameterization, effect, attended))
-    return pairs
+    effects, rows = [], []
+    for (reading, model), pair in pairs.items():
+        effect = compare(table, (pair[FASTER].name, pair[EQUAL].name), "mrta", at=LOSS)
+        effects.append(replace(effect, label=", ".join(reading.columns.values()), score=model))
+        masses = {
+            f"on the query token, {speed}": fmean(table.of(arm.name, "query_mass", END).values())
+            if reading.query_attended
+            else 0.0
+            for speed, arm in pair.items()
+        }
+        row: dict[str, Any] = {
+            **reading.columns,
+            "parameterization": model,
+            "loss": effect.loss,
+            EQUAL: effect.second,
+        }
+        rows.append(row | {FASTER: effect.first, "difference": effect.value} | masses)
+    return effects, rows
 
 
-def save_dependence(pairs: list[Pair], out: Path) -> dict[str, Any]:
+def save_dependence(effects: Sequence[Effect], rows: Sequence[dict[str, Any]], out: Path) -> dict[str, Any]:
     """Write the figure and its table under ``out``; returns the figure's paths and the table's."""
-    seeds = max(pair.effect.value.n for pair in pairs)
-    name, title = "fig2-dependence", "Figure 2: what the result depends on"
-    caption = (
-        "Attention on class tokens, from equal rates (ring) to a query-key circuit that learns ten times"
-        " faster (dot), at the lowest training loss that both reach; dotted: uniform attention,"
+    seeds = max(effect.value.n for effect in effects)
+    about: dict[str, Any] = {
+        "title": "Figure 2: what the result depends on",
+        "caption": "Attention on class tokens, from equal rates (ring) to a query-key circuit that learns ten"
+        " times faster (dot), at the lowest training loss that both reach; dotted: uniform attention,"
         f" {seeds} seed{'s' if seeds > 1 else ''}. A row names how scores are scaled, whether the query token"
         " is attended, the softmax, and the size of the start. Where attention falls, the circuit names the"
-        " class by the common token or the query that it looks at (docs/covert-channel.md)."
-    )
-    effects = [
-        replace(pair.effect, label=", ".join(pair.reading.columns.values()), score=pair.parameterization)
-        for pair in pairs
-    ]
-    about: dict[str, Any] = {"title": title, "caption": caption}
+        " class by the common token or the query that it looks at (docs/covert-channel.md).",
+    }
     see = "A dot to the right of its ring: faster query-key learning gave more attention at equal loss."
-    titles = {name: name for name in dict.fromkeys(pair.parameterization for pair in pairs)}
+    titles = {model: model for model in dict.fromkeys(effect.score for effect in effects)}
+    name = "fig2-dependence"
     files: dict[str, Any] = save_forest(effects, titles, out, name, see=f"{see} To the left: less.", **about)
-    return files | {"table": save_table(out, name, rows=[pair.row() for pair in pairs], **about)}
+    return files | {"table": save_table(out, name, rows=rows, **about)}
 
 
 def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None) -> dict[str, Any]:
@@ -381,9 +361,9 @@ def run(runner: CellRunner, protocol: str, seeds: int, panels: list[str] | None)
     if data.protocol == "published":
         summary["differences_from_saved"] = differences_from_saved(data)
         if not panels:
-            pairs = compute_dependence(runner)
-            summary["dependence"] = [pair.row() for pair in pairs]
-            summary["dependence_files"] = save_dependence(pairs, runner.out)
+            effects, rows = compute_dependence(runner)
+            summary["dependence"] = rows
+            summary["dependence_files"] = save_dependence(effects, rows, runner.out)
     return summary
 
 
@@ -397,7 +377,6 @@ EXPERIMENT = Experiment(
     ),
     examples=(
         "fasterqk-lab reproduce fig2 --out out",
-        "fasterqk-lab reproduce fig2 --panels a,b,g,h --json          # those that the notebooks saved",
         "fasterqk-lab reproduce fig2 --protocol literal --seeds 1     # the paper's text, word for word",
     ),
     details="Protocol published (default): the notebooks' settings, as in the published figure, and beside "

@@ -26,7 +26,7 @@ from fasterqk_lab.experiments._comparison import (
     seeds_from,
 )
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option
-from fasterqk_lab.experiments._synthetic import panels
+from fasterqk_lab.experiments._synthetic import TRAIN_CELL, panels
 from fasterqk_lab.experiments.ablation_hatexplain import constant_rate
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO
 from fasterqk_lab.synthetic import Init, SyntheticCell
@@ -61,7 +61,6 @@ TOY_OPTIMIZERS: dict[str, dict[str, Any]] = {"SGD": {}, "Adam": {"optimizer": "a
 TOY_DECAY = {"SGD": 1e-3, "Adam": 0.2}
 TOY_NORM = 0.03
 TOY_STEPS = 60_000
-TOY_CELL = "fasterqk_lab.synthetic._train:train"  # what computes a cell
 
 
 def toy_arms(protocol: str, optimizer: str) -> dict[str, SyntheticCell]:
@@ -171,7 +170,7 @@ def run(
             comparisons = [toy_comparison(*pair, seeds or SEEDS["toy"]) for pair in pairs]
         else:
             comparisons = [hatexplain_arms(name, seeds or SEEDS[name]) for name in optimizers or OPTIMIZERS]
-        function = TOY_CELL if part == "toy" else TRAIN
+        function = TRAIN_CELL if part == "toy" else TRAIN
         for comparison in comparisons:
             table = run_comparison(comparison, runner, forest=("mrta",), function=function)
             summary[comparison.name] = table

@@ -6,8 +6,8 @@ classes (M) and the length of the context grow? Gradient flow and sign descent a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, product
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,9 @@ from fasterqk.theory import Path as TheoryPath
 from fasterqk.theory import Setting, pattern_share, ratio_for, solve
 from fasterqk_lab.compare import END, Measured, Value, value_at
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting
+from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting
 from fasterqk_lab.figures import PARAMETERIZATION_COLORS, Line, Panel, save_panels
-from fasterqk_lab.synthetic import Language, SyntheticCell
+from fasterqk_lab.synthetic import Language
 
 PARTS = ("attention", "needed")
 NAMES = ("CACO", "FAFO")
@@ -44,30 +44,6 @@ LAWS = ("gradient_flow", "sign")
 NEEDED = "needed ratio"
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One arm: what varies (None: the ratio alone), its value, and the cell of seed 0."""
-
-    varied: str | None
-    value: int | None
-    cell: SyntheticCell
-
-    @property
-    def name(self) -> str:
-        varied = "" if self.varied is None else f", {self.varied} = {self.value}"
-        return f"{self.cell.parameterization}, QK x{self.cell.qk_ratio:g}{varied}"
-
-    @property
-    def family(self) -> tuple[str, str, int]:
-        """What all ratios of one language and parameterization share."""
-        return self.cell.parameterization, self.varied or "", self.value or 0
-
-    @property
-    def levels(self) -> tuple[float, ...]:
-        """The losses at which it is read."""
-        return LEVELS if self.varied is None else (SHOWN,)
-
-
 def varied_language(name: str, value: int) -> Language:
     """The language in which ``name`` has this value.
 
@@ -86,16 +62,25 @@ def varied_language(name: str, value: int) -> Language:
 
 
 def arms(parts: Sequence[str] | None = None) -> list[Arm]:
-    """The arms of the named parts, of all unless given."""
+    """The arms of the named parts, of all unless given.
+
+    ``levels`` are the losses at which an arm is read; ``family`` is what all ratios of one language and
+    parameterization share: its parameterization, what varies and its value, None where the ratio alone does.
+    """
     base = replace(panels("four-tokens", ["a"])[0].cell, optimizer="adam", lr=ADAM_LR)
-    chosen = []
-    for name in NAMES if "attention" in (parts or PARTS) else ():
-        chosen += [Arm(None, None, replace(base, parameterization=name, qk_ratio=ratio)) for ratio in RATIOS]
     short = replace(base, target_loss=0.8 * SHOWN)
-    for name in NAMES if "needed" in (parts or PARTS) else ():
-        for varied, value in ((varied, value) for varied, values in VARIED.items() for value in values):
+    chosen = []
+    if "attention" in (parts or PARTS):
+        for name, ratio in product(NAMES, RATIOS):
+            cell = replace(base, parameterization=name, qk_ratio=ratio)
+            chosen.append(Arm(f"{name}, QK x{ratio:g}", cell, {"family": None, "levels": LEVELS}))
+    if "needed" in (parts or PARTS):
+        languages = [(varied, value) for varied, values in VARIED.items() for value in values]
+        for name, (varied, value), ratio in product(NAMES, languages, NEEDED_RATIOS):
             cell = replace(short, parameterization=name, language=varied_language(varied, value))
-            chosen += [Arm(varied, value, replace(cell, qk_ratio=ratio)) for ratio in NEEDED_RATIOS]
+            about = {"family": (name, varied, value), "levels": (SHOWN,)}
+            label = f"{name}, QK x{ratio:g}, {varied} = {value}"
+            chosen.append(Arm(label, replace(cell, qk_ratio=ratio), about))
     return chosen
 
 
@@ -137,22 +122,20 @@ def predicted_ratio(setting: Setting, parameterization: str) -> dict[str, float]
 # --- Training and reading ---
 
 
-def compute(runner: CellRunner, seeds: int, parts: Sequence[str] | None = None) -> Measured:
+def compute(runner: CellRunner, seeds: int, chosen: Sequence[Arm]) -> Measured:
     """Attention of every cell at every level beside both theories, and the ratio that every seed needs."""
-    chosen = arms(parts)
-    cells = {(arm, seed): replace(arm.cell, seed=seed) for seed in range(seeds) for arm in chosen}
-    results = run_cells(cells, runner, title="prediction", arm=lambda key: key[0].name)
+    results = run_grid(chosen, runner, seeds=seeds, title="prediction")
     values: list[Value] = []
     curves: dict[tuple[tuple[str, str, int], int], list[tuple[float, float]]] = {}
-    for (arm, seed), result in results.items():
-        cell, setting = arm.cell, theory_setting(arm.cell.language)
-        for level in arm.levels:
+    for seed, arm in product(range(seeds), chosen):
+        cell, family, result = arm.cell, arm.about["family"], results[arm.name, seed]
+        for level in arm.about["levels"]:
             attention = value_at(result["history"], level, ["mrta"]).get("mrta")
             scores = {} if attention is None else {"attention": attention}
-            scores |= predicted(setting, cell.parameterization, cell.qk_ratio, level)
+            scores |= predicted(theory_setting(cell.language), cell.parameterization, cell.qk_ratio, level)
             values += _values(arm.name, seed, _at(level), scores)
-            if arm.varied is not None:
-                points = curves.setdefault((arm.family, seed), [])
+            if family is not None:
+                points = curves.setdefault((family, seed), [])
                 points += [(cell.qk_ratio, attention)] if attention is not None else []
         if result.get("covert"):
             values += _values(arm.name, seed, END, {"bits": result["covert"]["bits"]})
@@ -201,10 +184,10 @@ def summarize(values: Measured, chosen: Sequence[Arm]) -> dict[str, Any]:
         {"parameterization": arm.cell.parameterization, "loss": level, "qk_ratio": arm.cell.qk_ratio}
         | {score: over_seeds(arm.name, score, _at(level)) for score in ("attention", *LAWS)}
         for arm in chosen
-        if arm.varied is None
-        for level in arm.levels
+        if arm.about["family"] is None
+        for level in arm.about["levels"]
     ]
-    families = dict.fromkeys(arm.family for arm in chosen if arm.varied is not None)
+    families = dict.fromkeys(arm.about["family"] for arm in chosen if arm.about["family"] is not None)
     needed = []
     for family in families:
         arm = family_name(*family)
@@ -282,8 +265,9 @@ def _needed_panel(varied: str, rows: Sequence[Mapping[str, Any]]) -> Panel:
 
 
 def run(runner: CellRunner, seeds: int, parts: list[str] | None) -> dict[str, Any]:
-    values = compute(runner, seeds, parts)
-    summary = summarize(values, arms(parts))
+    chosen = arms(parts)
+    values = compute(runner, seeds, chosen)
+    summary = summarize(values, chosen)
     return {**summary, "files": save(values, summary, runner.out)}
 
 

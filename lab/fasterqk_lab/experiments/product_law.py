@@ -10,6 +10,7 @@ The same R is made in six ways (`SPLITS`), and attention is read at equal loss. 
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from fasterqk.theory import Setting, product_law, solve
 from fasterqk_lab.compare import LOSS, Value, compare, correct, value_at
 from fasterqk_lab.experiments._comparison import EQUAL, Comparison, run_arms, seeds_from
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
-from fasterqk_lab.experiments._synthetic import panels, run_cells, theory_setting
+from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting
 from fasterqk_lab.experiments.ablation_hatexplain import constant_rate
 from fasterqk_lab.figures import (
     Line,
@@ -70,13 +71,13 @@ class Reading(NamedTuple):
         return [Value(*place, name, float(getattr(self, name))) for name in ("attention", "law") if reached]
 
 
-def role_ratios(split: str, product: float) -> tuple[float, float, float, float]:
-    """The rates of q, k, v and o that make R = ``product`` in the way ``split``.
+def role_ratios(split: str, R: float) -> tuple[float, float, float, float]:
+    """The rates of q, k, v and o that make ``R`` in the way ``split``.
 
     >>> role_ratios("1/V and 1/O", 9.0)
     (1.0, 1.0, 0.3333333333333333, 0.3333333333333333)
     """
-    q, k, v, o = (float(product**power) for power in SPLITS[split])
+    q, k, v, o = (float(R**power) for power in SPLITS[split])
     return q, k, v, o
 
 
@@ -130,7 +131,7 @@ def descend_population(
     start = small_start(
         population, cell.qk_width, cell.ov_width, cell.scale, generator, background=cell.background
     )
-    arms = [(split, product) for product in cell.products for split in SPLITS]
+    arms = [(split, R) for R in cell.products for split in SPLITS]
     rates = cell.step * np.array([role_ratios(*arm) for arm in arms])
     losses, attention = [], []
     for record in descend(
@@ -148,9 +149,9 @@ def descend_population(
     return {
         "steps": record.step,
         "arms": [
-            {"split": split, "product": product}
+            {"split": split, "product": R}
             | {"attention": _at_levels(np.array(losses)[:, arm], np.array(attention)[:, arm])}
-            for arm, (split, product) in enumerate(arms)
+            for arm, (split, R) in enumerate(arms)
         ],
     }
 
@@ -178,10 +179,10 @@ def read_population(runner: CellRunner, seeds: int) -> list[Reading]:
     for (cell, seed), result in results.items():
         widths = {"qk_width": cell.qk_width, "ov_width": cell.ov_width}
         for arm in result["arms"]:
-            split, product = arm["split"], arm["product"]
-            ratio = product_law(product, 1, optimizer="sign", classes=cell.setting.M, **widths)
+            split, R = arm["split"], arm["product"]
+            ratio = product_law(R, 1, optimizer="sign", classes=cell.setting.M, **widths)
             law = solve(cell.setting, ratio, loss=POPULATION_LEVELS, optimizer="sign").alpha
-            about = "population", cell.condition, seed, split, product
+            about = "population", cell.condition, seed, split, R
             points = zip(POPULATION_LEVELS, arm["attention"], law, strict=True)
             readings += [
                 Reading(*about, level, attention, float(alpha)) for level, attention, alpha in points
@@ -196,22 +197,24 @@ def read_toy(runner: CellRunner, seeds: int) -> list[Reading]:
     """One reading per seed, R and split: FAFO with Adam."""
     base = panels("four-tokens", ["a"])[0].cell
     base = replace(base, optimizer="adam", lr=1e-3, target_loss=0.8 * TOY_LEVEL)
-    cells = {
-        (split, product, seed): replace(base, role_ratios=role_ratios(split, product), seed=seed)
-        for seed in range(seeds)
-        for product in TOY_RS
+    arms = [
+        Arm(
+            f"R = {R:g} by {split}",
+            replace(base, role_ratios=role_ratios(split, R)),
+            {"split": split, "R": R},
+        )
+        for R in TOY_RS
         for split in SPLITS
-    }
-    results = run_cells(
-        cells, runner, title="product-law, toy", arm=lambda key: f"R = {key[1]:g} by {key[0]}"
-    )
+    ]
+    results = run_grid(arms, runner, seeds=seeds, title="product-law, toy")
     setting = theory_setting(base.language)
     readings = []
-    for (split, product, seed), result in results.items():
-        ratio = product_law(product, 1, optimizer="sign", classes=setting.M)
+    for seed, arm in product(range(seeds), arms):
+        split, R = arm.about["split"], arm.about["R"]
+        ratio = product_law(R, 1, optimizer="sign", classes=setting.M)
         law = float(solve(setting, ratio, loss=TOY_LEVEL, optimizer="sign").alpha)
-        attention = value_at(result["history"], TOY_LEVEL, ["mrta"]).get("mrta")
-        readings.append(Reading("toy", "FAFO, Adam", seed, split, product, TOY_LEVEL, attention, law))
+        attention = value_at(results[arm.name, seed]["history"], TOY_LEVEL, ["mrta"]).get("mrta")
+        readings.append(Reading("toy", "FAFO, Adam", seed, split, R, TOY_LEVEL, attention, law))
     return readings
 
 
@@ -233,16 +236,16 @@ def hatexplain_arms(seeds: int = 3, epochs: int = 8) -> Comparison:
     ['equal rates', 'Q', 'K', 'Q and K', 'Q 10, K 3']
     """
     base = constant_rate(epochs)
-    root, product = R_HATEXPLAIN**0.5, R_HATEXPLAIN
+    whole, root = R_HATEXPLAIN, R_HATEXPLAIN**0.5
     slower, longer = base.replace(epochs=2 * epochs), base.replace(epochs=5 * epochs)
     arms = {
         EQUAL: base,
-        "Q": base.replace(ratios=f"q={product}"),
-        "K": base.replace(ratios=f"k={product}"),
+        "Q": base.replace(ratios=f"q={whole}"),
+        "K": base.replace(ratios=f"k={whole}"),
         "Q and K": base.replace(ratios=f"q={root},k={root}"),
         "Q 10, K 3": base.replace(ratios="q=10,k=3"),
-        "1/V": slower.replace(ratios=f"v={1 / product}"),
-        "1/O": slower.replace(ratios=f"o={1 / product}"),
+        "1/V": slower.replace(ratios=f"v={1 / whole}"),
+        "1/O": slower.replace(ratios=f"o={1 / whole}"),
         "1/V and 1/O": slower.replace(ratios=f"v={1 / root},o={1 / root}"),
         "1/V and 1/O, rest slowed": longer.replace(faster=NOT_QUERY_KEY, qk_ratio=1 / root),
     }
@@ -284,8 +287,8 @@ def summarize(readings: Sequence[Reading]) -> list[dict[str, Any]]:
     for (part, condition, loss), group in groups.items():
         values = np.array([reading.attention for reading in group])
         products = np.array([reading.R for reading in group])
-        means = {product: float(values[products == product].mean()) for product in np.unique(products)}
-        rest = values - np.array([means[product] for product in products])
+        means = {R: float(values[products == R].mean()) for R in np.unique(products)}
+        rest = values - np.array([means[R] for R in products])
         seeds, splits = ([getattr(reading, key) for reading in group] for key in ("seed", "split"))
         rows.append(
             {"part": part, "condition": condition, "loss": loss, "values": len(group)}

@@ -22,10 +22,10 @@ def test_examples_in_docstrings():
 
 def test_the_arms():
     every = arms()
-    assert {arm.part for arm in every} == set(PARTS)
+    assert {arm.about["part"] for arm in every} == set(PARTS)
     assert len({arm.cell for arm in every}) == len({arm.name for arm in every}) == len(every)
-    assert all(arm.cell.language.blind == (arm.part == "blind") for arm in every)
-    assert all(arm.cell.closed == (arm.part == "threshold") for arm in every)
+    assert all(arm.cell.language.blind == (arm.about["part"] == "blind") for arm in every)
+    assert all(arm.cell.closed == (arm.about["part"] == "threshold") for arm in every)
 
 
 def test_the_gain_stays_below_the_bound_of_the_page():

@@ -152,37 +152,40 @@ def test_figure_2_as_published_is_the_default():
 
 
 def test_a_row_of_the_dependence_changes_what_it_says():
-    cell = Reading(scaled=True, query_attended=True, four_tokens=True, start=0.1).cell("CAFO", 10.0)
+    cell = Reading(scaled=True, query_attended=True, four_tokens=True, start=0.1).arm("CAFO", FASTER).cell
     assert (cell.scaled_scores, cell.closed, cell.language.attend_query) == (True, True, True)
     assert (cell.qk_init.scale, cell.ov_init.scale, cell.qk_ratio) == (0.1, 0.1, 10.0)
     # The first row is the protocol `literal`, but for its steps.
-    assert READINGS[0].cell("FAFO", 1.0) == replace(panels("literal", ["a"])[0].cell, max_steps=MAX_STEPS)
+    assert READINGS[0].arm("FAFO", EQUAL).cell == replace(
+        panels("literal", ["a"])[0].cell, max_steps=MAX_STEPS
+    )
 
 
 def test_both_cells_of_a_pair_are_read_at_one_loss(tmp_path, monkeypatch):
     readings = (Reading(four_tokens=True), Reading(query_attended=True))
     monkeypatch.setattr(fig2, "READINGS", readings)
     monkeypatch.setattr(fig2, "PARAMETERIZATIONS", ("FAFO",))
-    sharper, covert = compute_dependence(CellRunner(tmp_path, workers=0))
-    assert sharper.effect.value.mean > 0.05
-    assert covert.effect.value.mean < -0.5
-    assert covert.query_mass[FASTER] > 0.9 > covert.query_mass[EQUAL]
-    assert max(sharper.effect.loss, covert.effect.loss) < 0.002
-    table = Path(save_dependence([sharper, covert], tmp_path)["table"]["csv"]).read_text()
+    (sharper, covert), rows = compute_dependence(CellRunner(tmp_path, workers=0))
+    assert sharper.value.mean > 0.05
+    assert covert.value.mean < -0.5
+    assert rows[1][f"on the query token, {FASTER}"] > 0.9 > rows[1][f"on the query token, {EQUAL}"]
+    assert max(sharper.loss, covert.loss) < 0.002
+    table = Path(save_dependence([sharper, covert], rows, tmp_path)["table"]["csv"]).read_text()
     assert "as they are,attended,50 tokens,0.001,FAFO" in table
 
 
 def test_what_the_page_says_of_the_dependence_is_in_the_published_cells(rebuilt):
     """The sentences of docs/synthetic.md, one after the other."""
-    _, pairs = rebuilt
-    assert len(pairs) == len(READINGS) * 4
+    _, (effects, _) = rebuilt
+    settings_of = {", ".join(reading.columns.values()): reading for reading in READINGS}
+    assert len(effects) == len(READINGS) * 4
 
     def changes(*names, **settings):
         chosen = [
-            (pair.effect.second.mean, pair.effect.first.mean)
-            for pair in pairs
-            if pair.parameterization in names
-            and all(getattr(pair.reading, key) == value for key, value in settings.items())
+            (effect.second.mean, effect.first.mean)
+            for effect in effects
+            if effect.score in names
+            and all(getattr(settings_of[effect.label], key) == value for key, value in settings.items())
         ]
         assert chosen
         return chosen

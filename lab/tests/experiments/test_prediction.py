@@ -35,7 +35,11 @@ def test_only_what_varies_varies():
             assert [getattr(s, name) for s in settings] == list(values)
         for other in {"b", "M"} - {name}:
             assert {getattr(s, other) for s in settings} == {getattr(base, other)}
-    assert len({(arm.varied, arm.cell) for arm in arms()}) == len(arms())
+    assert (
+        len({arm.name for arm in arms()})
+        == len({(arm.about["family"], arm.cell) for arm in arms()})
+        == len(arms())
+    )
 
 
 @pytest.mark.parametrize("name", ["CACO", "FAFO"])

@@ -9,7 +9,7 @@ from fasterqk.errors import InputError
 from fasterqk_lab.experiments import phase, reproduce
 from fasterqk_lab.experiments._registry import CellRunner
 from fasterqk_lab.experiments._synthetic import Panel, with_scale
-from fasterqk_lab.experiments.phase import GridArm, run_grid
+from fasterqk_lab.experiments.phase import grid_arm, read_grid
 from fasterqk_lab.synthetic import Language, SyntheticCell
 
 QUICK = SyntheticCell(
@@ -36,16 +36,15 @@ def test_arms_of_a_group_are_read_at_one_loss(tmp_path):
     cells = [replace(QUICK, qk_ratio=ratio) for ratio in (1.0, 30.0)]
     never = replace(QUICK, lr=1e-6, language=replace(QUICK.language, gamma=0.3))
     lost = replace(QUICK, lr=1e5, qk_ratio=100.0)
-    arms = [GridArm("closed", cell, "all") for cell in (*cells, never, lost)]
+    arms = [grid_arm("closed", cell) for cell in (*cells, never, lost)]
     runner = CellRunner(tmp_path, workers=0, experiment="grid")
-    slow, fast, stuck, gone = run_grid("grid", arms, runner, seeds=2, title="")
-    assert slow.level == fast.level == stuck.level <= 0.5
-    assert slow.attention.n == fast.attention.n == 2
-    assert fast.attention.mean > slow.attention.mean
-    assert (stuck.attention, stuck.missing) == (None, (0, 1))
-    assert gone.diverged == (0, 1)
-    assert gone.row()["diverged"]
-    assert slow.row()["init_scale"] == 1e-3
+    slow, fast, stuck, gone = read_grid("grid", arms, "protocol", runner, seeds=2, title="")
+    assert slow["loss"] == fast["loss"] == stuck["loss"] <= 0.5
+    assert slow["attention"].n == fast["attention"].n == 2
+    assert fast["attention"].mean > slow["attention"].mean
+    assert (stuck["attention"], stuck["missing_seeds"]) == (None, "0 1")
+    assert gone["diverged"] and not slow["diverged"]
+    assert slow["init_scale"] == 1e-3
     # The faster arm is also read where the same arm with equal rates ends.
     rows = (tmp_path / "results" / "grid.csv") if runner.write_results() else None
     assert sum("QK x30" in line and ",level," in line for line in rows.read_text().splitlines()) >= 2
@@ -58,19 +57,20 @@ def test_with_scale_scales_both_circuits():
     assert cell.ov_init.kind == QUICK.ov_init.kind
 
 
-def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels):
-    runner = CellRunner(tmp_path, workers=0)
-    summary = phase.run_init(runner, "four-tokens", seeds=2, scales=[1e-3, 0.1])
+def test_fig2_init_has_a_point_for_every_setting(tmp_path, quick_panels, monkeypatch):
+    monkeypatch.setattr(phase, "INIT_SCALES", (1e-3, 0.1))
+    summary = phase.run_init(CellRunner(tmp_path, workers=0), "four-tokens", seeds=2)
     assert len(summary["points"]) == 4 * 2 * 2
     assert summary["uniform"] == pytest.approx(0.4)
     assert summary["files"]["csv"].endswith("fig2-init-four-tokens.csv")
 
 
 @pytest.mark.parametrize("over", phase.OVER)
-def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, over):
-    values = [0.01, 0.1] if over == "scale" else [0.3, 0.5]
+def test_phase_has_grid_adam_and_theory(tmp_path, quick_panels, monkeypatch, over):
+    monkeypatch.setattr(phase, "RATIOS", (1.0, 10.0))
+    monkeypatch.setattr(phase, "VALUES", {"scale": (0.01, 0.1), "gamma": (0.3, 0.5)})
     runner = CellRunner(tmp_path, workers=0, experiment="phase")
-    summary = phase.run(runner, "four-tokens", seeds=1, over=over, ratios=[1.0, 10.0], values=values)
+    summary = phase.run(runner, "four-tokens", seeds=1, over=over)
     rows = summary["points"]
     assert sum(row["optimizer"] == "sgd" for row in rows) == 4 * 2 * 2
     assert sum(row["optimizer"] == "adam" for row in rows) == 4 * 2
