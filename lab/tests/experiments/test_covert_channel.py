@@ -9,11 +9,11 @@ import pytest
 from scipy.integrate import quad
 
 from fasterqk.theory import Setting
-from fasterqk.theory._flow import Population
 from fasterqk_lab.cli.main import main
 from fasterqk_lab.experiments import covert as module
 from fasterqk_lab.experiments.covert import PARTS, arms, covert_gain, separation
 from fasterqk_lab.synthetic import Language
+from fasterqk_lab.theory._flow import Population
 
 
 def test_examples_in_docstrings():
