@@ -134,16 +134,6 @@ def sharded(model, attention_too=False):
     return fully_shard(model, mesh=mesh)
 
 
-def refusal(model):
-    """What is said to fused weights that are sharded."""
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    try:
-        make_optimizer(fully_shard(model, mesh=mesh), optim.AdamW, lr=1e-2, qk_ratio=10)
-    except InputError as error:
-        return str(error)
-    return "nothing"
-
-
 class CausalSelfAttention(nn.Module):
     """Half of the rows of ``q_proj`` are a gate on the output, of which the names say nothing."""
 
@@ -271,8 +261,9 @@ def main():
             gpt2(), lambda m: DistributedDataParallel(m, gradient_as_bucket_view=True), rank, processes
         ),
         "fsdp2": trained(llama(), sharded, rank, processes),
+        "fsdp2, fused": trained(gpt2(), sharded, rank, processes),
     }
-    result |= {name: weights(model) for name, model in trainings.items()} | {"refusal": refusal(gpt2())}
+    result |= {name: weights(model) for name, model in trainings.items()}
     for own_unit in (True, False):
         result[f"first pass, {own_unit}"] = refused_in_training(own_unit)
     for name, model, wrap in (

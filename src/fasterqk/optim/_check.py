@@ -19,6 +19,7 @@ from fasterqk.labels.find import Labels, find_circuits
 from fasterqk.labels.slices import CIRCUITS, NO_SOFTMAX, Role, Slice, html_table, readable, text_table
 from fasterqk.optim._fused import COPYING
 from fasterqk.optim._groups import Group, Settings
+from fasterqk.optim._sharded import is_sharded, local_view, summed
 from fasterqk.optim.hooks import StepHooks, hooks_of, unwrapped
 from fasterqk.trace.isolated import copied, isolated, random_states_kept
 from fasterqk.trace.modules import nothing_compiled, stack_of, uncompiled
@@ -246,10 +247,11 @@ def check_circuits(
     rate, whatever its state. The ``update`` column shows the step itself: in the first step of Adam every
     entry moves by about its rate, so there ``update`` is close to ``lr``. The model, its gradients and
     buffers, the optimizer and the random generators are left exactly as they were, also when the model fails
-    on the batch.
+    on the batch. A sharded model takes the steps itself, is put back afterwards, and needs the call on all
+    processes; the first one prints.
 
     Arguments:
-        model: The model, not sharded.
+        model: The model; it may be sharded.
         optimizer: Its optimizer, of :func:`make_optimizer` or any other.
         batch: Passed to the model: a mapping by keyword, a tuple by position.
         loss: ``loss(outputs)`` returns the loss; by default it is ``outputs.loss``, ``outputs["loss"]``, the
@@ -260,8 +262,7 @@ def check_circuits(
         The :class:`CircuitCheck`, which is printed as well.
 
     Raises:
-        InputError: There is no loss, nothing would move, the model is sharded, or the optimizer is not that
-            of this model.
+        InputError: There is no loss, nothing would move, or the optimizer is not that of this model.
 
     >>> _ = torch.manual_seed(0)
     >>> model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
@@ -277,8 +278,6 @@ def check_circuits(
     """
     model = uncompiled(model)
     optimizer = unwrapped(optimizer)
-    if any(hasattr(parameter, "placements") for parameter in model.parameters()):
-        raise InputError("check_circuits takes a model that is not sharded; check it before fully_shard")
     hooks = hooks_of(optimizer) or _plain_hooks(model, optimizer, labels)
     hooks.check(optimizer)
     base = float(hooks.base_rate(optimizer))
@@ -311,7 +310,8 @@ def check_circuits(
         f"fasterqk {fasterqk.__version__}, torch {torch.__version__}"
     )
     result = CircuitCheck(tuple(rows), setting, type(optimizer).__name__)
-    print(result)
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        print(result)
     return result
 
 
@@ -348,10 +348,10 @@ def _updates(
     at_base: bool,
 ) -> dict[Member, tuple[float, int, int]]:
     """Of every member: the sum of squares of its update, entries that moved, all entries."""
-    live = list(model.parameters())
+    sharded = any(is_sharded(parameter) for parameter in model.parameters())
+    stepping = (_put_back if sharded else _on_copies)(model, optimizer, hooks)
     rehearsal = nullcontext() if hooks.first_pass is None else hooks.first_pass.rehearsal()
-    with rehearsal, random_states_kept(), nothing_compiled(), torch.enable_grad(), isolated(model):
-        stepper = _twin(optimizer, hooks, dict(zip(map(id, live), model.parameters(), strict=True)))
+    with rehearsal, random_states_kept(), nothing_compiled(), torch.enable_grad(), stepping as stepper:
         if at_base:
             _all_at_base(stepper, optimizer, hooks)
         before = {member: _tensor(model, member[0]).detach().clone() for member in _members(hooks)}
@@ -360,8 +360,48 @@ def _updates(
         updates = {}
         for member, old in before.items():
             change = _tensor(model, member[0]).detach().double() - old.double()
-            updates[member] = (float(change.square().sum()), int((change != 0).sum()), change.numel())
+            counts = [change.square().sum().item(), (change != 0).sum().item(), change.numel()]
+            parameter = _parameter(model, member[0])
+            squares, moved, entries = summed(torch.tensor(counts, dtype=torch.double), parameter).tolist()
+            updates[member] = (squares, int(moved), int(entries))
     return updates
+
+
+@contextmanager
+def _on_copies(
+    model: nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks
+) -> Iterator[torch.optim.Optimizer]:
+    """A copy of ``optimizer``, for copies of the weights that ``model`` holds meanwhile."""
+    live = list(model.parameters())
+    with isolated(model):
+        yield _twin(optimizer, hooks, dict(zip(map(id, live), model.parameters(), strict=True)))
+
+
+@contextmanager
+def _put_back(
+    model: nn.Module, optimizer: torch.optim.Optimizer, hooks: StepHooks
+) -> Iterator[torch.optim.Optimizer]:
+    """``optimizer`` itself, for sharded modules, which own their parameters; all is put back at the end."""
+    tensors = [*model.parameters(), *model.buffers()]
+    memory = [getattr(tensor.detach(), "_local_tensor", tensor.detach()) for tensor in tensors]
+    values = [(tensor.clone(), whole.grad) for tensor, whole in zip(memory, tensors, strict=True)]
+    state = {parameter: copy.deepcopy(entries) for parameter, entries in optimizer.state.items()}
+    options, groups = [dict(group) for group in optimizer.param_groups], hooks.groups
+    for whole in tensors:
+        whole.grad = None
+    try:
+        yield optimizer
+    finally:
+        hooks.settle(optimizer)
+        for whole, tensor, (value, gradient) in zip(tensors, memory, values, strict=True):
+            tensor.copy_(value)
+            whole.grad = gradient
+        optimizer.state.clear()
+        optimizer.state.update(state)
+        for group, before in zip(optimizer.param_groups, options, strict=True):
+            group.clear()
+            group.update(before)
+        hooks.groups = groups
 
 
 def _twin(
@@ -401,19 +441,31 @@ def _copies_allowed(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def _all_at_base(stepper: torch.optim.Optimizer, optimizer: torch.optim.Optimizer, hooks: StepHooks) -> None:
     """Set all rates to the base; the decay of the real step stays."""
-    for index, (options, group) in enumerate(zip(stepper.param_groups, hooks.groups, strict=False)):
-        if group.independent:
-            options["weight_decay"] /= hooks.ratio_now(optimizer, index)
-        options["lr"] = hooks.base_rate(optimizer, index)
+    plan = [
+        (hooks.base_rate(optimizer, index), hooks.ratio_now(optimizer, index) if group.independent else 1.0)
+        for index, group in enumerate(hooks.groups)
+    ]
+    for options, (base, ratio) in zip(stepper.param_groups, plan, strict=False):
+        options["lr"] = base
+        if ratio != 1:
+            options["weight_decay"] /= ratio
     stepper_hooks = hooks_of(stepper)
-    assert stepper_hooks is not None  # a copy has the hooks of the original
-    stepper_hooks.groups = [Group(Settings(), name=group.name, anchor=group.anchor) for group in hooks.groups]
+    if stepper_hooks is not None:  # a sharded model steps with its optimizer, of whatever origin
+        stepper_hooks.groups = [
+            dataclasses.replace(group, settings=Settings(), independent=False) for group in hooks.groups
+        ]
+
+
+def _parameter(model: nn.Module, part: Slice) -> torch.Tensor:
+    """The parameter of a slice, also where the user has parametrized it."""
+    prefix, _, attribute = part.parameter.rpartition(".")
+    parameter: torch.Tensor = getattr(model.get_submodule(prefix), attribute)
+    return parameter
 
 
 def _tensor(model: nn.Module, part: Slice) -> torch.Tensor:
-    """The slice in the model, also where the user has parametrized it."""
-    prefix, _, attribute = part.parameter.rpartition(".")
-    return part.view(getattr(model.get_submodule(prefix), attribute))
+    """The slice in the memory of this process."""
+    return local_view(part, _parameter(model, part))
 
 
 def _call(model: nn.Module, batch: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fasterqk.errors import InputError
 from fasterqk.optim._groups import undecayed
+from fasterqk.optim._sharded import is_sharded
 from fasterqk.optim.hooks import hooks_of, unwrapped
 from fasterqk.trace.modules import uncompiled
 
@@ -78,6 +79,9 @@ def _whole_states(
             if not isinstance(value, Tensor) or value.dim() == 0:
                 states[entry] = value
                 continue
+            if axis is None and is_sharded(value):
+                states[entry] = value
+                continue
             target = states.setdefault(entry, torch.zeros(parameters[name].shape, dtype=value.dtype))
             if sum(piece.numel() for piece in _pieces(target, axis, spans)) != value.numel():
                 raise InputError(
@@ -86,7 +90,18 @@ def _whole_states(
                     "one value per entry, which cannot be split"
                 )
             _put(target, axis, spans, value)
+    for name, states in whole.items():
+        states |= {entry: _sharded_like(value, parameters[name]) for entry, value in states.items()}
     return whole
+
+
+def _sharded_like(value: Any, parameter: Any) -> Any:
+    """A whole state as the parameter is sharded."""
+    if not is_sharded(parameter) or is_sharded(value) or getattr(value, "shape", None) != parameter.shape:
+        return value
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(parameter.device), parameter.device_mesh, parameter.placements)
 
 
 def _saved(state: Mapping[str, Any], model: nn.Module) -> Iterator[tuple[Place, Mapping[str, Any]]]:

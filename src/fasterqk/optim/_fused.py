@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 from fasterqk.labels.slices import Slice
 from fasterqk.optim._groups import Leaf, Settings, Trained
+from fasterqk.optim._sharded import ShardedWeight, is_sharded
 
 COPYING = ("__deepcopy__", "__reduce_ex__")  # the methods that copy and pickle call
 _AGAIN = "make the optimizer after the model has its final weights, dtype and device"
@@ -263,30 +264,47 @@ _VECTOR = 64  # entries; a multiple of every vector width in use
 
 
 def make_leaves(
-    assigned: Iterable[Trained], optimizer_class: Callable[..., Any], kwargs: dict[str, Any]
-) -> tuple[list[FusedWeight], list[Leaf]]:
-    """The fused weights, and what the optimizer trains: whole parameters, and leaves of fused weights."""
-    fused = []
+    assigned: Iterable[Trained],
+    optimizer_class: Callable[..., Any],
+    kwargs: dict[str, Any],
+    by_entry: Callable[[], bool],
+) -> tuple[list[FusedWeight | ShardedWeight], list[Leaf]]:
+    """The fused weights, and what the optimizer trains: whole parameters, and leaves of fused weights.
+
+    ``by_entry()`` says whether the optimizer steps every entry by itself.
+    """
+    fused: list[FusedWeight | ShardedWeight] = []
     leaves: list[Leaf] = []
+    assigned = list(assigned)
+    # Kernels take either sharded tensors or plain ones: with one sharded weight, all step as plain ones.
+    all_local = any(trained.split and is_sharded(trained.parameter) for trained in assigned)
     for trained in assigned:
-        if not trained.split:
+        sharded = all_local and is_sharded(trained.parameter)
+        if not trained.split and not sharded:
             leaves.append(Leaf(trained.parameter, trained.name, trained.slices[0][1]))
             continue
-        if hasattr(trained.parameter, "placements"):
+        if sharded and not by_entry():
             raise InputError(
-                f"{trained.name} is fused and sharded over devices, which make_optimizer does not split; "
-                "sharded models need separate query, key and value weights"
+                f"{trained.name} is split and sharded, so each process has only parts of its matrices, and "
+                f"{optimizer_name(optimizer_class)} steps a matrix other than entry by entry; use AdamW "
+                "here, or a model that is not sharded"
             )
-        joined = _joined_slices(trained, optimizer_class, kwargs)
-        weight = FusedWeight(trained.name, trained.parameter, [slices for slices, _ in joined])
+        joined = _joined_slices(trained, optimizer_class, kwargs, by_entry())
+        kind = ShardedWeight if sharded else FusedWeight
+        weight = kind(trained.name, trained.parameter, [slices for slices, _ in joined])
         fused.append(weight)
         for leaf, (slices, settings) in zip(weight.leaves, joined, strict=True):
             leaves.append(Leaf(leaf, trained.name, settings, slices))
     return fused, leaves
 
 
+def optimizer_name(optimizer_class: Any) -> str:
+    """The name of a class, also in ``functools.partial(AdamW, fused=True)``."""
+    return str(getattr(getattr(optimizer_class, "func", optimizer_class), "__name__", optimizer_class))
+
+
 def _joined_slices(
-    trained: Trained, optimizer_class: Callable[..., Any], kwargs: dict[str, Any]
+    trained: Trained, optimizer_class: Callable[..., Any], kwargs: dict[str, Any], by_entry: bool
 ) -> list[tuple[tuple[Slice, ...], Settings]]:
     """The slices of each leaf of a fused parameter; as few leaves as the optimizer allows.
 
@@ -294,12 +312,11 @@ def _joined_slices(
     kernels round the last few entries of a tensor differently from the rest (scalar instead of vector
     instructions); where that matters, the slices of all heads form one leaf, as in a separate weight.
     """
-    kernel = getattr(optimizer_class, "func", optimizer_class)  # also in functools.partial(AdamW, fused=True)
-    from_torch = str(kernel.__module__).startswith("torch.optim.")
     options = {**getattr(optimizer_class, "keywords", {}), **kwargs}
     runs = _join_neighbours(trained.slices, by_role=True)
-    uneven = any(part.view(trained.parameter).numel() % _VECTOR for part, _ in runs)
-    if uneven and options.get("fused") and from_torch:
+    sharded = is_sharded(trained.parameter)
+    uneven = not sharded and any(part.view(trained.parameter).numel() % _VECTOR for part, _ in runs)
+    if uneven and options.get("fused") and by_entry:
         joined: list[tuple[tuple[Slice, ...], Settings]] = []
         while runs:
             role, settings = runs[0][0].role, runs[0][1]
@@ -308,7 +325,7 @@ def _joined_slices(
             together = is_regular(alike, trained.parameter)
             joined += [(alike, settings)] if together else [((part,), settings) for part in alike]
         return joined
-    if from_torch and kernel.__name__ not in ("Muon", "Adafactor"):
+    if by_entry:
         runs = _join_neighbours(runs, by_role=False)
     return [((part,), settings) for part, settings in runs]
 

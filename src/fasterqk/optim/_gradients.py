@@ -11,6 +11,7 @@ from torch import nn
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, given_or_found
 from fasterqk.labels.slices import CIRCUITS, Circuits, Slice
+from fasterqk.optim._sharded import is_sharded, local_view, summed
 from fasterqk.optim.ratio import finite_number
 from fasterqk.trace.modules import uncompiled
 
@@ -56,10 +57,10 @@ def normalize_gradients(
     before = {}
     for circuit, norm in norms.items():
         pairs = [(part, gradients[part.parameter]) for part in slices if part.circuit == circuit]
-        parts = [part.view(gradient) for part, gradient in pairs if gradient is not None]
+        parts = [(local_view(part, gradient), gradient) for part, gradient in pairs if gradient is not None]
         before[circuit] = size = _norm(parts)
         if size > 0:
-            for part in parts:
+            for part, _ in parts:
                 part.mul_(norm / size)
     return before
 
@@ -80,12 +81,20 @@ def normalizer(
     return normalize
 
 
-def _norm(parts: list[torch.Tensor]) -> float:
+def _norm(parts: list[tuple[torch.Tensor, Any]]) -> float:
+    """The norm of slices of gradients, each with its whole gradient; of sharded ones over all processes."""
     if not parts:
         return 0.0
-    wide = [torch.promote_types(part.dtype, torch.float32) for part in parts]
-    sizes = [torch.linalg.vector_norm(part, dtype=dtype) for part, dtype in zip(parts, wide, strict=True)]
-    return float(torch.linalg.vector_norm(torch.stack([size.to(sizes[0]) for size in sizes])))
+    alike: dict[Any, list[tuple[torch.Tensor, Any]]] = {}
+    for part, whole in parts:
+        dtype = torch.promote_types(part.dtype, torch.float32)
+        sharding = (whole.device_mesh, *map(str, whole.placements)) if is_sharded(whole) else ()
+        alike.setdefault(sharding, []).append((torch.linalg.vector_norm(part, dtype=dtype), whole))
+    norms = []
+    for sharding, sizes in alike.items():
+        norm = torch.linalg.vector_norm(torch.stack([size.to(sizes[0][0]) for size, _ in sizes]))
+        norms.append(summed(norm.square(), sizes[0][1]).sqrt() if sharding else norm)
+    return float(norms[0]) if len(norms) == 1 else math.hypot(*map(float, norms))
 
 
 # --- Weights: scale the factors of a circuit, with or without changing their product ---
@@ -143,7 +152,7 @@ def scale_circuits(
     parts = [part for part in slices if part.circuit in wanted]
     # A list first: nothing is scaled before all parts were accepted.
     for part in [part for part in parts if _is_factor(model, part, parameters[part.parameter])]:
-        part.view(parameters[part.parameter].detach()).mul_(factors[part.role])
+        local_view(part, parameters[part.parameter].detach()).mul_(factors[part.role])
 
 
 def _check_factors(slices: Circuits, wanted: list[str]) -> None:

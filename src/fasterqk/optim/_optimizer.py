@@ -11,6 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from typing import Any, Literal, TypeVar, get_args
 
 import torch
@@ -20,7 +21,7 @@ from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, resting_on_names
 from fasterqk.labels.first_pass import FirstPass
 from fasterqk.labels.slices import Circuits
-from fasterqk.optim._fused import FusedWeight, make_leaves
+from fasterqk.optim._fused import FusedWeight, make_leaves, optimizer_name
 from fasterqk.optim._gradients import normalizer
 from fasterqk.optim._groups import (
     Group,
@@ -35,6 +36,7 @@ from fasterqk.optim._groups import (
     tables,
     user_groups,
 )
+from fasterqk.optim._sharded import ShardedWeight, steps_by_entry
 from fasterqk.optim.hooks import StepHooks, replace_method, with_names
 from fasterqk.optim.ratio import RatioLike
 from fasterqk.trace.modules import stack_of, uncompiled
@@ -42,6 +44,7 @@ from fasterqk.trace.modules import stack_of, uncompiled
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
 Decay = Literal["coupled", "independent"]
 Kind = tuple[Any, dict[str, Any]]  # an optimizer class with its arguments
+Fused = FusedWeight | ShardedWeight
 
 
 def make_optimizer(
@@ -102,7 +105,7 @@ def make_optimizer(
 
     Raises:
         InputError: An argument is wrong, two arguments set the same rate, a ratio would have no effect, or
-            the model or optimizer cannot keep rates apart (DeepSpeed, fused weights under FSDP2, LBFGS).
+            the model or optimizer cannot keep rates apart (DeepSpeed, LBFGS).
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> optimizer = make_optimizer(model, torch.optim.AdamW, lr=5e-5, qk_ratio=30)
@@ -126,18 +129,28 @@ def make_optimizer(
             _refuse_own_steps(kind)
     labelled = circuits_for(model, request, circuits, labels)
 
-    def split(asked: Request, only: Only | None, first: int = 0) -> tuple[list[Group], list[FusedWeight]]:
+    @cache
+    def by_entry(index: int) -> bool:
+        def trial(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+            optimizer: torch.optim.Optimizer = _instance(
+                *kinds[index], [{"params": parameters, "lr": 0.1}], 0.1
+            )
+            return optimizer
+
+        return steps_by_entry(trial)
+
+    def split(asked: Request, only: Only | None, first: int = 0) -> tuple[list[Group], list[Fused]]:
         """The groups that ``asked`` makes, and the fused weights whose leaves are in them."""
         assigned = assign(model, asked, labelled, only)
-        fused: list[FusedWeight] = []
+        fused: list[Fused] = []
         leaves: list[Leaf] = []
         for index, kind in enumerate(kinds):
             whole = [part for part in assigned if others is None or part.slices[0][1].user_group == index]
-            more_fused, more_leaves = make_leaves(whole, *kind)
+            more_fused, more_leaves = make_leaves(whole, *kind, partial(by_entry, index))
             fused, leaves = fused + more_fused, leaves + more_leaves
         return make_groups(leaves, assigned, asked.groups, first), fused
 
-    def split_later(group: Mapping[str, Any], first: int) -> tuple[list[Group], list[FusedWeight]]:
+    def split_later(group: Mapping[str, Any], first: int) -> tuple[list[Group], list[Fused]]:
         return split(replace(request, groups=user_groups(model, [group])), None, first)
 
     described, fused = split(request, only)
@@ -311,7 +324,7 @@ def _check_class(optimizer_class: Any) -> None:
     if not callable(optimizer_class):
         shown = repr(optimizer_class).splitlines()[0].rstrip(" (")
         raise InputError(f"{shown} is not an optimizer class such as torch.optim.AdamW")
-    name = _name_of(optimizer_class)
+    name = optimizer_name(optimizer_class)
     if name == "LBFGS":
         raise InputError("LBFGS has one rate for all parameters and cannot train circuits apart; use AdamW")
     if name == "ZeroRedundancyOptimizer":
@@ -321,12 +334,8 @@ def _check_class(optimizer_class: Any) -> None:
         )
 
 
-def _name_of(optimizer_class: Any) -> str:
-    return getattr(getattr(optimizer_class, "func", optimizer_class), "__name__", "")
-
-
 def _refuse_own_steps(optimizer_class: Any) -> None:
-    name = _name_of(optimizer_class)
+    name = optimizer_name(optimizer_class)
     if _OWN_STEPS.match(name):
         raise InputError(
             f"{name} estimates the size of its steps itself and does not keep the rates of its groups apart, "

@@ -21,6 +21,7 @@ from fasterqk.errors import InputError
 from fasterqk.labels.first_pass import FirstPass
 from fasterqk.optim._fused import FusedWeight, forbid_copies, memory_exchanged
 from fasterqk.optim._groups import Group, Settings, plain_parameters
+from fasterqk.optim._sharded import ShardedWeight
 from fasterqk.optim.ratio import PartnerRatio, finite_number
 
 _ATTRIBUTE = "_fasterqk"
@@ -31,7 +32,7 @@ _CONVERT = "; load_converted_state(model, optimizer, state) takes what fits from
 _CLOSE = 1e-6
 
 # Splits one more group of the user's; the number is that of its first group in the optimizer.
-Split = Callable[[Mapping[str, Any], int], tuple[list[Group], list[FusedWeight]]]
+Split = Callable[[Mapping[str, Any], int], tuple[list[Group], list[FusedWeight | ShardedWeight]]]
 
 
 @dataclass
@@ -46,7 +47,7 @@ class StepHooks:
     """
 
     groups: list[Group]
-    fused: list[FusedWeight]
+    fused: list[FusedWeight | ShardedWeight]
     model: "weakref.ref[nn.Module]"
     by_role: bool = False
     independent: bool = False
@@ -60,6 +61,8 @@ class StepHooks:
     _dtypes: dict[int, torch.dtype] = field(default_factory=dict, init=False)
     _owners: list[tuple[nn.Module, str, nn.Parameter]] = field(default_factory=list, init=False)
     _last: Any = field(default=None, init=False)
+    _stepped: list[list[nn.Parameter]] = field(default_factory=list, init=False)
+    _swapped: bool = field(default=False, init=False)
 
     def attach(self, optimizer: torch.optim.Optimizer) -> None:
         """Register the hooks on ``optimizer``."""
@@ -68,7 +71,7 @@ class StepHooks:
         optimizer.register_step_pre_hook(_uncompiled(self._before))
         optimizer.register_step_post_hook(_uncompiled(self._after))
         optimizer.register_load_state_dict_pre_hook(self._check_state)
-        optimizer.register_state_dict_pre_hook(self._check_reader)
+        optimizer.register_state_dict_pre_hook(self._before_saving)
         # Torch has no hooks for these three; schedulers replace `step` on the object in the same way.
         replace_method(optimizer, "zero_grad", self._zero_grad)
         replace_method(optimizer, "register_step_pre_hook", self._register_step_pre_hook)
@@ -78,6 +81,7 @@ class StepHooks:
 
     def _start(self, optimizer: torch.optim.Optimizer) -> None:
         """Remember the groups as they are; ratios that change keep something in them, and so in the state."""
+        self._list_sharded(optimizer)
         self._parameters = [list(group["params"]) for group in optimizer.param_groups]
         self._dtypes = {id(leaf): leaf.dtype for leaves in self._parameters for leaf in leaves}
         self._owners = []
@@ -107,6 +111,50 @@ class StepHooks:
         """The identities of everything optimized: parameters, leaves and the fused weights of leaves."""
         trained = {id(leaf) for options in optimizer.param_groups for leaf in options["params"]}
         return trained | {id(fused.parameter) for fused in self.fused}
+
+    # --- Sharded weights are listed whole between steps, and as leaves in a step ---
+
+    @property
+    def _sharded(self) -> list[ShardedWeight]:
+        return [weight for weight in self.fused if isinstance(weight, ShardedWeight)]
+
+    def _list_sharded(self, optimizer: torch.optim.Optimizer) -> None:
+        """List each sharded weight once, in the group with the fewest parameters of those it is split into.
+
+        A group should not be left empty, which torch's ``set_state_dict`` does not expect.
+        """
+        if not self._sharded:
+            return
+        first = len(self._stepped)
+        leaves_of_groups = [list(options["params"]) for options in optimizer.param_groups[first:]]
+        self._stepped += leaves_of_groups
+        owners = {id(leaf): weight for weight in self._sharded for leaf in weight.leaves}
+        groups_of: dict[str, list[dict[str, Any]]] = {}
+        for options, leaves in zip(optimizer.param_groups[first:], leaves_of_groups, strict=True):
+            for leaf in leaves:
+                if id(leaf) in owners:
+                    groups_of.setdefault(owners[id(leaf)].name, []).append(options)
+            for key in ("param_names", "slices", "params"):
+                kept = zip(options.get(key, ()), leaves, strict=False)
+                options[key] = [entry for entry, leaf in kept if id(leaf) not in owners]
+        for weight in self._sharded:
+            if weight.name in groups_of:
+                weight.gather(optimizer.state)  # some classes make it before the first step
+                weight.leave()
+                options = min(groups_of[weight.name], key=lambda options: len(options["params"]))
+                options["params"].append(weight.parameter)
+                options["param_names"].append(weight.name)
+                options["slices"].append([weight.name, None, []])
+
+    def _swap(self, optimizer: torch.optim.Optimizer) -> None:
+        """Exchange sharded weights and their leaves, in the groups and in the state."""
+        if not self._sharded:
+            return
+        self._swapped = not self._swapped
+        for index, (options, others) in enumerate(zip(optimizer.param_groups, self._stepped, strict=False)):
+            self._stepped[index], options["params"] = options["params"], others
+        for weight in self._sharded:
+            (weight.scatter if self._swapped else weight.gather)(optimizer.state)
 
     # --- Methods of the optimizer that know of fused weights ---
 
@@ -155,20 +203,28 @@ class StepHooks:
     # --- Around a step ---
 
     def _before(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._inside:
-            self._leave()  # the last step raised half-way
-        if self.first_pass is not None:
+        self.settle(optimizer)
+        # At rate 0 nothing is trained: torch's set_state_dict steps so to make a state.
+        if self.first_pass is not None and any(options["lr"] != 0 for options in optimizer.param_groups):
             self.first_pass.before_step()
         self.check(optimizer)
         self._set_rates(optimizer)
         self._inside = True
 
+    def settle(self, optimizer: torch.optim.Optimizer) -> None:
+        """Bring optimizer and weights into order if the last step raised half-way."""
+        if self._inside:
+            self._leave(optimizer)
+
     def _take(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        self._swap(optimizer)
         if not callable(closure):
             self._take_gradients(optimizer)
             return None
         # The closure computes the gradients inside the step.
+        for weight in self._sharded:
+            weight.enter()
         if "closure" in kwargs:
             return args, {**kwargs, "closure": self._around(optimizer, closure)}
         return (args[0], self._around(optimizer, closure), *args[2:]), kwargs
@@ -195,16 +251,19 @@ class StepHooks:
 
     def _after(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         first = self._inside  # twice in a class whose step calls its parent's
-        self._leave()
+        self._leave(optimizer)
         for options, group in zip(optimizer.param_groups, self.groups, strict=False):
             if first and group.changing:
                 options[_STEP] += 1
 
     @torch.no_grad()
-    def _leave(self) -> None:
+    def _leave(self, optimizer: torch.optim.Optimizer) -> None:
         self._inside = False
         for fused in self.fused:
-            fused.leave()
+            if self._swapped or isinstance(fused, FusedWeight):
+                fused.leave()
+        if self._swapped:
+            self._swap(optimizer)
         for options, key, value in self._saved:
             options[key] = value
         self._saved.clear()
@@ -343,9 +402,10 @@ class StepHooks:
                 group_state["slices"] = options["slices"]
         return {**state, "param_groups": groups}
 
-    def _check_reader(self, optimizer: torch.optim.Optimizer) -> None:
+    def _before_saving(self, optimizer: torch.optim.Optimizer) -> None:
         """``get_state_dict`` looks for a name of every parameter in the model, where leaves are not."""
-        if not self.fused:
+        self.settle(optimizer)
+        if len(self.fused) == len(self._sharded):
             return
         frame = sys._getframe()
         while frame.f_back is not None:
