@@ -6,7 +6,9 @@ machine stay close to those of an idle one.
 
 import copy
 import math
+import statistics
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -24,11 +26,63 @@ from fasterqk.labels import Circuits, Role, Slice, find_circuits
 from fasterqk.optim import make_optimizer
 from fasterqk.stability import LogitMonitor, qk_clip
 from fasterqk.theory import Setting, solve
-from fasterqk_lab.benchmarks._plain import Progress, compared, race, timed
 from fasterqk_lab.tasks import data_folder
 from fasterqk_lab.tasks._tokens import WordPieces
 from fasterqk_lab.tasks.hatexplain import FILES, LABELS, read_posts
 from fasterqk_lab.training._steps import one_thread
+
+# --- How benchmarks time ---
+
+Progress = Callable[..., None]
+
+
+def race(
+    ways: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    progress: Progress = lambda *_: None,
+    *,
+    ours: str = "ours",
+    before: Callable[[], None] = lambda: None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Any]:
+    """Time ``ways``, one of them ``plain``; the result is :func:`compared`, with an overhead for each way.
+
+    They take turns, so that whatever else the machine does falls on all; the first round warms up and is not
+    counted. Seconds are medians over rounds, an overhead that of one way over plain in the same round.
+    ``before`` runs ahead of each call and is not timed.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for turn in range(rounds + 1):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            before()
+            start = clock()
+            ways[name]()
+            duration = clock() - start
+            if turn:
+                seconds[name].append(duration)
+        progress(turn + 1, rounds + 1)
+    result = compared(statistics.median(seconds["plain"]), statistics.median(seconds[ours]))
+    for name in names:
+        if name != "plain":
+            ratios = [other / plain for other, plain in zip(seconds[name], seconds["plain"], strict=True)]
+            result[f"overhead_{name}"] = statistics.median(ratios)
+    return result
+
+
+def timed(function: Callable[[], Any]) -> tuple[Any, float]:
+    """What ``function`` returns, and how many seconds it took."""
+    start = time.perf_counter()
+    result = function()
+    return result, time.perf_counter() - start
+
+
+def compared(plain_seconds: float, seconds: float) -> dict[str, Any]:
+    """What every benchmark says first."""
+    return {"speedup": plain_seconds / seconds, "plain_seconds": plain_seconds, "seconds": seconds}
+
+
+# --- GPT-2 ---
 
 LAYERS, WIDTH, HEADS, VOCABULARY = 12, 768, 12, 50257
 BATCH, TOKENS = 4, 256

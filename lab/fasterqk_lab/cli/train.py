@@ -3,6 +3,8 @@
 import argparse
 import shlex
 import time
+from importlib.util import find_spec
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from fasterqk.cli.common import (
@@ -66,9 +68,11 @@ def configure_train(parser: Parser) -> None:
 
 def add_options(parser: Parser, options: dict[str, tuple[Any, str, str]]) -> None:
     """The task, and ``options`` of its data, its model and its training."""
-    from fasterqk_lab.tasks import TASKS
-
-    parser.add_argument("task", metavar="TASK", help=f"one of {', '.join(TASKS)}")
+    # A task is a module: named without importing any, or numpy with it.
+    package = find_spec("fasterqk_lab.tasks")
+    modules = iter_modules(package.submodule_search_locations) if package else ()
+    tasks = [module.name for module in modules if not module.name.startswith("_")]
+    parser.add_argument("task", metavar="TASK", help=f"one of {', '.join(tasks)}")
     for name, (kind, metavar, help) in options.items():
         parser.add_option(f"--{name.replace('_', '-')}", kind, metavar, help)
 

@@ -30,28 +30,49 @@ from fasterqk_lab.compare import (
     measured,
 )
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments._show import (
-    ARM_NAMES,
-    AT_TEXTS,
-    BASELINE,
-    COLUMNS,
-    FASTER,
-    SOURCES,
-    arm_text,
-    is_null,
-)
 from fasterqk_lab.figures import (
     effect_record,
     save_curve,
     save_curves,
+    save_document,
     save_dtaps,
-    save_effects,
     save_examples,
     save_forest,
     save_table,
 )
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
+
+BASELINE, FASTER = "baseline", "faster_qk"
+ARM_NAMES = {BASELINE: "baseline", FASTER: "faster QK"}
+# When a value was read (`fasterqk_lab.compare`), in words.
+AT_TEXTS = {LEVEL: "equal loss", LOSS: "lowest common loss", END: "end", BEST: "best validation epoch"}
+# The columns of every table, and those of the numbers that others print.
+COLUMNS = {
+    "score": "score",
+    "kind": "kind",
+    "at": "at",
+    "loss": "training loss",
+    "arm": "arm",
+    "value": "value",
+    "null": "null",
+    "difference": "difference",
+    "p": "p (Holm)",
+    "levels": "share of levels",
+    "stands": "stands",
+}
+SOURCES = {"paper": "paper", "released": "notebooks"}
+
+
+def arm_text(arm: str) -> str:
+    """An arm as people read it."""
+    return ARM_NAMES.get(arm, arm)
+
+
+def is_null(name: str) -> bool:
+    """Whether a score is that of the model's attention made sharp or permuted, which is compared like it."""
+    return any(f"{null}_" in name for null in STRONGER_NULLS)
+
 
 # The baseline where there are more arms than two.
 EQUAL = "equal rates"
@@ -451,7 +472,8 @@ class Outcome:
             | {"arm": arm_text(effect.label), "ratio": getattr(options[effect.label], "qk_ratio", None)}
             for effect in (*self.effects, *self.explored)
         ]
-        save_effects(out, name, title=title, setting=setting, effects=records)
+        document = {"title": title, "setting": setting, "effects": records}
+        save_document(out, "effects", name, document)
 
     def save_examples(self, out: Path) -> None:
         """Write single examples with the attention of both arms, for the page; needs the weights."""

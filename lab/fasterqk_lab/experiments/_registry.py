@@ -19,9 +19,7 @@ from fasterqk.console import Progress, progress_bar
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json, check_output, plain
 from fasterqk_lab.configs import config_fields
-from fasterqk_lab.experiments._show import show_summary
 from fasterqk_lab.runs import Line, SweepError, read_cells, rounded, sweep, write_cells
-from fasterqk_lab.tasks import use_data_folder
 
 if TYPE_CHECKING:
     from fasterqk_lab.compare import Value
@@ -74,6 +72,7 @@ _SHARED = {
     "finetune-hatexplain": "ablation_hatexplain",
     "rivals-hatexplain": "rivals",
     "timing-hatexplain": "rivals",
+    "future-work": "ablation_hatexplain",
     "temperature-hatexplain": "faithfulness",
     "covert-channel": "covert",
     "covert-hatexplain": "covert",
@@ -164,7 +163,7 @@ class Experiment:
     """A figure or table that can be made again.
 
     ``run(runner, **options)`` computes it, writes its files under ``runner.out`` and returns the summary that
-    ``--json`` prints; ``show(summary)`` prints it for people. ``trains`` says that it is made of cells,
+    ``--json`` prints; ``shown(summary)`` is what people see of it. ``trains`` says that it is made of cells,
     ``needs_data`` that it reads data files.
     """
 
@@ -175,7 +174,7 @@ class Experiment:
     details: str = ""
     trains: bool = True
     needs_data: bool = False
-    show: Callable[[Mapping[str, Any]], None] = show_summary
+    shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda summary: summary
 
     @property
     def summary(self) -> str:
@@ -216,6 +215,8 @@ def reproduce(name: str, out: str | os.PathLike[str] = "out", **options: Any) ->
         reproduce("table-hatexplain", out="out", seeds=5)["effects"][0]["difference"]
         # {'mean': 0.126, 'half_width': 0.025, 'n': 5}: attention on relevant words at equal loss
     """
+    from fasterqk_lab.tasks import use_data_folder
+
     experiment = find_experiment(name)
     if options.get("cells"):
         options = _exported_options(experiment, options["cells"]) | options

@@ -22,11 +22,10 @@ from fasterqk_lab.experiments._registry import (
     Experiment,
     Option,
     find_experiment,
-    show_summary,
     sweep_progress,
 )
 from fasterqk_lab.experiments.table_sva import FOUND_RATES
-from fasterqk_lab.figures import effect_record, effect_text, save_claims
+from fasterqk_lab.figures import effect_record, effect_text, save_document
 from fasterqk_lab.page import count_verdicts, write_page
 from fasterqk_lab.paper import FOLDER, Published, read_claims, read_lines, read_questions, save_picture
 from fasterqk_lab.runs import Spec, SpecCell, Store, SweepError, plan, sweep
@@ -223,12 +222,13 @@ def show_plan(rows: Sequence[Mapping[str, Any]], workers: int = WORKERS) -> None
 
 def run(runner: CellRunner, full: bool, plan: bool, parts: list[str] | None) -> dict[str, Any]:
     chosen = choose_parts(full_parts() if full else QUICK, parts)
-    if plan:
-        return {"plan": make_plan(chosen, runner.out)}
     summary: dict[str, Any] = {}
-    if full:
+    if plan or full:
         summary["plan"] = make_plan(chosen, runner.out)
         show_plan(summary["plan"])
+    if plan:
+        return summary
+    if full:
         # One part after the other, so that whole tables come early; one that cannot run stops no other.
         summary["parts"] = [row for part in chosen for row in run_together([part], runner.out, go_on=True)]
     else:
@@ -296,14 +296,6 @@ def _sweep(asked: Mapping[str, tuple[str, Any]], out: Path, title: str) -> None:
             raise error.told() from None
 
 
-def show(summary: Mapping[str, Any]) -> None:
-    if "parts" in summary:
-        show_summary({"parts": summary["parts"]})
-        print(f"\nopen {summary['report']}")
-    else:
-        show_plan(summary["plan"])
-
-
 EXPERIMENT = Experiment(
     "all",
     run,
@@ -320,7 +312,7 @@ EXPERIMENT = Experiment(
     details="Cells that are done are not done again: after Ctrl-C, or kill, the same command goes on.",
     trains=False,
     needs_data=True,
-    show=show,
+    shown=lambda summary: {key: summary[key] for key in ("parts", "report") if key in summary},
 )
 
 # --- Claims and questions ---
@@ -348,7 +340,8 @@ def write_claims(out: Path, results: str | None = None) -> list[dict[str, str]]:
         }
         for claim in read_claims(_published(results))
     ]
-    save_claims(out, claims, title="Every claim of the paper")
+    document = {"title": "Every claim of the paper", "claims": claims}
+    save_document(out, "claims", "paper", document)
     return claims
 
 
@@ -357,10 +350,9 @@ def run_claims(runner: CellRunner, results: str | None) -> dict[str, Any]:
     return {"claims": claims, "verdicts": count_verdicts(claims), "evidence": "docs/results/claims.md"}
 
 
-def show_claims(summary: Mapping[str, Any]) -> None:
+def shown_claims(summary: Mapping[str, Any]) -> dict[str, Any]:
     columns = ("group", "claim", "verdict", "effect")
-    rows = [{key: claim[key] for key in columns} for claim in summary["claims"]]
-    show_summary({**summary, "claims": rows})
+    return {**summary, "claims": [{key: claim[key] for key in columns} for claim in summary["claims"]]}
 
 
 def run_questions(runner: CellRunner, results: str | None) -> dict[str, Any]:
@@ -384,7 +376,7 @@ CLAIMS = Experiment(
     examples=("fasterqk-lab reproduce claims --out out", "fasterqk-lab reproduce claims --json"),
     details="Reads lab/paper; nothing is trained. tools/publish.py writes the pages of docs/results.",
     trains=False,
-    show=show_claims,
+    shown=shown_claims,
 )
 QUESTIONS = Experiment(
     "questions",

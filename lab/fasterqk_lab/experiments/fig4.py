@@ -4,7 +4,7 @@ The paper integrates; here every number is the closed form's, and DOP853 runs st
 ``optimizer="sign"`` the same figure shows sign descent, which is solved for CACO.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fasterqk.console import print_table, progress_bar
+from fasterqk.console import progress_bar
 from fasterqk.errors import InputError
 from fasterqk.theory import (
     OPTIMIZERS,
@@ -265,12 +265,8 @@ def run_identities(runner: CellRunner) -> dict[str, Any]:
         identities = check_identities(progress)
     if wrong := [f"{x.name} (error {x.error:g}, tolerance {x.tolerance:g})" for x in identities if not x.ok]:
         raise InputError(f"not every identity holds: {', '.join(wrong)}")
-    return {"identities": [asdict(identity) for identity in identities]}
-
-
-def show_identities(summary: Mapping[str, Any]) -> None:
-    print_table(summary["identities"])
-    print("every identity holds")
+    rows = [asdict(identity) for identity in identities]
+    return {"identities": rows, "verdict": "every identity holds"}
 
 
 IDENTITIES = Experiment(
@@ -279,5 +275,4 @@ IDENTITIES = Experiment(
     options=(),
     examples=("fasterqk-lab reproduce identities", "fasterqk-lab reproduce identities --json"),
     trains=False,
-    show=show_identities,
 )

@@ -16,14 +16,14 @@ from numpy.typing import ArrayLike
 
 from fasterqk.attention.statistics import Interval
 from fasterqk_lab.compare import STANDS, Effect
-from fasterqk_lab.figures._documents import effect_record
-from fasterqk_lab.figures._style import (
+from fasterqk_lab.figures._documents import (
     COLORS,
     DTAP_COLOURS,
     HEATMAP,
     PAPER,
     draw_dtap,
     dtap_rows,
+    effect_record,
     plotting,
     save_figure,
 )

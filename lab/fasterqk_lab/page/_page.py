@@ -17,8 +17,7 @@ from fasterqk.errors import InputError
 from fasterqk.files import plain, write_text
 from fasterqk.pages import CHART_SCRIPTS, json_text, page_html, write_explorer
 from fasterqk_lab.compare import VERDICTS
-from fasterqk_lab.figures._documents import Document, load_documents
-from fasterqk_lab.figures._style import themed
+from fasterqk_lab.figures._documents import Document, load_documents, themed
 from fasterqk_lab.page._cells import Cell, cell_documents, read_cells, what_was_run
 from fasterqk_lab.page._words import (
     TERMS,

@@ -58,7 +58,6 @@ from fasterqk_lab.runs._execute import (
     save_error,
 )
 from fasterqk_lab.runs._store import Store, claim, has_result
-from fasterqk_lab.tasks import check_task
 
 RETRIES = 2
 
@@ -358,6 +357,8 @@ def _config(kind: Any, fields: Mapping[str, Any], arm: str) -> Any:
     try:
         config = kind(**{name: _typed(name, value, hints[name]) for name, value in fields.items()})
         if f"{kind.__module__.rpartition('.')[0]}:{kind.__name__}" == DEFAULT_CONFIG:
+            from fasterqk_lab.tasks import check_task
+
             check_task(config.task, config.data.form, config.data.file)
             if config.task == "jsonl" and not config.data.file:
                 raise InputError(

@@ -18,15 +18,16 @@ import numpy as np
 
 from fasterqk.console import Progress
 from fasterqk_lab.synthetic._cell import FixedAttentionCell, draw_counts, linear_draws
-from fasterqk_lab.synthetic._compiled import compiled, total
 from fasterqk_lab.synthetic._kernel import (
     Stream,
-    descend,
+    compiled,
     draw_batch,
     make_stream,
     power_scratch,
     softmax_errors,
+    total,
 )
+from fasterqk_lab.synthetic._train import descend
 
 
 class _Curve:

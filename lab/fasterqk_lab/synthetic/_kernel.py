@@ -1,4 +1,4 @@
-"""The engine, compiled and without the interpreter lock: fresh batches, loss and gradients, one epoch.
+"""The engine, compiled and without the interpreter lock: fresh batches, loss and gradients of one batch.
 
 The model depends on a sequence only through how often each token occurs and through its class's
 query. With counts n_v, scores s_v (one vector per class) and the value table U (one row per token):
@@ -14,18 +14,153 @@ and with D = (softmax(z) - onehot(label)) / batch, and dy = D or D O^T:
 
 The first half of dL/ds_v is U_v times the row dL/dU_v summed over one class, so the scores cost no
 further product with the batch. A sequence of class c holds only the S tokens of ``support[c]``.
+
+``compiled`` releases the interpreter lock, so that cells train in parallel threads, and lets the
+compiler form fused multiply-adds. ``reduction`` also lets it reorder sums, which is what makes them
+run in vector registers. Neither assumes that numbers are finite: a diverging cell shows itself.
 """
 
-from typing import NamedTuple
+import hashlib
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
+from numba import config, njit
 
+from fasterqk.files import user_cache
 from fasterqk_lab.synthetic._cell import Language, Weights
-from fasterqk_lab.synthetic._compiled import compiled, dot, exponentiate, largest, total
 
-_PARTS, _QK_PARTS = 5, 3  # arrays of `Weights`, and those of the query-key circuit, which come first
+settings: Any = config  # its attributes are made at run time
+
+_LOG2_E = 1.4426950408889634
+_LN2_HIGH = 0.6931471803691238  # the leading bits of ln 2: k * _LN2_HIGH is exact for |k| < 2**11
+_LN2_LOW = 1.9082149292705877e-10
+_ROUND = 6755399441055744.0  # 1.5 * 2**52: adding and subtracting it rounds to the nearest integer
+
+
+def _cache_folder() -> str | None:
+    """Where compiled code is kept between processes, or None when no such place can be written.
+
+    The name carries a hash of this folder's source: numba notices a change in the file of a kernel, but
+    not in the files of the functions that the kernel calls.
+    """
+    here = Path(__file__).parent
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(here.glob("*.py")))).hexdigest()
+    for base in (here / "__pycache__", user_cache()):
+        folder = base / f"kernels-{digest[:16]}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return str(folder)
+    return None
+
+
+_FOLDER = _cache_folder()
+
+
+def _compile(flags: set[str]) -> Callable[[Callable[..., Any]], Any]:
+    def decorate(function: Callable[..., Any]) -> Any:
+        before, settings.CACHE_DIR = settings.CACHE_DIR, _FOLDER or settings.CACHE_DIR
+        try:
+            # Division by zero gives infinity, as everywhere in numpy.
+            options: dict[str, Any] = {
+                "nogil": True,
+                "error_model": "numpy",
+                "fastmath": flags,
+                "cache": _FOLDER is not None,
+            }
+            kernel: Any = njit(**options)(function)
+        finally:
+            settings.CACHE_DIR = before
+        if _FOLDER is not None:
+            kernel._cache.save_overload = _unless_the_disk_is_full(kernel._cache.save_overload)
+        return kernel
+
+    return decorate
+
+
+def _unless_the_disk_is_full(save: Callable[..., None]) -> Callable[..., None]:
+    """Code that cannot be kept is compiled again by the next process; numba would raise."""
+
+    def save_or_not(*about: Any) -> None:
+        with suppress(OSError):
+            save(*about)
+
+    return save_or_not
+
+
+compiled = _compile({"contract"})
+reduction = _compile({"contract", "reassoc", "nsz"})
+
+
+@reduction
+def total(values: np.ndarray) -> float:
+    """The sum of a vector."""
+    result = 0.0
+    for i in range(values.shape[0]):
+        result += values[i]
+    return result
+
+
+@reduction
+def dot(left: np.ndarray, right: np.ndarray) -> float:
+    """The inner product of two vectors."""
+    result = 0.0
+    for i in range(left.shape[0]):
+        result += left[i] * right[i]
+    return result
+
+
+@reduction
+def largest(values: np.ndarray) -> float:
+    """The largest entry of a vector."""
+    result = values[0]
+    for i in range(1, values.shape[0]):
+        result = max(result, values[i])
+    return result
+
+
+@compiled
+def exponentiate(values: np.ndarray, powers: np.ndarray) -> None:
+    """Replace a vector of numbers <= 0 by their exponentials, to the last bit or two.
+
+    ``exp(x) = 2**k * exp(r)`` with ``|r| <= ln(2)/2`` and a Taylor polynomial for ``exp(r)``: plain
+    loops that vectorize, four times as fast as calling the C library for each number. ``powers`` is
+    scratch of at least that length (int64). Below -700 the result is exp(-700).
+    """
+    floats = powers.view(np.float64)
+    for i in range(values.shape[0]):
+        x = values[i]
+        x = -700.0 if x < -700.0 else x  # written so that not-a-number stays what it is
+        shifted = x * _LOG2_E + _ROUND
+        k = shifted - _ROUND
+        r = (x - k * _LN2_HIGH) - k * _LN2_LOW
+        p = r * (1 / 479001600) + 1 / 39916800
+        p = p * r + 1 / 3628800
+        p = p * r + 1 / 362880
+        p = p * r + 1 / 40320
+        p = p * r + 1 / 5040
+        p = p * r + 1 / 720
+        p = p * r + 1 / 120
+        p = p * r + 1 / 24
+        p = p * r + 1 / 6
+        p = p * r + 0.5
+        p = p * r + 1.0
+        values[i] = p * r + 1.0
+        floats[i] = shifted
+    # The last bits of `shifted` are the integer k; moved to the exponent they are the float 2**k.
+    for i in range(values.shape[0]):
+        powers[i] = (powers[i] + np.int64(1023)) << np.int64(52)
+    for i in range(values.shape[0]):
+        values[i] *= floats[i]
+
+
 _BLOCK = 8  # sequences whose softmax is taken together
-_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
 # Of the random generator, splitmix64.
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -320,158 +455,3 @@ def _factor_gradients(support: np.ndarray, weights: Weights, gradients: Weights)
             for h in range(query.shape[0]):
                 key_gradient[h] += slope * query[h]
                 query_gradient[h] += slope * key[h]
-
-
-# --- One epoch: draw or read a batch, take its gradient, update ---
-
-
-class Sample(NamedTuple):
-    """The batches of an epoch: a fixed training sample, or room for one fresh batch."""
-
-    counts: np.ndarray  # (batches, batch, S)
-    starts: np.ndarray  # (batches, class + 1)
-
-
-class Task(NamedTuple):
-    """What the language contributes."""
-
-    support: np.ndarray  # (class, S)
-    labels: np.ndarray  # (class,)
-    score_scale: float
-    blind: bool  # all classes have one query: the rows of a query matrix stay equal
-
-
-class Schedule(NamedTuple):
-    """OV learns at ``lr``; QK at ``lr`` times ``qk_ratio``, which a ramp reaches linearly from 1.
-
-    ``roles`` multiplies that for each array of :class:`Weights`, 0 for scores that factors make; ``decays``
-    are their weight decays. ``gradient_norm`` is that of either circuit (0: as it is).
-    """
-
-    lr: float
-    qk_ratio: float
-    roles: tuple[float, float, float, float, float]
-    ramp_steps: int  # 0: the ratio holds from the first step
-    adam: bool
-    decays: tuple[float, float, float, float, float]
-    gradient_norm: float
-
-
-@compiled
-def train_epoch(
-    first_step: int,
-    batches: int,
-    task: Task,
-    sample: Sample,
-    stream: Stream,
-    schedule: Schedule,
-    weights: Weights,
-    gradients: Weights,
-    first_moments: Weights,
-    second_moments: Weights,
-    work: Scratch,
-) -> float:
-    """Train ``batches`` steps in place and return their mean loss.
-
-    ``first_step`` counts the steps taken before. The moments are empty for SGD.
-    """
-    fresh = stream.state.shape[0] > 0
-    loss = 0.0
-    for i in range(batches):
-        batch = 0 if fresh else i
-        if fresh:
-            draw_batch(stream, sample.counts[0], sample.starts[0])
-        loss += batch_gradient(
-            sample.counts[batch],
-            sample.starts[batch],
-            task.support,
-            task.labels,
-            task.score_scale,
-            weights,
-            gradients,
-            work,
-        )
-        if task.blind:
-            _share_rows(gradients.scores if weights.keys.shape[0] == 0 else gradients.queries)
-        if schedule.gradient_norm > 0:
-            _normalize(schedule.gradient_norm, weights, gradients)
-        step = first_step + i
-        qk_lr = schedule.lr * ratio_at(step, schedule.qk_ratio, schedule.ramp_steps)
-        for part in range(_PARTS):
-            # Decoupled weight decay, before the step; for SGD it is the same as a decay in the gradient.
-            if schedule.decays[part] > 0:
-                _scale(weights[part], 1.0 - schedule.lr * schedule.decays[part])
-            lr = schedule.roles[part] * (qk_lr if part < _QK_PARTS else schedule.lr)
-            if schedule.adam:
-                _adapt(step, weights[part], gradients[part], first_moments[part], second_moments[part], lr)
-            else:
-                descend(weights[part], gradients[part], lr)
-    return loss / batches
-
-
-@compiled
-def ratio_at(step: int, qk_ratio: float, ramp_steps: int) -> float:
-    """The learning-rate ratio at a step: from 1 linearly to ``qk_ratio`` over ``ramp_steps``, then held."""
-    if step >= ramp_steps:
-        return qk_ratio
-    return 1.0 + (qk_ratio - 1.0) * step / ramp_steps
-
-
-@compiled
-def _share_rows(gradient: np.ndarray) -> None:
-    """Every row becomes the sum of all: the gradient of one row that all classes use."""
-    for o in range(gradient.shape[1]):
-        whole = 0.0
-        for c in range(gradient.shape[0]):
-            whole += gradient[c, o]
-        for c in range(gradient.shape[0]):
-            gradient[c, o] = whole
-
-
-@compiled
-def _normalize(norm: float, weights: Weights, gradients: Weights) -> None:
-    """Scale the gradients of each circuit to ``norm``; one of zero stays."""
-    if weights.keys.shape[0] > 0:
-        _scale_to(norm, gradients.keys, gradients.queries)
-    else:
-        _scale_to(norm, gradients.scores, gradients.queries)  # of which there are none
-    _scale_to(norm, gradients.table, gradients.output)
-
-
-@compiled
-def _scale_to(norm: float, left: np.ndarray, right: np.ndarray) -> None:
-    first, second = left.reshape(left.size), right.reshape(right.size)
-    size = np.sqrt(dot(first, first) + dot(second, second))
-    if size > 0:
-        _scale(left, norm / size)
-        _scale(right, norm / size)
-
-
-@compiled
-def _scale(values: np.ndarray, factor: float) -> None:
-    """Multiply an array in place; ``values[:] *= factor`` would take seconds more to compile."""
-    flat = values.reshape(values.size)
-    for i in range(flat.shape[0]):
-        flat[i] *= factor
-
-
-@compiled
-def descend(values: np.ndarray, gradient: np.ndarray, lr: float) -> None:
-    """One step of gradient descent, in place."""
-    flat, slope = values.reshape(values.size), gradient.reshape(values.size)
-    for i in range(flat.shape[0]):
-        flat[i] -= lr * slope[i]
-
-
-@compiled
-def _adapt(
-    step: int, values: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray, lr: float
-) -> None:
-    flat, slope = values.reshape(values.size), gradient.reshape(values.size)
-    mean, square = first.reshape(values.size), second.reshape(values.size)
-    rate = lr / (1.0 - _BETA_1 ** (step + 1))
-    spread = 1.0 / np.sqrt(1.0 - _BETA_2 ** (step + 1))
-    for i in range(flat.shape[0]):
-        mean[i] = _BETA_1 * mean[i] + (1.0 - _BETA_1) * slope[i]
-        square[i] = _BETA_2 * square[i] + (1.0 - _BETA_2) * slope[i] * slope[i]
-        flat[i] -= rate * mean[i] / (np.sqrt(square[i]) * spread + _EPSILON)

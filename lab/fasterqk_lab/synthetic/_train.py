@@ -1,4 +1,4 @@
-"""Train one cell to its stop rule, say what it came to, and what it does on a sample."""
+"""Train one cell, epoch by epoch, to its stop rule; say what it came to, and what it does on a sample."""
 
 import math
 from collections.abc import Iterator
@@ -21,18 +21,182 @@ from fasterqk_lab.synthetic._cell import (
     zeros_like,
 )
 from fasterqk_lab.synthetic._kernel import (
-    Sample,
-    Schedule,
-    Task,
+    Scratch,
+    Stream,
+    batch_gradient,
+    compiled,
+    dot,
+    draw_batch,
     make_scratch,
     make_stream,
     no_stream,
-    train_epoch,
 )
 
 _MATCHED = 1600  # training sequences on which the loss is measured along training, in evaluation mode
 _HISTORY_GROWTH = 1.07  # the history is read at epochs that grow by this factor
 _LOST = 100.0  # a mean loss this far above chance (ln 50 = 3.9) does not come back
+
+
+_PARTS, _QK_PARTS = 5, 3  # arrays of `Weights`, and those of the query-key circuit, which come first
+_BETA_1, _BETA_2, _EPSILON = 0.9, 0.999, 1e-8  # Adam's usual constants
+
+
+# --- One epoch: draw or read a batch, take its gradient, update ---
+
+
+class Sample(NamedTuple):
+    """The batches of an epoch: a fixed training sample, or room for one fresh batch."""
+
+    counts: np.ndarray  # (batches, batch, S)
+    starts: np.ndarray  # (batches, class + 1)
+
+
+class Task(NamedTuple):
+    """What the language contributes."""
+
+    support: np.ndarray  # (class, S)
+    labels: np.ndarray  # (class,)
+    score_scale: float
+    blind: bool  # all classes have one query: the rows of a query matrix stay equal
+
+
+class Schedule(NamedTuple):
+    """OV learns at ``lr``; QK at ``lr`` times ``qk_ratio``, which a ramp reaches linearly from 1.
+
+    ``roles`` multiplies that for each array of :class:`Weights`, 0 for scores that factors make; ``decays``
+    are their weight decays. ``gradient_norm`` is that of either circuit (0: as it is).
+    """
+
+    lr: float
+    qk_ratio: float
+    roles: tuple[float, float, float, float, float]
+    ramp_steps: int  # 0: the ratio holds from the first step
+    adam: bool
+    decays: tuple[float, float, float, float, float]
+    gradient_norm: float
+
+
+@compiled
+def train_epoch(
+    first_step: int,
+    batches: int,
+    task: Task,
+    sample: Sample,
+    stream: Stream,
+    schedule: Schedule,
+    weights: Weights,
+    gradients: Weights,
+    first_moments: Weights,
+    second_moments: Weights,
+    work: Scratch,
+) -> float:
+    """Train ``batches`` steps in place and return their mean loss.
+
+    ``first_step`` counts the steps taken before. The moments are empty for SGD.
+    """
+    fresh = stream.state.shape[0] > 0
+    loss = 0.0
+    for i in range(batches):
+        batch = 0 if fresh else i
+        if fresh:
+            draw_batch(stream, sample.counts[0], sample.starts[0])
+        loss += batch_gradient(
+            sample.counts[batch],
+            sample.starts[batch],
+            task.support,
+            task.labels,
+            task.score_scale,
+            weights,
+            gradients,
+            work,
+        )
+        if task.blind:
+            _share_rows(gradients.scores if weights.keys.shape[0] == 0 else gradients.queries)
+        if schedule.gradient_norm > 0:
+            _normalize(schedule.gradient_norm, weights, gradients)
+        step = first_step + i
+        qk_lr = schedule.lr * ratio_at(step, schedule.qk_ratio, schedule.ramp_steps)
+        for part in range(_PARTS):
+            # Decoupled weight decay, before the step; for SGD it is the same as a decay in the gradient.
+            if schedule.decays[part] > 0:
+                _scale(weights[part], 1.0 - schedule.lr * schedule.decays[part])
+            lr = schedule.roles[part] * (qk_lr if part < _QK_PARTS else schedule.lr)
+            if schedule.adam:
+                _adapt(step, weights[part], gradients[part], first_moments[part], second_moments[part], lr)
+            else:
+                descend(weights[part], gradients[part], lr)
+    return loss / batches
+
+
+@compiled
+def ratio_at(step: int, qk_ratio: float, ramp_steps: int) -> float:
+    """The learning-rate ratio at a step: from 1 linearly to ``qk_ratio`` over ``ramp_steps``, then held."""
+    if step >= ramp_steps:
+        return qk_ratio
+    return 1.0 + (qk_ratio - 1.0) * step / ramp_steps
+
+
+@compiled
+def _share_rows(gradient: np.ndarray) -> None:
+    """Every row becomes the sum of all: the gradient of one row that all classes use."""
+    for o in range(gradient.shape[1]):
+        whole = 0.0
+        for c in range(gradient.shape[0]):
+            whole += gradient[c, o]
+        for c in range(gradient.shape[0]):
+            gradient[c, o] = whole
+
+
+@compiled
+def _normalize(norm: float, weights: Weights, gradients: Weights) -> None:
+    """Scale the gradients of each circuit to ``norm``; one of zero stays."""
+    if weights.keys.shape[0] > 0:
+        _scale_to(norm, gradients.keys, gradients.queries)
+    else:
+        _scale_to(norm, gradients.scores, gradients.queries)  # of which there are none
+    _scale_to(norm, gradients.table, gradients.output)
+
+
+@compiled
+def _scale_to(norm: float, left: np.ndarray, right: np.ndarray) -> None:
+    first, second = left.reshape(left.size), right.reshape(right.size)
+    size = np.sqrt(dot(first, first) + dot(second, second))
+    if size > 0:
+        _scale(left, norm / size)
+        _scale(right, norm / size)
+
+
+@compiled
+def _scale(values: np.ndarray, factor: float) -> None:
+    """Multiply an array in place; ``values[:] *= factor`` would take seconds more to compile."""
+    flat = values.reshape(values.size)
+    for i in range(flat.shape[0]):
+        flat[i] *= factor
+
+
+@compiled
+def descend(values: np.ndarray, gradient: np.ndarray, lr: float) -> None:
+    """One step of gradient descent, in place."""
+    flat, slope = values.reshape(values.size), gradient.reshape(values.size)
+    for i in range(flat.shape[0]):
+        flat[i] -= lr * slope[i]
+
+
+@compiled
+def _adapt(
+    step: int, values: np.ndarray, gradient: np.ndarray, first: np.ndarray, second: np.ndarray, lr: float
+) -> None:
+    flat, slope = values.reshape(values.size), gradient.reshape(values.size)
+    mean, square = first.reshape(values.size), second.reshape(values.size)
+    rate = lr / (1.0 - _BETA_1 ** (step + 1))
+    spread = 1.0 / np.sqrt(1.0 - _BETA_2 ** (step + 1))
+    for i in range(flat.shape[0]):
+        mean[i] = _BETA_1 * mean[i] + (1.0 - _BETA_1) * slope[i]
+        square[i] = _BETA_2 * square[i] + (1.0 - _BETA_2) * slope[i] * slope[i]
+        flat[i] -= rate * mean[i] / (np.sqrt(square[i]) * spread + _EPSILON)
+
+
+# --- A cell from its start to its stop rule ---
 
 
 class Trainer:

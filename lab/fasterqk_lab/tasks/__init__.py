@@ -1,64 +1,20 @@
-"""Tasks: token ids with a class or an answer and, where they are known, the tokens that decide it.
+"""Tasks: token ids with a class or an answer and, where they are known, the tokens that decide it."""
 
-The classes are imported on first use, so that the command line can list the tasks quickly.
-"""
-
-from typing import TYPE_CHECKING, Any
-
-from fasterqk_lab.tasks._registry import (
-    SPLITS,
-    TASKS,
-    check_data,
-    check_task,
-    checksum,
-    data_folder,
-    data_source,
-    left_out,
-    load_task,
-    task_module,
-    use_data_folder,
-    wrong_checksums,
-)
-
-if TYPE_CHECKING:
-    from fasterqk_lab.tasks._task import (
-        AnswerTask,
-        ClassificationTask,
-        LabelledInstance,
-        LabelledInstances,
-        Questions,
-        Task,
-    )
-
-__all__ = [
-    "SPLITS",
-    "TASKS",
-    "AnswerTask",
-    "ClassificationTask",
-    "LabelledInstance",
-    "LabelledInstances",
-    "Questions",
-    "Task",
-    "check_data",
-    "check_task",
-    "checksum",
-    "data_folder",
-    "data_source",
-    "left_out",
-    "load_task",
-    "task_module",
-    "use_data_folder",
-    "wrong_checksums",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        from fasterqk_lab.tasks import _task
-
-        return getattr(_task, name)
-    raise AttributeError(f"module 'fasterqk_lab.tasks' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+from fasterqk_lab.tasks._registry import SPLITS as SPLITS
+from fasterqk_lab.tasks._registry import TASKS as TASKS
+from fasterqk_lab.tasks._registry import AnswerTask as AnswerTask
+from fasterqk_lab.tasks._registry import ClassificationTask as ClassificationTask
+from fasterqk_lab.tasks._registry import LabelledInstance as LabelledInstance
+from fasterqk_lab.tasks._registry import LabelledInstances as LabelledInstances
+from fasterqk_lab.tasks._registry import Questions as Questions
+from fasterqk_lab.tasks._registry import Task as Task
+from fasterqk_lab.tasks._registry import check_data as check_data
+from fasterqk_lab.tasks._registry import check_task as check_task
+from fasterqk_lab.tasks._registry import checksum as checksum
+from fasterqk_lab.tasks._registry import data_folder as data_folder
+from fasterqk_lab.tasks._registry import data_source as data_source
+from fasterqk_lab.tasks._registry import left_out as left_out
+from fasterqk_lab.tasks._registry import load_task as load_task
+from fasterqk_lab.tasks._registry import task_module as task_module
+from fasterqk_lab.tasks._registry import use_data_folder as use_data_folder
+from fasterqk_lab.tasks._registry import wrong_checksums as wrong_checksums

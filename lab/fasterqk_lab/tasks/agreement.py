@@ -14,7 +14,7 @@ from random import Random
 
 import numpy as np
 
-from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk_lab.tasks._registry import ClassificationTask, LabelledInstance, LabelledInstances
 
 FORMS = ("prefix",)
 NEEDS = ()

@@ -14,8 +14,14 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_json, read_json_lines
-from fasterqk_lab.tasks._registry import Files, checksum, json_field
-from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk_lab.tasks._registry import (
+    ClassificationTask,
+    Files,
+    LabelledInstance,
+    LabelledInstances,
+    checksum,
+    json_field,
+)
 from fasterqk_lab.tasks._tokens import WORD_PIECES, WordPieces
 
 LABELS = ("hatespeech", "normal", "offensive")

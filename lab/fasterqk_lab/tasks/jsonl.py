@@ -14,8 +14,13 @@ import numpy as np
 from fasterqk.attention import read_examples
 from fasterqk.attention.instances import Example
 from fasterqk.errors import InputError
-from fasterqk_lab.tasks._registry import SPLITS, checksum
-from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk_lab.tasks._registry import (
+    SPLITS,
+    ClassificationTask,
+    LabelledInstance,
+    LabelledInstances,
+    checksum,
+)
 from fasterqk_lab.tasks._tokens import frequent_words
 
 FORMS = ("words",)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fasterqk_lab.tasks._task import AnswerTask, Questions
+from fasterqk_lab.tasks._registry import AnswerTask, Questions
 
 PAIRS, ASKED, KEYS, VALUES = 16, 4, 32, 64
 FORMS = ("16 pairs",)

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_json
-from fasterqk_lab.tasks._registry import SPLITS, Files, checksum, json_field, left_out
-from fasterqk_lab.tasks._task import AnswerTask, Questions
+from fasterqk_lab.tasks._registry import SPLITS, AnswerTask, Files, Questions, checksum, json_field, left_out
 from fasterqk_lab.tasks._tokens import BYTE_PAIRS, WORD_VECTORS, BytePairs, Encoded, read_word_vectors
 
 # The context is a window of fixed width (in characters) at a random offset, the whole paragraph, or the

@@ -22,8 +22,15 @@ import numpy as np
 
 from fasterqk.errors import InputError
 from fasterqk.files import read_lines
-from fasterqk_lab.tasks._registry import SPLITS, Files, checksum, left_out
-from fasterqk_lab.tasks._task import ClassificationTask, LabelledInstance, LabelledInstances
+from fasterqk_lab.tasks._registry import (
+    SPLITS,
+    ClassificationTask,
+    Files,
+    LabelledInstance,
+    LabelledInstances,
+    checksum,
+    left_out,
+)
 from fasterqk_lab.tasks._tokens import WordPieces, frequent_words
 
 # The part of speech of the verb is the label: singular, plural.

@@ -8,10 +8,9 @@ from fasterqk.pages import write_explorer
 from fasterqk_lab.compare import STANDS, VERDICTS
 from fasterqk_lab.figures import (
     plotting,
-    save_claims,
     save_curves,
+    save_document,
     save_dtaps,
-    save_effects,
     save_examples,
     save_figure,
     save_table,
@@ -75,10 +74,12 @@ def report(tmp_path_factory):
         effect = {"arm": "faster QK", "score": "mrta", "at": "level", "loss": 0.05, "null": 0.4, "ratio": 30}
         effect |= {"before": interval(0.4), "after": interval(0.7), "difference": difference}
         effects = [{**effect, "stands": stands, "levels": 0.9, "progress": [0.2, 0.3]}]
-        save_effects(out, name, title=title, setting="5 seeds", effects=effects)
+        save_document(out, "effects", name, {"title": title, "setting": "5 seeds", "effects": effects})
     # Other scores have charts of their own.
     effects = [{**effect, "arm": stands, "score": "sufficiency_5", "stands": stands} for stands in STANDS]
-    save_effects(out, "faithfulness", title="Faithfulness", setting="5 seeds", effects=effects)
+    save_document(
+        out, "effects", "faithfulness", {"title": "Faithfulness", "setting": "5 seeds", "effects": effects}
+    )
     save_curves(
         out,
         "table-hatexplain-paper",
@@ -142,7 +143,7 @@ def report(tmp_path_factory):
     shared = {"where": "Table 1", "effect": "+0.10 ± 0.02, n = 5", "remark": "MRTA."}
     shared |= {"experiment": "table-main", "group": "depth"}
     claims = [{"claim": f"Claim {k}", "verdict": verdict} | shared for k, verdict in enumerate(VERDICTS)]
-    save_claims(out, claims, title="Claims")
+    save_document(out, "claims", "paper", {"title": "Claims", "claims": claims})
     return write_page(out)
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fasterqk_lab.figures import save_curves, save_effects, save_examples, save_table
+from fasterqk_lab.figures import save_curves, save_document, save_examples, save_table
 from fasterqk_lab.page import write_page
 
 SCRIPT = "<script>window.broken = true</script>"
@@ -54,17 +54,13 @@ def report(tmp_path_factory):
         ],
     )
     values = dict.fromkeys(("before", "after", "difference"), interval)
-    save_effects(
-        out,
-        "table1-agreement",
-        title=f"Agreement {SCRIPT}",
-        setting=IMAGE,
-        effects=[
-            {"arm": arm, "score": score, "at": SCRIPT, "null": 0.1, "stands": "open", **values}
-            for arm in ARMS[1:]
-            for score in ("mrta", SCRIPT)
-        ],
-    )
+    effects = [
+        {"arm": arm, "score": score, "at": SCRIPT, "null": 0.1, "stands": "open", **values}
+        for arm in ARMS[1:]
+        for score in ("mrta", SCRIPT)
+    ]
+    document = {"title": f"Agreement {SCRIPT}", "setting": IMAGE, "effects": effects}
+    save_document(out, "effects", "table1-agreement", document)
     save_curves(
         out,
         "table1-agreement",

@@ -11,7 +11,7 @@ import pytest
 
 from fasterqk_lab import reproduce
 from fasterqk_lab.cli.main import main
-from fasterqk_lab.cli.reproduce import experiment_parser
+from fasterqk_lab.cli.reproduce import experiment_parser, show_comparison, show_summary
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import (
     EXPERIMENTS,
@@ -25,7 +25,6 @@ from fasterqk_lab.experiments import (
 from fasterqk_lab.experiments import all as everything
 from fasterqk_lab.experiments._comparison import two_arms
 from fasterqk_lab.experiments._registry import read_cells, sweep_progress
-from fasterqk_lab.experiments._show import show_comparison, show_summary
 from fasterqk_lab.experiments.all import Part
 from fasterqk_lab.runs import sweep
 from fasterqk_lab.training import TrainConfig
@@ -213,7 +212,7 @@ def test_table_main_joins_its_parts_and_trains_nothing_twice(monkeypatch, capsys
     assert captured.err == ""
     assert {row["data set"] for row in document["rows"]} == {"One", "Two"}
     assert len(list((tmp_path / "out" / "runs").iterdir())) == 2  # one cell per arm, for both parts
-    find_experiment("table-main").show(document)
+    show_summary(find_experiment("table-main").shown(document))
     text = capsys.readouterr().out
     assert "paper, faster QK" in text
     assert "table-main-paper.png" in text
@@ -291,7 +290,7 @@ def test_arms_run_apart_are_joined_from_the_store(capsys, tmp_path):
     ]
     assert ends[0] == ends[1]
     assert {"test_f1", "test_accuracy", "mrta", "ac", "sufficiency_5", "layer_2_mrta"} <= set(ends[0])
-    find_experiment("table-squad").show({"protocols": {"paper": together}})
+    show_summary(find_experiment("table-squad").shown({"protocols": {"paper": together}}))
     text = capsys.readouterr().out
     assert "test F1" in text
     assert "layer average: MRTA" in text
@@ -355,7 +354,7 @@ def test_all_runs_its_parts_and_ends_in_a_page(tmp_path, capsys, monkeypatch):
     assert all(f"Figure {number}" in page for number in (2, 3, 4))
     # Again: nothing is left to do.
     assert main(["reproduce", "all", "--parts", "fig3", "--out", str(tmp_path)]) == 0
-    assert f"open {tmp_path / 'report.html'}" in capsys.readouterr().out
+    assert f"report: {tmp_path / 'report.html'}" in capsys.readouterr().out
     assert len(swept) == 1
 
 

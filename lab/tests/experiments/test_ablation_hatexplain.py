@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fasterqk.files import config_values
+from fasterqk_lab.cli.reproduce import show_summary
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import find_experiment
 from fasterqk_lab.experiments.ablation_hatexplain import (
@@ -75,5 +76,5 @@ def test_arms_are_compared_at_equal_loss_drawn_and_listed_if_they_diverged(rebui
     assert len(ends) == 2 * len(places) - 1
     with open(summary["files"]["scatter"]["csv"], encoding="utf-8") as file:
         assert [point["label"] for point in csv.DictReader(file)] == list(places)
-    find_experiment("ablation-hatexplain").show(summary)
+    show_summary(find_experiment("ablation-hatexplain").shown(summary))
     assert "diverged: {'OV ÷30': [1235]}" in capsys.readouterr().out

@@ -10,6 +10,7 @@ import torch
 
 from fasterqk.attention.scores import SCORES, Score
 from fasterqk.files import canonical_json
+from fasterqk_lab.cli.reproduce import show_comparison
 from fasterqk_lab.compare import BEST, Value, measured, read_values
 from fasterqk_lab.experiments._comparison import (
     BASELINE,
@@ -23,7 +24,6 @@ from fasterqk_lab.experiments._comparison import (
 )
 from fasterqk_lab.experiments._examples import ANSWER, answer_examples
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.experiments._show import show_comparison
 from fasterqk_lab.models._classifier import attention_rows, head_rows
 from fasterqk_lab.tasks import _registry, kvqa
 from fasterqk_lab.training import TrainConfig

@@ -7,19 +7,20 @@ from pathlib import Path
 import pytest
 
 from fasterqk.files import config_values
+from fasterqk_lab.cli.reproduce import show_summary
 from fasterqk_lab.compare import Value, measured, read_values
 from fasterqk_lab.experiments import find_experiment
 from fasterqk_lab.experiments._comparison import Comparison, Outcome
-from fasterqk_lab.experiments.ablation_hatexplain import finetune_hatexplain
-from fasterqk_lab.experiments.faithfulness import DATA, faithfulness
-from fasterqk_lab.experiments.future_work import (
+from fasterqk_lab.experiments.ablation_hatexplain import (
     OPTIMIZERS,
     PROTOCOLS,
     TOY_LEVEL,
-    hatexplain_arms,
+    finetune_hatexplain,
+    future_arms,
     toy_arms,
     toy_comparison,
 )
+from fasterqk_lab.experiments.faithfulness import DATA, faithfulness
 from fasterqk_lab.experiments.product_law import hatexplain_arms as product_law_arms
 from fasterqk_lab.experiments.table_generated import carried_kvqa, steps_until_learnt
 from fasterqk_lab.experiments.table_hatexplain import depth_hatexplain
@@ -41,7 +42,7 @@ def test_arms_change_what_their_names_say():
         assert changed(faithfulness(data).arms) == [{"qk_ratio"}]
     ways = [{"qk_ratio"}, {"circuit_imbalance"}, {"ov_decay"}, {"qk_decay"}, {"gradient_norm"}]
     for optimizer in OPTIMIZERS:
-        assert changed(hatexplain_arms(optimizer).arms) == ways
+        assert changed(future_arms(optimizer).arms) == ways
     for protocol in PROTOCOLS:
         for optimizer in ("SGD", "Adam"):
             arms = list(toy_arms(protocol, optimizer).values())
@@ -50,8 +51,8 @@ def test_arms_change_what_their_names_say():
 
 
 def test_what_was_named_before_a_run():
-    assert hatexplain_arms("SGD", seeds=5).planned == 3
-    assert hatexplain_arms("AdamW").planned is None
+    assert future_arms("SGD", seeds=5).planned == 3
+    assert future_arms("AdamW").planned is None
     assert toy_comparison("four-tokens", "Adam").level == TOY_LEVEL
     assert toy_comparison("four-tokens", "Adam").decides and not toy_comparison("literal", "Adam").decides
 
@@ -76,7 +77,7 @@ def history(arm, config, seed):
         ("faithfulness", [faithfulness(seeds=2)], {}),
         ("depth-hatexplain", [depth_hatexplain(2, 2)], {"layers": [2]}),
         ("finetune-hatexplain", [finetune_hatexplain(seeds=2)], {}),
-        ("future-work", [hatexplain_arms(x, 2) for x in OPTIMIZERS], {"parts": ["hatexplain"]}),
+        ("future-work", [future_arms(x, 2) for x in OPTIMIZERS], {"parts": ["hatexplain"]}),
         ("product-law", [product_law_arms(2)], {"parts": ["hatexplain"]}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -94,7 +95,7 @@ def test_from_cells_to_results(name, comparisons, options, rebuilt, capsys):
                 and value.at == comparison.read_at.get(score, "level")
             }
             assert {(arm, seed) for arm in arms for seed in comparison.seeds} <= read
-    find_experiment(name).show(summary)
+    show_summary(find_experiment(name).shown(summary))
     assert "at equal loss" in capsys.readouterr().out
 
 

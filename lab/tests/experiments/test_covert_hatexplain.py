@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from fasterqk_lab.cli.reproduce import show_summary
 from fasterqk_lab.experiments import covert, find_experiment
 from fasterqk_lab.experiments.covert import SCORES, covert_hatexplain, measure_covert
 from fasterqk_lab.training import TrainConfig
@@ -57,5 +58,5 @@ def test_bits_are_compared_with_those_of_shuffled_classes(rebuilt, capsys):
     assert last["difference"]["mean"] == pytest.approx(0.79 + 1234.5e-5, rel=1e-4)
     titles = {row["score"] for row in summary["rows"]}
     assert titles == {title for score, title in SCORES.items() if score != "drop"}
-    find_experiment("covert-hatexplain").show(summary)
+    show_summary(find_experiment("covert-hatexplain").shown(summary))
     assert "shuffled classes" in capsys.readouterr().out

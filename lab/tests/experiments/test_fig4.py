@@ -9,6 +9,7 @@ import pytest
 
 from fasterqk.theory import PARAMETERIZATIONS, solve
 from fasterqk_lab.cli.main import main
+from fasterqk_lab.cli.reproduce import show_summary
 from fasterqk_lab.experiments import reproduce
 from fasterqk_lab.experiments.fig4 import EXPERIMENT, RATIOS, STOP, compute, normalised_time, save
 
@@ -83,7 +84,7 @@ def test_the_same_figure_of_sign_descent(tmp_path, capsys):
     assert ("ratio needed", "sign", "CACO") in kinds
     names = [line.split(",")[0] for line in results.read_text().splitlines()]
     assert set(names) == {"experiment", "fig4", "fig4-sign"}
-    EXPERIMENT.show(result)
+    show_summary(EXPERIMENT.shown(result))
     assert "0.9612" in (printed := capsys.readouterr().out) and "fig4-sign.png" in printed
 
 

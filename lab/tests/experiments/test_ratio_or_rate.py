@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from fasterqk.files import config_values
+from fasterqk_lab.cli.reproduce import show_summary
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import find_experiment
 from fasterqk_lab.experiments.ratio_or_rate import (
@@ -71,5 +72,5 @@ def test_slopes_and_pairs_tell_ratio_and_rate_apart(mass, ratio_slope, rate_slop
     assert len(faster) == len(RATES) * (len(RATIOS) - 1) + 1
     with Path(summary["files"]["map"]["csv"]).open() as file:
         assert len(list(csv.DictReader(file))) == 2 * len(RATES) * len(RATIOS)  # attention and accuracy
-    find_experiment("ratio-or-rate").show(summary)
+    show_summary(find_experiment("ratio-or-rate").shown(summary))
     assert "growth per decade of the ratio" in capsys.readouterr().out

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fasterqk_lab.cli.reproduce import show_summary
 from fasterqk_lab.compare import read_values
 from fasterqk_lab.experiments import find_experiment
 from fasterqk_lab.experiments.faithfulness import (
@@ -76,5 +77,5 @@ def test_the_baseline_is_read_at_the_entropy_of_the_faster_arm_if_it_gets_there(
     assert len(values) == 4 * 3 - 2  # four readings of three seeds, two of them without a number
     assert values[READINGS["as_read"], 1234] == pytest.approx(0.55)
     assert values[READINGS["faster_qk"], 1236] == 0.7
-    find_experiment("temperature-hatexplain").show(summary)
+    show_summary(find_experiment("temperature-hatexplain").shown(summary))
     assert "at equal entropy" in capsys.readouterr().out

@@ -12,9 +12,8 @@ import pytest
 from fasterqk.errors import InputError
 from fasterqk_lab.figures._documents import (
     load_documents,
-    save_claims,
     save_curves,
-    save_effects,
+    save_document,
     save_examples,
     save_table,
 )
@@ -85,7 +84,7 @@ EFFECT |= {key: {"mean": 0.4, "half_width": 0.01, "n": 5} for key in ("before", 
 
 
 def test_effects_come_back(tmp_path):
-    save_effects(tmp_path, "demo", title="T", setting="S", effects=[EFFECT])
+    save_document(tmp_path, "effects", "demo", {"title": "T", "setting": "S", "effects": [EFFECT]})
     [document] = load_documents(tmp_path, "effects")
     assert document["effects"] == [EFFECT]
 
@@ -96,7 +95,9 @@ def test_effects_come_back(tmp_path):
 )
 def test_a_wrong_effect_is_refused(tmp_path, change, said):
     with pytest.raises(InputError, match=said):
-        save_effects(tmp_path, "demo", title="T", setting="S", effects=[{**EFFECT, **change}])
+        save_document(
+            tmp_path, "effects", "demo", {"title": "T", "setting": "S", "effects": [{**EFFECT, **change}]}
+        )
 
 
 CLAIM = {"claim": "sharper", "where": "Table 1", "verdict": "confirmed"}
@@ -104,7 +105,7 @@ CLAIM = {"claim": "sharper", "where": "Table 1", "verdict": "confirmed"}
 
 def test_claims_come_back(tmp_path):
     claims = [CLAIM | {"effect": "+0.26 ± 0.05", "group": "depth"}, CLAIM | {"verdict": "not run"}]
-    save_claims(tmp_path, claims, title="Claims")
+    save_document(tmp_path, "claims", "paper", {"title": "Claims", "claims": claims})
     [document] = load_documents(tmp_path, "claims")
     assert document["claims"] == claims
 
@@ -118,7 +119,7 @@ def test_claims_come_back(tmp_path):
 )
 def test_a_wrong_claim_is_refused(tmp_path, claim, said):
     with pytest.raises(InputError, match=said):
-        save_claims(tmp_path, [claim], title="Claims")
+        save_document(tmp_path, "claims", "paper", {"title": "Claims", "claims": [claim]})
 
 
 COLUMNS = [{"key": "arm", "label": "arm"}, {"key": "ac", "label": "AC", "digits": 1, "source": "paper"}]

@@ -11,7 +11,7 @@ from fasterqk.attention.scores import dtap_lines
 from fasterqk.attention.statistics import Interval
 from fasterqk.errors import InputError
 from fasterqk_lab.figures import Grid, Line, Panel, save_dtaps, save_grids, save_panels
-from fasterqk_lab.figures._style import (
+from fasterqk_lab.figures._documents import (
     COLORS,
     INK,
     describe_axes,

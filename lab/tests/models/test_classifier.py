@@ -6,7 +6,7 @@ from torch import nn
 
 from fasterqk.labels import find_circuits
 from fasterqk.trace import capture
-from fasterqk_lab.benchmarks._plain import PlainClassifier
+from fasterqk_lab.benchmarks.training import PlainClassifier
 from fasterqk_lab.models import Classifier, ClassifierConfig, Embedding
 
 SIZES = {"width": 12, "heads": 3, "head_width": 5, "context": 16, "init_scale": 0.7}

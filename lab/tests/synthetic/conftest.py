@@ -8,7 +8,7 @@ import torch
 from lab.tests.synthetic.matrices import Sequences, count_tokens, draw_sequences, load_matrices
 from torch.nn import functional
 
-from fasterqk_lab.benchmarks._plain import AttentionModel
+from fasterqk_lab.benchmarks.training import AttentionModel
 from fasterqk_lab.synthetic import Counts, Language, SyntheticCell
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from fasterqk_lab.benchmarks._plain import AttentionModel
+from fasterqk_lab.benchmarks.training import AttentionModel
 from fasterqk_lab.synthetic import Counts, Language
 from fasterqk_lab.synthetic._cell import Weights
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from tests.full_disk import file_size_limit
 
-from fasterqk_lab.synthetic import _compiled as compiled
+from fasterqk_lab.synthetic import _kernel as compiled
 
 
 @settings(deadline=None)  # the first call may compile

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lab.tests.synthetic.matrices import count_tokens, draw_sequences, load_matrices, unpack
 from torch.nn import functional
 
-from fasterqk_lab.benchmarks._plain import AttentionModel
+from fasterqk_lab.benchmarks.training import AttentionModel
 from fasterqk_lab.synthetic import (
     PARAMETERIZATIONS,
     Init,
@@ -20,15 +20,13 @@ from fasterqk_lab.synthetic import (
 )
 from fasterqk_lab.synthetic._cell import CIRCUITS, layer_names, pack, zeros_like
 from fasterqk_lab.synthetic._kernel import (
-    Sample,
     _alias_table,
     batch_gradient,
     draw_batch,
     make_scratch,
     make_stream,
-    ratio_at,
 )
-from fasterqk_lab.synthetic._train import Trainer
+from fasterqk_lab.synthetic._train import Sample, Trainer, ratio_at
 
 VARIANTS = {
     "paper": {},

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fasterqk.trace import capture
-from fasterqk_lab.benchmarks._plain import AttentionModel
+from fasterqk_lab.benchmarks.training import AttentionModel
 from fasterqk_lab.synthetic import PARAMETERIZATIONS, Init, Language, SyntheticCell, initial_matrices
 from fasterqk_lab.synthetic._cell import CIRCUITS, layer_names, pack
 from fasterqk_lab.synthetic._train import evaluate

@@ -7,7 +7,7 @@ import torch
 from fasterqk.attention.faithfulness import percent_count
 from fasterqk.errors import InputError
 from fasterqk.trace import capture
-from fasterqk_lab.benchmarks._plain import PlainClassifier
+from fasterqk_lab.benchmarks.training import PlainClassifier
 from fasterqk_lab.models._classifier import attention_rows
 from fasterqk_lab.training._batches import EVALUATION_BATCH
 from fasterqk_lab.training._classification import measure_attention, measure_fit, scores_json

@@ -8,8 +8,7 @@ from torch.nn.functional import cross_entropy
 from fasterqk.attention import Aggregation
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
-from fasterqk_lab.benchmarks._plain import PlainGenerator
-from fasterqk_lab.benchmarks.training import IGNORED, padded
+from fasterqk_lab.benchmarks.training import IGNORED, PlainGenerator, padded
 from fasterqk_lab.tasks import AnswerTask, Questions
 from fasterqk_lab.training import TrainConfig, train
 from fasterqk_lab.training import _steps as module

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fasterqk_lab.benchmarks._plain import PlainClassifier
+from fasterqk_lab.benchmarks.training import PlainClassifier
 from fasterqk_lab.models import Classifier, ClassifierConfig
 from fasterqk_lab.tasks import LabelledInstance, LabelledInstances
 from fasterqk_lab.training._batches import pad_instances

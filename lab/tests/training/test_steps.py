@@ -5,7 +5,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from fasterqk.errors import InputError
-from fasterqk_lab.benchmarks._plain import PlainClassifier
+from fasterqk_lab.benchmarks.training import PlainClassifier
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._steps import (
     Steps,

@@ -1,21 +1,241 @@
-"""The pages of `docs/results`, as Markdown: nothing on them is typed that a table knows.
+"""What the published results say: the paper's claims, the open questions, and the pages of docs/results.
 
-``index.md`` has every element of the paper and every claim with its verdict; ``claims.md`` the evidence;
-``questions.md`` the open questions; and one page per experiment has its figures and tables.
+Published are tidy tables in `lab/paper/results` and histories in `lab/paper/cells`. Claims and questions are
+data: `claims.toml` and `questions.toml` say what to compare; the rule decides.
+
+An effect is a table: ``experiment`` and ``score`` and, where they differ from the usual, ``arms`` (the first
+minus the second; one arm with ``minus``, another score of its own or a number), ``at`` (``level``), ``says``
+(``more``, ``less``, ``equal``, ``not less``: the direction of its claim), ``seeds`` (how many were planned),
+``margin``, and ``exact`` for a number that is computed, not sampled. ``identity`` names one of
+:func:`fasterqk_lab.theory.check_identities`, ``ratio`` asks the closed form. A claim without effects has a
+``verdict`` that was read, not computed.
 """
 
 import json
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from math import isfinite
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
+from fasterqk.attention.statistics import Interval
 from fasterqk.console import cell_text
+from fasterqk.errors import InputError
 from fasterqk.files import write_bytes
-from fasterqk_lab.compare import VERDICTS, Effect
+from fasterqk.theory import Setting, solve
+from fasterqk_lab.compare import (
+    LEVEL,
+    MARGIN,
+    NOT_RUN,
+    VERDICTS,
+    Effect,
+    Measured,
+    Value,
+    above,
+    above_random,
+    compare,
+    correct,
+    read_values,
+    verdict,
+)
 from fasterqk_lab.figures import draw_forest, effect_text, plotting, svg_bytes, wide_rows
-from fasterqk_lab.paper._claims import FOLDER, Claim, Line, Question
+from fasterqk_lab.runs import read_cells
+from fasterqk_lab.theory import check_identities
+
+ARMS = ("faster_qk", "baseline")
+# `lab/paper` of the checkout.
+FOLDER = Path(__file__).parents[1] / "paper"
+
+
+class Published:
+    """Everything that is published, comparison by comparison."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        if not (folder / "results").is_dir():
+            raise InputError(
+                f"{str(folder)!r} has no folder 'results'; name the folder lab/paper of a checkout"
+            )
+        self.folder = folder
+
+    @cached_property
+    def _values(self) -> dict[str, list[Value]]:
+        values: dict[str, list[Value]] = {}
+        for path in sorted((self.folder / "results").glob("*.csv")):
+            for value in read_values(path):
+                values.setdefault(value.experiment, []).append(value)
+        return values
+
+    @cached_property
+    def _histories(self) -> dict[str, dict[tuple[str, int], list[Mapping[str, Any]]]]:
+        histories: dict[str, dict[tuple[str, int], list[Mapping[str, Any]]]] = {}
+        for path in sorted((self.folder / "cells").glob("*.jsonl*")):
+            for line in read_cells(path):
+                if "result" not in line:
+                    continue
+                parts = line.get("table") or line["experiment"], line.get("protocol")
+                result = line["result"]
+                records = [] if result.get("diverged") else result.get("history", [])
+                name = "-".join(filter(None, parts))
+                histories.setdefault(name, {})[line["arm"], line["seed"]] = list(map(above_random, records))
+        return histories
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def measured(self, name: str) -> Measured:
+        """The comparison ``name``: its values, and its histories where its cells are published."""
+        if name not in self._values:
+            raise InputError(f"no results of {name!r} in {str(self.folder / 'results')!r}")
+        return Measured(name, self._values[name], self._histories.get(name, {}))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One claim of the paper with its evidence and what becomes of it.
+
+    ``before`` is the verdict by the rule that was in force until the date in `claims.toml`.
+    """
+
+    text: str
+    where: str
+    group: str
+    verdict: str
+    effects: tuple[Effect, ...]
+    remark: str = ""
+    command: str = ""
+    before: str = ""
+    computed: bool = True
+
+
+@dataclass(frozen=True)
+class Question:
+    """One open question: what decides it, what came out, and what else was looked at."""
+
+    title: str
+    believed: str
+    hypothesis: str
+    run: str
+    design: str
+    decides: str
+    registered: str
+    verdict: str
+    effects: tuple[Effect, ...]
+    explored: tuple[Effect, ...]
+    becomes: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the picture of everything that was compared."""
+
+    group: str
+    effect: Effect
+    command: str
+    headline: bool = False  # also in the README
+
+
+def read_claims(published: Published, path: Path = FOLDER / "claims.toml") -> list[Claim]:
+    """Every claim, in the order of the file."""
+    claims = []
+    for entry in _entries(path, "claim"):
+        effects = _effects(published, entry.get("effects", ()), entry.get("says", "more"))
+        read = entry.get("verdict")
+        if read is not None and read not in VERDICTS:
+            raise InputError(f"claim {entry['text']!r:.60}: {read!r} is not one of {', '.join(VERDICTS)}")
+        known = ("text", "where", "group", "remark", "command", "before")
+        about = {name: entry[name] for name in known if name in entry}
+        decided = read or verdict(effects, large=entry.get("large", False))
+        claims.append(Claim(**about, verdict=decided, effects=tuple(effects), computed=read is None))
+    return claims
+
+
+def read_questions(published: Published, path: Path = FOLDER / "questions.toml") -> list[Question]:
+    """Every question, in the order of the file; one that is registered and not yet run has no effects."""
+    questions = []
+    for entry in _entries(path, "question"):
+        says = entry.get("says", "more")
+        run = all(effect.get("experiment", "") in published for effect in entry["effects"])
+        entries = (entry["effects"], entry.get("explored", ())) if run else ((), ())
+        effects, explored = (_effects(published, its_effects, says) for its_effects in entries)
+        decided = verdict(effects, large=False) if run else NOT_RUN
+        known = ("title", "believed", "hypothesis", "run", "design", "decides", "registered")
+        becomes = entry.get("becomes", {}).get(decided, "")
+        about = {name: entry[name] for name in known} | {"verdict": decided, "becomes": becomes}
+        questions.append(Question(**about, effects=tuple(effects), explored=tuple(explored)))
+    return questions
+
+
+def _entries(path: Path, kind: str) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = tomllib.loads(path.read_text(encoding="utf-8"))[kind]
+    return entries
+
+
+def read_lines(published: Published, path: Path = FOLDER / "questions.toml") -> list[Line]:
+    """The lines of the picture, corrected for their number."""
+    entries = _entries(path, "line")
+    effects = _effects(published, entries, "more")
+    return [
+        Line(entry["group"], effect, entry["run"], entry.get("headline", False))
+        for entry, effect in zip(entries, effects, strict=True)
+    ]
+
+
+def _effects(published: Published, entries: Sequence[Mapping[str, Any]], says: str) -> list[Effect]:
+    return correct([_effect(published, {"says": says} | dict(entry)) for entry in entries])
+
+
+def _effect(published: Published, entry: Mapping[str, Any]) -> Effect:
+    if "identity" in entry:
+        return _identity(entry["identity"])
+    if "ratio" in entry:
+        return _theory(entry)
+    measured = published.measured(entry["experiment"])
+    score, at, label = entry.get("score", "mrta"), entry.get("at", LEVEL), entry.get("label", "")
+    options = {"at": at, "label": label, "seeds": entry.get("seeds")}
+    arms = tuple(entry.get("arms", ARMS))
+    if len(arms) == 1:
+        other = entry.get("minus", 0.0)
+        other = float(other) if isinstance(other, int | float) else str(other)
+        effect = above(measured, arms[0], score, other, entry["says"], **options)
+    else:
+        effect = compare(
+            measured, (arms[0], arms[1]), score, entry["says"], loss=entry.get("loss"), **options
+        )
+    changes = {name: entry[name] for name in ("margin", "exact") if name in entry}
+    return replace(effect, **changes)
+
+
+@cache
+def _identity(name: str) -> Effect:
+    """An identity of the theory: both sides, computed independently, agree to its tolerance."""
+    [identity] = check_identities(names=[name])
+    error = Interval(max(0.0, float(identity.error)), nan, 1)
+    return Effect(
+        identity.says, name, "equal", error, error, error, "", margin=identity.tolerance, exact=True
+    )
+
+
+def _theory(entry: Mapping[str, Any]) -> Effect:
+    """Attention at one ratio and loss by the closed form, minus a number."""
+    alpha = float(solve(Setting(**entry["setting"]), entry["ratio"], loss=entry["loss"]).alpha)
+    number = float(entry["minus"])
+    return Effect(
+        entry["label"],
+        "attention",
+        entry["says"],
+        Interval(alpha - number, nan, 1),
+        Interval(alpha, nan, 1),
+        Interval(number, nan, 1),
+        "",
+        loss=entry["loss"],
+        margin=entry.get("margin", MARGIN),
+        exact=True,
+    )
+
+
+# --- The pages of docs/results, as Markdown: nothing on them is typed that a table knows ---
 
 CHANGED = "2026-11-18"
 NOTE = "<!-- Generated by `python tools/publish.py`; do not edit. -->"
