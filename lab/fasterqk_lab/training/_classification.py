@@ -90,7 +90,7 @@ class Classification:
             assert row is not None  # the forward pass has just computed it
             relevance = (self.splits["train"].relevance * self.splits["train"].rated[:, None])[chosen]
             loss = loss + options.attention_loss * relevance_loss(row, relevance[:, : row.shape[2]])
-            loss = loss + options.entropy_loss * torch.special.entr(row).sum(2).mean()
+            loss = loss + options.entropy_loss * entropy_loss(row)
         return loss
 
     def before_step(self) -> None:
@@ -190,6 +190,11 @@ def relevance_loss(row: Tensor, relevance: Tensor) -> Tensor:
     """
     target = relevance / relevance.sum(1, keepdim=True).clamp_min(1e-12)
     return -(target * row.mean(1).clamp_min(1e-12).log()).sum(1).mean()
+
+
+def entropy_loss(row: Tensor) -> Tensor:
+    """The mean entropy of attention ``row`` (batch, head, position); hidden positions have no gradient."""
+    return -(row * row.clamp_min(1e-12).log()).sum(2).mean()
 
 
 def scale_at_start(model: nn.Module, config: TrainConfig) -> None:

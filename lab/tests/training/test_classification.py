@@ -68,6 +68,19 @@ def test_losses_on_attention_equal_the_hand_worked_ones(config):
     assert penalised.loss(chosen, 0).item() == pytest.approx(loss + 3 * np.mean(entropies), rel=1e-5)
 
 
+@pytest.mark.parametrize("option", ["attention_loss", "entropy_loss"])
+def test_losses_on_attention_have_finite_gradients_beside_hidden_positions(config, option):
+    trainable = build_trainable(config.replace(init_scale=1.0, **{option: 1.0}))
+    chosen = trainable.splits["train"].lengths.argsort()[[0, -1]]  # the shorter text has positions to hide
+    trainable.loss(chosen, 0).backward()
+    gradients = [p.grad for p in trainable.model.parameters() if p.grad is not None]
+    assert gradients and all(bool(gradient.isfinite().all()) for gradient in gradients)
+    plain = build_trainable(config.replace(init_scale=1.0))
+    plain.loss(chosen, 0).backward()
+    queries = (model.blocks[0].attention.W_Q.grad for model in (trainable.model, plain.model))
+    assert not torch.allclose(*queries)
+
+
 def test_losses_on_attention_are_for_one_layer(config):
     with pytest.raises(InputError, match="one layer"):
         build_trainable(config.replace(layers=2, entropy_loss=1.0))
