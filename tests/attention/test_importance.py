@@ -59,7 +59,11 @@ def test_everything_built_in_stands_in_one_table(classifier, instances):
     table = found.rankings_table()
     assert {(row["score"], row["k"]) for row in table} == {
         *((name, k) for name in ("sufficiency", "comprehensiveness") for k in (20, 50)),
-        *((name, None) for name in ("aopc sufficiency", "aopc comprehensiveness")),
+        *(
+            (f"{what} {kind}", None)
+            for what in ("aopc", "wins")
+            for kind in ("sufficiency", "comprehensiveness")
+        ),
         *((name, None) for name in ("auprc", "token_f1", "token_iou", "iou_f1", "tau_leave_one_out")),
     }
     assert all(set(row) == {"score", "k", "random", *found.rankings} for row in table)

@@ -156,7 +156,7 @@ def test_summary_counts_and_keys(small_model, some_instances):
     instances = some_instances()
     nothing = replace(instances[0], relevance=np.zeros(len(instances[0].tokens)))
     summary = measured(small_model(), [nothing, *instances[1:]], percents=[5, 50]).summary().to_json()
-    assert list(summary)[:16] == [
+    assert list(summary)[:17] == [
         "n",
         "n_without_relevance",
         "accuracy",
@@ -170,6 +170,7 @@ def test_summary_counts_and_keys(small_model, some_instances):
         "sufficiency",
         "comprehensiveness",
         "aopc",
+        "wins",
         "plausibility",
         "null",
         "random",
@@ -188,11 +189,59 @@ def test_summary_counts_and_keys(small_model, some_instances):
     assert set(reported) == set(COLUMNS) - {"mass"} == set(summary["null"]) - {"mrta", "ac", "acmc"}
 
 
+def test_wins_against_random_rankings_text_by_text(small_model, some_instances):
+    found = measure(
+        small_model(),
+        some_instances(),
+        removal=["delete", "attention"],
+        nulls=Nulls(draws=4),
+        scores="gradient",
+    )
+    for measurement in (found, *found.others):
+        for kind, sign in (("comprehensiveness", 1), ("sufficiency", -1)):
+            wins = []
+            for number in range(len(found.instances)):
+                means = [
+                    np.mean(getattr(x.faithfulness, kind)[number])
+                    for x in (measurement.rankings["rollout"], *measurement.random)
+                ]
+                beaten = [sign * (means[0] - drawn) for drawn in means[1:]]
+                wins.append(np.mean([1.0 if x > 0 else 0.5 if x == 0 else 0.0 for x in beaten]))
+            assert measurement.instance_scores()[f"wins_{kind}"] == pytest.approx(wins)
+            assert measurement.summary()[f"wins_{kind}"] == pytest.approx(np.mean(wins))
+            assert measurement.summary().null[f"wins_{kind}"] == 0.5
+    rows = found.removals_table([None, None])
+    assert [row["removal"] for row in rows] == ["delete"] * 4 + ["attention"] * 4
+    alone = measure(small_model(), some_instances(), removal="attention", nulls=Nulls(draws=4))
+    assert (
+        found.others[0].summary().scores.items()
+        >= {name: value for name, value in alone.summary().scores.items() if "tau" not in name}.items()
+    )
+    with pytest.raises(InputError, match="give one, or several different ones"):
+        measure(small_model(), some_instances(), removal=["delete", "delete"])
+
+
+def test_right_and_wrong_answers_classes_and_heads(small_model, some_instances):
+    found = measured(small_model(), some_instances(12))
+    rows = {row["instances"]: row for row in found.groups_table()}
+    assert rows["all"]["n"] == rows["right"]["n"] + rows["wrong"]["n"] == 12
+    assert sum(row["n"] for name, row in rows.items() if name.startswith("label")) == 12
+    assert rows["right"]["accuracy"] == 1 and rows["wrong"]["accuracy"] == 0
+    mass, right = found.columns["mass"], (found.columns["correct"] > 0) & found.relevant
+    assert rows["right"]["mrta"] == pytest.approx(mass[right].mean())
+    # The only head of a layer is the layer.
+    for layer, row in enumerate(found.heads_table()):
+        alone = measured(small_model(), some_instances(12), aggregation=Aggregation("layer", layer))
+        assert row["head 0"] == pytest.approx(alone.summary()["mrta"])
+        assert row["uniform"] == pytest.approx(alone.summary().null["mrta"])
+    assert found.summary().to_json()["heads"] == found.heads_table()
+
+
 def test_tables_are_tidy(small_model, some_instances):
     found = measured(small_model(), some_instances(), percents=[5, 50])
     scores, rows = found.scores_table(), found.instances_table()
     assert {frozenset(row) for row in scores} == {
-        frozenset({"score", "k", "value", "null", "sharp", "permuted"})
+        frozenset({"score", "k", "n", "value", "null", "sharp", "permuted"})
     }
     summary = found.summary().to_json()
     by_name = {(row["score"], row["k"]): row for row in scores}
@@ -209,7 +258,7 @@ def test_notebook_view_escapes_what_users_wrote(small_model, some_instances):
     assert "<script>" not in text
     assert "&lt;script&gt;&amp;" in text
     assert "&lt;w1&gt;" in text
-    assert text.count("<table>") == text.count("</table>") == 1
+    assert text.count("<table>") == text.count("</table>") > 1
 
 
 @settings(deadline=None)
@@ -257,7 +306,10 @@ def test_without_generator_nothing_is_compared_with_chance(small_model, some_ins
     summary = found.summary().to_json()
     assert "random" not in summary
     drawn = measured(model, instances, percents=[20])
-    assert summary == {key: value for key, value in drawn.summary().to_json().items() if key != "random"}
+    against_chance = ("random", "wins")
+    assert summary == {
+        key: value for key, value in drawn.summary().to_json().items() if key not in against_chance
+    }
     given = measure(
         model, instances, removal=Removal(percents=[20]), nulls=Nulls(rankings=drawn.random[0].importance)
     )

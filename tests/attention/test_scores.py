@@ -1,5 +1,6 @@
 """The registry of scores; MRTA, AC, ACMC and DTAP; entropy, sinks and logits."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,6 @@ from fasterqk.attention.scores import (
     dtap_over_seeds,
     entropy,
     format_score,
-    max_logit,
     summarize,
     table_scores,
     title_of,
@@ -240,10 +240,13 @@ def test_first_real_token_is_found_behind_padding():
 def test_max_logit_recovers_logits_up_to_their_mean():
     torch.manual_seed(0)
     logits = torch.randn(2, 3, 4, 4, dtype=torch.float64) * 5
-    allowed = torch.ones(2, 4, 4, dtype=torch.bool)
+    allowed = torch.ones(2, 4, dtype=torch.bool)
     read = torch.tensor([0, 3])
     at_read = logits[torch.arange(2), :, read]
     expected = (at_read - at_read.mean(-1, keepdim=True)).amax((1, 2))
-    assert max_logit([logits.softmax(-1)], read, [allowed]) == pytest.approx(expected, abs=1e-4)
-    uniform = torch.full((2, 1, 4, 4), 0.25)
-    assert max_logit([uniform, uniform], read, [allowed, allowed]).tolist() == [0, 0]
+    nothing = np.zeros((2, 4))
+    score = SCORES["max_logit"].compute
+    rows = Rows(nothing, nothing, nothing > 0, nothing > 0, [at_read.softmax(-1)], [allowed])
+    assert score(rows) == pytest.approx(expected.numpy(), abs=1e-4)
+    uniform = torch.full((2, 1, 4), 0.25)
+    assert score(replace(rows, layers=[uniform, uniform], allowed=[allowed, allowed])).tolist() == [0, 0]

@@ -49,8 +49,8 @@ def page(tmp_path_factory):
             scores={IMAGE: "gradient", "leave_one_out": "leave_one_out"},
             nulls=Nulls(seed=generator),
         )
-        models[name] = Measured(found, SCRIPT, IMAGE, score_intervals(found, generator, resamples=20))
-    rows = [{"score": SCRIPT, "k": None, "one": 0.5, "low": 0.1, "high": 0.2, "better": IMAGE}]
+        models[name] = Measured(found, SCRIPT, IMAGE, [score_intervals(found, generator, resamples=20)])
+    rows = [{"score": SCRIPT, "k": None, "one": 0.5, "low": 0.1, "high": 0.2, "verdict": IMAGE}]
     return save_measured(tmp_path_factory.mktemp("measured"), models, rows)
 
 
@@ -66,5 +66,8 @@ def test_the_page_is_silent_and_no_wider_than_the_screen(page, open_page, width,
     assert opened.locator("h2", has_text="most agreement with the rationale").count() == 2
     # Every importance of the same instance stands on the page.
     assert opened.get_by_text("leave_one_out", exact=True).count() > 10
-    assert opened.locator("svg[role=img]").count() >= 8
+    # Both models, every table: scores, importances, removals, groups, spread, heads and DTAP.
+    assert opened.locator("table").count() == 1 + 2 * 7
+    assert opened.locator("h2", has_text="The same texts under both models").count() == 1
+    assert opened.locator("details dt").count() > 20
     assert opened.locator("tr.apart").count() == 1

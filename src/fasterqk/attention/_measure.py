@@ -166,7 +166,7 @@ def measure(
     tokenizer: Any = None,
     aggregation: Aggregation | str | Callable[[bool], Aggregation] | None = None,
     scores: Rankings | Source | Sequence[Source] | None = None,
-    removal: Removal | How = "delete",
+    removal: Removal | How | Sequence[Removal | How] = "delete",
     nulls: Nulls = Nulls(),  # noqa: B008 - frozen
     passes: Passes = Passes(),  # noqa: B008 - frozen
 ) -> Measurement:
@@ -186,7 +186,7 @@ def measure(
         scores: Importances beside attention, such as ``["gradient", "lime.jsonl"]``; :class:`Rankings` says
             what they can be and has more options.
         removal: How tokens are removed, and how many: ``"delete"``, ``"mask"``, ``"attention"`` or a
-            :class:`Removal`.
+            :class:`Removal`; of several the scores have the first, and ``removals_table`` has all.
         nulls: What the scores are compared with.
         passes: How the model is run: batches, progress, single layers.
 
@@ -217,14 +217,17 @@ def measure(
     (2, True)
     """
     opened_model, instances, tokenizer = opened(model, examples, tokenizer)
-    removal = Removal.of(removal, tokenizer)
+    listed = [removal] if isinstance(removal, str | Removal) else removal
+    removals = [Removal.of(how, tokenizer) for how in listed]
+    if len({how.how for how in removals}) < max(1, len(removals)):
+        raise InputError(f"removal is {removal!r}; give one, or several different ones")
     rankings = scores if isinstance(scores, Rankings) else Rankings(scores)
     if isinstance(aggregation, str):
         aggregation = Aggregation.parse(aggregation)
     with evaluating(opened_model):
         notes, batched = self_check(opened_model, instances)
         passes = passes if batched else replace(passes, batch_size=1)
-        return _measured(opened_model, instances, aggregation, rankings, removal, nulls, passes, notes)
+        return _measured(opened_model, instances, aggregation, rankings, removals, nulls, passes, notes)
 
 
 def _measured(
@@ -232,7 +235,7 @@ def _measured(
     instances: Sequence[Instance],
     aggregation: Aggregation | Callable[[bool], Aggregation] | None,
     rankings: Rankings,
-    removal: Removal,
+    removals: Sequence[Removal],
     nulls: Nulls,
     passes: Passes,
     notes: list[str],
@@ -256,10 +259,11 @@ def _measured(
     heads_in_memory = max(heads) if read_only else sum(heads)
     stronger = nulls.stronger and (passes.only is None or "mrta" in passes.only)
     parts: list[list[_Part]] = []
-    ranked: list[tuple[list[Numbers], list[Faithfulness]]] = [([], []) for _ in (*requested, *random)]
-    waiting = _Waiting(model, passes, int(lengths[-1]), removal)
+    by_instance: list[list[Numbers]] = [[] for _ in (*requested, *random)]
+    faithful: list[list[list[Faithfulness]]] = [[[] for _ in by_instance] for _ in removals]
+    waiting = _Waiting(model, passes, int(lengths[-1]))
     # The share of the work that reading the full texts takes; predicting variants takes the rest.
-    reading = 1 / (1 + 2 * len(removal.percents) * len(ranked))
+    reading = 1 / (1 + 2 * sum(len(removal.percents) for removal in removals) * len(by_instance))
 
     def tell(read: int, predicted: float) -> None:
         if passes.progress:
@@ -272,14 +276,15 @@ def _measured(
         batch = collate([instances[i] for i in chosen])
         rows = _ReadRows.of(model, batch, hows, patterns, read_only)
         parts.append(rows.parts(passes, chosen, stronger))
-        values = [rows.importance(model, x, chosen, removal, gaps) for x in requested.values()]
+        values = [rows.importance(model, x, chosen, removals[0], gaps) for x in requested.values()]
         values += [rows.laid_out([drawn[i] for i in chosen]) for drawn in random]
-        for (by_instance, faithful), importance in zip(ranked, values, strict=True):
-            by_instance += unpad_rows(rows.mean(importance), batch.real)
-            if rows.reading.read.dim() == 1:
-                waiting.add(faithful, rows, importance)
-            else:
-                faithful.append(rows.faithfulness(model, importance, removal))
+        for number, importance in enumerate(values):
+            by_instance[number] += unpad_rows(rows.mean(importance), batch.real)
+            for removal, results in zip(removals, faithful, strict=True):
+                if rows.reading.read.dim() == 1:
+                    waiting.add(results[number], rows, importance, removal)
+                else:
+                    results[number].append(rows.faithfulness(model, importance, removal))
         if len(waiting) > VARIANTS_IN_MEMORY or stop == len(order):
             before = predicted
             waiting.ask(lambda share: tell(stop, before + share * (stop - before)))  # noqa: B023
@@ -292,29 +297,34 @@ def _measured(
             f" {gap.mean():.2%} on average, by {gap.max():.2%} at most"
         )
     place = np.argsort(order)
-    measured = [
-        Ranking(tuple(by_instance[i] for i in place), join(faithful, order))
-        for by_instance, faithful in ranked
-    ]
+    in_order = [tuple(values[i] for i in place) for values in by_instance]
     aggregated, *layers = [_joined(of_batches, place) for of_batches in zip(*parts, strict=True)]
-    return Measurement(
-        columns=aggregated.columns,
-        nulls=aggregated.nulls,
-        instances=tuple(instances),
-        rankings=dict(zip(requested, measured, strict=False)),
-        random=tuple(measured[len(requested) :]),
-        classes=model.classes,
-        settings={
-            "aggregation": asdict(aggregation),
-            "removal": {"how": removal.how, "mask_token": removal.mask_token},
-            "rank_by": rankings.rank_by,
-            "mask": "guessed from the weights" if guessed else "of the model",
-            "notes": notes,
-        }
-        | ({"rounding": removal.rounding} if removal.rounding != "up" else {}),
-        layers=tuple(layers[:-1]),
-        average=layers[-1] if layers else None,
-    )
+    heads_of_layers = aggregated.columns.pop("heads", None)
+    settings = {
+        "aggregation": asdict(aggregation),
+        "rank_by": rankings.rank_by,
+        "mask": "guessed from the weights" if guessed else "of the model",
+        "notes": notes,
+    }
+    measured = []
+    for removal, results in zip(removals, faithful, strict=True):
+        ranked = [Ranking(x, join(y, order)) for x, y in zip(in_order, results, strict=True)]
+        how = {"removal": {"how": removal.how, "mask_token": removal.mask_token}}
+        rounding = {"rounding": removal.rounding} if removal.rounding != "up" else {}
+        measurement = Measurement(
+            columns=aggregated.columns,
+            nulls=aggregated.nulls,
+            instances=tuple(instances),
+            rankings=dict(zip(requested, ranked, strict=False)),
+            random=tuple(ranked[len(requested) :]),
+            classes=model.classes,
+            settings=settings | how | rounding,
+            layers=tuple(layers[:-1]),
+            average=layers[-1] if layers else None,
+            heads=heads_of_layers,
+        )
+        measured.append(measurement)
+    return replace(measured[0], others=tuple(measured[1:]))
 
 
 class _Part(NamedTuple):
@@ -387,32 +397,34 @@ class _Waiting:
     as ``batch_size`` copies of the longest text have.
     """
 
-    def __init__(self, model: Measurable, passes: Passes, longest: int, removal: Removal) -> None:
-        self.model, self.removal = model, removal
+    def __init__(self, model: Measurable, passes: Passes, longest: int) -> None:
+        self.model = model
         self.tokens, self.single = passes.batch_size * longest, passes.batch_size == 1
         self._empty()
 
     def __len__(self) -> int:
         return len(self.variants)
 
-    def add(self, results: list[Faithfulness], rows: "_ReadRows", importance: Numbers) -> None:
+    def add(
+        self, results: list[Faithfulness], rows: "_ReadRows", importance: Numbers, removal: Removal
+    ) -> None:
         """Let the next ``ask`` append the faithfulness of ``importance`` ``(batch, token)`` to results."""
         batch = rows.batch
-        perturbed = perturb(batch, importance, self.removal, rows.sees)
+        perturbed = perturb(batch, importance, removal, rows.sees)
         whole = checked_outcomes(rows.reading.answer.outcomes, batch)
         self.variants.add(batch, whole)
         variant_rows = [[self.variants.add(variant) for variant in variants] for variants in perturbed[:2]]
-        self.rankings.append((results, batch, whole, variant_rows, perturbed.skipped))
+        self.rankings.append((results, batch, removal, whole, variant_rows, perturbed.skipped))
 
     def ask(self, progress: Callable[[float], None]) -> None:
         """Predict each distinct variant once, and score the rankings that wait for them."""
         if self.rankings:
             outcomes = self.variants.ask(self.model.predict, self.tokens, self.single, progress)
-        for results, batch, whole, variant_rows, skipped in self.rankings:
+        for results, batch, removal, whole, variant_rows, skipped in self.rankings:
             alone, without = (
                 [outcomes[rows] for rows in rows_by_percent] for rows_by_percent in variant_rows
             )
-            results.append(faithfulness_of(batch, self.removal, whole, alone, without, skipped))
+            results.append(faithfulness_of(batch, removal, whole, alone, without, skipped))
         self._empty()
 
     def _empty(self) -> None:
@@ -536,7 +548,24 @@ class _ReadRows:
             if score.compute and (only is None or score.name in only):
                 columns[score.column] = self.mean(score.compute(rows))
                 columns[f"null_{score.column}"] = self.mean(score.compute(null))
+        if only is None:
+            columns["heads"] = self._heads(relevance)
         return columns
+
+    def _heads(self, relevance: Numbers) -> Numbers:
+        """Mass and entropy of every head and of uniform attention, ``(batch, 2, layer, head + 1)``.
+
+        They are nan where a layer has fewer heads than another.
+        """
+        most = max(layer.shape[1] for layer in self.layers)
+        values = np.full((len(relevance), 2, len(self.layers), most + 1), np.nan)
+        for number, (layer, visible) in enumerate(zip(self.layers, self.allowed, strict=True)):
+            rows = np.concatenate([as_array(layer), as_array(uniform_attention(visible))], 1)
+            rows = among(rows, self.rankable[:, None]) if self.words_alone else rows
+            places = [*range(layer.shape[1]), most]
+            values[:, 0, number, places] = (rows * relevance[:, None]).sum(-1)
+            values[:, 1, number, places] = entropy(rows)
+        return self.mean(values)
 
     def _nulls(
         self, weights: Numbers, null: Numbers, relevance: Numbers, numbers: NDArray[np.intp], stronger: bool

@@ -18,30 +18,23 @@ from torch import Tensor
 from fasterqk.errors import InputError
 
 HALF = (torch.float16, torch.bfloat16)
-_WINDOW_EVIDENCE = 16
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Pattern:
-    """Which keys a query may see: only earlier ones (``causal``), only those within a ``window``, or all.
-
-    A window of w hides keys that are w or more tokens away. Models that show their mask need no pattern.
-    """
+    """Which keys a query may see, for models that do not show their mask: only earlier ones, or all."""
 
     causal: bool
-    window: int | None = None
 
     def pairs(self, real: Tensor) -> Tensor:
         """A mask of visible keys, ``(batch, query, key)``, from a mask of real tokens ``(batch, token)``."""
-        pairs = allowed_pairs(real, self.causal)
-        return pairs if self.window is None else pairs & (_ahead(real).abs() < self.window)
+        return allowed_pairs(real, self.causal)
 
     def row(self, real: Tensor, read: Tensor) -> Tensor:
         """A mask of keys visible at ``read``, ``(batch,)`` or ``(batch, row)``: ``(batch, row, key)``."""
         ahead = _ahead_of(real, read)
-        visible = real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
-        return visible if self.window is None else visible & (ahead.abs() < self.window)
+        return real.bool().unsqueeze(1) & (ahead <= 0 if self.causal else ahead == ahead)
 
 
 def allowed_pairs(real: Tensor, causal: bool) -> Tensor:
@@ -85,31 +78,17 @@ def visible_pairs(
 
 
 def find_pattern(layer: "Layer", real: Tensor, read: Tensor) -> Pattern:
-    """Guess the pattern of one layer from its weights, for models whose mask is unknown.
+    """Guess from the weights of one layer whether it is causal, for models whose mask is unknown.
 
     ``layer`` is ``(batch, head, query, key)``, or holds only the queries at the positions ``read``, which are
     ``(batch,)`` or ``(batch, row)``.
     """
-    if isinstance(layer, LazyLayer):
-        return find_pattern(read_rows(layer, read.reshape(len(read), -1)), real, read)
-    if layer.shape[2] != layer.shape[3] or layer.shape[2] == 1:
-        pairs, ahead = Pattern(causal=False).row(real, read), _ahead_of(real, read)
+    if isinstance(layer, LazyLayer) or layer.shape[2] != layer.shape[3] or layer.shape[2] == 1:
+        rows, ahead = read_rows(layer, read.reshape(len(read), -1)), _ahead_of(real, read)
     else:
-        pairs, ahead = allowed_pairs(real, causal=False), _ahead(real).expand(len(real), -1, -1)
-    weighted = pairs & (layer > 0).any(1)
-    causal = not bool((ahead[weighted] > 0).any())
-    if not bool(weighted.any()):
-        return Pattern(causal)
-    window = int(ahead[weighted].abs().max()) + 1
-    beyond = pairs & (ahead.abs() >= window) & (ahead <= 0 if causal else True)
-    # Sharp attention underflows to zero on single pairs; a window leaves whole corners empty.
-    return Pattern(causal, window if int(beyond.sum()) >= _WINDOW_EVIDENCE else None)
-
-
-def _ahead(real: Tensor) -> Tensor:
-    """How far each key is behind (negative) or ahead of each query, ``(query, key)``."""
-    position = torch.arange(real.shape[1], device=real.device)
-    return position.unsqueeze(0) - position.unsqueeze(1)
+        every = torch.arange(real.shape[1], device=real.device).expand(len(real), -1)
+        rows, ahead = layer, _ahead_of(real, every).masked_fill(~real.unsqueeze(2), 0)
+    return Pattern(causal=not bool(((rows > 0).any(1) & real.unsqueeze(1) & (ahead > 0)).any()))
 
 
 def _ahead_of(real: Tensor, read: Tensor) -> Tensor:

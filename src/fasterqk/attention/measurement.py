@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from fasterqk.attention._importance import kendall_tau
 from fasterqk.attention.aggregation import NullMass, null_scores
 from fasterqk.attention.faithfulness import Agreement, Faithfulness, agreement
 from fasterqk.attention.instances import Instance
-from fasterqk.attention.scores import DTAP_EDGES, SCORES, STRONGER_NULLS, ScoreName, summarize
+from fasterqk.attention.scores import DTAP_EDGES, SCORES, STRONGER_NULLS, ScoreName, dtap_lines, summarize
 from fasterqk.attention.statistics import with_iou_f1
 
 Numbers = NDArray[np.float64]
@@ -25,6 +25,12 @@ LEAVE_ONE_OUT = "leave_one_out"
 TAU = "tau_leave_one_out"
 _PLAUSIBILITY = ("auprc", "token_f1", "token_iou")
 _SPANS = ("span_precision", "span_recall")
+KINDS = ("sufficiency", "comprehensiveness")
+# The scores whose spread over instances is shown.
+_SPREAD = ("mrta", "aopc_comprehensiveness", "aopc_sufficiency", "auprc", "tau_leave_one_out", "entropy")
+_QUANTILES = {"5%": 0.05, "25%": 0.25, "median": 0.5, "75%": 0.75, "95%": 0.95}
+# The scores of right and wrong answers and of classes.
+_GROUPED = ("accuracy", "mrta", "null_mrta", "mrta_among_words", "auprc", *(f"aopc_{kind}" for kind in KINDS))
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +39,13 @@ class Ranking:
 
     importance: tuple[Numbers, ...]
     faithfulness: Faithfulness
+
+
+class HeadMap(NamedTuple):
+    """The name of a score, and its value for every head ``(layer, head)``; the last column is uniform."""
+
+    score: str
+    cells: Numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +68,8 @@ class Measurement(Rowwise):
     ``columns`` also has the ``probability`` of the right answer and whether the answer is ``correct``.
     ``rankings`` holds every importance by name, the model's attention (or gradient) first; ``random`` holds
     the random rankings, if any were drawn. ``layers`` has the numbers of each layer, and ``average`` those of
-    their mean, if they were asked for.
+    their mean, if they were asked for. ``heads`` has mass and entropy of each head and, last, of uniform
+    attention, ``(instance, 2, layer, head)``. ``others`` are the same with tokens removed in other ways.
     """
 
     instances: tuple[Instance, ...]
@@ -65,6 +79,8 @@ class Measurement(Rowwise):
     settings: dict[str, Any]
     layers: tuple[Rowwise, ...] = ()
     average: Rowwise | None = None
+    heads: Numbers | None = None
+    others: tuple["Measurement", ...] = ()
 
     @property
     def importance(self) -> tuple[Numbers, ...]:
@@ -139,6 +155,7 @@ class Measurement(Rowwise):
         }
         random = [self.ranking_scores(ranking, plausibility_sample) for ranking in self.random]
         null |= {name: _mean([draw[name] for draw in random]) for name in (random[0] if random else ())}
+        null |= {name: 0.5 for name in next(iter(rankings.values())) if name.startswith("wins_")}
         average = mass_scores(self.average) if self.average and self.relevant.any() else {}
         return Summary(
             n=len(self.instances),
@@ -152,6 +169,7 @@ class Measurement(Rowwise):
             stronger_nulls={null: aggregated[null] for null in STRONGER_NULLS if null in aggregated},
             rankings=rankings,
             null_error=_standard_errors(random),
+            heads=self.heads_table(),
             measured={
                 **self.settings,
                 **({"draws": len(self.random)} if len(self.random) > 1 else {}),
@@ -169,9 +187,6 @@ class Measurement(Rowwise):
         """Faithfulness and plausibility of one ranking, averaged over instances, by flat name."""
         values = self._instance_ranking_scores(ranking, sample)
         means: dict[str, float | None] = {name: _mean_of(column) for name, column in values.items()}
-        if ranking.faithfulness.percents:
-            for kind in ("sufficiency", "comprehensiveness"):
-                means[f"aopc_{kind}"] = _aopc(getattr(ranking.faithfulness, kind))
         rated = {name: means.get(name) for name in _PLAUSIBILITY}
         spans = {name: means.pop(name) for name in _SPANS if name in means}
         rated["iou_f1"] = float(with_iou_f1(spans)["iou_f1"]) if spans else None
@@ -212,12 +227,14 @@ class Measurement(Rowwise):
 
     def _instance_ranking_scores(self, ranking: Ranking, sample: int | None = None) -> dict[str, Numbers]:
         faithfulness = ranking.faithfulness
-        kinds = {kind: getattr(faithfulness, kind) for kind in ("sufficiency", "comprehensiveness")}
+        kinds = {kind: getattr(faithfulness, kind) for kind in KINDS}
         by_name: dict[str, Numbers] = {}
         for kind, values in kinds.items():
             by_name |= {f"{kind}_{k}": values[:, place] for place, k in enumerate(faithfulness.percents)}
         if faithfulness.percents:
             by_name |= {f"aopc_{kind}": _defined_mean(values) for kind, values in kinds.items()}
+            if self.random and not any(ranking is draw for draw in self.random):
+                by_name |= {f"wins_{kind}": self._wins(kind, by_name[f"aopc_{kind}"]) for kind in kinds}
         agreements = self.agreements(ranking.importance, sample)
         for name in (*_PLAUSIBILITY, *_SPANS) if agreements else ():
             by_name[name] = np.full(len(self.instances), np.nan)
@@ -225,6 +242,12 @@ class Measurement(Rowwise):
         if LEAVE_ONE_OUT in self.rankings and ranking is not self.rankings[LEAVE_ONE_OUT]:
             by_name[TAU] = self.rank_correlations(ranking, self.rankings[LEAVE_ONE_OUT])
         return by_name
+
+    def _wins(self, kind: str, values: Numbers) -> Numbers:
+        """The share of random rankings that ``values`` ``(instance,)`` beat; ties count half."""
+        drawn = np.stack([_defined_mean(getattr(draw.faithfulness, kind)) for draw in self.random])
+        ahead = np.sign(values - drawn) * (1 if kind == "comprehensiveness" else -1)
+        return np.asarray((ahead.mean(0) + 1) / 2)
 
     def rank_correlations(self, first: Ranking, second: Ranking) -> Numbers:
         """Kendall's tau of two rankings of each instance's tokens; nan if either is constant."""
@@ -246,17 +269,22 @@ class Measurement(Rowwise):
 
     # --- Tables ---
 
-    def scores_table(self, intervals: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def scores_table(
+        self, intervals: Mapping[str, Any] | None = None, names: Sequence[str] | None = None
+    ) -> list[dict[str, Any]]:
         """A tidy table: one row per score, with its null (uniform attention or a random ranking).
 
-        ``intervals``, from :func:`score_intervals`, add both ends of each score's interval.
+        ``n`` counts the instances that define the score. ``intervals``, from :func:`score_intervals`, add
+        both ends of each score's interval. ``names`` are the scores, by default those of all tables.
         """
-        summary = self.at_defaults
+        summary, by_name = self.at_defaults, self.instance_scores()
+        by_name["iou_f1"] = by_name.get(_SPANS[0], np.empty(0))
         rows = []
         for flat_name, value in summary.scores.items():
             name = ScoreName.parse(flat_name)
-            if name.score.tables and value is not None:
-                row = {**name.row, "value": value}
+            chosen = name.score.tables if names is None else flat_name in names
+            if chosen and value is not None:
+                row = {**name.row, "n": int((~np.isnan(by_name[flat_name])).sum()), "value": value}
                 if intervals is not None:
                     bounds = intervals.get(flat_name)
                     row |= {"low": bounds and bounds.low, "high": bounds and bounds.high}
@@ -266,6 +294,69 @@ class Measurement(Rowwise):
                     row["null error"] = summary.null_error.get(flat_name)
                 rows.append(row)
         return rows
+
+    def removals_table(self, intervals: Sequence[Mapping[str, Any] | None]) -> list[dict[str, Any]]:
+        """The means over k and the wins against random rankings, for each way to remove tokens.
+
+        ``intervals`` has those of this measurement and of each of ``others``.
+        """
+        without = ("k", *STRONGER_NULLS)
+        names = [f"{what}_{kind}" for kind in KINDS for what in ("aopc", "wins")]
+        measurements = zip((self, *self.others), intervals, strict=True)
+        return [
+            {"removal": measurement.settings["removal"]["how"]}
+            | {name: value for name, value in row.items() if name not in without}
+            for measurement, bounds in measurements
+            for row in measurement.scores_table(bounds, names)
+        ]
+
+    def groups_table(self) -> list[dict[str, Any]]:
+        """Some scores over all instances, over right and wrong answers, and over each class."""
+        values = {**self.instance_scores(), "null_mrta": self.columns.get("null_mass", np.empty(0))}
+        right = self.columns["correct"] > 0
+        groups = {"all": np.ones_like(right), "right": right, "wrong": ~right}
+        labels = np.array([-1 if x.label is None else x.label for x in self.instances])
+        groups |= {f"label {name}": labels == number for number, name in enumerate(self.classes)}
+        names = {name: name.replace("aopc_", "").replace("_", " ") for name in _GROUPED if name in values}
+        return [
+            {"instances": group, "n": int(chosen.sum())}
+            | {title: _mean_of(values[name][chosen]) for name, title in names.items()}
+            for group, chosen in groups.items()
+            if chosen.any()
+        ]
+
+    def head_map(self) -> HeadMap | None:
+        """The MRTA of every head, or without relevant tokens its entropy; None if heads were not measured."""
+        if self.heads is None:
+            return None
+        if self.relevant.any():
+            return HeadMap("mrta", self.heads[self.relevant, 0].mean(0))
+        return HeadMap("entropy", self.heads[:, 1].mean(0))
+
+    def heads_table(self) -> list[dict[str, Any]]:
+        """:meth:`head_map` as a table: one row per layer, a column per head and one for uniform attention."""
+        if (head_map := self.head_map()) is None:
+            return []
+        names = [*(f"head {number}" for number in range(head_map.cells.shape[1] - 1)), "uniform"]
+        return [
+            {"layer": layer, **dict(zip(names, map(_defined, row), strict=True))}
+            for layer, row in enumerate(head_map.cells)
+        ]
+
+    def spread_table(self) -> list[dict[str, Any]]:
+        """How some scores spread over the instances: their quantiles."""
+        rows = []
+        for name, values in self.instance_scores().items():
+            defined = values[~np.isnan(values)]
+            if name in _SPREAD and defined.size:
+                ends = {title: float(np.quantile(defined, share)) for title, share in _QUANTILES.items()}
+                rows.append({**ScoreName.parse(name).row, "n": defined.size, **ends})
+        return rows
+
+    def dtap_table(self) -> list[dict[str, Any]]:
+        """The DTAP table with the highest probability on top; empty if no token is relevant."""
+        summary = self.at_defaults
+        return dtap_lines(summary.dtap, summary.dtap_edges) if summary.dtap and summary.dtap_edges else []
 
     def rankings_table(self) -> list[dict[str, Any]]:
         """A tidy table: one row per score, one column per ranking and one for random rankings."""
@@ -340,13 +431,6 @@ def _defined_mean(values: Numbers) -> Numbers:
     return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
 
 
-def _aopc(values: Numbers) -> float | None:
-    """The mean over k and instances of values ``(instance, k)``; if some do not count, over k first."""
-    if not np.isnan(values).any():
-        return float(values.mean(0).mean())
-    return _mean_of(_defined_mean(values))
-
-
 def _defined(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
@@ -374,7 +458,8 @@ class Summary:
     ``null`` has the scores of uniform attention or of random rankings under the same names; ``null_error``
     the standard errors over several random rankings; ``stronger_nulls`` the scores of mass under ``sharp``
     and ``permuted`` attention; ``rankings`` the scores of every measured importance. If layers were measured,
-    ``layers`` has the scores of each, counted from "1", and ``average`` those of their mean.
+    ``layers`` has the scores of each, counted from "1", and ``average`` those of their mean. ``heads`` has
+    the MRTA (without relevance the entropy) of every head, one row per layer.
 
     >>> Summary(2, 0, {"mrta": 0.5, "sufficiency_5": 0.1}, {"mrta": 0.2})["sufficiency_5"]
     0.1
@@ -392,6 +477,7 @@ class Summary:
     stronger_nulls: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     rankings: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
     null_error: Mapping[str, float | None] = field(default_factory=dict)
+    heads: Sequence[Mapping[str, float | None]] = ()
 
     def __getitem__(self, name: str) -> float | None:
         return self.scores[name]
@@ -420,6 +506,8 @@ class Summary:
         document |= {null: dict(scores) for null, scores in self.stronger_nulls.items()}
         if len(self.rankings) > 1:
             document["importance"] = {name: nested(scores) for name, scores in self.rankings.items()}
+        if self.heads:
+            document["heads"] = list(self.heads)
         if self.layers:
             document |= {"average": dict(self.average), "layer": dict(self.layers)}
         return {**document, "concentration": concentration, "measured": dict(self.measured)}

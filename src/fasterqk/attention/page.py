@@ -9,7 +9,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fasterqk.attention.instances import RATIONALE_FROM, Instance
-from fasterqk.attention.scores import SCORES, STRONGER_NULLS, format_score
+from fasterqk.attention.scores import SCORES, STRONGER_NULLS, Score, format_score
 from fasterqk.attention.statistics import Bounds
 from fasterqk.files import write_csv, write_text
 from fasterqk.pages import page_html
@@ -31,12 +30,16 @@ SHOWN = 5
 TOKENS_SHOWN = 200
 # From this share on, the first token counts as having nearly all of a row.
 _COLLAPSED = 0.9
-_BINS = 20
 _SHADE, _AGAINST = "var(--shade, 0, 114, 178)", "var(--against, 213, 94, 0)"
 _GRID = "display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,16rem),1fr));gap:.4rem 1.2rem"
-# The scores whose spread over instances is drawn, in this order, if they were measured.
-SPREAD = ("mrta", "aopc_comprehensiveness", "aopc_sufficiency", "auprc", "tau_leave_one_out", "entropy")
 _LABELS = {"k": "k %", "low": "95% from", "high": "to", "null error": "standard error", **STRONGER_NULLS}
+_NULLS = {
+    "null": "the same score of attention that is uniform over what each row may see, or of a random ranking",
+    "sharp null": "the same score if all attention is on one random token",
+    "permuted null": "the same score if the model's own weights are dealt out anew to the tokens",
+    "wins": "the share of random rankings that the ranking beats, text by text; ties count half",
+    "n": "the instances that define the score",
+}
 _INTRODUCTION = (
     "Does the model look at the tokens that matter, is that why it predicts what it predicts, and would "
     "people have pointed at the same tokens? Every score stands beside its null, what a blind ranking or "
@@ -46,12 +49,29 @@ _INTRODUCTION = (
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """One model measured on one data set, the paths of both, and the intervals of the scores."""
+    """One model measured on one data set, the paths of both, and the intervals of the scores.
+
+    There is one set of ``intervals`` for the measurement and for each of its ``others``.
+    """
 
     measurement: "Measurement"
     model: str
     data: str
-    intervals: Mapping[str, Bounds] | None = None
+    intervals: Sequence[Mapping[str, Bounds] | None] = (None,)
+
+    def tables(self) -> dict[str, list[dict[str, Any]]]:
+        """The tidy tables of scores by name, without those that would be empty."""
+        measurement = self.measurement
+        tables = {
+            "scores": measurement.scores_table(self.intervals[0]),
+            "importances": measurement.rankings_table() if len(measurement.rankings) > 1 else [],
+            "removals": measurement.removals_table(self.intervals),
+            "groups": measurement.groups_table(),
+            "spread": measurement.spread_table(),
+            "heads": measurement.heads_table(),
+            "dtap": measurement.dtap_table(),
+        }
+        return {name: rows for name, rows in tables.items() if rows}
 
 
 def save_measured(
@@ -64,18 +84,12 @@ def save_measured(
     """
     for place, measured in enumerate(models.values(), 1):
         suffix = "" if len(models) == 1 else f"-{place}"
-        measurement = measured.measurement
-        tables = {"scores": measurement.scores_table(measured.intervals)}
-        if len(measurement.rankings) > 1:
-            tables["importances"] = measurement.rankings_table()
-        tables["instances"] = [
+        instances = [
             {name: json.dumps(value) if isinstance(value, list) else value for name, value in row.items()}
-            for row in measurement.instances_table()
+            for row in measured.measurement.instances_table()
         ]
-        for name, rows in tables.items():
+        for name, rows in (measured.tables() | {"instances": instances}).items():
             write_csv(out / "tables" / f"measure-{name}{suffix}.csv", rows)
-        if figure := dtap_svg(measurement):
-            write_text(out / "figures" / f"measure-dtap{suffix}.svg", figure + "\n")
     if difference:
         write_csv(out / "tables" / "measure-difference.csv", difference)
     return write_text(out / PAGE, _page_html(models, difference))
@@ -89,13 +103,14 @@ def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] 
     if difference:
         parts.append(
             f"<section>\n<h2>{escape(names[1])} minus {escape(names[0])}</h2>\n"
-            "<p>The same instances, paired. An interval that leaves out zero is marked.</p>\n"
-            f"{_table(difference)}\n</section>"
+            "<p>The same instances, paired. Intervals hold for one score each; a difference is called better"
+            " or worse if it is not zero at 95% for all scores of the table together.</p>\n"
+            f"{_table(difference)}\n{_both_html(models)}</section>"
         )
     for name, measured in models.items():
         heading = f'<h2 class="model">{escape(name)}</h2>\n' if len(models) > 1 else ""
         origin = f" Model <code>{escape(measured.model)}</code>, data <code>{escape(measured.data)}</code>."
-        content = _sections(measured.measurement, measured.intervals, "h2", origin)
+        content = _sections(measured, "h2", origin)
         parts.append(f"<section>\n{heading}{content}\n</section>")
     title = f"{' and '.join(names)}: attention and faithfulness"
     body = "<main>\n" + "\n".join(parts) + "\n</main>\n"
@@ -104,26 +119,29 @@ def _page_html(models: Mapping[str, Measured], difference: list[dict[str, Any]] 
 
 def measurement_html(measurement: "Measurement", intervals: Mapping[str, Bounds] | None = None) -> str:
     """The whole measurement: scores, their spread, and the instances with most and least agreement."""
-    return _sections(measurement, intervals, "h4")
+    others = [None] * len(measurement.others)
+    return _sections(Measured(measurement, "", "", [intervals, *others]), "h4")
 
 
-def _sections(
-    measurement: "Measurement", intervals: Mapping[str, Bounds] | None, level: str, origin: str = ""
-) -> str:
+_TITLES = {
+    "scores": "Every score beside its null",
+    "importances": "Every importance of the tokens",
+    "removals": "Faithfulness by how tokens are removed, and wins against random rankings",
+    "groups": "Right and wrong answers, and classes",
+    "spread": "How the scores spread over the instances",
+    "heads": "Attention on relevant tokens of every head, or its entropy where none is relevant",
+    "dtap": "Percent of instances: attention on relevant tokens to the right, probability upwards",
+}
+_SHADED = ("heads", "dtap")
+
+
+def _sections(measured: Measured, level: str, origin: str = "") -> str:
     """What there is to show, each part under a heading of this ``level``; all functions escape their data."""
-    summary = measurement.at_defaults
-    sections = {"Every score beside its null": _table(measurement.scores_table(intervals))}
-    if len(measurement.rankings) > 1:
-        sections["Every importance of the tokens"] = _table(measurement.rankings_table())
-    if spreads := spreads_html(measurement):
-        spreads = f'<div class="spreads" style="{_GRID}">{spreads}</div>'
-        sections["How the scores spread over the instances"] = spreads
-    if figure := dtap_svg(measurement):
-        sections["Attention on relevant tokens and probability of the answer"] = (
-            f'<div class="dtap">{figure}</div>'
-            f"<p>Percent of {summary.n - summary.n_without_relevance} instances with relevant tokens."
-            f" AC {summary['ac']:.1f} (uniform {summary.null['ac']:.1f}), ACMC {summary['acmc']:.1f}.</p>"
-        )
+    measurement, tables = measured.measurement, measured.tables()
+    sections = {
+        title: _table(tables[name], name in _SHADED) for name, title in _TITLES.items() if name in tables
+    }
+    sections[_TITLES["scores"]] += _definitions(tables["scores"])
     for title, numbers in extremes(measurement).items():
         heading = title.capitalize() if title == "the first instances" else f"Instances with {title}"
         shown = [legend_html(measurement), *(instance_html(measurement, number) for number in numbers)]
@@ -186,16 +204,22 @@ def counts_text(measurement: "Measurement") -> str:
 # --- Tables ---
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of a tidy table; intervals of differences that exclude zero are marked."""
+def _table(rows: Sequence[Mapping[str, Any]], shaded: bool = False) -> str:
+    """Rows of a tidy table; differences with a verdict are marked, numbers of a map shaded by their size."""
     keys = list(dict.fromkeys(key for row in rows for key in row))
     keys = [key for key in keys if any(row.get(key) is not None for row in rows)]
     head = "".join(f"<th>{escape(_LABELS.get(key, key))}</th>" for key in keys)
+    numbers = [x for row in rows for x in row.values() if shaded and isinstance(x, float)]
+    largest = max(numbers, default=0) or 1
     body = ""
     for row in rows:
-        apart = "better" in row and (row["low"] > 0 or row["high"] < 0)
-        cells = "".join(f"<td>{escape(_cell(row, key))}</td>" for key in keys)
-        body += ('<tr class="apart">' if apart else "<tr>") + cells + "</tr>\n"
+        cells = ""
+        for key in keys:
+            # A square-root scale: most cells of a map are small and would look alike on a linear scale.
+            share = (row[key] / largest) ** 0.5 if shaded and isinstance(row.get(key), float) else 0.0
+            cells += f'<td style="{_shade(share)}">' if share else "<td>"
+            cells += escape(_cell(row, key)) + "</td>"
+        body += ('<tr class="apart">' if row.get("verdict") else "<tr>") + cells + "</tr>\n"
     return (
         f'<div class="scroll" style="overflow-x:auto"><table>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{body}</tbody></table></div>"
@@ -206,69 +230,25 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
     value = row.get(key)
     if key == "k" or not isinstance(value, float):
         return "" if value is None else str(value)
-    score = SCORES.get(str(row["score"]).replace("aopc ", "aopc_"))
-    return f"{value:.4g}" if score is None else format_score(score, value)
+    score = _score(row)
+    return f"{value:.3g}" if score is None else format_score(score, value)
 
 
-# --- How scores spread over the instances ---
+def _score(row: Mapping[str, Any]) -> Score | None:
+    return SCORES.get(str(row.get("score")).replace("aopc ", "aopc_").replace("wins ", "wins_"))
 
 
-def spreads_html(measurement: "Measurement") -> str:
-    """One small histogram over instances per score, with marks for the mean and the null."""
-    summary, values = measurement.at_defaults, measurement.instance_scores()
-    figures = []
-    for name in SPREAD:
-        defined = values.get(name, np.empty(0))
-        defined = defined[~np.isnan(defined)]
-        if defined.size:
-            marks = {"mean": float(defined.mean()), "null": summary.null.get(name)}
-            figures.append(_histogram(name, defined, marks))
-    return "".join(figures)
-
-
-def _histogram(name: str, values: Numbers, marks: Mapping[str, float | None]) -> str:
-    score = SCORES[name]
-    shown = [value for value in marks.values() if value is not None]
-    low, high = min(values.min(), *shown), max(values.max(), *shown)
-    if score.low == 0 and score.high == 1:
-        low, high = 0.0, max(1.0, high)
-    high = high if high > low else low + 1.0
-    counts, edges = np.histogram(values, bins=_BINS, range=(low, high))
-    width, height, base = 260.0, 92.0, 74.0
-    x = (edges - low) / (high - low) * (width - 12) + 6
-    bars = "".join(
-        f'<rect x="{start:.1f}" y="{base - 60 * count / counts.max():.1f}" width="{stop - start - 0.6:.1f}"'
-        f' height="{60 * count / counts.max():.1f}"/>'
-        for start, stop, count in zip(x[:-1], x[1:], counts, strict=True)
-        if count
+def _definitions(rows: Sequence[Mapping[str, Any]]) -> str:
+    """What the scores of a table mean, folded."""
+    scores = dict.fromkeys(score for row in rows if (score := _score(row)))
+    terms = {
+        score.title: score.description + (f"; {score.better} is better" if score.better else "")
+        for score in scores
+    }
+    listed = "".join(
+        f"<dt>{escape(term)}</dt><dd>{escape(text)}</dd>" for term, text in (terms | _NULLS).items()
     )
-    lines = []
-    for label, value in marks.items():
-        if value is None:
-            continue
-        place = (value - low) / (high - low) * (width - 12) + 6
-        dash = ' stroke-dasharray="4 3"' if label == "null" else ""
-        line = f'<line x1="{place:.1f}" x2="{place:.1f}" y1="6" y2="{base:g}" stroke="currentColor"{dash}/>'
-        lines.append(f"<g><title>{label} {format_score(score, value)}</title>{line}</g>")
-    marks_text = ", ".join(f"{label} {format_score(score, value)}" for label, value in marks.items())
-    ends = (
-        f'<text x="6" y="{height - 4:g}">{format_score(score, low)}</text>'
-        f'<text x="{width - 6:g}" y="{height - 4:g}" text-anchor="end">{format_score(score, high)}</text>'
-    )
-    drawing = (
-        f'<svg viewBox="0 0 {width:g} {height:g}" width="100%" role="img" font-size="11"'
-        f' fill="currentColor" aria-label="{escape(score.title)}: {marks_text}">'
-        f'<g fill="rgba({_SHADE}, .55)">{bars}</g>'
-        f'<line x1="6" x2="{width - 6:g}" y1="{base:g}" y2="{base:g}" stroke="currentColor" opacity=".4"/>'
-        f"{''.join(lines)}{ends}</svg>"
-    )
-    caption = (
-        f"<b>{escape(score.title)}</b><br>{marks_text} (dashed)"
-        if marks["null"] is not None
-        else (f"<b>{escape(score.title)}</b><br>{marks_text}")
-    )
-    size = 'style="margin:0;font-size:.85em;line-height:1.4"'
-    return f"<figure {size}>{drawing}<figcaption>{caption}</figcaption></figure>"
+    return f"<details><summary>What these words mean</summary><dl>{listed}</dl></details>"
 
 
 # --- Single instances ---
@@ -317,24 +297,66 @@ def legend_html(measurement: "Measurement") -> str:
 
 def instance_html(measurement: "Measurement", number: int) -> str:
     """One instance with tokens shaded by every importance, side by side; its rationale is underlined."""
-    instance = measurement.instances[number]
-    whole, label = measurement.faithfulness.whole[number], instance.label
+    panels = "".join(_panel(measurement, number, name) for name in measurement.rankings)
+    return _shown_html(measurement.instances[number].id, _answer(measurement, number), panels)
+
+
+def _both_html(models: Mapping[str, Measured]) -> str:
+    """The texts on which two models differ most, under both of them side by side."""
+    pair = {name: measured.measurement for name, measured in models.items()}
+    first = next(iter(pair.values()))
+    values = [measurement.instance_ranking_scores() for measurement in pair.values()]
+    names = [name for name in ("auprc", "aopc_comprehensiveness") if all(name in x for x in values)]
+    if not names:
+        return ""
+    score, (before, after) = SCORES[names[0]], (x[names[0]] for x in values)
+    change = after - before
+    defined = np.flatnonzero(~np.isnan(change))
+    order = defined[np.argsort(-change[defined], kind="stable")].tolist()
+    half = min(SHOWN, len(order) // 2)
+    texts = []
+    for number in [*order[:half], *order[len(order) - half :]]:
+        panels = [
+            _panel(x, number, next(iter(x.rankings)), f"{name}: {_answer(x, number)}")
+            for name, x in pair.items()
+        ]
+        both = " and ".join(format_score(score, x[number]) for x in (before, after))
+        texts.append(_shown_html(first.instances[number].id, f"{score.title}: {both}", "".join(panels)))
+    return (
+        "<h2>The same texts under both models</h2>\n<p>Those that gain and lose most in"
+        f" {escape(score.title)}.</p>\n{legend_html(first)}\n" + "\n".join(texts)
+    )
+
+
+def _answer(measurement: "Measurement", number: int) -> str:
+    """What the model answers, with the probabilities of its prediction and of the label."""
+    whole, label = measurement.faithfulness.whole[number], measurement.instances[number].label
     answer = f"p = {float(measurement.columns['probability'][number]):.3f}"
     if measurement.classes and label is not None:
         predicted = int(whole.argmax())
         wrong = f"; label {measurement.classes[label]}, p = {whole[label]:.3f}"
         answer = f"predicted {measurement.classes[predicted]}, p = {whole[predicted]:.3f}"
         answer += " (right)" if predicted == label else wrong
-    panels = "".join(
-        f'<div style="min-width:0"><div style="font-size:.8em;opacity:.75">{escape(name)}</div>'
-        f'<div style="line-height:1.7;overflow-wrap:anywhere">{_tokens(measurement, number, name)}</div>'
-        "</div>"
-        for name in measurement.rankings
-    )
+    return answer
+
+
+def _shown_html(name: str, text: str, panels: str) -> str:
     return (
-        '<div style="margin:0 0 1.2em">'
-        f"<div><b>{escape(instance.id)}</b> {escape(answer)}</div>"
+        f'<div style="margin:0 0 1.2em"><div><b>{escape(name)}</b> {escape(text)}</div>'
         f'<div style="{_GRID}">{panels}</div></div>'
+    )
+
+
+def _panel(measurement: "Measurement", number: int, name: str, title: str | None = None) -> str:
+    """The text shaded by one importance; how much of it special tokens have, which are never shaded."""
+    sizes = np.abs(measurement.rankings[name].importance[number])
+    special = float(sizes[~measurement.instances[number].rankable].sum() / (sizes.sum() or 1))
+    share = f", {special:.0%} on special tokens" if special else ""
+    return (
+        '<div style="min-width:0"><div style="font-size:.8em;opacity:.75">'
+        f"<span>{escape(title or name)}</span>{share}</div>"
+        '<div style="line-height:1.7;overflow-wrap:anywhere">'
+        f"{_tokens(measurement, number, name)}</div></div>"
     )
 
 
@@ -345,24 +367,33 @@ def _tokens(measurement: "Measurement", number: int, name: str) -> str:
     ranked = np.abs(importance[instance.rankable])
     top = float(ranked.max()) if ranked.size and ranked.max() > 0 else 1.0
     words = [
-        _token(piece, float(np.clip(value / top, -1, 1)) if may else 0.0, relevance, value)
-        for piece, value, relevance, may in zip(
-            _texts(instance), importance, instance.relevance, instance.rankable, strict=True
+        escape(before) + _token(piece, float(np.clip(value / top, -1, 1)) if may else 0.0, relevance, value)
+        for (before, piece), value, relevance, may in zip(
+            _written(instance), importance, instance.relevance, instance.rankable, strict=True
         )
     ]
     rest = "" if len(words) <= TOKENS_SHOWN else f" and {len(words) - TOKENS_SHOWN} more"
-    return " ".join(words[:TOKENS_SHOWN]) + rest
+    return "".join(words[:TOKENS_SHOWN]) + rest
 
 
-def _texts(instance: Instance) -> Sequence[str]:
-    """The tokens as they stand in the text; special tokens as the model has them."""
+def _written(instance: Instance) -> list[tuple[str, str]]:
+    """Each token as it is written in the text, after what stands between it and the token before.
+
+    Special tokens are written as the model has them, with blanks around them.
+    """
     if instance.places is None:
-        return instance.texts_of_tokens
-    places = zip(instance.places.tolist(), instance.texts_of_tokens, strict=True)
-    return [
-        instance.texts[part][start:end].strip() or piece if part >= 0 else piece
-        for (part, start, end), piece in places
-    ]
+        return [(" ", piece) for piece in instance.texts_of_tokens]
+    written, ends, gap = [], [0] * len(instance.texts), ""
+    for (part, start, end), piece in zip(instance.places.tolist(), instance.texts_of_tokens, strict=True):
+        if part < 0:
+            written.append((" ", piece))
+            gap = " "
+            continue
+        text, begin = instance.texts[part][:end], max(start, ends[part])
+        begin += len(text[begin:]) - len(text[begin:].lstrip())
+        written.append((gap + text[ends[part] : begin], text[begin:]))
+        ends[part], gap = max(end, ends[part]), ""
+    return written
 
 
 def _token(piece: str, share: float, relevance: float, value: float) -> str:
@@ -374,56 +405,3 @@ def _shade(share: float) -> str:
     """The background for a share of the largest importance; another colour below zero."""
     colour = _SHADE if share >= 0 else _AGAINST
     return f"background:rgba({colour}, {abs(share) * 0.6:.2f});border-radius:3px;padding:0 .1em"
-
-
-# --- The DTAP heat map ---
-
-_CELL, _LEFT, _TOP = 52, 60, 8
-
-
-def dtap_svg(measurement: "Measurement") -> str:
-    """The DTAP table as an SVG figure: attention to the right, probability upwards, darker for more.
-
-    ``dtap[i][j]`` is the percentage of instances in probability row i and mass column j. All cells are drawn
-    equally large, whatever their edges. The figure is empty if no token is relevant.
-    """
-    summary = measurement.at_defaults
-    if summary.dtap is None or summary.dtap_edges is None:
-        return ""
-    cells, edges = np.asarray(summary.dtap, dtype=float), summary.dtap_edges
-    rows, columns = cells.shape
-    width, height = _LEFT + columns * _CELL + 20, _TOP + rows * _CELL + 46
-    right, bottom = _LEFT + columns * _CELL, _TOP + rows * _CELL
-    drawn = []
-    for (row, column), percent in np.ndenumerate(cells):
-        x, y = _LEFT + column * _CELL, bottom - (row + 1) * _CELL
-        # A square-root scale: most cells hold a few percent and would look alike on a linear scale.
-        shade = (percent / 100) ** 0.5
-        ink, text = "#ffffff" if shade > 0.6 else "currentColor", f"{percent:.1f}" if percent else "0"
-        drawn.append(
-            f'<rect x="{x}" y="{y}" width="{_CELL}" height="{_CELL}" fill="#0072b2"'
-            f' fill-opacity="{0.04 + 0.9 * shade:.3f}" stroke="currentColor" stroke-opacity=".15"/>'
-            f'<text x="{x + _CELL / 2:g}" y="{y + _CELL / 2 + 4:g}" text-anchor="middle"'
-            f' fill="{ink}">{text}</text>'
-        )
-    # The released edges end at 1.001 or 1.1 to close the last interval; they stand for 1.
-    for place, edge in enumerate(f"{min(edge, 1):g}" for edge in edges):
-        x, y = _LEFT + place * _CELL, bottom - place * _CELL
-        drawn.append(f'<text x="{x}" y="{bottom + 16}" text-anchor="middle">{edge}</text>')
-        drawn.append(f'<text x="{_LEFT - 6}" y="{y + 4}" text-anchor="end">{edge}</text>')
-    middle = (_TOP + bottom) / 2
-    drawn += [
-        f'<text x="{(_LEFT + right) / 2:g}" y="{bottom + 36}" text-anchor="middle">'
-        "attention on relevant tokens</text>",
-        f'<text transform="translate(16 {middle:g}) rotate(-90)" text-anchor="middle">'
-        "probability of the answer</text>",
-    ]
-    spoken = "; ".join(
-        f"probability {low:g} to {min(high, 1):g}: {', '.join(f'{percent:.1f}' for percent in row)} percent"
-        for (low, high), row in zip(pairwise(edges), cells, strict=True)
-    )
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img"'
-        f' font-size="12" font-family="sans-serif" fill="currentColor" aria-label="DTAP, {spoken}">'
-        f"{''.join(drawn)}</svg>"
-    )

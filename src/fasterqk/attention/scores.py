@@ -63,20 +63,13 @@ def among(rows: Numbers, chosen: NDArray[np.bool_]) -> Numbers:
     return _normalised(np.where(chosen, rows, 0.0))
 
 
-def max_logit(layers: Sequence["Tensor"], read: "Tensor", allowed: Sequence["Tensor"]) -> "Tensor":
-    """The largest attention logit of the read rows over layers and heads, ``(batch,)``.
+def _max_logit(layers: Sequence["Tensor"], allowed: Sequence["Tensor"]) -> "Tensor":
+    """The largest attention logit of the read rows over layers and heads, ``(row,)``.
 
     Softmax ignores a constant added to a row, so probabilities determine logits only relative to their row:
     here to the mean logit over the keys the row may see. Zero means uniform attention. Probabilities that
     underflow count as the smallest normal number, so extreme values are lower bounds.
     """
-    from fasterqk.attention.aggregation import read_rows
-
-    rows = [read_rows(layer, read) for layer in layers]
-    return _max_logit(rows, [read_rows(pairs.unsqueeze(1), read).squeeze(1) for pairs in allowed])
-
-
-def _max_logit(layers: Sequence["Tensor"], allowed: Sequence["Tensor"]) -> "Tensor":
     import torch
 
     from fasterqk.attention.aggregation import in_full_precision
@@ -334,6 +327,7 @@ _percent = partial(
 _sufficiency = partial(Score, low=-1, high=1, better="lower", null="random")
 _comprehensiveness = partial(Score, low=-1, high=1, better="higher", null="random")
 _plausibility = partial(Score, low=0, high=1, better="higher", null="random", group="plausibility")
+_wins = partial(_fit, null="random", group="wins", tables=False)
 _concentration = partial(Score, low=0, null="uniform", group="concentration", tables=False)
 
 # In the order of tables: name, title, description.
@@ -389,6 +383,8 @@ _REGISTERED = (
         "mean comprehensiveness over all k",
         group="aopc",
     ),
+    _wins("wins_comprehensiveness", "wins, comprehensiveness", "share of random rankings with a lower AOPC"),
+    _wins("wins_sufficiency", "wins, sufficiency", "share of random rankings with a higher AOPC"),
     _plausibility("auprc", "plausibility, AUPRC", "area under the precision-recall curve of the ranking"),
     _plausibility("token_f1", "plausibility, token F1", "F1 of as many top tokens as the rationale has"),
     _plausibility(
@@ -513,7 +509,7 @@ class ScoreName:
     @property
     def row(self) -> dict[str, Any]:
         """The first two columns of a tidy table."""
-        return {"score": self.score.name.replace("aopc_", "aopc "), "k": self.k}
+        return {"score": self.score.name.replace("aopc_", "aopc ").replace("wins_", "wins "), "k": self.k}
 
     @property
     def place(self) -> tuple[str, ...]:

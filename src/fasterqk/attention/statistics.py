@@ -5,7 +5,7 @@ loss. Scores of one model, or of two on the same data, have bootstrap intervals 
 """
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite, log, nan, sqrt
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -279,11 +279,15 @@ _SPANS = ("span_precision", "span_recall")
 
 @dataclass(frozen=True)
 class Bounds:
-    """A score and the two ends of its 95% bootstrap interval."""
+    """A score and the two ends of its 95% bootstrap interval.
+
+    ``apart`` says of a difference that it is not zero, at 95% for all compared scores together.
+    """
 
     value: float
     low: float
     high: float
+    apart: bool = False
 
 
 def score_intervals(
@@ -352,7 +356,14 @@ def paired_scores(
     first_means, second_means = (_means(table) for table in pair)
     difference = {name: second_means[name] - first_means[name] for name in first_means}
     before, after = _resampled(pair, generator, resamples)
-    return _bounds(difference, {name: after[name] - before[name] for name in before})
+    drawn = {name: after[name] - before[name] for name in before}
+    bounds = _bounds(difference, drawn)
+    # The largest deviation of any score, in units of its spread: what 95% of the resamples stay below holds
+    # for all scores at once, however they depend on each other.
+    spread = {name: float(np.nanstd(drawn[name])) for name in bounds}
+    varying = [np.abs(drawn[name] - drawn[name].mean()) / spread[name] for name in bounds if spread[name] > 0]
+    limit = float(np.nanquantile(np.nanmax(varying, axis=0), 0.95)) if varying else 0.0
+    return {name: replace(x, apart=abs(x.value) > limit * spread[name]) for name, x in bounds.items()}
 
 
 def _resampled(

@@ -19,6 +19,13 @@ from fasterqk.console import print_json, print_table, progress_bar
 from fasterqk.errors import InputError
 
 _HALF = ("bfloat16", "float16")
+_TABLES = {
+    "importances": "every importance of the tokens (random: a random ranking)",
+    "removals": "by how tokens are removed (wins: the share of random rankings that it beats, text by text)",
+    "groups": "right and wrong answers, and classes",
+    "heads": "attention on relevant tokens of every head, or its entropy where none is relevant",
+    "dtap": "DTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
+}
 _DATA = """\
 data: one JSON object per line, with
   "tokens": ["a", "fine", "film"] and "relevance": [0, 1, 0]       (words; 0/1 or fractions)
@@ -117,9 +124,11 @@ def configure(parser: Parser) -> None:
     )
     parser.add_argument(
         "--remove",
-        choices=("delete", "mask", "attention"),
-        default="delete",
-        help="how tokens are removed: deleted, replaced by the mask token, or hidden from attention",
+        type=list_of(str),
+        default=["delete"],
+        metavar="HOW,...",
+        help="how tokens are removed: delete, mask (replaced by the mask token), attention (hidden from it);"
+        " of several the first gives the scores, all stand side by side (default: delete)",
     )
     parser.add_argument("--device", metavar="NAME", help="as torch calls it: cpu, cuda, cuda:1, mps")
     parser.add_argument(
@@ -149,9 +158,7 @@ def configure(parser: Parser) -> None:
     parser.add_argument(
         "--eraser-out", metavar="FILE", help="write predictions in ERASER's format, rationales beside them"
     )
-    parser.add_argument(
-        "--out", metavar="DIR", help="write a page, the DTAP heat map and tables into this folder"
-    )
+    parser.add_argument("--out", metavar="DIR", help="write a page and its tables into this folder")
     add_json(parser)
 
 
@@ -185,6 +192,7 @@ def run(arguments: argparse.Namespace) -> int:
     from fasterqk.attention import Aggregation, paired_scores, read_examples, score_intervals
     from fasterqk.attention.aggregation import default_aggregation
     from fasterqk.attention.measurement import nested
+    from fasterqk.attention.page import Measured, save_measured
 
     options = {name: getattr(arguments, name) for name in ("residual", "head", "discard", "among")}
     options["without_first"] = arguments.without_first_token
@@ -200,16 +208,21 @@ def run(arguments: argparse.Namespace) -> int:
         for name, model in zip(names, arguments.model, strict=True)
     }
     documents: dict[str, Any] = {}
-    intervals: dict[str, Any] = {}
+    models: dict[str, Measured] = {}
     for model, (name, measurement) in zip(arguments.model, measurements.items(), strict=True):
         documents[name] = document = measurement.summary().to_json()
         document["measured"] |= {"model": model, "data": arguments.data, "seed": arguments.seed}
-        intervals[name] = None
+        intervals: list[Any] = [None] * (1 + len(measurement.others))
         if arguments.resamples:
-            generator = np.random.default_rng(arguments.seed)
-            bounds_of_scores = score_intervals(measurement, generator, resamples=arguments.resamples)
-            ends = {score: [bounds.low, bounds.high] for score, bounds in bounds_of_scores.items()}
-            intervals[name], document["interval"] = bounds_of_scores, nested(ends)
+            intervals = [
+                score_intervals(x, np.random.default_rng(arguments.seed), resamples=arguments.resamples)
+                for x in (measurement, *measurement.others)
+            ]
+            ends = {score: [bounds.low, bounds.high] for score, bounds in intervals[0].items()}
+            document["interval"] = nested(ends)
+        models[name] = Measured(measurement, model, arguments.data, intervals)
+        tables = models[name].tables()
+        document |= {part: tables[part] for part in ("removals", "groups") if part in tables}
         if arguments.eraser_out:
             document["measured"]["eraser"] = _write_eraser(measurement, arguments.eraser_out)
     difference, rows = None, []
@@ -220,15 +233,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
         rows = _difference_rows(measurements, difference)
     if arguments.out:
-        page = _write(arguments, measurements, intervals, rows)
+        page = save_measured(Path(arguments.out), models, rows)
     if arguments.json:
         print_json(_document(documents, difference))
         return 0
-    for name, measurement in measurements.items():
-        _print(measurement, documents[name], intervals[name], f"{name}: " if difference else "")
+    for name, measured in models.items():
+        _print(measured, documents[name], f"{name}: " if difference else "")
     if difference:
         title = f"{names[1]} minus {names[0]}, paired by instance, with 95% bootstrap intervals"
-        print_table(rows, f"\n{title}")
+        print_table(rows, f"\n{title} (verdict: at 95% for all scores together)")
     for document in documents.values():
         _print_eraser(document["measured"].get("eraser"))
     if arguments.out:
@@ -257,21 +270,6 @@ def _saved_precision(config: Path) -> str | None:
         return None
 
 
-def _write(
-    arguments: argparse.Namespace,
-    measurements: dict[str, Any],
-    intervals: dict[str, Any],
-    difference: list[dict[str, Any]],
-) -> Path:
-    from fasterqk.attention.page import Measured, save_measured
-
-    models = {
-        name: Measured(measurement, model, arguments.data, intervals[name])
-        for model, (name, measurement) in zip(arguments.model, measurements.items(), strict=True)
-    }
-    return save_measured(Path(arguments.out), models, difference)
-
-
 def _names(models: list[str]) -> list[str]:
     """The names of the models: their folder names, or their paths if two folders have the same name."""
     if len(models) > 2:
@@ -287,18 +285,19 @@ def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggrega
     from fasterqk.attention import Nulls, Passes, Rankings, Removal, load_model, measure
 
     loaded = load_model(model, device=arguments.device, precision=arguments.precision)
-    mask_token = None
-    if arguments.remove == "mask":
-        mask_token = loaded.tokenizer.mask_token_id
-        if mask_token is None:
-            raise InputError(f"--remove mask: the tokenizer of {model!r} has no mask token")
+    mask_token = loaded.tokenizer.mask_token_id
+    if "mask" in arguments.remove and mask_token is None:
+        raise InputError(f"--remove mask: the tokenizer of {model!r} has no mask token")
     with progress_bar("measure") as progress:
         return measure(
             loaded,
             data,
             aggregation=aggregation,
             scores=Rankings(arguments.scores, arguments.rank_by, arguments.absolute),
-            removal=Removal(arguments.remove, mask_token, *arguments.rationale_k),
+            removal=[
+                Removal(how, mask_token if how == "mask" else None, *arguments.rationale_k)
+                for how in arguments.remove
+            ],
             nulls=Nulls(arguments.null, arguments.seed),
             passes=Passes(arguments.batch_size, progress=progress),
         )
@@ -326,7 +325,9 @@ def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -
         if name.score.tables:
             models = {model: summary[flat_name] for model, summary in summaries.items()}
             ends = {"difference": bounds.value, "low": bounds.low, "high": bounds.high}
-            rows.append({**name.row, **models, **ends, "better": name.score.better})
+            good = bounds.value > 0 if name.score.better == "higher" else bounds.value < 0
+            known = ("better" if good else "worse") if name.score.better else "differs"
+            rows.append({**name.row, **models, **ends, "verdict": known if bounds.apart else ""})
     return rows
 
 
@@ -343,12 +344,15 @@ def _write_eraser(measurement: Any, path: str) -> dict[str, Any]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
+    from fasterqk.attention import Removal
     from fasterqk.attention.eraser import eraser_paths
     from fasterqk.attention.statistics import MOST_DRAWS, MOST_RESAMPLES
     from fasterqk.files import check_output
 
     if arguments.rationale_k is None:
         arguments.rationale_k = _percentages("eraser" if arguments.eraser_out else "5,10,20,50")
+    for how in arguments.remove:
+        Removal(how, 0 if how == "mask" else None)  # raises before anything is read
     percents, _ = arguments.rationale_k
     for percent in percents:
         if percent > 100:
@@ -374,25 +378,20 @@ def _check(arguments: argparse.Namespace) -> None:
         check_out(arguments.out, arguments.data, *arguments.model, *(arguments.scores or ()))
 
 
-def _print(measurement: Any, summary: dict[str, Any], intervals: Any, of: str) -> None:
+def _print(measured: Any, summary: dict[str, Any], of: str) -> None:
     from fasterqk.attention.page import counts_text, first_token_note
-    from fasterqk.attention.scores import dtap_lines
 
+    measurement, tables = measured.measurement, measured.tables()
     note = "null: uniform attention, or a random ranking"
     if "sharp" in summary:
         note += "; sharp: all attention on one random token; permuted: the model's own in random orders"
-    print_table(measurement.scores_table(intervals), f"{of}{counts_text(measurement)}\n({note})")
+    print_table(tables["scores"], f"{of}{counts_text(measurement)}\n({note})")
     print("\n" + first_token_note(measurement))
     for text in measurement.settings["notes"]:
         print(f"note: {text}")
-    if len(measurement.rankings) > 1:
-        title = "\nevery importance of the tokens (random: a random ranking)"
-        print_table(measurement.rankings_table(), title)
-    if summary["dtap"] is not None:
-        print_table(
-            dtap_lines(summary["dtap"], summary["dtap_edges"]),
-            "\nDTAP, percent of instances: attention on relevant tokens to the right, probability upwards",
-        )
+    for name, title in _TABLES.items():
+        if name in tables:
+            print_table(tables[name], f"\n{title}")
 
 
 def _print_eraser(eraser: dict[str, Any] | None) -> None:
