@@ -1,11 +1,22 @@
-"""Muon on the matrices and AdamW on the rest, as one optimizer; the split sizes of fused weights."""
+"""Muon on the matrices and AdamW on the rest, as one optimizer; the parts of matrices."""
 
 import copy
 
 import pytest
 import torch
 from torch import nn, optim
-from transformers import GPT2Config, GPT2LMHeadModel, GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+)
 
 from fasterqk.errors import InputError
 from fasterqk.labels import find_circuits
@@ -152,23 +163,169 @@ def test_what_cannot_be_is_said(net, label):
         optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
 
 
-# --- Split sizes ---
+# --- Splits per role, per head, and per several heads ---
 
 
-def test_split_sizes():
-    assert find_circuits(gpt2()).splits(axis=1) == {"transformer.h.0.attn.c_attn.weight": [8, 8, 8]}
-    with raises(r"c_attn\.weight is fused along axis 1, not 0: circuits\.splits\(axis=1\)"):
-        find_circuits(gpt2()).splits()
-    torch.manual_seed(0)
+def llama():
+    size = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=10, num_key_value_heads=2, **size))
+
+
+def neox():
     size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    neox = GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=10, **size))
-    sizes = find_circuits(neox).splits()
-    assert sizes == {"gpt_neox.layers.0.attention.query_key_value.weight": [8] * 6}
-    weight = neox.get_parameter("gpt_neox.layers.0.attention.query_key_value.weight")
-    assert len(weight.split(next(iter(sizes.values())))) == 6
+    return GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=10, **size))
 
 
-def test_sizes_that_nothing_verified_are_refused():
+# By hand: axis, number of equal parts, and which of them are queries and keys.
+BY_HEAD = {
+    "gpt2": (gpt2, {"c_attn.weight": (1, 6, {0, 1, 2, 3}), "attn.c_proj.weight": (0, 2, set())}),
+    "llama": (
+        llama,
+        {
+            "q_proj.weight": (0, 4, {0, 1, 2, 3}),
+            "k_proj.weight": (0, 2, {0, 1}),
+            "v_proj.weight": (0, 2, set()),
+            "o_proj.weight": (1, 4, set()),
+        },
+    ),
+    "neox": (neox, {"query_key_value.weight": (0, 6, {0, 1, 3, 4}), "dense.weight": (1, 2, set())}),
+    "torch": (
+        lambda: nn.MultiheadAttention(8, 2),
+        {"in_proj_weight": (0, 6, {0, 1, 2, 3}), "out_proj.weight": (1, 2, set())},
+    ),
+}
+
+
+@pytest.mark.parametrize("ratio", [1, 3])
+@pytest.mark.parametrize("name", BY_HEAD)
+def test_muon_per_head_equals_separate_matrices(name, ratio):
+    """Each part is orthogonalised by itself, at the rate for its shape, at ratio 1 as at any other."""
+    make, by_hand = BY_HEAD[name]
+    torch.manual_seed(0)
+    model = make().double()
+    weights = {n: p for n, p in model.named_parameters() if any(n.endswith(end) for end in by_hand)}
+    options = {"lr": 1e-2, "weight_decay": 0.1, "momentum": 0.9}
+    optimizer = make_optimizer(
+        model, optim.Muon, split="head", qk_ratio=ratio, only=lambda name, _: name in weights, **options
+    )
+    parts, groups = {}, ([], [])
+    for name, weight in weights.items():
+        axis, count, fast = next(spans for end, spans in by_hand.items() if name.endswith(end))
+        blocks = weight.detach().chunk(count, axis)
+        parts[name] = [nn.Parameter(block.clone().contiguous()) for block in blocks]
+        for number, part in enumerate(parts[name]):
+            groups[number in fast].append(part)
+    slow, fast = groups
+    twin = optim.Muon([{"params": slow}, {"params": fast, "lr": 1e-2 * ratio}], **options)
+    for _ in range(3):
+        for name, weight in weights.items():
+            weight.grad = torch.randn_like(weight)
+            axis = next(spans for end, spans in by_hand.items() if name.endswith(end))[0]
+            for part, block in zip(parts[name], weight.grad.chunk(len(parts[name]), axis), strict=True):
+                part.grad = block.clone().contiguous()
+        optimizer.step()
+        twin.step()
+    for name, weight in weights.items():
+        axis = next(spans for end, spans in by_hand.items() if name.endswith(end))[0]
+        torch.testing.assert_close(weight.detach(), torch.cat(parts[name], axis), rtol=0, atol=1e-12)
+
+
+def test_a_ratio_of_almost_one_changes_almost_nothing_where_weights_are_split():
+    """A sweep of ratios is not confounded with splitting."""
+    updates = []
+    for ratio in (1, 1.000001):
+        torch.manual_seed(0)
+        model = gpt2()
+        optimizer = make_optimizer(
+            model, optim.Muon, lr=1e-2, split="role", qk_ratio=ratio, only=lambda n, _: "c_attn.weight" in n
+        )
+        weight = model.transformer.h[0].attn.c_attn.weight
+        before = weight.detach().clone()
+        weight.grad = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+        optimizer.step()
+        updates.append(weight.detach() - before)
+    torch.testing.assert_close(*updates, rtol=1e-4, atol=1e-6)
+
+
+def test_splitting_changes_nothing_for_an_optimizer_that_steps_entry_by_entry(net, label, train):
+    whole, split = net(), net()
+    train(whole, make_optimizer(whole, optim.AdamW, lr=1e-2, qk_ratio=3, circuits=label(whole)), 3)
+    optimizer = make_optimizer(split, optim.AdamW, lr=1e-2, qk_ratio=3, split="role", circuits=label(split))
+    train(split, optimizer, 3)
+    assert torch.equal(whole.qkv(), split.qkv())
+    assert [len(group["params"]) for group in optimizer.param_groups][1] == 2 * len(whole.layers)
+
+
+def spans(parts):
+    return [(part.axis, part.start, part.stop) for part in parts]
+
+
+def test_splits():
+    circuits = find_circuits(llama(), heads=True)
+    prefix = "model.layers.0.self_attn."
+    by_role, by_head, by_two = (circuits.splits(per) for per in ("role", "head", 2))
+    names = [f"{prefix}{role}_proj.weight" for role in "qkvo"]
+    assert list(by_role) == list(by_head) == list(by_two) == names
+    assert all(spans(parts) == [(None, None, None)] for parts in by_role.values())
+    assert spans(by_head[names[1]]) == [(0, 0, 4), (0, 4, 8)]
+    assert spans(by_two[names[0]]) == [(0, 0, 8), (0, 8, 16)]
+    assert spans(by_two[names[1]]) == [(None, None, None)]
+    assert spans(by_two[names[3]]) == [(1, 0, 8), (1, 8, 16)]
+    assert circuits.splits("head", "dion") == dict(
+        zip(names[:3], [{"num_heads": 4}, {"num_heads": 2}, {"num_heads": 2}], strict=True)
+    )
+    grouped = find_circuits(phi3())
+    assert grouped.splits(format="dion") == {
+        "model.layers.0.self_attn.qkv_proj.weight": {"split_sizes": (16, 8, 8)}
+    }
+
+
+def phi3():
+    size = {"hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return Phi3ForCausalLM(Phi3Config(vocab_size=10, pad_token_id=0, num_key_value_heads=2, **size))
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_splits_of_latent_attention():
+    """Up-projections by head and role, down-projections by role."""
+    sizes = {
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 4,
+        "v_head_dim": 4,
+    }
+    experts = {"n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1}
+    config = DeepseekV3Config(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=16,
+        moe_intermediate_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        topk_group=1,
+        **sizes,
+        **experts,
+        first_k_dense_replace=1,
+    )
+    parts = find_circuits(DeepseekV3ForCausalLM(config), heads=True).splits("head")
+    prefix = "model.layers.0.self_attn."
+    assert {name.removeprefix(prefix): spans(slices) for name, slices in parts.items()} == {
+        "q_a_proj.weight": [(None, None, None)],
+        "q_b_proj.weight": [(0, 0, 8), (0, 8, 16)],
+        "kv_a_proj_with_mqa.weight": [(0, 0, 8), (0, 8, 12)],
+        "kv_b_proj.weight": [(0, 0, 4), (0, 4, 8), (0, 8, 12), (0, 12, 16)],
+        "o_proj.weight": [(1, 0, 4), (1, 4, 8)],
+    }
+
+
+def test_splits_that_cannot_be_made_are_refused():
     with raises("were decided by registry and not verified"):
-        find_circuits(gpt2(), verify=False).splits(axis=1)
-    assert find_circuits(nn.TransformerEncoderLayer(8, 2)).splits() == {"self_attn.in_proj_weight": [8, 8, 8]}
+        find_circuits(gpt2(), verify=False).splits()
+    with raises(r"find_circuits\(model, heads=True\)"):
+        find_circuits(nn.MultiheadAttention(8, 2)).splits("head")
+    with raises("puts other rows between its heads, so 2 of them cannot be one matrix; split it per 'head'"):
+        find_circuits(neox(), heads=True).splits(2)
+    with raises("split='layer'.*: it is 'role', 'head' or a number of heads"):
+        make_optimizer(gpt2(), optim.Muon, lr=1e-2, split="layer", others=ADAMW)

@@ -101,7 +101,17 @@ def find_circuits(
     _refuse_without_attention(model, verdict, circuits)
     _refuse_without_queries(model, verdict, circuits)
     notes = _notes(verdict, circuits, verify)
-    return Circuits(_under_model_names(model, circuits), notes, tuple(verdict.scopes))
+    slices = _under_model_names(model, circuits)
+    return Circuits(slices, notes, tuple(verdict.scopes), matrices(model))
+
+
+def matrices(model: nn.Module) -> frozenset[str]:
+    """The names of the parameters that are matrices and not tables of vectors."""
+    tables = (nn.Embedding, nn.EmbeddingBag)
+    modules = [module for module in model.modules() if not isinstance(module, tables)]
+    inside = {id(value) for module in modules for value in module.parameters(recurse=False)}
+    parameters = model.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, value in parameters if value.dim() == 2 and id(value) in inside)
 
 
 def given_or_found(

@@ -20,6 +20,8 @@ from fasterqk.trace.modules import stack_of
 Role = Literal["q", "k", "v", "o", "embedding", "shared", "rest"]
 Circuit = Literal["qk", "ov", "shared", "rest"]
 CIRCUITS: tuple[Circuit, ...] = get_args(Circuit)
+PROJECTIONS = ("q", "k", "v", "o")
+Per = Literal["role", "head"] | int  # how a matrix is split: by role, by head, or by so many heads
 
 CIRCUIT_OF_ROLE: dict[Role, Circuit] = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
 CIRCUIT_OF_ROLE |= {"embedding": "rest", "shared": "shared", "rest": "rest"}
@@ -103,18 +105,45 @@ def as_label(slices: Iterable[Slice]) -> "Role | list[tuple[Any, ...]]":
     return [(part.axis, part.start, part.stop, part.role) for part in parts]
 
 
+def part_key(part: Slice, per: Per) -> tuple[str, int | None]:
+    """What neighbouring slices have in common that belong to one part of a matrix, split ``per``."""
+    if per == "role" or part.head is None:
+        return part.role, None
+    return part.role, part.head if per == "head" else part.head // int(per)
+
+
+def matrix_parts(slices: Sequence[Slice], per: Per) -> list[Slice]:
+    """The parts of one matrix, split ``per``; raises where heads that shall be together are not."""
+    parts = joined(slices, lambda piece: part_key(piece, per))
+    keys = [part_key(part, per) for part in parts]
+    if per not in ("role", "head") and len(set(keys)) < len(keys):
+        raise InputError(
+            f"the layout of {parts[0].parameter} puts other rows between its heads, so {per} of them cannot "
+            "be one matrix; split it per 'head'"
+        )
+    return parts
+
+
+def check_per(per: Any, argument: str) -> None:
+    """Raise unless ``per`` is ``"role"``, ``"head"`` or a number of heads."""
+    number = isinstance(per, int) and not isinstance(per, bool) and per > 0
+    if per not in ("role", "head") and not number:
+        raise InputError(f"{argument}{per!r}): it is 'role', 'head' or a number of heads")
+
+
 @dataclass(frozen=True, repr=False)
 class Circuits(Sequence[Slice]):
     """All slices of a model in parameter order; every parameter is covered exactly once.
 
     Prints as a table, and as HTML in a notebook; ``as_dict`` and ``to_json`` return the same as data.
     ``notes`` are lines about the labels, such as which blocks the probe did not see; ``blocks`` the paths of
-    the attention blocks.
+    the attention blocks; ``matrices`` the names of the weights that are matrices and not tables.
     """
 
     slices: tuple[Slice, ...]
     notes: tuple[str, ...] = ()
     blocks: tuple[str, ...] = ()
+    matrices: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         """Check that the slices of each parameter follow each other without gap or overlap."""
@@ -130,37 +159,53 @@ class Circuits(Sequence[Slice]):
         """The number of entries of a circuit."""
         return sum(piece.numel for piece in self.slices if piece.circuit == circuit)
 
-    def splits(self, axis: int = 0) -> dict[str, list[int]]:
-        """``{parameter: sizes}`` of every fused weight, as Muon implementations and ``torch.split`` take it.
+    def splits(self, per: Per = "role", format: Literal["slices", "dion"] = "slices") -> dict[str, Any]:
+        """The parts of every q, k, v and o matrix, fused or separate, for optimizers that step on matrices.
 
-        The sizes follow each other along ``axis``: 0 is that of ``nn.Linear``, 1 that of GPT-2's ``Conv1D``;
-        in an interleaved layout they repeat from head to head. A weight that only registry or names have
-        labelled is an ``InputError``, as is a weight that is fused along another axis.
+        Rows are split for q, k and v, columns for o (the other way round in GPT-2's ``Conv1D``). A matrix of
+        no single head, such as the down-projections of latent attention, is split by role.
+
+        Arguments:
+            per: ``"role"``: q, k and v of a fused weight (per head in a layout that interleaves heads);
+                ``"head"``: per head, of keys and values per key head; a number: so many heads together.
+            format: ``"slices"``, or ``"dion"`` for the keys of a parameter group of microsoft/dion:
+                ``num_heads`` or ``split_sizes``, for those matrices that these can express.
+
+        Returns:
+            ``{parameter: [Slice, ...]}``, where ``part.view(weight)`` is a part; or ``{parameter: keys}``.
+
+        Raises:
+            InputError: The labels do not know heads, a split weight was not verified by the probe, or heads
+                that shall be together are interleaved with others.
 
         >>> from torch import nn
         >>> from fasterqk.labels import find_circuits
-        >>> find_circuits(nn.MultiheadAttention(8, 2)).splits()
-        {'in_proj_weight': [8, 8, 8]}
+        >>> parts = find_circuits(nn.MultiheadAttention(8, 2), heads=True).splits("head")["out_proj.weight"]
+        >>> [(part.axis, part.start, part.stop) for part in parts]
+        [(1, 0, 4), (1, 4, 8)]
         """
-        splits: dict[str, list[int]] = {}
-        for name, parts in groupby(self.slices, lambda piece: piece.parameter):
-            pieces = list(parts)
-            first = pieces[0]
-            if first.axis is None or len({piece.role for piece in pieces}) == 1:
+        check_per(per, "splits(per=")
+        if per != "role" and all(part.head is None for part in self.slices):
+            raise InputError(f"splits(per={per!r}) needs labels per head: find_circuits(model, heads=True)")
+        splits: dict[str, Any] = {}
+        for name, pieces in groupby(self.slices, lambda piece: piece.parameter):
+            slices = list(pieces)
+            if name not in self.matrices or not any(piece.role in PROJECTIONS for piece in slices):
                 continue
-            sizes = [(piece.stop or 0) - (piece.start or 0) for piece in pieces]
-            if first.numel == sizes[0]:
-                continue  # a bias
-            if first.axis != axis:
+            parts = matrix_parts(slices, per)
+            if len(parts) > 1 and not all(
+                "probe" in part.decided_by or part.decided_by == "label" for part in slices
+            ):
                 raise InputError(
-                    f"{name} is fused along axis {first.axis}, not {axis}: circuits.splits(axis={first.axis})"
-                )
-            if not all("probe" in piece.decided_by or piece.decided_by == "label" for piece in pieces):
-                raise InputError(
-                    f"the slices of {name} were decided by {first.decided_by} and not verified; let the "
+                    f"the slices of {name} were decided by {slices[0].decided_by} and not verified; let the "
                     "probe see it: find_circuits(model, inputs=batch, verify=True)"
                 )
-            splits[name] = sizes
+            sizes = tuple((part.stop or 0) - (part.start or 0) for part in parts)
+            if format == "slices":
+                splits[name] = parts
+            elif len(parts) > 1 and parts[0].axis == 0:
+                even = len(set(sizes)) == 1
+                splits[name] = {"num_heads": len(sizes)} if even else {"split_sizes": sizes}
         return splits
 
     def summary(self) -> str:

@@ -22,7 +22,7 @@ A step of a fused weight, called by the hooks in ``hooks``:
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any, NoReturn
 
 import torch
@@ -277,8 +277,10 @@ def make_leaves(
     leaves: list[Leaf] = []
     assigned = list(assigned)
     # Kernels take either sharded tensors or plain ones: with one sharded weight, all step as plain ones.
-    all_local = any(trained.split and is_sharded(trained.parameter) for trained in assigned)
+    all_local = any(is_sharded(trained.parameter) and trained.split for trained in assigned)
     for trained in assigned:
+        if trained.per is not None and trained.split and by_entry():
+            trained = replace(trained, per=None)  # nothing to gain
         sharded = all_local and is_sharded(trained.parameter)
         if not trained.split and not sharded:
             leaves.append(Leaf(trained.parameter, trained.name, trained.slices[0][1]))
@@ -313,7 +315,7 @@ def _joined_slices(
     instructions); where that matters, the slices of all heads form one leaf, as in a separate weight.
     """
     options = {**getattr(optimizer_class, "keywords", {}), **kwargs}
-    runs = _join_neighbours(trained.slices, by_role=True)
+    runs = trained.runs(by_role=True)
     sharded = is_sharded(trained.parameter)
     uneven = not sharded and any(part.view(trained.parameter).numel() % _VECTOR for part, _ in runs)
     if uneven and options.get("fused") and by_entry:
@@ -325,21 +327,7 @@ def _joined_slices(
             together = is_regular(alike, trained.parameter)
             joined += [(alike, settings)] if together else [((part,), settings) for part in alike]
         return joined
-    if by_entry:
-        runs = _join_neighbours(runs, by_role=False)
-    return [((part,), settings) for part, settings in runs]
-
-
-def _join_neighbours(
-    slices: Iterable[tuple[Slice, Settings]], *, by_role: bool
-) -> list[tuple[Slice, Settings]]:
-    """Join adjacent slices with equal settings and, with ``by_role``, equal roles."""
-    joined = []
-    for _, run in groupby(slices, lambda item: (item[1], item[0].role if by_role else "")):
-        parts = list(run)
-        first, settings = parts[0]
-        joined.append((replace(first, stop=parts[-1][0].stop), settings))
-    return joined
+    return [((part,), settings) for part, settings in (trained.runs() if by_entry else runs)]
 
 
 def _span(part: Slice) -> tuple[int, int, int]:

@@ -18,7 +18,19 @@ from torch import Tensor, nn
 
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, given_or_found, roles_from_labels
-from fasterqk.labels.slices import CIRCUIT_OF_ROLE, CIRCUITS, Circuits, Role, Slice, whole_slice
+from fasterqk.labels.slices import (
+    CIRCUIT_OF_ROLE,
+    CIRCUITS,
+    PROJECTIONS,
+    Circuits,
+    Per,
+    Role,
+    Slice,
+    check_per,
+    matrix_parts,
+    part_key,
+    whole_slice,
+)
 from fasterqk.optim.ratio import Ratio, RatioLike, Ratios, finite_number
 
 Rules = Mapping[str, Mapping[str, Any]]
@@ -56,9 +68,12 @@ class Request:
     weight_decay: float | None = None
     rules: Rules = field(default_factory=dict)
     groups: Sequence[UserGroup] = ()
+    split: Per | None = None
 
     def __post_init__(self) -> None:
         finite_number(self.lr, "lr", zero=True)
+        if self.split is not None:
+            check_per(self.split, "make_optimizer(split=")
         if self.weight_decay is not None:
             finite_number(self.weight_decay, "weight_decay", zero=True)
         self._check_ratios()
@@ -121,13 +136,15 @@ class Request:
 
     @property
     def same_everywhere(self) -> bool:
-        """Whether all circuits have the same settings, so that no labels are needed."""
-        return all(ratio.plain_one for ratio in self.by_role.values()) and not any(self.rules.values())
+        """Whether all circuits have the same settings and nothing is split, so that no labels are needed."""
+        plain = self.split is None and not any(self.rules.values())
+        return plain and all(ratio.plain_one for ratio in self.by_role.values())
 
     @property
     def per_head(self) -> bool:
         """Whether labels per head are needed."""
-        return any(ratio.per_head for ratio in self.by_role.values())
+        split = self.split not in (None, "role")
+        return split or any(ratio.per_head for ratio in self.by_role.values())
 
     @property
     def gradient_norms(self) -> dict[str, float]:
@@ -196,16 +213,34 @@ class Settings:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trainable parameter: its labelled slices in order, each with its settings."""
+    """A trainable parameter: its labelled slices in order, each with its settings.
+
+    ``per`` says how it is split where an optimizer looks at whole matrices; None: by settings alone.
+    """
 
     name: str
     parameter: nn.Parameter
     slices: tuple[tuple[Slice, Settings], ...]
+    per: Per | None = None
 
     @property
     def split(self) -> bool:
-        """Whether its slices have different settings."""
-        return any(settings != self.slices[0][1] for _, settings in self.slices)
+        """Whether it is trained in several parts."""
+        return len(self.runs()) > 1
+
+    def runs(self, by_role: bool = False) -> list[tuple[Slice, Settings]]:
+        """Its slices; neighbours with equal settings, of one part (``by_role``: of one role) are joined."""
+
+        def kind(item: tuple[Slice, Settings]) -> tuple[Settings, Any]:
+            key = part_key(item[0], self.per or "role") if by_role or self.per else None
+            return item[1], key
+
+        runs = []
+        for _, run in groupby(self.slices, kind):
+            parts = list(run)
+            first, settings = parts[0]
+            runs.append((replace(first, stop=parts[-1][0].stop), settings))
+        return runs
 
 
 def circuits_for(
@@ -245,7 +280,10 @@ def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | 
                 by_role = request.ratios is not None and part.role in request.ratios
                 settings = replace(settings, group=part.role if by_role else part.circuit)
             slices.append((part, settings))
-        assigned.append(Trained(name, parameter, tuple(slices)))
+        matrix = parameter.dim() == 2 and any(part.role in PROJECTIONS for part in parts)
+        if matrix and request.split is not None:
+            matrix_parts(parts, request.split)  # raises where it cannot be split so
+        assigned.append(Trained(name, parameter, tuple(slices), request.split if matrix else None))
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
     if only is None and not request.groups:

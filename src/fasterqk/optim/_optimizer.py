@@ -20,7 +20,7 @@ from torch import nn
 from fasterqk.errors import InputError
 from fasterqk.labels.find import Labels, resting_on_names
 from fasterqk.labels.first_pass import FirstPass
-from fasterqk.labels.slices import Circuits
+from fasterqk.labels.slices import Circuits, Per
 from fasterqk.optim._fused import FusedWeight, make_leaves, optimizer_name
 from fasterqk.optim._gradients import normalizer
 from fasterqk.optim._groups import (
@@ -60,6 +60,7 @@ def make_optimizer(
     labels: Labels | None = None,
     circuits: Circuits | None = None,
     only: Only | None = None,
+    split: Per | None = None,
     groups: Sequence[Mapping[str, Any]] | None = None,
     others: tuple[Any, dict[str, Any]] | None = None,
     **kwargs: Any,
@@ -93,6 +94,9 @@ def make_optimizer(
         labels: Your own roles of parameters, ``{"*.rel": "q"}``, as in :func:`find_circuits`.
         circuits: The result of :func:`find_circuits`, if it is known.
         only: ``only(name, parameter)`` chooses the parameters to optimize, for example matrices for Muon.
+        split: Gives an optimizer that looks at whole matrices (Muon) every q, k, v and o matrix in parts, at
+            any ratio: ``"role"`` (fused weights), ``"head"``, or a number of heads together. By default only
+            weights whose slices have different settings are split.
         groups: Parameter groups of your own, as a torch optimizer takes them, with any keys. A rate is that
             of the group times the ratio; what is in no group is not trained.
         others: A second optimizer for everything except hidden matrices, ``(AdamW, {"lr": 3e-4})`` beside
@@ -123,7 +127,7 @@ def make_optimizer(
     else:
         chosen, only = _for_two(model, only, groups, others), None
         kinds.append(others)
-    request = Request(lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, chosen)
+    request = Request(lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, chosen, split)
     if not request.same_everywhere:
         for kind, _ in kinds:
             _refuse_own_steps(kind)
@@ -139,7 +143,7 @@ def make_optimizer(
 
         return steps_by_entry(trial)
 
-    def split(asked: Request, only: Only | None, first: int = 0) -> tuple[list[Group], list[Fused]]:
+    def grouped(asked: Request, only: Only | None, first: int = 0) -> tuple[list[Group], list[Fused]]:
         """The groups that ``asked`` makes, and the fused weights whose leaves are in them."""
         assigned = assign(model, asked, labelled, only)
         fused: list[Fused] = []
@@ -151,9 +155,9 @@ def make_optimizer(
         return make_groups(leaves, assigned, asked.groups, first), fused
 
     def split_later(group: Mapping[str, Any], first: int) -> tuple[list[Group], list[Fused]]:
-        return split(replace(request, groups=user_groups(model, [group])), None, first)
+        return grouped(replace(request, groups=user_groups(model, [group])), None, first)
 
-    described, fused = split(request, only)
+    described, fused = grouped(request, only)
     optimizer: Any = _optimizer_of(kinds, described, lr)
     for options, group in zip(optimizer.param_groups, described, strict=True):
         if {id(leaf) for leaf in options["params"]} != {id(leaf.tensor) for leaf in group.leaves}:
