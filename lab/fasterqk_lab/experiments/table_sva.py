@@ -198,11 +198,6 @@ EXPERIMENT = Experiment(
         EPOCHS_OPTION,
         Option("lr", float, "base rate of both arms, instead of the search for it (it found 0.001 and 0.01)"),
     ),
-    examples=(
-        "fasterqk-lab reproduce table-sva --out out",
-        "fasterqk-lab reproduce table-sva --form prefix --seeds 5 --json # accuracy by number of attractors",
-        "fasterqk-lab reproduce table-sva --protocol released",
-        "fasterqk-lab reproduce table-sva --form whole --seeds 1 --lr 1e-3 # at the rate of the search",
-    ),
+    examples=("--protocol released", "--form whole --seeds 1 --lr 1e-3 # at the rate of the search"),
     needs_data=True,
 )
