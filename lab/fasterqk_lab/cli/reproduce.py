@@ -65,11 +65,9 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
 def experiment_parser(experiment: "Experiment") -> Parser:
     """The parser of one experiment, made from its options."""
     description = f"{experiment.summary}. {experiment.details}".rstrip(". ") + "."
-    parser = Parser(
-        prog=f"fasterqk-lab reproduce {experiment.name}",
-        description=description,
-        epilog=examples(*experiment.examples),
-    )
+    command = f"fasterqk-lab reproduce {experiment.name}"
+    lines = examples(*(f"{command} {options}" for options in ("--out out", *experiment.examples)))
+    parser = Parser(prog=command, description=description, epilog=lines)
     for option in experiment.all_options.values():
         add_option(parser, option)
     parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")

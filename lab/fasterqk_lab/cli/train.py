@@ -238,10 +238,29 @@ def _show_tune(choice: dict[str, Any]) -> None:
         f"{choice['runs']} runs of at most {choice['epochs']} epochs; no attention was measured. "
         f"To train with what was chosen:\n  {choice['command']}"
     )
-    print(f"figure: {choice['files']['figure']['png']}")
 
 
 # --- synthetic: train one cell of the toy language ---
+
+
+SYNTHETIC_OPTIONS: dict[str, tuple[Any, str, str, Any]] = {
+    "seed": (int, "N", "of the init, the sample and the held-out set", 0),
+    "qk-ratio": (positive_float, "R", "QK rate / OV rate", 1.0),
+    "ramp-steps": (positive_int, "N", "reach the ratio linearly from 1 over so many steps", 0),
+    "lr": (positive_float, "RATE", "base learning rate", 0.2),
+    "optimizer": (str, "NAME", "sgd or adam", "sgd"),
+    "init-scale": (positive_float, "S", "of both circuits", 1e-3),
+    "gamma": (float, "SHARE", "of distinct tokens", 0.355),
+    "context": (positive_int, "T", "tokens before the query", 63),
+    "target-loss": (positive_float, "L", "where training ends", 0.001),
+    "max-steps": (positive_int, "N", "when it ends otherwise", 500_000),
+}
+SYNTHETIC_FLAGS = {
+    "scaled": "divide scores by the square root of 50",
+    "closed": "softmax over the four next tokens only",
+    "attend-query": "the query can attend to itself",
+    "fresh": "new sequences all the time, no fixed sample",
+}
 
 
 def configure_synthetic(parser: Parser) -> None:
@@ -258,28 +277,10 @@ def configure_synthetic(parser: Parser) -> None:
         "fasterqk-lab synthetic train --parameterization FAFO --qk-ratio 20 --ramp-steps 10000",
     )
     train.add_argument("--parameterization", required=True, metavar="NAME", help="FAFO, FACO, CAFO or CACO")
-    train.add_option("--seed", int, "N", "of the init, the sample and the held-out set", default=0)
-    train.add_option("--qk-ratio", positive_float, "R", "QK rate / OV rate", default=1.0)
-    train.add_argument(
-        "--ramp-steps",
-        type=positive_int,
-        nargs="?",
-        const=200_000,
-        default=0,
-        metavar="N",
-        help="reach the ratio linearly from 1 over so many steps (200000 when no number follows)",
-    )
-    train.add_option("--lr", positive_float, "RATE", "base learning rate", default=0.2)
-    train.add_option("--optimizer", str, "NAME", "sgd or adam", default="sgd")
-    train.add_option("--init-scale", positive_float, "S", "of both circuits", default=1e-3)
-    train.add_option("--gamma", float, "SHARE", "of distinct tokens", default=0.355)
-    train.add_option("--context", positive_int, "T", "tokens before the query", default=63)
-    train.add_option("--target-loss", positive_float, "L", "where training ends", default=0.001)
-    train.add_option("--max-steps", positive_int, "N", "when it ends otherwise", default=500_000)
-    train.add_argument("--scaled", action="store_true", help="divide scores by the square root of 50")
-    train.add_argument("--closed", action="store_true", help="softmax over the four next tokens only")
-    train.add_argument("--attend-query", action="store_true", help="the query can attend to itself")
-    train.add_argument("--fresh", action="store_true", help="new sequences all the time, no fixed sample")
+    for name, (kind, metavar, help, default) in SYNTHETIC_OPTIONS.items():
+        train.add_option(f"--{name}", kind, metavar, help, default=default)
+    for name, help in SYNTHETIC_FLAGS.items():
+        train.add_argument(f"--{name}", action="store_true", help=help)
     add_json(train)
 
 

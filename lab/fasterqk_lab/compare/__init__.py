@@ -26,5 +26,6 @@ from fasterqk_lab.compare._rule import above as above
 from fasterqk_lab.compare._rule import compare as compare
 from fasterqk_lab.compare._rule import compare_arms as compare_arms
 from fasterqk_lab.compare._rule import correct as correct
+from fasterqk_lab.compare._rule import crossings as crossings
 from fasterqk_lab.compare._rule import margin_of as margin_of
 from fasterqk_lab.compare._rule import verdict as verdict

@@ -36,7 +36,6 @@ from fasterqk_lab.figures import (
     save_curves,
     save_document,
     save_dtaps,
-    save_examples,
     save_forest,
     save_table,
 )
@@ -475,29 +474,6 @@ class Outcome:
         document = {"title": title, "setting": setting, "effects": records}
         save_document(out, "effects", name, document)
 
-    def save_examples(self, out: Path) -> None:
-        """Write single examples with the attention of both arms, for the page; needs the weights."""
-        from fasterqk_lab.experiments._examples import attention_examples
-
-        comparison = self.comparison
-        if self.diverged:
-            return
-        config = next(iter(comparison.arms.values()))
-        examples = attention_examples(
-            {arm_text(arm): arm_config for arm, arm_config in comparison.arms.items()},
-            comparison.seeds[0],
-            out,
-        )
-        save_examples(
-            out,
-            comparison.key,
-            title=f"{comparison.title}: where it looks",
-            caption=f"Seed {comparison.seeds[0]}. {self.setting()}.",
-            arms=[arm_text(arm) for arm in comparison.arms],
-            examples=examples,
-            sensitive=load_task(config.task, form=config.data.form, file=config.data.file).sensitive,
-        )
-
 
 def run_arms(
     comparison: Comparison,
@@ -540,6 +516,9 @@ def run_comparison(
     """
     outcome = run_arms(comparison, runner, more=more, function=function)
     files = outcome.save(runner.out, forest=forest)
-    if examples and not runner.rebuilds:
-        outcome.save_examples(runner.out)
+    if examples and not runner.rebuilds and not outcome.diverged:
+        from fasterqk_lab.experiments._examples import save_attention
+
+        arms = {arm_text(arm): config for arm, config in comparison.arms.items()}
+        save_attention(outcome, arms, runner.out)
     return {**outcome.summary(), "files": files}

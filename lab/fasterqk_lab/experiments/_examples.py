@@ -1,18 +1,21 @@
-"""Single test examples with the attention that each arm pays to them, as the page shows them."""
+"""What needs the weights of trained cells: single test examples with the attention of each arm, and facts."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fasterqk.attention import Aggregation
 from fasterqk.attention.aggregation import null_row
+from fasterqk_lab.experiments._registry import CellRunner
+from fasterqk_lab.figures import save_examples
 from fasterqk_lab.models._classifier import attention_rows, head_rows
 from fasterqk_lab.models._generator import GPTAnswerGenerator
 from fasterqk_lab.runs import Store
-from fasterqk_lab.tasks import LabelledInstances
+from fasterqk_lab.tasks import LabelledInstances, load_task
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._batches import pack_questions
 from fasterqk_lab.training._classification import Classification
@@ -27,10 +30,40 @@ from fasterqk_lab.training._generation import (
 )
 from fasterqk_lab.training._loop import load_trained
 
+if TYPE_CHECKING:
+    from fasterqk_lab.experiments._comparison import Comparison, Outcome
+
 COUNT = 12
 READ_POSITION = "[read]"
 # Everything that an arm had written before a step.
 ANSWER = "[its own answer so far]"
+
+
+def trained_facts(
+    comparison: "Comparison", runner: CellRunner, compute: Callable[[Any], Any]
+) -> dict[tuple[str, int], Any]:
+    """What ``compute`` says of every trained cell: its model and data come from the store, or it is read."""
+
+    def fact(cell: TrainConfig) -> Any:
+        return compute(load_trained(cell, Store(runner.out).folder(cell)))
+
+    cells = comparison.cells().items()
+    return {(arm, seed): runner.fact(f"{arm} {seed}", partial(fact, cell)) for (arm, seed), cell in cells}
+
+
+def save_attention(outcome: "Outcome", arms: Mapping[str, TrainConfig], out: Path) -> None:
+    """Write single examples with the attention of all ``arms``, for the page."""
+    comparison, config = outcome.comparison, next(iter(arms.values()))
+    seed = comparison.seeds[0]
+    save_examples(
+        out,
+        comparison.key,
+        title=f"{comparison.title}: where it looks",
+        caption=f"Seed {seed}. {outcome.setting()}.",
+        arms=list(arms),
+        examples=attention_examples(arms, seed, out),
+        sensitive=load_task(config.task, form=config.data.form, file=config.data.file).sensitive,
+    )
 
 
 def attention_examples(

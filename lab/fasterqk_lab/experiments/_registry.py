@@ -163,14 +163,14 @@ class Experiment:
     """A figure or table that can be made again.
 
     ``run(runner, **options)`` computes it, writes its files under ``runner.out`` and returns the summary that
-    ``--json`` prints; ``shown(summary)`` is what people see of it. ``trains`` says that it is made of cells,
-    ``needs_data`` that it reads data files.
+    ``--json`` prints; ``shown(summary)`` is what people see of it. ``examples`` are options that its help
+    shows. ``trains`` says that it is made of cells, ``needs_data`` that it reads data files.
     """
 
     name: str
     run: Callable[..., Mapping[str, Any]]
     options: tuple[Option, ...]
-    examples: tuple[str, ...]
+    examples: tuple[str, ...] = ()
     details: str = ""
     trains: bool = True
     needs_data: bool = False

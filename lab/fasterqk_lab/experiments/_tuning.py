@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from fasterqk.attention.statistics import interval
-from fasterqk.console import mean_of
 from fasterqk.errors import InputError
 from fasterqk.files import plain
 from fasterqk_lab.compare import BEST, Value, write_values
 from fasterqk_lab.experiments._registry import CellRunner
-from fasterqk_lab.figures import COLORS, Line, Panel, save_panels, save_table
+from fasterqk_lab.figures import save_table
 from fasterqk_lab.tasks import load_task
 from fasterqk_lab.training import TrainConfig
 
@@ -178,7 +177,7 @@ Document = Mapping[str, Any]
 
 
 def save_tuning(outcome: Document, out: Path) -> dict[str, dict[str, str]]:
-    """Write the tables and the figure of what :func:`tune` found; returns their paths."""
+    """Write the tables of what :func:`tune` found; returns their paths."""
     name, title = f"tune-{outcome['task']}", f"Search for rates: {outcome['task']}"
     why = " ".join(reason(outcome, stage) for stage in outcome["stages"].values())
     caption = (
@@ -188,8 +187,7 @@ def save_tuning(outcome: Document, out: Path) -> dict[str, dict[str, str]]:
     )
     table = save_table(out, name, title=title, caption=caption, rows=tuning_rows(outcome))
     results = write_values(out / "results" / f"{name}.csv", _values(outcome, name))
-    figure = _save_figure(outcome, out, name, title, caption)
-    return {"table": table, "results": {"csv": str(results)}, "figure": figure}
+    return {"table": table, "results": {"csv": str(results)}}
 
 
 def tuning_rows(outcome: Document) -> list[dict[str, Any]]:
@@ -241,25 +239,3 @@ def _note(row: Mapping[str, Any]) -> str:
     if row["diverged"]:
         return "diverged"
     return "chosen" if row["chosen"] else "finalist" if row["finalist"] else ""
-
-
-def _save_figure(outcome: Document, out: Path, name: str, title: str, caption: str) -> dict[str, str]:
-    equal = outcome["accuracy"]["equal_rates"]["mean"]
-    panels: list[Panel] = []
-    for stage in outcome["stages"].values():
-        field, best = stage["field"], _row(stage)
-        shown = sorted((row for row in stage["tried"] if not row["diverged"]), key=lambda row: row[field])
-        values, means = [row[field] for row in shown], [mean_of(row["accuracy"]) for row in shown]
-        ring = {"marker": "o", "markersize": 9, "fillstyle": "none", "linestyle": "none"}
-        lines = [
-            Line("tried", values, means, {"color": COLORS[0], "marker": "o"}),
-            Line("chosen", [best[field]], [mean_of(best["accuracy"])], {"color": COLORS[1], **ring}),
-        ]
-        if field == "qk_ratio":
-            ends = [min(values), max(values)]
-            lines.append(Line("equal rates", ends, [equal] * 2, {"color": "0.4", "linestyle": "--"}))
-        heading = f"{len(panels) + 1}. {TITLES[field]}: {outcome[field]:g}"
-        panels.append(Panel(heading, (TITLES[field], ACCURACY), lines, legend={}))
-    see = "The ring marks what was chosen: the best accuracy on validation data, not on test data."
-    about: dict[str, Any] = {"title": title, "caption": caption, "see": see}
-    return save_panels(panels, out, name, size=(3.7, 3.0), share=True, **about)

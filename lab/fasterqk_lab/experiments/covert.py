@@ -27,7 +27,7 @@ exploratory.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial, reduce
+from functools import cache, reduce
 from itertools import product
 from math import isfinite
 from pathlib import Path
@@ -48,6 +48,7 @@ from fasterqk_lab.experiments._comparison import (
     run_arms,
     seeds_from,
 )
+from fasterqk_lab.experiments._examples import trained_facts
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting, with_scale
 from fasterqk_lab.experiments.ratio_or_rate import RATES, arm_name, ratio_or_rate
@@ -55,12 +56,10 @@ from fasterqk_lab.experiments.table_hatexplain import table_layers
 from fasterqk_lab.figures import COLORS, Panel, effect_record, lines_of, save_panels
 from fasterqk_lab.models import Classifier
 from fasterqk_lab.models._classifier import Block, head_rows
-from fasterqk_lab.runs import Store
 from fasterqk_lab.synthetic import Language, SyntheticCell
 from fasterqk_lab.synthetic._train import mutual_bits
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._classification import Classification
-from fasterqk_lab.training._loop import load_trained
 
 # --- The toy language ---
 
@@ -263,10 +262,7 @@ EXPERIMENT = Experiment(
     "covert-channel",
     run,
     options=(seeds_option(3), Option("parts", str, "which (default: all)", choices=PARTS, many=True)),
-    examples=(
-        "fasterqk-lab reproduce covert-channel --out out",
-        "fasterqk-lab reproduce covert-channel --parts threshold --seeds 1 --json",
-    ),
+    examples=("--parts threshold --seeds 1 --json",),
 )
 
 # --- HateXplain ---
@@ -323,8 +319,9 @@ def covert_hatexplain(seeds: int = 3, layers: Sequence[int] = (1, 2)) -> Compari
 
 
 @torch.no_grad()
-def measure_covert(workload: Classification, generator: torch.Generator) -> dict[str, float]:
+def measure_covert(workload: Classification) -> dict[str, float]:
     """All `SCORES` of a trained model on the test posts that have marked and unmarked words."""
+    generator = torch.Generator().manual_seed(workload.config.seed)
     model, split = workload.model, workload.splits["test"]
     words = torch.arange(split.tokens.shape[1]) < split.lengths[:, None]
     marked = (split.relevance > 0) & words
@@ -465,26 +462,16 @@ def choice_bits(
     return scores | {"bits_above_null": scores["bits"] - scores["null_bits"]}
 
 
-def measured_covert(cell: TrainConfig, store: Store) -> dict[str, float]:
-    """All `SCORES` of a trained cell."""
-    workload = load_trained(cell, store.folder(cell))
-    assert isinstance(workload, Classification)
-    return measure_covert(workload, torch.Generator().manual_seed(cell.seed))
-
-
 def run_hatexplain(runner: CellRunner, seeds: int, layers: Sequence[int]) -> dict[str, Any]:
     comparison = covert_hatexplain(seeds, layers)
 
     def covert_values(outcome: Outcome) -> list[Value]:
-        values = []
-        for (arm, seed), cell in comparison.cells().items():
-            scores = runner.fact(f"{arm} {seed}", partial(measured_covert, cell, Store(runner.out)))
-            values += [
-                Value(comparison.key, arm, seed, AT, None, score, value)
-                for score, value in scores.items()
-                if value is not None and isfinite(value)
-            ]
-        return values
+        return [
+            Value(comparison.key, arm, seed, AT, None, score, value)
+            for (arm, seed), scores in trained_facts(comparison, runner, measure_covert).items()
+            for score, value in scores.items()
+            if value is not None and isfinite(value)
+        ]
 
     outcome = run_arms(comparison, runner, more=covert_values)
     bits = [above(outcome.measured, arm, "bits", "null_bits", at=AT, label=arm) for arm in comparison.arms]
@@ -500,9 +487,6 @@ HATEXPLAIN = Experiment(
         seeds_option(3),
         Option("layers", int, "which depths", default=(1, 2), choices=(1, 2), many=True),
     ),
-    examples=(
-        "fasterqk-lab reproduce covert-hatexplain --out out",
-        "fasterqk-lab reproduce covert-hatexplain --layers 1 --seeds 1 --json",
-    ),
+    examples=("--layers 1 --seeds 1 --json",),
     needs_data=True,
 )

@@ -21,7 +21,6 @@ random rankings, of the faster arm minus the baseline sharpened in the model. Al
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -42,16 +41,15 @@ from fasterqk_lab.experiments._comparison import (
     seeds_from,
     two_arms,
 )
+from fasterqk_lab.experiments._examples import trained_facts
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments.table_hatexplain import QK_RATIO, table_hatexplain
 from fasterqk_lab.experiments.table_sva import FOUND_RATES, table_sva
 from fasterqk_lab.figures import COLORS, Line, Panel, effect_record, save_panels, save_table
 from fasterqk_lab.models._classifier import attention_rows
-from fasterqk_lab.runs import Store
 from fasterqk_lab.training import TrainConfig
 from fasterqk_lab.training._batches import EVALUATION_BATCH
 from fasterqk_lab.training._classification import Classification
-from fasterqk_lab.training._loop import load_trained
 
 # --- Faithfulness minus that of random rankings ---
 
@@ -99,9 +97,8 @@ EXPERIMENT = Experiment(
     run,
     options=(Option("data", str, "which data set", default="hatexplain", choices=DATA), seeds_option(5)),
     examples=(
-        "fasterqk-lab reproduce faithfulness --out out",
-        "fasterqk-lab reproduce faithfulness --data sva-whole --seeds 3 --json",
-        "fasterqk-lab reproduce faithfulness --cells lab/paper/cells/faithfulness-hatexplain.jsonl.xz",
+        "--data sva-whole --seeds 3 --json",
+        "--cells lab/paper/cells/faithfulness-hatexplain.jsonl.xz",
     ),
     needs_data=True,
 )
@@ -133,16 +130,16 @@ Curve = Sequence[Mapping[str, float]]
 Curves = Mapping[tuple[str, int], Mapping[str, Curve]]
 
 
-def temperature_hatexplain(seeds: int = 5, ratio: float = QK_RATIO, loss: float = LOSS) -> Comparison:
-    """Both arms, each until its training loss is ``loss``.
+def temperature_hatexplain(seeds: int = 5) -> Comparison:
+    """Both arms, each until its training loss is `LOSS`.
 
     >>> temperature_hatexplain().arms["baseline"].evaluation.stop_at_loss
     0.6
     """
-    options: dict[str, Any] = {"evaluate_at_fall": EVALUATE_AT_FALL, "stop_at_loss": loss}
+    options: dict[str, Any] = {"evaluate_at_fall": EVALUATE_AT_FALL, "stop_at_loss": LOSS}
     base = TrainConfig("hatexplain", epochs=EPOCHS, schedule="constant", **options)
     title = "HateXplain, one layer: only temperature?"
-    return two_arms("temperature-hatexplain", title, base, ratio, seeds_from(seeds))
+    return two_arms("temperature-hatexplain", title, base, QK_RATIO, seeds_from(seeds))
 
 
 @torch.no_grad()
@@ -297,22 +294,18 @@ def save_sharpening(outcome: Outcome, curves: Curves, runner: CellRunner) -> dic
     )
 
 
-def sharpened(cell: TrainConfig, store: Store) -> dict[str, Curve]:
+def sharpened(workload: Classification) -> dict[str, Curve]:
     """Both curves of a trained cell."""
-    workload = load_trained(cell, store.folder(cell))
-    assert isinstance(workload, Classification)
-    workload.config = cell.replace(random_along=True)
+    workload.config = workload.config.replace(random_along=True)
     return {"read": sharpened_as_read(workload), "model": sharpened_in_the_model(workload)}
 
 
-def run_temperature(runner: CellRunner, seeds: int, ratio: float, loss: float) -> dict[str, Any]:
-    comparison = temperature_hatexplain(seeds, ratio, loss)
+def run_temperature(runner: CellRunner, seeds: int) -> dict[str, Any]:
+    comparison = temperature_hatexplain(seeds)
     curves: dict[tuple[str, int], dict[str, Curve]] = {}
 
     def readings(outcome: Outcome) -> list[Value]:
-        for (arm, seed), cell in comparison.cells().items():
-            compute = partial(sharpened, cell, Store(runner.out))
-            curves[arm, seed] = runner.fact(f"{arm} {seed}", compute)
+        curves.update(trained_facts(comparison, runner, sharpened))
         return readings_of(comparison, curves)
 
     outcome = run_arms(comparison, runner, more=readings)
@@ -336,14 +329,6 @@ def run_temperature(runner: CellRunner, seeds: int, ratio: float, loss: float) -
 TEMPERATURE = Experiment(
     "temperature-hatexplain",
     run_temperature,
-    options=(
-        seeds_option(5),
-        Option("ratio", float, "of the faster arm", default=float(QK_RATIO)),
-        Option("loss", float, "training loss at which both arms stop", default=LOSS),
-    ),
-    examples=(
-        "fasterqk-lab reproduce temperature-hatexplain --out out",
-        "fasterqk-lab reproduce temperature-hatexplain --seeds 1 --loss 0.9       # a quick look",
-    ),
+    options=(seeds_option(5),),
     needs_data=True,
 )

@@ -375,10 +375,7 @@ EXPERIMENT = Experiment(
         seeds_option(5, "how many (g and h of published: at least the five that the notebooks averaged)"),
         Option("panels", str, "only these (default: all)", many=True, metavar="a"),
     ),
-    examples=(
-        "fasterqk-lab reproduce fig2 --out out",
-        "fasterqk-lab reproduce fig2 --protocol literal --seeds 1     # the paper's text, word for word",
-    ),
+    examples=("--protocol literal --seeds 1 # the paper's text, word for word",),
     details="Protocol published (default): the notebooks' settings, as in the published figure, and beside "
     "it what the result depends on; literal: the paper's text word for word; scaled-scores and four-tokens: "
     "the same with one change.",

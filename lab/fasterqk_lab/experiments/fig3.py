@@ -156,7 +156,7 @@ EXPERIMENT = Experiment(
         seeds_option(1),
         Option("epochs", int, "of 250 batches", default=500),
     ),
-    examples=("fasterqk-lab reproduce fig3 --out out", "fasterqk-lab reproduce fig3 --protocol both --json"),
+    examples=("--protocol both --json",),
     details="Protocol published (default): linear layers with biases, which made the published curves; "
     "no-biases: without, as in the paper's model; both: a row of each.",
 )

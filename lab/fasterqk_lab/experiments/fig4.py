@@ -249,11 +249,7 @@ EXPERIMENT = Experiment(
         Option("M", int, "classes: 5 as in the paper's caption (default), 20 as in the notebook", default=5),
         Option("optimizer", str, "whose dynamics", default="gradient_flow", choices=OPTIMIZERS),
     ),
-    examples=(
-        "fasterqk-lab reproduce fig4 --out out",
-        "fasterqk-lab reproduce fig4 --M 20 --json",
-        "fasterqk-lab reproduce fig4 --optimizer sign",
-    ),
+    examples=("--M 20 --json", "--optimizer sign"),
     trains=False,
 )
 
@@ -273,6 +269,6 @@ IDENTITIES = Experiment(
     "identities",
     run_identities,
     options=(),
-    examples=("fasterqk-lab reproduce identities", "fasterqk-lab reproduce identities --json"),
+    examples=("--json",),
     trains=False,
 )

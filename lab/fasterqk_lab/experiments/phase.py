@@ -167,10 +167,7 @@ FIG2_INIT = Experiment(
     "fig2-init",
     run_init,
     options=(replace(PROTOCOL_OPTION, default="literal"), seeds_option(3)),
-    examples=(
-        "fasterqk-lab reproduce fig2-init --out out",
-        "fasterqk-lab reproduce fig2-init --protocol published --seeds 1 --json",
-    ),
+    examples=("--protocol published --seeds 1 --json",),
 )
 
 # --- Over the ratio, and the init or the share of distinct tokens ---
@@ -249,8 +246,5 @@ EXPERIMENT = Experiment(
         seeds_option(1),
         Option("over", str, "what varies beside the ratio", default="scale", choices=tuple(OVER)),
     ),
-    examples=(
-        "fasterqk-lab reproduce phase --out out",
-        "fasterqk-lab reproduce phase --over gamma --protocol four-tokens --json",
-    ),
+    examples=("--over gamma --protocol four-tokens --json",),
 )

@@ -275,8 +275,5 @@ EXPERIMENT = Experiment(
     "prediction",
     run,
     options=(seeds_option(5), Option("parts", str, "which (default: both)", choices=PARTS, many=True)),
-    examples=(
-        "fasterqk-lab reproduce prediction --out out",
-        "fasterqk-lab reproduce prediction --parts attention --seeds 2 --json",
-    ),
+    examples=("--parts attention --seeds 2 --json",),
 )

@@ -18,7 +18,7 @@ import numpy as np
 
 from fasterqk.console import Progress
 from fasterqk.theory import Setting, product_law, solve
-from fasterqk_lab.compare import LOSS, Value, compare, correct, value_at
+from fasterqk_lab.compare import LOSS, Value, compare, correct, crossings, value_at
 from fasterqk_lab.experiments._comparison import EQUAL, Comparison, run_arms, seeds_from
 from fasterqk_lab.experiments._registry import CellRunner, Experiment, Option, seeds_option
 from fasterqk_lab.experiments._synthetic import Arm, panels, run_grid, theory_setting
@@ -133,7 +133,7 @@ def descend_population(
     )
     arms = [(split, R) for R in cell.products for split in SPLITS]
     rates = cell.step * np.array([role_ratios(*arm) for arm in arms])
-    losses, attention = [], []
+    histories: list[list[dict[str, float]]] = [[] for _ in arms]
     for record in descend(
         population,
         {name: np.repeat(matrix[None], len(arms), axis=0) for name, matrix in start.items()},
@@ -142,32 +142,18 @@ def descend_population(
         until=0.9 * POPULATION_LEVELS[-1],
         steps=cell.steps,
     ):
-        losses.append(record.loss)
-        attention.append(record.alpha)
+        for history, loss, alpha in zip(histories, record.loss, record.alpha, strict=True):
+            history.append({"loss": loss, "attention": alpha})
         if progress is not None and record.step % 500 == 0:
             progress(record.step, cell.steps)
+    levels = np.array(POPULATION_LEVELS)
     return {
         "steps": record.step,
         "arms": [
-            {"split": split, "product": R}
-            | {"attention": _at_levels(np.array(losses)[:, arm], np.array(attention)[:, arm])}
-            for arm, (split, R) in enumerate(arms)
+            {"split": split, "product": R, "attention": crossings(history, "attention", levels).tolist()}
+            for (split, R), history in zip(arms, histories, strict=True)
         ],
     }
-
-
-def _at_levels(loss: np.ndarray, attention: np.ndarray) -> list[float | None]:
-    """Attention where the loss first falls to each level, in log loss; None where it does not."""
-    values: list[float | None] = []
-    for level in POPULATION_LEVELS:
-        below = np.flatnonzero(loss <= level)
-        if not len(below) or below[0] == 0:
-            values.append(None)
-            continue
-        last = below[0]
-        share = np.log(loss[last - 1] / level) / np.log(loss[last - 1] / loss[last])
-        values.append(float(attention[last - 1] + share * (attention[last] - attention[last - 1])))
-    return values
 
 
 def read_population(runner: CellRunner, seeds: int) -> list[Reading]:
@@ -358,10 +344,6 @@ EXPERIMENT = Experiment(
         seeds_option(3),
         Option("parts", str, "which (default: the first two)", choices=PARTS, many=True),
     ),
-    examples=(
-        "fasterqk-lab reproduce product-law --out out",
-        "fasterqk-lab reproduce product-law --parts population --seeds 1 --json",
-        "fasterqk-lab reproduce product-law --parts hatexplain --seeds 3",
-    ),
+    examples=("--parts population --seeds 1 --json", "--parts hatexplain --seeds 3"),
     needs_data=True,
 )

@@ -210,11 +210,7 @@ EXPERIMENT = Experiment(
     "ratio-or-rate",
     run,
     options=(seeds_option(3), EPOCHS_OPTION),
-    examples=(
-        "fasterqk-lab reproduce ratio-or-rate --out out",
-        "fasterqk-lab reproduce ratio-or-rate --seeds 1 --epochs 1       # a quick look",
-        "fasterqk-lab reproduce ratio-or-rate --cells lab/paper/cells/ratio-or-rate.jsonl.xz",
-    ),
+    examples=("--seeds 1 --epochs 1 # a quick look", "--cells lab/paper/cells/ratio-or-rate.jsonl.xz"),
     needs_data=True,
 )
 
@@ -405,10 +401,6 @@ TUNED = Experiment(
         Option("data", str, "one data set (default: all, which takes hours)", choices=TUNED_DATA),
         seeds_option(None, "of the final comparison (default: 5; SQuAD: 3)"),
     ),
-    examples=(
-        "fasterqk-lab reproduce tuned --data hatexplain --out out",
-        "fasterqk-lab reproduce tuned --data sva-whole --out out",
-        "fasterqk-lab reproduce tuned --out out       # everything; continues where it was stopped",
-    ),
+    examples=("--data hatexplain --out out",),
     needs_data=True,
 )

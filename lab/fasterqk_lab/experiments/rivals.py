@@ -100,19 +100,13 @@ RIVALS = Experiment(
     "rivals-hatexplain",
     run_rivals,
     options=(seeds_option(5),),
-    examples=(
-        "fasterqk-lab reproduce rivals-hatexplain --out out",
-        "fasterqk-lab reproduce rivals-hatexplain --seeds 1",
-    ),
+    examples=("--seeds 1 # a quick look",),
     needs_data=True,
 )
 TIMING = Experiment(
     "timing-hatexplain",
     run_timing,
     options=(seeds_option(3),),
-    examples=(
-        "fasterqk-lab reproduce timing-hatexplain --out out",
-        "fasterqk-lab reproduce timing-hatexplain --seeds 1",
-    ),
+    examples=("--seeds 1 # a quick look",),
     needs_data=True,
 )

@@ -325,9 +325,8 @@ EXPERIMENT = Experiment(
         Option("steps", int, "of every training", default=STEPS),
     ),
     examples=(
-        "fasterqk-lab reproduce stability --out out",
-        "fasterqk-lab reproduce stability --methods plain,qk_ratio=0.1 --widths 96 --seeds 1 --steps 40",
-        "fasterqk-lab reproduce stability --cells lab/paper/cells/stability.jsonl.xz",
+        "--methods plain,qk_ratio=0.1 --widths 96 --seeds 1 --steps 40",
+        "--cells lab/paper/cells/stability.jsonl.xz",
     ),
     needs_data=True,
 )

@@ -49,10 +49,7 @@ EXPERIMENT = Experiment(
     "table-agreement",
     run,
     options=(seeds_option(3), EPOCHS_OPTION),
-    examples=(
-        "fasterqk-lab reproduce table-agreement",
-        "fasterqk-lab reproduce table-agreement --seeds 5 --out out --json",
-    ),
+    examples=("--seeds 5 --out out --json",),
 )
 
 # --- Key-value questions ---
@@ -110,10 +107,7 @@ KVQA = Experiment(
     "table-kvqa",
     run_kvqa,
     options=(seeds_option(1), EPOCHS_OPTION),
-    examples=(
-        "fasterqk-lab reproduce table-kvqa",
-        "fasterqk-lab reproduce table-kvqa --seeds 3 --out out --json",
-    ),
+    examples=("--seeds 3 --out out --json",),
 )
 
 # --- Carried pairs ---
@@ -173,9 +167,5 @@ CARRIED = Experiment(
         seeds_option(10),
         Option("ratios", float, "multipliers of the QK rate, beside equal rates", default=RATIOS, many=True),
     ),
-    examples=(
-        "fasterqk-lab reproduce carried-kvqa --out out",
-        "fasterqk-lab reproduce carried-kvqa --seeds 1 --ratios 5       # a quick look",
-        "fasterqk-lab reproduce carried-kvqa --cells lab/paper/cells/carried-kvqa.jsonl.xz",
-    ),
+    examples=("--seeds 1 --ratios 5 # a quick look", "--cells lab/paper/cells/carried-kvqa.jsonl.xz"),
 )

@@ -85,11 +85,7 @@ EXPERIMENT = Experiment(
     "table-hatexplain",
     run,
     options=(PROTOCOL_OPTION, seeds_option(5), EPOCHS_OPTION),
-    examples=(
-        "fasterqk-lab reproduce table-hatexplain --out out",
-        "fasterqk-lab reproduce table-hatexplain --protocol released --seeds 5 --json",
-        "fasterqk-lab reproduce table-hatexplain --seeds 1 --epochs 10       # a quick look",
-    ),
+    examples=("--protocol released --seeds 5 --json", "--seeds 1 --epochs 10 # a quick look"),
     needs_data=True,
 )
 
@@ -151,11 +147,7 @@ LAYERS = Experiment(
         seeds_option(None, "how many (default: 5 for 2 layers, 3 for 4)"),
         EPOCHS_OPTION,
     ),
-    examples=(
-        "fasterqk-lab reproduce table-layers --out out",
-        "fasterqk-lab reproduce table-layers --layers 2 --epochs 30 --json",
-        "fasterqk-lab reproduce table-layers --layers 2 --seeds 1 --epochs 2  # a quick look",
-    ),
+    examples=("--layers 2 --epochs 30 --json", "--layers 2 --seeds 1 --epochs 2 # a quick look"),
     needs_data=True,
 )
 
@@ -165,7 +157,7 @@ STABLE_RATIO = 3.0
 DECIDES = ("mrta", "residual_mrta")
 
 
-def depth_hatexplain(layers: int, seeds: int = 5, ratio: float = STABLE_RATIO) -> Comparison:
+def depth_hatexplain(layers: int, seeds: int = 5) -> Comparison:
     """Equal rates and a faster QK with ``layers`` layers, sizes and base rates as in `table-layers`.
 
     The best head of a layer is above its null by choice alone.
@@ -181,7 +173,7 @@ def depth_hatexplain(layers: int, seeds: int = 5, ratio: float = STABLE_RATIO) -
         f"depth-hatexplain-{layers}",
         f"{table.title}, a stable QK rate",
         "paper",
-        {EQUAL: base, qk_arm(ratio): base.replace(qk_ratio=ratio)},
+        {EQUAL: base, qk_arm(STABLE_RATIO): base.replace(qk_ratio=STABLE_RATIO)},
         table.seeds,
         decides=DECIDES,
         scores={"mrta": "rollout, no residual", "residual_mrta": "rollout, residual .5"}
@@ -191,21 +183,18 @@ def depth_hatexplain(layers: int, seeds: int = 5, ratio: float = STABLE_RATIO) -
     )
 
 
-def run_depth(runner: CellRunner, layers: list[int], seeds: int, ratio: float) -> dict[str, Any]:
+def run_depth(runner: CellRunner, layers: list[int], seeds: int) -> dict[str, Any]:
     depths = {}
     for depth in layers:
         forest = (*DECIDES, f"layer_{depth}_mrta", f"layer_{depth}_best_head_mrta")
-        depths[str(depth)] = run_comparison(depth_hatexplain(depth, seeds, ratio), runner, forest=forest)
+        depths[str(depth)] = run_comparison(depth_hatexplain(depth, seeds), runner, forest=forest)
     return {"experiment": "depth-hatexplain", "layers": depths}
 
 
 DEPTH = Experiment(
     "depth-hatexplain",
     run_depth,
-    options=(LAYERS_OPTION, seeds_option(5), Option("ratio", float, "of the faster arm", STABLE_RATIO)),
-    examples=(
-        "fasterqk-lab reproduce depth-hatexplain --out out",
-        "fasterqk-lab reproduce depth-hatexplain --layers 2 --seeds 1       # a quick look",
-    ),
+    options=(LAYERS_OPTION, seeds_option(5)),
+    examples=("--layers 2 --seeds 1 # a quick look",),
     needs_data=True,
 )

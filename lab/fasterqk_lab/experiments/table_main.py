@@ -131,11 +131,6 @@ EXPERIMENT = Experiment(
         Option("squad_seeds", int, "how many of SQuAD", default=1),
         EPOCHS_OPTION,
     ),
-    examples=(
-        "fasterqk-lab reproduce table-main --out out          # trains what the store does not have yet",
-        "fasterqk-lab reproduce table-main --squad small      # with SQuAD, in a size for one core",
-        "fasterqk-lab reproduce table-main --protocol released --json",
-        "fasterqk-lab reproduce table-main --seeds 1 --epochs 1 --workers 1",
-    ),
+    examples=("--squad small # with SQuAD, in a size for one core", "--protocol released --json"),
     needs_data=True,
 )

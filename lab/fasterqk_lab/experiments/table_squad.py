@@ -179,9 +179,8 @@ EXPERIMENT = Experiment(
         EPOCHS_OPTION,
     ),
     examples=(
-        "fasterqk-lab reproduce table-squad --size small --out out",
-        "fasterqk-lab reproduce table-squad --size small --arms same --out out  # one arm, to run them apart",
-        "fasterqk-lab reproduce table-squad --size paper --arms released_same --seeds 5 --json",
+        "--arms same --out out # one arm, to run them apart",
+        "--size paper --arms released_same --seeds 5 --json",
     ),
     needs_data=True,
 )

@@ -203,11 +203,9 @@ EXPERIMENT = Experiment(
         Option("lr", float, "base rate of both arms, instead of the search for it (it found 0.001 and 0.01)"),
     ),
     examples=(
-        "fasterqk-lab reproduce table-sva --out out",
-        "fasterqk-lab reproduce table-sva --form prefix --seeds 5 --json # accuracy by number of attractors",
-        "fasterqk-lab reproduce table-sva --protocol released",
-        "fasterqk-lab reproduce table-sva --form whole --seeds 1 --lr 1e-3 # at the rate of the search",
-        "fasterqk-lab reproduce table-sva --form whole --lr 1e-5 # the rate that the paper states",
+        "--protocol released",
+        "--form whole --seeds 1 --lr 1e-3 # at the rate of the search",
+        "--form whole --lr 1e-5 # at the rate that the paper states",
     ),
     needs_data=True,
 )

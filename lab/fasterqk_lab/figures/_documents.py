@@ -39,6 +39,10 @@ _LISTS: dict[str, dict[str, tuple[str, ...]]] = {
     "claims": {"claims": ("claim", "where", "verdict")},
 }
 SOURCES = ("ours", "paper", "null")
+# The columns of a table of effects.
+EFFECT_COLUMNS = {key: key for key in ("arm", "score", "at", "loss")}
+EFFECT_COLUMNS |= {"before": "baseline", "after": "value", "null": "null", "difference": "difference"}
+EFFECT_COLUMNS |= {"p": "p (Holm)", "levels": "share of levels", "stands": "stands"}
 
 
 def save_document(out: Path, folder: str, name: str, document: Document) -> Path:
@@ -242,12 +246,8 @@ def effect_table(
     effects: Sequence[Effect], out: Path, name: str, *, title: str, caption: str
 ) -> dict[str, str]:
     """Write a table with one row per effect; returns its paths."""
-    labels = {"before": "baseline", "after": "value", "p": "p (Holm)", "levels": "share of levels"}
-    keys = ("arm", "score", "at", "loss", "before", "after", "null", "difference", "p", "levels", "stands")
-    records = map(effect_record, effects)
-    rows = [{key: record[key] for key in keys} for record in records]
-    columns = {key: labels.get(key, key) for key in keys}
-    return save_table(out, name, title=title, caption=caption, rows=rows, columns=columns)
+    rows = [{key: record[key] for key in EFFECT_COLUMNS} for record in map(effect_record, effects)]
+    return save_table(out, name, title=title, caption=caption, rows=rows, columns=EFFECT_COLUMNS)
 
 
 def flat_rows(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -316,6 +316,33 @@ _DARK = {
     "#000000": "#e9e7e2",
 }
 
+STYLE: dict[Any, Any] = {
+    "backend": "Agg",
+    "axes.grid": True,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.edgecolor": INK,
+    "axes.facecolor": "none",
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11,
+    "axes.labelsize": 11,
+    "figure.constrained_layout.use": True,
+    "figure.dpi": 100,
+    "font.size": 11,
+    "grid.alpha": 0.25,
+    "legend.fontsize": 10,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "savefig.dpi": 200,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fasterqk",
+    "text.color": INK,
+    "xtick.color": INK,
+    "xtick.labelsize": 10,
+    "ytick.color": INK,
+    "ytick.labelsize": 10,
+}
+
 
 @contextmanager
 def plotting() -> Iterator[Any]:
@@ -323,34 +350,7 @@ def plotting() -> Iterator[Any]:
     import matplotlib
     from cycler import cycler
 
-    settings: dict[Any, Any] = {
-        "backend": "Agg",
-        "axes.grid": True,
-        "axes.prop_cycle": cycler(color=COLORS),
-        "axes.spines.right": False,
-        "axes.spines.top": False,
-        "axes.edgecolor": INK,
-        "axes.facecolor": "none",
-        "axes.labelcolor": INK,
-        "axes.titlesize": 11,
-        "axes.labelsize": 11,
-        "figure.constrained_layout.use": True,
-        "figure.dpi": 100,
-        "font.size": 11,
-        "grid.alpha": 0.25,
-        "legend.fontsize": 10,
-        "legend.frameon": False,
-        "lines.linewidth": 1.6,
-        "savefig.dpi": 200,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "fasterqk",
-        "text.color": INK,
-        "xtick.color": INK,
-        "xtick.labelsize": 10,
-        "ytick.color": INK,
-        "ytick.labelsize": 10,
-    }
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(STYLE | {"axes.prop_cycle": cycler(color=COLORS)}):
         import matplotlib.pyplot as plt
 
         yield plt

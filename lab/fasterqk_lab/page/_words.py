@@ -15,7 +15,7 @@ from fasterqk.attention.statistics import Interval
 from fasterqk.console import cell_text, is_interval, mean_of, number_text
 from fasterqk.errors import InputError
 from fasterqk_lab.compare import LEVEL, LOSS, STANDS
-from fasterqk_lab.figures._documents import Document
+from fasterqk_lab.figures._documents import EFFECT_COLUMNS, Document
 
 ATTENTION = "mrta"
 
@@ -236,15 +236,12 @@ def forests(rows: Sequence[Row]) -> list[Forest]:
 
 def effects_table(document: Document) -> Document:
     """A document of effects as a table: its ``columns`` and ``rows``."""
-    columns = ("score", "arm", "loss", "before", "after", "null", "difference", "p", "levels", "stands")
-    labels = {"loss": "training loss", "before": "baseline", "after": "value"}
-    labels |= {"p": "p (Holm)", "levels": "share of levels"}
     return {
         **document,
         "caption": document.get("setting") or "",
-        "columns": [{"key": key, "label": labels.get(key, key)} for key in columns],
+        "columns": [{"key": key, "label": label} for key, label in EFFECT_COLUMNS.items()],
         "rows": [
-            {key: effect.get(key) for key in columns} | {"score": score_title(effect["score"])}
+            {key: effect.get(key) for key in EFFECT_COLUMNS} | {"score": score_title(effect["score"])}
             for effect in document["effects"]
         ],
     }

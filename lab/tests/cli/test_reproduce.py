@@ -406,8 +406,11 @@ def test_a_part_that_is_not_there_is_one_line(capsys, tmp_path):
 KILLED = """
 import sys
 from fasterqk_lab.cli.main import main
-from fasterqk_lab.cli.reproduce import experiment_parser
-from fasterqk_lab.experiments import all as everything
+from functools import partial
+from fasterqk_lab.experiments import all as everything, table_generated
+from fasterqk_lab.training import TrainConfig
+little = {"train_limit": 400, "width": 8, "heads": 2, "head_width": 4, "mlp_width": 8}
+table_generated.TrainConfig = partial(TrainConfig, **little)
 everything.full_parts = lambda: (
     everything.Part("fig3", {"epochs": 2, "protocol": "both"}),
     everything.Part("table-agreement", {"epochs": 1, "seeds": 1}),

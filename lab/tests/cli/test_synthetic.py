@@ -39,11 +39,6 @@ def test_synthetic_train_reports_divergence(capsys):
     assert result["loss"] is None
 
 
-def test_a_ramp_without_a_number_takes_200000_steps(capsys):
-    words = ["synthetic", "train", "--parameterization", "CACO", "--max-steps", "1", "--json", "--ramp-steps"]
-    assert json.loads(output(capsys, *words))["cell"]["ramp_steps"] == 200_000
-
-
 @pytest.mark.parametrize(
     ("words", "quoted"),
     [

@@ -53,8 +53,8 @@ def test_json_is_one_document_with_what_was_chosen(capsys, data, tmp_path):
     assert (found["lr"], found["qk_ratio"]) == (5e-3, 5)
     assert [row["lr"] for row in found["stages"]["lr"]["tried"]] == [1e-4, 5e-3]
     assert not any("mrta" in key for key in found)
-    for kind in ("table", "figure"):
-        assert (tmp_path / "out" / f"{kind}s" / "tune-jsonl.csv").exists()
+    for folder in ("tables", "results"):
+        assert (tmp_path / "out" / folder / "tune-jsonl.csv").exists()
     values = list(read_values(Path(found["files"]["results"]["csv"])))
     assert {value.arm for value in values} > {"base rate 0.0001", "base rate 0.005", "multiplier of QK 30"}
     assert [value[2:] for value in values if value.arm == "base rate 0.005"] == [

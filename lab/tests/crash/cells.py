@@ -109,9 +109,9 @@ def train_gated(config: Gated, *, folder: Path, progress: Progress) -> dict[str,
 
 def step_of_checkpoint(folder: Path) -> int:
     """The step at which the training in ``folder`` was saved; 0 without a checkpoint."""
-    from fasterqk_lab.training import _checkpoint as checkpoint
+    from fasterqk_lab.training import _loop as checkpoint
 
-    path = folder / checkpoint.FILE_NAME
+    path = folder / checkpoint.CHECKPOINT
     if not path.exists():
         return 0
     document, tensors = checkpoint._parse(path, path.read_bytes())
@@ -134,7 +134,7 @@ def learn(config: Learn, *, folder: Path, progress: Progress) -> dict[str, Any]:
     import torch
     from torch import nn
 
-    from fasterqk_lab.training import _checkpoint as checkpoint
+    from fasterqk_lab.training import _loop as checkpoint
 
     generators = {"data": torch.Generator().manual_seed(config.seed), "dropout": torch.default_generator}
     torch.manual_seed(config.seed)
@@ -153,7 +153,7 @@ def learn(config: Learn, *, folder: Path, progress: Progress) -> dict[str, Any]:
         "generators": generators,
         "config": config,
     }
-    scalars = checkpoint.load(folder, **state) or {"losses": []}
+    scalars = checkpoint.load_checkpoint(folder, **state) or {"losses": []}
     losses = scalars["losses"]
     for step in range(len(losses), config.steps):
         inputs = torch.randn(256, 16, generator=generators["data"])
@@ -165,7 +165,7 @@ def learn(config: Learn, *, folder: Path, progress: Progress) -> dict[str, Any]:
         progress(step + 1, config.steps, f"loss {losses[-1]:.4f}")
         if (step + 1) % config.every == 0:
             write_text(folder / "history.jsonl", "".join(f'{{"loss": {value!r}}}\n' for value in losses))
-            checkpoint.save(folder, scalars={"losses": losses}, **state)
+            checkpoint.save_checkpoint(folder, scalars={"losses": losses}, **state)
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.numpy().tobytes())

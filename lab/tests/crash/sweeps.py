@@ -126,9 +126,9 @@ def _read(path: Path) -> None:
     if path.suffix == ".json":
         read_sealed(path)
     elif path.suffix == ".safetensors":
-        from fasterqk_lab.training import _checkpoint as checkpoint
+        from fasterqk_lab.training import _loop as checkpoint
 
-        checkpoint.verify(path)
+        checkpoint.verify_checkpoint(path)
     elif path.suffix == ".jsonl" and path.name != JOURNAL_NAME:
         for line in path.read_text().splitlines():
             json.loads(line)

@@ -34,7 +34,7 @@ def test_the_choice_of_a_word_says_the_class_only_where_the_query_knows_it(train
     if planted:
         monkeypatch.setattr(covert, "_stream", knowing)
     before = {key: weight.clone() for key, weight in model.state_dict().items()}
-    scores = measure_covert(trainable, torch.Generator().manual_seed(0))
+    scores = measure_covert(trainable)
     assert set(SCORES) <= set(scores)
     if planted:
         assert scores["bits_above_null"] > 0.1

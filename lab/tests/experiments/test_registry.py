@@ -13,6 +13,7 @@ import pytest
 
 import fasterqk_lab
 from fasterqk.errors import InputError
+from fasterqk_lab.cli.reproduce import experiment_parser
 from fasterqk_lab.experiments import EXPERIMENTS, Option, find_experiment, reproduce
 from fasterqk_lab.experiments._registry import CellRunner, read_cells, rounded, write_cells
 from fasterqk_lab.page import chapter_of
@@ -35,7 +36,8 @@ def test_an_experiment_is_what_the_table_says(name):
     runner, *parameters = inspect.signature(experiment.run).parameters
     assert runner == "runner"
     assert sorted(parameters) == sorted(option.name for option in experiment.options)
-    assert all(example.startswith(f"fasterqk-lab reproduce {name}") for example in experiment.examples)
+    for example in experiment.examples:
+        assert experiment_parser(experiment).parse_args(example.split("#")[0].split())
     for option in experiment.all_options.values():
         assert option.check(option.default) == (
             list(option.default) if option.many and option.default is not None else option.default

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fasterqk.errors import InputError
 from fasterqk.optim import Ramp, make_optimizer
-from fasterqk_lab.training import _checkpoint as checkpoint
+from fasterqk_lab.training import _loop as checkpoint
 
 OPTIMIZERS = {
     "adamw": (torch.optim.AdamW, {"lr": 1e-2, "weight_decay": 0.1}),
@@ -66,7 +66,7 @@ class Run:
         return self
 
     def save(self, folder: Path, scalars: dict[str, Any] | None = None, config: Any = None) -> None:
-        checkpoint.save(
+        checkpoint.save_checkpoint(
             folder,
             model=self.model,
             optimizer=self.optimizer,
@@ -76,7 +76,7 @@ class Run:
         )
 
     def load(self, folder: Path, config: Any = None) -> dict[str, Any] | None:
-        return checkpoint.load(
+        return checkpoint.load_checkpoint(
             folder,
             model=self.model,
             optimizer=self.optimizer,
@@ -116,7 +116,7 @@ def test_a_resumed_training_ends_bit_identical(tmp_path: Path, optimizer: str) -
     files = [tmp_path / name for name in ("straight", "resumed")]
     for run, folder in zip((straight, resumed), files, strict=True):
         run.save(folder)
-    assert len({(folder / checkpoint.FILE_NAME).read_bytes() for folder in files}) == 1
+    assert len({(folder / checkpoint.CHECKPOINT).read_bytes() for folder in files}) == 1
 
 
 @pytest.mark.parametrize("ratio", [30.0, Ramp(1.0, 30.0, steps=6)], ids=["constant", "ramp"])
@@ -136,9 +136,9 @@ def test_an_optimizer_by_circuit_resumes_bit_identical(tmp_path: Path, ratio: An
 
     straight, resumed = start(0), start(1)
     step(straight, range(4))
-    checkpoint.save(tmp_path, scalars={}, **straight)
+    checkpoint.save_checkpoint(tmp_path, scalars={}, **straight)
     step(straight, range(4, 9))
-    checkpoint.load(tmp_path, **resumed)
+    checkpoint.load_checkpoint(tmp_path, **resumed)
     step(resumed, range(4, 9))
     assert_identical(resumed["model"].state_dict(), straight["model"].state_dict())
     assert_identical(resumed["optimizer"].state_dict(), straight["optimizer"].state_dict())
@@ -159,7 +159,7 @@ def test_a_folder_has_one_checkpoint_or_none(tmp_path: Path) -> None:
     assert run.load(tmp_path) is None
     run.save(tmp_path)
     run.train(1).save(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE_NAME]
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.CHECKPOINT]
 
 
 plain_data = st.recursive(
@@ -206,7 +206,7 @@ def refusal(folder: Path, run: Run | None = None, config: Any = None) -> str:
     with pytest.raises(InputError) as caught:
         run.load(folder, config)
     message = str(caught.value)
-    assert str(folder / checkpoint.FILE_NAME) in message
+    assert str(folder / checkpoint.CHECKPOINT) in message
     assert "\n" not in message
     assert_identical(before, [run.model.state_dict()["fused.weight"], run.generator.get_state()])
     return message
@@ -228,7 +228,7 @@ def test_a_checkpoint_of_another_optimizer_or_generator(tmp_path: Path) -> None:
     assert "in group 0 there and parameter 1, in group 1 here" in refusal(tmp_path, grouped)
     run = Run()
     with pytest.raises(InputError, match=r"\['batches'\], not \['noise'\]"):
-        checkpoint.load(
+        checkpoint.load_checkpoint(
             tmp_path, model=run.model, optimizer=run.optimizer, generators={"noise": run.generator}
         )
 
@@ -245,20 +245,20 @@ def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("protocol", [0, 2, 5])
 def test_a_pickle_in_its_place_is_not_loaded(tmp_path: Path, protocol: int) -> None:
-    (tmp_path / checkpoint.FILE_NAME).write_bytes(pickle.dumps({"step": 3}, protocol))
+    (tmp_path / checkpoint.CHECKPOINT).write_bytes(pickle.dumps({"step": 3}, protocol))
     assert "not a fasterqk checkpoint" in refusal(tmp_path)
 
 
 def test_other_formats_in_its_place(tmp_path: Path) -> None:
-    torch.save({"step": 3}, tmp_path / checkpoint.FILE_NAME)
+    torch.save({"step": 3}, tmp_path / checkpoint.CHECKPOINT)
     assert "pickle" in refusal(tmp_path)
-    safetensors.torch.save_file({"weight": torch.ones(2)}, tmp_path / checkpoint.FILE_NAME)
+    safetensors.torch.save_file({"weight": torch.ones(2)}, tmp_path / checkpoint.CHECKPOINT)
     assert "no fasterqk checkpoint" in refusal(tmp_path)
 
 
 def test_a_newer_format_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "VERSION", 2)
+        patch.setattr(checkpoint, "_VERSION", 2)
         Run().save(tmp_path)
     assert "version 2" in refusal(tmp_path)
 
@@ -267,7 +267,7 @@ def test_a_newer_format_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     folder = tmp_path_factory.mktemp("good")
     Run().train(2).save(folder, {"step": 2})
-    return (folder / checkpoint.FILE_NAME).read_bytes()
+    return (folder / checkpoint.CHECKPOINT).read_bytes()
 
 
 @settings(max_examples=60, deadline=None)
@@ -275,7 +275,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_a_truncated_file_is_noticed(tmp_path_factory: Any, good: bytes, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("truncated")
     length = data.draw(st.integers(0, len(good) - 1))
-    (folder / checkpoint.FILE_NAME).write_bytes(good[:length])
+    (folder / checkpoint.CHECKPOINT).write_bytes(good[:length])
     refusal(folder)
 
 
@@ -287,11 +287,11 @@ def test_any_changed_byte_is_noticed(tmp_path_factory: Any, good: bytes, data: s
     change = data.draw(st.integers(1, 255))
     damaged = bytearray(good)
     damaged[place] ^= change
-    (folder / checkpoint.FILE_NAME).write_bytes(damaged)
+    (folder / checkpoint.CHECKPOINT).write_bytes(damaged)
     run = Run()
     try:
         run.load(folder)
     except InputError as error:
-        assert str(folder / checkpoint.FILE_NAME) in str(error)
+        assert str(folder / checkpoint.CHECKPOINT) in str(error)
     else:  # a blank of the header's padding, say: harmless only if everything else is as it was
         assert_identical(run.state(), Run().train(2).state())

@@ -7,7 +7,7 @@ import torch
 from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
 from fasterqk_lab.training import TrainResult, train, train_on_two_cores
-from fasterqk_lab.training import _checkpoint as checkpoint
+from fasterqk_lab.training import _loop as checkpoint
 from fasterqk_lab.training._steps import build_optimizer, build_trainable
 
 
@@ -53,7 +53,9 @@ def undisturbed(tmp_path_factory):
 def final_state(config, folder):
     trainable = build_trainable(config)
     optimizer = build_optimizer(trainable.model, config)
-    checkpoint.load(folder, model=trainable.model, optimizer=optimizer, generators={}, config=config)
+    checkpoint.load_checkpoint(
+        folder, model=trainable.model, optimizer=optimizer, generators={}, config=config
+    )
     return trainable.model.state_dict(), optimizer.state_dict()["state"]
 
 
