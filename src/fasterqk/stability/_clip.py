@@ -288,7 +288,8 @@ class QKClip:
         if any(gradient is not None and bool(gradient.any()) for gradient in gradients):
             raise InputError(
                 "no training pass was seen before this step of qk_clip; call model.train(), and run the "
-                "model that was given to it, or one that was compiled from it and had not run before"
+                "model that was given to it, or one that was compiled from it and had not run before "
+                "(torch._dynamo.reset() forgets older code)"
             )
 
     def _warn(self, maxima: dict[str, Tensor]) -> None:
