@@ -5,7 +5,6 @@ import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from fasterqk import qk_clip
-from fasterqk.errors import InputError
 from fasterqk.huggingface import LogitCallback, trainer_optimizer
 
 
@@ -93,12 +92,21 @@ def test_a_clip_under_the_trainer_is_the_same_as_in_a_loop(tmp_path, gpt2, texts
         torch.testing.assert_close(left, other, rtol=1e-4, atol=2e-5)
 
 
-def test_a_clip_of_a_compiled_model_is_refused_when_training_begins(tmp_path, gpt2, texts):
-    """The Trainer compiles the model that it has not shown to its callbacks."""
-    made = trainer(tmp_path, gpt2(), texts, torch_compile=True, torch_compile_backend="eager")
-    LogitCallback(clip=1.0).add_to(made)
-    with pytest.raises(InputError, match="torch_compile=False"):
+@pytest.mark.parametrize("threshold", [1.0, 1e6])
+def test_a_clip_of_a_compiled_model(threshold, tmp_path, gpt2, texts):
+    """The Trainer compiles a model that it does not show to its callbacks."""
+    counts = []
+    for compile in (False, True):
+        torch.manual_seed(0)
+        options = {"torch_compile": True, "torch_compile_backend": "eager"} if compile else {}
+        made = trainer(tmp_path, large(gpt2()), texts, **options)
+        callback = LogitCallback(clip=threshold, limit=1e6)
+        callback.add_to(made)
         made.train()
+        entries = [entry for entry in made.state.log_history if "loss" in entry]
+        counts.append([entry["logits/clipped_heads"] for entry in entries])
+    assert counts[0] == counts[1] and (sum(counts[0]) > 0) == (threshold == 1.0)
+    assert callback.clip.exact_steps == (4 if threshold == 1.0 else 1)
 
 
 def test_the_threshold_is_checked_when_training_begins(tmp_path, gpt2, texts):

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from torch import nn, optim
+from torch import optim
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fasterqk.errors import InputError
 from fasterqk.optim import Ramp, make_optimizer
-from fasterqk.stability import LogitMonitor, qk_clip
+from fasterqk.stability import LogitMonitor
 
 # Torch's compiled AdamW rounds differently from its loop, with and without us; these do not.
 LAYOUTS = [("rows", optim.SGD, {"momentum": 0.9}), ("columns", optim.AdamW, {"fused": True})]
@@ -60,16 +59,6 @@ def test_gpt2_with_ahead_of_time_graphs():
         assert torch.equal(plain, compiled)
 
 
-def test_qk_clip_refuses_a_compiled_model(net):
-    model = net("rows")
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(InputError, match="the model is compiled"):
-        qk_clip(torch.compile(model), optimizer)
-    model.layers[0].compile()
-    with pytest.raises(InputError, match=r"layers\.0 is compiled"):
-        qk_clip(model, optimizer)
-
-
 def test_the_monitor_reads_a_compiled_model_uncompiled(net):
     model, plain = net("rows"), net("rows")
     compiled = torch.compile(model, backend="eager")
@@ -109,12 +98,3 @@ def test_evaluation_between_two_steps_runs_compiled(net):
     for monitor in monitors:
         monitor.remove()
     assert "train" not in vars(model)
-
-
-def test_a_model_compiled_after_qk_clip_is_refused_at_its_step():
-    model = nn.TransformerEncoderLayer(8, 2)
-    optimizer = optim.SGD(model.parameters(), lr=0.1)
-    qk_clip(model, optimizer)
-    torch.compile(model, backend="eager")(torch.randn(3, 1, 8)).pow(3).sum().backward()
-    with pytest.raises(InputError, match="uncompiled"):
-        optimizer.step()

@@ -428,7 +428,7 @@ def test_a_pass_that_is_not_seen_is_told_also_later():
     optimizer.step()
     model.eval()
     loss_of(model(**batch(0))).backward()
-    with pytest.raises(InputError, match=r"no training pass was seen before this step .*uncompiled"):
+    with pytest.raises(InputError, match=r"no training pass was seen before this step .*compiled from it"):
         optimizer.step()
 
 

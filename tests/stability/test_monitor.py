@@ -11,7 +11,7 @@ from torch.nn.attention import flex_attention as flex
 
 from fasterqk import LogitMonitor, find_circuits, qk_clip
 from fasterqk.errors import InputError
-from fasterqk.stability._logits import LogitTrace
+from fasterqk.stability._logits import LogitTrace, _traces
 
 TEXT = {"vocab_size": 20, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 16, "num_key_value_heads": 2}
@@ -213,17 +213,6 @@ def test_flex_attention(monkeypatch):
     assert globals()["flex_attention"] is flex.flex_attention
 
 
-def test_rows_are_a_lower_bound_and_say_so():
-    model = llama()
-    every, some = LogitMonitor(model), LogitMonitor(model, rows=2)
-    model(**batch())
-    for path, reading in some.last.readings.items():
-        assert (reading.logit <= every.last.readings[path].logit + 1e-6).all() and not reading.exact
-    assert "at least" in str(some.last) and not some.last.exact
-    assert "logits/max_of_rows" in some.last.log() and "logits/max" not in some.last.log()
-    assert some.last.as_dict()["exact"] is False
-
-
 def test_steps_micro_batches_and_the_log():
     model = llama()
     optimizer = optim.SGD(model.parameters(), lr=0.0)
@@ -308,7 +297,7 @@ def test_training_is_the_same_to_the_last_bit():
 
 
 def test_wrong_arguments_are_refused():
-    for wrong in ({"every": 0}, {"rows": -1}, {"limit": 0}, {"every": True}):
+    for wrong in ({"every": 0}, {"instances": -1}, {"limit": 0}, {"every": True}):
         with pytest.raises(InputError, match=next(iter(wrong))):
             LogitMonitor(llama(), **wrong)
 
@@ -329,3 +318,177 @@ def test_a_clip_made_after_a_monitor_leaves_it_reading():
     model(torch.randn(3, 1, 8)).sum().backward()
     optimizer.step()
     assert list(monitor.last.readings) == ["self_attn"]
+
+
+# --- What explains instability, and where it is shown ---
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+def test_spread_first_token_and_lengths(implementation, monkeypatch):
+    """From the full score matrix: within rows, over the pairs that the mask allows."""
+    model = llama()
+    model.config._attn_implementation = implementation
+    monitor = LogitMonitor(model)
+    model(**batch())
+    for full, reading in zip(full_scores(model, monkeypatch), monitor.last.readings.values(), strict=True):
+        expected = torch.zeros(2, 4)
+        rows = several = 0
+        for instance in full:
+            for row in range(8):
+                visible = instance[0, row] > -5000
+                rows, several = rows + 1, several + int(visible.sum() > 1)
+                expected[0] += instance[:, row, visible].std(-1, correction=0)
+                if visible.sum() > 1:
+                    expected[1] += instance[:, row, visible].softmax(-1)[:, 0]
+        torch.testing.assert_close(reading.spread, expected[0] / rows, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(reading.first_token, expected[1] / several, rtol=1e-4, atol=1e-5)
+        assert (reading.query > 0).all() and len(reading.key) == 4
+        assert (reading.value is None) == (implementation == "eager")
+    names = {"std", "first_token_share", "query_norm", "key_norm"}
+    assert {f"logits/{name}" for name in names} <= monitor.last.log().keys()
+
+
+def test_lengths_of_queries_keys_and_values():
+    model = large(nn.MultiheadAttention(8, 2, batch_first=True))
+    monitor = LogitMonitor(model)
+    x = torch.randn(3, 5, 8)
+    model(x, x, x, need_weights=False)
+    reading = monitor.last.readings[""]
+    parts = nn.functional.linear(x, model.in_proj_weight, model.in_proj_bias).chunk(3, -1)
+    for length, part in zip((reading.query, reading.key, reading.value), parts, strict=True):
+        torch.testing.assert_close(length, part.unflatten(-1, (2, 4)).norm(dim=-1).mean((0, 1)))
+
+
+class Counting(nn.Module):
+    """Attention with dropout and a buffer that counts passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, dropout=0.2, batch_first=True)
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, x):
+        self.passes += 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("compile", [False, True])
+def test_a_sample_is_one_more_pass_that_changes_nothing(compile):
+    def trained(**options):
+        torch.manual_seed(0)
+        torch._dynamo.reset()
+        model = Counting().train()
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        run = torch.compile(model, backend="eager") if compile else model
+        monitor = LogitMonitor(run, optimizer, every=2, **options) if options else None
+        for _ in range(3):
+            run(torch.randn(6, 4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return model, monitor
+
+    model, monitor = trained(way="sampled", instances=2, explain=True)
+    plain, _ = trained()
+    assert model.passes == 3
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True))
+    assert [logits.way for logits in monitor.history] == ["sampled", "sampled"]
+    assert "logits/max_sampled" in monitor.last.log() and "logits/max" not in monitor.last.log()
+    assert "at least" in str(monitor.last) and monitor.last.as_dict()["way"] == "sampled"
+    monitor.remove()
+
+
+def test_a_sample_reads_the_first_instances():
+    model = llama()
+    optimizer = optim.SGD(model.parameters(), lr=0.0)
+    inputs = {name: tensor[:2] for name, tensor in batch().items()}
+    exact, sample = (LogitMonitor(model, optimizer, way=way, instances=2) for way in ("exact", "sampled"))
+    alone = LogitMonitor(model)
+    model(**inputs).logits.sum().backward()
+    expected = alone.last
+    model(**batch()).logits.sum().backward()
+    optimizer.step()
+    for path, reading in sample.last.readings.items():
+        torch.testing.assert_close(reading.logit, expected.readings[path].logit)
+        assert (reading.logit <= exact.last.readings[path].logit + 1e-5).all()
+
+
+def test_what_a_step_changes():
+    """Against the logits of all pairs before and after, and the weights before and after."""
+    model = large(Custom())
+    optimizer = optim.SGD(model.parameters(), lr=0.05)
+    monitor = LogitMonitor(model, optimizer, explain=True, instances=3)
+    x, before = torch.randn(3, 5, 8), {name: p.detach().clone() for name, p in model.named_parameters()}
+    model(x).pow(3).sum().backward()
+    old = model.shown.detach()
+    optimizer.step()
+    with torch.no_grad():
+        model(x)
+    visible = torch.ones(5, 5, dtype=torch.bool).tril()
+    change = (model.shown - old).unflatten(0, (3, 2))[:, :, visible].square().mean((0, 2)).sqrt()
+    torch.testing.assert_close(monitor.last.readings[""].change, change)
+    for role, name in (("q", "to_q.weight"), ("v", "to_v.weight"), ("o", "to_out.weight")):
+        moved = (model.get_parameter(name) - before[name]).norm() / before[name].norm()
+        assert monitor.last.updates[role] == pytest.approx(float(moved.detach()), rel=1e-5)
+        assert monitor.last.log()[f"update/{role}"] == monitor.last.updates[role]
+    with pytest.raises(InputError, match="give the monitor the optimizer"):
+        LogitMonitor(model, explain=True)
+
+
+class Recorded:
+    """A tracker that is called in one of four ways."""
+
+    def __init__(self, method):
+        self.entries = {}
+        setattr(self, method, getattr(self, f"_{method}"))
+
+    def _add_scalar(self, name, value, step):
+        self.entries[name, step] = value
+
+    def _log(self, numbers, step):
+        self.entries |= {(name, step): value for name, value in numbers.items()}
+
+    _log_metrics = _log
+
+
+def test_numbers_reach_any_tracker():
+    function = Recorded("log")
+    targets = [Recorded("add_scalar"), Recorded("log"), Recorded("log_metrics"), function._log]
+    for target in targets:
+        model = nn.TransformerEncoderLayer(8, 2)
+        monitor = LogitMonitor(model, log=target)
+        model(torch.zeros(3, 1, 8))
+        assert monitor.last
+        entries = function.entries if target == function._log else target.entries
+        assert entries["logits/max", 0] == 0.0 and entries["logits/max/self_attn", 0] == 0.0
+    with pytest.raises(InputError, match="neither a function"):
+        LogitMonitor(model, log=3)
+
+
+def test_heat_maps_and_the_page(tmp_path):
+    model = nn.ModuleDict({"<b>": nn.TransformerEncoderLayer(8, 2), "b": nn.TransformerEncoderLayer(8, 4)})
+    model.forward = lambda x: model["b"](model["<b>"](x))
+    monitor = LogitMonitor(model, every=1)
+    assert "No reading" in monitor._repr_html_()
+    for _ in range(3):
+        model(torch.randn(3, 1, 8))
+        assert monitor.last
+    shown = monitor._repr_html_()
+    assert "&lt;b&gt;.self_attn" in shown and "<b>" not in shown
+    assert shown.count("<td") == 2 * (2 + 4) and shown.count("<polyline") == 12  # two numbers, six heads
+    page = monitor.write(tmp_path / "logits.html").read_text()
+    assert "3 readings since step 0" in page and "<b>" not in page and page.count("<h3>") == 7
+    for part in ("http://", "https://", "<script src"):
+        assert part not in page
+    assert f"{monitor.last.largest:.3g}" in page
+
+
+def test_the_history_is_thinned(monkeypatch):
+    """And the hooks of one reading are gone in the next, also where the model itself is the block."""
+    monkeypatch.setattr("fasterqk.stability._monitor._KEPT", 20)
+    model = nn.MultiheadAttention(8, 2)
+    monitor = LogitMonitor(model, every=1)
+    x = torch.zeros(2, 1, 8)
+    for _ in range(22):
+        model(x, x, x)
+    assert len(monitor.history) < 20 and [monitor.history[0].step, monitor.last.step] == [0, 21]
+    assert not _traces

@@ -209,46 +209,58 @@ def labels_in(layout: str, model: nn.Module) -> Circuits:
 
 
 # --- stability: training steps with and without ``qk_clip`` and ``LogitMonitor`` ---
-# Four models share one set of weights and one optimizer, and take turns on the same batch: plain; clipped,
-# with logits below the threshold; clipped, with the scores of every head formed; read by the monitor.
+# The models share one set of weights and take turns on the same batch: plain; clipped, with logits below the
+# threshold; clipped, with the scores of every head formed; read in each way by the monitor. Then compiled.
 
 STABILITY_ROUNDS = 6
 EVERY = 100  # steps between two readings of the monitor
+COMPILER = "inductor"
 _NEVER, _ALWAYS = 1e6, 1e-6  # thresholds
+_WAYS = ("exact", "sampled", "bound", "weights")
 
 
 def run_stability(progress: Progress) -> dict[str, Any]:
     """Seconds of a training step each way, and their ratios to the plain step.
 
     ``overhead_clip`` is that of a step in which no head can be above the threshold, ``overhead_clip_all`` of
-    one in which the scores of every head are formed. ``overhead_monitor`` is the mean over steps of which
-    every hundredth is read; ``overhead_monitor_step`` that of the step itself.
+    one in which the scores of every head are formed, ``overhead_clip_compiled`` of a compiled step with the
+    bound in its graph, over a compiled one without. ``overhead_exact``, ``_sampled``, ``_bound`` and
+    ``_weights`` are those of a step that the monitor reads in this way; ``overhead_monitor`` is the mean over
+    steps of which every hundredth is read exactly. The bound alone is kept in every step.
     """
     torch.manual_seed(0)
     model = Decoder()
     ids = torch.randint(VOCABULARY, (BATCH, TOKENS))
     circuits = find_circuits(model, heads=True, inputs=ids[:1])
-    # One model and one optimizer per way, which share their weights: a clip expects its pass before its step.
-    models = {name: _sharing(model) for name in ("plain", "clip", "clip_all", "monitor_step")}
-    optimizers = {name: torch.optim.AdamW(shared.parameters(), lr=1e-5) for name, shared in models.items()}
+    models = {name: _sharing(model) for name in ("plain", "clip", "clip_all", *_WAYS)}
+    # A clip expects its pass before its step; all others may share an optimizer.
+    clips = {name: torch.optim.AdamW(models[name].parameters(), lr=1e-5) for name in ("clip", "clip_all")}
+    optimizers = dict.fromkeys(models, torch.optim.AdamW(model.parameters(), lr=1e-5)) | clips
     qk_clip(models["clip"], optimizers["clip"], _NEVER, circuits=circuits)
     qk_clip(models["clip_all"], optimizers["clip_all"], _ALWAYS, circuits=circuits, log_only=True)
-    LogitMonitor(models["monitor_step"], every=1, limit=_NEVER, circuits=circuits)
+    for way in _WAYS:
+        LogitMonitor(models[way], way=way, every=1, limit=_NEVER, circuits=circuits)
 
-    def step(name: str) -> None:
-        models[name](ids).backward()
+    def step(name: str, run: Any) -> None:
+        run(ids).backward()
         optimizers[name].step()
         optimizers[name].zero_grad()
 
-    ways = {name: partial(step, name) for name in models}
     with one_thread():
         # The first pass of a clip verifies it, so every model runs once before the first round.
         for shared in models.values():
             shared(ids).backward()
+        ways = {name: partial(step, name, models[name]) for name in models}
         result = race(ways, STABILITY_ROUNDS, progress, ours="clip", clock=time.process_time)
+        pair = {name: torch.compile(models[name], backend=COMPILER) for name in ("plain", "clip")}
+        ways = {name: partial(step, name, compiled) for name, compiled in pair.items()}
+        # Code of two models of one class is shared unless their hooks are compared.
+        with import_module("torch._dynamo").config.patch(skip_nnmodule_hook_guards=False):
+            compiled = race(ways, STABILITY_ROUNDS, progress, ours="clip", clock=time.process_time)
     about = {"layers": LAYERS, "width": WIDTH, "batch": [BATCH, TOKENS], "rounds": STABILITY_ROUNDS}
-    mean = 1 + (result["overhead_monitor_step"] - 1) / EVERY
-    return result | {"overhead_monitor": mean, "every": EVERY, "threads": 1} | about
+    mean = 1 + (result["overhead_exact"] - 1) / EVERY
+    result |= {"overhead_clip_compiled": compiled["overhead_clip"], "overhead_monitor": mean}
+    return result | {"every": EVERY, "compiler": COMPILER, "threads": 1} | about
 
 
 def _sharing(model: nn.Module) -> nn.Module:

@@ -152,7 +152,7 @@ class LogitCallback(LogCallback):
     ``clip``, the number of heads clipped since the last entry is logged as ``logits/clipped_heads``.
 
     Arguments:
-        every, rows, limit: As in :class:`fasterqk.LogitMonitor`.
+        every, way, explain, limit: As in :class:`fasterqk.LogitMonitor`.
         clip: The threshold of :func:`fasterqk.qk_clip`; None for no clipping.
         alpha, log_only: As in :func:`fasterqk.qk_clip`.
     """
@@ -161,13 +161,14 @@ class LogitCallback(LogCallback):
         self,
         *,
         every: int = 100,
-        rows: int | None = None,
+        way: str = "exact",
+        explain: bool = False,
         limit: float = 100.0,
         clip: float | None = None,
         alpha: float = 0.5,
         log_only: bool = False,
     ) -> None:
-        self._monitoring: dict[str, Any] = {"every": every, "rows": rows, "limit": limit}
+        self._monitoring: dict[str, Any] = {"every": every, "way": way, "explain": explain, "limit": limit}
         self._clipping: dict[str, Any] = {"threshold": clip, "alpha": alpha, "log_only": log_only}
         self.monitor: LogitMonitor | None = None
         self.clip: QKClip | None = None
@@ -185,9 +186,8 @@ class LogitCallback(LogCallback):
     ) -> None:
         assert model is not None and optimizer is not None  # a Trainer has both by now
         if self._clipping["threshold"] is not None:
-            if args.torch_compile:
-                raise InputError("LogitCallback(clip=...) cannot see compiled code: set torch_compile=False")
             self.clip = qk_clip(model, optimizer, **self._clipping)
+            self.clip.compiled |= args.torch_compile  # which callbacks are not shown
         self.monitor = LogitMonitor(model, optimizer, log=self._read, **self._monitoring)
         self._clipped = 0
 

@@ -9,6 +9,10 @@ The steps, for an attention block (QK-Clip, Kimi K2):
 3. ``factor = threshold / max(largest, threshold)``. Queries are multiplied by ``factor ** alpha`` and keys by
    ``factor ** (1 - alpha)``, weights and biases alike (``ScaledHeads``).
 
+Compiled code shows no scores, but its graph bounds the products of each head (``_logits``). A step whose
+bounds stay below the threshold needs no clip: that is a proof. After one with a bound above it, the next step
+runs uncompiled, is read exactly and clipped; so does the first one.
+
 At the first call of each block ``_rehearse`` scales copies of the weights and checks that the scores follow
 head by head. A block where they do not, for example because of a norm on queries or keys, is refused.
 """
@@ -32,15 +36,17 @@ from fasterqk.optim.hooks import StepHooks, hooks_of, unwrapped
 from fasterqk.optim.ratio import finite_number
 from fasterqk.stability._logits import (
     AttentionBlock,
+    EagerTraining,
     LogitTrace,
     Watch,
     agreed_sizes,
     attention_blocks,
     in_processes,
     over_processes,
+    take_bounds,
 )
-from fasterqk.stability._scores import Scores
-from fasterqk.trace.modules import meaning
+from fasterqk.stability._scores import Scores, WrittenScores
+from fasterqk.trace.modules import meaning, uncompiled
 
 _ROWS = 16  # rows of scores that a rehearsal compares
 
@@ -80,8 +86,13 @@ def qk_clip(
     It works with any optimizer, with gradient accumulation, DDP and FSDP2. Passes in evaluation mode or
     without gradients do not count. There is no state to save: call it again when training resumes.
 
+    Compiled models run the first step uncompiled, and then every step after one in which the longest query
+    times the longest key of some head exceeded the threshold; only those are read and clipped, so a head that
+    passes the threshold in a compiled step is clipped one step later. Call it before the model's first
+    compiled pass, whose code must contain the bound.
+
     Arguments:
-        model: The model, uncompiled.
+        model: The model, compiled or not.
         optimizer: The optimizer that trains its queries and keys.
         threshold: The largest logit that is allowed.
         alpha: The share of the factor that queries take, from 0 to 1.
@@ -95,8 +106,8 @@ def qk_clip(
         (``remove()``).
 
     Raises:
-        InputError: The model has norms on queries or keys, has adapters, or is compiled, or the optimizer
-            does not train its queries and keys.
+        InputError: The model has norms on queries or keys, or has adapters, or the optimizer does not train
+            its queries and keys.
 
     >>> model = nn.TransformerEncoderLayer(8, 2)
     >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
@@ -111,7 +122,7 @@ def qk_clip(
         raise InputError(f"alpha={alpha!r} is not a number between 0 and 1")
     if not isinstance(unwrapped(optimizer), torch.optim.Optimizer):
         raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
-    refuse_compiled(model, "qk_clip")
+    compiled, model = _is_compiled(model), uncompiled(model)
     labelled = given_or_found(model, circuits, labels, heads=True)
     if all(part.head is None for part in labelled if part.role in ("q", "k")):
         raise InputError(
@@ -120,14 +131,18 @@ def qk_clip(
             else "qk_clip needs labels per head: circuits=find_circuits(model, heads=True)"
         )
     blocks = _clippable(model, attention_blocks(model, labelled), unwrapped(optimizer))
-    return QKClip(model, unwrapped(optimizer), blocks, float(threshold), float(alpha), log_only, group)
+    clip = QKClip(model, unwrapped(optimizer), blocks, float(threshold), float(alpha), log_only, group)
+    clip.compiled = compiled
+    return clip
 
 
 class QKClip:
     """The clip of one model and its optimizer, made by :func:`qk_clip`.
 
     ``last`` are the heads above the threshold in the last step, ``total`` counts such heads since the start,
-    and ``steps`` counts steps. As a context manager it removes the clip on exit.
+    ``steps`` counts steps and ``exact_steps`` those that were read exactly; the others ran compiled.
+    ``compiled``: passes run compiled, or are expected to. ``bound`` is an upper bound on all products of the
+    last step. As a context manager it removes the clip on exit.
     """
 
     def __init__(
@@ -143,14 +158,20 @@ class QKClip:
         self.model, self.blocks = model, blocks
         self.threshold, self.alpha, self.log_only = threshold, alpha, log_only
         self.last: list[Clipped] = []
-        self.total, self.steps = 0, 0
+        self.total = self.steps = self.exact_steps = 0
+        self.bound = -math.inf
         self._group = group
         self._by_path = {scaled.block.path: scaled for scaled in blocks}
         self._unverified = set(self._by_path)
-        self._warned = self._ever_entered = False
+        self._warned = self._ever_entered = self.compiled = False
+        self._blind: set[str] = set()
         self._sizes: dict[str, int] | None = None
-        self._watch = Watch([scaled.block for scaled in blocks], self._see, _refuse, self._verify)
+        self._watched = [scaled.block for scaled in blocks]
+        self._inside = any(_is_compiled(part) for block in self._watched for part in block.module.children())
+        self._watch = Watch(self._watched, self._see, _refuse, self._verify)
         self._step_hook = optimizer.register_step_post_hook(self._after_step)
+        self._eager = EagerTraining(model)
+        self._eager.start()
 
     def __repr__(self) -> str:
         heads = sum(scaled.heads for scaled in self.blocks)
@@ -160,14 +181,15 @@ class QKClip:
         return f"QKClip({settings}{', log only' if self.log_only else ''})"
 
     def log(self) -> dict[str, float]:
-        """Numbers of the last step for a log: how many heads were clipped, and their largest logit."""
-        numbers = {"logits/clipped_heads": float(len(self.last))}
+        """Numbers of the last step for a log: how many heads were clipped, their largest logit, the bound."""
+        numbers = {"logits/clipped_heads": float(len(self.last)), "logits/clip_bound": self.bound}
         if self.last:
             numbers["logits/largest_clipped"] = max(head.logit for head in self.last)
         return numbers
 
     def remove(self) -> None:
         """Remove all hooks from model and optimizer."""
+        self._eager.stop()
         self._watch.remove()
         self._step_hook.remove()
 
@@ -179,7 +201,11 @@ class QKClip:
 
     def _see(self, block: AttentionBlock, scores: Scores) -> None:
         scaled = self._by_path[block.path]
-        scaled.largest = torch.maximum(scaled.largest, scores.largest_products(self.threshold))
+        scaled.seen = torch.maximum(scaled.seen, torch.stack(scores.largest_products(self.threshold)))
+        block.make_bound(scores)
+        if block.path in self._unverified and isinstance(scores, WrittenScores):
+            reading = scores.reading(_ROWS)
+            block.additive |= reading.biased or reading.capped
 
     def _verify(self, block: AttentionBlock, args: Any, kwargs: Any) -> None:
         if block.path in self._unverified:
@@ -188,14 +214,11 @@ class QKClip:
 
     @torch.no_grad()
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._check_pass()
-        maxima = {path: scaled.largest for path, scaled in self._by_path.items()}
-        for scaled in self.blocks:
-            scaled.largest = torch.full_like(scaled.largest, -math.inf)
-        if self._sizes is None:
-            heads = {path: scaled.heads for path, scaled in self._by_path.items()}
-            self._sizes = agreed_sizes(heads, self._group)
-        maxima = over_processes(maxima, self._sizes, next(self.model.parameters()).device, self._group)
+        ran_compiled = {block.path for block in self._watched if block.ran}
+        self.exact_steps += self._watch.entered and not ran_compiled
+        self._check_pass(bool(ran_compiled))
+        seen = self._taken(ran_compiled)
+        maxima = {path: numbers[0] for path, numbers in seen.items()}
         self._warn(maxima)
         clipped = []
         for path, scaled in self._by_path.items():
@@ -206,15 +229,57 @@ class QKClip:
                 clipped += scaled.clipped(maxima[path], factors)
                 if not self.log_only:
                     scaled.scale(self.model, factors, self.alpha)
-        self._finish(clipped)
+        self.last = clipped
+        self.total += len(clipped)
+        self.steps += 1
+        self.bound = float(torch.cat([numbers[1] for numbers in seen.values()]).amax())
+        self._choose_next()
 
-    def _check_pass(self) -> None:
+    def _taken(self, ran_compiled: set[str]) -> dict[str, Tensor]:
+        """What was seen since the last step, by block: largest products and their bounds, over processes."""
+        written = take_bounds(self._watched)
+        for path, scaled in self._by_path.items():
+            if path in written:
+                scaled.seen[1] = torch.maximum(scaled.seen[1], written[path][1])
+            if path in ran_compiled and not bool((scaled.seen[1] > -math.inf).any()):
+                self._see_nothing(scaled.block)
+        seen = {path: scaled.seen.flatten() for path, scaled in self._by_path.items()}
+        for scaled in self.blocks:
+            scaled.seen = torch.full_like(scaled.seen, -math.inf)
+        if self._sizes is None:
+            self._sizes = agreed_sizes({path: len(numbers) for path, numbers in seen.items()}, self._group)
+        device = next(self.model.parameters()).device
+        seen = over_processes(seen, self._sizes, device, self._group)
+        return {path: numbers.view(2, -1) for path, numbers in seen.items()}
+
+    def _see_nothing(self, block: AttentionBlock) -> None:
+        """A block ran compiled and wrote no bound: not verified yet, or code that cannot be seen there."""
+        if block.path not in self._unverified and block.path not in self._blind:
+            self._blind.add(block.path)
+            warnings.warn(
+                f"the compiled code of {block.path or 'the model'} shows qk_clip no queries and keys, so all "
+                "steps run uncompiled; torch's scaled_dot_product_attention and torch.nn.functional.softmax "
+                "show them, and fasterqk.stability.see_attention those of other kernels",
+                stacklevel=2,
+            )
+
+    def _choose_next(self) -> None:
+        """Run the next step uncompiled if a head may be above the threshold, or a block is unknown."""
+        unknown = bool(self._unverified or self._blind)
+        eager = self.compiled and (unknown or not self.bound <= self.threshold)
+        self._eager.stop()
+        self._watch.bounding = self._inside and not eager
+        if eager:
+            self._eager.start()
+
+    def _check_pass(self, ran_compiled: bool) -> None:
         """Raise if the step had gradients of a training pass that was not seen.
 
         A step without gradients is not a step of training: loading a checkpoint may take one. A process may
         skip every block and still get gradients of the others.
         """
-        entered, self._watch.entered = self._watch.entered, False
+        entered, self._watch.entered = self._watch.entered or ran_compiled, False
+        self.compiled |= ran_compiled or self._inside
         self._ever_entered |= entered
         if entered or (self._ever_entered and in_processes(self._group)):
             return
@@ -223,13 +288,9 @@ class QKClip:
         if any(gradient is not None and bool(gradient.any()) for gradient in gradients):
             raise InputError(
                 "no training pass was seen before this step of qk_clip; call model.train(), and run the "
-                "model that was given to it, uncompiled"
+                "model that was given to it, or one that was compiled from it and had not run before "
+                "(torch._dynamo.reset() forgets older code)"
             )
-
-    def _finish(self, clipped: list[Clipped]) -> None:
-        self.last = clipped
-        self.total += len(clipped)
-        self.steps += 1
 
     def _warn(self, maxima: dict[str, Tensor]) -> None:
         together = torch.cat(list(maxima.values()))
@@ -242,21 +303,11 @@ class QKClip:
             )
 
 
-def refuse_compiled(model: nn.Module, name: str) -> None:
-    """Refuse a compiled model, whose code bypasses hooks."""
-    compiled = next(
-        (
-            path
-            for path, module in model.named_modules()
-            if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        ),
-        None,
+def _is_compiled(module: nn.Module) -> bool:
+    return any(
+        hasattr(part, "_orig_mod") or getattr(part, "_compiled_call_impl", None) is not None
+        for part in module.modules()
     )
-    if compiled is not None:
-        raise InputError(
-            f"{compiled or 'the model'} is compiled, so {name} cannot see its queries and keys; train the "
-            "model uncompiled, or compile only its other parts (block.mlp.compile())"
-        )
 
 
 # --- Which weights belong to which head ---
@@ -264,8 +315,9 @@ def refuse_compiled(model: nn.Module, name: str) -> None:
 
 @dataclass(eq=False)
 class ScaledHeads:
-    """The queries and keys of one block by head, and the largest product of each head since the last step.
+    """The queries and keys of one block by head, and what was seen of each head since the last step.
 
+    ``seen`` has two rows: the largest products, and upper bounds on them.
     ``parts`` are slices that make the queries or keys of one head. True marks queries that take the whole
     factor, because their key is shared by all heads and not scaled.
     """
@@ -274,7 +326,7 @@ class ScaledHeads:
     heads: int
     keys: int
     parts: list[tuple[Slice, bool]]
-    largest: Tensor
+    seen: Tensor
 
     def multipliers(self, factors: Tensor, alpha: float) -> dict[str, list[tuple[Slice, float]]]:
         """For each parameter its slices with their multipliers."""
@@ -391,7 +443,7 @@ def _scaled_heads(model: nn.Module, block: AttentionBlock) -> ScaledHeads:
     if shared:
         parts = _with_rotary(block, [part for part, _ in parts])
     block.heads = heads
-    return ScaledHeads(block, heads, keys, parts, torch.full((heads,), -math.inf, dtype=torch.float64))
+    return ScaledHeads(block, heads, keys, parts, torch.full((2, heads), -math.inf, dtype=torch.float64))
 
 
 def _with_rotary(block: AttentionBlock, parts: list[Slice]) -> list[tuple[Slice, bool]]:

@@ -1,16 +1,21 @@
-"""Observe the attention calls of a model while it trains, and read their logits.
+"""Observe the attention calls of a model while it trains, and read or bound their logits.
 
 ``Watch`` puts hooks on the attention blocks of a model. While a block runs in training, ``LogitTrace`` sees
 the torch functions that the block calls and turns each attention call into ``Scores`` (``_scores``), however
 it is written: torch's kernel, ``nn.MultiheadAttention``, FlexAttention, or a product and a softmax. Nothing
 is replaced, so training is bit-identical.
+
+In compiled code no such trace can run. There the hooks are a part of the graph: they exchange torch's kernel
+for a function that also writes the bound of each head into a tensor of the block (``AttentionBlock.bound``).
 """
 
+import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any
@@ -23,9 +28,16 @@ from torch import Tensor, nn
 from fasterqk.errors import InputError
 from fasterqk.labels.names import find_scopes, nearest
 from fasterqk.labels.slices import Circuits, Slice
-from fasterqk.stability._scores import KernelScores, Scores, WrittenScores
-from fasterqk.trace.calls import SCORES, AttentionTrace, Operation, carries, is_parameter
-from fasterqk.trace.modules import head_counts
+from fasterqk.stability._scores import KernelScores, Scores, WrittenScores, four_axes
+from fasterqk.trace.calls import (
+    SCORES,
+    AttentionTrace,
+    Operation,
+    carries,
+    is_parameter,
+    scaled_dot_product_attention,
+)
+from fasterqk.trace.modules import head_counts, nothing_compiled
 
 # --- The trace: the scores that a block forms ---
 
@@ -43,6 +55,7 @@ class Products:
     """The origin of a tensor of scores: its products of queries and keys are ``products`` times ``factor``.
 
     ``pure``: only factors were applied since. ``logits``: the scores before their maximum was subtracted.
+    ``vectors``: the queries and keys, where the product shows which axis is theirs.
     """
 
     products: Tensor
@@ -50,6 +63,7 @@ class Products:
     pure: bool = True
     capped: bool = False
     logits: Tensor | None = None
+    vectors: tuple[Tensor, ...] = ()
 
 
 class LogitTrace(AttentionTrace):
@@ -65,47 +79,20 @@ class LogitTrace(AttentionTrace):
         self.see = see
         self.tag = f"{SCORES}_{id(self)}"
 
-    def flex_attention(self, kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call FlexAttention; on a GPU the kernel itself returns the largest score of each row."""
-        named = {**dict(zip(_FLEX_ARGUMENTS, args, strict=False)), **kwargs}
-        user_aux, mask = named.get("return_aux"), named.get("block_mask")
-        request = _aux_request()
-        asks = request is not None and named["query"].is_cuda and not named.get("return_lse")
-        if asks:
-            kwargs["return_aux"] = request(lse=bool(user_aux and user_aux.lse), max_scores=True)
-        self.__exit__(None, None, None)  # the kernel may be compiled, which an active mode would change
-        try:
-            output = kernel(*args, **kwargs)
-        finally:
-            self.__enter__()
-        arguments = (named["query"], named["key"], named.get("scale"), self.heads, False, None)
-        mask_mod = None if mask is None else mask.mask_mod
-        self._saw(KernelScores, *arguments, named.get("score_mod"), mask_mod, output[1] if asks else None)
-        return output[0] if asks and user_aux is None else output
-
     def kernel(self, operation: Operation) -> Any:
-        if operation.func is F.scaled_dot_product_attention:
-            self._kernel(*operation.args, **operation.kwargs)
+        if operation.func is _SDPA:
+            options = _SDPA_SIGNATURE.bind(*operation.args, **operation.kwargs).arguments
+            named = {name: options.get(name) for name in ("query", "key", "value", "scale")}
+            causal, mask = options.get("is_causal", False), options.get("attn_mask")
+            self.saw(KernelScores, heads=self.heads, causal=causal, mask=mask, **named)
             return operation.run()
         with self:
             return _seen_inside(operation.func)(*operation.args, **operation.kwargs)
 
-    def _kernel(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> None:
-        self._saw(KernelScores, query, key, scale, self.heads, is_causal, attn_mask)
-
-    def _saw(self, kind: Callable[..., Scores], *arguments: Any) -> None:
+    def saw(self, kind: Callable[..., Scores], *arguments: Any, **options: Any) -> None:
+        """Pass the scores of one call on."""
         try:
-            scores = kind(*arguments)
+            scores = kind(*arguments, **options)
         except (ValueError, RuntimeError):
             return  # another shape: this softmax is not attention of these heads
         self.see(scores)
@@ -116,11 +103,14 @@ class LogitTrace(AttentionTrace):
         if not isinstance(output, Tensor) or any(map(is_parameter, tensors)):
             return output
         products, pure = output.detach(), True
+        vectors: tuple[Tensor, ...] = ()
+        if not operation.equation and operation.func is not Tensor.__rmatmul__:
+            vectors = (tensors[-2].detach(), tensors[-1].detach().transpose(-2, -1))
         if operation.func in (torch.baddbmm, Tensor.baddbmm):
             added = tensors[0].detach() * operation.kwargs.get("beta", 1)
             pure = not bool(added.any())
             products = products if pure else torch.nan_to_num(products - added)
-        setattr(output, self.tag, Products(products, pure=pure))
+        setattr(output, self.tag, Products(products, pure=pure, vectors=vectors))
         return output
 
     def softmax(self, operation: Operation) -> Any:
@@ -129,7 +119,7 @@ class LogitTrace(AttentionTrace):
         if origin is not None:
             shown = logits.detach() if origin.logits is None else origin.logits
             products = origin.products if origin.factor == 1.0 else origin.products * origin.factor
-            self._saw(WrittenScores, products, shown, self.heads, origin.capped)
+            self.saw(WrittenScores, products, shown, self.heads, origin.capped, origin.vectors)
             delattr(logits, self.tag)  # autograd may keep the tensor
         return operation.run()
 
@@ -191,12 +181,19 @@ def _in_place(func: Any) -> bool:
 
 
 @cache
-def _seen_inside(func: Any) -> Callable[..., Any]:
-    """A copy of a torch function that skips its dispatch to active modes, so that a trace sees its inside."""
-    namespace = {**func.__globals__, "has_torch_function": lambda _: False}
+def _seen_inside(func: Any, **names: Any) -> Callable[..., Any]:
+    """A copy of a torch function that skips its dispatch to active modes, so that a trace sees its inside.
+
+    ``names`` stand for other functions that it calls.
+    """
+    namespace = {**func.__globals__, "has_torch_function": lambda _: False, **names}
     copy = types.FunctionType(func.__code__, namespace, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
+
+
+_SDPA, _SOFTMAX, _MULTI_HEAD = F.scaled_dot_product_attention, F.softmax, F.multi_head_attention_forward
+_SDPA_SIGNATURE = inspect.signature(scaled_dot_product_attention)  # torch's own is not known to Python
 
 
 # --- FlexAttention is not a torch function, so its name is replaced in the modules that call it ---
@@ -205,34 +202,49 @@ _FLEX = "torch.nn.attention.flex_attention"
 _FLEX_ARGUMENTS = ("query", "key", "value", "score_mod", "block_mask", "scale", "enable_gqa", "return_lse")
 
 
-def _aux_request() -> Any:
+def _seen_flex(kernel: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call FlexAttention and show it; on a GPU the kernel itself returns the largest score of each row."""
+    named: dict[str, Any] = {**dict(zip(_FLEX_ARGUMENTS, args, strict=False)), **kwargs}
+    user_aux, mask = named.get("return_aux"), named.get("block_mask")
+    request: Any = getattr(sys.modules[_FLEX], "AuxRequest", None)  # None before torch 2.9
+    asks = bool(_traces and request and named["query"].is_cuda and not named.get("return_lse"))
+    if asks:
+        kwargs["return_aux"] = request(lse=bool(user_aux and user_aux.lse), max_scores=True)
+    for trace in reversed(_traces):  # the kernel may be compiled, which an active mode would change
+        trace.__exit__(None, None, None)
     try:
-        from torch.nn.attention.flex_attention import AuxRequest
-    except ImportError:
-        return None  # before torch 2.9
-    return AuxRequest
+        output = kernel(*args, **kwargs)
+    finally:
+        for trace in _traces:
+            trace.__enter__()
+    _show(
+        named["query"],
+        named["key"],
+        **{name: named.get(name) for name in ("value", "scale", "score_mod")},
+        mask_mod=None if mask is None else mask.mask_mod,
+        maxima=output[1].max_scores if asks else None,
+    )
+    return output[0] if asks and user_aux is None else output
 
 
-def flex_names(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """The namespaces and names under which the code of ``module`` has FlexAttention, plain or compiled."""
+_WRAPPED = "compile_friendly_flex_attention"  # Hugging Face's
+
+
+def flex_names(module: nn.Module) -> list[tuple[Any, str]]:
+    """The files and names under which the code of ``module`` has FlexAttention, plain or compiled."""
     if _FLEX not in sys.modules:
         return []
     plain = sys.modules[_FLEX].flex_attention
     files = {owner.__module__ for child in module.modules() for owner in type(child).__mro__}
-    spaces = [vars(sys.modules[name]) for name in sorted(files) if name in sys.modules and name != _FLEX]
     places = [
-        (space, name)
-        for space in spaces
-        for name, value in list(space.items())
+        (sys.modules[file], name)
+        for file in sorted(files)
+        if file in sys.modules and file != _FLEX
+        for name, value in list(vars(sys.modules[file]).items())
         if value is plain or getattr(value, "_torchdynamo_orig_callable", None) is plain
     ]
     hugging_face = sys.modules.get("transformers.integrations.flex_attention")
-    if hugging_face is not None and hasattr(hugging_face, _WRAPPED):
-        places.append((vars(hugging_face), _WRAPPED))
-    return places
-
-
-_WRAPPED = "compile_friendly_flex_attention"
+    return [*places, (hugging_face, _WRAPPED)] if hasattr(hugging_face, _WRAPPED) else places
 
 
 # --- Blocks, and the hooks on them ---
@@ -242,7 +254,10 @@ _WRAPPED = "compile_friendly_flex_attention"
 class AttentionBlock:
     """A module that forms attention, with its labelled queries and keys.
 
-    ``heads`` is the number of query heads; None if only the scores show it.
+    ``heads`` is the number of query heads; None if only the scores show it. ``bound`` holds upper bounds on
+    the logits (first row) and on the products (second row) of each head, raised by the training passes that
+    ran compiled; None until a pass has shown the number of heads. ``ran``: such a pass was there.
+    ``additive``: the code writes its softmax out, of more than products, so products have no bound.
     """
 
     path: str
@@ -250,6 +265,36 @@ class AttentionBlock:
     layer: int | None
     heads: int | None
     slices: list[Slice] = field(default_factory=list)
+    bound: Tensor | None = None
+    ran: bool = False
+    additive: bool = False
+
+    def make_bound(self, scores: Scores) -> None:
+        """Make the tensor of the bounds, by the first scores that were seen."""
+        if self.bound is None:
+            shape, dtype = (2, scores.heads), torch.promote_types(scores.like.dtype, torch.float32)
+            self.bound = torch.full(shape, -math.inf, dtype=dtype, device=scores.like.device)
+            if "torch._dynamo" in sys.modules:
+                torch._dynamo.mark_static_address(self.bound)  # CUDA graphs may write to it
+
+    def raise_bound(self, logit: Tensor, product: Tensor) -> None:
+        """Raise the bounds to these; compiled code does it as well."""
+        if self.bound is not None and len(logit) == self.bound.shape[1]:
+            self.bound.copy_(torch.maximum(self.bound, torch.stack([logit, product]).to(self.bound)))
+
+
+def take_bounds(blocks: Sequence[AttentionBlock]) -> dict[str, Tensor]:
+    """The bounds that compiled passes have written since the last call, by path, on the processor."""
+    written = [(block.path, block.bound) for block in blocks if block.ran and block.bound is not None]
+    for block in blocks:
+        block.ran = False
+    if not written:
+        return {}
+    together = torch.cat([bound.flatten().to(written[0][1]) for _, bound in written]).cpu()  # one transfer
+    parts = together.split([bound.numel() for _, bound in written])
+    for _, bound in written:
+        bound.fill_(-math.inf)
+    return {path: part.view(2, -1) for (path, _), part in zip(written, parts, strict=True)}
 
 
 def attention_blocks(model: nn.Module, circuits: Circuits) -> list[AttentionBlock]:
@@ -289,6 +334,92 @@ def _holder(model: nn.Module, names: Sequence[str]) -> str:
     return ".".join(path)
 
 
+# --- Bounds, which also compiled code can write ---
+
+# Blocks that are running and bound their logits, and traces of those that read them, outermost first.
+_bounded: list[AttentionBlock] = []
+_traces: list[LogitTrace] = []
+
+
+def see_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    mask: Tensor | None = None,
+    lse: Tensor | None = None,
+) -> None:
+    """Show an attention call to the monitors and clips of a model, for kernels that PyTorch does not know.
+
+    Call it in the attention module, beside the kernel. It costs nothing where nothing watches, and can be
+    compiled.
+
+    Arguments:
+        query, key, value: As the kernel takes them, with axes (batch, head, token, width); keys and values
+            may have fewer heads.
+        scale: The factor on the products; by default 1 / sqrt(width).
+        causal: Whether a query sees only the keys up to its own position.
+        mask: What it sees otherwise, as in ``torch.nn.functional.scaled_dot_product_attention``.
+        lse: The log-sum-exp of each row, (batch, head, token), which no logit of the row exceeds.
+
+    >>> see_attention(*torch.randn(2, 1, 4, 10, 8))
+    """
+    _show(query, key, value=value, scale=scale, causal=causal, mask=mask, lse=lse)
+
+
+def _show(query: Tensor, key: Tensor, **options: Any) -> None:
+    """Show a kernel's call to the blocks that are running: arguments of ``KernelScores``."""
+    for trace in _traces:
+        trace.saw(KernelScores, query, key, heads=trace.heads, **options)
+    with torch.no_grad():
+        for block in _bounded:
+            try:
+                scores = KernelScores(query, key, heads=block.heads, **options)
+            except ValueError:
+                continue  # not attention of these heads
+            block.raise_bound(scores.logit_bounds(), scores.bounds())
+
+
+def _bounded_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Torch's attention kernel, in the place of its name while a block runs that bounds its logits."""
+    _show(query, key, scale=scale, mask=attn_mask)
+    return _SDPA(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _bounded_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+) -> Tensor:
+    """Torch's softmax likewise, for code that writes attention out: it takes the logits themselves."""
+    if dim in (-1, input.dim() - 1):
+        with torch.no_grad():
+            for block in _bounded:
+                try:
+                    logit = four_axes(input.detach(), block.heads).amax((0, 2, 3))
+                except ValueError:
+                    continue  # not attention of these heads
+                block.raise_bound(logit, torch.full_like(logit, math.inf) if block.additive else logit)
+    return _SOFTMAX(input, dim, _stacklevel, dtype)
+
+
+_bounded_multi_head = _seen_inside(
+    F.multi_head_attention_forward,
+    scaled_dot_product_attention=_bounded_kernel,
+    softmax=_bounded_softmax,
+    _check_key_padding_mask=lambda *_: None,  # it cannot be compiled
+)
+
+
 class Watch:
     """Hooks on the blocks of a model that pass the scores of training passes to ``see``.
 
@@ -296,7 +427,13 @@ class Watch:
     that is the pass whose activations the gradients use. ``after`` is called with the arguments of every call
     that counted, while the weights of a sharded block are whole; ``unseen`` with the reason why a block that
     ran shows no scores.
+
+    Blocks that run compiled only raise their ``bound``; so do all while ``bounding``. ``any_pass``: passes in
+    evaluation mode or without gradients count, too.
     """
+
+    # Also of the copies that the probe makes of modules with their hooks.
+    _any_pass = _removed = False
 
     def __init__(
         self,
@@ -304,13 +441,16 @@ class Watch:
         see: Callable[[AttentionBlock, Scores], None],
         unseen: Callable[[AttentionBlock, str], None],
         after: Callable[[AttentionBlock, Any, Any], None] = lambda *_: None,
+        any_pass: bool = False,
     ) -> None:
         self._see, self._unseen, self._after = see, unseen, after
+        if any_pass:
+            self._any_pass = True
         self._running: list[tuple[AttentionBlock, ExitStack]] = []
-        self._flex: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        self._flex = {block.path: flex_names(block.module) for block in blocks}
         self._seen: set[str] = set()
         self._hooks = ExitStack()
-        self.entered = False
+        self.entered = self.bounding = False
         for block in blocks:
             enter, leave = partial(self.enter, block), partial(self._leave, block)
             self._hooks.enter_context(block.module.register_forward_pre_hook(enter))
@@ -321,25 +461,52 @@ class Watch:
 
     def enter(self, block: AttentionBlock, module: nn.Module, args: Any) -> None:
         """Before the forward pass of a block."""
-        if torch.compiler.is_compiling():
-            return  # compiled code is invisible to the trace
-        if not (module.training and torch.is_grad_enabled()):
+        if self._removed or not (self._any_pass or (module.training and torch.is_grad_enabled())):
+            return
+        if torch.compiler.is_compiling() or self.bounding:
+            self._enter_bounding(block)
             return
         self.entered = True
         trace, running = LogitTrace(block.heads, partial(self._saw, block)), ExitStack()
         running.enter_context(trace)
-        if block.path not in self._flex:
-            self._flex[block.path] = flex_names(block.module)
-        for space, name in self._flex[block.path]:
-            running.callback(space.__setitem__, name, space[name])
-            space[name] = partial(trace.flex_attention, space[name])
+        _traces.append(trace)
+        running.callback(self._restore, block)
+        running.callback(_traces.remove, trace)
+        self._exchange(block)
         self._running.append((block, running))
+
+    def _enter_bounding(self, block: AttentionBlock) -> None:
+        """What the graph of compiled code contains: no call of Python, only other names for the kernels."""
+        block.ran = True
+        _bounded.append(block)
+        F.scaled_dot_product_attention, F.softmax = _bounded_kernel, _bounded_softmax
+        F.multi_head_attention_forward = _bounded_multi_head
+        self._exchange(block)
+
+    def _leave_bounding(self, block: AttentionBlock) -> None:
+        _bounded.pop()
+        if not _bounded:
+            F.scaled_dot_product_attention, F.softmax = _SDPA, _SOFTMAX
+            F.multi_head_attention_forward = _MULTI_HEAD
+        self._restore(block)
+
+    def _exchange(self, block: AttentionBlock) -> None:
+        for file, name in self._flex[block.path]:
+            if not isinstance(getattr(file, name), partial):
+                setattr(file, name, partial(_seen_flex, getattr(file, name)))
+
+    def _restore(self, block: AttentionBlock) -> None:
+        for file, name in () if _bounded or _traces else self._flex[block.path]:
+            setattr(file, name, getattr(file, name).args[0])
 
     def _saw(self, block: AttentionBlock, scores: Scores) -> None:
         self._seen.add(block.path)
         self._see(block, scores)
 
     def _leave(self, block: AttentionBlock, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if _bounded and _bounded[-1] is block:
+            self._leave_bounding(block)
+            return
         if not self._running or self._running[-1][0] is not block:
             return
         self._running.pop()[1].close()
@@ -361,8 +528,64 @@ class Watch:
         )
 
     def remove(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks; a pass that has begun may still call them."""
+        self._removed = True
         self._hooks.close()
+
+
+class EagerTraining:
+    """Runs training passes of a model uncompiled from ``start`` to ``stop``; evaluation stays compiled."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._session, self._eager = ExitStack(), ExitStack()
+        weakref.finalize(model, self._eager.close)  # nobody need stop it when the model is gone
+
+    def start(self) -> None:
+        """Run training passes uncompiled from now on."""
+        self._session.enter_context(_told_of_modes(self._model, self._set))
+        self._session.callback(self.pause)
+        self._set(self._model.training)
+
+    def pause(self) -> None:
+        """Let code run compiled until the model is set to train again."""
+        self._eager.close()
+
+    def stop(self) -> None:
+        """Run everything as before."""
+        self._session.close()
+
+    def _set(self, training: bool) -> None:
+        self.pause()
+        if training:
+            self._eager.enter_context(nothing_compiled())
+
+
+_OBSERVERS = "_fasterqk_observers"  # attribute of a model: who is told when it is set to train or evaluate
+
+
+@contextmanager
+def _told_of_modes(model: nn.Module, observe: Callable[[bool], None]) -> Iterator[None]:
+    """Call ``observe(training)`` whenever the mode of ``model`` is set; torch has no hook for that."""
+    held = vars(model)
+    if _OBSERVERS not in held:
+        train, replaced = model.train, {name: held[name] for name in ("train",) if name in held}
+
+        def train_and_tell(mode: bool = True) -> nn.Module:
+            for observer in held.get(_OBSERVERS, ()):
+                observer(mode)
+            return train(mode)
+
+        held |= {_OBSERVERS: [], "train": train_and_tell, "_fasterqk_train": replaced}
+    held[_OBSERVERS].append(observe)
+    try:
+        yield
+    finally:
+        held[_OBSERVERS].remove(observe)
+        if not held[_OBSERVERS]:
+            for name in (_OBSERVERS, "train"):
+                del held[name]
+            held |= held.pop("_fasterqk_train")
 
 
 # --- Several processes ---

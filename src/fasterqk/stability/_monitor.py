@@ -1,6 +1,8 @@
-"""``LogitMonitor``: the largest attention logit of every layer and head, on the training batches.
+"""``LogitMonitor``: the attention logits of every layer and head, on the training batches.
 
-The attention blocks have hooks only in the steps that are read, while the model is in training mode; at all
+Three ways to know a logit: the step is read *exactly*, uncompiled; an extra pass reads a *sample* of the
+batch; or a *bound* is kept inside the code that trains, compiled or not, or follows from the weights. In the
+first way the blocks have hooks only in the steps that are read, while the model is in training mode; at all
 other times it runs unobserved, and compiled if it is compiled. A monitor never stops a training: what it
 cannot read is a warning.
 """
@@ -9,133 +11,70 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fasterqk import console
 from fasterqk.errors import InputError
+from fasterqk.files import write_text
 from fasterqk.labels.find import Labels, given_or_found
 from fasterqk.labels.slices import Circuits
 from fasterqk.optim.hooks import unwrapped
 from fasterqk.optim.ratio import finite_number
+from fasterqk.stability._bounds import WeightBounds
 from fasterqk.stability._logits import (
     AttentionBlock,
+    EagerTraining,
     Watch,
     agreed_sizes,
     attention_blocks,
     in_processes,
     over_processes,
+    take_bounds,
 )
-from fasterqk.stability._scores import LogitReading, Scores
+from fasterqk.stability._record import Logits, heat_maps, log_to, page
+from fasterqk.stability._scores import LogitReading, Scores, joined
 from fasterqk.trace.modules import nothing_compiled, uncompiled
 
-
-@dataclass(frozen=True)
-class Logits:
-    """The attention logits of one step: a :class:`LogitReading` for each attention block, by its path.
-
-    ``layers`` holds the layer number of each block. Printing shows a table.
-    """
-
-    step: int
-    readings: dict[str, LogitReading]
-    layers: dict[str, int | None]
-
-    @property
-    def exact(self) -> bool:
-        """False if only some rows were read, which makes the maxima lower bounds."""
-        return all(reading.exact for reading in self.readings.values())
-
-    @property
-    def largest(self) -> float:
-        """The largest logit of all heads; NaN if any logit is."""
-        return float(torch.cat([reading.logit for reading in self.readings.values()]).amax())
-
-    def where(self) -> tuple[str, int]:
-        """The block and the head of the largest logit."""
-        by_block = {path: float(reading.logit.amax()) for path, reading in self.readings.items()}
-        path = max(by_block, key=lambda block: math.inf if math.isnan(by_block[block]) else by_block[block])
-        return path, int(self.readings[path].logit.argmax())
-
-    def log(self) -> dict[str, float]:
-        """Numbers for a log: ``logits/max`` over all blocks and of each block, and ``logits/entropy``.
-
-        If only some rows were read, the name is ``logits/max_of_rows``, a lower bound of the maximum. Models
-        with additive biases or soft caps also log ``logits/max_product``, before these.
-        """
-        name = "max" if self.exact else "max_of_rows"
-        readings = self.readings.values()
-        numbers = {
-            f"logits/{name}": self.largest,
-            "logits/entropy": float(torch.cat([reading.entropy for reading in readings]).nanmean()),
-        }
-        if any(reading.biased or reading.capped for reading in readings):
-            numbers["logits/max_product"] = float(torch.cat([reading.product for reading in readings]).amax())
-        return numbers | {
-            f"logits/{name}/{path or 'model'}": float(reading.logit.amax())
-            for path, reading in self.readings.items()
-        }
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data: the step, and for each block its layer and numbers by head."""
-        return {
-            "step": self.step,
-            "exact": self.exact,
-            "blocks": {
-                path: {
-                    "layer": self.layers[path],
-                    "max_logit": reading.logit.tolist(),
-                    "entropy": reading.entropy.tolist(),
-                    "max_product": reading.product.tolist(),
-                    "additive_bias": reading.biased,
-                    "soft_cap": reading.capped,
-                }
-                for path, reading in self.readings.items()
-            },
-        }
-
-    def __str__(self) -> str:
-        rows = []
-        for path, reading in self.readings.items():
-            head, notes = int(reading.logit.argmax()), []
-            if reading.capped or reading.biased:
-                changes = " and ".join(["soft cap"] * reading.capped + ["additive bias"] * reading.biased)
-                notes.append(f"with {changes}; product {float(reading.product.amax()):.4g}")
-            rows.append(
-                {
-                    "block": path or "(model)",
-                    "largest logit" if self.exact else "some logit": f"{float(reading.logit[head]):.4g}",
-                    "head": str(head),
-                    "smallest entropy": f"{float(reading.entropy.amin()):.3f}",
-                    "": "; ".join(notes),
-                }
-            )
-        lines = [f"step {self.step}", console.text_table(rows)]
-        if not self.exact:
-            lines.append("some rows were read: the largest logit of all is at least this")
-        return "\n".join(lines)
+_WAYS = ("exact", "sampled", "bound", "weights")
+_KEPT = 1000  # readings; beyond it every second one is dropped
+_ROWS = 16  # of each call, in which the change of logits is read
 
 
 class LogitMonitor:
     """Reads the attention logits of ``model`` in its training passes: in the first step, then periodically.
 
     A logit is what enters the softmax, rotary positions included, over all pairs that the mask allows. With
-    additive biases or a soft cap, the product before them is reported as well. Training does not change. A
-    step that is read costs about one more product of queries and keys and runs uncompiled; other steps cost
-    nothing. ``last`` is the newest :class:`Logits`, and ``remove()`` removes the monitor.
+    additive biases or a soft cap, the product before them is reported as well. Training does not change.
+    ``last`` is the newest :class:`Logits`, ``history`` all of them, ``write(path)`` makes a page, and
+    ``remove()`` removes the monitor. A notebook shows the newest logits of all layers and heads.
 
     Arguments:
         model: The model.
         optimizer: Count its steps, with all micro-batches and processes of a step together. Without it, a
             step is one training pass of the model.
+        way: How logits are known; each reading says which way it is.
+
+            ``exact``: A step that is read runs uncompiled and costs about one more product of queries and
+            keys; other steps cost nothing.
+            ``sampled``: Steps run as they are. One more pass, uncompiled and without gradients, reads
+            ``instances`` of the batch. Maxima are lower bounds.
+            ``bound``: The longest query times the longest key of each head is kept in every step, also
+            inside compiled code. A reading has the largest since the one before. No logit exceeds it.
+            ``weights``: A bound from the weights alone, for blocks whose input is made by a LayerNorm or
+            RMSNorm. It holds for every batch; steps cost nothing.
+
+            The first reading of ``bound`` and ``weights`` is exact.
         every: The number of steps from one reading to the next.
-        rows: Read only this many rows of each attention call. Maxima are then lower bounds, and are named so.
+        instances: How many instances of the batch an extra pass reads.
+        explain: Also read what a step changes: the logits of ``instances`` of the batch, in two extra passes,
+            and the weights of each role, of which it keeps a copy in the steps that are read.
         limit: Warn once when a logit exceeds this.
-        log: Called with (numbers by name, step) when a reading is complete, for example
-            ``log=lambda numbers, step: print(step, numbers)``.
+        log: Where numbers go when a reading is complete: TensorBoard's ``SummaryWriter``, ``wandb``,
+            ``trackio``, or a function of (numbers by name, step).
         labels, circuits: As in :func:`make_optimizer`.
         group: The processes over which maxima are taken, by the names of blocks; by default all.
 
@@ -155,36 +94,52 @@ class LogitMonitor:
         model: nn.Module,
         optimizer: torch.optim.Optimizer | None = None,
         *,
+        way: str = "exact",
         every: int = 100,
-        rows: int | None = None,
+        instances: int = 2,
+        explain: bool = False,
         limit: float = 100.0,
-        log: Callable[[dict[str, float], int], Any] | None = None,
+        log: Any = None,
         labels: Labels | None = None,
         circuits: Circuits | None = None,
         group: Any = None,
     ) -> None:
-        for name, number in (("every", every), ("rows", rows)):
-            if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < 1):
+        for name, number in (("every", every), ("instances", instances)):
+            if isinstance(number, bool) or not isinstance(number, int) or number < 1:
                 raise InputError(f"{name}={number!r} is not a positive whole number")
         finite_number(limit, "limit")
-        self.model, self.every, self.rows, self.limit = model, every, rows, limit
+        if way not in _WAYS:
+            raise InputError(f"way={way!r} is not one of {', '.join(_WAYS)}")
+        if explain and optimizer is None:
+            raise InputError("explain=True reads what a step changes: give the monitor the optimizer")
+        self.model, self.way, self.every, self.limit = model, way, every, limit
+        self.instances, self.explain = instances, explain
         self.steps = 0
-        self._log, self._group = log, group
-        self._blocks = attention_blocks(inner := uncompiled(model), given_or_found(inner, circuits, labels))
+        self.history: list[Logits] = []
+        self._log, self._group = None if log is None else log_to(log), group
+        inner = uncompiled(model)
+        self._circuits = given_or_found(inner, circuits, labels, heads=way == "weights")
+        self._blocks = attention_blocks(inner, self._circuits)
         self._calls: dict[str, list[LogitReading]] = {}
-        self._last: Logits | None = None
-        self._warned = False
-        self._left_out: set[str] = set()
-        self._reading = False
-        self._session, self._eager, self._hooks = (ExitStack() for _ in range(3))
+        self._inputs: tuple[Any, Any] | None = None
+        self._step = _Step(inner, self._circuits)
+        self._warned: set[str] = set()
+        self._reading = self._extra = False
+        self._session, self._hooks = ExitStack(), ExitStack()
+        self._eager, self._weights = EagerTraining(inner), WeightBounds(inner)
+        self._watch: Watch | None = None
         self._by_steps = optimizer is not None
-        if optimizer is None:
-            self._hooks.enter_context(model.register_forward_pre_hook(self._before_pass))
+        if way == "bound":  # compiled code does not notice hooks that come later
+            self._watch = Watch(self._blocks, self._see, self._leave_out)
+            self._hooks.callback(self._watch.remove)
+        if optimizer is None or way == "sampled" or explain:
+            self._hooks.enter_context(model.register_forward_pre_hook(self._before_pass, with_kwargs=True))
             self._hooks.enter_context(model.register_forward_hook(self._after_pass, always_call=True))
-        else:
+        if optimizer is not None:
             inner_optimizer = unwrapped(optimizer)
             if not isinstance(inner_optimizer, torch.optim.Optimizer):
                 raise InputError(f"{type(optimizer).__name__} is not a torch optimizer")
+            self._hooks.enter_context(inner_optimizer.register_step_pre_hook(self._before_step))
             self._hooks.enter_context(inner_optimizer.register_step_post_hook(self._after_step))
             self._begin()
 
@@ -193,12 +148,12 @@ class LogitMonitor:
         """The newest logits; an ``InputError`` before the first reading."""
         if not self._by_steps:
             self._end()
-        if self._last is None:
+        if not self.history:
             raise InputError(
                 "no training pass was read yet: call model.train() and run it"
                 + (", then optimizer.step()" if self._by_steps else "")
             )
-        return self._last
+        return self.history[-1]
 
     def remove(self) -> None:
         """Remove all hooks."""
@@ -211,23 +166,50 @@ class LogitMonitor:
     def __exit__(self, *_: object) -> None:
         self.remove()
 
+    def write(self, path: str | Path) -> Path:
+        """Write a self-contained HTML page of all readings, layers and heads over time; returns its path."""
+        return write_text(Path(path), page(self.history, self.limit) if self.last else "")
+
+    def _repr_html_(self) -> str:
+        return (
+            heat_maps(self.history, self.limit, ("logit", "entropy"))
+            if self.history
+            else "<p>No reading yet.</p>"
+        )
+
     # --- Which steps are read ---
 
-    def _before_pass(self, model: nn.Module, args: Any) -> None:
-        if not (model.training and torch.is_grad_enabled()) or torch.compiler.is_compiling():
+    def _before_pass(self, model: nn.Module, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling() or self._extra or not (model.training and torch.is_grad_enabled()):
             return
-        self._end()
-        if self.steps % self.every == 0:
-            self._begin()
-            for block in self._blocks:
-                if block.module is model:  # a hook added now would miss this pass
-                    self._watch.enter(block, model, args)
-        self.steps += 1
+        if not self._by_steps:
+            self._end()
+            if self.steps % self.every == 0:
+                self._begin()
+                for block in self._blocks:
+                    if self._watch is not None and block.module is model and self.way != "bound":
+                        self._watch.enter(block, model, args)  # a hook added now would miss this pass
+            self.steps += 1
+        if self._reading:
+            self._inputs = args, kwargs
 
     def _after_pass(self, model: nn.Module, args: Any, output: Any) -> None:
-        self._eager.close()  # code between two passes may run compiled
+        if self._extra or torch.compiler.is_compiling():
+            return
+        if not self._by_steps:
+            self._eager.pause()  # code between two passes may run compiled
+            if self._reading and self.way == "sampled" and output is not None:
+                self._sample()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._reading and self.way == "sampled":
+            self._sample()
+        if self._reading and self.explain:
+            self._step.begin(self._logit_rows())
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if self._reading and self.explain:
+            self._step.end(self._logit_rows())
         self._end()
         self.steps += 1
         if self.steps % self.every == 0:
@@ -236,131 +218,225 @@ class LogitMonitor:
     def _begin(self) -> None:
         """Observe the training passes of the model until ``_end``."""
         self._reading = True
-        model = uncompiled(self.model)
-        self._watch = Watch(self._blocks, self._see, self._leave_out)
-        self._session.callback(self._watch.remove)
-        self._session.callback(self._eager.close)
-        self._session.enter_context(_told_of_modes(model, self._set_eager))
-        self._set_eager(model.training)
-
-    def _set_eager(self, training: bool) -> None:
-        """Run compiled code eagerly in training mode, where it is read, and compiled in evaluation."""
-        self._eager.close()
-        if training:
-            self._eager.enter_context(nothing_compiled())
+        if self.way == "sampled" or (self.way in ("bound", "weights") and self.history):
+            return
+        if self.way != "bound":
+            self._watch = Watch(self._blocks, self._see, self._leave_out)
+            self._session.callback(self._watch.remove)
+        if self.way == "weights":
+            self._session.enter_context(self._weights.learning(self._blocks))
+        self._session.callback(self._eager.stop)
+        self._eager.start()
 
     # --- What is read ---
 
     def _see(self, block: AttentionBlock, scores: Scores) -> None:
         try:
-            reading = scores.reading(self.rows, self.steps // self.every)
+            reading = scores.reading()
+            if self.way == "weights":
+                self._weights.learn(block, scores)
         except Exception as error:
             line = str(error).partition("\n")[0]
             self._leave_out(block, f"the logits of {block.path or 'the model'} could not be read: {line}")
             return
+        block.make_bound(scores)
+        block.additive |= reading.biased
         self._calls.setdefault(block.path, []).append(reading)
 
     def _leave_out(self, block: AttentionBlock, reason: str) -> None:
-        if block.path not in self._left_out:
-            self._left_out.add(block.path)
-            warnings.warn(f"LogitMonitor leaves out a block: {reason}", stacklevel=2)
+        self._warn_once(block.path, f"LogitMonitor leaves out a block: {reason}")
+
+    def _warn_once(self, about: str, line: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            warnings.warn(line, stacklevel=3)
+
+    def _sample(self) -> None:
+        def see(block: AttentionBlock, scores: Scores) -> None:
+            reading = replace(scores.reading(), way="sampled")
+            self._calls.setdefault(block.path, []).append(reading)
+
+        self._extra_pass(see)
+
+    def _logit_rows(self) -> dict[str, list[Tensor]]:
+        """Some rows of the logits of every attention call, for a few instances of the batch."""
+        rows: dict[str, list[Tensor]] = {}
+
+        def see(block: AttentionBlock, scores: Scores) -> None:
+            chosen = torch.arange(max(0, scores.length - _ROWS), scores.length)
+            for _, logits, visible in scores.parts(None, chosen):
+                shown = logits.masked_fill(~visible, math.nan).transpose(0, 1).flatten(1)
+                rows.setdefault(block.path, []).append(shown)
+
+        self._extra_pass(see)
+        return rows
+
+    def _extra_pass(self, see: Callable[[AttentionBlock, Scores], None]) -> None:
+        """Run the model uncompiled on ``instances`` of the batch; it stays as it was."""
+        if self._inputs is None:
+            self._warn_once(
+                "inputs", "LogitMonitor saw no batch: give it the model that is called, compiled or not"
+            )
+            return
+        model = uncompiled(self.model)
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            model = model.module
+        first = next(iter(_tensors(self._inputs)), torch.zeros(1))
+        args, kwargs = _cut(self._inputs, len(first) if first.dim() else 1, self.instances)
+        watch = Watch(self._blocks, see, self._leave_out, any_pass=True)
+        self._extra = True
+        try:
+            with torch.no_grad(), nothing_compiled(), _as_it_was(model):
+                torch.manual_seed(self.steps)  # the same dropout before and after a step
+                model(*args, **kwargs)
+        except Exception as error:
+            line = str(error).partition("\n")[0]
+            self._warn_once("pass", f"LogitMonitor could not run the model on a part of the batch: {line}")
+        finally:
+            self._extra = False
+            watch.remove()
 
     def _end(self) -> None:
-        """Remove the hooks from the blocks, and publish what was read as the newest logits."""
+        """Publish what was read as the newest logits, and remove what observes a step that is read."""
         self._session.close()
         if not self._reading:
             return
-        self._reading = False
-        step = self.steps if self._by_steps else self.steps - 1
-        readings = {path: _joined(calls) for path, calls in self._calls.items()}
+        self._reading, self._inputs = False, None
+        readings = {path: joined(calls) for path, calls in self._calls.items()}
         self._calls = {}
+        if self.way in ("bound", "weights") and (self.history or not readings):
+            readings = self._weights.readings() if self.way == "weights" else self._bounds()
+        for path, change in self._step.change.items():
+            if path in readings:
+                readings[path] = replace(readings[path], change=change)
         if self._by_steps and in_processes(self._group):
             readings = self._over_processes(readings)
         if not readings:
             return
-        self._last = Logits(step, readings, {block.path: block.layer for block in self._blocks})
-        self._warn(self._last)
+        for block in self._blocks if self.way == "weights" else ():
+            if block.path in self._weights.unknown:
+                self._leave_out(block, f"{block.path or 'the model'}: {self._weights.unknown[block.path]}")
+        if self._watch is not None:
+            self._watch.bounding = self.way == "bound"
+        layers = {block.path: block.layer for block in self._blocks}
+        step = self.steps if self._by_steps else self.steps - 1
+        self.history.append(Logits(step, readings, layers, self._step.updates))
+        if len(self.history) > _KEPT:
+            del self.history[1:-1:2]
+        self._warn(self.history[-1])
         if self._log is not None:
-            self._log(self._last.log(), step)
+            self._log(self.history[-1].log(), step)
+
+    def _bounds(self) -> dict[str, LogitReading]:
+        """The bounds that were kept since the last reading."""
+        ran = [block for block in self._blocks if block.ran]
+        bounds = take_bounds(self._blocks)
+        readings = {}
+        for block in ran:
+            if block.path not in bounds or bool((bounds[block.path][0] == -math.inf).all()):
+                self._leave_out(block, f"the code of {block.path or 'the model'} shows no queries and keys")
+            else:
+                logit, product = bounds[block.path]
+                readings[block.path] = LogitReading(logit=logit, product=product, way="bound")
+        return readings
 
     def _over_processes(self, readings: dict[str, LogitReading]) -> dict[str, LogitReading]:
-        """The readings with maxima over processes; the entropy is that of this process, NaN if it has none.
+        """The readings with maxima over processes; other numbers are those of this process, if it has any.
 
         A process need not hold, or run, every block (pipelines, mixtures of experts).
         """
-        device = next(self.model.parameters()).device
+        maxima = {path: torch.cat([reading.logit, reading.product]) for path, reading in readings.items()}
         try:
-            sizes = agreed_sizes(
-                {path: len(reading.logit) for path, reading in readings.items()}, self._group
-            )
+            sizes = agreed_sizes({path: len(numbers) for path, numbers in maxima.items()}, self._group)
         except InputError as error:
             warnings.warn(f"LogitMonitor reads this process alone: {error}", stacklevel=2)
             return readings
-        logits, products = (
-            over_processes(
-                {path: getattr(reading, name) for path, reading in readings.items()},
-                sizes,
-                device,
-                self._group,
-            )
-            for name in ("logit", "product")
-        )
-        joined = {}
+        maxima = over_processes(maxima, sizes, next(self.model.parameters()).device, self._group)
+        together = {}
         for path in (block.path for block in self._blocks if block.path in sizes):
-            nothing = torch.full((sizes[path],), math.nan)
-            mine = readings.get(path) or LogitReading(nothing, nothing, nothing)
-            joined[path] = replace(
-                mine, logit=logits[path].to(mine.logit.dtype), product=products[path].to(mine.product.dtype)
-            )
-        return joined
+            logit, product = maxima[path].view(2, -1)
+            mine = readings.get(path, LogitReading(logit, product))
+            together[path] = replace(mine, logit=logit.to(mine.logit), product=product.to(mine.logit))
+        return together
 
     def _warn(self, logits: Logits) -> None:
-        if self._warned or logits.largest <= self.limit:
+        if logits.largest <= self.limit or logits.way == "bound":
             return
-        self._warned = True
         path, head = logits.where()
-        warnings.warn(
+        self._warn_once(
+            "limit",
             f"attention logits have reached {logits.largest:.4g} in {path or 'the model'}, head {head}, at "
             f"step {logits.step} (limit {self.limit:g}); qk_clip(model, optimizer) scales such heads back, "
             "make_optimizer(..., qk_ratio=0.1) lets them grow more slowly",
-            stacklevel=4,
         )
 
 
-def _joined(readings: list[LogitReading]) -> LogitReading:
-    """Join the readings of several calls of a block: micro-batches, or a block that is used several times."""
-    return LogitReading(
-        torch.stack([reading.logit for reading in readings]).amax(0),
-        torch.stack([reading.product for reading in readings]).amax(0),
-        torch.stack([reading.entropy for reading in readings]).mean(0),
-        biased=any(reading.biased for reading in readings),
-        capped=any(reading.capped for reading in readings),
-        exact=all(reading.exact for reading in readings),
-    )
+class _Step:
+    """What one step changes: ``change`` of the logits by block, and ``updates`` of the weights by role."""
 
+    def __init__(self, model: nn.Module, circuits: Circuits) -> None:
+        self._model = model
+        self._slices = [part for part in circuits if part.role in ("q", "k", "v", "o")]
+        self._logits: dict[str, list[Tensor]] = {}
+        self._weights: list[Tensor] = []
+        self.change: dict[str, Tensor] = {}
+        self.updates: dict[str, float] = {}
 
-_OBSERVERS = "_fasterqk_observers"  # attribute of a model: who is told when it is set to train or evaluate
+    def _parts(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self._slices:
+            parameter = self._model.get_parameter(part.parameter)
+            if parameter.dim() > 1 and not hasattr(parameter, "placements"):  # shards have no slices
+                yield part.role, part.view(parameter.detach())
+
+    def begin(self, logits: dict[str, list[Tensor]]) -> None:
+        """Before the step."""
+        self._logits, self._weights = logits, [weight.clone() for _, weight in self._parts()]
+
+    def end(self, logits: dict[str, list[Tensor]]) -> None:
+        """After the step."""
+        self.change = {
+            path: torch.cat([new - old for new, old in zip(calls, self._logits[path], strict=True)], 1)
+            .square()
+            .nanmean(1)
+            .sqrt()
+            .cpu()
+            for path, calls in logits.items()
+            if path in self._logits
+        }
+        sizes: dict[str, list[float]] = {}
+        for (role, weight), before in zip(self._parts(), self._weights, strict=True):
+            size = sizes.setdefault(role, [0.0, 0.0])
+            size[0] += float((weight - before).square().sum())
+            size[1] += float(before.square().sum())
+        self.updates = {role: math.sqrt(new / max(old, 1e-30)) for role, (new, old) in sizes.items()}
+        self._logits, self._weights = {}, []
 
 
 @contextmanager
-def _told_of_modes(model: nn.Module, observe: Callable[[bool], None]) -> Iterator[None]:
-    """Call ``observe(training)`` whenever the mode of ``model`` is set; torch has no hook for that."""
-    held = vars(model)
-    if _OBSERVERS not in held:
-        train, replaced = model.train, {name: held[name] for name in ("train",) if name in held}
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Restore buffers (running statistics) and random numbers on exit."""
+    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(devices)):
+        try:
+            yield
+        finally:
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
-        def train_and_tell(mode: bool = True) -> nn.Module:
-            for observer in held.get(_OBSERVERS, ()):
-                observer(mode)
-            return train(mode)
 
-        held |= {_OBSERVERS: [], "train": train_and_tell, "_fasterqk_train": replaced}
-    held[_OBSERVERS].append(observe)
-    try:
-        yield
-    finally:
-        held[_OBSERVERS].remove(observe)
-        if not held[_OBSERVERS]:
-            for name in (_OBSERVERS, "train"):
-                del held[name]
-            held |= held.pop("_fasterqk_train")
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(part)
+
+
+def _cut(value: Any, batch: int, count: int) -> Any:
+    """The first ``count`` instances of all tensors whose first axis is as long as the batch."""
+    if isinstance(value, Tensor):
+        return value[:count] if value.dim() and len(value) == batch else value
+    if isinstance(value, dict):
+        return {name: _cut(part, batch, count) for name, part in value.items()}
+    return type(value)(_cut(part, batch, count) for part in value) if type(value) in (list, tuple) else value

@@ -1,4 +1,4 @@
-"""``Scores``: the scores of one attention call, and their maxima and entropies by head.
+"""``Scores``: the scores of one attention call, and what is read from them by head.
 
 A *product* is a query times a key, with the scale and rotary positions. A *logit* is what enters the softmax:
 the product after a soft cap and with additive biases, if the model has them. Only pairs that the mask allows
@@ -6,10 +6,10 @@ count.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,25 +17,68 @@ from torch import Tensor
 # Masks add at least -10000 to a score, or put the smallest number there.
 _HIDDEN = -5000.0
 _CHUNK = 2**24  # entries of scores that are computed at a time
+_ROUNDING = 1 + 1e-4  # of products of up to a thousand terms in single precision
 _ROWS = 64  # rows for the entropy if a kernel returns the maximum itself
 
 
-@dataclass(frozen=True)
-class LogitReading:
-    """The numbers read from one attention call, each by head.
+Way = Literal["exact", "sampled", "bound"]
 
-    ``logit``: the largest logit; ``product``: the largest product; ``entropy``: the mean entropy of the rows,
-    in nats. ``biased``: logits are products plus an additive bias (or FlexAttention's ``score_mod``);
-    ``capped``: logits are products after a soft cap. ``exact``: False if only some rows were read, which
-    makes the maxima lower bounds.
+
+@dataclass(frozen=True, eq=False)
+class LogitReading:
+    """The numbers read from one attention call, each by head; None if they were not read.
+
+    ``way`` says how ``logit`` and ``product`` are known: ``exact``, ``sampled`` (of some rows or instances,
+    so the maxima are lower bounds) or ``bound`` (no logit of the batch exceeds it).
+
+    Arguments:
+        logit, product: The largest logit and the largest product.
+        entropy: The mean entropy of the rows, in nats.
+        spread: The standard deviation of the logits within a row, mean over rows.
+        first_token: The mean weight on the first token that a row sees, over rows that see others too.
+        query, key, value: The mean length of the vectors; values where a kernel was given them.
+        change: The root mean square of the change of the logits by one step, on a few instances.
+        biased: Logits are products plus an additive bias (or FlexAttention's ``score_mod``).
+        capped: Logits are products after a soft cap.
     """
 
     logit: Tensor
     product: Tensor
-    entropy: Tensor
+    entropy: Tensor | None = None
+    spread: Tensor | None = None
+    first_token: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    change: Tensor | None = None
     biased: bool = False
     capped: bool = False
-    exact: bool = True
+    way: Way = "exact"
+
+    @property
+    def exact(self) -> bool:
+        """Whether the maxima are those of all rows."""
+        return self.way == "exact"
+
+    def numbers(self) -> dict[str, Tensor]:
+        """The numbers that were read, by name."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: number for name, number in named.items() if isinstance(number, Tensor)}
+
+
+def joined(readings: Sequence[LogitReading]) -> LogitReading:
+    """Join the readings of several calls of a block: micro-batches, or a block that is used several times."""
+    numbers = {}
+    for name in readings[0].numbers():
+        parts = [reading.numbers().get(name) for reading in readings]
+        stacked = torch.stack([part for part in parts if part is not None])
+        numbers[name] = stacked.amax(0) if name in ("logit", "product") else stacked.mean(0)
+    return LogitReading(
+        **numbers,
+        biased=any(reading.biased for reading in readings),
+        capped=any(reading.capped for reading in readings),
+        way=next((reading.way for reading in readings if not reading.exact), "exact"),
+    )
 
 
 # --- Scores of one attention call ---
@@ -46,6 +89,7 @@ class Scores:
 
     heads: int
     length: int
+    like: Tensor  # of the device and the precision of the scores
     capped = False
     maxima: Tensor | None = None  # the largest logit of each head, if a kernel returns it
 
@@ -58,59 +102,71 @@ class Scores:
         return None
 
     @torch.no_grad()
-    def largest_products(self, below: float) -> Tensor:
-        """The largest product of each head; -inf for heads whose products are certainly at most ``below``."""
-        bounds = self.bounds()
-        chosen = None
+    def largest_products(self, below: float) -> tuple[Tensor, Tensor]:
+        """The largest product of each head, and an upper bound on it.
+
+        The first is -inf for heads whose bound is at most ``below``, as their products need not be formed.
+        """
+        bounds, chosen = self.bounds(), None
         largest = torch.full((self.heads,), -math.inf, dtype=torch.float64)
         if bounds is not None:
-            above = ~(bounds <= below)  # true also for NaN
-            chosen = above.nonzero().squeeze(1)
+            bounds = bounds.cpu().double()
+            chosen = (~(bounds <= below)).nonzero().squeeze(1)  # NaN included
             if not len(chosen):
-                return largest
-        computed = None
+                return largest, bounds
+        heads = torch.arange(self.heads) if chosen is None else chosen
         for products, _, visible in self.parts(chosen, None):
-            maxima = _masked(products, visible).amax((0, 2, 3))
-            computed = maxima if computed is None else torch.maximum(computed, maxima)
-        if computed is None:
-            return largest
-        if chosen is None:
-            return computed.cpu().double()
-        largest[chosen.cpu()] = computed.cpu().double()
-        return largest
+            maxima = _masked(products, visible).amax((0, 2, 3)).cpu().double()
+            largest[heads] = torch.maximum(largest[heads], maxima)
+        return largest, largest if bounds is None else bounds
 
     @torch.no_grad()
-    def reading(self, rows: int | None, turn: int = 0) -> LogitReading:
-        """A :class:`LogitReading` of all rows, or of ``rows`` of them, different ones at each ``turn``."""
+    def reading(self, rows: int | None = None) -> LogitReading:
+        """A :class:`LogitReading` of all rows, or of ``rows`` of them."""
         chosen = None
         if rows is None and self.maxima is not None:
             rows = _ROWS
         if rows is not None and rows < self.length:
-            spacing = self.length / rows
-            first = turn % max(1, int(spacing))
-            chosen = (torch.arange(rows) * spacing).long().add(first).clamp(max=self.length - 1)
-        logit = product = None
-        entropy, counted, difference = torch.zeros(self.heads), torch.zeros(self.heads), 0.0
+            chosen = (torch.arange(rows) * (self.length / rows)).long()
+        largest: Tensor | None = None
+        # Sums over rows by head: of their entropy, spread and first weight, and how many rows there are of
+        # the three; the last leaves out rows that see one token alone.
+        sums, difference = torch.zeros(5, self.heads, dtype=torch.float64), 0.0
         for products, logits, visible in self.parts(None, chosen):
-            shown = _masked(logits, visible)
-            maxima = [shown.amax((0, 2, 3)).cpu(), _masked(products, visible).amax((0, 2, 3)).cpu()]
-            logit = maxima[0] if logit is None else torch.maximum(logit, maxima[0])
-            product = maxima[1] if product is None else torch.maximum(product, maxima[1])
-            visible_rows = visible.expand(shown.shape).any(-1)
-            weights = shown.softmax(-1).masked_fill(~visible_rows.unsqueeze(-1), 0.0)
-            entropy += -torch.xlogy(weights, weights).sum((0, 2, 3)).cpu()
-            counted += visible_rows.sum((0, 2)).cpu()
+            shown, visible = _masked(logits, visible), visible.expand(logits.shape)
+            maxima = torch.stack([shown.amax((0, 2, 3)), _masked(products, visible).amax((0, 2, 3))]).cpu()
+            largest = maxima if largest is None else torch.maximum(largest, maxima)
+            counts = visible.sum(-1)
+            divisor = counts.clamp(min=1)
+            weights = shown.softmax(-1).masked_fill(~visible, 0.0)
+            mean = logits.where(visible, 0.0).sum(-1) / divisor
+            square = (logits - mean.unsqueeze(-1)).where(visible, 0.0).square().sum(-1) / divisor
+            first_weight = weights.gather(-1, visible.int().argmax(-1, keepdim=True)).squeeze(-1)
+            entropy = -torch.xlogy(weights, weights).sum(-1)
+            of_rows = (entropy, square.sqrt(), first_weight * (counts > 1), counts > 0, counts > 1)
+            sums += torch.stack([row.double().sum((0, 2)) for row in of_rows]).cpu()
             bias = (logits - products).masked_fill(~visible, 0.0).abs().amax()
             difference = max(difference, float(bias / products.abs().amax().clamp(min=1.0)))
-        assert logit is not None and product is not None
+        assert largest is not None
         return LogitReading(
-            logit if self.maxima is None else self.maxima.cpu(),
-            product,
-            entropy / counted,
+            logit=largest[0] if self.maxima is None else self.maxima.cpu(),
+            product=largest[1],
+            entropy=(sums[0] / sums[3]).float(),
+            spread=(sums[1] / sums[3]).float(),
+            first_token=(sums[2] / sums[4]).float(),
+            **{name: length.cpu() for name, length in self.lengths().items()},
             biased=difference > 1e-4 and not self.capped,
             capped=self.capped,
-            exact=chosen is None or self.maxima is not None,
+            way="exact" if chosen is None or self.maxima is not None else "sampled",
         )
+
+    def lengths(self) -> dict[str, Tensor]:
+        """The mean lengths of ``query``, ``key`` and ``value`` vectors by head, as far as they are known."""
+        vectors = {name: getattr(self, name, None) for name in ("query", "key", "value")}
+        means = {
+            name: _lengths(tensor).mean((0, 2)) for name, tensor in vectors.items() if tensor is not None
+        }
+        return {name: mean.repeat_interleave(self.heads // len(mean)) for name, mean in means.items()}
 
 
 def _masked(scores: Tensor, visible: Tensor) -> Tensor:
@@ -124,27 +180,48 @@ class KernelScores(Scores):
         self,
         query: Tensor,
         key: Tensor,
-        scale: float | None,
-        heads: int | None,
+        scale: float | None = None,
+        heads: int | None = None,
         causal: bool = False,
         mask: Tensor | None = None,
         score_mod: Callable[..., Tensor] | None = None,
         mask_mod: Callable[..., Tensor] | None = None,
-        aux: Any = None,
+        value: Tensor | None = None,
+        maxima: Tensor | None = None,
+        lse: Tensor | None = None,
     ) -> None:
-        self.query = four_axes(query.detach(), heads)
+        self.like = self.query = four_axes(query.detach(), heads)
         self.heads, self.length = self.query.shape[1], self.query.shape[2]
         self.key = _key_axes(key.detach(), self.query)
         self.scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
         self.causal = causal
         self.mask = None if mask is None else _mask_axes(mask.detach(), self.query, self.heads)
         self.score_mod, self.mask_mod = score_mod, mask_mod
-        self.maxima = None if aux is None else aux.max_scores.detach().amax((0, 2)).float()
+        self.value = None if value is None else _key_axes(value.detach(), self.query)
+        self.maxima = None if maxima is None else maxima.detach().amax((0, 2)).float()
+        self.lse = lse
 
     def bounds(self) -> Tensor:
-        """|q| |k| of the longest query and the longest key (Cauchy and Schwarz)."""
-        query, key = (_lengths(vectors) for vectors in (self.query, self.key))
-        return query * key.repeat_interleave(self.heads // len(key)) * abs(self.scale)
+        """The longest query times the longest key, sequence by sequence; rotary positions keep lengths.
+
+        Where the kernel has told its log-sum-exp and adds no bias, no product exceeds that either.
+        """
+        query, key = _lengths(self.query).amax(2), _lengths(self.key).amax(2)
+        key = key.repeat_interleave(self.heads // key.shape[1], 1)
+        bound = (query * key).amax(0) * (abs(self.scale) * _ROUNDING)
+        if self.lse is None or self._bias() is not None:
+            return bound
+        return torch.minimum(bound, self.lse.detach().amax((0, 2)) + (_ROUNDING - 1) * bound)
+
+    def logit_bounds(self) -> Tensor:
+        """An upper bound on the logits of each head; infinite if a function changes them."""
+        bound, bias = self.bounds(), self._bias()
+        if self.score_mod is not None:
+            return torch.full_like(bound, math.inf)
+        return bound if bias is None else bound + bias.amax()
+
+    def _bias(self) -> Tensor | None:
+        return self.mask if self.mask is not None and self.mask.is_floating_point() else None
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         device = self.query.device
@@ -203,13 +280,23 @@ def _for_all_pairs(function: Callable[..., Tensor], scores: int) -> Callable[...
 class WrittenScores(Scores):
     """The scores of attention that is written out: the products, and the logits that entered the softmax."""
 
-    def __init__(self, products: Tensor, logits: Tensor, heads: int | None, capped: bool) -> None:
+    def __init__(
+        self,
+        products: Tensor,
+        logits: Tensor,
+        heads: int | None,
+        capped: bool,
+        factors: Sequence[Tensor] = (),
+    ) -> None:
         logits = logits[..., : products.shape[-1]]  # columns beyond the keys are attention sinks
         if products.shape != logits.shape:
             products = products.expand(logits.shape)
         self.products, self.logits = four_axes(products, heads), four_axes(logits, heads)
-        self.heads, self.length = self.products.shape[1], self.products.shape[2]
+        self.heads, self.length, self.like = self.products.shape[1], self.products.shape[2], self.products
         self.capped = capped
+        for name, vectors in zip(("query", "key"), factors, strict=False):
+            if vectors.shape[:-2].numel() == self.products.shape[:2].numel():
+                setattr(self, name, vectors.detach().reshape(-1, self.heads, *vectors.shape[-2:]))
 
     def parts(self, heads: Tensor | None, rows: Tensor | None) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         products, logits = self.products, self.logits
@@ -225,9 +312,9 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _lengths(vectors: Tensor) -> Tensor:
-    """The length of the longest vector of each head."""
+    """The lengths of the vectors along the last axis."""
     dtype = torch.promote_types(vectors.dtype, torch.float32)
-    return torch.linalg.vector_norm(vectors, dim=-1, dtype=dtype).amax((0, 2))
+    return torch.linalg.vector_norm(vectors, dim=-1, dtype=dtype)
 
 
 def four_axes(tensor: Tensor, heads: int | None) -> Tensor:
