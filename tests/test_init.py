@@ -48,7 +48,7 @@ print(sorted(set(sys.modules) - before))
     assert done.stdout == "['fasterqk', 'fasterqk.__main__']\n"
 
 
-LAZY = ["fasterqk", "fasterqk.attention", "fasterqk.huggingface", "fasterqk_lab", "fasterqk_lab.tasks"]
+LAZY = ["fasterqk", "fasterqk.attention", "fasterqk.huggingface", "fasterqk_lab"]
 
 
 @pytest.mark.parametrize("package", LAZY)

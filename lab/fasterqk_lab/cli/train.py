@@ -121,7 +121,7 @@ def _result(config: Any, arguments: argparse.Namespace, progress: Any) -> "Train
                 [config], function, arguments.out, workers=0, force=arguments.force, progress=progress
             )
         except SweepError as error:
-            raise error.told() from None
+            raise error.as_cli_error() from None
     return TrainResult.from_json(result)
 
 

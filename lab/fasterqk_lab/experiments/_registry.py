@@ -397,7 +397,7 @@ class CellRunner:
                 options: Any = {"workers": self.workers, "force": force, "progress": progress}
                 return sweep(cells.values(), function, self.out, **options)
             except SweepError as error:
-                raise error.told() from None
+                raise error.as_cli_error() from None
 
     def _find_all(self, cells: Mapping[Any, Any], arm: Callable[[Any], str]) -> list[Any]:
         results = []

@@ -95,16 +95,16 @@ def _published() -> list[Panel]:
     ramped = {"ramp_steps": 200_000, "stop": "never", "batches": 100, "max_steps": 2000 * 100}
     caco = replace(base, parameterization="CACO", qk_init=linear, ov_init=linear)
     faster_caco = replace(caco, language=longer, stop="never", batches=100, max_steps=2000 * 100)
-    one, several = (1234,), (1234, 1235, 1236, 1237, 1238)
+    first_seed, all_seeds = (1234,), (1234, 1235, 1236, 1237, 1238)
     return [
-        Panel("a", "FAFO", replace(base, qk_init=linear), one),
-        Panel("b", "FACO", replace(base, parameterization="FACO"), one),
+        Panel("a", "FAFO", replace(base, qk_init=linear), first_seed),
+        Panel("b", "FACO", replace(base, parameterization="FACO"), first_seed),
         Panel("c", "CAFO", replace(base, parameterization="CAFO", batches=200, max_steps=5000 * 200)),
-        Panel("d", "CACO", replace(caco, batches=200, max_steps=2500 * 200), several),
+        Panel("d", "CACO", replace(caco, batches=200, max_steps=2500 * 200), all_seeds),
         Panel("e", "FAFO, QK 20x", replace(base, qk_ratio=20.0, batches=100, max_steps=1000 * 100)),
         Panel("f", "FAFO, QK 1-40x", replace(base, qk_ratio=40.0, **ramped)),  # type: ignore[arg-type]
-        Panel("g", "CACO, QK 5x", replace(faster_caco, qk_ratio=5.0), several, 5),
-        Panel("h", "CACO, QK 1-10x", replace(faster_caco, qk_ratio=10.0, ramp_steps=200_000), several, 5),
+        Panel("g", "CACO, QK 5x", replace(faster_caco, qk_ratio=5.0), all_seeds, 5),
+        Panel("h", "CACO, QK 1-10x", replace(faster_caco, qk_ratio=10.0, ramp_steps=200_000), all_seeds, 5),
     ]
 
 

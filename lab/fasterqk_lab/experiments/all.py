@@ -293,7 +293,7 @@ def _sweep(asked: Mapping[str, tuple[str, Any]], out: Path, title: str) -> None:
         try:
             sweep(configs, functions, out, workers=WORKERS, progress=progress)
         except SweepError as error:
-            raise error.told() from None
+            raise error.as_cli_error() from None
 
 
 EXPERIMENT = Experiment(

@@ -129,7 +129,10 @@ def write_page(out: Path, path: Path | None = None, *, title: str | None = None)
         scripts=REPORT_SCRIPTS,
         data={
             "glance": glance,
-            **{folder: {one["name"]: one for one in folders[folder]} for folder in ("curves", "examples")},
+            **{
+                folder: {document["name"]: document for document in folders[folder]}
+                for folder in ("curves", "examples")
+            },
         },
         folders=[_assets()],
     )
@@ -214,9 +217,9 @@ def pick_example(sets: Sequence[Document], effects: Sequence[Document] = ()) -> 
         among = " that both models answer rightly" if right else ""
         ratios = {
             effect["arm"]: effect.get("ratio")
-            for one in effects
-            if one["name"] == document["name"]
-            for effect in one["effects"]
+            for of_comparison in effects
+            if of_comparison["name"] == document["name"]
+            for effect in of_comparison["effects"]
         }
         return {
             "name": document["name"],
@@ -295,7 +298,7 @@ def in_chapters(folders: dict[str, list[Document]]) -> list[tuple[Chapter, list[
     """
     chapters: dict[Chapter, list[tuple[str, Document]]] = {}
     for folder, documents in folders.items():
-        for document in sorted(documents, key=lambda one: _natural(one["name"])):
+        for document in sorted(documents, key=lambda document: _natural(document["name"])):
             chapters.setdefault(chapter_of(document["name"]), []).append((folder, document))
     return sorted(chapters.items(), key=lambda item: item[0])
 

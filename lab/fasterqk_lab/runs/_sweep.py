@@ -79,8 +79,8 @@ class SweepError(WorkError):
         super().__init__(f"{len(failures)} of {total} cells failed; cell {first.cell}: {first.line}")
         self.failures = failures
 
-    def told(self) -> Exception:
-        """The error for the command line, with where to look: one of the input where every failure is."""
+    def as_cli_error(self) -> Exception:
+        """`InputError` if bad input caused every failure, else `WorkError`; it says where to look."""
         kind = InputError if all(failure.by_input for failure in self.failures) else WorkError
         return kind(f"{self} (its traceback is in error.json of that cell)")
 

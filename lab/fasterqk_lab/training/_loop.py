@@ -330,8 +330,8 @@ def save_checkpoint(
 
     >>> model, generator = nn.Linear(2, 2), torch.Generator().manual_seed(0)
     >>> state = {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-    >>> save_checkpoint("cell", **state, scalars={"step": 100}, generators={"batches": generator})
-    >>> load_checkpoint("cell", **state, generators={"batches": generator})
+    >>> save_checkpoint("linear", **state, scalars={"step": 100}, generators={"batches": generator})
+    >>> load_checkpoint("linear", **state, generators={"batches": generator})
     {'step': 100}
     """
     tensors: dict[str, Tensor] = {}

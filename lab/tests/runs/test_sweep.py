@@ -106,7 +106,7 @@ def test_only_failures_by_input_are_told_as_such(
 ) -> None:
     with pytest.raises(SweepError) as caught:
         sweep([cells.Cell(1), cells.Cell(2)], f"cells_of_tests:{function}", tmp_path, workers=0)
-    told = caught.value.told()
+    told = caught.value.as_cli_error()
     assert type(told) is kind
     assert "traceback is in error.json" in str(told)
 
