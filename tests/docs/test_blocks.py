@@ -15,7 +15,7 @@ BLOCK = re.compile(r"(<!-- not run: .+? -->\n)?```python\n(.*?)```(?:\n\n```text
 # Pages whose blocks print the text below them to the letter; others show what a larger model prints.
 EXACT = {"capture.md"}
 # Pages with a test of their own, which also runs their commands.
-ELSEWHERE = {"measure.md", "importances.md"}
+ELSEWHERE = {"measure.md", "importances.md", "stability.md"}
 PAGES = sorted(path for path in DOCS.glob("*.md") if "```python" in path.read_text(encoding="utf-8"))
 
 WORLD = """

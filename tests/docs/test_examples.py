@@ -46,6 +46,8 @@ def test_a_notebook_runs_and_holds_outputs_of_the_same_kind(path):
     if path.stem == "measure":
         mass = {ratio: measured.summary()["mrta"] for ratio, measured in names["measurements"].items()}
         assert mass[10] > mass[1] + 0.05
+    if path.stem == "hold_logits":
+        assert names["bounded"] < 40 and names["small"] < 60 < 100 < names["runaway"]
 
 
 def _kinds(notebook):
