@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fasterqk.attention import Aggregation
-from fasterqk.attention import _measure as library
+from fasterqk.attention import _rows as library
 from fasterqk.attention.aggregation import aggregate, aggregate_null
 from fasterqk.trace import capture
 from fasterqk_lab.models._generator import GeneratorConfig, GPTAnswerGenerator

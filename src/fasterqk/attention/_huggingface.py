@@ -24,6 +24,7 @@ from fasterqk.attention.models import (
     check_layers,
     evaluating,
     integrated,
+    is_long,
     leaf_embedding,
     on_device_of,
     pooled_error,
@@ -235,10 +236,11 @@ class HuggingFaceCausal:
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         read = on_device_of(self.model, batch.last)
         inputs = inputs_of(self.model, batch, batch.tokens)
-        layers = self_attention(capture(self.model, inputs, rows=read if read_only else None, masks=True))
+        rows, lazy = read if read_only else None, is_long(self.model, batch, read_only)
+        layers = self_attention(capture(self.model, inputs, rows=rows, masks=True, lazy=lazy))
         check_layers(layers, batch, self.model)
         # Nothing comes after the last token, so the read rows alone cannot look ahead.
-        for layer in () if read_only else layers:
+        for layer in () if read_only or lazy else layers:
             # Rows of padding may hold anything and are not checked.
             ahead = layer.triu(1).amax(1)[on_device_of(self.model, batch.real)]
             if bool((ahead > 0).any()):

@@ -44,7 +44,8 @@ def self_check(model: "Measurable", instances: Sequence[Instance]) -> tuple[list
         return [], True
     by_length = sorted(instances, key=lambda instance: len(instance.tokens))
     batch = collate(by_length[:1] if len(instances) == 1 else [by_length[0], by_length[-1]])
-    half = any(parameter.dtype in HALF for parameter in _parameters(model))
+    module = getattr(model, "model", None)
+    half = isinstance(module, nn.Module) and any(weight.dtype in HALF for weight in module.parameters())
     rounding = _HALF_ROUNDING if half else _ROUNDING
     predicted = model.predict(batch)
     if (change := _largest(predicted, model.predict(batch))) > rounding:
@@ -72,11 +73,6 @@ def self_check(model: "Measurable", instances: Sequence[Instance]) -> tuple[list
             " those of the model's own kernel, attention is not"
         )
     return notes, batched
-
-
-def _parameters(model: "Measurable") -> Any:
-    module = getattr(model, "model", None)
-    return module.parameters() if isinstance(module, nn.Module) else ()
 
 
 def _largest(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:

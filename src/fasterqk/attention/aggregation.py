@@ -5,7 +5,7 @@ The null is the same aggregation of attention that is uniform over the keys a ro
 has two stronger nulls.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from fasterqk.errors import InputError
+from fasterqk.trace import LazyLayer
 
 HALF = (torch.float16, torch.bfloat16)
 Numbers = NDArray[np.float64]
@@ -97,21 +98,8 @@ def _ahead_of(real: Tensor, read: Tensor) -> Tensor:
     return torch.arange(real.shape[1], device=real.device) - rows.unsqueeze(2)
 
 
-@dataclass(frozen=True, eq=False)
-class LazyLayer:
-    """A layer of attention whose rows are computed when they are needed, for texts too long to hold them all.
-
-    ``rows`` maps query positions ``(batch, row)`` to their weights ``(batch, head, row, key)``; ``shape`` is
-    that of the whole layer.
-    """
-
-    shape: tuple[int, int, int, int]
-    dtype: torch.dtype
-    rows: Callable[[Tensor], Tensor]
-
-
 Layer = Tensor | LazyLayer
-# Weights of a lazy layer that are computed at once.
+# A null of more weights is computed a few rows at a time.
 _AT_ONCE = 2**24
 
 
@@ -328,14 +316,10 @@ def _rollout(
 
 def _row_blocks(layer: Layer) -> Iterator[tuple[slice, Tensor]]:
     """The rows of a layer, a few at a time if it is lazy."""
-    if not isinstance(layer, LazyLayer):
+    if isinstance(layer, Tensor):
         yield slice(None), layer
-        return
-    batch, heads, queries, keys = layer.shape
-    step = max(1, _AT_ONCE // (batch * heads * keys))
-    for start in range(0, queries, step):
-        block = slice(start, min(start + step, queries))
-        yield block, layer.rows(torch.arange(block.start, block.stop).expand(batch, -1))
+    else:
+        yield from ((block, layer.rows(read)) for block, read in layer.blocks())
 
 
 def _aggregated_heads(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,13 +39,6 @@ class Ranking:
 
     importance: tuple[Numbers, ...]
     faithfulness: Faithfulness
-
-
-class HeadMap(NamedTuple):
-    """The name of a score, and its value for every head ``(layer, head)``; the last column is uniform."""
-
-    score: str
-    cells: Numbers
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,7 +147,7 @@ class Measurement(Rowwise):
             name: self.ranking_scores(ranking, plausibility_sample) for name, ranking in self.rankings.items()
         }
         random = [self.ranking_scores(ranking, plausibility_sample) for ranking in self.random]
-        null |= {name: _mean([draw[name] for draw in random]) for name in (random[0] if random else ())}
+        null |= {name: _mean_of([draw[name] for draw in random]) for name in (random[0] if random else ())}
         null |= {name: 0.5 for name in next(iter(rankings.values())) if name.startswith("wins_")}
         average = mass_scores(self.average) if self.average and self.relevant.any() else {}
         return Summary(
@@ -191,9 +184,7 @@ class Measurement(Rowwise):
         spans = {name: means.pop(name) for name in _SPANS if name in means}
         rated["iou_f1"] = float(with_iou_f1(spans)["iou_f1"]) if spans else None
         means = {name: value for name, value in means.items() if name not in (*rated, TAU)} | rated
-        if TAU in values:
-            means[TAU] = None if np.isnan(values[TAU]).all() else float(np.nanmean(values[TAU]))
-        return means
+        return means | ({TAU: _mean_of(values[TAU])} if TAU in values else {})
 
     # --- Instance by instance ---
 
@@ -325,22 +316,18 @@ class Measurement(Rowwise):
             if chosen.any()
         ]
 
-    def head_map(self) -> HeadMap | None:
-        """The MRTA of every head, or without relevant tokens its entropy; None if heads were not measured."""
-        if self.heads is None:
-            return None
-        if self.relevant.any():
-            return HeadMap("mrta", self.heads[self.relevant, 0].mean(0))
-        return HeadMap("entropy", self.heads[:, 1].mean(0))
-
     def heads_table(self) -> list[dict[str, Any]]:
-        """:meth:`head_map` as a table: one row per layer, a column per head and one for uniform attention."""
-        if (head_map := self.head_map()) is None:
+        """The MRTA of every head, or without relevant tokens its entropy: one row per layer.
+
+        The last column is that of uniform attention.
+        """
+        if self.heads is None:
             return []
-        names = [*(f"head {number}" for number in range(head_map.cells.shape[1] - 1)), "uniform"]
+        cells = self.heads[self.relevant, 0] if self.relevant.any() else self.heads[:, 1]
+        names = [*(f"head {number}" for number in range(cells.shape[2] - 1)), "uniform"]
         return [
             {"layer": layer, **dict(zip(names, map(_defined, row), strict=True))}
-            for layer, row in enumerate(head_map.cells)
+            for layer, row in enumerate(cells.mean(0))
         ]
 
     def spread_table(self) -> list[dict[str, Any]]:
@@ -416,16 +403,15 @@ class Measurement(Rowwise):
         return measurement_html(self)
 
 
-def _mean_of(values: Numbers) -> float | None:
-    """The mean over the instances with a value; None if there are none."""
-    defined = values[~np.isnan(values)] if np.isnan(values).any() else values
+def _mean_of(values: Numbers | Sequence[float | None]) -> float | None:
+    """The mean over those with a value; None if there are none."""
+    array = np.asarray(values, dtype=float)
+    defined = array[~np.isnan(array)]
     return float(defined.mean()) if defined.size else None
 
 
 def _defined_mean(values: Numbers) -> Numbers:
     """The mean of each instance over the k that count; nan if none does."""
-    if not np.isnan(values).any():
-        return np.asarray(values.mean(1))
     defined = ~np.isnan(values)
     sums, counts = np.where(defined, values, 0).sum(1), defined.sum(1)
     return np.divide(sums, counts, out=np.full(len(values), np.nan), where=counts > 0)
@@ -433,11 +419,6 @@ def _defined_mean(values: Numbers) -> Numbers:
 
 def _defined(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    defined = [value for value in values if value is not None]
-    return float(np.mean(defined)) if defined else None
 
 
 def _standard_errors(draws: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:

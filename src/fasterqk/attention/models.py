@@ -88,6 +88,8 @@ class Integrated(NamedTuple):
 
 
 Position = Literal["first", "last"]
+# Half a gigabyte in single precision.
+WEIGHTS_IN_MEMORY = 2**27
 # Quadrature nodes of integrated gradients.
 INTEGRATION_STEPS = 20
 
@@ -157,8 +159,8 @@ class TorchClassifier:
 
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         read = on_device_of(self.model, self.read_position(batch))
-        rows = read if read_only else None
-        layers = self_attention(capture(self.model, self.inputs(batch), rows=rows, masks=True))
+        rows, lazy = read if read_only else None, is_long(self.model, batch, read_only)
+        layers = self_attention(capture(self.model, self.inputs(batch), rows=rows, masks=True, lazy=lazy))
         check_layers(layers, batch, self.model)
         outcomes = self._outcomes(batch, layers.outputs)
         answer = class_answer(outcomes, batch, self.multi_label)
@@ -279,6 +281,7 @@ def self_attention(captured: Captured) -> Captured:
         for number, name in enumerate(layers.names)
         if not number
         or name != layers.names[number - 1]
+        or not isinstance(layers[number], Tensor)
         or not torch.equal(layers[number], layers[number - 1])
     ]
     if len(kept) == len(layers):
@@ -383,7 +386,17 @@ def saliency(score: Tensor, leaves: Sequence[Tensor], share: float = 1.0) -> NDA
     return as_array((gradients * leaves[0].detach()).sum(-1)) / (share or 1.0)
 
 
-def check_layers(layers: Sequence[Tensor], batch: Batch, model: nn.Module) -> None:
+def is_long(model: nn.Module, batch: Batch, read_only: bool) -> bool:
+    """Whether the attention of a Hugging Face model on ``batch``, or of one layer, is too much to hold."""
+    config: Any = getattr(model, "config", None)
+    heads, layers = (getattr(config, name, 0) for name in ("num_attention_heads", "num_hidden_layers"))
+    if not isinstance(heads, int) or not isinstance(layers, int):
+        return False  # they differ from layer to layer
+    weights = heads * batch.tokens.size * batch.tokens.shape[1]
+    return (weights if read_only else weights * layers) > WEIGHTS_IN_MEMORY
+
+
+def check_layers(layers: Sequence[Layer], batch: Batch, model: nn.Module) -> None:
     """Raise unless every layer attends from the tokens of ``batch`` to the tokens of ``batch``."""
     count, width = batch.tokens.shape
     for number, layer in enumerate(layers):

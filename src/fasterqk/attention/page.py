@@ -231,7 +231,8 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
     if key == "k" or not isinstance(value, float):
         return "" if value is None else str(value)
     score = _score(row)
-    return f"{value:.3g}" if score is None else format_score(score, value)
+    plain = f"{value:.3g}" if abs(value) >= 1 or not value else f"{value:.3f}"
+    return plain if score is None else format_score(score, value)
 
 
 def _score(row: Mapping[str, Any]) -> Score | None:

@@ -43,10 +43,6 @@ def entropy(rows: Numbers) -> Numbers:
     return -(share * logarithm).sum(-1) + 0.0
 
 
-def _first_token_share(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
-    return np.asarray(_normalised(rows)[np.arange(len(rows)), real.argmax(-1)])
-
-
 def without_first_token(rows: Numbers, real: NDArray[np.bool_]) -> Numbers:
     """The rows without their first real token, renormalised; zero if nothing is left."""
     rest = np.array(rows, dtype=float)
@@ -430,7 +426,7 @@ _REGISTERED = (
         "share of first token",
         "share of the first real token, where attention sinks gather",
         high=1,
-        compute=lambda rows: _first_token_share(rows.weights, rows.real),
+        compute=lambda rows: _normalised(rows.weights)[np.arange(len(rows.real)), rows.real.argmax(-1)],
     ),
     _concentration(
         "special_share",

@@ -207,6 +207,10 @@ def run(arguments: argparse.Namespace) -> int:
         name: _measure(arguments, model, data, aggregation)
         for name, model in zip(names, arguments.model, strict=True)
     }
+    *before, last = measurements.values()
+    if before and set(before[0].classes) != set(last.classes):
+        theirs = " and ".join(", ".join(x.classes) or "none" for x in (*before, last))
+        last.settings["notes"].append(f"the classes of the two models, compared by number, are {theirs}")
     documents: dict[str, Any] = {}
     models: dict[str, Measured] = {}
     for model, (name, measurement) in zip(arguments.model, measurements.items(), strict=True):
@@ -235,7 +239,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out:
         page = save_measured(Path(arguments.out), models, rows)
     if arguments.json:
-        print_json(_document(documents, difference))
+        differences = {name: vars(bounds) for name, bounds in (difference or {}).items()}
+        both = {"models": documents, "difference": nested(differences)}
+        print_json(both if difference else documents[names[0]])
         return 0
     for name, measured in models.items():
         _print(measured, documents[name], f"{name}: " if difference else "")
@@ -303,22 +309,13 @@ def _measure(arguments: argparse.Namespace, model: str, data: list[Any], aggrega
         )
 
 
-def _document(documents: dict[str, Any], difference: dict[str, Any] | None) -> dict[str, Any]:
-    from fasterqk.attention.measurement import nested
-
-    if difference is None:
-        return next(iter(documents.values()))
-    return {
-        "models": documents,
-        "difference": nested({name: vars(bounds) for name, bounds in difference.items()}),
-    }
-
-
 def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -> list[dict[str, Any]]:
     """One row per score: both models, and the second minus the first."""
     from fasterqk.attention.scores import ScoreName
 
     summaries = {name: measurement.summary() for name, measurement in measurements.items()}
+    first = next(iter(measurements.values()))
+    counts = {(row["score"], row["k"]): row["n"] for row in first.scores_table()}
     rows = []
     for flat_name, bounds in difference.items():
         name = ScoreName.parse(flat_name)
@@ -327,7 +324,8 @@ def _difference_rows(measurements: dict[str, Any], difference: dict[str, Any]) -
             ends = {"difference": bounds.value, "low": bounds.low, "high": bounds.high}
             good = bounds.value > 0 if name.score.better == "higher" else bounds.value < 0
             known = ("better" if good else "worse") if name.score.better else "differs"
-            rows.append({**name.row, **models, **ends, "verdict": known if bounds.apart else ""})
+            n = {"n": counts[name.row["score"], name.k]}
+            rows.append({**name.row, **n, **models, **ends, "verdict": known if bounds.apart else ""})
     return rows
 
 

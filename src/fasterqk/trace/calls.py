@@ -193,7 +193,8 @@ class AttentionCall:
     weight values several times: ``weights`` are the probabilities as they met ``values``, and made
     ``contexts``. ``query``, ``key``, ``value`` and ``context`` are the first of each. ``frames`` are the
     modules that were running, outermost first; ``module`` is the one that recorded the call itself, ``shape``
-    that of the probabilities. ``mask`` is true where the logits show that a query may see a key.
+    that of the probabilities. ``mask`` is true where the logits show that a query may see a key. ``lazy``
+    stands for probabilities that are computed when they are needed.
     """
 
     frames: tuple[Frame, ...]
@@ -207,6 +208,7 @@ class AttentionCall:
     module: nn.Module | None = None
     kind: Kind | None = None
     mask: Tensor | None = None
+    lazy: Any = None
 
     @property
     def query(self) -> Tensor | None:

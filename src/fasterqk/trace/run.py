@@ -23,6 +23,7 @@ from fasterqk.trace.calls import (
     Kind,
     Operation,
     Running,
+    probe_running,
     scaled_dot_product_attention,
 )
 from fasterqk.trace.modules import (
@@ -74,9 +75,12 @@ class Recorder(Running):
     """Collects the attention calls of a forward pass: those that modules ``record``, and traced ones.
 
     ``keep`` selects what is kept of a call's probabilities (all, by default). ``formed`` are the softmaxes
-    over the last axis, each with its probabilities until they are recorded.
+    over the last axis, each with its probabilities until they are recorded. If it is ``lazy``, our backend
+    computes attention in blocks of rows and adds layers that compute their rows again.
     """
 
+    rows: Tensor | None = None
+    lazy: bool = False
     keep: Callable[[AttentionCall], Tensor] | None = None
     calls: list[AttentionCall] = field(default_factory=list)
     formed: list[AttentionCall] = field(default_factory=list)
@@ -88,9 +92,9 @@ class Recorder(Running):
             frame.recorded = True
             frame.explicit |= frame.module is call.module
         softmaxes = getattr(call.probabilities, PROBABILITIES, ())
-        if self.keep is not None:
+        if self.keep is not None and call.probabilities is not None:
             call.probabilities = self.keep(call)
-        if call.module is not None:
+        if call.module is not None and call.mask is None:
             self._take_from_softmax(call, softmaxes[0] if softmaxes else None)
         self.calls.append(call)
 
@@ -145,6 +149,29 @@ class Recorder(Running):
                 module.__dict__.pop(ATTRIBUTE, None)
 
 
+@dataclass(frozen=True, eq=False)
+class LazyLayer:
+    """A layer of attention whose rows are computed when they are needed, for texts too long to hold them all.
+
+    ``rows`` maps query positions ``(batch, row)`` to their weights ``(batch, head, row, key)``; ``shape`` is
+    that of the whole layer.
+    """
+
+    shape: tuple[int, int, int, int]
+    dtype: torch.dtype
+    rows: Callable[[Tensor], Tensor]
+
+    def blocks(self) -> Iterator[tuple[slice, Tensor]]:
+        """All rows, a few at a time: slices of the queries, and their positions ``(batch, row)``."""
+        batch, heads, queries, keys = self.shape
+        step = max(1, _WEIGHTS_AT_ONCE // (batch * heads * keys))
+        for start in range(0, queries, step):
+            block = slice(start, min(start + step, queries))
+            yield block, torch.arange(block.start, block.stop).expand(batch, -1)
+
+
+# Weights of a lazy layer that are computed at once.
+_WEIGHTS_AT_ONCE = 2**24
 _HALF = (torch.float16, torch.bfloat16)
 # A masked logit is at least that far below zero and below the largest of its row. In a row that is hidden as
 # a whole, such as one of padding, none is larger; most masks add -10000 or put the smallest number there.
@@ -242,6 +269,9 @@ def backend(
     """
     for owner in type(module).__mro__:
         eager = getattr(sys.modules.get(owner.__module__), "eager_attention_forward", None)
+        recorder: Recorder | None = getattr(module, ATTRIBUTE, None)
+        if eager is not None and recorder is not None and recorder.lazy and query.shape[-2] == key.shape[-2]:
+            return _in_blocks(recorder, eager, module, (query, key, value, attention_mask), kwargs), None
         if eager is not None:
             output, probabilities = eager(module, query, key, value, attention_mask, **kwargs)
             if probabilities is not None:
@@ -257,6 +287,44 @@ def backend(
         enable_gqa=query.shape[-3] != key.shape[-3],
     )
     return output.transpose(1, 2).contiguous(), None
+
+
+def _in_blocks(
+    recorder: Recorder,
+    eager: Callable[..., Any],
+    module: nn.Module,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    options: Mapping[str, Any],
+) -> Tensor:
+    """The output of the model's own attention, a few rows at a time; records what computes its rows again.
+
+    Only queries, keys and the mask stay in memory.
+    """
+    # Copies: views of a fused projection would keep the values in memory.
+    query, key, (value, mask) = tensors[0].clone(), tensors[1].clone(), tensors[2:]
+    batch, heads, length = query.shape[:3]
+    if mask is not None and mask.dtype == torch.float64:  # the softmax may be in single precision
+        mask = mask.clamp_min(torch.finfo(torch.float32).min)
+
+    def attend(read: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        place = read.to(query.device)[:, None, :, None]
+        bias = None if mask is None else mask.expand(batch, -1, -1, -1).take_along_dim(place, 2)
+        with probe_running(), torch.no_grad():  # the trace looks away
+            return eager(module, query.take_along_dim(place, 2), key, values, bias, **options)
+
+    def rows(read: Tensor) -> Tensor:
+        return attend(read, key[..., :1])[1]  # whatever the values are
+
+    lazy = LazyLayer((batch, heads, length, key.shape[-2]), query.dtype, rows)
+    call = AttentionCall((), module=module)
+    call.mask = torch.ones(batch, length, length, dtype=torch.bool)
+    if mask is not None:
+        call.mask = visible_keys(mask.expand(batch, -1, -1, -1))
+    call.mask = _shared(call.mask, [x.mask for x in recorder.calls if x.mask is not None])
+    call.lazy = lazy if recorder.rows is None else None
+    call.probabilities = None if recorder.rows is None else rows(recorder.rows.unsqueeze(1))
+    recorder.add(call)
+    return torch.cat([attend(read, value)[0] for _, read in lazy.blocks()], 1)
 
 
 # --- One forward pass and its result ---
@@ -324,6 +392,7 @@ def capture(
     forward: Callable[..., Any] | None = None,
     rows: Tensor | None = None,
     masks: bool = False,
+    lazy: bool = False,
 ) -> Captured:
     """Run ``model`` on ``inputs`` in evaluation mode and return its attention probabilities.
 
@@ -339,6 +408,8 @@ def capture(
         rows: One query position per instance, ``(batch,)``. Only these rows of each layer are kept,
             ``(batch, head, 1, key)``, so memory grows with the length instead of its square.
         masks: Also return the mask of each layer.
+        lazy: For long texts: compute the attention of a Hugging Face model in blocks of rows and keep its
+            queries and keys alone. The layers are then :class:`LazyLayer` objects, which compute rows again.
 
     Returns:
         A :class:`Captured` sequence of tensors ``(batch, head, query, key)``, one per layer in the order in
@@ -360,7 +431,7 @@ def capture(
         tries = [BACKEND, "eager"] if register_backend() else ["eager"]
     for position, implementation in enumerate(tries):
         last = position == len(tries) - 1
-        recorder = Recorder(keep=None if rows is None else _keep_rows(rows))
+        recorder = Recorder(rows=rows, lazy=lazy, keep=None if rows is None else _keep_rows(rows))
         try:
             with _running(model, recorder, implementation, differentiable, masks):
                 outputs = call_with(forward or model, inputs)
@@ -452,13 +523,12 @@ def _captured(
     known = {id(module): name for name, module in model.named_modules()}
     names = tuple(_name(call, known, attention) for call in calls)
     batch = _batch(inputs)
-    tensors = tuple(four_axes(call, name, batch) for call, name in zip(calls, names, strict=True))
+    pairs = zip(calls, names, strict=True)
+    layers: list[Any] = [call.lazy or four_axes(call, name, batch) for call, name in pairs]
     if not differentiable:
-        tensors = tuple(tensor.detach() for tensor in tensors)
-    shown = (
-        tuple(_mask(call, len(layer)) for call, layer in zip(calls, tensors, strict=True)) if masks else ()
-    )
-    return Captured(tensors, names, kinds_of(calls, names), outputs, shown)
+        layers = [layer.detach() if isinstance(layer, Tensor) else layer for layer in layers]
+    shown = [_mask(call, layer.shape[0]) for call, layer in zip(calls, layers, strict=True) if masks]
+    return Captured(tuple(layers), names, kinds_of(calls, names), outputs, tuple(shown))
 
 
 def _mask(call: AttentionCall, batch: int) -> Tensor | None:

@@ -1,0 +1,297 @@
+"""The rows of one batch that predict: their scores with nulls, and the importance of tokens to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fasterqk.attention._importance import METHODS, Importance, leave_one_out
+from fasterqk.attention.aggregation import (
+    Aggregation,
+    NullMass,
+    Pattern,
+    aggregate,
+    aggregate_null,
+    in_full_precision,
+    permuted_mass,
+    read_rows,
+    sharp_mass,
+    uniform_attention,
+    visible_pairs,
+)
+from fasterqk.attention.faithfulness import Faithfulness, Removal, faithfulness, join
+from fasterqk.attention.instances import Batch, pad_rows
+from fasterqk.attention.measurement import Rowwise
+from fasterqk.attention.models import Integrated, Measurable, Reading, as_array
+from fasterqk.attention.scores import SCORES, Rows, among, entropy
+from fasterqk.errors import InputError
+
+Numbers = NDArray[np.float64]
+# For instances with several read rows: how many rows are predicted at once with tokens removed. Each has one
+# outcome per token of the vocabulary, so more would not fit into memory.
+ROWS_AT_ONCE = 256
+
+
+class Part(NamedTuple):
+    """What one batch contributes to a :class:`Rowwise`: columns, and the stronger nulls of each instance."""
+
+    columns: dict[str, Numbers]
+    nulls: list[dict[str, NullMass]]
+
+
+def joined(parts: Sequence[Part], place: NDArray[np.intp]) -> Rowwise:
+    """Join the batches; entry ``place[i]`` of the joined batches is instance i."""
+    columns = {
+        name: np.concatenate([part.columns[name] for part in parts])[place] for name in parts[0].columns
+    }
+    by_instance = [nulls for part in parts for nulls in part.nulls]
+    in_order = [by_instance[i] for i in place if by_instance[i]]
+    names = in_order[0] if in_order else ()
+    return Rowwise(columns, {name: tuple(nulls[name] for nulls in in_order) for name in names})
+
+
+@dataclass(frozen=True, eq=False)
+class ReadRows:
+    """The rows of one batch that predict; ``instance`` says which instance each row belongs to.
+
+    ``weights`` and ``null_weights`` ``(row, key)`` are aggregated; ``attention`` holds the weights of every
+    requested aggregation. ``layers`` ``(row, head, key)`` and ``allowed`` ``(row, key)`` have one entry per
+    layer. Keys that the model adds come after the tokens.
+    """
+
+    batch: Batch
+    reading: Reading
+    instance: NDArray[np.intp]
+    position: NDArray[np.int64]
+    real: NDArray[np.bool_]
+    rankable: NDArray[np.bool_]
+    words_alone: bool
+    attention: dict[Aggregation, Numbers]
+    weights: Numbers
+    null_weights: Numbers
+    layers: list[Tensor]
+    allowed: list[Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        model: Measurable,
+        batch: Batch,
+        hows: Sequence[Aggregation],
+        patterns: Sequence[Pattern | None],
+        read_only: bool,
+    ) -> "ReadRows":
+        """Read ``batch`` and aggregate its rows in all ways ``hows``; the scores use the first one."""
+        reading = model.read(batch, read_only=read_only)
+        layers = list(reading.layers)
+        several = reading.read.dim() == 2
+        read = reading.read if several else reading.read.unsqueeze(1)
+        mask = batch.target_real if several else np.ones((len(batch), 1), dtype=bool)
+        keys = torch.from_numpy(batch.real).to(read.device) if reading.keys is None else reading.keys
+        chosen = torch.from_numpy(mask).to(read.device)
+        many = patterns if len(patterns) == len(layers) else [*patterns] * len(layers)
+        allowed = visible_pairs(reading.masks or [None] * len(layers), many, keys)
+        if read_only:
+            # Rows beyond an instance's target are padding, which sees nothing.
+            used = chosen.unsqueeze(2)
+            rows = {id(pairs): read_rows(pairs.unsqueeze(1), read)[:, 0] & used for pairs in allowed}
+            allowed = [rows[id(pairs)] for pairs in allowed]
+        instance = np.nonzero(mask)[0]
+        position, real = read.cpu().numpy()[mask], keys.cpu().numpy()[instance]
+        first = keys.int().argmax(1)
+        attention = {how: as_array(aggregate(layers, read, allowed, how, first)[chosen]) for how in hows}
+        null_weights = as_array(aggregate_null(allowed, len(layers), read, hows[0], first)[chosen])
+        rankable = np.pad(batch.rankable[instance], ((0, 0), (0, real.shape[1] - batch.tokens.shape[1])))
+        for how in hows:
+            if how.among == "words":
+                attention[how] = among(attention[how], rankable)
+        return cls(
+            batch=batch,
+            reading=reading,
+            instance=instance,
+            position=position,
+            real=real,
+            attention=attention,
+            rankable=rankable,
+            words_alone=hows[0].among == "words",
+            weights=attention[hows[0]],
+            null_weights=among(null_weights, rankable) if hows[0].among == "words" else null_weights,
+            layers=[read_rows(layer, read).transpose(1, 2)[chosen] for layer in layers],
+            allowed=[read_rows(pairs.unsqueeze(1), read).squeeze(1)[chosen] for pairs in allowed],
+        )
+
+    @property
+    def sees(self) -> NDArray[np.bool_]:
+        """The tokens that the one row of each instance sees in every layer, ``(batch, token)``."""
+        return torch.stack(self.allowed).all(0).cpu().numpy()[:, : self.batch.tokens.shape[1]]
+
+    def parts(
+        self, numbers: NDArray[np.intp], only: Sequence[str] | None, by_layer: bool, stronger: bool
+    ) -> list[Part]:
+        """The numbers of the aggregated rows and, if asked for, of every layer and of the mean over layers.
+
+        ``numbers`` are the places of the instances in the data. A number of an instance is the mean over its
+        rows.
+        """
+        relevance = self._relevance()
+        columns = self._columns(relevance, only)
+        parts = [Part(columns, self._nulls(self.weights, self.null_weights, relevance, numbers, stronger))]
+        if not by_layer:
+            return parts
+        layers = [as_array(in_full_precision(layer).mean(1)) for layer in self.layers]
+        uniform = [as_array(uniform_attention(visible)[:, 0]) for visible in self.allowed]
+        if self.words_alone:
+            layers, uniform = ([among(rows, self.rankable) for rows in kind] for kind in (layers, uniform))
+        masses: dict[str, list[Numbers]] = {"mass": [], "null_mass": []}
+        rows = Rows(self.weights, relevance, self.real, self.rankable, (), (), self.reading.single)
+        for weights, null, layer, visible in zip(layers, uniform, self.layers, self.allowed, strict=True):
+            visible_keys = as_array(visible) * (self.rankable if self.words_alone else 1)
+            masses["mass"].append(self.mean(rows.mass(weights)))
+            masses["null_mass"].append(self.mean((visible_keys * relevance).sum(1) / visible_keys.sum(1)))
+            columns = {name: values[-1] for name, values in masses.items()}
+            columns["entropy"] = self.mean(entropy(as_array(layer)).mean(1))
+            columns["null_entropy"] = self.mean(np.log(visible_keys.sum(1)))
+            parts.append(Part(columns, self._nulls(weights, null, relevance, numbers, stronger)))
+        average = {name: np.mean(values, axis=0) for name, values in masses.items()}
+        weights, null = np.mean(layers, axis=0), np.mean(uniform, axis=0)
+        return [*parts, Part(average, self._nulls(weights, null, relevance, numbers, stronger))]
+
+    def _columns(self, relevance: Numbers, only: Sequence[str] | None) -> dict[str, Numbers]:
+        """The answer, and all scores of the aggregated rows with their nulls."""
+        answer = self.reading.answer
+        columns = {"probability": answer.probability, "correct": answer.correct.astype(float)}
+        uniform = [uniform_attention(visible) for visible in self.allowed]
+        keys = relevance, self.real, self.rankable
+        rows = Rows(self.weights, *keys, self.layers, self.allowed, self.reading.single)
+        null = Rows(self.null_weights, *keys, uniform, self.allowed, self.reading.single)
+        for score in SCORES.values():
+            if score.compute and (only is None or score.name in only):
+                columns[score.column] = self.mean(score.compute(rows))
+                columns[f"null_{score.column}"] = self.mean(score.compute(null))
+        if only is None:
+            columns["heads"] = self._heads(relevance)
+        return columns
+
+    def _heads(self, relevance: Numbers) -> Numbers:
+        """Mass and entropy of every head and of uniform attention, ``(batch, 2, layer, head + 1)``.
+
+        They are nan where a layer has fewer heads than another.
+        """
+        most = max(layer.shape[1] for layer in self.layers)
+        values = np.full((len(relevance), 2, len(self.layers), most + 1), np.nan)
+        for number, (layer, visible) in enumerate(zip(self.layers, self.allowed, strict=True)):
+            rows = np.concatenate([as_array(layer), as_array(uniform_attention(visible))], 1)
+            rows = among(rows, self.rankable[:, None]) if self.words_alone else rows
+            places = [*range(layer.shape[1]), most]
+            values[:, 0, number, places] = (rows * relevance[:, None]).sum(-1)
+            values[:, 1, number, places] = entropy(rows)
+        return self.mean(values)
+
+    def _nulls(
+        self, weights: Numbers, null: Numbers, relevance: Numbers, numbers: NDArray[np.intp], stronger: bool
+    ) -> list[dict[str, NullMass]]:
+        """The mass of each instance under the stronger nulls; empty for instances without relevant tokens."""
+        masses: list[dict[str, NullMass]] = [{} for _ in numbers]
+        for place, number in enumerate(numbers.tolist() if stronger else ()):
+            rows = np.flatnonzero(self.instance == place)
+            if (relevance[rows] > 0).any():
+                masses[place] = {
+                    "sharp": sharp_mass(null[rows], relevance[rows], number),
+                    "permuted": permuted_mass(weights[rows], relevance[rows], null[rows] > 0, number),
+                }
+        return masses
+
+    def _relevance(self) -> Numbers:
+        """The relevance of each key of each row, ``(row, key)``; zero for keys that the model adds."""
+        relevance = self.each(self.batch.relevance)
+        return np.pad(relevance, ((0, 0), (0, self.real.shape[1] - relevance.shape[1])))
+
+    def importance(
+        self,
+        model: Measurable,
+        importance: Importance,
+        numbers: NDArray[np.intp],
+        removal: Removal,
+        gaps: list[Numbers],
+    ) -> Numbers:
+        """The importance of each token to each row, ``(row, token)``; ``numbers`` are places in the data.
+
+        The completeness gaps of integrated gradients are added to ``gaps``.
+        """
+        if importance.aggregation is not None:
+            return self.attention[importance.aggregation][:, : self.batch.tokens.shape[1]]
+        if importance.values is not None:
+            values = self.laid_out([importance.values[number] for number in numbers])
+            return np.abs(values) if importance.absolute else values
+        if importance.method == "gradient":
+            return self.each(model.gradient_times_input(self.batch))
+        if self.reading.read.dim() == 2:
+            raise InputError(f"{importance.name} is not defined for a model that reads several rows")
+        if importance.method == "leave_one_out":
+            whole = self.reading.answer.outcomes
+            return leave_one_out(model, self.batch, removal, whole, self.batch.follow(whole), self.sees)
+        method = getattr(model, str(importance.method), None)
+        if method is None:
+            raise InputError(
+                f"{type(model).__name__} has no method {importance.method!r}: {METHODS[importance.name]}"
+            )
+        result = method(self.batch)
+        if isinstance(result, Integrated):
+            gaps.append(result.gap)
+        return np.asarray(result[0] if isinstance(result, Integrated) else result)
+
+    def faithfulness(self, model: Measurable, importance: Numbers, removal: Removal) -> Faithfulness:
+        """Faithfulness of instances with several rows, by the importance of tokens to each row."""
+        if removal.rounding == "down":
+            raise InputError("rounding 'down' is not defined for a model that reads several rows")
+        whole = self.reading.answer.outcomes[self.batch.target_real]
+        parts = []
+        for start in range(0, len(whole), ROWS_AT_ONCE):
+            chunk = slice(start, start + ROWS_AT_ONCE)
+            rows = self._row_batch(chunk)
+            parts.append(faithfulness(model.predict, rows, importance[chunk], removal, whole[chunk]))
+        joined = join(parts, np.arange(len(whole)))
+        means = [self.mean(values) for values in (joined.whole, joined.sufficient, joined.comprehensive)]
+        followed = np.zeros(len(self.batch), dtype=int)
+        return Faithfulness(joined.percents, means[0], followed, means[1], means[2])
+
+    def _row_batch(self, chunk: slice) -> Batch:
+        """Turn rows into instances: the tokens a row has read, with the token it writes as target.
+
+        The read position is not rankable: without it there would be nothing to predict from.
+        """
+        batch, instance, read = self.batch, self.instance[chunk], self.position[chunk, None]
+        place = np.arange(batch.tokens.shape[1])
+        real = batch.real[instance] & (place <= read)
+        return Batch(
+            tokens=batch.tokens[instance] * real,
+            real=real,
+            rankable=batch.rankable[instance] & real & (place < read),
+            relevance=batch.relevance[instance],
+            hidden=batch.hidden[instance],
+            label=batch.label[instance],
+            target=batch.target[batch.target_real][chunk, None],
+            target_real=np.ones((len(instance), 1), dtype=bool),
+        )
+
+    def each(self, values: Numbers) -> Numbers:
+        """Values of the instances, repeated for each of their rows."""
+        return values[self.instance]
+
+    def mean(self, values: Numbers) -> Numbers:
+        """Values of the rows, averaged over those of each instance."""
+        sums = np.zeros((len(self.batch), *values.shape[1:]))
+        np.add.at(sums, self.instance, values)
+        return np.asarray(sums / np.bincount(self.instance).reshape(-1, *[1] * (values.ndim - 1)))
+
+    def laid_out(self, rankings: Sequence[Numbers]) -> Numbers:
+        """One ranking per instance ``(token,)`` or ``(row, token)`` as ``(row, token)``, zero on padding."""
+        pairs = zip(rankings, np.bincount(self.instance), strict=True)
+        rows = [
+            row for ranking, count in pairs for row in np.broadcast_to(ranking, (count, ranking.shape[-1]))
+        ]
+        return pad_rows(rows, self.batch.real[self.instance])
