@@ -92,7 +92,7 @@ def test_labels_may_be_a_function() -> None:
     ("labels", "message"),
     [
         ({"*.nonesuch": "q"}, r"'\*\.nonesuch' matches no parameter"),
-        ({"in_proj.weight": "query"}, "is 'query'; roles are q, k, v, o, embedding, shared, rest"),
+        ({"in_proj.weight": "query"}, "is 'query'; roles are q, k, v, o, embedding, mlp, norm"),
         ({"in_proj.weight": [(0, 0, 8, "q")]}, "do not cover 'in_proj.weight'"),
         ({"in_proj.weight": [(0, 0, 8, "q"), (0, 4, 24, "k")]}, "do not cover"),
         ({"in_proj.weight": [(5, 0, 24, "q")]}, "do not cover"),

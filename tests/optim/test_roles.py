@@ -1,6 +1,7 @@
 """Rates by role, PartnerNorm, parameter groups of one's own, groups that are added later."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -15,7 +16,16 @@ from transformers import (
 )
 
 from fasterqk.errors import InputError
-from fasterqk.optim import PartnerNorm, Ramp, check_circuits, describe, make_optimizer, param_groups
+from fasterqk.labels.slices import as_label
+from fasterqk.optim import (
+    PartnerNorm,
+    Ramp,
+    check_circuits,
+    describe,
+    from_config,
+    make_optimizer,
+    param_groups,
+)
 
 ROLES = {"q": 10, "k": 3, "v": 0.5, "o": 2}
 LAYOUTS = ("rows", "columns", "interleaved")
@@ -148,7 +158,12 @@ def test_plain_groups_by_role(net, label):
     [
         ({"ratios": {"q": 2}, "qk_ratio": 3}, r"qk_ratio=3 and ratios={'q': 2} both set rates; give all"),
         ({"ratios": {"q": 2}, "ov_ratio": Ramp(1, 2, 3)}, "ov_ratio=Ramp.* both set rates"),
-        ({"ratios": {"qk": 2}}, r"ratios={'qk': 2} names 'qk'; roles are q, k, v, o, embedding"),
+        ({"ratios": {"qk": 2}}, r"ratios={'qk': 2} names 'qk', which matches no parameter; roles are q, k"),
+        ({"ratios": {"*.qkv*": 2, "layers.0.*": 3}}, "both match layers.0.qkv; give one of them"),
+        ({"ratios": "layerwise"}, "ratios='layerwise'; ratios look like {'q': 10, 'k': 3}, or are one"),
+        ({"ratios": {"head*": 2}, "rules": {"rest": {"lr": 1e-2}}}, "=2 both set the same rate"),
+        ({"layer_decay": 0.9, "rules": {"ov": {"lr": 1e-2}}}, "and layer_decay=0.9 both set the same rate"),
+        ({"layer_decay": 1.1}, "layer_decay=1.1 is above 1"),
         ({"ratios": [1, 2]}, r"ratios=\\[1, 2\\]; ratios look like {'q': 10, 'k': 3}"),
         ({"ratios": {"q": -1}}, r"ratios\\['q'\\]=-1: the ratio must be a finite number above 0"),
         ({"ratios": {"embedding": 2}}, "'embedding'.*=2 would do nothing: .* with the role embedding"),
@@ -161,6 +176,143 @@ def test_what_cannot_be_is_said(options, message, net, label):
     model = net()
     with raises(message.replace("\\\\", "\\")):
         make_optimizer(model, optim.SGD, lr=1.0, circuits=label(model), **options)
+
+
+# --- Roles outside attention, patterns, depth, and all of it as plain data ---
+
+
+def rates_of(optimizer):
+    return {
+        name: round(float(group["lr"]), 6)
+        for group in optimizer.param_groups
+        for name in group["param_names"]
+    }
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_roles_outside_attention(tied):
+    """A tied output head counts as embedding; a pattern goes before a role."""
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=10, tie_word_embeddings=tied, **sizes))
+    ratios = {"embedding": 2, "mlp": 3, "norm": 4, "q": 6, "*.up_proj.*": 7} | (
+        {} if tied else {"lm_head": 5}
+    )
+    optimizer = make_optimizer(model, optim.SGD, lr=1.0, ratios=ratios)
+    layer = "model.layers.0."
+    assert rates_of(optimizer) == {
+        "model.embed_tokens.weight": 2,
+        **({} if tied else {"lm_head.weight": 5}),
+        **{f"{layer}self_attn.{role}_proj.weight": 6 if role == "q" else 1 for role in "qkvo"},
+        **{f"{layer}mlp.{name}_proj.weight": 7 if name == "up" else 3 for name in ("gate", "up", "down")},
+        **{f"{layer}{name}_layernorm.weight": 4 for name in ("input", "post_attention")},
+        "model.norm.weight": 4,
+    }
+    assert "*.up_proj.* 64 parameters (1 tensor) lr 7" in describe(optimizer)
+    if tied:
+        with raises("=5 would do nothing: the model has no trainable parameter with the role lm_head"):
+            make_optimizer(model, optim.SGD, lr=1.0, ratios={"lm_head": 5})
+
+
+def test_a_pattern_of_a_frozen_parameter_is_refused(net, label):
+    model = net()
+    model.head.requires_grad_(False)
+    with raises(r"ratios\['head\*'\]=2 would do nothing: .* of that name"):
+        make_optimizer(model, optim.SGD, lr=1.0, ratios={"head*": 2}, circuits=label(model))
+
+
+def test_blockwise():
+    size = {"n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2, "bos_token_id": 0, "eos_token_id": 1}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=10, **size))
+    optimizer = make_optimizer(model, optim.AdamW, lr=1e-3, ratios="blockwise")
+    rates = {group["name"]: round(group["lr"] / 1e-3) for group in optimizer.param_groups}
+    assert rates == {"base": 1, "q": 8, "k": 8, "v": 4, "o": 4, "embedding": 10, "mlp": 6}
+    ids = torch.arange(6)[None]
+    assert check_circuits(model, optimizer, {"input_ids": ids, "labels": ids}).ok
+
+
+def test_rates_decay_with_depth():
+    """Once per layer above and once for the layer itself; tables below all; towers apart."""
+    size = {"d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 2}
+    model = T5ForConditionalGeneration(T5Config(vocab_size=10, **size))
+    optimizer = make_optimizer(model, optim.SGD, lr=1.0, qk_ratio=8, layer_decay=0.5)
+    rates = rates_of(optimizer)
+    for tower, count in (("encoder", 3), ("decoder", 2)):
+        for number in range(count):
+            block = f"{tower}.block.{number}.layer."
+            assert rates[f"{block}0.SelfAttention.v.weight"] == 0.5 ** (count - number)
+            assert rates[f"{block}0.SelfAttention.q.weight"] == 8 * 0.5 ** (count - number)
+            last = 1 if tower == "encoder" else 2
+            assert rates[f"{block}{last}.DenseReluDense.wi.weight"] == 0.5 ** (count - number)
+        assert rates[f"{tower}.final_layer_norm.weight"] == 1
+    assert rates["shared.weight"] == 0.5**4
+
+
+def test_depth_multiplies_ratios_that_change(net, label, train):
+    model = net()
+    optimizer = trained(model, 3, train, label, qk_ratio=Ramp(1, 3, steps=4), layer_decay=0.5)
+    line = describe(optimizer)
+    assert "qk" in line and "lr 6.25e-4 to 1.25e-3 at this step" in line  # 2.5 of the ramp, times 1/4 and 1/2
+    twin = net()
+    resumed = make_optimizer(
+        twin, optim.AdamW, lr=1e-3, qk_ratio=Ramp(1, 3, steps=4), layer_decay=0.5, circuits=label(twin)
+    )
+    twin.load_state_dict(model.state_dict())
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    train(model, optimizer, 2)
+    train(twin, resumed, 2)
+    assert torch.equal(model.qkv(), twin.qkv())
+
+
+def test_all_of_it_from_a_configuration_file(net, train, label):
+    text = """{"optimizer": "AdamW", "lr": 0.001, "weight_decay": 0.1, "betas": [0.9, 0.95],
+    "layer_decay": 0.9,
+    "ratios": {"q": {"ramp": {"start": 1, "stop": 4, "steps": 3}}, "k": {"0": 2}, "head.weight": 0.5},
+    "rules": {"ov": {"weight_decay": 0.0}}, "decay": "independent"}"""
+    ours, theirs = net(), net()
+    made = from_config({**json.loads(text), "labels": label_patterns(ours, label)})(ours)
+    by_hand = make_optimizer(
+        theirs,
+        optim.AdamW,
+        lr=1e-3,
+        weight_decay=0.1,
+        betas=(0.9, 0.95),
+        layer_decay=0.9,
+        ratios={"q": Ramp(1, 4, 3), "k": {0: 2}, "head.weight": 0.5},
+        rules={"ov": {"weight_decay": 0.0}},
+        decay="independent",
+        labels=label_patterns(theirs, label),
+    )
+    for model, optimizer in ((ours, made), (theirs, by_hand)):
+        train(model, optimizer, 4)
+    assert torch.equal(ours.qkv(), theirs.qkv()) and torch.equal(ours.head.weight, theirs.head.weight)
+    both = from_config(
+        {"optimizer": "torch.optim.Muon", "lr": 0.02, "others": {"optimizer": "AdamW", "lr": 1e-3}}
+    )
+    assert type(both(net())).__name__ == "JointOptimizer"
+
+
+def label_patterns(model, label):
+    names = dict.fromkeys(part.parameter for part in label(model))
+    return {name: as_label(part for part in label(model) if part.parameter == name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            {"optimizer": "AdamW", "lr": 1, "qk_ratoi": 3},
+            "'qk_ratoi' is not a setting; did you mean 'qk_ratio'",
+        ),
+        ({"optimizer": "AdamW", "lr": 1, "beta": 3}, "'beta' is not a setting; did you mean 'betas'"),
+        ({"optimizer": "AdanW", "lr": 1}, "there is no optimizer 'AdanW'"),
+        ({"lr": 1}, "settings look like"),
+        ({"optimizer": "SGD", "lr": 1, "qk_ratio": {"ramp": {"from": 1}}}, "is not a ratio: .*'from'"),
+        ({"optimizer": "Muon", "lr": 1, "others": {"optimizer": "SGD", "rate": 1}}, "settings look like"),
+    ],
+)
+def test_configurations_with_mistakes(config, message):
+    with raises(message):
+        from_config(config)
 
 
 # --- PartnerNorm ---

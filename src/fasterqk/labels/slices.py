@@ -17,14 +17,14 @@ from fasterqk.errors import InputError
 from fasterqk.files import canonical_json
 from fasterqk.trace.modules import stack_of
 
-Role = Literal["q", "k", "v", "o", "embedding", "shared", "rest"]
+Role = Literal["q", "k", "v", "o", "embedding", "mlp", "norm", "lm_head", "shared", "rest"]
 Circuit = Literal["qk", "ov", "shared", "rest"]
 CIRCUITS: tuple[Circuit, ...] = get_args(Circuit)
 PROJECTIONS = ("q", "k", "v", "o")
 Per = Literal["role", "head"] | int  # how a matrix is split: by role, by head, or by so many heads
 
-CIRCUIT_OF_ROLE: dict[Role, Circuit] = {"q": "qk", "k": "qk", "v": "ov", "o": "ov"}
-CIRCUIT_OF_ROLE |= {"embedding": "rest", "shared": "shared", "rest": "rest"}
+CIRCUIT_OF_ROLE: dict[Role, Circuit] = dict.fromkeys(get_args(Role), "rest")
+CIRCUIT_OF_ROLE |= {"q": "qk", "k": "qk", "v": "ov", "o": "ov", "shared": "shared"}
 
 
 # What decided that a parameter is rest where it belongs to a block that mixes positions in another way.

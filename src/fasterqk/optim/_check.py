@@ -4,7 +4,7 @@ import copy
 import dataclasses
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import takewhile
@@ -119,9 +119,13 @@ def _members(hooks: StepHooks) -> list[Member]:
 def _by_circuit(hooks: StepHooks) -> list[tuple[str, list[Member]]]:
     """The slices of each circuit that has any or, where ratios were given by role, of each role."""
     by_circuit: dict[str, list[Member]] = {}
-    for member in _members(hooks):
-        by_circuit.setdefault(member[0].role if hooks.by_role else member[0].circuit, []).append(member)
-    order: Sequence[str] = get_args(Role) if hooks.by_role else CIRCUITS
+    order: list[str] = [*(get_args(Role) if hooks.by_role else CIRCUITS)]
+    for part, index in _members(hooks):
+        pattern = hooks.groups[index].settings.group  # of parameter names
+        known = pattern == "base" or pattern in CIRCUITS or pattern in order
+        name = (part.role if hooks.by_role else part.circuit) if known else pattern
+        by_circuit.setdefault(name, []).append((part, index))
+    order += [name for name in by_circuit if name not in order]
     return [(circuit, by_circuit[circuit]) for circuit in order if circuit in by_circuit]
 
 

@@ -8,8 +8,9 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Literal, cast, get_args
@@ -17,10 +18,11 @@ from typing import Any, Literal, cast, get_args
 from torch import Tensor, nn
 
 from fasterqk.errors import InputError
-from fasterqk.labels.find import Labels, given_or_found, roles_from_labels
+from fasterqk.labels.find import Labels, given_or_found, matrices, roles_from_labels
 from fasterqk.labels.slices import (
     CIRCUIT_OF_ROLE,
     CIRCUITS,
+    NO_SOFTMAX,
     PROJECTIONS,
     Circuits,
     Per,
@@ -31,15 +33,21 @@ from fasterqk.labels.slices import (
     part_key,
     whole_slice,
 )
-from fasterqk.optim.ratio import Ratio, RatioLike, Ratios, finite_number
+from fasterqk.optim.ratio import Ratio, RatioLike, Ratios, finite_number, modules_in_common, scaled
+from fasterqk.trace.modules import stack_of
 
 Rules = Mapping[str, Mapping[str, Any]]
 Only = Callable[[str, nn.Parameter], bool]
 
-ROLES = ("q", "k", "v", "o", "embedding")  # those that `ratios=` may name
+ROLES = ("q", "k", "v", "o", "embedding", "mlp", "norm", "lm_head")  # those that `ratios=` may name
+# Named ratios. Blockwise: Wang et al., "The sharpness disparity principle in transformers" (arXiv 2502.19002,
+# table 1): rates relative to that of the norms, which is the base rate here; the output head, if it is not
+# the embedding, has the base rate.
+PRESETS: dict[str, dict[str, RatioLike]] = {
+    "blockwise": {"norm": 1, "v": 4, "o": 4, "mlp": 6, "q": 8, "k": 8, "embedding": 10},
+}
 _OUR_KEYS = ("lr", "weight_decay", "gradient_norm")  # every other key of a rule is an option of the optimizer
 _ROLES_OF_ARGUMENT = {"qk_ratio": ("q", "k"), "ov_ratio": ("v", "o")}
-_ROLES_OF_CIRCUIT = {"qk": ("q", "k"), "ov": ("v", "o"), "rest": ("embedding",)}
 
 
 # --- The arguments ---
@@ -64,14 +72,17 @@ class Request:
     lr: float
     qk_ratio: RatioLike = 1.0
     ov_ratio: RatioLike = 1.0
-    ratios: Mapping[str, RatioLike] | None = None
+    ratios: Mapping[str, RatioLike] | str | None = None
     weight_decay: float | None = None
     rules: Rules = field(default_factory=dict)
     groups: Sequence[UserGroup] = ()
     split: Per | None = None
+    layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
         finite_number(self.lr, "lr", zero=True)
+        if finite_number(self.layer_decay, "layer_decay") > 1:
+            raise InputError(f"layer_decay={self.layer_decay!r} is above 1: lower layers would learn faster")
         if self.split is not None:
             check_per(self.split, "make_optimizer(split=")
         if self.weight_decay is not None:
@@ -89,11 +100,9 @@ class Request:
     def _check_ratios(self) -> None:
         if self.ratios is None:
             return
-        if not isinstance(self.ratios, Mapping):
-            raise InputError(f"ratios={self.ratios!r}; ratios look like {{'q': 10, 'k': 3}}")
-        for role in self.ratios:
-            if role not in ROLES:
-                raise InputError(f"ratios={self.ratios!r} names {role!r}; roles are {', '.join(ROLES)}")
+        if not isinstance(self.ratios, Mapping) and self.ratios not in tuple(PRESETS):
+            form = f"ratios look like {{'q': 10, 'k': 3}}, or are one of {', '.join(map(repr, PRESETS))}"
+            raise InputError(f"ratios={self.ratios!r}; {form}")
         for name in _ROLES_OF_ARGUMENT:
             ratio = Ratios(name, getattr(self, name))
             if not ratio.plain_one:
@@ -119,25 +128,20 @@ class Request:
             raise InputError(
                 f"rules[{circuit!r}]['lr'] and the rates of groups= or others= both set rates; give ratios"
             )
-        for role in _ROLES_OF_CIRCUIT.get(circuit, ()):
-            if role in self.by_role and not self.by_role[role].plain_one:
-                raise InputError(
-                    f"rules[{circuit!r}]['lr']={lr!r} and {self.by_role[role]} "
-                    "both set the same rate; give one of them"
-                )
 
     @cached_property
     def by_role(self) -> dict[str, Ratios]:
-        """The ratio of each role that has one, as the user wrote it."""
+        """The ratio of each role, and of each pattern of parameter names, as the user wrote it."""
         if self.ratios is not None:
-            return {role: Ratios(f"ratios[{role!r}]", value) for role, value in self.ratios.items()}
+            ratios = PRESETS[self.ratios] if isinstance(self.ratios, str) else self.ratios
+            return {role: Ratios(f"ratios[{role!r}]", value) for role, value in ratios.items()}
         arguments = {name: Ratios(name, getattr(self, name)) for name in _ROLES_OF_ARGUMENT}
         return {role: arguments[name] for name, roles in _ROLES_OF_ARGUMENT.items() for role in roles}
 
     @property
     def same_everywhere(self) -> bool:
         """Whether all circuits have the same settings and nothing is split, so that no labels are needed."""
-        plain = self.split is None and not any(self.rules.values())
+        plain = self.split is None and self.layer_decay == 1 and not any(self.rules.values())
         return plain and all(ratio.plain_one for ratio in self.by_role.values())
 
     @property
@@ -259,8 +263,10 @@ def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | 
         raise InputError(f"only={only!r} is not a function of name and parameter")
     if request.per_head and all(part.head is None for part in circuits):
         raise InputError("a ratio per head needs labels per head: circuits=find_circuits(model, heads=True)")
-    circuits = _with_embeddings(model, circuits)
-    ratios = _bound_ratios(model, request, circuits)
+    circuits = _with_outer_roles(model, circuits, request.by_role)
+    keys = _rate_keys(model, request, circuits)
+    ratios = _bound_ratios(model, request, circuits, keys)
+    depths = _depths(circuits) if request.layer_decay != 1 else {}
     exempt = undecayed(model)
     labelled = _by_parameter(model, circuits)
     owner = {identity: index for index, group in enumerate(request.groups) for identity in group.parameters}
@@ -272,13 +278,16 @@ def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | 
             continue  # as in a stock optimizer, parameters outside all groups are not trained
         parts = labelled.get(id(parameter), [])
         _check_cover(name, parameter, parts)
-        base = _settings(request, ratios, None, name not in exempt, owner.get(id(parameter), 0))
+        base = _settings(request, None, None, name not in exempt, owner.get(id(parameter), 0))
         slices = []
         for part in parts:
-            settings = _settings(request, ratios, part, name not in exempt, base.user_group)
+            ratio, key = ratios.get(keys[part]), keys[part]
+            settings = _settings(request, ratio, part, name not in exempt, base.user_group)
+            factor = request.layer_decay ** depths.get(part.parameter, 0)
+            settings = replace(settings, ratio=scaled(settings.ratio, factor))
             if settings != base:
-                by_role = request.ratios is not None and part.role in request.ratios
-                settings = replace(settings, group=part.role if by_role else part.circuit)
+                by_role = request.ratios is not None and key in request.by_role
+                settings = replace(settings, group=key if by_role else part.circuit)
             slices.append((part, settings))
         matrix = parameter.dim() == 2 and any(part.role in PROJECTIONS for part in parts)
         if matrix and request.split is not None:
@@ -287,33 +296,55 @@ def assign(model: nn.Module, request: Request, circuits: Circuits, only: Only | 
     if not assigned:
         raise InputError("the model has no trainable parameters to optimize")
     if only is None and not request.groups:
-        _refuse_without_effect(request, [part for trained in assigned for part, _ in trained.slices])
+        _refuse_without_effect(request, [part for trained in assigned for part, _ in trained.slices], keys)
     return assigned
 
 
-def _bound_ratios(model: nn.Module, request: Request, circuits: Circuits) -> dict[str, Ratios]:
-    """The ratios by role, each with the slices from which it counts layers and heads."""
-    matrices = {
-        name
-        for prefix, module in model.named_modules()
-        if not isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for name, parameter in module.named_parameters(prefix, recurse=False)
-        if parameter.dim() > 1
-    }
+def _rate_keys(model: nn.Module, request: Request, circuits: Circuits) -> dict[Slice, str]:
+    """What sets the rate of each slice: a pattern of parameter names that ``ratios=`` names, or its role."""
+    keys: dict[Slice, str] = {part: part.role for part in circuits}
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    names_of = {name: alike for alike in names.values() for name in alike}
+    for pattern in (key for key in request.by_role if key not in ROLES):
+        matched = [
+            part for part in circuits if any(fnmatchcase(name, pattern) for name in names_of[part.parameter])
+        ]
+        if not matched:
+            raise InputError(
+                f"ratios={request.ratios!r} names {pattern!r}, which matches no parameter; roles are "
+                f"{', '.join(ROLES)}"
+            )
+        for part in matched:
+            if keys[part] != part.role:
+                raise InputError(
+                    f"ratios[{keys[part]!r}] and ratios[{pattern!r}] both match {part.parameter}; "
+                    "give one of them"
+                )
+            keys[part] = pattern
+    return keys
+
+
+def _bound_ratios(
+    model: nn.Module, request: Request, circuits: Circuits, keys: Mapping[Slice, str]
+) -> dict[str, Ratios]:
+    """The ratios by role or pattern, each with the slices from which it counts layers and heads."""
+    not_tables = matrices(model)
     bound: dict[tuple[str, str], Ratios] = {}
-    by_role = {}
-    for role, ratio in request.by_role.items():
-        circuit = CIRCUIT_OF_ROLE[cast(Role, role)]
+    by_key = {}
+    for key, ratio in request.by_role.items():
+        circuit = CIRCUIT_OF_ROLE.get(cast(Role, key), "rest")
         if (ratio.name, circuit) not in bound:
             parts = [part for part in circuits if part.circuit == circuit and circuit != "rest"]
-            parts = parts or [part for part in circuits if part.role == role]
-            bound[ratio.name, circuit] = Ratios(ratio.name, ratio.ratio, parts, matrices)
-        by_role[role] = bound[ratio.name, circuit]
-    return by_role
+            parts = parts or [part for part in circuits if keys[part] == key]
+            bound[ratio.name, circuit] = Ratios(ratio.name, ratio.ratio, parts, not_tables)
+        by_key[key] = bound[ratio.name, circuit]
+    return by_key
 
 
 def _settings(
-    request: Request, ratios: Mapping[str, Ratios], part: Slice | None, decayed: bool, user_group: int
+    request: Request, ratio: Ratios | None, part: Slice | None, decayed: bool, user_group: int
 ) -> Settings:
     """The settings of ``part`` (None: of the base), without weight decay unless ``decayed``."""
     rule = request.rules.get(part.circuit, {}) if part else {}
@@ -326,22 +357,31 @@ def _settings(
         decay = float(group.options["weight_decay"])  # whoever makes groups decides on their decay
     chosen = {**group.options, **rule}
     options = tuple(sorted((key, chosen[key]) for key in chosen if key not in (*_OUR_KEYS, "name")))
+    if part is not None and "lr" in rule:
+        other = None if ratio is None or ratio.plain_one else str(ratio)
+        other = f"layer_decay={request.layer_decay!r}" if request.layer_decay != 1 else other
+        if other is not None:
+            raise InputError(
+                f"rules[{part.circuit!r}]['lr']={rule['lr']!r} and {other} both set the same rate; "
+                "give one of them"
+            )
     if "lr" in rule and rule["lr"] != request.lr:
         lr = float(rule["lr"])
         return Settings("base", lr / float(request.lr), lr, decay, options)
-    ratio = ratios[part.role].of(part) if part and part.role in ratios else 1.0
-    return Settings("base", ratio, None, decay, options, user_group, group.options.get("lr"))
+    value = ratio.of(part) if ratio is not None and part is not None else 1.0
+    return Settings("base", value, None, decay, options, user_group, group.options.get("lr"))
 
 
-def _refuse_without_effect(request: Request, trained: Sequence[Slice]) -> None:
+def _refuse_without_effect(request: Request, trained: Sequence[Slice], keys: Mapping[Slice, str]) -> None:
     """Raise if a ratio or rule has no effect because its circuit is frozen (adapters on values alone)."""
     nothing = "would do nothing: the model has no trainable parameter"
     for role, ratio in request.by_role.items():
-        circuit = CIRCUIT_OF_ROLE[cast(Role, role)]
-        if ratio.plain_one:
-            continue
-        if request.ratios is not None and all(part.role != role for part in trained):
-            raise InputError(f"{ratio} {nothing} with the role {role}")
+        circuit = CIRCUIT_OF_ROLE.get(cast(Role, role))
+        if ratio.plain_one or isinstance(request.ratios, str):
+            continue  # a named set of ratios takes what there is
+        if request.ratios is not None and all(keys[part] != role for part in trained):
+            what = f"with the role {role}" if circuit else "of that name"
+            raise InputError(f"{ratio} {nothing} {what}")
         if request.ratios is None and all(part.circuit != circuit for part in trained):
             raise InputError(f"{ratio} {nothing} in the {circuit} circuit")
     for name, rule in request.rules.items():
@@ -377,7 +417,7 @@ def _check_cover(name: str, parameter: nn.Parameter, slices: list[Slice]) -> Non
 # --- Parameters with a meaning of their own: without decay, and tables ---
 
 # The patterns of the Hugging Face Trainer, searched in lower-case names.
-_UNDECAYED = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
+_NORM = re.compile(r"layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
 # Tables that are plain parameters, by name: pos_embed, positional_encoding, W_E, W_pos.
 _TABLE = re.compile(r"pos(ition(al)?)?_?(emb|enc|table)|(^|\.)(wte|wpe|W_E|W_pos|positions)$", re.IGNORECASE)
 
@@ -391,12 +431,7 @@ def undecayed(model: nn.Module) -> set[str]:
     >>> sorted(undecayed(nn.TransformerEncoderLayer(8, 2)))[:3]
     ['linear1.bias', 'linear2.bias', 'norm1.bias']
     """
-    return {
-        name
-        for prefix, module in model.named_modules()
-        for name, _ in module.named_parameters(prefix, recurse=False)
-        if "norm" in type(module).__name__.lower() or _UNDECAYED.search(name.lower())
-    }
+    return {name for name, _ in model.named_parameters() if "bias" in name.lower()} | norms(model)
 
 
 def tables(model: nn.Module) -> set[str]:
@@ -414,18 +449,75 @@ def tables(model: nn.Module) -> set[str]:
     }
 
 
-def _with_embeddings(model: nn.Module, circuits: Circuits) -> Circuits:
-    """``circuits`` with the role ``embedding`` for the tables of tokens and positions outside attention."""
-    names = tables(model)
-    return replace(
-        circuits,
-        slices=tuple(
-            replace(part, role="embedding")
-            if part.parameter in names and part.role == "rest" and part.decided_by != "label"
-            else part
-            for part in circuits
-        ),
-    )
+# Output heads, which like embeddings are usually not trained with Muon.
+_HEAD = re.compile(r"(^|\.)(lm_head|head|heads|classifier|score|unembed|embed_out|output_projection)(\.|$)")
+
+
+def output_head(model: nn.Module) -> set[str]:
+    """The names of the parameters of the output head, also where they are tied to a table."""
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
+    inside = {id(value) for value in head.parameters()} if isinstance(head, nn.Module) else set()
+    parameters = model.named_parameters(remove_duplicate=False)
+    return {name for name, value in parameters if id(value) in inside or _HEAD.search(name)}
+
+
+def _with_outer_roles(model: nn.Module, circuits: Circuits, wanted: Collection[str]) -> Circuits:
+    """``circuits`` with the roles of what is outside attention: tables, and what else is ``wanted``.
+
+    A tied output head is a table. ``mlp`` is everything else in a layer, routers included, unless it mixes
+    positions without a softmax.
+    """
+    names = {"embedding": tables(model), "lm_head": output_head(model), "norm": norms(model)}
+    layers = [path.rpartition(".")[0] for path in circuits.blocks if path]
+    outer = []
+    for part in circuits:
+        role = next((role for role, alike in names.items() if part.parameter in alike), "mlp")
+        inside = part.layer is not None or any(_is_in(part.parameter, layer) for layer in layers)
+        linear = part.decided_by == NO_SOFTMAX
+        if role != "embedding" and (role not in wanted or (role == "mlp" and (linear or not inside))):
+            role = "rest"
+        free = part.role == "rest" and part.decided_by != "label"
+        outer.append(replace(part, role=cast(Role, role)) if free else part)
+    return replace(circuits, slices=tuple(outer))
+
+
+def _is_in(name: str, path: str) -> bool:
+    return not path or name.startswith(path + ".")
+
+
+def norms(model: nn.Module) -> set[str]:
+    """The names of the parameters of normalisation layers, recognised by class or by name."""
+    return {
+        name
+        for prefix, module in model.named_modules()
+        for name, _ in module.named_parameters(prefix, recurse=False)
+        if "norm" in type(module).__name__.lower() or _NORM.search(name.lower())
+    }
+
+
+def _depths(circuits: Circuits) -> dict[str, int]:
+    """How many layers lie above each parameter, itself counted: 0 for the head, 1 for the last layer.
+
+    A table lies below all layers of its tower, the one whose name has most in common with its own. Towers
+    (an encoder and a decoder) are counted apart.
+    """
+    towers: dict[str, set[int]] = {}
+    tower_of = {part.parameter: stack_of(part.parameter).partition("*")[0] for part in circuits}
+    for part in circuits:
+        if part.layer is not None:
+            towers.setdefault(tower_of[part.parameter], set()).add(part.layer)
+    if not towers:
+        raise InputError("layer_decay needs numbered layers, and the layers of this model have no numbers")
+    depths = {}
+    for part in circuits:
+        if part.layer is not None:
+            layers = sorted(towers[tower_of[part.parameter]])
+            depths[part.parameter] = len(layers) - layers.index(part.layer)
+        elif part.role == "embedding":
+            common = {tower: modules_in_common(tower, part.parameter) for tower in towers}
+            nearest = [tower for tower, length in common.items() if length == max(common.values())]
+            depths[part.parameter] = 1 + max(len(towers[tower]) for tower in nearest)
+    return depths
 
 
 # --- Groups: leaves with equal settings ---
@@ -523,7 +615,8 @@ def make_groups(
         for part, settings in trained.slices:
             groups[_key(settings)].labelled.append(part)
     kinds: dict[tuple[int, int], list[Group]] = {}
-    order = ("base", *CIRCUITS, *ROLES)
+    order = ["base", *CIRCUITS, *ROLES]
+    order += [group.settings.group for group in groups.values() if group.settings.group not in order]
     for group in groups.values():
         kind = (group.settings.user_group, order.index(group.settings.group))
         kinds.setdefault(kind, []).append(group)

@@ -5,6 +5,8 @@ It labels the model (``find_circuits``), assigns settings (``_groups``), splits 
 ``JointOptimizer``, in the last section, is two optimizers as one.
 """
 
+import difflib
+import importlib
 import inspect
 import re
 import warnings
@@ -33,12 +35,13 @@ from fasterqk.optim._groups import (
     assign,
     circuits_for,
     make_groups,
+    output_head,
     tables,
     user_groups,
 )
 from fasterqk.optim._sharded import ShardedWeight, steps_by_entry
 from fasterqk.optim.hooks import StepHooks, replace_method, with_names
-from fasterqk.optim.ratio import RatioLike
+from fasterqk.optim.ratio import PartnerNorm, Ramp, RatioLike
 from fasterqk.trace.modules import stack_of, uncompiled
 
 OptimizerT = TypeVar("OptimizerT", bound=torch.optim.Optimizer)
@@ -54,7 +57,8 @@ def make_optimizer(
     lr: float,
     qk_ratio: RatioLike = 1.0,
     ov_ratio: RatioLike = 1.0,
-    ratios: Mapping[str, RatioLike] | None = None,
+    ratios: Mapping[str, RatioLike] | str | None = None,
+    layer_decay: float = 1.0,
     decay: Decay = "coupled",
     rules: Rules | None = None,
     labels: Labels | None = None,
@@ -84,8 +88,12 @@ def make_optimizer(
             per head; a function of any of ``layer``, ``head``, ``step`` by these names; or ``PartnerNorm()``,
             which depends on the weights.
         ov_ratio: The same for values and outputs.
-        ratios: The same by role, in place of the two: ``{"q": 10, "k": 3, "v": 1, "o": 1, "embedding": 1}``;
-            ``embedding`` is the tables of tokens and positions.
+        ratios: The same by role, in place of the two: ``{"q": 10, "k": 3}`` with any of q, k, v, o,
+            ``embedding`` (tables of tokens and positions, a tied output head), ``mlp``, ``norm`` and
+            ``lm_head``, or with shell patterns of parameter names, which go before roles:
+            ``{"*.router.*": 0.1}``. Or ``"blockwise"``, the rates of arXiv 2502.19002.
+        layer_decay: Multiplies the rate of a layer by this number once per layer above it, and once more for
+            itself; tables lie below the first layer, the output head has the full rate.
         decay: ``"coupled"`` keeps the weight decay of all groups equal, so lr times decay is ``qk_ratio``
             times larger on QK; ``"independent"`` divides it by the ratio in every step, so lr times decay is
             equal.
@@ -127,7 +135,9 @@ def make_optimizer(
     else:
         chosen, only = _for_two(model, only, groups, others), None
         kinds.append(others)
-    request = Request(lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, chosen, split)
+    request = Request(
+        lr, qk_ratio, ov_ratio, ratios, kwargs.get("weight_decay"), rules or {}, chosen, split, layer_decay
+    )
     if not request.same_everywhere:
         for kind, _ in kinds:
             _refuse_own_steps(kind)
@@ -251,7 +261,8 @@ def param_groups(
     qk_ratio: RatioLike = 1.0,
     weight_decay: float = 0.0,
     ov_ratio: RatioLike = 1.0,
-    ratios: Mapping[str, RatioLike] | None = None,
+    ratios: Mapping[str, RatioLike] | str | None = None,
+    layer_decay: float = 1.0,
     rules: Rules | None = None,
     labels: Labels | None = None,
     circuits: Circuits | None = None,
@@ -267,7 +278,7 @@ def param_groups(
         qk_ratio: The rate of the query-key circuit divided by ``lr``.
         weight_decay: The weight decay of weights.
         ov_ratio: The rate of the output-value circuit divided by ``lr``.
-        ratios: Ratios by role instead of by circuit, as in :func:`make_optimizer`.
+        ratios, layer_decay: As in :func:`make_optimizer`.
         rules: Optimizer options per circuit, such as
             ``{"ov": {"weight_decay": 0.1, "betas": (0.9, 0.95)}}``.
         labels: Your own roles, as in :func:`find_circuits`.
@@ -288,7 +299,7 @@ def param_groups(
     ['base']
     >>> optimizer = torch.optim.AdamW(groups)
     """
-    request = Request(lr, qk_ratio, ov_ratio, ratios, weight_decay, rules or {})
+    request = Request(lr, qk_ratio, ov_ratio, ratios, weight_decay, rules or {}, layer_decay=layer_decay)
     if request.gradient_norms:
         raise InputError("rules with 'gradient_norm' act at every step: use make_optimizer")
     model = uncompiled(model)
@@ -311,6 +322,78 @@ def param_groups(
     if any(group.changing for group in groups):
         raise InputError("parameter groups cannot hold a ratio that changes over time: use make_optimizer")
     return [group.options(lr) | group.names(leaf.tensor for leaf in group.leaves) for group in groups]
+
+
+# --- All settings as plain data, for configuration files ---
+
+
+def from_config(config: Mapping[str, Any]) -> Callable[[nn.Module], torch.optim.Optimizer]:
+    """A function that makes the optimizer of a model, from settings as YAML or JSON files can hold them.
+
+    Arguments:
+        config: ``optimizer`` names a class (``"AdamW"`` of ``torch.optim``, or ``"package.module.Class"``);
+            every other key is an argument of :func:`make_optimizer` or of that class. ``others`` is a mapping
+            of the same form. A ratio may be ``{"ramp": {"start": 1, "stop": 20, "steps": 1000}}`` or
+            ``{"partner_norm": {"ratio": 1, "per": "layer"}}``; layers may be strings (``{"3": 20}``).
+
+    Returns:
+        ``make(model)``, which calls :func:`make_optimizer`.
+
+    Raises:
+        InputError: A key is unknown (the error names the nearest), or a value is wrong.
+
+    >>> make = from_config({"optimizer": "AdamW", "lr": 1e-3, "ratios": {"q": 10}, "betas": [0.9, 0.95]})
+    >>> [group["name"] for group in make(nn.MultiheadAttention(8, 2)).param_groups]
+    ['base', 'q']
+    """
+    optimizer_class, settings = _from_plain(config, (*_PLAIN, "others"))
+    if settings.get("others") is not None:
+        settings["others"] = _from_plain(settings["others"], ("lr",))
+    for key in ("qk_ratio", "ov_ratio"):
+        if key in settings:
+            settings[key] = _ratio_from_plain(settings[key])
+    if isinstance(settings.get("ratios"), Mapping):
+        settings["ratios"] = {role: _ratio_from_plain(value) for role, value in settings["ratios"].items()}
+    return lambda model: make_optimizer(model, optimizer_class, **settings)
+
+
+# The arguments of make_optimizer that plain data can hold.
+_PLAIN = ("lr", "qk_ratio", "ov_ratio", "ratios", "layer_decay", "decay", "rules", "labels", "split")
+
+
+def _from_plain(config: Any, known: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The optimizer class that ``config`` names, and its other keys, all of which are known."""
+    if not isinstance(config, Mapping) or not isinstance(config.get("optimizer"), str) or "lr" not in config:
+        raise InputError(f"settings look like {{'optimizer': 'AdamW', 'lr': 1e-3, ...}}, not {config!r}")
+    module, _, name = config["optimizer"].rpartition(".")
+    try:
+        optimizer_class = getattr(importlib.import_module(module or "torch.optim"), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise InputError(f"there is no optimizer {config['optimizer']!r}: {error}") from None
+    takes = _arguments(optimizer_class)
+    keys = {"optimizer", *known, *(takes or ())} - {"params", "self"}
+    for key in config:
+        if key not in keys and takes is not None:
+            near = difflib.get_close_matches(str(key), keys, 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"keys are {', '.join(sorted(keys))}"
+            raise InputError(f"{key!r} is not a setting; {advice}")
+    return optimizer_class, {key: value for key, value in config.items() if key != "optimizer"}
+
+
+def _ratio_from_plain(value: Any) -> Any:
+    """A ratio as :func:`make_optimizer` takes it."""
+    if not isinstance(value, Mapping):
+        return value
+    kinds = {"ramp": Ramp, "partner_norm": PartnerNorm}
+    if len(value) == 1 and (kind := next(iter(value))) in kinds:
+        try:
+            return kinds[kind](**value[kind])
+        except TypeError as error:
+            raise InputError(f"{dict(value)!r} is not a ratio: {error}") from None
+    return {
+        int(key) if isinstance(key, str) and key.isdigit() else key: _ratio_from_plain(entry)
+        for key, entry in value.items()
+    }
 
 
 # --- What cannot train circuits at rates of their own ---
@@ -371,9 +454,6 @@ def _check_options(optimizer: torch.optim.Optimizer, request: Request) -> None:
 # --- Two optimizers as one: Muon on the matrices, AdamW on everything else ---
 # Frameworks expect a single optimizer, so JointOptimizer holds both: its groups and states *are* theirs.
 
-# Output heads, which like embeddings are usually not trained with Muon.
-_HEAD = re.compile(r"(^|\.)(lm_head|head|heads|classifier|score|unembed|embed_out|output_projection)(\.|$)")
-
 
 def _for_two(model: nn.Module, only: Only | None, groups: Any, others: Any) -> list[UserGroup]:
     """The groups of both optimizers: what ``only`` chooses (else hidden matrices), and the rest."""
@@ -406,16 +486,8 @@ def _for_two(model: nn.Module, only: Only | None, groups: Any, others: Any) -> l
 
 def _hidden_matrices(model: nn.Module) -> set[str]:
     """The names of the weights that Muon trains: matrices except embedding tables and the output head."""
-    kept_out = tables(model)
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None  # type: ignore[operator]
-    if isinstance(head, nn.Module):
-        head_ids = {id(parameter) for parameter in head.parameters()}
-        kept_out |= {name for name, parameter in model.named_parameters() if id(parameter) in head_ids}
-    return {
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.dim() == 2 and name not in kept_out and not _HEAD.search(name)
-    }
+    kept_out = tables(model) | output_head(model)
+    return {name for name, value in model.named_parameters() if value.dim() == 2 and name not in kept_out}
 
 
 class JointOptimizer(torch.optim.Optimizer):

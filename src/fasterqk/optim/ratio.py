@@ -8,7 +8,7 @@ names. ``Ratios`` resolves all of these for one role. ``PartnerNorm`` is a ratio
 import inspect
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal
 
@@ -141,6 +141,26 @@ RatioLike = float | Callable[..., float] | Sequence[Any] | Mapping[Any, Any] | P
 Ratio = float | Callable[[int], float] | PartnerRatio
 
 
+@dataclass(frozen=True)
+class _Scaled:
+    """A function of the step, times a factor; two of the same function are equal."""
+
+    ratio: Callable[[int], float]
+    factor: float
+
+    def __call__(self, step: int) -> float:
+        return self.ratio(step) * self.factor
+
+
+def scaled(ratio: Ratio, factor: float) -> Ratio:
+    """``ratio`` times ``factor``."""
+    if factor == 1:
+        return ratio
+    if isinstance(ratio, PartnerRatio):
+        return replace(ratio, ratio=scaled(ratio.ratio, factor))  # type: ignore[arg-type]
+    return _Scaled(ratio, factor) if callable(ratio) else ratio * factor
+
+
 _ARGUMENTS = ("layer", "head", "step")
 
 
@@ -230,7 +250,7 @@ class Ratios:
             if other.role == role and (self.matrices is None or other.parameter in self.matrices)
         ]
         # A layer may have self-attention and cross-attention; the partners are in the block nearest by name.
-        shared = [_modules_in_common(part.parameter, other.parameter) for other in partners]
+        shared = [modules_in_common(part.parameter, other.parameter) for other in partners]
         partners = [other for other, count in zip(partners, shared, strict=True) if count == max(shared)]
         if rule.per == "head" and part.head is not None:
             served = set(self._query_heads(part))
@@ -345,10 +365,10 @@ def _values(ratio: Any) -> list[Any]:
     return list(ratio) if isinstance(ratio, Sequence) and not isinstance(ratio, str) else []
 
 
-def _modules_in_common(first: str, second: str) -> int:
+def modules_in_common(first: str, second: str) -> int:
     """How many enclosing modules, from the outermost, two parameters share.
 
-    >>> _modules_in_common("h.0.attn.q.weight", "h.0.attn.k.weight")
+    >>> modules_in_common("h.0.attn.q.weight", "h.0.attn.k.weight")
     3
     """
     paths = zip(first.split(".")[:-1], second.split(".")[:-1], strict=False)
