@@ -46,6 +46,7 @@ from fasterqk.stability._logits import (
     take_bounds,
 )
 from fasterqk.stability._scores import Scores, WrittenScores
+from fasterqk.trace.isolated import random_states_kept
 from fasterqk.trace.modules import meaning, uncompiled
 
 _ROWS = 16  # rows of scores that a rehearsal compares
@@ -541,12 +542,11 @@ def _scores(
         samples.extend(products[:1].clone() for products, _, _ in scores.parts(None, rows))
 
     buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    devices = {tensor.device.index or 0 for tensor in tensors.values() if tensor.device.type == "cuda"}
     hooks = {name: vars(module)[name] for name in ("_forward_pre_hooks", "_forward_hooks")}
     try:
         for name in hooks:  # those of FSDP2 would shard the block again, others have run
             setattr(module, name, OrderedDict())
-        with torch.no_grad(), torch.random.fork_rng(devices=sorted(devices)), LogitTrace(heads, see):
+        with torch.no_grad(), random_states_kept(), LogitTrace(heads, see):
             functional_call(module, {**tensors, **buffers}, tuple(args), kwargs)
     finally:
         vars(module).update(hooks)

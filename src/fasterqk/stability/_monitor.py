@@ -10,13 +10,14 @@ cannot read is a warning.
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fasterqk.errors import InputError
 from fasterqk.files import write_text
@@ -37,6 +38,7 @@ from fasterqk.stability._logits import (
 )
 from fasterqk.stability._record import Logits, heat_maps, log_to, page
 from fasterqk.stability._scores import LogitReading, Scores, joined
+from fasterqk.trace.isolated import random_states_kept
 from fasterqk.trace.modules import nothing_compiled, uncompiled
 
 _WAYS = ("exact", "sampled", "bound", "weights")
@@ -118,11 +120,11 @@ class LogitMonitor:
         self.history: list[Logits] = []
         self._log, self._group = None if log is None else log_to(log), group
         inner = uncompiled(model)
-        self._circuits = given_or_found(inner, circuits, labels, heads=way == "weights")
-        self._blocks = attention_blocks(inner, self._circuits)
+        labelled = given_or_found(inner, circuits, labels, heads=way == "weights")
+        self._blocks = attention_blocks(inner, labelled)
         self._calls: dict[str, list[LogitReading]] = {}
         self._inputs: tuple[Any, Any] | None = None
-        self._step = _Step(inner, self._circuits)
+        self._step = _Step(inner, labelled)
         self._warned: set[str] = set()
         self._reading = self._extra = False
         self._session, self._hooks = ExitStack(), ExitStack()
@@ -281,12 +283,18 @@ class LogitMonitor:
         model = uncompiled(self.model)
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module
-        first = next(iter(_tensors(self._inputs)), torch.zeros(1))
-        args, kwargs = _cut(self._inputs, len(first) if first.dim() else 1, self.instances)
+        sizes = [len(part) for part in tree_leaves(self._inputs) if isinstance(part, Tensor) and part.dim()]
+
+        def first_instances(part: Any) -> Any:
+            in_batch = isinstance(part, Tensor) and part.dim() and len(part) == sizes[0]
+            return part[: self.instances] if in_batch else part
+
+        args, kwargs = tree_map(first_instances, self._inputs)
         watch = Watch(self._blocks, see, self._leave_out, any_pass=True)
+        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]  # such as running statistics
         self._extra = True
         try:
-            with torch.no_grad(), nothing_compiled(), _as_it_was(model):
+            with torch.no_grad(), nothing_compiled(), random_states_kept():
                 torch.manual_seed(self.steps)  # the same dropout before and after a step
                 model(*args, **kwargs)
         except Exception as error:
@@ -295,6 +303,8 @@ class LogitMonitor:
         finally:
             self._extra = False
             watch.remove()
+            for buffer, before in buffers:
+                buffer.copy_(before)
 
     def _end(self) -> None:
         """Publish what was read as the newest logits, and remove what observes a step that is read."""
@@ -410,33 +420,3 @@ class _Step:
             size[1] += float(before.square().sum())
         self.updates = {role: math.sqrt(new / max(old, 1e-30)) for role, (new, old) in sizes.items()}
         self._logits, self._weights = {}, []
-
-
-@contextmanager
-def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Restore buffers (running statistics) and random numbers on exit."""
-    buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    devices = {p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"}
-    with torch.random.fork_rng(devices=sorted(devices)):
-        try:
-            yield
-        finally:
-            for buffer, before in buffers:
-                buffer.copy_(before)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(part)
-
-
-def _cut(value: Any, batch: int, count: int) -> Any:
-    """The first ``count`` instances of all tensors whose first axis is as long as the batch."""
-    if isinstance(value, Tensor):
-        return value[:count] if value.dim() and len(value) == batch else value
-    if isinstance(value, dict):
-        return {name: _cut(part, batch, count) for name, part in value.items()}
-    return type(value)(_cut(part, batch, count) for part in value) if type(value) in (list, tuple) else value

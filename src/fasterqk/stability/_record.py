@@ -53,11 +53,6 @@ class Logits:
         return next(way for way in reversed(get_args(Way)) if way in ways)
 
     @property
-    def exact(self) -> bool:
-        """Whether the maxima are those of all blocks and rows."""
-        return self.way == "exact"
-
-    @property
     def largest(self) -> float:
         """The largest logit of all heads; NaN if any logit is."""
         return float(torch.cat([reading.logit for reading in self.readings.values()]).amax())

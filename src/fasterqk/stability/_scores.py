@@ -55,11 +55,6 @@ class LogitReading:
     capped: bool = False
     way: Way = "exact"
 
-    @property
-    def exact(self) -> bool:
-        """Whether the maxima are those of all rows."""
-        return self.way == "exact"
-
     def numbers(self) -> dict[str, Tensor]:
         """The numbers that were read, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -77,7 +72,7 @@ def joined(readings: Sequence[LogitReading]) -> LogitReading:
         **numbers,
         biased=any(reading.biased for reading in readings),
         capped=any(reading.capped for reading in readings),
-        way=next((reading.way for reading in readings if not reading.exact), "exact"),
+        way=next((reading.way for reading in readings if reading.way != "exact"), "exact"),
     )
 
 
@@ -133,20 +128,27 @@ class Scores:
         # the three; the last leaves out rows that see one token alone.
         sums, difference = torch.zeros(5, self.heads, dtype=torch.float64), 0.0
         for products, logits, visible in self.parts(None, chosen):
-            shown, visible = _masked(logits, visible), visible.expand(logits.shape)
-            maxima = torch.stack([shown.amax((0, 2, 3)), _masked(products, visible).amax((0, 2, 3))]).cpu()
+            shown = _masked(logits, visible)
+            largest_logit = shown.amax((0, 2, 3))
+            plain = products is logits  # neither bias nor cap
+            largest_product = largest_logit if plain else _masked(products, visible).amax((0, 2, 3))
+            maxima = torch.stack([largest_logit, largest_product]).cpu()
             largest = maxima if largest is None else torch.maximum(largest, maxima)
-            counts = visible.sum(-1)
+            rows_shape = logits.shape[:-1]
+            counts = visible.sum(-1).expand(rows_shape)
             divisor = counts.clamp(min=1)
-            weights = shown.softmax(-1).masked_fill(~visible, 0.0)
-            mean = logits.where(visible, 0.0).sum(-1) / divisor
-            square = (logits - mean.unsqueeze(-1)).where(visible, 0.0).square().sum(-1) / divisor
-            first_weight = weights.gather(-1, visible.int().argmax(-1, keepdim=True)).squeeze(-1)
+            weights = shown.softmax(-1).masked_fill_(~visible, 0.0)
+            mean = logits.masked_fill(~visible, 0.0).sum(-1) / divisor
+            deviation = (logits - mean.unsqueeze(-1)).masked_fill_(~visible, 0.0)
+            spread = torch.linalg.vector_norm(deviation, dim=-1) / divisor.sqrt()
+            first = visible.int().argmax(-1, keepdim=True).expand(*rows_shape, 1)
+            first_weight = weights.gather(-1, first).squeeze(-1)
             entropy = -torch.xlogy(weights, weights).sum(-1)
-            of_rows = (entropy, square.sqrt(), first_weight * (counts > 1), counts > 0, counts > 1)
+            of_rows = (entropy, spread, first_weight * (counts > 1), counts > 0, counts > 1)
             sums += torch.stack([row.double().sum((0, 2)) for row in of_rows]).cpu()
-            bias = (logits - products).masked_fill(~visible, 0.0).abs().amax()
-            difference = max(difference, float(bias / products.abs().amax().clamp(min=1.0)))
+            if not plain:
+                bias = (logits - products).masked_fill_(~visible, 0.0).abs().amax()
+                difference = max(difference, float(bias / products.abs().amax().clamp(min=1.0)))
         assert largest is not None
         return LogitReading(
             logit=largest[0] if self.maxima is None else self.maxima.cpu(),
