@@ -19,6 +19,7 @@ from fasterqk.cli.common import (
 )
 from fasterqk.console import cell_text, is_interval, print_json, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
+from fasterqk_lab.cli.train import add_device
 
 if TYPE_CHECKING:
     from fasterqk_lab.experiments import Experiment, Option
@@ -71,6 +72,8 @@ def experiment_parser(experiment: "Experiment") -> Parser:
     for option in experiment.all_options.values():
         add_option(parser, option)
     parser.add_argument("--out", default="out", metavar="DIR", help="results folder (default: out)")
+    if experiment.trains:
+        add_device(parser)
     add_json(parser)
     return parser
 

@@ -21,6 +21,7 @@ from fasterqk.cli.common import (
 from fasterqk.console import duration_text, print_result, print_table, progress_bar
 from fasterqk.errors import InputError
 from fasterqk.files import config_values, plain
+from fasterqk_lab.cli.train import add_device
 from fasterqk_lab.configs import content_hash
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def configure_sweep(parser: Parser) -> None:
         "--tensorboard", action="store_true", help="write curves for TensorBoard into DIR/tensorboard"
     )
     parser.add_argument("--force", action="store_true", help="do finished cells again")
+    add_device(parser)
     add_json(parser)
 
 

@@ -1,6 +1,7 @@
 """The commands `train`, `tune`, `synthetic` and `data`: one training, a search for its rates, its data."""
 
 import argparse
+import os
 import shlex
 import time
 from importlib.util import find_spec
@@ -63,7 +64,26 @@ def configure_train(parser: Parser) -> None:
     add_options(parser, TASK_OPTIONS | TRAIN_OPTIONS)
     parser.add_option("--out", str, "DIR", "results folder; a killed training goes on from its checkpoint")
     parser.add_argument("--force", action="store_true", help="train again what --out has already")
+    add_device(parser)
     add_json(parser)
+
+
+class _Device(argparse.Action):
+    """Keeps the device in the environment, where trainings in this process and in its workers find it."""
+
+    def __call__(self, parser: Any, namespace: Any, value: Any, option: Any = None) -> None:
+        os.environ["FASTERQK_DEVICE"] = value
+
+
+def add_device(parser: Parser) -> None:
+    """The option ``--device`` of everything that trains."""
+    parser.add_argument(
+        "--device",
+        action=_Device,
+        choices=("auto", "cpu", "cuda", "mps"),
+        default=argparse.SUPPRESS,
+        help="where models train (default: $FASTERQK_DEVICE, else cpu); tried on processors only",
+    )
 
 
 def add_options(parser: Parser, options: dict[str, tuple[Any, str, str]]) -> None:
@@ -182,6 +202,7 @@ def configure_tune(parser: Parser) -> None:
     add_out(parser)
     parser.add_option("--workers", positive_int, "N", "runs at a time", default=2)
     parser.add_argument("--force", action="store_true", help="do finished runs again")
+    add_device(parser)
     add_json(parser)
 
 

@@ -277,6 +277,9 @@ def head_rows(model: Classifier, tokens: Tensor, read: Tensor) -> list[Tensor]:
 def _captured(model: Classifier, tokens: Tensor, read: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
     """Logits, the attention of all layers, and what its rows may see; of one layer only the read row."""
     deep = len(model.blocks) > 1
-    captured = capture(model, {"tokens": tokens, "read": read, "every_row": deep})
+    device = model.b_U.device
+    inputs = {"tokens": tokens.to(device), "read": read.to(device), "every_row": deep}
+    captured = capture(model, inputs)
     pattern, keys = Pattern(causal=True), torch.arange(tokens.shape[1]) <= read[:, None]
-    return captured.outputs, list(captured), pattern.pairs(keys) if deep else pattern.row(keys, read)
+    layers = [weights.cpu() for weights in captured]
+    return captured.outputs.cpu(), layers, pattern.pairs(keys) if deep else pattern.row(keys, read)

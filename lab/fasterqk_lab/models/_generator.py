@@ -251,7 +251,7 @@ class GPTAnswerGenerator(nn.Module):
         stream = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
         for block in self.blocks:
             stream = block(stream, cache=cache)
-        return self.head(self.norm(stream[torch.arange(len(tokens)), lengths - 1]))
+        return self.head(self.norm(stream[torch.arange(len(tokens), device=tokens.device), lengths - 1]))
 
     def extend(self, token: Tensor, position: Tensor, cache: Cache) -> Tensor:
         """Logits (batch, vocabulary) after one more ``token`` (batch,) of each text, at ``position``."""

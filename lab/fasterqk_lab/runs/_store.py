@@ -194,6 +194,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "platform": platform.platform(),
         "processors": os.cpu_count(),
+        "device": os.environ.get("FASTERQK_DEVICE") or "cpu",
         "commit": commit,
         "changed": changed,
     }

@@ -54,14 +54,15 @@ class PaddedInstances:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def batch(self, chosen: Tensor, device: torch.device | str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
         """Tokens trimmed to the last position that is read, read positions, and labels of ``chosen``.
 
         Nothing to the right of the read position reaches it (attention is causal), so trimming
         changes no prediction.
         """
         read = self.read[chosen]
-        return self.tokens[chosen, : int(read.max()) + 1], read, self.labels[chosen]
+        tokens = self.tokens[chosen, : int(read.max()) + 1]
+        return tokens.to(device), read.to(device), self.labels[chosen].to(device)
 
     def take(self, chosen: Tensor) -> "PaddedInstances":
         """The chosen instances, in that order."""

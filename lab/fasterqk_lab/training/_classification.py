@@ -82,14 +82,15 @@ class Classification:
 
     def loss(self, chosen: Tensor, number: int) -> Tensor:
         self.model.train()
-        tokens, read, labels = self.splits["train"].batch(chosen)
+        tokens, read, labels = self.splits["train"].batch(chosen, self.model.b_U.device)
         loss = cross_entropy(self.model(tokens, read), labels)
         options = self.config.optimisation
         if options.attention_loss or options.entropy_loss:
             row = cast(Block, self.model.blocks[-1]).attention.row
             assert row is not None  # the forward pass has just computed it
             relevance = (self.splits["train"].relevance * self.splits["train"].rated[:, None])[chosen]
-            loss = loss + options.attention_loss * relevance_loss(row, relevance[:, : row.shape[2]])
+            relevance = relevance[:, : row.shape[2]].to(row.device)
+            loss = loss + options.attention_loss * relevance_loss(row, relevance)
             loss = loss + options.entropy_loss * entropy_loss(row)
         return loss
 
@@ -224,8 +225,8 @@ def all_logits(model: Classifier, split: PaddedInstances) -> Tensor:
     model.eval()
     logits = torch.empty(len(split), model.config.classes)
     for chosen in split.by_length(EVALUATION_BATCH):
-        tokens, read, _ = split.batch(chosen)
-        logits[chosen] = model(tokens, read)
+        tokens, read, _ = split.batch(chosen, model.b_U.device)
+        logits[chosen] = model(tokens, read).cpu()
     return logits
 
 
@@ -278,8 +279,10 @@ class MeasuredClassifier:
     def read(self, batch: Batch, *, read_only: bool = False) -> Reading:
         tokens, read = self._inputs(batch)
         captured = capture(self.model, {"tokens": tokens, "read": read, "every_row": not read_only})
-        keys = torch.arange(tokens.shape[1]) <= read[:, None]
-        return Reading(list(captured), read, class_answer(_outcomes(captured.outputs), batch), keys, True)
+        keys = torch.arange(tokens.shape[1], device=read.device) <= read[:, None]
+        layers = [weights.cpu() for weights in captured]
+        answer = class_answer(_outcomes(captured.outputs), batch)
+        return Reading(layers, read.cpu(), answer, keys.cpu(), True)
 
     @torch.no_grad()
     def predict(self, batch: Batch) -> NDArray[np.float64]:
@@ -293,7 +296,8 @@ class MeasuredClassifier:
         tokens = pad(torch.from_numpy(np.where(batch.real, batch.tokens, self.pad)), (0, 1), value=self.pad)
         length = torch.from_numpy(batch.real.sum(1))
         read = length if self.after else (length - 1).clamp_min(0)
-        return tokens[:, : int(read.max()) + 1], read
+        device = self.model.b_U.device
+        return tokens[:, : int(read.max()) + 1].to(device), read.to(device)
 
 
 @lru_cache(maxsize=4)
@@ -325,7 +329,7 @@ def random_rankings(instances: Sequence[Instance], size: int, seed: int) -> list
 
 
 def _outcomes(logits: Tensor) -> NDArray[np.float64]:
-    return np.asarray(logits.double().softmax(1).numpy())
+    return np.asarray(logits.cpu().double().softmax(1).numpy())
 
 
 def flat(scores: dict[str, Any]) -> dict[str, float | None]:
@@ -410,8 +414,8 @@ class FineTuning(Classification):
         return results
 
     def _logits(self, split: PaddedInstances, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, read, labels = split.batch(chosen)
-        mask = (torch.arange(tokens.shape[1]) <= read[:, None]).long()
+        tokens, read, labels = split.batch(chosen, next(self.model.parameters()).device)
+        mask = (torch.arange(tokens.shape[1], device=tokens.device) <= read[:, None]).long()
         return self.model(input_ids=tokens, attention_mask=mask).logits, labels
 
     @torch.no_grad()

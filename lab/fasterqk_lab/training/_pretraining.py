@@ -25,7 +25,7 @@ from fasterqk_lab.models import GeneratorConfig, GPTAnswerGenerator
 from fasterqk_lab.models._generator import head_loss
 from fasterqk_lab.tasks import data_folder
 from fasterqk_lab.tasks.squad import read_paragraphs, require_squad
-from fasterqk_lab.training._steps import clip_gradients, one_thread, set_rates
+from fasterqk_lab.training._steps import clip_gradients, one_thread, set_rates, training_device
 
 PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO = "plain", "qk_norm", "qk_clip", "partner_norm", "qk_ratio"
 METHODS = (PLAIN, QK_NORM, QK_CLIP, PARTNER_NORM, RATIO)
@@ -107,7 +107,8 @@ class Pretraining:
             context=cell.context,
             qk_norm=cell.method == QK_NORM,
         )
-        self.model = GPTAnswerGenerator(sizes, torch.Generator().manual_seed(cell.seed))
+        self.device = training_device()
+        self.model = GPTAnswerGenerator(sizes, torch.Generator().manual_seed(cell.seed)).to(self.device)
         self.batches = torch.Generator().manual_seed(1_000_003 + cell.seed)
         self.optimizer = self._make_optimizer()
         clipped = cell.method == QK_CLIP
@@ -180,7 +181,7 @@ class Pretraining:
         return float(loss.detach())
 
     def _see(self, layer: int, scores: Tensor) -> None:
-        self.largest[layer] = torch.maximum(self.largest[layer], scores.max())
+        self.largest[layer] = torch.maximum(self.largest[layer], scores.max().cpu())
 
     def _record(self, step: int, losses: list[float]) -> dict[str, Any]:
         return {
@@ -192,7 +193,7 @@ class Pretraining:
 
     def _windows(self, text: Tensor, starts: Tensor) -> Tensor:
         """So many bytes as the context and one more from each start, ``(window, byte)``."""
-        return text[starts[:, None] + torch.arange(self.cell.context + 1)].long()
+        return text[starts[:, None] + torch.arange(self.cell.context + 1)].long().to(self.device)
 
     def _loss(self, windows: Tensor) -> Tensor:
         rows = self.model.hidden(windows[:, :-1])
@@ -216,7 +217,7 @@ class Pretraining:
         def see(layer: int, scores: Tensor) -> None:
             weights = scores.softmax(2)
             rows = -torch.special.xlogy(weights, weights).sum(2)
-            total[layer] += rows.mean(1).sum() / self.cell.heads  # each window with the same weight
+            total[layer] += (rows.mean(1).sum() / self.cell.heads).cpu()  # each window with the same weight
 
         chosen = self.windows[:windows]
         with watch_scores(self.model, see):
@@ -256,9 +257,9 @@ def _scores(query: Tensor, key: Tensor, hidden: Tensor) -> Tensor:
 
 
 @cache
-def _hidden(context: int) -> Tensor:
+def _hidden(context: int, device: torch.device) -> Tensor:
     """Zero where a key may be seen, minus infinity where it comes later, ``(1, query, key)``."""
-    return torch.full((1, context, context), -math.inf).triu(1)
+    return torch.full((1, context, context), -math.inf, device=device).triu(1)
 
 
 @contextmanager
@@ -272,7 +273,7 @@ def watch_scores(model: GPTAnswerGenerator, see: Callable[[int, Tensor], None]) 
             queries[layer] = query.detach()
 
         def take_key(module: Any, inputs: Any, key: Tensor) -> None:
-            see(layer, _scores(queries.pop(layer), key.detach(), _hidden(key.shape[2])))
+            see(layer, _scores(queries.pop(layer), key.detach(), _hidden(key.shape[2], key.device)))
 
         handles.append(attention.query_norm.register_forward_hook(keep_query))
         handles.append(attention.key_norm.register_forward_hook(take_key))

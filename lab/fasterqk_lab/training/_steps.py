@@ -27,6 +27,8 @@ from fasterqk_lab.training._config import TrainConfig
 
 def spare_core() -> bool:
     """Whether a copy of this process could run beside it."""
+    if os.environ.get(DEVICE, "cpu") != "cpu":
+        return False  # what is on another device does not survive a fork
     return hasattr(os, "fork") and hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) > 1
 
 
@@ -99,6 +101,26 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+# --- Where it trains ---
+
+DEVICE = "FASTERQK_DEVICE"
+
+
+def training_device() -> torch.device:
+    """Where trainings run: ``--device`` or ``$FASTERQK_DEVICE``, the processor unless one of them says more.
+
+    Data, random numbers and checkpoints stay on the processor, so that a training can go on elsewhere.
+    """
+    name = os.environ.get(DEVICE) or "cpu"
+    here = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return torch.device(next(kind for kind, available in here.items() if available))
+    if not here.get(name.partition(":")[0]):
+        known = ", ".join(("auto", *(kind for kind, available in here.items() if available)))
+        raise InputError(f"there is no device {name!r} here; choose from {known}")
+    return torch.device(name)
+
+
 # --- The model with its data ---
 
 
@@ -136,7 +158,13 @@ class Trainable(Protocol):
 
 
 def build_trainable(config: TrainConfig, data_dir: str | Path | None = None) -> Trainable:
-    """The model and the data of a training, both as they are at its start."""
+    """The model and the data of a training as they are at its start, the model where it will train."""
+    trainable = _build_trainable(config, data_dir)
+    trainable.model.to(training_device())
+    return trainable
+
+
+def _build_trainable(config: TrainConfig, data_dir: str | Path | None) -> Trainable:
     data = config.data
     task = load_task(config.task, form=data.form, file=data.file, data_dir=data_dir)
     if data.checksum and data.checksum not in task.files.values():
