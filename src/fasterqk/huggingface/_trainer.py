@@ -57,8 +57,8 @@ def _settings_of(args: TrainingArguments) -> dict[str, Any]:
         )
     if args.fsdp:
         raise InputError(
-            "the Trainer shards the model after it has made the optimizer, whose circuits are then lost; train "
-            "with DDP, or in a loop of your own: fully_shard(model), then fasterqk.make_optimizer(model, ...)"
+            "the Trainer shards the model after it has made the optimizer, whose circuits are then lost; "
+            "train with DDP, or in a loop of your own: fully_shard(model), then make_optimizer(model, ...)"
         )
     optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args)
     plain = isinstance(optimizer_class, type) and issubclass(optimizer_class, torch.optim.Optimizer)
